@@ -1,0 +1,62 @@
+"""The ``gerund`` command: puts the commands together and turns errors into one plain sentence.
+
+Knows: the command functions and exit statuses. Does not know: what a command does. The command files
+import nothing heavy at their top, so ``gerund --help`` does not wait for torch.
+"""
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from gerund.cli import train
+from gerund.errors import GerundError
+
+app = typer.Typer(
+    name="gerund",
+    help="One language model that writes, embeds, fills in and re-ranks, with the same weights.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("train")(train.command)
+
+
+def _version(value: bool) -> None:
+    if value:
+        from gerund import __version__
+
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    del version
+
+
+def main() -> None:
+    """Run the command line; a user's mistake ends in one sentence on stderr and exit status 2."""
+    try:
+        app()
+    except GerundError as error:
+        print(f"gerund: error: {error}", file=sys.stderr)  # noqa: T201
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        print("gerund: interrupted", file=sys.stderr)  # noqa: T201
+        sys.exit(130)
+    except BrokenPipeError:
+        # The reader of our output went away (head, less): that is no error of ours.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""Every error that gerund raises on purpose.
+
+::
+
+    GerundError                 root: catch this one
+    ├── InputError              what the user gave cannot be used           (exit status 2)
+    │   ├── ConfigError         an unknown name, an impossible or contradictory setting
+    │   ├── TextError           a text that is empty, too long, or not a string
+    │   ├── DataError           a file that is missing or malformed; names file and line
+    │   ├── OutputExistsError   refusing to overwrite
+    │   └── FingerprintError    embeddings of two different encoders would be mixed
+    ├── ModelError              the model cannot be loaded or is not a decoder-only LM   (2)
+    │   └── UnsupportedModelError   the probe found that a layer disobeys the attention plan
+    ├── MissingDependencyError  an optional package is needed; the message has the pip line  (2)
+    └── ResourceError           memory or disk ran out; what was complete is kept  (1)
+
+A message is one plain sentence that says what is wrong and what to do. On the command line it is all
+that the user sees.
+"""
+
+
+class GerundError(Exception):
+    """Root of the exception tree. ``exit_code`` is what the command line exits with."""
+
+    exit_code = 1
+
+
+class InputError(GerundError):
+    """What the user gave cannot be used."""
+
+    exit_code = 2
+
+
+class ConfigError(InputError):
+    """An unknown name, or a setting that is impossible or contradicts another."""
+
+
+class TextError(InputError):
+    """A text that is empty, too long, or not a string."""
+
+
+class DataError(InputError):
+    """A file that is missing or malformed; the message names the file and, where there is one, the line."""
+
+
+class OutputExistsError(InputError):
+    """The output is there already and was not asked to be replaced."""
+
+
+class FingerprintError(InputError):
+    """Embeddings of two different encoders would be mixed."""
+
+
+class ModelError(GerundError):
+    """The model cannot be loaded, or is not a decoder-only language model."""
+
+    exit_code = 2
+
+
+class UnsupportedModelError(ModelError):
+    """A layer of this architecture does not obey the attention plan."""
+
+
+class MissingDependencyError(GerundError):
+    """An optional package is needed; the message has the pip line."""
+
+    exit_code = 2
+
+
+class ResourceError(GerundError):
+    """Memory or disk ran out; whatever was complete before is kept."""
+
+
+def unknown_name(kind: str, name: object, valid: "list[str] | tuple[str, ...]") -> ConfigError:
+    """Return the error for an unknown name, with the valid ones listed.
+
+    >>> str(unknown_name("pooling", "max", ["mean", "last"]))
+    "unknown pooling 'max'; valid are: mean, last"
+    """
+    return ConfigError(f"unknown {kind} {name!r}; valid are: {', '.join(valid)}")
