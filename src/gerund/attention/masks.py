@@ -1,0 +1,94 @@
+"""Who sees whom: pure mask predicates on tensors.
+
+Knows: directions, hidden tokens, windows, padding, spans. Does not know: layers, models, plans.
+
+Shapes: B texts, T tokens, and in a mask ``[..., i, j]`` the query i and the key j. True means "sees".
+"""
+
+import torch
+from torch import Tensor
+
+from gerund.attention.plan import Direction, View
+
+
+def visible(
+    view: View,
+    length: int,
+    *,
+    real_BT: Tensor | None = None,
+    span_BT: Tensor | None = None,
+    window: int | None = None,
+    device: torch.device | str = "cpu",
+) -> Tensor:
+    """Return which keys each query sees.
+
+    Args:
+        view: direction and number of hidden tokens.
+        length: T.
+        real_BT: True where there is a token and False where there is padding; None for no padding.
+        span_BT: 0 for context, s >= 1 for the tokens of span s; needed by ``Direction.HYBRID``.
+        window: a sliding window; a token sees keys with ``|i - j| < window`` only.
+        device: where the mask is made when neither ``real_BT`` nor ``span_BT`` says it.
+
+    Returns:
+        A boolean mask ``(B or 1, 1, T, T)``, 1 where all texts share it. A token always sees itself,
+        padding included, so that no row of a softmax is empty.
+
+    >>> mask = visible(View(Direction.BIDIRECTIONAL, hidden=1), 3)
+    >>> mask[0, 0].int().tolist()
+    [[1, 1, 1], [0, 1, 1], [0, 1, 1]]
+    """
+    if real_BT is not None:
+        device = real_BT.device
+    elif span_BT is not None:
+        device = span_BT.device
+    index_T = torch.arange(length, device=device)
+    query, key = index_T[:, None], index_T[None, :]  # (T, 1), (1, T)
+    see = _direction(view.direction, query, key, span_BT)  # (B or 1, T, T)
+    if window is not None:
+        see = see & ((query - key).abs() < window)
+    if view.hidden:
+        see = see & ~_first_tokens(view.hidden, length, real_BT, device)[:, None, :]
+    if real_BT is not None:
+        see = see & real_BT.bool()[:, None, :]
+    return (see | (query == key))[:, None]  # (B or 1, 1, T, T)
+
+
+def _direction(direction: Direction, query: Tensor, key: Tensor, span_BT: Tensor | None) -> Tensor:
+    if direction is Direction.CAUSAL:
+        return (key <= query)[None]
+    if direction is Direction.BACKWARD:
+        return (key >= query)[None]
+    if direction is Direction.BIDIRECTIONAL:
+        return torch.ones_like(query * key, dtype=torch.bool)[None]
+    if span_BT is None:
+        raise ValueError("the hybrid mask needs span_BT: 0 for context, s >= 1 for the tokens of span s")
+    # MAGNET, section 3.1: context sees context; a span token sees context and its own span so far.
+    same_span = span_BT[:, :, None] == span_BT[:, None, :]
+    return (span_BT == 0)[:, None, :] | (same_span & (key <= query)[None])
+
+
+def _first_tokens(
+    hidden: int, length: int, real_BT: Tensor | None, device: torch.device | str
+) -> Tensor:  # (B or 1, T)
+    """Mark the first ``hidden`` real tokens of each text, after any left padding."""
+    if real_BT is None:
+        return (torch.arange(length, device=device) < hidden)[None]
+    real = real_BT.bool()
+    return real & (real.int().cumsum(dim=1) <= hidden)
+
+
+def padding_side(real_BT: Tensor) -> str:
+    """Return ``"none"``, ``"right"``, ``"left"`` or ``"mixed"`` for a batch's padding.
+
+    >>> padding_side(torch.tensor([[1, 1, 1], [1, 1, 0]]))
+    'right'
+    """
+    real = real_BT.bool()
+    if bool(real.all()):
+        return "none"
+    falls = bool((real[:, 1:] & ~real[:, :-1]).any())  # padding, then a token
+    rises = bool((real[:, :-1] & ~real[:, 1:]).any())  # a token, then padding
+    if falls and rises:
+        return "mixed"
+    return "left" if falls else "right"

@@ -1,0 +1,236 @@
+"""Attention plans by name, and what they mean for a model of n layers.
+
+Knows: the layouts of "Look Both Ways and No Sink" (LBW, sections 3.1, 3.5, 3.6), of LLM2Vec (``bidir``),
+of MAGNET (``hybrid``) and of echo embeddings (``echo``). Does not know: tensors.
+
+Layers are counted from the bottom: layer 0 sits on the embeddings, layer n-1 is nearest the output, and
+"the top k layers" are layers n-k to n-1.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from enum import StrEnum
+from typing import Any, Literal
+
+from gerund.errors import ConfigError, unknown_name
+
+
+class Direction(StrEnum):
+    """Where the tokens of one layer look, before hidden tokens, windows and padding are taken away."""
+
+    CAUSAL = "causal"
+    BACKWARD = "backward"
+    BIDIRECTIONAL = "bidirectional"
+    HYBRID = "hybrid"
+
+
+@dataclass(frozen=True)
+class View:
+    """What the tokens of one layer see: a direction, without the first ``hidden`` tokens of the text."""
+
+    direction: Direction
+    hidden: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.direction.value}{f' without the first {self.hidden}' if self.hidden else ''}"
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Layers that run a second time, on a view of their own, with the same weights.
+
+    ``kind`` is ``"parallel"`` (each of ``layers`` runs twice on one input and the outputs are combined),
+    ``"stack"`` (``layers`` form a second tower that starts from the input of the first of them and is
+    combined with the model's output before the final norm) or ``"extend"`` (the last layer runs
+    ``repeats`` more times on top).
+    """
+
+    kind: Literal["parallel", "stack", "extend"]
+    view: View
+    layers: range
+    repeats: int = 0
+    combine: Literal["sum", "mean"] = "sum"
+
+
+@dataclass(frozen=True)
+class ResolvedPlan:
+    """A plan worked out for a model of ``len(views)`` layers: one view a layer, and perhaps a stream."""
+
+    views: tuple[View, ...]
+    stream: Stream | None = None
+    repeats_text: bool = False
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether every layer is the untouched causal one, so that a KV cache stays valid."""
+        return self.stream is None and set(self.views) == {View(Direction.CAUSAL)}
+
+
+_CAUSAL = View(Direction.CAUSAL)
+
+# Share of the layers that is converted when k is left out: where the curves of LBW's Figures 2 and 4 peak
+# (TinyLlama, n = 22: backward k = 6, mask0-bidir k = 10, bidirectional k = 19). None: the plan has no k.
+_DEFAULT_SHARE: dict[str, float | None] = {
+    "causal": None,
+    "bidir": None,
+    "inplace-back": 0.27,
+    "inplace-bidir": 0.85,
+    "inter-back": 0.27,
+    "inter-bidir": 0.85,
+    "extra-back": 0.45,
+    "extra-bidir": 0.45,
+    "extend-back": 0.05,
+    "extend-bidir": 0.05,
+    "mask0-for": 0.27,
+    "mask0-bidir": 0.45,
+    "mask0-all": 0.85,
+    "mask0+bidir": 0.85,
+    "hybrid": None,
+    "echo": None,
+}
+
+PLAN_NAMES: tuple[str, ...] = tuple(_DEFAULT_SHARE)
+DEFAULT_K0_SHARE = 0.45
+DEFAULT_PLAN = "mask0-bidir"
+
+
+@dataclass(frozen=True)
+class AttentionPlan:
+    """One of the papers' layouts, not yet bound to a number of layers.
+
+    >>> plan = AttentionPlan("mask0-bidir", k=2)
+    >>> for view in plan.resolve(4).views:
+    ...     print(view)
+    causal
+    causal
+    bidirectional without the first 1
+    bidirectional without the first 1
+
+    Attributes:
+        name: one of ``PLAN_NAMES``.
+        k: number of converted layers, counted from the top (for ``extra-*`` from the bottom, for
+            ``extend-*`` added on top); left out, the share that did best in the paper.
+        k0: for ``mask0+bidir``, how many of the k are without the first token.
+        sink_tokens: how many tokens at the beginning a ``mask0`` layer hides.
+        combine: how the two outputs of ``inter-*`` and ``extra-*`` are joined: ``sum`` (the paper) or ``mean``.
+        variant: ``paper``, or ``released`` for what the authors' code does where it differs (``inter-*``).
+    """
+
+    name: str = DEFAULT_PLAN
+    k: int | None = None
+    k0: int | None = None
+    sink_tokens: int = 1
+    combine: Literal["sum", "mean"] = "sum"
+    variant: Literal["paper", "released"] = "paper"
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    @property
+    def takes_k(self) -> bool:
+        """Whether this layout has a number of converted layers."""
+        return _DEFAULT_SHARE[self.name] is not None
+
+    def with_defaults(self, n_layers: int) -> "AttentionPlan":
+        """Return the same plan with k (and k0) filled in for ``n_layers``, checked against it.
+
+        Raises:
+            ConfigError: k is larger than the number of layers, or k0 larger than k.
+        """
+        share = _DEFAULT_SHARE[self.name]
+        if share is None:
+            return self
+        k = self.k if self.k is not None else max(1, round(share * n_layers))
+        if k > n_layers:
+            raise ConfigError(f"k={k} is larger than the model's {n_layers} layers")
+        if self.name != "mask0+bidir":
+            return replace(self, k=k)
+        k0 = self.k0 if self.k0 is not None else min(k, max(1, round(DEFAULT_K0_SHARE * n_layers)))
+        if k0 > k:
+            raise ConfigError(f"k0={k0} is larger than k={k}: k0 counts some of the k converted layers")
+        return replace(self, k=k, k0=k0)
+
+    def resolve(self, n_layers: int) -> ResolvedPlan:
+        """Work the plan out for a model of ``n_layers`` layers.
+
+        Raises:
+            ConfigError: k is larger than the number of layers, or k0 larger than k.
+        """
+        plan = self.with_defaults(n_layers)
+        k, k0 = plan.k or 0, plan.k0 or 0
+        lower = n_layers - k
+        family, _, way = plan.name.partition("-")
+        if family in ("inter", "extra", "extend"):
+            return ResolvedPlan((_CAUSAL,) * n_layers, _stream(plan, family, way, k, n_layers))
+        sink = plan.sink_tokens
+        seen_all, seen_mask0 = View(Direction.BIDIRECTIONAL), View(Direction.BIDIRECTIONAL, sink)
+        layouts: dict[str, list[tuple[View, int]]] = {
+            "causal": [(_CAUSAL, n_layers)],
+            "echo": [(_CAUSAL, n_layers)],
+            "bidir": [(seen_all, n_layers)],
+            "hybrid": [(View(Direction.HYBRID), n_layers)],
+            "inplace-back": [(_CAUSAL, lower), (View(Direction.BACKWARD), k)],
+            "inplace-bidir": [(_CAUSAL, lower), (seen_all, k)],
+            "mask0-for": [(_CAUSAL, lower), (View(Direction.CAUSAL, sink), k)],
+            "mask0-bidir": [(_CAUSAL, lower), (seen_mask0, k)],
+            "mask0-all": [(View(Direction.CAUSAL, sink), lower), (seen_mask0, k)],
+            "mask0+bidir": [(_CAUSAL, lower), (seen_all, k - k0), (seen_mask0, k0)],
+        }
+        views = tuple(view for view, count in layouts[plan.name] for _ in range(count))
+        return ResolvedPlan(views, repeats_text=plan.name == "echo")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a JSON-ready dict that ``from_dict`` reads back."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> "AttentionPlan":
+        """Read a plan back, refusing fields that do not exist.
+
+        Raises:
+            ConfigError: an unknown field or a value that is not valid.
+        """
+        valid = [field.name for field in fields(cls)]
+        for key in data:
+            if key not in valid:
+                raise unknown_name("field of an attention plan", key, valid)
+        return cls(**data)
+
+
+def _stream(plan: AttentionPlan, family: str, way: str, k: int, n_layers: int) -> Stream | None:
+    if k == 0:
+        return None
+    view = View(Direction.BACKWARD if way == "back" else Direction.BIDIRECTIONAL)
+    if family == "extend":
+        return Stream("extend", view, range(n_layers - 1, n_layers), repeats=k)
+    if family == "extra":
+        return Stream("stack", view, range(k), combine=plan.combine)
+    kind: Literal["stack", "parallel"] = "stack" if plan.variant == "released" else "parallel"
+    return Stream(kind, view, range(n_layers - k, n_layers), combine=plan.combine)
+
+
+def _check(plan: AttentionPlan) -> None:
+    if plan.name not in _DEFAULT_SHARE:
+        raise unknown_name("attention plan", plan.name, PLAN_NAMES)
+    if plan.combine not in ("sum", "mean"):
+        raise unknown_name("combine", plan.combine, ["sum", "mean"])
+    if plan.variant not in ("paper", "released"):
+        raise unknown_name("variant", plan.variant, ["paper", "released"])
+    for field in ("k", "k0", "sink_tokens"):
+        value = getattr(plan, field)
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
+            raise ConfigError(f"{field} is a whole number, not {value!r}")
+        if value is not None and value < 0:
+            raise ConfigError(f"{field}={value} is negative")
+    if plan.k is not None and _DEFAULT_SHARE[plan.name] is None:
+        raise ConfigError(f"the plan {plan.name!r} converts all or no layers and takes no k")
+    if plan.k0 is not None and plan.name != "mask0+bidir":
+        raise ConfigError(f"k0 belongs to the plan 'mask0+bidir', not to {plan.name!r}")
+    if plan.k is not None and plan.k0 is not None and plan.k0 > plan.k:
+        raise ConfigError(f"k0={plan.k0} is larger than k={plan.k}: k0 counts some of the k converted layers")
+    if plan.sink_tokens < 1:
+        raise ConfigError("sink_tokens is at least 1; for no hidden token take a plan without mask0")
+    if plan.sink_tokens != 1 and not plan.name.startswith("mask0"):
+        raise ConfigError(f"sink_tokens belongs to the mask0 plans, not to {plan.name!r}")
+    if plan.combine != "sum" and plan.name.split("-")[0] not in ("inter", "extra"):
+        raise ConfigError(f"combine belongs to the inter and extra plans, not to {plan.name!r}")

@@ -1,0 +1,227 @@
+"""Proves at load that a plan reaches every layer of this very model.
+
+Attention that silently stays causal is the best-known bug of converted decoders. So before a model is used,
+a short random text goes through it once: at every layer, each token in turn is disturbed, and whichever
+outputs move is what that layer really sees. The map is compared with the plan's, layer by layer.
+
+Knows: models and resolved plans. Does not know: texts, tokenizers.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from gerund.attention.interface import BoundPlan, layer_window, unreached
+from gerund.attention.masks import visible
+from gerund.attention.plan import Direction, ResolvedPlan, View
+from gerund.attention.streams import decoder_layers
+from gerund.errors import ModelError, UnsupportedModelError
+
+LENGTH = 6
+PADDING = 2
+_SEED = 20240517
+# A change smaller than this share of the disturbed token's own change is rounding, not a look.
+_LEAK = {torch.float32: 1e-4, torch.float64: 1e-6}
+_LEAK_HALF = 1e-2
+
+
+@dataclass(frozen=True)
+class LayerMap:
+    """What one layer sees, as ``(T, T)`` maps of which input (column) moves which output (row).
+
+    Attributes:
+        leaks: moves by more than rounding could.
+        moves: moves at all. A sink may drown a look so far that it hardly differs from rounding.
+        expected: what the plan asks for.
+        exact: whether the layer computed in a precision in which most looks must show.
+    """
+
+    leaks: Tensor
+    moves: Tensor
+    expected: Tensor
+    exact: bool
+
+    @property
+    def is_right(self) -> bool:
+        """Nothing is seen that must not be, and each side that should be seen is."""
+        if bool((self.leaks & ~self.expected).any()):
+            return False
+        ones = torch.ones_like(self.expected)
+        for side in (ones.triu(1), ones.tril(-1)):
+            wanted = int((self.expected & side).sum())
+            found = int((self.expected & side & self.moves).sum())
+            if wanted and (found == 0 or (self.exact and 2 * found < wanted)):
+                return False
+        return True
+
+
+@dataclass(frozen=True)
+class ProbeReport:
+    """What the probe saw, one map a layer, padding left out."""
+
+    layers: tuple[LayerMap, ...]
+
+    @property
+    def wrong_layers(self) -> list[int]:
+        """Layers that do not do what the plan says."""
+        return [index for index, layer in enumerate(self.layers) if not layer.is_right]
+
+
+@torch.no_grad()
+def probe(model: PreTrainedModel, plan: ResolvedPlan | None, *, padded: bool = True) -> ProbeReport:
+    """Measure what each decoder layer of ``model`` sees, and what ``plan`` says it should.
+
+    Args:
+        model: the model, already attached to gerund's attention functions.
+        plan: the plan, or None for the untouched model (which must be causal).
+        padded: put two padding tokens on the left, so that padding is tested too.
+
+    Returns:
+        The maps; they are compared, not judged.
+
+    Raises:
+        UnsupportedModelError: a layer never asked for the plan's mask.
+    """
+    layers = decoder_layers(model)
+    device = model.get_input_embeddings().weight.device
+    vocabulary = model.get_input_embeddings().weight.shape[0]
+    start = PADDING if padded else 0
+    length = LENGTH + start
+    generator = torch.Generator().manual_seed(_SEED)
+    ids = torch.randint(0, vocabulary, (1, length), generator=generator).expand(LENGTH + 1, length).to(device)
+    real = torch.ones_like(ids)
+    real[:, :start] = 0
+    span = torch.zeros_like(ids)
+    span[:, -2:] = 1  # only a hybrid plan reads it
+    bound = None if plan is None else BoundPlan(plan, real, span)
+    recorder = _Recorder(start, generator)
+    handles = recorder.attach(layers)
+    was_training = model.training
+    model.eval()
+    try:
+        extra: dict[str, Any] = {} if bound is None else {"attention_plan": bound}
+        position_ids = (real.cumsum(1) - 1).clamp(min=0)
+        model.base_model(ids, attention_mask=real, position_ids=position_ids, use_cache=False, **extra)
+    finally:
+        model.train(was_training)
+        for handle in handles:
+            handle.remove()
+    if bound is not None:
+        bound.check_all_asked(model.config.model_type)
+    resolved = plan or ResolvedPlan((View(Direction.CAUSAL),) * len(layers))
+    expected = _expected(resolved, layers, real[:1], span[:1])
+    exact = recorder.dtype in _LEAK
+    maps = zip(recorder.leaks, recorder.moves, expected, strict=True)
+    return ProbeReport(tuple(LayerMap(leak, move, want[start:, start:].cpu(), exact) for leak, move, want in maps))
+
+
+def prove(model: PreTrainedModel, plan: ResolvedPlan) -> ProbeReport:
+    """Run the probe and refuse the model unless every layer does what the plan says.
+
+    Raises:
+        ModelError: the model is no causal language model to begin with.
+        UnsupportedModelError: a layer disobeys the plan; the message names architecture and layers.
+    """
+    name = model.config.model_type
+    if plan.is_causal:
+        report = probe(model, None)
+        if report.wrong_layers:
+            raise ModelError(
+                f"this {name} model is not a plain causal language model: layer {report.wrong_layers[0]} does "
+                "not see exactly the earlier tokens; give a decoder-only model"
+            )
+        return report
+    report = probe(model, plan)
+    if report.wrong_layers:
+        raise UnsupportedModelError(unreached(name, report.wrong_layers, len(report.layers)))
+    return report
+
+
+class _Recorder:
+    """Hooks that disturb one token a row before each layer, and see which outputs differ from row 0.
+
+    Row 0 is undisturbed; row j + 1 has token j replaced. Before every layer all rows start again from
+    row 0's state, so that each layer is seen alone.
+    """
+
+    def __init__(self, start: int, generator: torch.Generator) -> None:
+        self.start = start
+        self.generator = generator
+        self.leaks: list[Tensor] = []
+        self.moves: list[Tensor] = []
+        self.dtype = torch.float32
+
+    def attach(self, layers: nn.ModuleList) -> list[Any]:
+        """Hang the hooks on every layer."""
+        handles: list[Any] = []
+        for layer in layers:
+            handles.append(layer.register_forward_pre_hook(self.before, with_kwargs=True))
+            handles.append(layer.register_forward_hook(self.after))
+        return handles
+
+    def before(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+        """Disturb token j in row j + 1."""
+        del layer
+        hidden_RTD = args[0] if args else kwargs["hidden_states"]
+        base_TD = hidden_RTD[0]
+        # Twice the size and a new direction: a token that the sink drowns out still shows.
+        noise_TD = torch.randn(base_TD.shape, generator=self.generator).to(base_TD)
+        noise_TD = noise_TD * 2 * base_TD.pow(2).mean(dim=-1, keepdim=True).sqrt()
+        disturbed_RTD = base_TD.expand_as(hidden_RTD).clone()
+        for token in range(LENGTH):
+            disturbed_RTD[token + 1, self.start + token] = noise_TD[self.start + token]
+        if args:
+            return (disturbed_RTD, *args[1:]), kwargs
+        return args, {**kwargs, "hidden_states": disturbed_RTD}
+
+    def after(self, layer: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        """Note which outputs moved, as a (query, key) map."""
+        del layer, args
+        hidden_RTD = output[0] if isinstance(output, tuple) else output
+        self.dtype = hidden_RTD.dtype
+        leak = _LEAK.get(hidden_RTD.dtype, _LEAK_HALF)
+        change_RTD = (hidden_RTD[1:] - hidden_RTD[:1]).float()
+        moved_KQ = change_RTD.pow(2).mean(dim=-1).sqrt()[:, self.start :]  # row: disturbed key, column: query
+        own_K = moved_KQ.diagonal().clone()
+        self.leaks.append((moved_KQ > leak * own_K[:, None]).T.cpu())
+        self.moves.append((moved_KQ > 0).T.cpu())
+
+
+def _expected(plan: ResolvedPlan, layers: nn.ModuleList, real: Tensor, span: Tensor) -> list[Tensor]:
+    """Return for each layer which inputs its output depends on, streams included."""
+
+    def reach(view: View, layer: int) -> Tensor:
+        window = _window(layers[layer])
+        return visible(view, real.shape[1], real_BT=real, span_BT=span, window=window)[0, 0]
+
+    maps = [reach(view, layer) for layer, view in enumerate(plan.views)]
+    stream = plan.stream
+    if stream is None:
+        return maps
+    if stream.kind == "parallel":
+        return [map_ | reach(stream.view, i) if i in stream.layers else map_ for i, map_ in enumerate(maps)]
+    if stream.kind == "extend":
+        for _ in range(stream.repeats):
+            maps[-1] = _compose(reach(stream.view, len(maps) - 1), maps[-1])
+        return maps
+    # A second tower keeps what was disturbed in its first input, and shows it where it joins, at the top.
+    tower = reach(stream.view, stream.layers[0])
+    for layer in stream.layers[1:]:
+        tower = _compose(reach(stream.view, layer), tower)
+    maps[-1] = maps[-1] | tower
+    return maps
+
+
+def _compose(outer: Tensor, inner: Tensor) -> Tensor:
+    return (outer.int() @ inner.int()) > 0
+
+
+def _window(layer: nn.Module) -> int | None:
+    for module in layer.modules():
+        if getattr(module, "layer_idx", None) is not None and hasattr(module, "config"):
+            own = {"sliding_window": module.sliding_window} if hasattr(module, "sliding_window") else {}
+            return layer_window(module, own)
+    return None

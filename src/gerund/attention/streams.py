@@ -1,0 +1,106 @@
+"""Layouts that run layers twice with the same weights: INTER, EXTRA and EXTEND (LBW, section 3.1).
+
+Each decoder layer gets one forward hook that sleeps unless the call carries a plan with a stream. The twin
+of a layer is ``layer.forward`` called again with another view: no copy of a parameter, the same state dict.
+
+Knows: the order of a model's decoder layers. Does not know: masks.
+"""
+
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+from transformers import PreTrainedModel
+
+from gerund.attention.interface import BoundPlan
+from gerund.attention.plan import Stream
+from gerund.errors import ConfigError, UnsupportedModelError
+
+
+def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
+    """Return the list of decoder layers, bottom first.
+
+    Raises:
+        UnsupportedModelError: no list of as many layers as the config says can be found.
+    """
+    n_layers = model.config.get_text_config(decoder=True).num_hidden_layers
+    for module in model.modules():
+        if isinstance(module, nn.ModuleList) and len(module) == n_layers and _is_stack(module):
+            return module
+    raise UnsupportedModelError(f"no stack of {n_layers} decoder layers was found in this {model.config.model_type}")
+
+
+def _is_stack(layers: nn.ModuleList) -> bool:
+    """Decoder layers are of one class and hold an attention module that knows its layer."""
+    return all(any(getattr(part, "layer_idx", None) == i for part in layer.modules()) for i, layer in enumerate(layers))
+
+
+def attach_streams(layers: nn.ModuleList) -> list[RemovableHandle]:
+    """Give every decoder layer the sleeping hook; return the handles that take it away again."""
+    handles = []
+    for index, layer in enumerate(layers):
+
+        def hook(
+            layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, index: int = index
+        ) -> Any:
+            plan = kwargs.get("attention_plan")
+            if plan is None or plan.stream is None:
+                return None
+            return _after_layer(plan, plan.stream, index, layer, args, kwargs, output, len(layers))
+
+        handles.append(layer.register_forward_hook(hook, with_kwargs=True))
+    return handles
+
+
+def _after_layer(
+    plan: BoundPlan,
+    stream: Stream,
+    index: int,
+    layer: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    output: Any,
+    n_layers: int,
+) -> Any:
+    if kwargs.get("past_key_values") is not None:
+        raise ConfigError("plans that run layers twice (inter, extra, extend) cannot fill a KV cache")
+    kwargs = {**kwargs, "attention_plan": plan.seen_through(stream.view)}
+    hidden_BTD = _hidden(output)
+    if stream.kind == "extend":
+        if index in stream.layers:
+            for _ in range(stream.repeats):
+                hidden_BTD = _run(layer, hidden_BTD, args, kwargs)
+    elif stream.kind == "parallel":
+        if index in stream.layers:
+            twin_BTD = _run(layer, _input(args, kwargs), args, kwargs)
+            hidden_BTD = _combine(hidden_BTD, twin_BTD, stream)
+    else:
+        if index in stream.layers:
+            first = index == stream.layers[0]
+            # Keyed by layer, never popped: gradient checkpointing runs this hook again in the backward pass.
+            source_BTD = _input(args, kwargs) if first else plan.states[index - 1]
+            plan.states[index] = _run(layer, source_BTD, args, kwargs)
+        if index == n_layers - 1:
+            hidden_BTD = _combine(hidden_BTD, plan.states[stream.layers[-1]], stream)
+    return (hidden_BTD, *output[1:]) if isinstance(output, tuple) else hidden_BTD
+
+
+def _run(layer: nn.Module, hidden_BTD: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    if args:
+        return _hidden(layer.forward(hidden_BTD, *args[1:], **kwargs))
+    return _hidden(layer.forward(**{**kwargs, "hidden_states": hidden_BTD}))
+
+
+def _input(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    hidden_BTD: Tensor = args[0] if args else kwargs["hidden_states"]
+    return hidden_BTD
+
+
+def _hidden(output: Any) -> Tensor:
+    hidden_BTD: Tensor = output[0] if isinstance(output, tuple) else output
+    return hidden_BTD
+
+
+def _combine(left: Tensor, right: Tensor, stream: Stream) -> Tensor:
+    total = left + right
+    return total / 2 if stream.combine == "mean" else total

@@ -1,0 +1,86 @@
+"""Tiny random models of every architecture that the attention plans are tested on."""
+
+from collections.abc import Callable
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+VOCAB = 97
+N_LAYERS = 4
+
+_SMALL = dict(vocab_size=VOCAB, hidden_size=32, num_attention_heads=4, num_hidden_layers=N_LAYERS,
+              intermediate_size=48, max_position_embeddings=64, pad_token_id=0, bos_token_id=1, eos_token_id=2)  # fmt: skip
+_GQA = dict(_SMALL, num_key_value_heads=2)
+_HEADED = dict(_GQA, head_dim=8)
+_GPT = dict(vocab_size=VOCAB, n_embd=32, n_head=4, n_layer=N_LAYERS, n_positions=64, bos_token_id=1, eos_token_id=2)
+_MOE = dict(_GQA, moe_intermediate_size=24, num_experts=4, num_experts_per_tok=2, shared_expert_intermediate_size=24)
+_LAYER_TYPES = ["sliding_attention", "full_attention"] * (N_LAYERS // 2)
+
+CONFIGS: dict[str, dict] = {
+    "llama": _GQA,
+    "qwen2": _GQA,
+    "qwen3": _HEADED,
+    "mistral": dict(_GQA, sliding_window=3),
+    "gemma2": dict(_HEADED, sliding_window=3, layer_types=_LAYER_TYPES, query_pre_attn_scalar=8),
+    "gemma3_text": dict(_HEADED, sliding_window=3, layer_types=_LAYER_TYPES, query_pre_attn_scalar=8),
+    "gpt2": _GPT,
+    "gpt_neox": _SMALL,
+    "olmo": _GQA,
+    "olmo2": _GQA,
+    "olmo3": dict(_GQA, sliding_window=3, layer_types=_LAYER_TYPES),
+    "phi": _GQA,
+    "phi3": dict(_GQA, sliding_window=3),
+    "smollm3": _GQA,
+    "opt": dict(vocab_size=VOCAB, hidden_size=32, ffn_dim=48, num_attention_heads=4, num_hidden_layers=N_LAYERS,
+                max_position_embeddings=64, word_embed_proj_dim=32, pad_token_id=0, bos_token_id=1, eos_token_id=2),
+    "granite": _GQA,
+    "cohere": _GQA,
+    "starcoder2": dict(_GQA, sliding_window=3),
+    "qwen2_moe": _MOE,
+    "gpt_oss": dict(_HEADED, sliding_window=3, num_local_experts=4, num_experts_per_tok=2),
+}  # fmt: skip
+
+REFUSED: dict[str, dict] = {
+    "stablelm": _GQA,
+    "bloom": dict(vocab_size=VOCAB, hidden_size=32, n_head=4, n_layer=N_LAYERS),
+    "gptj": _GPT,
+    "falcon": dict(_SMALL, alibi=False, new_decoder_architecture=False, multi_query=True),
+}
+
+
+def tiny(model_type: str, seed: int = 0, **changes: object) -> PreTrainedModel:
+    """Build a tiny random fp32 model of ``model_type`` in evaluation mode."""
+    torch.manual_seed(seed)
+    settings = {**CONFIGS, **REFUSED}[model_type]
+    config = AutoConfig.for_model(model_type, **{**settings, **changes})
+    if model_type == "gptj":
+        config.rotary_dim = 8
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    _spread(model)
+    return model.eval()
+
+
+def _spread(model: PreTrainedModel) -> None:
+    """Make the random weights large enough that who sees whom shows clearly in the states."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(0.0, 0.2)
+
+
+def batch(side: str, lengths: tuple[int, ...] = (7, 5, 3), seed: int = 1) -> dict[str, torch.Tensor]:
+    """Build random ids, attention mask and positions, padded on ``side`` (left, right or none)."""
+    generator = torch.Generator().manual_seed(seed)
+    if side == "none":
+        lengths = (max(lengths),) * len(lengths)
+    longest = max(lengths)
+    ids = torch.randint(3, VOCAB, (len(lengths), longest), generator=generator)
+    real = torch.zeros_like(ids)
+    for row, length in enumerate(lengths):
+        real[row, longest - length :] = 1 if side == "left" else 0
+        if side != "left":
+            real[row, :length] = 1
+    return {"input_ids": ids * real, "attention_mask": real, "position_ids": (real.cumsum(1) - 1).clamp(min=0)}
+
+
+Build = Callable[[str], PreTrainedModel]
