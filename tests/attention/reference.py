@@ -1,6 +1,7 @@
 """The slow, obvious way: eager attention under explicit 4-D masks, second streams from real copies of layers."""
 
 import copy
+import functools
 from typing import Any
 
 import torch
@@ -32,15 +33,21 @@ def sees(kind: str, query: int, key: int, real: list[int], *, hidden: int, windo
 
 
 def additive(kind: str, real_BT: Tensor, *, hidden: int = 0, window: int | None = None, span_BT: Tensor) -> Tensor:
-    rows = real_BT.tolist()
-    spans = span_BT.tolist()
-    n = real_BT.shape[1]
-    mask = torch.full((len(rows), 1, n, n), torch.finfo(torch.float32).min)
-    for b, real in enumerate(rows):
-        for query in range(n):
-            for key in range(n):
-                if sees(kind, query, key, real, hidden=hidden, window=window, span=spans[b]):
-                    mask[b, 0, query, key] = 0.0
+    rows = [
+        _text_mask(kind, tuple(real), hidden, window, tuple(span))
+        for real, span in zip(real_BT.tolist(), span_BT.tolist(), strict=True)
+    ]
+    return torch.stack(rows)[:, None]
+
+
+@functools.cache
+def _text_mask(kind: str, real: tuple[int, ...], hidden: int, window: int | None, span: tuple[int, ...]) -> Tensor:
+    n = len(real)
+    mask = torch.full((n, n), torch.finfo(torch.float32).min)
+    for query in range(n):
+        for key in range(n):
+            if sees(kind, query, key, list(real), hidden=hidden, window=window, span=list(span)):
+                mask[query, key] = 0.0
     return mask
 
 
@@ -75,10 +82,12 @@ class ReferenceModel:
 
     def __init__(self, model: PreTrainedModel, plan: AttentionPlan) -> None:
         self.model = model
-        self.model.set_attn_implementation("eager")
+        if self.model.config._attn_implementation != "eager":
+            self.model.set_attn_implementation("eager")
         self.layers = decoder_layers(model)
         self.plan = plan
-        self.copies = {i: copy.deepcopy(layer) for i, layer in enumerate(self.layers)}
+        streams = plan.name.startswith(("inter", "extra"))
+        self.copies = {i: copy.deepcopy(layer) for i, layer in enumerate(self.layers)} if streams else {}
         if plan.name.startswith("extend"):
             self.tops = [copy.deepcopy(self.layers[-1]) for _ in range(plan.k or 0)]
 
