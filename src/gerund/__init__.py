@@ -1,3 +1,72 @@
-"""gerund: one language model that writes, embeds, fills in and re-ranks, with the same weights."""
+"""gerund: one language model that writes, embeds, fills in and re-ranks, with the same weights.
+
+>>> import gerund
+>>> lm = gerund.load()
+>>> lm.encode(["The cat sat on the mat.", "A feline rested on the rug."]).shape == (2, lm.dimensions)
+True
+>>> [story] = lm.generate("The old man looked at the sea and", max_new_tokens=8)
+>>> isinstance(story.text, str)
+True
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from gerund.attention.plan import PLAN_NAMES, AttentionPlan
+    from gerund.config import EncoderConfig, Sampling
+    from gerund.errors import (
+        ConfigError,
+        DataError,
+        GerundError,
+        ModelError,
+        TextError,
+        UnsupportedModelError,
+    )
+    from gerund.language_model import LanguageModel, load
+    from gerund.types import Generation
+
+# Imported on first use, so that `import gerund` and the command line's help do not wait for torch.
+_WHERE = {
+    "AttentionPlan": "gerund.attention.plan",
+    "ConfigError": "gerund.errors",
+    "DataError": "gerund.errors",
+    "EncoderConfig": "gerund.config",
+    "Generation": "gerund.types",
+    "GerundError": "gerund.errors",
+    "LanguageModel": "gerund.language_model",
+    "ModelError": "gerund.errors",
+    "PLAN_NAMES": "gerund.attention.plan",
+    "Sampling": "gerund.config",
+    "TextError": "gerund.errors",
+    "UnsupportedModelError": "gerund.errors",
+    "load": "gerund.language_model",
+}
+
+__all__ = [
+    "PLAN_NAMES",
+    "AttentionPlan",
+    "ConfigError",
+    "DataError",
+    "EncoderConfig",
+    "Generation",
+    "GerundError",
+    "LanguageModel",
+    "ModelError",
+    "Sampling",
+    "TextError",
+    "UnsupportedModelError",
+    "load",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module 'gerund' has no attribute {name!r}")
+    return getattr(import_module(_WHERE[name]), name)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -126,13 +126,13 @@ def prove(model: PreTrainedModel, plan: ResolvedPlan) -> ProbeReport:
         UnsupportedModelError: a layer disobeys the plan; the message names architecture and layers.
     """
     name = model.config.model_type
+    report = probe(model, None)
+    if report.wrong_layers:
+        raise ModelError(
+            f"this {name} model is no plain causal language model: layer {report.wrong_layers[0]} does not see "
+            "exactly the earlier tokens; give a decoder-only model"
+        )
     if plan.is_causal:
-        report = probe(model, None)
-        if report.wrong_layers:
-            raise ModelError(
-                f"this {name} model is not a plain causal language model: layer {report.wrong_layers[0]} does "
-                "not see exactly the earlier tokens; give a decoder-only model"
-            )
         return report
     report = probe(model, plan)
     if report.wrong_layers:

@@ -1,0 +1,154 @@
+"""Settings: how a model is read as an encoder, and how it samples.
+
+``EncoderConfig`` is saved as ``gerund.json`` beside a model's weights, never inside its ``config.json``, so
+that the folder still opens as a plain language model.
+
+Knows: names, ranges, JSON. Does not know: torch.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from gerund.attention.plan import AttentionPlan
+from gerund.errors import ConfigError, DataError, unknown_name
+
+CONFIG_FILE = "gerund.json"
+FORMAT = 1
+POOLINGS = ("mean", "weighted-mean", "last", "first")
+
+
+@dataclass(frozen=True)
+class EncoderConfig:
+    """How a language model is read as an encoder."""
+
+    attention: AttentionPlan = field(default_factory=AttentionPlan)
+    """Which layers look where."""
+
+    pooling: str = "mean"
+    """How token states become one vector: mean, weighted-mean (later tokens count more), last, first."""
+
+    prompt: str = ""
+    """Text put before every text unless another prompt is given."""
+
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    """Prompts by name, such as ``query`` and ``document``."""
+
+    pool_prompt: bool = False
+    """Whether the prompt's tokens (and the beginning-of-text token before them) are pooled as well."""
+
+    append_eos: bool = False
+    """Whether an end token is put after every text; ``last`` pooling then reads its state."""
+
+    normalize: bool = True
+    """Whether vectors have length 1 unless the call says otherwise."""
+
+    max_length: int | None = None
+    """Longest text in tokens, prompt and special tokens included; None for what the model was made for."""
+
+    adapter: str | None = None
+    """A PEFT folder that is active only while encoding, relative to the model's folder."""
+
+    def __post_init__(self) -> None:
+        if self.pooling not in POOLINGS:
+            raise unknown_name("pooling", self.pooling, POOLINGS)
+        if self.max_length is not None and self.max_length < 1:
+            raise ConfigError(f"max_length={self.max_length} leaves no room for a text")
+
+    def prompt_text(self, prompt: str | None) -> str:
+        """Return the prompt to use: None for the default, a name from ``prompts``, or the text itself.
+
+        >>> EncoderConfig(prompts={"query": "Question: "}).prompt_text("query")
+        'Question: '
+        """
+        if prompt is None:
+            return self.prompt
+        return self.prompts.get(prompt, prompt)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a JSON-ready dict that ``from_dict`` reads back."""
+        return {**asdict(self), "attention": self.attention.to_dict(), "prompts": dict(self.prompts)}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> "EncoderConfig":
+        """Read settings back, refusing fields that do not exist.
+
+        Raises:
+            ConfigError: an unknown field or a value that is not valid.
+        """
+        valid = [item.name for item in fields(cls)]
+        for key in data:
+            if key not in valid:
+                raise unknown_name(f"field in {CONFIG_FILE}", key, valid)
+        values = dict(data)
+        if "attention" in values:
+            values["attention"] = AttentionPlan.from_dict(values["attention"])
+        return cls(**values)
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the next token is drawn. All limits apply together, in the order given here.
+
+    >>> Sampling(temperature=0.7, top_p=0.9, seed=1).is_greedy
+    False
+    """
+
+    temperature: float = 0.0
+    """0 takes the most probable token each time (greedy); 1 samples from the model as it is."""
+
+    top_k: int | None = None
+    """Only the k most probable tokens."""
+
+    top_p: float | None = None
+    """Nucleus sampling: only the most probable tokens that together have this probability."""
+
+    typical_p: float | None = None
+    """Locally typical sampling: only tokens of about average surprise that together have this probability."""
+
+    seed: int | None = None
+    """Makes the draw repeatable. Each prompt of a batch draws on its own, so batching changes nothing."""
+
+    def __post_init__(self) -> None:
+        if not self.temperature >= 0:
+            raise ConfigError(f"temperature={self.temperature} is negative; 0 is greedy, 1 the model as it is")
+        if self.top_k is not None and self.top_k < 1:
+            raise ConfigError(f"top_k={self.top_k} leaves no token to choose from")
+        for name in ("top_p", "typical_p"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value <= 1:
+                raise ConfigError(f"{name}={value} is not above 0 and at most 1")
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the most probable token is always taken."""
+        return self.temperature == 0
+
+
+def read_encoder_config(folder: Path) -> EncoderConfig | None:
+    """Read ``gerund.json`` from a model's folder; None when there is none.
+
+    Raises:
+        DataError: the file is not valid JSON.
+        ConfigError: it was written by a newer version, or holds unknown fields.
+    """
+    path = folder / CONFIG_FILE
+    if not path.is_file():
+        return None
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(data, dict) or "encoder" not in data:
+        raise DataError(f"{path} has no 'encoder' entry")
+    if data.get("format") != FORMAT:
+        raise ConfigError(f"{path} has format {data.get('format')!r}; this version of gerund reads format {FORMAT}")
+    return EncoderConfig.from_dict(data["encoder"])
+
+
+def encoder_config_json(config: EncoderConfig, fingerprint: str) -> str:
+    """Return the text of ``gerund.json``."""
+    data = {"format": FORMAT, "encoder": config.to_dict(), "fingerprint": fingerprint}
+    return json.dumps(data, indent=2, ensure_ascii=False) + "\n"

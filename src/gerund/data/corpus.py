@@ -1,0 +1,208 @@
+"""Reads documents out of files, one at a time, and cleans up two well-known kinds of raw text.
+
+Knows: file formats (.jsonl, .parquet, .txt, each .xz or .gz where that makes sense) and where in a file
+a document stood, so that an error can name the line. Does not know: tokens, models, what the documents
+are for. A corpus is never held in memory whole.
+"""
+
+import gzip
+import json
+import lzma
+import re
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from gerund.errors import DataError, unknown_name
+
+FORMATS = (".jsonl", ".jsonl.xz", ".jsonl.gz", ".parquet", ".txt", ".txt.xz", ".txt.gz")
+
+
+@dataclass(frozen=True)
+class Document:
+    """One document of a corpus."""
+
+    text: str
+    """The document itself."""
+    title: str = ""
+    """Its title, empty where the file has none."""
+
+
+def read_documents(
+    paths: Iterable[str | Path], *, text_column: str = "text", title_column: str = "title"
+) -> Iterator[Document]:
+    """Yield the documents of ``paths`` in order; a document without any text is passed over.
+
+    Args:
+        paths: Files; the ending says the format (see ``FORMATS``). A .txt file is one document.
+        text_column: The column or JSON field that holds the text.
+        title_column: The one that holds the title; it may be absent.
+
+    Raises:
+        DataError: A file is missing, of an unknown format, not UTF-8, or has a malformed row.
+    """
+    for path in map(Path, paths):
+        reader = _READERS[_format_of(path)]
+        if not path.is_file():
+            raise DataError(f"{path}: no such file")
+        for document in reader(path, text_column, title_column):
+            if document.text.strip():
+                yield document
+
+
+def clean_text(text: str, style: str) -> str:
+    r"""Return ``text`` without the quirks of where it came from.
+
+    ``gutenberg`` joins hard-wrapped lines into paragraphs, removes the underscores of ``_emphasis_`` and
+    drops picture captions and rules; verse and headings keep their lines. ``wikipedia`` removes the empty
+    brackets that extraction leaves behind. ``none`` changes nothing.
+
+    >>> clean_text("It was a _very_ dark night, and nobody in the house\nwas up.", "gutenberg")
+    'It was a very dark night, and nobody in the house was up.'
+    >>> clean_text("Fraile () is a mountain ( , ) in Chile.", "wikipedia")
+    'Fraile is a mountain in Chile.'
+    """
+    try:
+        clean = CLEANERS[style]
+    except KeyError:
+        raise unknown_name("text cleaning", style, list(CLEANERS)) from None
+    return clean(text)
+
+
+def _format_of(path: Path) -> str:
+    name = path.name.lower()
+    for ending in sorted(FORMATS, key=len, reverse=True):
+        if name.endswith(ending):
+            return ending
+    raise DataError(f"{path}: unknown file format; valid endings are: {', '.join(FORMATS)}")
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO]:
+    """Open a plain or compressed file, and turn what a broken archive raises into a DataError."""
+    opener: Callable[..., BinaryIO] = {".xz": lzma.open, ".gz": gzip.open}.get(path.suffix.lower(), open)  # type: ignore[assignment]
+    try:
+        with opener(path, "rb") as file:
+            yield file
+    except (lzma.LZMAError, gzip.BadGzipFile, EOFError) as error:
+        raise DataError(f"{path}: broken or truncated archive ({error})") from error
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
+
+
+def _decode(raw: bytes, where: str) -> str:
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{where}: not valid UTF-8 at byte {error.start}") from error
+
+
+def _read_jsonl(path: Path, text_column: str, title_column: str) -> Iterator[Document]:
+    with _opened(path) as file:
+        for number, raw in enumerate(file, start=1):
+            where = f"{path}, line {number}"
+            line = _decode(raw, where).lstrip("\ufeff") if number == 1 else _decode(raw, where)
+            if line.strip():
+                yield _parse_row(line, where, text_column, title_column)
+
+
+def _parse_row(line: str, where: str, text_column: str, title_column: str) -> Document:
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        raise DataError(f"{where}: not valid JSON ({error})") from error
+    if not isinstance(row, dict):
+        raise DataError(f"{where}: expected a JSON object, found {type(row).__name__}")
+    if text_column not in row:
+        raise DataError(f"{where}: no field {text_column!r}; present are: {', '.join(row) or 'none'}")
+    return _document(row[text_column], row.get(title_column), where, text_column)
+
+
+def _document(text: object, title: object, where: str, text_column: str) -> Document:
+    if not isinstance(text, str):
+        raise DataError(f"{where}: {text_column!r} is not a text but {type(text).__name__}")
+    try:
+        # JSON may spell half a surrogate pair, which no tokenizer and no file can hold.
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise DataError(
+            f"{where}: {text_column!r} holds a lone surrogate at character {error.start}"
+        ) from error
+    return Document(text=text, title=title if isinstance(title, str) else "")
+
+
+def _read_txt(path: Path, text_column: str, title_column: str) -> Iterator[Document]:
+    del text_column, title_column
+    with _opened(path) as file:
+        text = _decode(file.read(), str(path)).lstrip("\ufeff")
+    yield Document(text=text, title=path.name.split(".")[0])
+
+
+def _read_parquet(path: Path, text_column: str, title_column: str) -> Iterator[Document]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(path) as file:
+            present = file.schema_arrow.names
+            if text_column not in present:
+                raise DataError(
+                    f"{path}: no column {text_column!r}; present are: {', '.join(present) or 'none'}"
+                )
+            columns = [name for name in (text_column, title_column) if name in present]
+            row = 0
+            for batch in file.iter_batches(batch_size=256, columns=columns):
+                for values in batch.to_pylist():
+                    row += 1
+                    where = f"{path}, row {row}"
+                    yield _document(values[text_column], values.get(title_column), where, text_column)
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"{path}: not a readable parquet file ({error})") from error
+
+
+_READERS: dict[str, Callable[[Path, str, str], Iterator[Document]]] = {
+    ".jsonl": _read_jsonl,
+    ".jsonl.xz": _read_jsonl,
+    ".jsonl.gz": _read_jsonl,
+    ".txt": _read_txt,
+    ".txt.xz": _read_txt,
+    ".txt.gz": _read_txt,
+    ".parquet": _read_parquet,
+}
+
+_BLANK_LINES = re.compile(r"\n[ \t]*\n\s*")
+_EMPHASIS = re.compile(r"(?<![A-Za-z0-9_])_([^_\n]+)_(?![A-Za-z0-9_])")
+_PICTURE = re.compile(r"\[(?:Picture|Illustration)[^\]]*\]", re.IGNORECASE)
+_EMPTY_BRACKETS = re.compile(r"\s*\([\s,;:]*\)")
+_SPACES = re.compile(r"[ \t]+")
+# Gutenberg wraps near column 70. A paragraph with shorter lines is verse, a heading or a list.
+_WRAPPED_LINE_LENGTH = 50
+
+
+def _clean_gutenberg(text: str) -> str:
+    text = _PICTURE.sub("", text.replace("\r\n", "\n"))
+    paragraphs = (_unwrap(paragraph) for paragraph in _BLANK_LINES.split(text))
+    return "\n\n".join(paragraph for paragraph in paragraphs if paragraph)
+
+
+def _unwrap(paragraph: str) -> str:
+    lines = [_SPACES.sub(" ", line).strip() for line in paragraph.split("\n")]
+    lines = [line for line in lines if line]
+    if sum(map(str.isalpha, paragraph)) < 0.5 * len(paragraph.replace(" ", "")):
+        return ""  # a rule, a table of numbers, a row of asterisks
+    wrapped = sum(len(line) for line in lines[:-1]) >= _WRAPPED_LINE_LENGTH * (len(lines) - 1)
+    joined = (" " if wrapped else "\n").join(lines)
+    return _EMPHASIS.sub(r"\1", joined)
+
+
+def _clean_wikipedia(text: str) -> str:
+    return _EMPTY_BRACKETS.sub("", text).strip()
+
+
+CLEANERS: dict[str, Callable[[str], str]] = {
+    "none": str,
+    "gutenberg": _clean_gutenberg,
+    "wikipedia": _clean_wikipedia,
+}

@@ -1,0 +1,212 @@
+"""Encoding: tokens in, states or vectors out, in batches that fit the memory.
+
+Knows: models, bound plans, batches, pooling. Does not know: files, prompts by name, the command line.
+"""
+
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from gerund.attention.interface import BoundPlan
+from gerund.attention.plan import ResolvedPlan
+from gerund.config import EncoderConfig
+from gerund.errors import ResourceError
+from gerund.inference.batching import token_batches
+from gerund.inference.tokens import Tokens
+from gerund.models.pooling import pool
+from gerund.progress import progress
+
+# Tokens a batch, padding included. On a CPU more brings nothing, since the caches are full already.
+CPU_BATCH_TOKENS = 2048
+GPU_BATCH_TOKENS = 16384
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A model made ready to be read as an encoder.
+
+    Attributes:
+        model: the language model.
+        tokenizer: its tokenizer; only its padding side and padding id are read here.
+        config: how it is read.
+        plan: the attention plan, resolved.
+        sends_plan: False for architectures that only the causal plan may be used with: then none is sent.
+        autocast: compute in this type while the weights keep theirs; None computes in theirs.
+        gate: switches the adapter on for the block; does nothing without one.
+    """
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    config: EncoderConfig
+    plan: ResolvedPlan
+    sends_plan: bool = True
+    autocast: torch.dtype | None = None
+    gate: Callable[[], AbstractContextManager[None]] = nullcontext
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model's input goes."""
+        device: torch.device = self.model.get_input_embeddings().weight.device
+        return device
+
+    @property
+    def width(self) -> int:
+        """Size of a hidden state."""
+        return int(self.model.config.get_text_config(decoder=True).hidden_size)
+
+    def pool_from(self, tokens: Tokens) -> int:
+        """Return the first token that is pooled.
+
+        Without a prompt the special tokens before the text are pooled too, unless the plan hides them.
+        """
+        if self.config.pool_prompt:
+            return 0
+        has_prompt = tokens.text_from > tokens.specials_before
+        hides = any(view.hidden for view in self.plan.views)
+        return tokens.text_from if has_prompt or hides else 0
+
+    @torch.no_grad()
+    def states(self, texts: Sequence[Tokens]) -> tuple[Tensor, Tensor]:
+        """Run one batch.
+
+        Returns:
+            Last hidden states ``(B, T, D)`` after the final norm, and where each text begins ``(B,)``: row b
+            has its tokens at ``begin[b] : begin[b] + len(texts[b])``.
+        """
+        lengths = [len(text) for text in texts]
+        longest = max(lengths)
+        left = self.tokenizer.padding_side == "left"
+        pad = self.tokenizer.pad_token_id or 0
+        ids = torch.full((len(texts), longest), pad, dtype=torch.long)
+        begin = torch.zeros(len(texts), dtype=torch.long)
+        for row, text in enumerate(texts):
+            begin[row] = longest - lengths[row] if left else 0
+            ids[row, begin[row] : begin[row] + lengths[row]] = torch.tensor(text.ids)
+        inputs = {"input_ids": ids.to(self.device)}
+        real_BT: Tensor | None = None
+        if min(lengths) < longest:
+            place_T = torch.arange(longest)
+            end = begin + torch.tensor(lengths)
+            real_BT = ((place_T >= begin[:, None]) & (place_T < end[:, None])).to(self.device)
+            if left or not self.sends_plan:
+                inputs["attention_mask"] = real_BT.long()
+            if left and _takes_positions(self.model):
+                inputs["position_ids"] = (real_BT.long().cumsum(1) - 1).clamp(min=0)
+        extra = {"attention_plan": BoundPlan(self.plan, real_BT)} if self.sends_plan else {}
+        cast = (
+            torch.autocast(self.device.type, dtype=self.autocast, cache_enabled=False)
+            if self.autocast is not None
+            else nullcontext()
+        )
+        with self.gate(), cast:
+            output = self.model.base_model(**inputs, use_cache=False, **extra)
+        if self.sends_plan:
+            extra["attention_plan"].check_all_asked(self.model.config.model_type)
+        return output.last_hidden_state, begin.to(self.device)
+
+
+def encode(
+    reader: Reader, texts: Sequence[Tokens | None], *, batch_tokens: int | None = None, show: bool | None = None
+) -> np.ndarray:
+    """Encode texts into vectors, not normalised.
+
+    Args:
+        reader: the model and how it is read.
+        texts: token ids; None gives a zero vector.
+        batch_tokens: tokens a batch, padding included; None chooses by device.
+        show: whether to show progress; None only on a terminal.
+
+    Returns:
+        ``(n, D)`` float32 in the order of ``texts``.
+    """
+    vectors = np.zeros((len(texts), reader.width), dtype=np.float32)
+
+    def keep(rows: list[int], batch: list[Tokens], hidden_BTD: Tensor, begin: Tensor) -> None:
+        first = begin + torch.tensor([reader.pool_from(text) for text in batch], device=begin.device)
+        end = begin + torch.tensor([len(text) for text in batch], device=begin.device)
+        place_T = torch.arange(hidden_BTD.shape[1], device=begin.device)
+        pooled_BT = (place_T >= first[:, None]) & (place_T < end[:, None])
+        vectors[rows] = pool(hidden_BTD, pooled_BT, reader.config.pooling).cpu().numpy()
+
+    _in_batches(reader, texts, keep, batch_tokens, show)
+    return vectors
+
+
+def encode_tokens(
+    reader: Reader, texts: Sequence[Tokens | None], *, batch_tokens: int | None = None, show: bool | None = None
+) -> list[np.ndarray]:
+    """Return the state of every token of each text, special tokens included, prompt and padding left out.
+
+    Returns:
+        One ``(n_tokens, D)`` float32 array a text, in their order; None gives an array without rows.
+    """
+    states = [np.zeros((0, reader.width), dtype=np.float32) for _ in texts]
+
+    def keep(rows: list[int], batch: list[Tokens], hidden_BTD: Tensor, begin: Tensor) -> None:
+        for row, text, hidden_TD, start in zip(rows, batch, hidden_BTD, begin.tolist(), strict=True):
+            own_TD = hidden_TD[start : start + len(text)]
+            kept_TD = torch.cat([own_TD[: text.specials_before], own_TD[text.text_from :]])
+            states[row] = kept_TD.float().cpu().numpy()
+
+    _in_batches(reader, texts, keep, batch_tokens, show)
+    return states
+
+
+def _in_batches(
+    reader: Reader,
+    texts: Sequence[Tokens | None],
+    keep: Callable[[list[int], list[Tokens], Tensor, Tensor], None],
+    batch_tokens: int | None,
+    show: bool | None,
+) -> None:
+    present = [(index, text) for index, text in enumerate(texts) if text is not None]
+    budget = batch_tokens or (CPU_BATCH_TOKENS if reader.device.type == "cpu" else GPU_BATCH_TOKENS)
+    batches = token_batches([len(text) for _, text in present], budget)
+    with progress(len(present), "encoding", show=show) as advance:
+        for batch in batches:
+            items = [present[place] for place in batch]
+            for rows, texts_, hidden_BTD, begin in _halving(reader, items):
+                keep(rows, texts_, hidden_BTD, begin)
+            advance(len(batch))
+
+
+def _halving(
+    reader: Reader, items: list[tuple[int, Tokens]]
+) -> Iterator[tuple[list[int], list[Tokens], Tensor, Tensor]]:
+    """Run a batch; when memory runs out, run its two halves instead."""
+    rows, texts = [index for index, _ in items], [text for _, text in items]
+    try:
+        hidden_BTD, begin = reader.states(texts)
+    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+        if not _is_out_of_memory(error):
+            raise
+        if len(items) == 1:
+            raise ResourceError(
+                f"out of memory on a single text of {len(texts[0])} tokens; set a smaller max_length"
+            ) from error
+    else:
+        yield rows, texts, hidden_BTD, begin
+        return
+    # Outside the except block: the error's traceback holds the tensors of the failed pass.
+    if "torch.cuda" in sys.modules and torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    half = len(items) // 2
+    yield from _halving(reader, items[:half])
+    yield from _halving(reader, items[half:])
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    return any(words in str(error) for words in ("not enough memory", "can't allocate memory", "out of memory"))
+
+
+def _takes_positions(model: PreTrainedModel) -> bool:
+    return "position_ids" in inspect.signature(model.base_model.forward).parameters

@@ -1,0 +1,283 @@
+"""Generation: the untouched model, with draws that are repeatable and independent of the batch.
+
+transformers' ``generate`` does the work. Its own sampling draws from torch's global random state, which
+threads would share; here each prompt has a generator of its own and the draw is made by adding Gumbel noise
+to the filtered scores and taking the largest (the Gumbel-max trick), which is a sample from their softmax.
+
+Knows: models, tokenizers, ``Sampling``. Does not know: attention plans: none is ever sent.
+"""
+
+import queue
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import (
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    StoppingCriteria,
+    StoppingCriteriaList,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+    TypicalLogitsWarper,
+)
+from transformers.generation.streamers import BaseStreamer
+
+from gerund.config import Sampling
+from gerund.errors import ConfigError, TextError
+from gerund.inference.tokens import context_length
+from gerund.types import Generation
+
+# Enough tokens of the prompt to decode what follows them as it would be read there.
+_TAIL = 6
+
+
+def generate(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[str],
+    *,
+    max_new_tokens: int,
+    sampling: Sampling,
+    batch_size: int,
+) -> list[Generation]:
+    """Continue each prompt.
+
+    Args:
+        model: the language model.
+        tokenizer: its tokenizer.
+        prompts: any number of texts, of any lengths.
+        max_new_tokens: how much to write at most.
+        sampling: how tokens are drawn.
+        batch_size: prompts in one pass.
+
+    Returns:
+        One result a prompt, in their order.
+
+    Raises:
+        TextError: a prompt fills the model's context, or is empty for a model without a beginning token.
+        ConfigError: ``max_new_tokens`` is not positive.
+    """
+    ids = [_prompt_ids(model, tokenizer, prompt, index) for index, prompt in enumerate(prompts)]
+    if max_new_tokens < 1:
+        raise ConfigError(f"max_new_tokens={max_new_tokens} writes nothing")
+    order = sorted(range(len(ids)), key=lambda index: len(ids[index]))
+    results: dict[int, Generation] = {}
+    seed = sampling.seed if sampling.seed is not None else int(torch.seed() % 2**31)
+    for start in range(0, len(order), batch_size):
+        rows = order[start : start + batch_size]
+        draw = _Draw(sampling, [_row_seed(seed, row) for row in rows], model.device)
+        batch = [ids[row] for row in rows]
+        output = _run(model, tokenizer, batch, max_new_tokens, draw)
+        width = max(len(prompt) for prompt in batch)
+        for place, row in enumerate(rows):
+            results[row] = _result(model, tokenizer, ids[row], output[place, width:].tolist(), draw, place)
+    return [results[index] for index in range(len(ids))]
+
+
+def stream(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompt: str,
+    *,
+    max_new_tokens: int,
+    sampling: Sampling,
+) -> Iterator[str]:
+    """Continue one prompt and yield the text as it comes; stopping the iteration stops the model.
+
+    Raises:
+        TextError: the prompt fills the model's context.
+    """
+    ids = _prompt_ids(model, tokenizer, prompt, 0)
+    if max_new_tokens < 1:
+        raise ConfigError(f"max_new_tokens={max_new_tokens} writes nothing")
+    seed = sampling.seed if sampling.seed is not None else int(torch.seed() % 2**31)
+    draw = _Draw(sampling, [_row_seed(seed, 0)], model.device)
+    pieces = _Pieces(tokenizer, ids)
+    stop = _Stop()
+    failure: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            _run(model, tokenizer, [ids], max_new_tokens, draw, streamer=pieces, stop=stop)
+        except BaseException as error:
+            failure.append(error)
+        finally:
+            pieces.texts.put(None)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    try:
+        while (piece := pieces.texts.get()) is not None:
+            yield piece
+    finally:
+        stop.event.set()
+        thread.join()
+    if failure:
+        raise failure[0]
+
+
+def _prompt_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompt: str, index: int) -> list[int]:
+    ids: list[int] = tokenizer(prompt, verbose=False)["input_ids"]
+    end = tokenizer.eos_token_id
+    if len(ids) > 1 and end is not None and ids[-1] == end and end != tokenizer.bos_token_id:
+        ids = ids[:-1]  # some tokenizers close every text; a prompt is to go on
+    if not ids:
+        if tokenizer.bos_token_id is None:
+            raise TextError(f"prompt {index} is empty and this model has no beginning token to start from")
+        ids = [tokenizer.bos_token_id]
+    limit = context_length(model.config, tokenizer)
+    if limit is not None and len(ids) >= limit:
+        raise TextError(f"prompt {index} has {len(ids)} tokens and the model's context ends at {limit}")
+    return ids
+
+
+@torch.no_grad()
+def _run(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: list[list[int]],
+    max_new_tokens: int,
+    draw: "_Draw",
+    *,
+    streamer: Any = None,
+    stop: "_Stop | None" = None,
+) -> Tensor:
+    width = max(len(ids) for ids in prompts)
+    limit = context_length(model.config, tokenizer)
+    if limit is not None:
+        max_new_tokens = min(max_new_tokens, limit - width)
+    ends = _end_ids(model, tokenizer)
+    pad = next(iter([*([tokenizer.pad_token_id] if tokenizer.pad_token_id is not None else []), *ends, 0]))
+    ids = torch.full((len(prompts), width), pad, dtype=torch.long)
+    real = torch.zeros_like(ids)
+    for row, prompt in enumerate(prompts):  # generation continues at the right: padding goes left
+        ids[row, width - len(prompt) :] = torch.tensor(prompt)
+        real[row, width - len(prompt) :] = 1
+    settings = GenerationConfig(
+        do_sample=False, num_beams=1, max_new_tokens=max_new_tokens, pad_token_id=pad, eos_token_id=ends or None
+    )
+    output: Tensor = model.generate(
+        ids.to(model.device),
+        attention_mask=real.to(model.device),
+        generation_config=settings,
+        logits_processor=LogitsProcessorList([draw]),
+        stopping_criteria=StoppingCriteriaList([stop] if stop else []),
+        streamer=streamer,
+    )
+    return output
+
+
+def _end_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    own = model.generation_config.eos_token_id
+    ends = list(own) if isinstance(own, (list, tuple)) else [own]
+    ends.append(tokenizer.eos_token_id)
+    return list(dict.fromkeys(end for end in ends if end is not None))
+
+
+def _result(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompt: list[int],
+    ids: list[int],
+    draw: "_Draw",
+    place: int,
+) -> Generation:
+    ends = set(_end_ids(model, tokenizer))
+    cut = next((i for i, token in enumerate(ids) if token in ends), len(ids))
+    finished = cut < len(ids)
+    scores = [step[place] for step in draw.logprobs[: cut + int(finished)]]
+    mean = sum(scores) / len(scores) if scores else 0.0
+    return Generation(_continuation(tokenizer, prompt, ids[:cut]), ids[:cut], mean, finished)
+
+
+def _continuation(tokenizer: PreTrainedTokenizerBase, prompt: list[int], ids: list[int]) -> str:
+    """Decode ``ids`` as they read after the prompt: alone, many tokenizers would drop their first space."""
+    tail = prompt[-_TAIL:]
+    before: str = tokenizer.decode(tail, skip_special_tokens=True)
+    together: str = tokenizer.decode(tail + ids, skip_special_tokens=True)
+    return together[len(before) :]
+
+
+def _row_seed(seed: int, row: int) -> int:
+    return (seed * 1_000_003 + row) % 2**63
+
+
+class _Draw(LogitsProcessor):
+    """Filters the scores, adds each row's noise, and notes the model's own log-probability of the choice."""
+
+    def __init__(self, sampling: Sampling, seeds: list[int], device: torch.device) -> None:
+        self.sampling = sampling
+        self.generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+        self.device = device
+        self.logprobs: list[list[float]] = []
+        self.filters: list[LogitsProcessor] = []
+        if not sampling.is_greedy:
+            self.filters.append(TemperatureLogitsWarper(float(sampling.temperature)))
+            if sampling.top_k is not None:
+                self.filters.append(TopKLogitsWarper(sampling.top_k))
+            if sampling.top_p is not None and sampling.top_p < 1:
+                self.filters.append(TopPLogitsWarper(sampling.top_p))
+            if sampling.typical_p is not None and sampling.typical_p < 1:
+                self.filters.append(TypicalLogitsWarper(sampling.typical_p))
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        scores_BV = scores.float()
+        plain_BV = torch.log_softmax(scores_BV, dim=-1)
+        for filter_ in self.filters:
+            scores_BV = filter_(input_ids, scores_BV)
+        if not self.sampling.is_greedy:
+            noise = [torch.empty(scores.shape[-1]).exponential_(generator=g) for g in self.generators]
+            scores_BV = scores_BV - torch.stack(noise).to(scores.device).log()
+        chosen_B = scores_BV.argmax(dim=-1)
+        self.logprobs.append(plain_BV.gather(1, chosen_B[:, None])[:, 0].tolist())
+        return scores_BV
+
+
+class _Pieces(BaseStreamer):
+    """Turns tokens into pieces of text as they come, never splitting a character."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, prompt: list[int]) -> None:
+        self.tokenizer = tokenizer
+        self.ids = list(prompt)
+        self.read = len(prompt)
+        self.start = max(0, self.read - _TAIL)
+        self.texts: queue.Queue[str | None] = queue.Queue()
+        self.has_prompt = False
+
+    def put(self, value: Tensor) -> None:
+        """Take one token; the first call brings the prompt, which is known."""
+        if not self.has_prompt:
+            self.has_prompt = True
+            return
+        self.ids += value.flatten().tolist()
+        self._give(last=False)
+
+    def end(self) -> None:
+        """Give what was held back."""
+        self._give(last=True)
+
+    def _give(self, *, last: bool) -> None:
+        before = self.tokenizer.decode(self.ids[self.start : self.read], skip_special_tokens=True)
+        now = self.tokenizer.decode(self.ids[self.start :], skip_special_tokens=True)
+        # A replacement character at the end is a letter whose other bytes are still to come.
+        if len(now) > len(before) and (last or not now.endswith("\ufffd")):
+            self.texts.put(now[len(before) :])
+            self.start, self.read = self.read, len(self.ids)
+
+
+class _Stop(StoppingCriteria):
+    """Ends the generation when the reader of the stream has gone."""
+
+    def __init__(self) -> None:
+        self.event = threading.Event()
+
+    def __call__(self, input_ids: Tensor, scores: Tensor, **kwargs: Any) -> Tensor:
+        del scores, kwargs
+        return torch.full((input_ids.shape[0],), self.event.is_set(), device=input_ids.device, dtype=torch.bool)

@@ -1,0 +1,38 @@
+"""Whether encoding in bfloat16 is near enough to float32 for this model.
+
+Knows: a reader, a few short texts. Does not know: what the vectors are for.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from gerund.inference.encoding import Reader, encode
+from gerund.inference.tokens import Reading, tokenize
+
+# Of several kinds and lengths, since rounding shows most where tokens are rare and texts are short.
+SAMPLE_TEXTS = (
+    "A cat sleeps.",
+    "The central bank raised interest rates for the third time this year, to 4.25 per cent.",
+    "def area(radius): return 3.14159 * radius ** 2",
+    "In the beginning the ship moved slowly; later, when the wind had turned, it reached the island by noon.",
+)
+ENOUGH = 0.999
+
+
+def bfloat16_cosine(reader: Reader) -> float:
+    """Return the smallest cosine between vectors computed in bfloat16 and in the weights' own type."""
+    reading = Reading(append_eos=reader.config.append_eos, repeat_text=reader.plan.repeats_text)
+    tokens = tokenize(reader.tokenizer, SAMPLE_TEXTS, reading)
+    own = encode(replace(reader, autocast=None), tokens, show=False)
+    half = encode(replace(reader, autocast=torch.bfloat16), tokens, show=False)
+    norms = np.linalg.norm(own, axis=1) * np.linalg.norm(half, axis=1)
+    return float(((own * half).sum(axis=1) / np.maximum(norms, 1e-12)).min())
+
+
+def choose_autocast(reader: Reader) -> torch.dtype | None:
+    """Return bfloat16 when the weights are float32 and the vectors hardly change, else None."""
+    if reader.model.dtype != torch.float32:
+        return None
+    return torch.bfloat16 if bfloat16_cosine(reader) >= ENOUGH else None

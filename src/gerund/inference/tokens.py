@@ -1,0 +1,184 @@
+"""From texts to token ids, knowing exactly which tokens belong to the text and which to the prompt.
+
+Knows: tokenizers, prompts, lengths, empty and over-long texts. Does not know: models, plans, states.
+"""
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from transformers import PreTrainedTokenizerBase
+
+from gerund.errors import ConfigError, ModelError, TextError, unknown_name
+
+Empty = Literal["error", "zeros"]
+Overflow = Literal["truncate", "error"]
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """One text as the model reads it.
+
+    Attributes:
+        ids: token ids: special tokens, prompt, text (twice for the echo layout), special tokens.
+        text_from: index of the first token of the text (of its second copy for the echo layout).
+        specials_before: how many special tokens precede prompt and text.
+        offsets: for each token from ``text_from`` on, its (start, end) characters in the text; empty unless
+            they were asked for.
+    """
+
+    ids: list[int]
+    text_from: int
+    specials_before: int
+    offsets: tuple[tuple[int, int], ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How texts are turned into tokens."""
+
+    prompt: str = ""
+    append_eos: bool = False
+    repeat_text: bool = False
+    max_length: int | None = None
+    empty: Empty = "error"
+    overflow: Overflow = "truncate"
+
+
+def check_texts(texts: Any) -> list[str]:
+    """Return the texts as a list, refusing whatever is not a string.
+
+    Raises:
+        TextError: something in there is not a string; the message names its index.
+    """
+    if isinstance(texts, str):
+        return [texts]
+    if isinstance(texts, (bytes, dict)) or not hasattr(texts, "__iter__"):
+        raise TextError(f"texts are strings or a list of strings, not {type(texts).__name__}")
+    listed = list(texts)
+    for index, text in enumerate(listed):
+        if not isinstance(text, str):
+            raise TextError(f"text {index} is not a string but {type(text).__name__}: {str(text)[:40]!r}")
+    return listed
+
+
+def tokenize(
+    tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], reading: Reading, *, offsets: bool = False
+) -> list[Tokens | None]:
+    """Turn texts into tokens, in order; an empty text becomes None when ``reading.empty`` is ``"zeros"``.
+
+    A text is empty when it has no character but white space. Tokens of the prompt are told from those of the
+    text by their character offsets: a token that holds any character of the text belongs to the text.
+
+    Raises:
+        TextError: a text is empty, or too long with ``overflow="error"``.
+        ConfigError: the prompt alone fills the model's length.
+    """
+    if reading.empty not in ("error", "zeros"):
+        raise unknown_name("empty", reading.empty, ["error", "zeros"])
+    if reading.overflow not in ("truncate", "error"):
+        raise unknown_name("overflow", reading.overflow, ["truncate", "error"])
+    filled = []
+    for index, text in enumerate(texts):
+        if text.strip():
+            filled.append(index)
+        elif reading.empty == "error":
+            raise TextError(f"text {index} is empty; give empty='zeros' to get a zero vector for it")
+    result: list[Tokens | None] = [None] * len(texts)
+    if not filled:
+        return result
+    room = _room(tokenizer, reading)
+    joined = [reading.prompt + texts[index] for index in filled]
+    need_offsets = offsets or bool(reading.prompt)
+    batch = _call(tokenizer, joined, need_offsets, None)
+    long = [row for row, ids in enumerate(batch["input_ids"]) if room is not None and len(ids) > room]
+    if long and reading.overflow == "error":
+        row = long[0]
+        raise TextError(
+            f"text {filled[row]} has {len(batch['input_ids'][row])} tokens and there is room for {room}; "
+            "shorten it or give overflow='truncate'"
+        )
+    if long:
+        warnings.warn(
+            f"{len(long)} of {len(texts)} texts were longer than {room} tokens and were cut", stacklevel=4
+        )
+    cut = _call(tokenizer, [joined[row] for row in long], need_offsets, room) if long else None
+    rows = {row: (cut, place) for place, row in enumerate(long)}
+    for row, index in enumerate(filled):
+        source, place = rows.get(row, (batch, row))
+        assert source is not None
+        result[index] = _tokens(tokenizer, source, place, reading, offsets)
+    return result
+
+
+def _call(tokenizer: PreTrainedTokenizerBase, texts: list[str], offsets: bool, room: int | None) -> Any:
+    if offsets and not tokenizer.is_fast:
+        raise ModelError("prompts and words need a fast tokenizer (tokenizer.json): this model has none")
+    cut: dict[str, Any] = {} if room is None else {"truncation": True, "max_length": room}
+    return tokenizer(
+        texts,
+        add_special_tokens=True,
+        return_attention_mask=False,
+        return_token_type_ids=False,
+        return_special_tokens_mask=True,
+        return_offsets_mapping=offsets,
+        verbose=False,
+        **cut,
+    )
+
+
+def _room(tokenizer: PreTrainedTokenizerBase, reading: Reading) -> int | None:
+    """Return how many tokens the tokenizer may yield, special tokens included."""
+    if reading.append_eos and tokenizer.eos_token_id is None:
+        raise ConfigError("append_eos needs a tokenizer with an end token, and this one has none")
+    if reading.max_length is None:
+        return None
+    room = reading.max_length - int(reading.append_eos)
+    fixed = len(_call(tokenizer, [reading.prompt], False, None)["input_ids"][0])
+    if reading.repeat_text:
+        room = fixed + (room - fixed) // 2
+    if room <= fixed:
+        raise ConfigError(
+            f"max_length={reading.max_length} leaves no room for text: prompt and special tokens take {fixed}"
+        )
+    return room
+
+
+def _tokens(
+    tokenizer: PreTrainedTokenizerBase, batch: Any, row: int, reading: Reading, keep_offsets: bool
+) -> Tokens:
+    ids: list[int] = batch["input_ids"][row]
+    special: list[int] = batch["special_tokens_mask"][row]
+    before = next((i for i, flag in enumerate(special) if not flag), len(ids))
+    after = next((i for i, flag in enumerate(reversed(special)) if not flag), 0)
+    end = len(ids) - after
+    start = before
+    if reading.prompt:
+        spans = batch["offset_mapping"][row]
+        start = next((i for i in range(before, end) if spans[i][1] > len(reading.prompt)), end)
+    text_from = start
+    if reading.repeat_text:
+        ids = ids[:end] + ids[start:end] + ids[end:]
+        text_from = end
+    if reading.append_eos and ids[-1] != tokenizer.eos_token_id:
+        ids = [*ids, tokenizer.eos_token_id]
+    places: tuple[tuple[int, int], ...] = ()
+    if keep_offsets:
+        shift = len(reading.prompt)
+        spans = batch["offset_mapping"][row][start:end]
+        places = tuple((max(0, a - shift), b - shift) for a, b in spans)
+    return Tokens(ids, text_from, before, places)
+
+
+def context_length(config: Any, tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """Return the longest text in tokens that model and tokenizer are made for; None when neither says."""
+    text_config = config.get_text_config(decoder=True)
+    known = [getattr(text_config, name, None) for name in ("max_position_embeddings", "n_positions")]
+    known.append(tokenizer.model_max_length)
+    # Tokenizers without a limit say 10^30.
+    limits = [int(value) for value in known if isinstance(value, (int, float)) and 0 < value < 10**9]
+    return min(limits, default=None)

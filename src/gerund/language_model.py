@@ -1,0 +1,480 @@
+"""``LanguageModel``: the verbs, each one call into ``inference``.
+
+Knows: which function does what. Does not know: how any of it is done.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, overload
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from gerund.attention.interface import attach
+from gerund.attention.plan import AttentionPlan
+from gerund.attention.probe import prove
+from gerund.attention.streams import attach_streams, decoder_layers
+from gerund.config import CONFIG_FILE, EncoderConfig, Sampling, encoder_config_json, read_encoder_config
+from gerund.errors import ConfigError, unknown_name
+from gerund.inference import encoding, generation
+from gerund.inference.precision import choose_autocast
+from gerund.inference.tokens import Empty, Overflow, Reading, Tokens, check_texts, context_length, tokenize
+from gerund.inference.words import WordPooling, check_words, word_vectors
+from gerund.models import loading
+from gerund.models.adapters import adapter_on, base_state, load_adapter
+from gerund.models.fingerprint import adapter_hash, fingerprint, weights_hash
+from gerund.models.saving import atomic_folder
+from gerund.types import Generation
+
+Output = Literal["numpy", "torch"]
+
+
+class LanguageModel:
+    """One language model that writes and encodes with the same weights.
+
+    Made by ``gerund.load``. ``model`` is the Hugging Face module, untouched: without a plan in the call its
+    logits are bit-equal to those of plain transformers. Safe to use from several threads at once.
+
+    Attributes:
+        model: the Hugging Face causal language model.
+        tokenizer: its tokenizer; batches are padded on its ``padding_side``.
+        encoder: how the model is read as an encoder.
+        name: what it was loaded from.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        encoder: EncoderConfig | None = None,
+        *,
+        name: str = "a model in memory",
+        adapter_folder: Path | None = None,
+        autocast: bool = False,
+    ) -> None:
+        """Wrap a model that is in memory, after proving that the attention plan reaches every layer of it.
+
+        Args:
+            model: a Hugging Face decoder-only language model.
+            tokenizer: its tokenizer.
+            encoder: how to read it; None takes the default plan.
+            name: what to call it in messages.
+            adapter_folder: a PEFT adapter that is active only while encoding.
+            autocast: encode float32 weights in bfloat16 where that is quick and near enough.
+
+        Raises:
+            UnsupportedModelError: the plan does not reach every layer.
+            ConfigError: the plan does not fit the number of layers.
+        """
+        self.model = model
+        self.tokenizer = tokenizer
+        self.encoder = encoder or EncoderConfig()
+        self.name = name
+        self.adapter_folder = adapter_folder
+        layers = decoder_layers(model)
+        self.n_layers = len(layers)
+        plan = self.encoder.attention.resolve(self.n_layers)
+        attach(model)
+        attach_streams(layers)
+        if adapter_folder is not None:
+            load_adapter(model, adapter_folder)
+        prove(model, plan)
+        self._reader = encoding.Reader(
+            model,
+            tokenizer,
+            self.encoder,
+            plan,
+            # A causal pass needs no plan, so architectures that a plan cannot reach still encode causally.
+            sends_plan=not plan.is_causal,
+            gate=adapter_on if adapter_folder is not None else nullcontext,
+        )
+        if autocast:
+            self._reader = replace(self._reader, autocast=choose_autocast(self._reader))
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model lies."""
+        return self._reader.device
+
+    @property
+    def dimensions(self) -> int:
+        """Size of a whole vector."""
+        return self._reader.width
+
+    @property
+    def max_length(self) -> int | None:
+        """Longest text in tokens that ``encode`` reads, prompt and special tokens included."""
+        limit = context_length(self.model.config, self.tokenizer)
+        own = self.encoder.max_length
+        return own if limit is None else limit if own is None else min(own, limit)
+
+    @property
+    def compute_dtype(self) -> torch.dtype:
+        """The type that ``encode`` computes in; the weights keep their own."""
+        return self._reader.autocast or self.model.dtype
+
+    @overload
+    def encode(self, texts: Any, *, output: Literal["torch"], **options: Any) -> torch.Tensor: ...
+
+    @overload
+    def encode(self, texts: Any, prompt: str | None = None, **options: Any) -> np.ndarray: ...
+
+    def encode(
+        self,
+        texts: str | Sequence[str],
+        prompt: str | None = None,
+        normalize: bool | None = None,
+        dimensions: int | None = None,
+        batch_tokens: int | None = None,
+        show_progress: bool | None = None,
+        output: Output = "numpy",
+        *,
+        empty: Empty = "error",
+        overflow: Overflow = "truncate",
+    ) -> np.ndarray | torch.Tensor:
+        """Turn texts into vectors.
+
+        Args:
+            texts: one text or many.
+            prompt: put before every text and not pooled: the name of one of the encoder's prompts, or the
+                prompt itself; None takes the encoder's default.
+            normalize: whether vectors get length 1; None does as the encoder's settings say.
+            dimensions: keep only the first so many numbers of each vector (then normalise again).
+            batch_tokens: tokens a batch, padding included; None chooses by device. When memory runs out,
+                batches are halved by themselves.
+            show_progress: None shows a bar on a terminal.
+            output: ``numpy`` or ``torch``.
+            empty: ``error``, or ``zeros`` for a zero vector where a text is empty.
+            overflow: ``truncate`` cuts an over-long text at its end, with one warning; or ``error``.
+
+        Returns:
+            ``(n, dimensions)`` float32 in the order of ``texts``; ``(dimensions,)`` for a single string.
+
+        Raises:
+            TextError: a text is empty, too long, or not a string.
+            ConfigError: an unknown setting or impossible number.
+
+        >>> lm = gerund.load()
+        >>> lm.encode(["a cat", "a dog"]).shape == (2, lm.dimensions)
+        True
+        """
+        if output not in ("numpy", "torch"):
+            raise unknown_name("output", output, ["numpy", "torch"])
+        if dimensions is not None and not 1 <= dimensions <= self.dimensions:
+            raise ConfigError(f"dimensions={dimensions} is not between 1 and the model's {self.dimensions}")
+        tokens = self._tokens(check_texts(texts), prompt, empty, overflow)
+        vectors = encoding.encode(self._reader, tokens, batch_tokens=_positive(batch_tokens), show=show_progress)
+        vectors = np.ascontiguousarray(vectors[:, :dimensions])
+        if self.encoder.normalize if normalize is None else normalize:
+            vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+        if isinstance(texts, str):
+            vectors = vectors[0]
+        return torch.from_numpy(vectors) if output == "torch" else vectors
+
+    def encode_tokens(
+        self,
+        texts: str | Sequence[str],
+        prompt: str | None = None,
+        normalize: bool = False,
+        batch_tokens: int | None = None,
+        show_progress: bool | None = None,
+        *,
+        empty: Empty = "error",
+        overflow: Overflow = "truncate",
+    ) -> list[np.ndarray]:
+        """Return the last hidden state, after the final norm, of every token of each text.
+
+        Special tokens are included, as the tokenizer yields them; prompt and padding are not. The arguments
+        are those of ``encode``.
+
+        Returns:
+            One ``(n_tokens, d)`` float32 array a text.
+
+        >>> lm = gerund.load()
+        >>> [states] = lm.encode_tokens(["a cat"])
+        >>> len(states) == len(lm.tokenizer("a cat").input_ids)
+        True
+        """
+        tokens = self._tokens(check_texts(texts), prompt, empty, overflow)
+        states = encoding.encode_tokens(self._reader, tokens, batch_tokens=_positive(batch_tokens), show=show_progress)
+        return [_unit(item) for item in states] if normalize else states
+
+    def encode_words(
+        self,
+        sentences: Sequence[Sequence[str]],
+        prompt: str | None = None,
+        normalize: bool = False,
+        batch_tokens: int | None = None,
+        show_progress: bool | None = None,
+        *,
+        pooling: WordPooling = "mean",
+        shift: bool = False,
+    ) -> list[np.ndarray]:
+        """Return one vector a word, for sentences that are split into words already.
+
+        Args:
+            sentences: lists of words.
+            prompt: as in ``encode``.
+            normalize: give every vector length 1.
+            batch_tokens: as in ``encode``.
+            show_progress: as in ``encode``.
+            pooling: ``mean`` over the word's tokens, or its ``first`` token.
+            shift: read the outputs that precede the word's tokens (MAGNET, section 3.2).
+
+        Returns:
+            One ``(n_words, d)`` float32 array a sentence. A word that an over-long sentence lost to the
+            model's limit has a zero vector (and there is a warning).
+
+        >>> lm = gerund.load()
+        >>> [vectors] = lm.encode_words([["EU", "rejects", "German", "call"]])
+        >>> vectors.shape == (4, lm.dimensions)
+        True
+        """
+        checked = check_words(sentences)
+        joined = [" ".join(words) for words in checked]
+        tokens = self._tokens(joined, prompt, "error", "truncate", offsets=True)
+        states = encoding.encode_tokens(self._reader, tokens, batch_tokens=_positive(batch_tokens), show=show_progress)
+        vectors = [
+            word_vectors(words, text, state, pooling=pooling, shift=shift)
+            for words, text, state in zip(checked, tokens, states, strict=True)
+            if text is not None
+        ]
+        return [_unit(item) for item in vectors] if normalize else vectors
+
+    def similarity(self, a: Any, b: Any) -> np.ndarray:
+        """Return the cosine of every text (or vector) in ``a`` with every one in ``b``.
+
+        Args:
+            a: texts, or vectors ``(n, d)``.
+            b: texts, or vectors ``(m, d)``.
+
+        Returns:
+            ``(n, m)`` float32.
+        """
+        left, right = (_unit(np.atleast_2d(self._vectors(item))) for item in (a, b))
+        if left.shape[1] != right.shape[1]:
+            raise ConfigError(f"vectors of {left.shape[1]} and {right.shape[1]} dimensions cannot be compared")
+        return left @ right.T
+
+    def generate(
+        self,
+        prompts: str | Sequence[str],
+        max_new_tokens: int = 64,
+        sampling: Sampling | None = None,
+        *,
+        batch_size: int = 16,
+    ) -> list[Generation]:
+        """Continue each prompt with the untouched model.
+
+        Args:
+            prompts: one prompt or many, of any lengths. The empty prompt starts from nothing.
+            max_new_tokens: how much to write at most; less where the model's context ends first.
+            sampling: how tokens are drawn; None is greedy.
+            batch_size: prompts in one pass.
+
+        Returns:
+            One ``Generation`` a prompt, in their order.
+
+        Raises:
+            TextError: a prompt is no string or fills the model's context.
+        """
+        return generation.generate(
+            self.model,
+            self.tokenizer,
+            check_texts(prompts),
+            max_new_tokens=max_new_tokens,
+            sampling=sampling or Sampling(),
+            batch_size=batch_size,
+        )
+
+    def stream(self, prompt: str, max_new_tokens: int = 64, sampling: Sampling | None = None) -> Iterator[str]:
+        """Continue one prompt and yield the text piece by piece; the arguments are those of ``generate``."""
+        [checked] = check_texts([prompt])
+        return generation.stream(
+            self.model, self.tokenizer, checked, max_new_tokens=max_new_tokens, sampling=sampling or Sampling()
+        )
+
+    def fingerprint(self, dimensions: int | None = None) -> str:
+        """Return what tells this encoder from others: 16 hexadecimal digits.
+
+        Covers weights, adapter, plan, pooling, prompts and ``dimensions``. Store it with embeddings and refuse
+        to mix two.
+        """
+        adapter = adapter_hash(self.adapter_folder)
+        if dimensions == self.dimensions:
+            dimensions = None
+        return fingerprint(self._weights_hash, adapter, self.encoder, self.n_layers, dimensions=dimensions)
+
+    def save(self, folder: str | Path, *, overwrite: bool = False) -> None:
+        """Save weights, tokenizer and ``gerund.json`` in one step; an adapter goes into a folder of its own.
+
+        The folder opens with ``AutoModelForCausalLM`` as a plain language model with the same weights, in the
+        type in which they are held here.
+
+        Args:
+            folder: where to.
+            overwrite: replace what is there.
+
+        Raises:
+            OutputExistsError: there is something already.
+            ResourceError: the disk is full; nothing is left behind.
+        """
+        with atomic_folder(folder, overwrite=overwrite) as work:
+            loading.save_model(self.model, self.tokenizer, base_state(self.model), work)
+            encoder = replace(self.encoder, attention=self.encoder.attention.with_defaults(self.n_layers))
+            if self.adapter_folder is not None:
+                encoder = replace(encoder, adapter="adapter")
+                (work / "adapter").mkdir()
+                for name in ("adapter_config.json", "adapter_model.safetensors"):
+                    (work / "adapter" / name).write_bytes((self.adapter_folder / name).read_bytes())
+            text = encoder_config_json(encoder, self.fingerprint())
+            (work / CONFIG_FILE).write_text(text, encoding="utf-8")
+
+    def export(
+        self, folder: str | Path, format: Literal["sentence-transformers", "merged"], *, overwrite: bool = False
+    ) -> None:
+        """Write the encoder for other tools.
+
+        Args:
+            folder: where to.
+            format: ``sentence-transformers``, a folder for ``SentenceTransformer``; or ``merged``, a plain
+                model with the adapter merged into its weights.
+            overwrite: replace what is there.
+
+        Raises:
+            ConfigError: an unknown format, or one that this encoder cannot be written in.
+        """
+        from gerund.models import exporting
+
+        exporting.export(self, folder, format, overwrite=overwrite)
+
+    @cached_property
+    def _weights_hash(self) -> str:
+        return weights_hash(base_state(self.model))
+
+    def _tokens(
+        self, texts: list[str], prompt: str | None, empty: Empty, overflow: Overflow, *, offsets: bool = False
+    ) -> list[Tokens | None]:
+        reading = Reading(
+            prompt=self.encoder.prompt_text(prompt),
+            append_eos=self.encoder.append_eos,
+            repeat_text=self._reader.plan.repeats_text,
+            max_length=self.max_length,
+            empty=empty,
+            overflow=overflow,
+        )
+        return tokenize(self.tokenizer, texts, reading, offsets=offsets)
+
+    def _vectors(self, item: Any) -> np.ndarray:
+        if isinstance(item, torch.Tensor):
+            return item.detach().cpu().float().numpy()
+        if isinstance(item, np.ndarray) and item.dtype.kind == "f":
+            return item.astype(np.float32)
+        return self.encode(item)
+
+
+def load(
+    model: str | Path | None = None,
+    *,
+    attention: str | AttentionPlan | None = None,
+    k: int | None = None,
+    k0: int | None = None,
+    sink_tokens: int | None = None,
+    pooling: str | None = None,
+    prompt: str | None = None,
+    adapter: str | Path | None = None,
+    dtype: str = "auto",
+    device: str = "auto",
+    max_length: int | None = None,
+) -> LanguageModel:
+    """Load a decoder-only language model that also encodes.
+
+    What is left out comes from the folder's ``gerund.json``; without one the plan is ``mask0-bidir`` with k
+    about 0.45 of the layers, and the pooling is the mean.
+
+    Args:
+        model: a folder, a hub id, or None for the embedded default.
+        attention: the name of a plan (``gerund.PLAN_NAMES``) or a plan.
+        k: number of converted layers.
+        k0: for ``mask0+bidir``, how many of them hide the first token.
+        sink_tokens: how many first tokens a ``mask0`` plan hides.
+        pooling: ``mean``, ``weighted-mean``, ``last`` or ``first``.
+        prompt: default prompt of ``encode``.
+        adapter: a PEFT folder, active only while encoding.
+        dtype: ``auto`` keeps the checkpoint's type and encodes float32 weights in bfloat16 where the processor
+            computes in it and the vectors' cosine to float32 is at least 0.999; or a type by name, for both.
+        device: ``auto``, ``cpu``, ``cuda``, ``cuda:1``, ...
+        max_length: longest text in tokens.
+
+    Returns:
+        The model, proven to obey the plan in every layer.
+
+    Raises:
+        ModelError: no such model, or not a decoder-only one.
+        UnsupportedModelError: the plan does not reach every layer.
+        ConfigError: an unknown name or impossible setting.
+
+    >>> lm = gerund.load()
+    >>> scores = lm.similarity(["a dog in the garden"], ["the dog is outside", "interest rates rose"])
+    >>> scores.shape
+    (1, 2)
+    """
+    weights_type = loading.pick_dtype(dtype)
+    where = loading.pick_device(device)
+    source = loading.find(model)
+    stored = read_encoder_config(source.folder) if source.folder is not None else None
+    encoder = _with_changes(stored or EncoderConfig(), attention, k, k0, sink_tokens, pooling, prompt, max_length)
+    folder = None if adapter is None else Path(adapter)
+    if folder is None and encoder.adapter is not None and source.folder is not None:
+        folder = source.folder / encoder.adapter
+    if weights_type is None and where.type == "cpu" and not loading.cpu_has_bfloat16():
+        # Half precision would be emulated, slowly; float32 holds the same values.
+        stored_type = loading.stored_dtype(source)
+        weights_type = torch.float32 if stored_type in (torch.bfloat16, torch.float16) else None
+    loaded, tokenizer = loading.read(source, weights_type)
+    return LanguageModel(
+        loaded.to(where),
+        tokenizer,
+        encoder,
+        name=source.name,
+        adapter_folder=folder,
+        autocast=dtype == "auto" and (where.type == "cuda" or loading.cpu_has_bfloat16()),
+    )
+
+
+def _with_changes(
+    encoder: EncoderConfig,
+    attention: str | AttentionPlan | None,
+    k: int | None,
+    k0: int | None,
+    sink_tokens: int | None,
+    pooling: str | None,
+    prompt: str | None,
+    max_length: int | None,
+) -> EncoderConfig:
+    plan = encoder.attention
+    if isinstance(attention, AttentionPlan):
+        plan = attention
+    elif attention is not None and attention != plan.name:
+        plan = AttentionPlan(attention)  # k of another plan means nothing here
+    given = {"k": k, "k0": k0, "sink_tokens": sink_tokens}
+    changes = {name: value for name, value in given.items() if value is not None}
+    if changes:
+        plan = replace(plan, **changes)
+    given_encoder = {"pooling": pooling, "prompt": prompt, "max_length": max_length}
+    return replace(encoder, attention=plan, **{name: value for name, value in given_encoder.items() if value is not None})
+
+
+def _positive(batch_tokens: int | None) -> int | None:
+    if batch_tokens is not None and batch_tokens < 1:
+        raise ConfigError(f"batch_tokens={batch_tokens} leaves no room for a text")
+    return batch_tokens
+
+
+def _unit(vectors: np.ndarray) -> np.ndarray:
+    unit: np.ndarray = vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), 1e-12)
+    return unit

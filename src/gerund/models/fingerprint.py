@@ -1,0 +1,54 @@
+"""What tells two encoders apart: a hash of everything that their vectors depend on.
+
+Knows: weights, settings. Does not know: where either came from.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from gerund.config import EncoderConfig
+
+
+def weights_hash(state: Mapping[str, Tensor]) -> str:
+    """Return a hash of every byte of every weight, with names, shapes and types."""
+
+    def one(name: str) -> bytes:
+        tensor = state[name].detach().cpu().contiguous()
+        digest = hashlib.blake2b(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode(), digest_size=16)
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy())
+        return digest.digest()
+
+    # hashlib lets go of the interpreter lock, so tensors are hashed side by side.
+    with ThreadPoolExecutor() as pool:
+        parts = list(pool.map(one, sorted(state)))
+    return hashlib.blake2b(b"".join(parts), digest_size=16).hexdigest()
+
+
+def adapter_hash(folder: Path | None) -> str:
+    """Return a hash of an adapter's files; the empty string without an adapter."""
+    if folder is None:
+        return ""
+    digest = hashlib.blake2b(digest_size=16)
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        digest.update((folder / name).read_bytes())
+    return digest.hexdigest()
+
+
+def fingerprint(weights: str, adapter: str, config: EncoderConfig, n_layers: int, *, dimensions: int | None = None) -> str:
+    """Return the fingerprint of an encoder: 16 hexadecimal digits.
+
+    Two encoders with the same fingerprint give the same vectors (up to rounding) for the same texts, prompts
+    and dimensions; k and k0 that were left out count as what they came to.
+    """
+    settings = config.to_dict()
+    settings["attention"] = config.attention.with_defaults(n_layers).to_dict()
+    settings.pop("adapter")  # its bytes count, not its path
+    settings.pop("normalize")
+    parts = [weights, adapter, json.dumps(settings, sort_keys=True), str(dimensions)]
+    return hashlib.blake2b("\n".join(parts).encode(), digest_size=8).hexdigest()

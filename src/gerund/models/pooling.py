@@ -1,0 +1,44 @@
+"""From token states to one vector a text.
+
+Knows: which rows of a batch's states are pooled. Does not know: prompts, tokenizers, plans.
+"""
+
+import torch
+from torch import Tensor
+
+
+def pool(hidden_BTD: Tensor, pooled_BT: Tensor, pooling: str) -> Tensor:
+    """Pool the states that ``pooled_BT`` marks into one vector a text.
+
+    Args:
+        hidden_BTD: last hidden states.
+        pooled_BT: True for the tokens that count. A row without any gives a zero vector.
+        pooling: ``mean``; ``weighted-mean``, where the i-th counted token weighs i (SGPT, section 3.1.2);
+            ``last``; ``first``.
+
+    Returns:
+        ``(B, D)`` in float32.
+
+    >>> states = torch.tensor([[[1.0], [3.0], [9.0]]])
+    >>> counted = torch.tensor([[True, True, False]])
+    >>> [pool(states, counted, name).item() for name in ("mean", "last", "first")]
+    [2.0, 3.0, 1.0]
+    >>> round(pool(states, counted, "weighted-mean").item(), 4)
+    2.3333
+    """
+    counted = pooled_BT.bool()
+    rank_BT = counted.int().cumsum(dim=1)
+    if pooling == "mean":
+        weight_BT = counted.float()
+    elif pooling == "weighted-mean":
+        weight_BT = (rank_BT * counted).float()
+    elif pooling == "last":
+        weight_BT = (counted & (rank_BT == rank_BT[:, -1:])).float()
+    elif pooling == "first":
+        weight_BT = (counted & (rank_BT == 1)).float()
+    else:
+        raise ValueError(f"unknown pooling {pooling!r}")
+    weight_BT = weight_BT / weight_BT.sum(dim=1, keepdim=True).clamp(min=1.0)
+    # Padding may hold anything, even infinities: it is taken out before it is multiplied by 0.
+    states_BTD = hidden_BTD.float().masked_fill(weight_BT[..., None] == 0, 0.0)
+    return torch.bmm(weight_BT[:, None], states_BTD)[:, 0]

@@ -1,0 +1,126 @@
+"""Writing folders whole or not at all.
+
+A folder is written under a temporary name beside its place, flushed to the disk, and then put there in one
+step. Whoever kills it on the way leaves the old folder or the new one, never half of either.
+
+Knows: folders and the file system. Does not know: what is in the files.
+"""
+
+import ctypes
+import errno
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from gerund.errors import OutputExistsError, ResourceError
+
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
+
+
+@contextmanager
+def atomic_folder(target: str | Path, *, overwrite: bool = False) -> Iterator[Path]:
+    """Yield an empty folder to write into; it becomes ``target`` when the block ends without an error.
+
+    Args:
+        target: where the folder goes. An empty folder there is taken as none.
+        overwrite: replace a folder that is there; without it that is an error.
+
+    Raises:
+        OutputExistsError: there is something at ``target`` already.
+        ResourceError: the disk is full; nothing is left behind.
+    """
+    target = Path(target)
+    _refuse_existing(target, overwrite)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        work = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".part", dir=target.parent))
+    except OSError as error:
+        raise ResourceError(f"cannot write beside {target}: {error.strerror or error}") from error
+    try:
+        yield work
+        work.chmod(0o755)
+        flush_folder(work)
+        _put(work, target)
+    except OSError as error:
+        shutil.rmtree(work, ignore_errors=True)
+        raise ResourceError(f"{target} was not written: {error.strerror or error}") from error
+    except BaseException as error:
+        shutil.rmtree(work, ignore_errors=True)
+        # safetensors reports a full disk as an error of its own.
+        if is_disk_full(error):
+            raise ResourceError(f"{target} was not written: no space left on the device") from error
+        raise
+
+
+def is_disk_full(error: BaseException) -> bool:
+    """Tell whether an error of any library means that the disk is full."""
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return True
+    return "No space left on device" in str(error) or "os error 28" in str(error)
+
+
+def write_atomically(target: Path, data: bytes) -> None:
+    """Write one file whole or not at all.
+
+    Raises:
+        ResourceError: the disk is full; nothing is left behind.
+    """
+    part = target.with_name(f".{target.name}.part")
+    try:
+        with part.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(target)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise ResourceError(f"{target} was not written: {error.strerror or error}") from error
+
+
+def flush_folder(folder: Path) -> None:
+    """Force every file of a folder to the disk."""
+    for path in [*folder.rglob("*"), folder]:
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def _refuse_existing(target: Path, overwrite: bool) -> None:
+    if target.is_dir():
+        if any(target.iterdir()) and not overwrite:
+            raise OutputExistsError(f"{target} exists already; choose another name or ask to overwrite it")
+    elif target.exists():
+        raise OutputExistsError(f"{target} exists already and is not a folder")
+
+
+def _put(work: Path, target: Path) -> None:
+    if not target.exists():
+        work.rename(target)
+    elif _exchange(work, target):
+        shutil.rmtree(work)
+    else:
+        # No exchange on this system: the old folder is whole under its other name if we are killed here.
+        old = target.with_name(f".{target.name}.old")
+        shutil.rmtree(old, ignore_errors=True)
+        target.rename(old)
+        work.rename(target)
+        shutil.rmtree(old)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Swap two names in one step, where the system can (Linux)."""
+    if not sys.platform.startswith("linux"):
+        return False
+    try:
+        rename = ctypes.CDLL(None, use_errno=True).renameat2
+    except (OSError, AttributeError):
+        return False
+    done = rename(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE)
+    return bool(done == 0)

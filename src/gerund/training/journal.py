@@ -1,0 +1,117 @@
+"""The diary of a training: one JSON line a log step, and what the terminal shows meanwhile.
+
+Knows: time, tokens, memory, lines. Does not know: models or the trainer.
+"""
+
+import json
+import resource
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+
+class Journal:
+    """Writes ``log.jsonl`` and shows progress: a bar on a terminal, plain lines elsewhere.
+
+    Args:
+        path: The file of lines. After a resume the lines beyond ``step`` are dropped, since those steps
+            are done again; what the kept ones say about elapsed time is carried on.
+        step: The step that the training starts from.
+        steps: The step it ends with.
+        tokens_per_step: Tokens of an optimizer step.
+    """
+
+    def __init__(self, path: Path, *, step: int, steps: int, tokens_per_step: int) -> None:
+        self.path, self.steps, self.tokens_per_step = path, steps, tokens_per_step
+        self.rows = [row for row in _read_rows(path) if row["step"] <= step]
+        path.write_text("".join(json.dumps(row) + "\n" for row in self.rows), "utf-8")
+        self.seconds_before = self.rows[-1]["seconds"] if self.rows else 0.0
+        self._started = time.perf_counter()
+        self._busy = 0.0
+        self._last = (step, self._busy)
+        self._step_began = self._started
+        self._console = Console(stderr=True, highlight=False)
+        columns = (
+            TextColumn("training"),
+            BarColumn(),
+            TextColumn("{task.description}"),
+            TimeRemainingColumn(),
+        )
+        self._progress = Progress(*columns, console=self._console, disable=not sys.stderr.isatty())
+        self._task = self._progress.add_task("", total=steps, completed=step)
+        self._progress.start()
+
+    @property
+    def seconds(self) -> float:
+        """Wall time of the whole training so far, interrupted parts included."""
+        return self.seconds_before + time.perf_counter() - self._started
+
+    def step_begins(self) -> None:
+        """Start the clock of a step, so that throughput leaves validation and saving out."""
+        self._step_began = time.perf_counter()
+
+    def step_ends(self, step: int) -> None:
+        """Stop the clock of a step."""
+        self._busy += time.perf_counter() - self._step_began
+        self._progress.update(self._task, completed=step)
+
+    def write(self, step: int, values: dict[str, Any]) -> None:
+        """Add a line about ``step``."""
+        row: dict[str, Any] = {"step": step, **values}
+        if "loss" in values:
+            before, busy = self._last
+            row["tokens_per_second"] = round(
+                (step - before) * self.tokens_per_step / max(self._busy - busy, 1e-9)
+            )
+            self._last = (step, self._busy)
+        row["tokens"] = step * self.tokens_per_step
+        row["seconds"] = round(self.seconds, 1)
+        row["peak_memory_mib"] = peak_memory_mib()
+        self.rows.append(row)
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+        self._show(row)
+
+    def _show(self, row: dict[str, Any]) -> None:
+        shown = {key: value for key, value in row.items() if key.startswith(("loss", "val", "learning"))}
+        text = "  ".join(f"{key} {value:.4g}" for key, value in shown.items())
+        text = f"step {row['step']}/{self.steps}  {text}"
+        if "tokens_per_second" in row:
+            text += f"  {row['tokens_per_second']:,} tokens/s"
+        if self._progress.disable or "loss" not in row:
+            self._console.print(text)
+        else:
+            self._progress.update(self._task, description=text)
+
+    def note(self, text: str) -> None:
+        """Show a line without writing it to the file."""
+        self._console.print(text)
+
+    def close(self) -> None:
+        """Take the progress bar away."""
+        self._progress.stop()
+
+
+def _read_rows(path: Path) -> list[dict[str, Any]]:
+    rows = []
+    if path.is_file():
+        for line in path.read_text("utf-8").splitlines():
+            try:
+                rows.append(json.loads(line))
+            except ValueError:
+                break  # a line cut short by a crash; everything after it is younger than any checkpoint
+    return rows
+
+
+def peak_memory_mib() -> int:
+    """Return the peak memory in MiB: of the GPU where there is one, else of this process."""
+    import torch
+
+    if torch.cuda.is_available():
+        return round(torch.cuda.max_memory_allocated() / 2**20)
+    unit = 1 if sys.platform == "darwin" else 1024
+    return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20)

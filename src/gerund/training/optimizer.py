@@ -1,0 +1,128 @@
+"""Optimizers by name, and the learning-rate schedules.
+
+Knows: which parameters are hidden matrices. Does not know: data, objectives, the trainer.
+"""
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from gerund.errors import ConfigError
+
+if TYPE_CHECKING:
+    from gerund.training.recipe import OptimizerConfig, ScheduleConfig
+
+
+class MuonWithAdamW(torch.optim.Optimizer):
+    """Muon for the hidden matrices and AdamW for everything else, as one optimizer.
+
+    Muon orthogonalises the update of a matrix; embeddings, the output head, norms and biases are no maps
+    between hidden states and stay with AdamW. ``match_rms_adamw`` scales Muon's update to the size of
+    AdamW's, so one learning rate and one schedule serve both. The state dict holds both parts whole.
+
+    Args:
+        matrices: Parameters for Muon, each two-dimensional.
+        others: Parameters for AdamW.
+        lr: Learning rate of both.
+        weight_decay: Of the matrices; the others are not decayed.
+        betas: AdamW's.
+        momentum: Muon's.
+    """
+
+    def __init__(
+        self,
+        matrices: list[nn.Parameter],
+        others: list[nn.Parameter],
+        *,
+        lr: float,
+        weight_decay: float,
+        betas: tuple[float, float] = (0.9, 0.95),
+        momentum: float = 0.95,
+    ) -> None:
+        if not hasattr(torch.optim, "Muon"):
+            raise ConfigError("optimizer 'muon' needs torch 2.9 or newer; use 'adamw' or upgrade torch")
+        self.muon = torch.optim.Muon(
+            matrices, lr=lr, weight_decay=weight_decay, momentum=momentum, adjust_lr_fn="match_rms_adamw"
+        )
+        self.adamw = torch.optim.AdamW(others, lr=lr, weight_decay=0.0, betas=betas)
+        super().__init__([{"params": [*matrices, *others]}], {"lr": lr})
+        self._share_groups()
+
+    def _share_groups(self) -> None:
+        # The very dicts of both parts, so that a scheduler writing here reaches both.
+        self.param_groups = [*self.muon.param_groups, *self.adamw.param_groups]
+
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Update all parameters."""
+        loss = None if closure is None else closure()
+        self.muon.step()
+        self.adamw.step()
+        return loss
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return both parts' state."""
+        return {"muon": self.muon.state_dict(), "adamw": self.adamw.state_dict()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over both parts' state."""
+        self.muon.load_state_dict(state_dict["muon"])
+        self.adamw.load_state_dict(state_dict["adamw"])
+        self._share_groups()
+
+
+def build_optimizer(model: nn.Module, config: "OptimizerConfig") -> torch.optim.Optimizer:
+    """Return the optimizer that the recipe asks for, over the trainable parameters of ``model``."""
+    matrices, others = split_parameters(model)
+    betas = (config.beta1, config.beta2)
+    if config.name == "muon":
+        return MuonWithAdamW(
+            matrices, others, lr=config.learning_rate, weight_decay=config.weight_decay, betas=betas
+        )
+    groups = [
+        {"params": matrices, "weight_decay": config.weight_decay},
+        {"params": others, "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=config.learning_rate, betas=betas)
+
+
+def split_parameters(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+    """Return the trainable hidden matrices, and everything else that is trainable."""
+    vocabulary: set[int] = set()
+    for module in model.modules():
+        # An untied output head is a plain Linear; only the language model around it knows what it is.
+        find_head = getattr(module, "get_output_embeddings", None)
+        found = module if isinstance(module, nn.Embedding) else find_head() if callable(find_head) else None
+        if found is not None:
+            vocabulary.update(id(parameter) for parameter in found.parameters(recurse=False))
+    matrices: list[nn.Parameter] = []
+    others: list[nn.Parameter] = []
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            hidden = parameter.ndim == 2 and id(parameter) not in vocabulary
+            (matrices if hidden else others).append(parameter)
+    return matrices, others
+
+
+def learning_rate_factor(config: "ScheduleConfig", steps: int) -> Callable[[int], float]:
+    """Return the function from step to the factor on the learning rate.
+
+    ``wsd`` warms up, stays, and falls over the last ``decay_steps`` as one minus a square root; what lies
+    before the fall does not depend on the number of steps, so a stable run can be ended earlier or later.
+    """
+    warmup, decay = config.warmup_steps, config.decay_steps or 0
+
+    def factor(step: int) -> float:
+        if step < warmup:
+            return (step + 1) / (warmup + 1)
+        if config.name == "cosine":
+            progress = (step - warmup) / max(1, steps - warmup)
+            return config.floor + (1 - config.floor) * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
+        if config.name == "wsd" and step > steps - decay:
+            progress = (step - (steps - decay)) / decay
+            return config.floor + (1 - config.floor) * (1 - math.sqrt(min(1.0, progress)))
+        return 1.0
+
+    return factor
