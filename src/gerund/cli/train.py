@@ -10,18 +10,14 @@ def command(
     recipe: Annotated[Path, typer.Argument(help="The recipe, a YAML file.", show_default=False)],
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="[KEY=VALUE]...", help="Settings that replace the recipe's.", show_default=False
-        ),
+        typer.Argument(metavar="[KEY=VALUE]...", help="Settings that replace the recipe's.", show_default=False),
     ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on from the newest whole checkpoint of the output folder.")
     ] = False,
     dry_run: Annotated[
         bool,
-        typer.Option(
-            "--dry-run", help="Only print size, tokens and an estimate of the time, and write nothing."
-        ),
+        typer.Option("--dry-run", help="Only print size, tokens and an estimate of the time, and write nothing."),
     ] = False,
 ) -> None:
     """Train a model by a recipe.

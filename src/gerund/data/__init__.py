@@ -1,1 +1,1 @@
-"""."""
+"""Reads documents and makes training data of them."""

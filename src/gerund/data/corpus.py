@@ -127,9 +127,7 @@ def _document(text: object, title: object, where: str, text_column: str) -> Docu
         # JSON may spell half a surrogate pair, which no tokenizer and no file can hold.
         text.encode("utf-8")
     except UnicodeEncodeError as error:
-        raise DataError(
-            f"{where}: {text_column!r} holds a lone surrogate at character {error.start}"
-        ) from error
+        raise DataError(f"{where}: {text_column!r} holds a lone surrogate at character {error.start}") from error
     return Document(text=text, title=title if isinstance(title, str) else "")
 
 
@@ -148,9 +146,7 @@ def _read_parquet(path: Path, text_column: str, title_column: str) -> Iterator[D
         with pq.ParquetFile(path) as file:
             present = file.schema_arrow.names
             if text_column not in present:
-                raise DataError(
-                    f"{path}: no column {text_column!r}; present are: {', '.join(present) or 'none'}"
-                )
+                raise DataError(f"{path}: no column {text_column!r}; present are: {', '.join(present) or 'none'}")
             columns = [name for name in (text_column, title_column) if name in present]
             row = 0
             for batch in file.iter_batches(batch_size=256, columns=columns):

@@ -1,1 +1,1 @@
-"""."""
+"""Trains a model by a recipe."""

@@ -64,9 +64,7 @@ class Journal:
         row: dict[str, Any] = {"step": step, **values}
         if "loss" in values:
             before, busy = self._last
-            row["tokens_per_second"] = round(
-                (step - before) * self.tokens_per_step / max(self._busy - busy, 1e-9)
-            )
+            row["tokens_per_second"] = round((step - before) * self.tokens_per_step / max(self._busy - busy, 1e-9))
             self._last = (step, self._busy)
         row["tokens"] = step * self.tokens_per_step
         row["seconds"] = round(self.seconds, 1)

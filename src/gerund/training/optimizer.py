@@ -78,9 +78,7 @@ def build_optimizer(model: nn.Module, config: "OptimizerConfig") -> torch.optim.
     matrices, others = split_parameters(model)
     betas = (config.beta1, config.beta2)
     if config.name == "muon":
-        return MuonWithAdamW(
-            matrices, others, lr=config.learning_rate, weight_decay=config.weight_decay, betas=betas
-        )
+        return MuonWithAdamW(matrices, others, lr=config.learning_rate, weight_decay=config.weight_decay, betas=betas)
     groups = [
         {"params": matrices, "weight_decay": config.weight_decay},
         {"params": others, "weight_decay": 0.0},

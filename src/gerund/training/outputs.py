@@ -34,9 +34,7 @@ def check_output(output: Path, resume: bool) -> None:
     if (output / "model").exists():
         raise OutputExistsError(f"{output / 'model'} is there already; choose another output or remove it")
     if not resume and (output / "recipe.json").exists():
-        raise OutputExistsError(
-            f"{output} holds an unfinished run; go on with --resume or choose another output"
-        )
+        raise OutputExistsError(f"{output} holds an unfinished run; go on with --resume or choose another output")
 
 
 def check_resumable(recipe: "Recipe", output: Path, step: int) -> None:
@@ -51,9 +49,7 @@ def check_resumable(recipe: "Recipe", output: Path, step: int) -> None:
     before, now = json.loads(path.read_text("utf-8")), json.loads(recipe.model_dump_json())
     differing = sorted(_differences(_compared(before), _compared(now)))
     if differing:
-        raise ConfigError(
-            f"{output}: cannot resume, since these settings have changed: {', '.join(differing)}"
-        )
+        raise ConfigError(f"{output}: cannot resume, since these settings have changed: {', '.join(differing)}")
     if step >= recipe.steps and before["steps"] != recipe.steps:
         raise ConfigError(f"{output}: step {step} is reached already; steps={recipe.steps} would undo some")
     if before["steps"] != recipe.steps or before["schedule"] != now["schedule"]:
@@ -79,9 +75,7 @@ def check_same_data(output: Path, summary: list[list[int]], *, resuming: bool) -
 
 def _compared(settings: dict[str, Any]) -> dict[str, Any]:
     kept = {key: value for key, value in settings.items() if key not in _FREE}
-    kept["data"] = {
-        k: v for k, v in kept["data"].items() if k not in ("folder", "cache", "validation_tokens")
-    }
+    kept["data"] = {k: v for k, v in kept["data"].items() if k not in ("folder", "cache", "validation_tokens")}
     kept["schedule"] = {k: v for k, v in kept["schedule"].items() if k != "decay_steps"}
     return kept
 

@@ -236,10 +236,7 @@ class PackedBlocks:
     def epochs(self) -> list[float]:
         """Return how often each source is read by all micro-batches together."""
         rows = self.items * self.rows
-        return [
-            rows * per / self._PERIOD / blocks
-            for per, blocks in zip(self._per_period, self._blocks, strict=True)
-        ]
+        return [rows * per / self._PERIOD / blocks for per, blocks in zip(self._per_period, self._blocks, strict=True)]
 
 
 def validation_blocks(cache: TokenCache, *, length: int, rows: int, limit: int) -> list[dict[str, Any]]:
@@ -249,9 +246,7 @@ def validation_blocks(cache: TokenCache, *, length: int, rows: int, limit: int) 
     tokens = cache.open()
     whole = len(tokens) // (rows * length)
     if not whole:
-        raise DataError(
-            f"{cache.path}: {len(tokens)} tokens are too few to validate with {rows} blocks of {length}"
-        )
+        raise DataError(f"{cache.path}: {len(tokens)} tokens are too few to validate with {rows} blocks of {length}")
     wanted = max(1, min(whole, limit // (rows * length)))
     starts = [whole * i // wanted * rows * length for i in range(wanted)]
     cuts = (tokens[start : start + rows * length].astype(np.int64) for start in starts)

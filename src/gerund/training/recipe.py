@@ -150,13 +150,9 @@ class Recipe(_Section):
         micro = data.micro_batch_tokens or data.batch_tokens
         if micro % data.sequence_length:
             name = "micro_batch_tokens" if data.micro_batch_tokens else "batch_tokens"
-            raise ValueError(
-                f"data.{name} {micro} is no multiple of data.sequence_length {data.sequence_length}"
-            )
+            raise ValueError(f"data.{name} {micro} is no multiple of data.sequence_length {data.sequence_length}")
         if data.batch_tokens % micro:
-            raise ValueError(
-                f"data.batch_tokens {data.batch_tokens} is no multiple of data.micro_batch_tokens {micro}"
-            )
+            raise ValueError(f"data.batch_tokens {data.batch_tokens} is no multiple of data.micro_batch_tokens {micro}")
         if (schedule.name == "wsd") != (schedule.decay_steps is not None):
             raise ValueError("schedule.decay_steps belongs to the schedule wsd, and wsd needs it")
         if schedule.warmup_steps + (schedule.decay_steps or 0) > self.steps:
@@ -169,9 +165,7 @@ class Recipe(_Section):
             raise ValueError(f"data.sources has a name twice: {', '.join(names)}")
         longest = self.model.config.get("max_position_embeddings")
         if isinstance(longest, int) and data.sequence_length > longest:
-            raise ValueError(
-                f"data.sequence_length {data.sequence_length} exceeds max_position_embeddings {longest}"
-            )
+            raise ValueError(f"data.sequence_length {data.sequence_length} exceeds max_position_embeddings {longest}")
         return self
 
 

@@ -95,9 +95,7 @@ def train(recipe: Recipe, *, resume: bool = False) -> Path:
 
     # From here on the folder holds a run; what failed above was only a mistake.
     write_atomically(output / "recipe.json", recipe.model_dump_json(indent=1))
-    journal = Journal(
-        output / "log.jsonl", step=step, steps=recipe.steps, tokens_per_step=recipe.data.batch_tokens
-    )
+    journal = Journal(output / "log.jsonl", step=step, steps=recipe.steps, tokens_per_step=recipe.data.batch_tokens)
     for path, problem in skipped.items():
         journal.note(f"removing {path.name}: {problem}")
         # It would be counted among the checkpoints to keep, and push a whole one out.
@@ -181,9 +179,7 @@ def check_architecture(recipe: Recipe) -> None:
     if kind is None:
         raise ConfigError("model.config has no model_type; 'llama' is one")
     if kind not in CONFIG_MAPPING:
-        raise ConfigError(
-            f"model.config.model_type {kind!r} is unknown to transformers; 'llama' is one it knows"
-        )
+        raise ConfigError(f"model.config.model_type {kind!r} is unknown to transformers; 'llama' is one it knows")
     known = CONFIG_MAPPING[kind]().to_dict().keys() | {"rope_theta"}
     for name in recipe.model.config:
         if name not in known:
@@ -220,9 +216,7 @@ def prepare_tokenizer(recipe: Recipe) -> "PreTrainedTokenizerFast":
     key = hashlib.sha256(json.dumps(content).encode()).hexdigest()[:20]
     folder = _cache(recipe) / f"tokenizer-{key}"
     if not folder.is_dir():
-        tokenizer = train_tokenizer(
-            _sample(recipe), vocab_size=settings.vocab_size, max_length=settings.max_length
-        )
+        tokenizer = train_tokenizer(_sample(recipe), vocab_size=settings.vocab_size, max_length=settings.max_length)
         with atomic_folder(folder) as partial:
             tokenizer.save_pretrained(str(partial))
     # Read back also when just trained, so that the first run and a resumed one use the very same object.
@@ -270,9 +264,7 @@ def _tokens(
     recipe: Recipe, source: SourceConfig, files: list[Path], tokenizer: "PreTrainedTokenizerFast"
 ) -> TokenCache:
     paths = _existing(recipe, files)
-    return tokenize_corpus(
-        paths, tokenizer, _cache(recipe), clean=source.clean, text_column=source.text_column
-    )
+    return tokenize_corpus(paths, tokenizer, _cache(recipe), clean=source.clean, text_column=source.text_column)
 
 
 def _cache(recipe: Recipe) -> Path:
@@ -297,9 +289,7 @@ def _check_machine(recipe: Recipe) -> None:
         raise ConfigError("training runs in one process; start it without torchrun")
     compilers = (os.environ.get("CXX"), "c++", "g++", "clang++")
     if recipe.compile and not any(name and shutil.which(name) for name in compilers):
-        raise ConfigError(
-            "compile=true needs a C++ compiler and there is none; install one or set compile=false"
-        )
+        raise ConfigError("compile=true needs a C++ compiler and there is none; install one or set compile=false")
 
 
 def _report(recipe: Recipe, losses: dict[str, float], journal: Journal, data: PackedBlocks) -> dict[str, Any]:

@@ -109,9 +109,7 @@ class GerundTrainer(Trainer):
         """Return the recipe's schedule."""
         if self.lr_scheduler is None:
             factor = learning_rate_factor(self.recipe.schedule, num_training_steps)
-            self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(
-                optimizer or self.create_optimizer(), factor
-            )
+            self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer or self.create_optimizer(), factor)
             self._created_lr_scheduler = True
         return self.lr_scheduler
 
@@ -153,12 +151,9 @@ class GerundTrainer(Trainer):
         if "loss" in logs:
             if not math.isfinite(logs["loss"]):
                 raise GerundError(
-                    f"the loss is {logs['loss']} at step {self.state.global_step}; "
-                    "lower optimizer.learning_rate"
+                    f"the loss is {logs['loss']} at step {self.state.global_step}; lower optimizer.learning_rate"
                 )
-            kept: dict[str, float] = {
-                key: logs[key] for key in ("loss", "learning_rate", "grad_norm") if key in logs
-            }
+            kept: dict[str, float] = {key: logs[key] for key in ("loss", "learning_rate", "grad_norm") if key in logs}
             self.journal.write(self.state.global_step, kept)
 
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
@@ -166,9 +161,7 @@ class GerundTrainer(Trainer):
         del state_dict
         folder = Path(output_dir or self.args.output_dir)
         folder.mkdir(parents=True, exist_ok=True)
-        tensors = {
-            name: p.detach().contiguous() for name, p in self.model.named_parameters() if p.requires_grad
-        }
+        tensors = {name: p.detach().contiguous() for name, p in self.model.named_parameters() if p.requires_grad}
         save_file(tensors, folder / WEIGHTS)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
@@ -181,9 +174,7 @@ def load_weights(module: nn.Module, checkpoint: Path) -> None:
     trainable = {name: p for name, p in module.named_parameters() if p.requires_grad}
     if tensors.keys() != trainable.keys():
         differing = sorted(tensors.keys() ^ trainable.keys())[:3]
-        raise GerundError(
-            f"{checkpoint}: its weights are those of another model (for example {', '.join(differing)})"
-        )
+        raise GerundError(f"{checkpoint}: its weights are those of another model (for example {', '.join(differing)})")
     with torch.no_grad():
         for name, parameter in trainable.items():
             parameter.copy_(tensors[name])
@@ -198,9 +189,7 @@ def validation_losses(
     with torch.no_grad():
         for name, batches in validation.items():
             results = [module(batch["input_ids"].to(device)) for batch in batches]
-            values[f"val_{name}"] = sum(float(total) for total, _ in results) / sum(
-                count for _, count in results
-            )
+            values[f"val_{name}"] = sum(float(total) for total, _ in results) / sum(count for _, count in results)
     module.train()
     return values
 

@@ -1,1 +1,1 @@
-"""."""
+"""What a model can be trained for, one file each."""

@@ -1,0 +1,127 @@
+"""Reading documents: every format, and one plain sentence for every way a file can be wrong."""
+
+import gzip
+import json
+import lzma
+
+import pytest
+
+from gerund.data.corpus import Document, clean_text, read_documents
+from gerund.errors import ConfigError, DataError
+
+
+def write(path, content):
+    path.write_bytes(content if isinstance(content, bytes) else content.encode("utf-8"))
+    return path
+
+
+def rows(*texts):
+    return "".join(json.dumps({"title": f"T{i}", "text": text}) + "\n" for i, text in enumerate(texts))
+
+
+class TestFormats:
+    def test_jsonl_plain_and_compressed_agree(self, tmp_path):
+        content = rows("one", "zwei äöü", "三\n四").encode("utf-8")
+        plain = write(tmp_path / "a.jsonl", content)
+        packed = write(tmp_path / "a.jsonl.xz", lzma.compress(content))
+        zipped = write(tmp_path / "a.jsonl.gz", gzip.compress(content))
+        expected = [Document("one", "T0"), Document("zwei äöü", "T1"), Document("三\n四", "T2")]
+        for path in (plain, packed, zipped):
+            assert list(read_documents([path])) == expected
+
+    def test_a_text_file_is_one_document(self, tmp_path):
+        path = write(tmp_path / "tale.txt", "\ufeffOnce upon\n\na time.\n")
+        assert list(read_documents([path])) == [Document("Once upon\n\na time.\n", "tale")]
+
+    def test_parquet(self, tmp_path):
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        path = tmp_path / "a.parquet"
+        pq.write_table(pa.table({"body": ["one", "two"], "title": ["A", None]}), path)
+        found = list(read_documents([path], text_column="body"))
+        assert found == [Document("one", "A"), Document("two", "")]
+
+    def test_documents_without_text_and_blank_lines_are_passed_over(self, tmp_path):
+        path = write(tmp_path / "a.jsonl", rows("one") + "\n" + rows(" \n", "two"))
+        assert [document.text for document in read_documents([path])] == ["one", "two"]
+
+    def test_several_files_in_order(self, tmp_path):
+        paths = [write(tmp_path / "b.txt", "b"), write(tmp_path / "a.txt", "a")]
+        assert [document.text for document in read_documents(paths)] == ["b", "a"]
+
+    def test_reads_no_further_than_asked(self, tmp_path):
+        path = write(tmp_path / "a.jsonl", rows("fine") + "broken\n")
+        assert next(iter(read_documents([path]))).text == "fine"
+
+
+class TestMistakes:
+    @pytest.mark.parametrize(
+        ("line", "message"),
+        [
+            ("{broken", r"a\.jsonl, line 2: not valid JSON"),
+            ("[1]", r"a\.jsonl, line 2: expected a JSON object, found list"),
+            ('{"body": "x", "title": "y"}', r"line 2: no field 'text'; present are: body, title"),
+            ('{"text": 3}', r"line 2: 'text' is not a text but int"),
+            ('{"text": "\\ud800"}', r"line 2: 'text' holds a lone surrogate at character 0"),
+        ],
+    )
+    def test_malformed_row_names_file_and_line(self, tmp_path, line, message):
+        path = write(tmp_path / "a.jsonl", rows("fine") + line + "\n")
+        with pytest.raises(DataError, match=message):
+            list(read_documents([path]))
+
+    def test_invalid_utf8_names_line_and_byte(self, tmp_path):
+        path = write(tmp_path / "a.jsonl", rows("fine").encode() + b'{"text": "\xff"}\n')
+        with pytest.raises(DataError, match="line 2: not valid UTF-8 at byte 10"):
+            list(read_documents([path]))
+        with pytest.raises(DataError, match="not valid UTF-8"):
+            list(read_documents([write(tmp_path / "a.txt", b"\xc3")]))
+
+    def test_missing_file_and_unknown_format(self, tmp_path):
+        with pytest.raises(DataError, match="no such file"):
+            list(read_documents([tmp_path / "absent.jsonl"]))
+        with pytest.raises(DataError, match=r"unknown file format; valid endings are: \.jsonl"):
+            list(read_documents([write(tmp_path / "a.csv", "x")]))
+
+    @pytest.mark.parametrize("ending", [".xz", ".gz"])
+    def test_truncated_archive(self, tmp_path, ending):
+        pack = lzma.compress if ending == ".xz" else gzip.compress
+        whole = pack(rows(*(f"some text {i}" * 50 for i in range(200))).encode())
+        path = write(tmp_path / f"a.jsonl{ending}", whole[: len(whole) // 2])
+        with pytest.raises(DataError, match="broken or truncated archive"):
+            list(read_documents([path]))
+
+    def test_parquet_without_the_column_and_no_parquet(self, tmp_path):
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        pq.write_table(pa.table({"body": ["one"], "n": [1]}), tmp_path / "a.parquet")
+        with pytest.raises(DataError, match="no column 'text'; present are: body, n"):
+            list(read_documents([tmp_path / "a.parquet"]))
+        with pytest.raises(DataError, match="row 1: 'n' is not a text but int"):
+            list(read_documents([tmp_path / "a.parquet"], text_column="n"))
+        with pytest.raises(DataError, match="not a readable parquet file"):
+            list(read_documents([write(tmp_path / "b.parquet", "no parquet")]))
+
+
+class TestCleaning:
+    def test_gutenberg_joins_prose_and_keeps_verse(self):
+        prose = "It was the best of times, it was the worst of times, it was\nthe age of wisdom, and so on."
+        verse = "Tyger Tyger, burning bright,\n  In the forests of the night;"
+        cleaned = clean_text(f"CHAPTER I\r\n\r\n\r\n{prose}\n\n* * *\n\n[Picture: A tiger]\n\n{verse}\n", "gutenberg")
+        assert cleaned == (
+            "CHAPTER I\n\nIt was the best of times, it was the worst of times, it was the age of wisdom, "
+            "and so on.\n\nTyger Tyger, burning bright,\nIn the forests of the night;"
+        )
+
+    def test_emphasis_goes_and_snake_case_stays(self):
+        assert clean_text("He _did_ say snake_case_name.", "gutenberg") == "He did say snake_case_name."
+
+    def test_wikipedia_loses_empty_brackets(self):
+        assert clean_text("Fraile () (; ) is (a) hill.", "wikipedia") == "Fraile is (a) hill."
+
+    def test_none_changes_nothing_and_unknown_is_refused(self):
+        assert clean_text(" _a_ ()\n", "none") == " _a_ ()\n"
+        with pytest.raises(ConfigError, match="unknown text cleaning 'html'; valid are: none, gutenberg, wikipedia"):
+            clean_text("x", "html")

@@ -1,0 +1,79 @@
+"""A small made-up corpus and a recipe that trains on it in a second."""
+
+import json
+import random
+
+import pytest
+import yaml
+
+WORDS = "the cat dog house runs sleeps under over red blue small large and but with river stone".split()  # noqa: SIM905
+
+
+def sentences(seed, count):
+    rng = random.Random(seed)
+    return " ".join(" ".join(rng.choices(WORDS, k=rng.randint(4, 9))).capitalize() + "." for _ in range(count))
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("corpus")
+    for name, documents in (("a.train", 30), ("b.train", 15), ("a.valid", 6)):
+        lines = [json.dumps({"text": sentences(f"{name}{i}", 30)}) for i in range(documents)]
+        (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n", "utf-8")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tokenizer():
+    from gerund.training.tokenizer import train_tokenizer
+
+    return train_tokenizer([sentences(i, 30) for i in range(20)], vocab_size=320, max_length=64)
+
+
+@pytest.fixture
+def settings(corpus, tmp_path_factory):
+    """Return a recipe as plain data; tests change it before they write it."""
+    model = {
+        "model_type": "llama",
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "max_position_embeddings": 64,
+        "tie_word_embeddings": True,
+    }
+    return {
+        "model": {"config": model},
+        "tokenizer": {"vocab_size": 320, "max_length": 64},
+        "data": {
+            "folder": str(corpus),
+            "cache": str(tmp_path_factory.getbasetemp() / "token-cache"),
+            "sources": [
+                {"name": "a", "files": ["a.train.jsonl"], "validation": ["a.valid.jsonl"], "weight": 2},
+                {"name": "b", "files": ["b.train.jsonl"]},
+            ],
+            "sequence_length": 16,
+            "batch_tokens": 128,
+            "micro_batch_tokens": 64,
+            "validation_tokens": 256,
+        },
+        "optimizer": {"name": "muon", "learning_rate": 0.01},
+        "schedule": {"name": "wsd", "warmup_steps": 2, "decay_steps": 4},
+        "output": str(tmp_path_factory.mktemp("run") / "out"),
+        "steps": 12,
+        "precision": "fp32",
+        "log_steps": 2,
+        "eval_steps": 6,
+        "save_steps": 4,
+    }
+
+
+@pytest.fixture
+def write_recipe(tmp_path):
+    def write(settings, name="recipe.yaml"):
+        path = tmp_path / name
+        path.write_text(yaml.safe_dump(settings), "utf-8")
+        return path
+
+    return write

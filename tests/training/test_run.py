@@ -1,0 +1,291 @@
+"""A whole training in a second: its folder, its log, and a resume that ends with the very same weights."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from gerund.errors import ConfigError, GerundError, OutputExistsError
+from gerund.training.checkpoints import newest_checkpoint
+from gerund.training.recipe import load_recipe
+from gerund.training.run import estimate, train
+from gerund.training.trainer import GerundTrainer
+
+
+class CrashError(Exception):
+    pass
+
+
+@pytest.fixture
+def run(settings, write_recipe, tmp_path):
+    def run(output, *overrides, resume=False):
+        recipe = load_recipe(write_recipe(settings), [f"output={tmp_path / output}", *overrides])
+        return train(recipe, resume=resume)
+
+    return run
+
+
+def crash_at(monkeypatch, step):
+    """Let the training die in the middle of optimizer step ``step``, between two micro-batches."""
+    original, calls = GerundTrainer.compute_loss, []
+
+    def compute_loss(self, *args, **kwargs):
+        calls.append(1)
+        if self.state.global_step == step and len(calls) % 2 == 0:
+            raise CrashError
+        return original(self, *args, **kwargs)
+
+    monkeypatch.setattr(GerundTrainer, "compute_loss", compute_loss)
+
+
+def state(folder):
+    """Return weights and optimizer state of the last checkpoint, flattened."""
+    last = newest_checkpoint(folder / "checkpoints")[0]
+    found = dict(load_file(last / "trainable.safetensors"))
+    optimizer = torch.load(last / "optimizer.pt", weights_only=True)
+    for part, content in optimizer.items():
+        for number, values in content["state"].items():
+            found.update({f"{part}.{number}.{key}": torch.as_tensor(value) for key, value in values.items()})
+    return found
+
+
+def assert_equal_states(one, other):
+    one, other = state(one), state(other)
+    assert one.keys() == other.keys()
+    for name in one:
+        assert torch.equal(one[name], other[name]), name
+
+
+def read_log(folder):
+    return [json.loads(line) for line in (folder / "log.jsonl").read_text("utf-8").splitlines()]
+
+
+def losses(folder):
+    return [(row["step"], row.get("loss"), row.get("val_a")) for row in read_log(folder)]
+
+
+class TestWhole:
+    def test_folder_log_and_model(self, run, tmp_path):
+        model_folder = run("out")
+        assert model_folder == tmp_path / "out" / "model"
+        assert sorted(path.name for path in model_folder.iterdir()) == [
+            "config.json",
+            "generation_config.json",
+            "model.safetensors",
+            "tokenizer.json",
+            "tokenizer_config.json",
+            "training.json",
+        ]
+        report = json.loads((model_folder / "training.json").read_text("utf-8"))
+        assert report["tokens"] == 12 * 128
+        assert set(report["validation_loss"]) == {"a"}
+        assert set(report["epochs"]) == {"a", "b"}
+        assert "folder" not in report["recipe"]["data"]
+        assert "output" not in report["recipe"]
+
+        model, tokenizer = (k.from_pretrained(str(model_folder)) for k in (AutoModelForCausalLM, AutoTokenizer))
+        assert model.dtype == torch.bfloat16
+        assert model.config.vocab_size == len(tokenizer)
+        assert (model.config.bos_token_id, model.config.eos_token_id, model.config.pad_token_id) == (0, 1, 2)
+        assert model.generation_config.eos_token_id == 1
+        assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
+        trained = load_file(tmp_path / "out/checkpoints/checkpoint-12/trainable.safetensors")
+        for name, parameter in model.named_parameters():
+            assert torch.equal(trained[f"model.{name}"].bfloat16(), parameter)
+
+        rows = read_log(tmp_path / "out")
+        assert [row["step"] for row in rows] == [2, 4, 6, 6, 8, 10, 12, 12]
+        first = {"step", "loss", "learning_rate", "tokens_per_second", "tokens", "seconds", "peak_memory_mib"}
+        assert first <= rows[0].keys()
+        assert rows[0]["tokens"] == 256
+        assert rows[-1]["val_a"] < 5.7 < rows[0]["loss"]
+
+    def test_log_has_the_schedule(self, run, tmp_path):
+        run("out")
+        rows = read_log(tmp_path / "out")
+        rates = [row["learning_rate"] for row in rows if "loss" in row]
+        assert rates[1:4] == pytest.approx([0.01, 0.01, 0.01])
+        assert rates[-1] == pytest.approx(0.01 * (1 - (3 / 4) ** 0.5))
+
+    def test_accumulation_equals_one_batch(self, run, tmp_path):
+        run("two")
+        run("one", "data.micro_batch_tokens=128")
+        # Both see the same rows; only the order of additions differs. (A mean per micro-batch of ragged
+        # counts would not agree.)
+        one, two = (read_log(tmp_path / name)[0] for name in ("one", "two"))
+        for key in ("loss", "grad_norm"):
+            assert one[key] == pytest.approx(two[key], rel=1e-4)
+
+    def test_the_stable_phase_does_not_depend_on_the_number_of_steps(self, run, tmp_path):
+        run("short", "steps=8")
+        run("long")
+        assert losses(tmp_path / "short")[:2] == losses(tmp_path / "long")[:2]
+
+    def test_finished_output_is_not_overwritten(self, run, tmp_path):
+        run("out", "steps=6")
+        for resume in (False, True):
+            with pytest.raises(OutputExistsError, match="model is there already"):
+                run("out", "steps=6", resume=resume)
+        (tmp_path / "file").write_text("x")
+        with pytest.raises(OutputExistsError, match="is a file"):
+            run("file")
+
+    def test_diverging_loss_stops_in_one_sentence(self, run, monkeypatch):
+        original = GerundTrainer.compute_loss
+        monkeypatch.setattr(GerundTrainer, "compute_loss", lambda self, *a, **k: original(self, *a, **k) * float("nan"))
+        with pytest.raises(GerundError, match=r"the loss is nan at step 2; lower optimizer\.learning_rate"):
+            run("out")
+
+
+class TestResume:
+    @pytest.mark.parametrize("step", [1, 7, 11])
+    def test_crash_and_resume_end_bit_equal(self, run, tmp_path, monkeypatch, step):
+        run("whole")
+        with monkeypatch.context() as patch:
+            crash_at(patch, step)
+            with pytest.raises(CrashError):
+                run("broken")
+        with pytest.raises(OutputExistsError, match="go on with --resume"):
+            run("broken")
+        run("broken", resume=True)
+        assert_equal_states(tmp_path / "whole", tmp_path / "broken")
+        assert losses(tmp_path / "whole") == losses(tmp_path / "broken")
+
+    def test_crash_before_the_model_is_written(self, run, tmp_path, monkeypatch):
+        run("whole")
+        with monkeypatch.context() as patch:
+            patch.setattr("gerund.training.run.write_model", lambda *_: (_ for _ in ()).throw(CrashError))
+            with pytest.raises(CrashError):
+                run("broken")
+        run("broken", resume=True)
+        assert_equal_states(tmp_path / "whole", tmp_path / "broken")
+        one, other = (tmp_path / name / "model/model.safetensors" for name in ("whole", "broken"))
+        assert one.read_bytes() == other.read_bytes()
+
+    def test_resume_where_there_is_nothing_starts(self, run):
+        assert run("new", resume=True).is_dir()
+
+    def test_half_written_checkpoints_are_removed_by_name(self, run, tmp_path, monkeypatch, capsys):
+        run("whole")
+        with monkeypatch.context() as patch:
+            crash_at(patch, 9)
+            with pytest.raises(CrashError):
+                run("broken")
+        checkpoints = tmp_path / "broken" / "checkpoints"
+        (checkpoints / "checkpoint-8" / "optimizer.pt").unlink()
+        (checkpoints / "checkpoint-400").mkdir()
+        run("broken", resume=True)
+        told = capsys.readouterr().err
+        assert "removing checkpoint-8: optimizer.pt is missing" in told
+        assert "removing checkpoint-400: cut short before it was complete" in told
+        assert "resuming at step 4" in told
+        assert not (checkpoints / "checkpoint-400").exists()
+        assert_equal_states(tmp_path / "whole", tmp_path / "broken")
+
+    def test_manifest_finds_every_kind_of_damage(self, run, tmp_path):
+        run("out")
+        checkpoints = tmp_path / "out" / "checkpoints"
+        last = checkpoints / "checkpoint-12"
+        assert newest_checkpoint(checkpoints) == (last, {})
+        whole = (last / "scheduler.pt").read_bytes()
+        (last / "scheduler.pt").write_bytes(whole[:-1])
+        problem = f"scheduler.pt has {len(whole) - 1} bytes instead of {len(whole)}"
+        assert newest_checkpoint(checkpoints) == (checkpoints / "checkpoint-8", {last: problem})
+        (last / "manifest.json").write_text("{", "utf-8")
+        assert newest_checkpoint(checkpoints)[1] == {last: "its manifest is unreadable"}
+        assert newest_checkpoint(tmp_path / "absent") == (None, {})
+
+    def test_shorter_end_of_a_stable_phase_equals_planning_it(self, run, tmp_path, monkeypatch):
+        run("planned", "steps=10")
+        with monkeypatch.context() as patch:
+            crash_at(patch, 5)
+            with pytest.raises(CrashError):
+                run("cut", "steps=40")
+        run("cut", "steps=10", resume=True)
+        assert_equal_states(tmp_path / "planned", tmp_path / "cut")
+
+    def test_changed_settings_and_data_are_refused(self, run, corpus, tmp_path, monkeypatch):
+        with monkeypatch.context() as patch:
+            crash_at(patch, 9)
+            with pytest.raises(CrashError):
+                run("out")
+        with pytest.raises(ConfigError, match=r"settings have changed: data.sources, optimizer.learning_rate, seed"):
+            run("out", "seed=1", "optimizer.learning_rate=0.1", "data.sources.0.weight=3", resume=True)
+        with pytest.raises(ConfigError, match="while the learning rate is stable, until step 6"):
+            run("out", "steps=10", resume=True)
+        (tmp_path / "other").mkdir()
+        for path in corpus.iterdir():
+            (tmp_path / "other" / path.name).write_bytes(path.read_bytes().replace(b"cat", b"catfish"))
+        with pytest.raises(ConfigError, match=r"the files in data\.folder have changed"):
+            run("out", f"data.folder={tmp_path / 'other'}", resume=True)
+        (tmp_path / "out" / "recipe.json").unlink()
+        with pytest.raises(ConfigError, match="is missing"):
+            run("out", resume=True)
+
+    @pytest.mark.slow
+    def test_killed_process_resumes_bit_equal(self, settings, write_recipe, run, tmp_path):
+        run("whole", "steps=400", "save_steps=20")
+        recipe = write_recipe(settings, "killed.yaml")
+        output = tmp_path / "killed"
+        command = [sys.executable, "-m", "gerund.cli.main", "train", str(recipe), f"output={output}"]
+        command += ["steps=400", "save_steps=20"]
+        source = str(Path(__file__).parents[2] / "src")
+        process = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": source}, stderr=subprocess.DEVNULL)
+        while not (output / "checkpoints" / "checkpoint-40" / "manifest.json").exists():
+            assert process.poll() is None
+            time.sleep(0.02)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        assert not (output / "model").exists()
+        run("killed", "steps=400", "save_steps=20", resume=True)
+        assert_equal_states(tmp_path / "whole", output)
+
+
+class TestModel:
+    def test_mistakes_in_the_architecture(self, run):
+        with pytest.raises(ConfigError, match=r"unknown field of model.config 'hiden_size'; valid are: .*hidden_size"):
+            run("out", "model.config.hiden_size=3")
+        with pytest.raises(ConfigError, match="'lama' is unknown to transformers"):
+            run("out", "model.config.model_type=lama")
+        with pytest.raises(ConfigError, match="has no model_type"):
+            run("out", "model.config={hidden_size: 8}")
+        with pytest.raises(ConfigError, match="makes no model: "):
+            run("out", "model.config.hidden_size=many")
+        run("out", "steps=6")  # a refused recipe leaves nothing in the way
+
+    def test_other_machines(self, run, monkeypatch):
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        with pytest.raises(ConfigError, match="without torchrun"):
+            run("out")
+        monkeypatch.delenv("WORLD_SIZE")
+        monkeypatch.setattr("shutil.which", lambda _: None)
+        with pytest.raises(ConfigError, match=r"needs a C\+\+ compiler"):
+            run("out", "compile=true")
+
+    def test_an_existing_tokenizer_is_used(self, run, tokenizer, tmp_path):
+        tokenizer.save_pretrained(str(tmp_path / "tokenizer"))
+        folder = run("out", f"tokenizer={{path: {tmp_path / 'tokenizer'}}}", "steps=6")
+        again = AutoTokenizer.from_pretrained(str(folder))
+        assert again.backend_tokenizer.to_str() == tokenizer.backend_tokenizer.to_str()
+
+    def test_bf16_and_adamw_train_too(self, run, tmp_path):
+        run("out", "precision=bf16", "optimizer.name=adamw", "schedule={name: cosine}")
+        assert losses(tmp_path / "out")[-1][2] < 5.7
+        weights = load_file(tmp_path / "out/checkpoints/checkpoint-12/trainable.safetensors")
+        assert {tensor.dtype for tensor in weights.values()} == {torch.float32}
+
+    def test_estimate_writes_nothing(self, settings, write_recipe, tmp_path):
+        found = estimate(load_recipe(write_recipe(settings), [f"output={tmp_path / 'out'}"]))
+        assert (found.tokens_per_step, found.tokens) == (128, 1536)
+        attention, feed_forward, norms = 2 * 16 * 16 + 2 * 16 * 8, 3 * 16 * 32, 2 * 16
+        assert found.parameters == 320 * 16 + 2 * (attention + feed_forward + norms) + 16
+        assert 0 < found.seconds_per_step < found.seconds
+        assert not (tmp_path / "out").exists()

@@ -1,0 +1,83 @@
+"""The tokenizer gives every text back, puts BOS in front, and is the same every time."""
+
+import random
+
+import pytest
+from transformers import AutoTokenizer
+
+from gerund.errors import ConfigError
+from gerund.training.tokenizer import SPECIAL_TOKENS, load_tokenizer, train_tokenizer
+from tests.training.conftest import sentences
+
+
+def random_text(rng):
+    ranges = [
+        (0x20, 0x7F),
+        (0xA0, 0x2FF),
+        (0x370, 0x5FF),
+        (0x4E00, 0x4F00),
+        (0x1F300, 0x1F6FF),
+        (0x300, 0x36F),
+    ]
+    pieces = []
+    for _ in range(rng.randint(1, 40)):
+        low, high = rng.choice(ranges)
+        pieces.append(chr(rng.randrange(low, high)))
+        pieces.append(rng.choice(["", "", " ", "  ", "\n", "\n\n ", "\t", "1", "1984", "'s", "\r\n", "\u200d"]))
+    return "".join(pieces)
+
+
+def test_every_text_comes_back(tokenizer):
+    rng = random.Random(0)
+    for text in [
+        *(random_text(rng) for _ in range(300)),
+        "",
+        " ",
+        "\n",
+        " a  b ",
+        "don't",
+        "\x00\x01",
+        "\u2028",
+    ]:
+        ids = tokenizer(text).input_ids
+        assert ids[0] == tokenizer.bos_token_id
+        assert tokenizer.decode(ids[1:]) == text
+        assert tokenizer.decode(ids, skip_special_tokens=True) == text
+
+
+def test_special_tokens_have_the_first_ids(tokenizer):
+    assert tokenizer.convert_tokens_to_ids(list(SPECIAL_TOKENS)) == list(range(16))
+    found = (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.mask_token_id)
+    assert found == (0, 1, 2, 3)
+
+
+def test_digits_stand_alone(tokenizer):
+    assert len(tokenizer("1984", add_special_tokens=False).input_ids) == 4
+
+
+def test_saved_folder_opens_the_same_way(tokenizer, tmp_path):
+    tokenizer.save_pretrained(str(tmp_path))
+    text = "The cat sleeps — 三 cats."
+    for again in (AutoTokenizer.from_pretrained(str(tmp_path)), load_tokenizer(tmp_path)):
+        assert again(text).input_ids == tokenizer(text).input_ids
+        assert again.decode(again(text).input_ids, skip_special_tokens=True) == text
+        assert (again.model_max_length, again.mask_token, again.pad_token_id) == (64, "<|mask|>", 2)
+
+
+def test_pairs_and_padding(tokenizer):
+    batch = tokenizer(["The cat", "The cat sleeps under"], padding=True)
+    assert len(batch.input_ids[0]) == len(batch.input_ids[1])
+    assert set(batch) == {"input_ids", "attention_mask"}
+
+
+def test_training_is_deterministic():
+    texts = [sentences(i, 30) for i in range(20)]
+    one, other = (train_tokenizer(texts, vocab_size=320, max_length=64) for _ in range(2))
+    assert one.backend_tokenizer.to_str() == other.backend_tokenizer.to_str()
+
+
+def test_mistakes(tmp_path):
+    with pytest.raises(ConfigError, match="vocab_size 271 is too small; bytes and special tokens need 272"):
+        train_tokenizer(["x"], vocab_size=271, max_length=8)
+    with pytest.raises(ConfigError, match=r"no tokenizer\.json there"):
+        load_tokenizer(tmp_path)
