@@ -1,15 +1,17 @@
 """Tiny random models of every architecture that the attention plans are tested on."""
 
-from collections.abc import Callable
+from pathlib import Path
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 VOCAB = 97
 N_LAYERS = 4
 
 _SMALL = dict(vocab_size=VOCAB, hidden_size=32, num_attention_heads=4, num_hidden_layers=N_LAYERS,
-              intermediate_size=48, max_position_embeddings=64, pad_token_id=0, bos_token_id=1, eos_token_id=2)  # fmt: skip
+              intermediate_size=48, max_position_embeddings=64,
+              pad_token_id=0, bos_token_id=1, eos_token_id=2)  # fmt: skip
 _GQA = dict(_SMALL, num_key_value_heads=2)
 _HEADED = dict(_GQA, head_dim=8)
 _GPT = dict(vocab_size=VOCAB, n_embd=32, n_head=4, n_layer=N_LAYERS, n_positions=64, bos_token_id=1, eos_token_id=2)
@@ -83,4 +85,32 @@ def batch(side: str, lengths: tuple[int, ...] = (7, 5, 3), seed: int = 1) -> dic
     return {"input_ids": ids * real, "attention_mask": real, "position_ids": (real.cumsum(1) - 1).clamp(min=0)}
 
 
-Build = Callable[[str], PreTrainedModel]
+def byte_tokenizer(bos: bool = True) -> PreTrainedTokenizerFast:
+    """Build a tokenizer with a token a byte and a few whole words, beginning every text with <s>."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: index for index, token in enumerate(["<pad>", "<s>", "</s>", *alphabet])}
+    merges = []
+    for left, right in ["th", "in", "er", "an", ("Ġ", "th"), ("Ġth", "e"), ("Ġ", "a")]:
+        merges.append((left, right))
+        vocabulary.setdefault(left + right, len(vocabulary))
+    core = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    if bos:
+        core.post_processor = processors.Sequence([
+            processors.ByteLevel(trim_offsets=False),
+            processors.TemplateProcessing(single="<s> $A", pair="<s> $A <s> $B", special_tokens=[("<s>", 1)]),
+        ])  # fmt: skip
+    return PreTrainedTokenizerFast(
+        tokenizer_object=core, bos_token="<s>", eos_token="</s>", pad_token="<pad>", model_max_length=64
+    )
+
+
+def save_tiny(folder: Path, model_type: str = "llama", *, bos: bool = True, **changes: object) -> Path:
+    """Save a tiny random model with the byte-level tokenizer, as plain transformers does."""
+    tokenizer = byte_tokenizer(bos)
+    model = tiny(model_type, **{"vocab_size": len(tokenizer), **changes})
+    model.generation_config.pad_token_id = 0
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder

@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -117,12 +117,6 @@ class LanguageModel:
         """The type that ``encode`` computes in; the weights keep their own."""
         return self._reader.autocast or self.model.dtype
 
-    @overload
-    def encode(self, texts: Any, *, output: Literal["torch"], **options: Any) -> torch.Tensor: ...
-
-    @overload
-    def encode(self, texts: Any, prompt: str | None = None, **options: Any) -> np.ndarray: ...
-
     def encode(
         self,
         texts: str | Sequence[str],
@@ -135,7 +129,7 @@ class LanguageModel:
         *,
         empty: Empty = "error",
         overflow: Overflow = "truncate",
-    ) -> np.ndarray | torch.Tensor:
+    ) -> Any:
         """Turn texts into vectors.
 
         Args:
@@ -461,12 +455,12 @@ def _with_changes(
         plan = attention
     elif attention is not None and attention != plan.name:
         plan = AttentionPlan(attention)  # k of another plan means nothing here
-    given = {"k": k, "k0": k0, "sink_tokens": sink_tokens}
-    changes = {name: value for name, value in given.items() if value is not None}
-    if changes:
-        plan = replace(plan, **changes)
-    given_encoder = {"pooling": pooling, "prompt": prompt, "max_length": max_length}
-    return replace(encoder, attention=plan, **{name: value for name, value in given_encoder.items() if value is not None})
+    plan = replace(plan, **_given(k=k, k0=k0, sink_tokens=sink_tokens))
+    return replace(encoder, attention=plan, **_given(pooling=pooling, prompt=prompt, max_length=max_length))
+
+
+def _given(**settings: Any) -> dict[str, Any]:
+    return {name: value for name, value in settings.items() if value is not None}
 
 
 def _positive(batch_tokens: int | None) -> int | None:

@@ -216,20 +216,29 @@ def _check(plan: AttentionPlan) -> None:
         raise unknown_name("combine", plan.combine, ["sum", "mean"])
     if plan.variant not in ("paper", "released"):
         raise unknown_name("variant", plan.variant, ["paper", "released"])
+    _check_numbers(plan)
+    _check_fit(plan)
+
+
+def _check_numbers(plan: AttentionPlan) -> None:
     for field in ("k", "k0", "sink_tokens"):
         value = getattr(plan, field)
         if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
             raise ConfigError(f"{field} is a whole number, not {value!r}")
         if value is not None and value < 0:
             raise ConfigError(f"{field}={value} is negative")
+    if plan.sink_tokens < 1:
+        raise ConfigError("sink_tokens is at least 1; for no hidden token take a plan without mask0")
+
+
+def _check_fit(plan: AttentionPlan) -> None:
+    """Refuse settings that the plan has no use for: they would be ignored without a word."""
     if plan.k is not None and _DEFAULT_SHARE[plan.name] is None:
         raise ConfigError(f"the plan {plan.name!r} converts all or no layers and takes no k")
     if plan.k0 is not None and plan.name != "mask0+bidir":
         raise ConfigError(f"k0 belongs to the plan 'mask0+bidir', not to {plan.name!r}")
     if plan.k is not None and plan.k0 is not None and plan.k0 > plan.k:
         raise ConfigError(f"k0={plan.k0} is larger than k={plan.k}: k0 counts some of the k converted layers")
-    if plan.sink_tokens < 1:
-        raise ConfigError("sink_tokens is at least 1; for no hidden token take a plan without mask0")
     if plan.sink_tokens != 1 and not plan.name.startswith("mask0"):
         raise ConfigError(f"sink_tokens belongs to the mask0 plans, not to {plan.name!r}")
     if plan.combine != "sum" and plan.name.split("-")[0] not in ("inter", "extra"):

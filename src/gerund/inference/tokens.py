@@ -103,9 +103,7 @@ def tokenize(
             "shorten it or give overflow='truncate'"
         )
     if long:
-        warnings.warn(
-            f"{len(long)} of {len(texts)} texts were longer than {room} tokens and were cut", stacklevel=4
-        )
+        warnings.warn(f"{len(long)} of {len(texts)} texts were longer than {room} tokens and were cut", stacklevel=4)
     cut = _call(tokenizer, [joined[row] for row in long], need_offsets, room) if long else None
     rows = {row: (cut, place) for place, row in enumerate(long)}
     for row, index in enumerate(filled):
@@ -148,9 +146,7 @@ def _room(tokenizer: PreTrainedTokenizerBase, reading: Reading) -> int | None:
     return room
 
 
-def _tokens(
-    tokenizer: PreTrainedTokenizerBase, batch: Any, row: int, reading: Reading, keep_offsets: bool
-) -> Tokens:
+def _tokens(tokenizer: PreTrainedTokenizerBase, batch: Any, row: int, reading: Reading, keep_offsets: bool) -> Tokens:
     ids: list[int] = batch["input_ids"][row]
     special: list[int] = batch["special_tokens_mask"][row]
     before = next((i for i, flag in enumerate(special) if not flag), len(ids))

@@ -21,7 +21,7 @@ def weights_hash(state: Mapping[str, Tensor]) -> str:
     def one(name: str) -> bytes:
         tensor = state[name].detach().cpu().contiguous()
         digest = hashlib.blake2b(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode(), digest_size=16)
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
         return digest.digest()
 
     # hashlib lets go of the interpreter lock, so tensors are hashed side by side.
@@ -40,7 +40,9 @@ def adapter_hash(folder: Path | None) -> str:
     return digest.hexdigest()
 
 
-def fingerprint(weights: str, adapter: str, config: EncoderConfig, n_layers: int, *, dimensions: int | None = None) -> str:
+def fingerprint(
+    weights: str, adapter: str, config: EncoderConfig, n_layers: int, *, dimensions: int | None = None
+) -> str:
     """Return the fingerprint of an encoder: 16 hexadecimal digits.
 
     Two encoders with the same fingerprint give the same vectors (up to rounding) for the same texts, prompts

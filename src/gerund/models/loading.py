@@ -52,7 +52,11 @@ def find(model: str | Path | None) -> Source:
     path = Path(text).expanduser()
     if path.is_dir():
         if not (path / "config.json").is_file():
-            what = "an adapter; give its base model and adapter=" if (path / "adapter_config.json").is_file() else "no model"
+            what = (
+                "an adapter; give its base model and adapter="
+                if (path / "adapter_config.json").is_file()
+                else "no model"
+            )
             raise ModelError(f"{path} holds {what}: it has no config.json")
         return Source(text, path)
     if path.exists():

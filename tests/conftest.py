@@ -1,0 +1,40 @@
+"""What all tests share."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+# Before any library looks: no test may reach for the network.
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["HF_DATASETS_OFFLINE"] = "1"
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+torch.set_num_threads(1)
+
+SHARED = Path(__file__).resolve().parents[2] / "shared"
+STORIES = SHARED / "models" / "stories260k"
+
+
+@pytest.fixture(scope="session")
+def stories_folder() -> Path:
+    """Folder of a real pretrained model of 260k parameters; the test is skipped without it."""
+    if not STORIES.is_dir():
+        pytest.skip("needs ../shared/models/stories260k")
+    return STORIES
+
+
+@pytest.fixture(scope="session")
+def data_folder() -> Path:
+    """Folder of real evaluation data; the test is skipped without it."""
+    if not (SHARED / "data").is_dir():
+        pytest.skip("needs ../shared/data")
+    return SHARED / "data"
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a tiny random Llama with a byte-level tokenizer, as transformers saves it (float32)."""
+    from tests.tiny import save_tiny
+
+    return save_tiny(tmp_path_factory.mktemp("models") / "tiny-llama")
