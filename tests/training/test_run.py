@@ -129,6 +129,20 @@ class TestWhole:
         run("long")
         assert losses(tmp_path / "short")[:2] == losses(tmp_path / "long")[:2]
 
+    def test_long_blocks_in_the_decay(self, run, tmp_path, monkeypatch):
+        shapes = []
+        original = GerundTrainer.compute_loss
+
+        def compute_loss(self, model, inputs, *args, **kwargs):
+            shapes.append(tuple(inputs["input_ids"].shape))
+            return original(self, model, inputs, *args, **kwargs)
+
+        monkeypatch.setattr(GerundTrainer, "compute_loss", compute_loss)
+        run("long", "schedule.decay_sequence_length=32")
+        assert shapes == [(4, 16)] * 16 + [(2, 32)] * 8
+        run("short")
+        assert losses(tmp_path / "long")[:4] == losses(tmp_path / "short")[:4]
+
     def test_finished_output_is_not_overwritten(self, run, tmp_path):
         run("out", "steps=6")
         for resume in (False, True):

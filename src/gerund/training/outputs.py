@@ -76,7 +76,7 @@ def check_same_data(output: Path, summary: list[list[int]], *, resuming: bool) -
 def _compared(settings: dict[str, Any]) -> dict[str, Any]:
     kept = {key: value for key, value in settings.items() if key not in _FREE}
     kept["data"] = {k: v for k, v in kept["data"].items() if k not in ("folder", "cache", "validation_tokens")}
-    kept["schedule"] = {k: v for k, v in kept["schedule"].items() if k != "decay_steps"}
+    kept["schedule"] = {k: v for k, v in kept["schedule"].items() if not k.startswith("decay")}
     return kept
 
 

@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
+from torch.utils.data import Dataset
 
 from gerund.data.corpus import clean_text, read_documents
 from gerund.errors import DataError
@@ -47,6 +49,10 @@ class TokenCache:
     def open(self) -> np.ndarray:
         """Return the tokens as a read-only memory map of shape (tokens,)."""
         return np.memmap(self.path, dtype=self.dtype, mode="r", shape=(self.tokens,))
+
+    def summary(self) -> list[int]:
+        """Return what must agree for a resume: two corpora with the same three counts are the same."""
+        return [self.tokens, self.documents, self.text_bytes]
 
 
 def tokenize_corpus(
@@ -154,7 +160,7 @@ def write_atomically(path: Path, content: str) -> None:
     partial.replace(path)
 
 
-class PackedBlocks:
+class PackedBlocks(Dataset[dict[str, Any]]):
     """Micro-batches of packed blocks; item ``i`` is a pure function of the seed and ``i``.
 
     Each source is cut into blocks of ``length`` tokens, which are dealt in a shuffled order without
@@ -177,7 +183,6 @@ class PackedBlocks:
         self, caches: list[TokenCache], weights: list[float], *, length: int, rows: int, items: int, seed: int
     ) -> None:
         self.length, self.rows, self.items, self.seed = length, rows, items, seed
-        self.caches = caches
         for cache in caches:
             if cache.tokens < 2 * length:
                 raise DataError(f"{cache.path}: {cache.tokens} tokens are too few for blocks of {length}")
@@ -203,8 +208,6 @@ class PackedBlocks:
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         """Return micro-batch ``index`` as ``{"input_ids": int64 tensor (rows, length)}``."""
-        import torch
-
         if not 0 <= index < self.items:
             raise IndexError(index)
         rows = [self._row(index * self.rows + r) for r in range(self.rows)]
@@ -229,10 +232,6 @@ class PackedBlocks:
             self._order[source] = kept
         return kept[1], kept[2]
 
-    def summary(self) -> list[list[int]]:
-        """Return tokens, documents and bytes of each source: what must agree for a resume."""
-        return [[cache.tokens, cache.documents, cache.text_bytes] for cache in self.caches]
-
     def epochs(self) -> list[float]:
         """Return how often each source is read by all micro-batches together."""
         rows = self.items * self.rows
@@ -241,8 +240,6 @@ class PackedBlocks:
 
 def validation_blocks(cache: TokenCache, *, length: int, rows: int, limit: int) -> list[dict[str, Any]]:
     """Return micro-batches of consecutive blocks from evenly spread places, at most ``limit`` tokens."""
-    import torch
-
     tokens = cache.open()
     whole = len(tokens) // (rows * length)
     if not whole:

@@ -102,6 +102,9 @@ class ScheduleConfig(_Section):
     """Steps of linear warm-up."""
     decay_steps: int | None = Field(default=None, ge=1)
     """Steps of decay; for ``wsd`` only."""
+    decay_sequence_length: int | None = Field(default=None, ge=2)
+    """Tokens in a block during the decay; left out, ``data.sequence_length``. Long blocks only at the end
+    keep most steps cheap, and the model still learns to use its whole context."""
     floor: float = Field(default=0.0, ge=0, le=1)
     """Share of the peak that is left at the end."""
 
@@ -155,6 +158,8 @@ class Recipe(_Section):
             raise ValueError(f"data.batch_tokens {data.batch_tokens} is no multiple of data.micro_batch_tokens {micro}")
         if (schedule.name == "wsd") != (schedule.decay_steps is not None):
             raise ValueError("schedule.decay_steps belongs to the schedule wsd, and wsd needs it")
+        if schedule.decay_sequence_length and (schedule.name != "wsd" or micro % schedule.decay_sequence_length):
+            raise ValueError("schedule.decay_sequence_length belongs to wsd, and must divide the micro-batch")
         if schedule.warmup_steps + (schedule.decay_steps or 0) > self.steps:
             raise ValueError(f"warm-up and decay together are longer than steps {self.steps}")
         if self.save_steps % self.log_steps:
@@ -164,8 +169,9 @@ class Recipe(_Section):
         if len(set(names)) < len(names):
             raise ValueError(f"data.sources has a name twice: {', '.join(names)}")
         longest = self.model.config.get("max_position_embeddings")
-        if isinstance(longest, int) and data.sequence_length > longest:
-            raise ValueError(f"data.sequence_length {data.sequence_length} exceeds max_position_embeddings {longest}")
+        length = max(data.sequence_length, schedule.decay_sequence_length or 0)
+        if isinstance(longest, int) and length > longest:
+            raise ValueError(f"sequences of {length} tokens exceed max_position_embeddings {longest}")
         return self
 
 

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
+from torch.utils.data import ConcatDataset
 
 from gerund.data.corpus import clean_text, read_documents
 from gerund.errors import ConfigError, unknown_name
@@ -89,8 +90,9 @@ def train(recipe: Recipe, *, resume: bool = False) -> Path:
     check_architecture(recipe)
     output.mkdir(parents=True, exist_ok=True)
     tokenizer = prepare_tokenizer(recipe)
-    data, validation = _prepare_data(recipe, tokenizer)
-    check_same_data(output, data.summary(), resuming=checkpoint is not None)
+    caches = [_tokens(recipe, source, source.files, tokenizer) for source in recipe.data.sources]
+    check_same_data(output, [cache.summary() for cache in caches], resuming=checkpoint is not None)
+    phases, validation = _training_blocks(recipe, caches), _validation(recipe, tokenizer)
     module = TrainingModule(build_model(recipe, tokenizer), bf16=uses_bf16(recipe), compiled=recipe.compile)
 
     # From here on the folder holds a run; what failed above was only a mistake.
@@ -105,7 +107,7 @@ def train(recipe: Recipe, *, resume: bool = False) -> Path:
         trainer = GerundTrainer(
             module,
             recipe,
-            data=data,
+            data=ConcatDataset(phases),
             validation=validation,
             checkpoints=output / "checkpoints",
             journal=journal,
@@ -118,7 +120,7 @@ def train(recipe: Recipe, *, resume: bool = False) -> Path:
         raise
     finally:
         journal.close()
-    return write_model(module.model, tokenizer, output / "model", _report(recipe, losses, journal, data))
+    return write_model(module.model, tokenizer, output / "model", _report(recipe, losses, journal, phases))
 
 
 def estimate(recipe: Recipe) -> Estimate:
@@ -235,29 +237,38 @@ def _sample(recipe: Recipe) -> "Iterator[str]":
                 break
 
 
-def _prepare_data(
-    recipe: Recipe, tokenizer: "PreTrainedTokenizerFast"
-) -> tuple[PackedBlocks, dict[str, list[dict[str, torch.Tensor]]]]:
-    length, rows = recipe.data.sequence_length, recipe.rows
-    data = PackedBlocks(
-        [_tokens(recipe, source, source.files, tokenizer) for source in recipe.data.sources],
-        [source.weight for source in recipe.data.sources],
-        length=length,
-        rows=rows,
-        items=recipe.steps * recipe.accumulation,
-        seed=recipe.seed,
-    )
-    validation = {
+def _training_blocks(recipe: Recipe, caches: list[TokenCache]) -> list[PackedBlocks]:
+    """Return the micro-batches of the stable phase, and those of the decay if its blocks are longer."""
+    schedule, length = recipe.schedule, recipe.data.sequence_length
+    decay = (schedule.decay_steps or 0) if schedule.decay_sequence_length else 0
+    phases = [(recipe.steps - decay, length, recipe.seed)]
+    if decay:
+        # A seed of its own, or the long blocks would begin where the first short ones began.
+        phases.append((decay, schedule.decay_sequence_length or length, recipe.seed + 1))
+    return [
+        PackedBlocks(
+            caches,
+            [source.weight for source in recipe.data.sources],
+            length=length,
+            rows=recipe.rows * recipe.data.sequence_length // length,
+            items=steps * recipe.accumulation,
+            seed=seed,
+        )
+        for steps, length, seed in phases
+    ]
+
+
+def _validation(recipe: Recipe, tokenizer: "PreTrainedTokenizerFast") -> dict[str, list[dict[str, torch.Tensor]]]:
+    return {
         source.name: validation_blocks(
             _tokens(recipe, source, source.validation, tokenizer),
-            length=length,
-            rows=rows,
+            length=recipe.data.sequence_length,
+            rows=recipe.rows,
             limit=recipe.data.validation_tokens,
         )
         for source in recipe.data.sources
         if source.validation
     }
-    return data, validation
 
 
 def _tokens(
@@ -292,12 +303,13 @@ def _check_machine(recipe: Recipe) -> None:
         raise ConfigError("compile=true needs a C++ compiler and there is none; install one or set compile=false")
 
 
-def _report(recipe: Recipe, losses: dict[str, float], journal: Journal, data: PackedBlocks) -> dict[str, Any]:
+def _report(recipe: Recipe, losses: dict[str, float], journal: Journal, phases: list[PackedBlocks]) -> dict[str, Any]:
     names = [source.name for source in recipe.data.sources]
+    epochs = zip(*(phase.epochs() for phase in phases), strict=True)
     return {
         "steps": recipe.steps,
         "tokens": recipe.steps * recipe.data.batch_tokens,
-        "epochs": dict(zip(names, (round(epochs, 3) for epochs in data.epochs()), strict=True)),
+        "epochs": {name: round(sum(parts), 3) for name, parts in zip(names, epochs, strict=True)},
         "validation_loss": {name.removeprefix("val_"): round(value, 4) for name, value in losses.items()},
         "seconds": round(journal.seconds, 1),
         "torch": torch.__version__,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
+from torch.utils.data import Dataset
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
 from gerund.errors import GerundError
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from gerund.training.journal import Journal
-    from gerund.training.packing import PackedBlocks
     from gerund.training.recipe import Recipe
 
 WEIGHTS = "trainable.safetensors"
@@ -49,7 +49,8 @@ class TrainingModule(nn.Module):
         super().__init__()
         self.model = model
         self.bf16 = bf16
-        self._loss = torch.compile(causal_loss) if compiled else causal_loss
+        # Static shapes: there are two or three of them (validation, long blocks), each worth its own kernels.
+        self._loss = torch.compile(causal_loss, dynamic=False) if compiled else causal_loss
 
     def forward(self, input_ids: torch.Tensor) -> tuple[torch.Tensor, int]:
         """Return the summed loss and the number of tokens it sums over."""
@@ -77,7 +78,7 @@ class GerundTrainer(Trainer):
         module: TrainingModule,
         recipe: "Recipe",
         *,
-        data: "PackedBlocks",
+        data: Dataset,
         validation: dict[str, list[dict[str, torch.Tensor]]],
         checkpoints: Path,
         journal: "Journal",
