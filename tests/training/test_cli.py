@@ -1,5 +1,7 @@
 """``gerund train`` on the command line."""
 
+import json
+
 import pytest
 
 from gerund.cli import main as cli
@@ -28,6 +30,15 @@ def test_trains_and_prints_the_folder(gerund, settings, write_recipe, tmp_path):
     assert (code, out) == (2, "")
     assert err.startswith("gerund: error:")
     assert err.count("\n") == 1
+
+
+def test_json(gerund, settings, write_recipe, tmp_path):
+    recipe = write_recipe(settings)
+    code, out, _ = gerund("train", recipe, "--dry-run", "--json")
+    assert (code, json.loads(out)["tokens_per_step"]) == (0, 128)
+    code, out, _ = gerund("train", recipe, "--json", f"output={tmp_path / 'out'}", "steps=6")
+    assert (code, json.loads(out)["model"]) == (0, str(tmp_path / "out" / "model"))
+    assert json.loads(out)["steps"] == 6
 
 
 def test_dry_run(gerund, settings, write_recipe):

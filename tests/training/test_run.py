@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from gerund.errors import ConfigError, GerundError, OutputExistsError
+from gerund.errors import ConfigError, GerundError, OutputExistsError, ResourceError
 from gerund.training.checkpoints import newest_checkpoint
 from gerund.training.recipe import load_recipe
 from gerund.training.run import estimate, train
@@ -156,6 +156,21 @@ class TestWhole:
         original = GerundTrainer.compute_loss
         monkeypatch.setattr(GerundTrainer, "compute_loss", lambda self, *a, **k: original(self, *a, **k) * float("nan"))
         with pytest.raises(GerundError, match=r"the loss is nan at step 2; lower optimizer\.learning_rate"):
+            run("out")
+
+    @pytest.mark.parametrize(
+        ("error", "message"),
+        [
+            (OSError(28, "No space left on device"), "the disk is full; whole checkpoints are kept"),
+            (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "memory ran out; lower data.micro"),
+        ],
+    )
+    def test_exhausted_machine(self, run, monkeypatch, error, message):
+        def save(*_):
+            raise error
+
+        monkeypatch.setattr(GerundTrainer, "_save", save)
+        with pytest.raises(ResourceError, match=message):
             run("out")
 
 

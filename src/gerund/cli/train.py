@@ -1,5 +1,7 @@
 """``gerund train``: carry out a recipe."""
 
+import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -19,6 +21,7 @@ def command(
         bool,
         typer.Option("--dry-run", help="Only print size, tokens and an estimate of the time, and write nothing."),
     ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Train a model by a recipe.
 
@@ -40,6 +43,9 @@ def command(
 
     if dry_run:
         found = estimate(settings)
+        if as_json:
+            typer.echo(json.dumps(asdict(found)))
+            return
         typer.echo(f"parameters         {found.parameters:,}")
         typer.echo(f"tokens per step    {found.tokens_per_step:,}")
         typer.echo(f"steps              {settings.steps:,}")
@@ -47,4 +53,9 @@ def command(
         typer.echo(f"seconds per step   {found.seconds_per_step:.3g}")
         typer.echo(f"estimated time     {found.seconds / 60:.1f} minutes")
         return
-    typer.echo(train(settings, resume=resume))
+    folder = train(settings, resume=resume)
+    if as_json:
+        report = json.loads((folder / "training.json").read_text("utf-8"))
+        typer.echo(json.dumps({"model": str(folder), **report}))
+    else:
+        typer.echo(folder)

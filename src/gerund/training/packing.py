@@ -235,7 +235,8 @@ class PackedBlocks(Dataset[dict[str, Any]]):
     def epochs(self) -> list[float]:
         """Return how often each source is read by all micro-batches together."""
         rows = self.items * self.rows
-        return [rows * per / self._PERIOD / blocks for per, blocks in zip(self._per_period, self._blocks, strict=True)]
+        share = zip(self._per_period, self._blocks, strict=True)
+        return [float(rows * per_period / self._PERIOD / blocks) for per_period, blocks in share]
 
 
 def validation_blocks(cache: TokenCache, *, length: int, rows: int, limit: int) -> list[dict[str, Any]]:

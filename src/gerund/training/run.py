@@ -11,6 +11,7 @@ Knows: the layout of a run's folder. Does not know: how a step is taken (``train
     OUTPUT/model/           the finished model; there only when training is done
 """
 
+import errno
 import hashlib
 import json
 import os
@@ -25,7 +26,7 @@ from huggingface_hub.errors import StrictDataclassError
 from torch.utils.data import ConcatDataset
 
 from gerund.data.corpus import clean_text, read_documents
-from gerund.errors import ConfigError, unknown_name
+from gerund.errors import ConfigError, ResourceError, unknown_name
 from gerund.training.checkpoints import newest_checkpoint, step_of
 from gerund.training.journal import Journal
 from gerund.training.optimizer import build_optimizer
@@ -114,9 +115,12 @@ def train(recipe: Recipe, *, resume: bool = False) -> Path:
         )
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         losses = trainer.last_validation()
-    except BaseException:
+    except BaseException as error:
         if (output / "checkpoints").is_dir():
             journal.note("stopped; --resume goes on from the newest checkpoint")
+        exhausted = _exhaustion(error)
+        if exhausted is not None:
+            raise exhausted from error
         raise
     finally:
         journal.close()
@@ -301,6 +305,17 @@ def _check_machine(recipe: Recipe) -> None:
     compilers = (os.environ.get("CXX"), "c++", "g++", "clang++")
     if recipe.compile and not any(name and shutil.which(name) for name in compilers):
         raise ConfigError("compile=true needs a C++ compiler and there is none; install one or set compile=false")
+
+
+def _exhaustion(error: BaseException) -> ResourceError | None:
+    """Return a plain sentence where memory or disk ran out; torch and safetensors have no type for it."""
+    text = str(error)
+    full = isinstance(error, OSError) and error.errno == errno.ENOSPC
+    if full or "No space left" in text:
+        return ResourceError("the disk is full; whole checkpoints are kept, make room and go on with --resume")
+    if isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in text:
+        return ResourceError("memory ran out; lower data.micro_batch_tokens in a new output folder")
+    return None
 
 
 def _report(recipe: Recipe, losses: dict[str, float], journal: Journal, phases: list[PackedBlocks]) -> dict[str, Any]:
