@@ -1,0 +1,55 @@
+# Needs make and a Python of at least 3.11; each target sets up the rest in .venv by itself.
+#
+#   make demo     see it work, on short texts that come with it
+#   make test     run the tests            (make test PYTEST_ARGS="-k plan -x")
+#   make check    style, types and tests: what a change has to pass
+#   make format   let ruff put the code into its form
+#   make clean    remove what the targets above have made
+
+SHELL := /bin/bash
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+MODEL ?=
+PYTEST_ARGS ?=
+# The first Python that is new enough and can make environments. Some are only there in name, so each is asked.
+USABLE := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
+PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11 python; do \
+	if $$python -c '$(USABLE)' >/dev/null 2>&1; then echo $$python; break; fi; done)
+
+.PHONY: help demo test check lint format clean
+.DEFAULT_GOAL := help
+
+help:
+	@sed -n '3,/^$$/s/^# \{0,1\}//p' Makefile
+
+demo: $(READY)
+	$(BIN)/gerund demo -o demo-output $(if $(MODEL),-m $(MODEL))
+
+test: $(READY)
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+# The tests come last, so that their summary is the last line.
+check: lint
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(READY)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+# Made again whenever the dependencies change. The stamp comes last: after an interruption, make goes on here.
+$(READY): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "gerund needs Python 3.11 or newer with venv (on Debian: apt install python3-venv)" >&2; exit 1; }
+	@$(BIN)/python -c '$(USABLE)' >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
+	@echo "setting up $(VENV) (a few minutes the first time)"
+	@$(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) demo-output .pytest_cache .mypy_cache .ruff_cache build dist
+	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +
