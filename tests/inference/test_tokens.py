@@ -1,0 +1,135 @@
+"""Texts to tokens: prompts, empty and over-long texts, the echo layout, words."""
+
+import warnings
+
+import pytest
+
+from gerund import ConfigError, TextError
+from gerund.inference.tokens import Reading, check_texts, tokenize
+from gerund.inference.words import check_words, word_tokens
+from tests.tiny import byte_tokenizer
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return byte_tokenizer()
+
+
+def one(tokenizer, text, **reading):
+    [tokens] = tokenize(tokenizer, [text], Reading(**reading))
+    return tokens
+
+
+def words(tokenizer, ids):
+    return tokenizer.decode(ids)
+
+
+def test_without_a_prompt_the_tokens_are_the_tokenizers(tokenizer):
+    tokens = one(tokenizer, "the thing")
+    assert tokens.ids == tokenizer("the thing").input_ids
+    assert (tokens.specials_before, tokens.text_from) == (1, 1)
+
+
+@pytest.mark.parametrize("prompt", ["Query: ", "x", "th", "Ünï → ", "日本 "])
+@pytest.mark.parametrize("text", ["the thing", " the", "e", "é", "\nnew line"])
+def test_the_text_is_told_from_the_prompt_by_offsets(tokenizer, prompt, text):
+    tokens = one(tokenizer, text, prompt=prompt)
+    assert tokens.ids == tokenizer(prompt + text).input_ids
+    after = words(tokenizer, tokens.ids[tokens.text_from :])
+    before = words(tokenizer, tokens.ids[1 : tokens.text_from])
+    assert before + after == prompt + text
+    # A token may span the border; then it counts as text. Never the other way round.
+    assert after.endswith(text)
+    assert len(before) <= len(prompt)
+
+
+def test_a_token_across_the_border_belongs_to_the_text(tokenizer):
+    tokens = one(tokenizer, "he cat", prompt="Now t")  # " th" is one token
+    assert words(tokenizer, tokens.ids[tokens.text_from :]) == " the cat"
+
+
+def test_empty_texts(tokenizer):
+    for text in ("", "  ", "\n\t"):
+        with pytest.raises(TextError, match="text 1 is empty; give empty='zeros'"):
+            tokenize(tokenizer, ["a", text], Reading())
+    assert tokenize(tokenizer, ["", "a", " "], Reading(empty="zeros"))[::2] == [None, None]
+    assert tokenize(tokenizer, ["", ""], Reading(empty="zeros")) == [None, None]
+
+
+def test_over_long_texts_are_cut_with_one_warning(tokenizer):
+    with pytest.warns(UserWarning, match="2 of 3 texts were longer than 5 tokens and were cut") as caught:
+        result = tokenize(tokenizer, ["abcdefghij", "ab", "klmnopqrs"], Reading(max_length=5))
+    assert len(caught) == 1
+    assert [len(tokens) for tokens in result] == [5, 3, 5]
+    assert words(tokenizer, result[0].ids[1:]) == "abcd"
+    with pytest.raises(TextError, match="text 0 has 11 tokens and there is room for 5"):
+        tokenize(tokenizer, ["abcdefghij"], Reading(max_length=5, overflow="error"))
+
+
+def test_a_text_that_just_fits_is_not_cut(tokenizer):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert len(one(tokenizer, "abcd", max_length=5)) == 5
+
+
+def test_append_eos_keeps_its_place_when_cut(tokenizer):
+    assert one(tokenizer, "ab", append_eos=True).ids == [*tokenizer("ab").input_ids, 2]
+    with pytest.warns(UserWarning, match="were cut"):
+        tokens = one(tokenizer, "abcdefgh", append_eos=True, max_length=5)
+    assert len(tokens) == 5
+    assert tokens.ids[-1] == 2
+
+
+def test_echo_gives_the_text_twice_and_marks_the_second(tokenizer):
+    tokens = one(tokenizer, "abc", prompt="Q:", repeat_text=True)
+    assert words(tokenizer, tokens.ids[1:]) == "Q:abcabc"
+    assert words(tokenizer, tokens.ids[tokens.text_from :]) == "abc"
+    with pytest.warns(UserWarning, match="were cut"):
+        cut = one(tokenizer, "abcdefghij", prompt="Q:", repeat_text=True, max_length=10)
+    assert words(tokenizer, cut.ids[1:]) == "Q:abcabc"
+
+
+def test_a_prompt_that_fills_everything(tokenizer):
+    with pytest.raises(ConfigError, match="leaves no room for text"):
+        one(tokenizer, "a", prompt="0123456789", max_length=8)
+
+
+@pytest.mark.parametrize("texts", [3, None, b"bytes", {"a": 1}])
+def test_what_is_no_text(texts):
+    with pytest.raises(TextError, match="texts are strings or a list of strings"):
+        check_texts(texts)
+
+
+def test_the_odd_one_is_named():
+    with pytest.raises(TextError, match="text 1 is not a string but int"):
+        check_texts(["a", 5])
+
+
+def test_unknown_choices(tokenizer):
+    with pytest.raises(ConfigError, match="valid are: error, zeros"):
+        one(tokenizer, "a", empty="skip")
+    with pytest.raises(ConfigError, match="valid are: truncate, error"):
+        one(tokenizer, "a", overflow="split")
+
+
+def test_words_to_tokens_by_offsets(tokenizer):
+    sentence = ["the", "thing", "é", "a"]
+    [tokens] = tokenize(tokenizer, [" ".join(sentence)], Reading(), offsets=True)
+    for word, own in zip(sentence, word_tokens(sentence, tokens.offsets), strict=True):
+        ids = [tokens.ids[tokens.text_from + place] for place in own]
+        assert tokenizer.decode(ids).strip() == word
+
+
+@pytest.mark.parametrize(
+    ("sentences", "message"),
+    [
+        ("a b", "give lists of words"),
+        (["a b"], "sentence 0 is not a list of words but str"),
+        ([["a"], []], "sentence 1 has no words"),
+        ([["a", " "]], "word 1 of sentence 0 is empty"),
+        ([["a", 3]], "word 1 of sentence 0 is empty or not a string"),
+    ],
+)
+def test_what_are_no_words(sentences, message):
+    with pytest.raises(TextError, match=message):
+        check_words(sentences)
