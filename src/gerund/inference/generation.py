@@ -111,7 +111,7 @@ def stream(
         finally:
             pieces.texts.put(None)
 
-    thread = threading.Thread(target=work, daemon=True)
+    thread = threading.Thread(target=work, name="gerund-stream", daemon=True)
     thread.start()
     try:
         while (piece := pieces.texts.get()) is not None:
