@@ -92,6 +92,14 @@ class TestMistakes:
         with pytest.raises(DataError, match="broken or truncated archive"):
             list(read_documents([path]))
 
+    @pytest.mark.parametrize("ending", [".xz", ".gz"])
+    def test_corrupt_archive(self, tmp_path, ending):
+        pack = lzma.compress if ending == ".xz" else gzip.compress
+        whole = bytearray(pack(rows(*(f"some text {i}" for i in range(2000))).encode()))
+        whole[40:80] = bytes(40)
+        with pytest.raises(DataError, match="broken or truncated archive"):
+            list(read_documents([write(tmp_path / f"a.jsonl{ending}", bytes(whole))]))
+
     def test_parquet_without_the_column_and_no_parquet(self, tmp_path):
         import pyarrow as pa
         import pyarrow.parquet as pq

@@ -9,6 +9,7 @@ import gzip
 import json
 import lzma
 import re
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -86,7 +87,7 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
     try:
         with opener(path, "rb") as file:
             yield file
-    except (lzma.LZMAError, gzip.BadGzipFile, EOFError) as error:
+    except (lzma.LZMAError, gzip.BadGzipFile, zlib.error, EOFError) as error:
         raise DataError(f"{path}: broken or truncated archive ({error})") from error
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
