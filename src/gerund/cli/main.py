@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from gerund.cli import train
+from gerund.cli import demo, train
 from gerund.errors import GerundError
 
 app = typer.Typer(
@@ -22,6 +22,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.command("demo")(demo.command)
 app.command("train")(train.command)
 
 
