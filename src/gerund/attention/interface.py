@@ -9,12 +9,13 @@ Knows: transformers' attention functions. Does not know: what the plans are good
 """
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, eager_mask, sdpa_mask
 
 from gerund.attention.masks import padding_side, visible
@@ -24,6 +25,9 @@ from gerund.errors import ConfigError, UnsupportedModelError
 # transformers looks for "sdpa", "flash" and "flex" inside these names: none may occur in ours.
 FUSED = "gerund"
 ADDITIVE = "gerund_additive"
+
+# Called with a layer, whether it runs as a twin, and its attention probabilities (B, heads, T, T).
+Record = Callable[[int, bool, Tensor], None]
 
 
 class BoundPlan:
@@ -36,10 +40,18 @@ class BoundPlan:
         plan: the plan, resolved for the model's layers.
         real_BT: the batch's attention mask, 1 for tokens and 0 for padding; None for no padding.
         span_BT: 0 for context, s >= 1 for the tokens of span s (``hybrid`` only).
+        record: told every layer's attention probabilities as it runs; None, the usual, computes none of them.
     """
 
-    def __init__(self, plan: ResolvedPlan, real_BT: Tensor | None = None, span_BT: Tensor | None = None) -> None:
+    def __init__(
+        self,
+        plan: ResolvedPlan,
+        real_BT: Tensor | None = None,
+        span_BT: Tensor | None = None,
+        record: Record | None = None,
+    ) -> None:
         self.plan = plan
+        self.record = record
         self.side = "none" if real_BT is None else padding_side(real_BT)
         self.real_BT = None if self.side == "none" or real_BT is None else real_BT.bool()
         self.span_BT = span_BT
@@ -51,9 +63,14 @@ class BoundPlan:
             raise ConfigError("the plan 'hybrid' fills spans: encode with another plan, or give the spans")
 
     @property
+    def is_twin(self) -> bool:
+        """Whether this object runs inside a second stream."""
+        return self._only is not None
+
+    @property
     def stream(self) -> Stream | None:
         """The second stream, unless this object already runs inside it."""
-        return None if self._only is not None else self.plan.stream
+        return None if self.is_twin else self.plan.stream
 
     def seen_through(self, view: View) -> "BoundPlan":
         """Return the same batch with one view for every layer: what a second stream runs on."""
@@ -177,7 +194,19 @@ def fused_attention(
         layer = _layer_of(module, query, key)
         attention_mask = attention_plan.mask(layer, query, layer_window(module, kwargs), None)
         kwargs["is_causal"] = attention_plan.view(layer).direction is Direction.CAUSAL
+        if attention_plan.record is not None:
+            mask = attention_plan.mask(layer, query, layer_window(module, kwargs), torch.float32)
+            weights = _probabilities(query, key, mask, kwargs.get("scaling"))
+            attention_plan.record(layer, attention_plan.is_twin, weights)
     return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
+
+
+def _probabilities(query: Tensor, key: Tensor, mask: Tensor | None, scaling: float | None) -> Tensor:
+    """Return what the fused kernel computes and keeps to itself: ``(B, heads, T, T)`` in float32."""
+    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+    keys = repeat_kv(key, query.shape[1] // key.shape[1])
+    scores = query.float() @ keys.float().transpose(2, 3) * scaling
+    return (scores if mask is None else scores + mask).softmax(dim=-1)
 
 
 def additive_attention(
@@ -198,6 +227,8 @@ def additive_attention(
         layer = _layer_of(module, query, key)
         attention_mask = attention_plan.mask(layer, query, layer_window(module, kwargs), query.dtype)
     output: tuple[Tensor, Tensor | None] = own(module, query, key, value, attention_mask, **kwargs)
+    if attention_plan is not None and attention_plan.record is not None and output[1] is not None:
+        attention_plan.record(layer, attention_plan.is_twin, output[1])
     return output
 
 
