@@ -5,17 +5,13 @@ a document stood, so that an error can name the line. Does not know: tokens, mod
 are for. A corpus is never held in memory whole.
 """
 
-import gzip
 import json
-import lzma
 import re
-import zlib
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
+from gerund.data.files import checked_text, decode, opened
 from gerund.errors import DataError, unknown_name
 
 FORMATS = (".jsonl", ".jsonl.xz", ".jsonl.gz", ".parquet", ".txt", ".txt.xz", ".txt.gz")
@@ -80,31 +76,11 @@ def _format_of(path: Path) -> str:
     raise DataError(f"{path}: unknown file format; valid endings are: {', '.join(FORMATS)}")
 
 
-@contextmanager
-def _opened(path: Path) -> Iterator[BinaryIO]:
-    """Open a plain or compressed file, and turn what a broken archive raises into a DataError."""
-    opener: Callable[..., BinaryIO] = {".xz": lzma.open, ".gz": gzip.open}.get(path.suffix.lower(), open)  # type: ignore[assignment]
-    try:
-        with opener(path, "rb") as file:
-            yield file
-    except (lzma.LZMAError, gzip.BadGzipFile, zlib.error, EOFError) as error:
-        raise DataError(f"{path}: broken or truncated archive ({error})") from error
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
-
-
-def _decode(raw: bytes, where: str) -> str:
-    try:
-        return raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise DataError(f"{where}: not valid UTF-8 at byte {error.start}") from error
-
-
 def _read_jsonl(path: Path, text_column: str, title_column: str) -> Iterator[Document]:
-    with _opened(path) as file:
+    with opened(path) as file:
         for number, raw in enumerate(file, start=1):
             where = f"{path}, line {number}"
-            line = _decode(raw, where).lstrip("\ufeff") if number == 1 else _decode(raw, where)
+            line = decode(raw, where).lstrip("\ufeff") if number == 1 else decode(raw, where)
             if line.strip():
                 yield _parse_row(line, where, text_column, title_column)
 
@@ -122,20 +98,13 @@ def _parse_row(line: str, where: str, text_column: str, title_column: str) -> Do
 
 
 def _document(text: object, title: object, where: str, text_column: str) -> Document:
-    if not isinstance(text, str):
-        raise DataError(f"{where}: {text_column!r} is not a text but {type(text).__name__}")
-    try:
-        # JSON may spell half a surrogate pair, which no tokenizer and no file can hold.
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise DataError(f"{where}: {text_column!r} holds a lone surrogate at character {error.start}") from error
-    return Document(text=text, title=title if isinstance(title, str) else "")
+    return Document(text=checked_text(text, where, text_column), title=title if isinstance(title, str) else "")
 
 
 def _read_txt(path: Path, text_column: str, title_column: str) -> Iterator[Document]:
     del text_column, title_column
-    with _opened(path) as file:
-        text = _decode(file.read(), str(path)).lstrip("\ufeff")
+    with opened(path) as file:
+        text = decode(file.read(), str(path)).lstrip("\ufeff")
     yield Document(text=text, title=path.name.split(".")[0])
 
 

@@ -1,0 +1,183 @@
+"""Rows out of every format, in lots, and errors that name file and line."""
+
+import gzip
+import io
+import json
+import lzma
+import sys
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from gerund.data.tables import Rows, open_table, read_rows
+from gerund.errors import ConfigError, DataError, TextError
+
+
+def write(path, content):
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+def parquet(path, **columns):
+    pq.write_table(pa.table(columns), path)
+    return path
+
+
+def read(path, max_rows=1000, max_characters=2**20, **settings):
+    return list(read_rows(open_table(path, **settings), max_rows=max_rows, max_characters=max_characters))
+
+
+def pairs(path, **settings):
+    return [pair for rows in read(path, **settings) for pair in zip(rows.ids, rows.texts, strict=True)]
+
+
+def refused(path, **settings):
+    with pytest.raises(DataError) as caught:
+        read(path, **settings)
+    message = str(caught.value)
+    assert str(path) in message
+    return message.removeprefix(str(path))
+
+
+class TestFormats:
+    def test_txt_is_one_text_a_line_numbered_from_0(self, tmp_path):
+        path = write(tmp_path / "a.txt", "\ufeffone\r\ntwo \n\nlast, without an end")
+        assert pairs(path) == [(0, "one"), (1, "two "), (2, ""), (3, "last, without an end")]
+
+    def test_jsonl_takes_ids_where_the_first_row_has_one(self, tmp_path):
+        lines = [{"id": "a", "text": "one"}, {"text": None, "id": 7}, {"id": 0.5, "text": "Grüße"}]
+        path = write(tmp_path / "a.jsonl", "\n\n".join(map(json.dumps, lines)))
+        assert pairs(path) == [("a", "one"), (7, ""), ("0.5", "Grüße")]
+        assert pairs(path, id_column="") == [(0, "one"), (1, ""), (2, "Grüße")]
+
+    def test_jsonl_without_ids_and_another_column(self, tmp_path):
+        path = write(tmp_path / "a.ndjson", '{"q": "one", "key": "k"}\n\n{"q": "two", "key": 2, "id": 9}\n')
+        assert pairs(path, column="q") == [(0, "one"), (1, "two")]
+        assert pairs(path, column="q", id_column="key") == [("k", "one"), (2, "two")]
+        [rows] = read(path, column="q")
+        assert rows.place(1) == f"{path}, line 3"
+
+    def test_csv_with_quotes_line_breaks_and_long_fields(self, tmp_path):
+        long = "word " * 60_000
+        path = write(tmp_path / "a.csv", f'id,text\n1,"a ""b"", c\nnext line"\n\nx,{long}\n')
+        assert pairs(path) == [("1", 'a "b", c\nnext line'), ("x", long)]
+        [rows] = read(path)
+        assert rows.lines == [2, 5]
+
+    def test_tsv_has_no_quoting(self, tmp_path):
+        path = write(tmp_path / "a.tsv", 'score\ttext\r\n5\t"Stop, he said.\r\n4\ta\rb "c"\r\n')
+        assert pairs(path) == [(0, '"Stop, he said.'), (1, 'a\rb "c"')]
+
+    def test_parquet(self, tmp_path):
+        path = parquet(tmp_path / "a.parquet", text=["one", None, "three"], id=[3, 2, 1], n=[0.5, 1, 2])
+        assert pairs(path) == [(3, "one"), (2, ""), (1, "three")]
+        assert pairs(path, id_column="n") == [("0.5", "one"), ("1.0", ""), ("2.0", "three")]
+        coded = parquet(tmp_path / "b.parquet", text=pa.array(["x", "y", "x"]).dictionary_encode())
+        assert pairs(coded) == [(0, "x"), (1, "y"), (2, "x")]
+        [rows] = read(coded)
+        assert rows.place(2) == f"{coded}, row 3"
+
+    @pytest.mark.parametrize("ending, pack", [(".gz", gzip.compress), (".xz", lzma.compress)])
+    def test_compressed(self, tmp_path, ending, pack):
+        assert pairs(write(tmp_path / f"a.v2.txt{ending}", pack(b"one\ntwo\n"))) == [(0, "one"), (1, "two")]
+
+    def test_format_by_name_beats_the_ending(self, tmp_path):
+        assert pairs(write(tmp_path / "a.dat", '{"text": "one"}'), format="jsonl") == [(0, "one")]
+
+    @pytest.mark.parametrize("format, content", [(None, "one\ntwo\n"), ("csv", "text\none\ntwo\n")])
+    def test_standard_input(self, monkeypatch, format, content):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content.encode())))
+        assert pairs("-", format=format) == [(0, "one"), (1, "two")]
+
+
+class TestLots:
+    def test_rows_and_characters_bound_a_lot(self, tmp_path):
+        texts = ["a" * 5, "b" * 5, "c" * 30, "d", "e", "f", "g"]
+        path = write(tmp_path / "a.txt", "\n".join(texts))
+        found = read(path, max_rows=3, max_characters=10)
+        assert [rows.texts for rows in found] == [texts[:2], texts[2:3], texts[3:6], texts[6:]]
+        assert [rows.ids for rows in found] == [[0, 1], [2], [3, 4, 5], [6]]
+
+    def test_a_lot_is_read_when_it_is_asked_for(self, tmp_path):
+        path = write(tmp_path / "a.txt", b"one\ntwo\nthree\n\xff")
+        lots = read_rows(open_table(path), max_rows=2)
+        assert next(lots).texts == ["one", "two"]
+        with pytest.raises(DataError, match="line 4: not valid UTF-8"):
+            next(lots)
+
+    def test_empty_rows_can_be_found_and_left_out(self):
+        rows = Rows([4, 5, 6], ["a", " \t", ""], [1, 2, 3], "x")
+        assert rows.first_empty() == 1
+        assert rows.without_empty() == Rows([4], ["a"], [1], "x")
+        full = rows.without_empty()
+        assert full.without_empty() is full
+        assert full.first_empty() is None
+
+    def test_errors_about_a_text_get_its_place(self):
+        rows = Rows([4, 5], ["a", "b"], [10, 12], "x.csv")
+        assert str(rows.named(TextError("text 1 has 9 tokens"))) == "x.csv, line 12: the text has 9 tokens"
+        assert isinstance(rows.named(TextError("prompt 0 is odd")), TextError)
+        other = ConfigError("batch_tokens=0 leaves no room for a text")
+        assert rows.named(other) is other
+
+
+class TestMistakes:
+    def test_no_file(self, tmp_path):
+        assert "no such file" in refused(tmp_path / "absent.txt")
+        assert "is a folder" in refused(tmp_path)
+
+    @pytest.mark.parametrize("name", ["a.docx", "a", "a.gz", "a.parquet.gz", ".txt"])
+    def test_unknown_ending(self, tmp_path, name):
+        assert "valid endings are: .ndjson, .txt" in refused(write(tmp_path / name, "x"))
+
+    def test_unknown_format(self, tmp_path):
+        with pytest.raises(ConfigError, match="unknown format 'xml'; valid are: txt, jsonl"):
+            open_table(write(tmp_path / "a.txt", "x"), format="xml")
+
+    def test_a_txt_has_no_columns(self, tmp_path):
+        with pytest.raises(ConfigError, match="no column 'title'"):
+            open_table(write(tmp_path / "a.txt", "x"), column="title")
+
+    def test_parquet_on_standard_input(self):
+        with pytest.raises(ConfigError, match="cannot be read from standard input"):
+            read("-", format="parquet")
+
+    @pytest.mark.parametrize(
+        "name, content, message",
+        [
+            ("a.jsonl", '{"text": "a"}\n{"text": ', ", line 2: not valid JSON"),
+            ("a.jsonl", "[" * 200_000, ", line 1: not valid JSON"),
+            ("a.jsonl", '{"text": "a"}\n["b"]', ", line 2: expected a JSON object, found list"),
+            ("a.jsonl", '{"text": "a"}\n\n{"txt": "b", "n": 1}', ", line 3: no column 'text'; present are: txt, n"),
+            ("a.jsonl", '{"text": 42}', ", line 1: 'text' is not a text but int"),
+            ("a.jsonl", '{"text": "\\ud800 x"}', ", line 1: 'text' holds a lone surrogate"),
+            ("a.jsonl", '{"text": "a", "id": "\\udc00"}', ", line 1: 'id' holds a lone surrogate"),
+            ("a.jsonl", '{"text": "a", "id": null}', ", line 1: the id 'id' is neither a text nor a number"),
+            ("a.jsonl", '{"text": "a", "id": 1}\n{"text": "b"}', ", line 2: no column 'id'; present are: text"),
+            ("a.jsonl", b'{"text": "a"}\n{"text": "\xe4"}', ", line 2: not valid UTF-8 at byte 10"),
+            ("a.txt", b"fine\nfine\nbr\xffken", ", line 3: not valid UTF-8 at byte 2"),
+            ("a.txt", "\ufefftext".encode("utf-16"), ", line 1: not valid UTF-8"),
+            ("a.csv", "id,txt\n1,a", ", line 1: no column 'text'; present are: id, txt"),
+            ("a.csv", "id,text,text\n1,a,b", ", line 1: 2 columns are called 'text'"),
+            ("a.csv", 'id,text\n1,"a\nb"\n2,a,b', ", line 4: malformed row (3 fields, and the header has 2)"),
+            ("a.csv", 'id,text\n1,a\n2,"a\nb', ", line 3: malformed row (unexpected end of data)"),
+            ("a.csv", 'id,text\n1,"a" b', ", line 2: malformed row"),
+            ("a.tsv", "id\ttext\n1", ", line 2: malformed row (1 fields, and the header has 2)"),
+            ("a.txt.gz", b"no archive", ": broken or truncated archive"),
+            ("a.txt.xz", lzma.compress(b"x" * 999)[:-9], ": broken or truncated archive"),
+            ("a.parquet", b"no parquet", ": not a readable parquet file"),
+        ],
+    )
+    def test_malformed(self, tmp_path, name, content, message):
+        assert message in refused(write(tmp_path / name, content))
+
+    def test_parquet_columns(self, tmp_path):
+        path = parquet(tmp_path / "a.parquet", body=["a"], text=[1])
+        assert "row 1: 'text' is not a text but int64" in refused(path)
+        assert "no column 'title'; present are: body, text" in refused(path, column="title")
+        assert "no column 'key'; present are: body, text" in refused(path, column="body", id_column="key")
+
+    def test_parquet_with_bytes_that_are_no_text(self, tmp_path):
+        broken = pa.array([b"ok", b"\xff"]).view(pa.string())
+        assert "row 2: not valid UTF-8 at byte 0" in refused(parquet(tmp_path / "a.parquet", text=broken))
