@@ -1,0 +1,193 @@
+"""The house rules that a reader relies on and no linter knows: who imports whom, sizes, what is never used."""
+
+import ast
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+import gerund
+
+PACKAGE = Path(gerund.__file__).parent
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+# From the ground up. A module may import what stands in an earlier row, and its own package; a single module
+# (attention.plan) may stand below its package when it needs nothing of it. `data` is a side wing: see below.
+ROWS = (
+    ("errors", "types", "progress"),
+    ("attention.plan",),
+    ("config",),
+    ("attention",),
+    ("models",),
+    ("inference",),
+    ("language_model",),
+    ("training", "evaluation", "demo", "plotting"),
+    ("cli", "serving"),
+)
+BASE = ("errors", "types", "progress", "attention.plan", "config")
+RANK = {part: rank for rank, parts in enumerate(ROWS) for part in parts}
+
+LINES_OF_A_FILE = 400
+LINES_OF_A_FUNCTION = 60
+# The class with all verbs and `load`: more than half of it is what the verbs promise.
+LONGER = {"language_model.py": 500}
+
+HEAVY = ("torch", "transformers", "tokenizers", "numpy", "pyarrow", "peft", "accelerate", "matplotlib")
+NETWORK = ("requests", "urllib", "urllib3", "http", "httpx", "aiohttp", "socket", "ftplib")
+HUB = "huggingface_hub"
+UNSAFE = ("pickle", "cloudpickle", "dill", "joblib", "shelve", "marshal")
+
+
+def module_name(path: Path) -> str:
+    """Return the dotted name below `gerund`, the empty string for `gerund` itself."""
+    return ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix("__init__").rstrip(".")
+
+
+def part_of(module: str) -> str:
+    """Return which part of the house a module belongs to."""
+    return module if module in RANK else module.split(".", maxsplit=1)[0]
+
+
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), str(path))
+
+
+def imported(tree: ast.Module) -> Iterator[str]:
+    """Yield every module that is imported anywhere in a file, in functions and for type checkers too."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports name the whole module"
+            known = [f"{node.module}.{alias.name}" for alias in node.names]
+            # `from gerund.models import loading` brings a module, `from gerund.models.loading import read` a name.
+            modules = {f"gerund.{module_name(path)}" for path in FILES}
+            yield from (name if name in modules else str(node.module) for name in known)
+
+
+def named(path: Path) -> str:
+    return str(path.relative_to(PACKAGE))
+
+
+@pytest.mark.parametrize("path", FILES, ids=named)
+def test_nothing_imports_upward(path: Path) -> None:
+    module = module_name(path)
+    if not module:
+        pytest.skip("gerund itself imports on use: its table of public names is pinned below")
+    own = part_of(module)
+    for name in imported(tree_of(path)):
+        if name != "gerund" and not name.startswith("gerund."):
+            continue
+        other = part_of(name.removeprefix("gerund").removeprefix("."))
+        if not other:
+            assert own == "cli", f"{module} imports gerund itself, and with it everything above"
+        elif own == "data":
+            assert other in ("data", *BASE), f"data imports only the base, and {module} imports {name}"
+        elif other == "data":
+            assert RANK[own] >= RANK["training"], f"{module} imports {name}, which is for training and above"
+        else:
+            allowed = other == own or RANK[other] < RANK[own] or other.split(".")[0] == own
+            assert allowed, f"{module} imports {name}, which stands above it"
+
+
+def test_every_part_has_its_place() -> None:
+    parts = {part_of(module_name(path)) for path in FILES} - {""}
+    assert parts <= {*RANK, "data"}, "a new part of the package needs a row in ROWS"
+
+
+@pytest.mark.parametrize("path", FILES, ids=named)
+def test_files_and_functions_stay_small(path: Path) -> None:
+    lines = len(path.read_text(encoding="utf-8").splitlines())
+    assert lines <= LONGER.get(named(path), LINES_OF_A_FILE), "ask whether the file has two jobs"
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            # What a function promises may be long; what it does may not.
+            promise = node.body[0].end_lineno - node.body[0].lineno + 1 if ast.get_docstring(node) else 0
+            assert node.end_lineno - node.lineno + 1 - promise <= LINES_OF_A_FUNCTION, f"{node.name} is too long"
+
+
+@pytest.mark.parametrize("path", FILES, ids=named)
+def test_no_unsafe_loading_and_no_network(path: Path) -> None:
+    tree = tree_of(path)
+    for name in imported(tree):
+        assert name.split(".")[0] not in (*NETWORK, *UNSAFE), f"{named(path)} imports {name}"
+        # Only a model that is named by a hub id is fetched; elsewhere the hub's exceptions are caught at most.
+        if name.split(".")[0] == HUB:
+            assert module_name(path) == "models.loading" or name == f"{HUB}.errors", f"{named(path)} imports {name}"
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        keywords = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
+        assert keywords.get("trust_remote_code", "False") == "False", "code from a model's folder is never run"
+        if ast.unparse(node.func) == "torch.load":
+            assert keywords.get("weights_only") == "True", "torch.load unpickles unless it is told not to"
+
+
+def documented(tree: ast.AST, prefix: str) -> Iterator[tuple[str, ast.AST]]:
+    """Yield what must have a docstring: public classes and functions, and public methods."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, (ast.ClassDef, ast.FunctionDef)) and not node.name.startswith("_"):
+            yield f"{prefix}.{node.name}", node
+            if isinstance(node, ast.ClassDef):
+                yield from documented(node, f"{prefix}.{node.name}")
+
+
+@pytest.mark.parametrize("path", FILES, ids=named)
+def test_everything_public_says_what_it_is(path: Path) -> None:
+    tree = tree_of(path)
+    assert ast.get_docstring(tree), f"{named(path)} has no header"
+    for name, node in documented(tree, module_name(path)):
+        assert ast.get_docstring(node), f"{name} has no docstring"
+
+
+def test_public_names() -> None:
+    assert gerund.__all__ == [
+        "PLAN_NAMES",
+        "AttentionPlan",
+        "ConfigError",
+        "DataError",
+        "EncoderConfig",
+        "Generation",
+        "GerundError",
+        "LanguageModel",
+        "ModelError",
+        "Sampling",
+        "TextError",
+        "UnsupportedModelError",
+        "load",
+    ]
+    for name in gerund.__all__:
+        assert getattr(gerund, name) is not None
+    assert set(dir(gerund)) == {*gerund.__all__, "__version__"}
+    with pytest.raises(AttributeError, match="no attribute 'pooling'"):
+        _ = gerund.pooling
+
+
+def test_nothing_heavy_is_imported_before_it_is_needed() -> None:
+    script = f"""
+import sys
+import gerund
+from gerund.cli.main import app
+from typer.main import get_command
+from typer.testing import CliRunner
+commands = sorted(get_command(app).commands)
+for arguments in [["--help"], ["--version"], *([command, "--help"] for command in commands)]:
+    assert CliRunner().invoke(app, arguments).exit_code == 0, arguments
+print(*[name for name in {HEAVY!r} if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""
+
+
+def test_help_comes_at_once() -> None:
+    seconds = []
+    for _ in range(5):
+        start = time.perf_counter()
+        subprocess.run([sys.executable, "-m", "gerund.cli.main", "--help"], capture_output=True, check=True)
+        seconds.append(time.perf_counter() - start)
+    # A quiet machine takes a third of this; a busy one must not fail the test.
+    assert median(seconds) < 1.5
