@@ -7,15 +7,22 @@ the model's results are those of the model without the adapter, bit for bit.
 Knows: PEFT. Does not know: plans, texts.
 """
 
+import copy
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from gerund.errors import DataError, ModelError
+from gerund.errors import ConfigError, DataError, ModelError
+
+ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
+_PROOF_LENGTH = 8
 
 _active: ContextVar[bool] = ContextVar("gerund_adapter_active", default=False)
 _gated: dict[type, type] = {}
@@ -36,27 +43,91 @@ def load_adapter(model: PreTrainedModel, folder: str | Path) -> None:
 
     Raises:
         DataError: the folder holds no adapter.
-        ModelError: it is not for this model, or of a kind that changes more than single layers.
+        ConfigError: the model carries an adapter already.
+        ModelError: it is not for this model, or of a kind that changes the model while it sleeps.
     """
-    from peft import PeftModel
-    from peft.tuners.tuners_utils import BaseTunerLayer
-
     path = Path(folder)
     if not (path / "adapter_config.json").is_file():
         raise DataError(f"{path} is not an adapter folder: it has no adapter_config.json")
     if not (path / "adapter_model.safetensors").is_file():
         raise DataError(f"{path} has no adapter_model.safetensors")
+    if _gated_layers(model):
+        raise ConfigError("this model carries an adapter already; load the model anew for another one")
+    before = _logits(model)
     training = model.training
-    try:
-        PeftModel.from_pretrained(model, str(path), is_trainable=False)
-    except (ValueError, RuntimeError, KeyError) as error:
-        raise ModelError(f"the adapter in {path} does not fit this model: {str(error).splitlines()[0]}") from error
-    layers = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
-    if not layers:
-        raise ModelError(f"the adapter in {path} changes no layer (prompt tuning and the like are not supported)")
-    for layer in layers:
-        layer.__class__ = _gate(type(layer))
+    _inject(model, path)
     model.train(training)
+    if not _gate_layers(model):
+        raise ModelError(f"the adapter in {path} changes no layer (prompt tuning and the like are not supported)")
+    if not torch.equal(before, _logits(model)):
+        raise ModelError(
+            f"the adapter in {path} changes the model even while it sleeps (it replaces biases or initial weights), "
+            "so generating would no longer be the untouched model's; merge it into the weights instead"
+        )
+
+
+def base_state(model: PreTrainedModel) -> dict[str, Tensor]:
+    """Return the model's own weights under their own names, whether or not an adapter was put in."""
+    return _state(model, {name: _own_part(layer) for name, layer in _gated_layers(model).items()})
+
+
+@torch.no_grad()
+def merged_state(model: PreTrainedModel) -> dict[str, Tensor]:
+    """Return the weights as the adapter makes them, under the model's own names; the model stays as it is.
+
+    A weight that the adapter changes is no longer shared with another that was tied to it.
+
+    Raises:
+        ModelError: this kind of adapter cannot be written as weights.
+    """
+    return _state(model, {name: _merged(layer) for name, layer in _gated_layers(model).items()})
+
+
+def merging_unties(model: PreTrainedModel) -> bool:
+    """Tell whether merging changes one of two weights that the model ties, so that they part."""
+    if not getattr(model.config.get_text_config(decoder=True), "tie_word_embeddings", False):
+        return False
+    ends = (model.get_input_embeddings(), model.get_output_embeddings())
+    return any(type(end) in _gated.values() for end in ends)
+
+
+def _inject(model: PreTrainedModel, path: Path) -> None:
+    from peft import PeftModel
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what PEFT warns of is checked below
+            wrapped = PeftModel.from_pretrained(model, str(path), is_trainable=False, torch_device="cpu")
+            found = wrapped.load_adapter(str(path), "default", torch_device="cpu")
+    except Exception as error:
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise ModelError(f"the adapter in {path} does not fit this model: {reason}") from error
+    for keys, what in ((found.unexpected_keys, "has weights for"), (found.missing_keys, "lacks weights for")):
+        if keys:
+            raise ModelError(f"the adapter in {path} is not for this model: it {what} {sorted(keys)[0]}")
+
+
+def _gate_layers(model: PreTrainedModel) -> bool:
+    """Put the context variable's switch into every layer that the adapter changes; tell whether there are any."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+    from peft.utils.other import AuxiliaryTrainingWrapper, ModulesToSaveWrapper
+
+    for name, module in model.named_modules():
+        if isinstance(module, AuxiliaryTrainingWrapper) and not isinstance(module, ModulesToSaveWrapper):
+            raise ModelError(f"the adapter trains single tokens of {name}, which is not supported")
+        if isinstance(module, (BaseTunerLayer, ModulesToSaveWrapper)):
+            module.__class__ = _gate(type(module))
+    return bool(_gated_layers(model))
+
+
+def _gated_layers(model: PreTrainedModel) -> dict[str, nn.Module]:
+    """Return the outermost modules that an adapter put in, by name."""
+    kinds = set(_gated.values())
+    found: dict[str, nn.Module] = {}
+    for name, module in model.named_modules():
+        if type(module) in kinds and not any(name.startswith(f"{outer}.") for outer in found):
+            found[name] = module
+    return found
 
 
 def _gate(kind: type) -> type:
@@ -67,14 +138,47 @@ def _gate(kind: type) -> type:
     return _gated[kind]
 
 
-def base_state(model: PreTrainedModel) -> dict[str, Any]:
-    """Return the model's own weights under their own names, whether or not an adapter was put in."""
-    tuned = [name for name, module in model.named_modules() if type(module) in _gated.values()]
-    state = {}
+def _own_part(layer: Any) -> nn.Module:
+    """Return the module that stood where the adapter put ``layer``."""
+    part: nn.Module = layer.base_layer if "base_layer" in layer._modules else layer.original_module
+    return part
+
+
+def _merged(layer: Any) -> nn.Module:
+    """Return a copy of the module that stood here, with the adapter in its weights."""
+    if "modules_to_save" in layer._modules:
+        kept: nn.Module = layer.modules_to_save["default"]
+        return kept
+    single = copy.deepcopy(layer)
+    try:
+        with adapter_on():
+            single.merge(safe_merge=True)
+    except Exception as error:
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise ModelError(f"this adapter cannot be merged into the weights: {reason}") from error
+    return _own_part(single)
+
+
+def _state(model: PreTrainedModel, parts: dict[str, nn.Module]) -> dict[str, Tensor]:
+    """Return the state dict with the modules named in ``parts`` replaced."""
+    state: dict[str, Tensor] = {}
     for name, tensor in model.state_dict().items():
-        layer = next((prefix for prefix in tuned if name.startswith(prefix + ".")), None)
-        if layer is None:
+        inside = next((prefix for prefix in parts if name.startswith(f"{prefix}.")), None)
+        if inside is None:
             state[name] = tensor
-        elif name.startswith(f"{layer}.base_layer."):
-            state[f"{layer}.{name[len(layer) + len('.base_layer.') :]}"] = tensor
+        elif not any(key.startswith(f"{inside}.") for key in state):
+            state.update({f"{inside}.{key}": value for key, value in parts[inside].state_dict().items()})
     return state
+
+
+@torch.no_grad()
+def _logits(model: PreTrainedModel) -> Tensor:
+    """Return what the model makes of a fixed short text, as proof that it is what it was."""
+    embeddings = model.get_input_embeddings().weight
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(0, embeddings.shape[0], (1, _PROOF_LENGTH), generator=generator)
+    training = model.training
+    model.eval()
+    logits: Tensor = model(ids.to(embeddings.device), use_cache=False).logits
+    model.train(training)
+    return logits

@@ -16,16 +16,22 @@ from gerund.config import EncoderConfig
 
 
 def weights_hash(state: Mapping[str, Tensor]) -> str:
-    """Return a hash of every byte of every weight, with names, shapes and types."""
+    """Return a hash of every weight, with names and shapes.
+
+    Values count, not their type: a bfloat16 checkpoint that a processor without bfloat16 holds in float32 is
+    the same encoder.
+    """
 
     def one(name: str) -> bytes:
         tensor = state[name].detach().cpu().contiguous()
-        digest = hashlib.blake2b(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode(), digest_size=16)
+        if tensor.dtype in (torch.bfloat16, torch.float16):
+            tensor = tensor.float()
+        digest = hashlib.blake2b(f"{name} {tuple(tensor.shape)}".encode(), digest_size=16)
         digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
         return digest.digest()
 
-    # hashlib lets go of the interpreter lock, so tensors are hashed side by side.
-    with ThreadPoolExecutor() as pool:
+    # hashlib lets go of the interpreter lock, so tensors are hashed side by side; few, since each is copied.
+    with ThreadPoolExecutor(max_workers=4) as pool:
         parts = list(pool.map(one, sorted(state)))
     return hashlib.blake2b(b"".join(parts), digest_size=16).hexdigest()
 

@@ -5,7 +5,10 @@ Knows: transformers' loading, safetensors, the embedded default. Does not know: 
 
 import json
 import logging
+import threading
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -22,11 +25,25 @@ from transformers import (
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import logging as hf_logging
 
+from gerund.config import CONFIG_FILE
 from gerund.errors import ConfigError, ModelError, unknown_name
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 DEFAULT_NAME = "the embedded default"
 _LARGEST_SHARD = "48GB"
+# What a checkpoint consists of; other weight formats, images and code stay behind.
+_FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt", "LICENSE*", "NOTICE*", "README*"]
+_NOT_COPIED = (
+    "pytorch_model.bin.index.json",
+    "modules.json",
+    "config_sentence_transformers.json",
+    "sentence_bert_config.json",
+)
+
+_save_lock = threading.Lock()
+_quiet_lock = threading.Lock()
+_quiet_depth = 0
+_before_quiet = (logging.WARNING, True)
 
 
 @dataclass(frozen=True)
@@ -51,14 +68,7 @@ def find(model: str | Path | None) -> Source:
     text = str(model)
     path = Path(text).expanduser()
     if path.is_dir():
-        if not (path / "config.json").is_file():
-            what = (
-                "an adapter; give its base model and adapter="
-                if (path / "adapter_config.json").is_file()
-                else "no model"
-            )
-            raise ModelError(f"{path} holds {what}: it has no config.json")
-        return Source(text, path)
+        return Source(text, _check_folder(path))
     if path.exists():
         raise ModelError(f"{path} is a file; give the folder of a model")
     looks_local = isinstance(model, Path) or text.startswith((".", "/", "~")) or text.count("/") > 1 or not text
@@ -75,26 +85,36 @@ def read(source: Source, dtype: torch.dtype | None) -> tuple[PreTrainedModel, Pr
         dtype: type of the weights; None for the checkpoint's own.
 
     Raises:
-        ModelError: not a decoder-only language model, no safetensors, no tokenizer, or not to be had.
+        ModelError: not a decoder-only language model, no safetensors, weights missing, no tokenizer, or not to
+            be had.
     """
     name = str(source.folder or source.name)
     config = _config(source, name)
     _refuse_other_kinds(config, name)
-    model = _guarded(
+    model, found = _guarded(
         f"cannot load {source.name}",
         AutoModelForCausalLM.from_pretrained,
         name,
         config=config,
         dtype="auto" if dtype is None else dtype,
         use_safetensors=True,
+        output_loading_info=True,
         local_files_only=source.folder is not None,
+        trust_remote_code=False,
     )
+    if getattr(model, "_hf_peft_config_loaded", False):
+        raise ModelError(f"{source.name} is an adapter; give its base model, and the adapter's folder as adapter=")
+    _refuse_incomplete(found, source.name)
     tokenizer = _guarded(
         f"cannot load the tokenizer of {source.name}",
         AutoTokenizer.from_pretrained,
         name,
         local_files_only=source.folder is not None,
+        trust_remote_code=False,
     )
+    # transformers would write how this tokenizer was loaded into every folder that it is saved in.
+    for key in ("local_files_only", "is_local"):
+        tokenizer.init_kwargs.pop(key, None)
     model.eval()
     return model, tokenizer
 
@@ -145,8 +165,61 @@ def cpu_has_bfloat16() -> bool:
 
 def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, state: dict[str, Any], folder: Path) -> None:
     """Write weights, config and tokenizer as transformers does, so that plain transformers reads them."""
-    model.save_pretrained(folder, state_dict=state, max_shard_size=_LARGEST_SHARD)
-    tokenizer.save_pretrained(folder)
+    with _save_lock, quiet():
+        # save_pretrained notes in the live config which class it saved, and that may be only the model's body.
+        before = {key: getattr(model.config, key, None) for key in ("architectures", "dtype")}
+        try:
+            model.save_pretrained(folder, state_dict=state, max_shard_size=_LARGEST_SHARD)
+        finally:
+            for key, value in before.items():
+                setattr(model.config, key, value)
+        tokenizer.save_pretrained(folder)
+
+
+def original_files(source: Source) -> list[Path]:
+    """Return the files of a checkpoint that are worth copying: weights, configs, tokenizer, licence.
+
+    Raises:
+        ModelError: the files of a hub model are not to be had.
+    """
+    folder = source.folder
+    if folder is None:
+        from huggingface_hub import snapshot_download
+
+        folder = Path(
+            _guarded(f"cannot find the files of {source.name}", snapshot_download, source.name, allow_patterns=_FILES)
+        )
+    index = folder / "model.safetensors.index.json"
+    if (folder / "model.safetensors").is_file():
+        weights = {"model.safetensors"}
+    else:
+        weights = {index.name, *json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()}
+    others = {path.name for pattern in _FILES for path in folder.glob(pattern) if not path.name.startswith(".")}
+    others = {name for name in others if ".safetensors" not in name and name not in (CONFIG_FILE, *_NOT_COPIED)}
+    return [folder / name for name in sorted(weights | others) if (folder / name).is_file()]
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Silence transformers' bars and chatter until the block ends, whatever other threads do meanwhile."""
+    global _quiet_depth, _before_quiet  # noqa: PLW0603
+    noisy = logging.getLogger("transformers")
+    with _quiet_lock:
+        _quiet_depth += 1
+        if _quiet_depth == 1:
+            _before_quiet = (noisy.level, hf_logging.is_progress_bar_enabled())
+            noisy.setLevel(logging.ERROR)
+            hf_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        with _quiet_lock:
+            _quiet_depth -= 1
+            if _quiet_depth == 0:
+                level, bars = _before_quiet
+                noisy.setLevel(level)
+                if bars:
+                    hf_logging.enable_progress_bar()
 
 
 def _config(source: Source, name: str) -> Any:
@@ -155,6 +228,7 @@ def _config(source: Source, name: str) -> Any:
         AutoConfig.from_pretrained,
         name,
         local_files_only=source.folder is not None,
+        trust_remote_code=False,
     )
 
 
@@ -168,17 +242,34 @@ def _refuse_other_kinds(config: Any, name: str) -> None:
         raise ModelError(f"{name} is an encoder ({architectures[0]}); give a decoder-only language model")
 
 
+def _check_folder(path: Path) -> Path:
+    """Return the folder of a model, refusing those that only look like one."""
+    is_adapter = (path / "adapter_config.json").is_file()
+    if not (path / "config.json").is_file():
+        what = "an adapter; give its base model and adapter=" if is_adapter else "no model"
+        raise ModelError(f"{path} holds {what}: it has no config.json")
+    if is_adapter:
+        # transformers would switch it on for good, also while generating.
+        raise ModelError(f"{path} holds a model and an adapter; move the adapter into a folder of its own")
+    return path
+
+
+def _refuse_incomplete(found: dict[str, Any], name: str) -> None:
+    """Refuse a checkpoint that lacks weights, which transformers would fill with random numbers."""
+    lacking = sorted(found.get("missing_keys") or ())
+    wrong = sorted(str(item[0] if isinstance(item, tuple) else item) for item in found.get("mismatched_keys") or ())
+    for keys, what in ((lacking, "missing from"), (wrong, "of the wrong shape in")):
+        if keys:
+            more = f" and {len(keys) - 1} more" if len(keys) > 1 else ""
+            raise ModelError(f"cannot load {name}: {keys[0]}{more} {what} its weights")
+
+
 def _guarded(what: str, load: Any, name: str, **options: Any) -> Any:
     """Call a loader of transformers, quietly, and turn whatever it raises into one sentence."""
-    noisy = logging.getLogger("transformers")
-    level = noisy.level
-    noisy.setLevel(logging.ERROR)
-    bars = hf_logging.is_progress_bar_enabled()
-    hf_logging.disable_progress_bar()
     try:
-        with warnings.catch_warnings():
+        with quiet(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return load(name, trust_remote_code=False, **options)
+            return load(name, **options)
     except (OSError, ValueError, KeyError, RuntimeError, ImportError, TypeError, json.JSONDecodeError) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         if "trust_remote_code" in reason:
@@ -189,7 +280,3 @@ def _guarded(what: str, load: Any, name: str, **options: Any) -> Any:
     except Exception as error:
         # safetensors and huggingface_hub have exceptions outside the built-in ones.
         raise ModelError(f"{what}: {' '.join(str(error).split())[:300]}") from error
-    finally:
-        noisy.setLevel(level)
-        if bars:
-            hf_logging.enable_progress_bar()
