@@ -24,8 +24,9 @@ ROWS = (
     ("attention",),
     ("models",),
     ("inference",),
+    ("exporting",),
     ("language_model",),
-    ("training", "evaluation", "demo", "plotting"),
+    ("training", "evaluation", "demo", "plotting", "integrations"),
     ("cli", "serving"),
 )
 BASE = ("errors", "types", "progress", "attention.plan", "config")

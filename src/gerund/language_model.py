@@ -18,11 +18,13 @@ from gerund.attention.interface import attach
 from gerund.attention.plan import AttentionPlan
 from gerund.attention.probe import prove
 from gerund.attention.streams import attach_streams, decoder_layers
-from gerund.config import CONFIG_FILE, EncoderConfig, Sampling, encoder_config_json, read_encoder_config
+from gerund.config import EncoderConfig, Sampling, read_encoder_config
 from gerund.errors import ConfigError, unknown_name
+from gerund.exporting import formats
+from gerund.exporting.formats import Export, write_settings
 from gerund.inference import encoding, generation
 from gerund.inference.precision import choose_autocast
-from gerund.inference.tokens import Empty, Overflow, Reading, Tokens, check_texts, context_length, tokenize
+from gerund.inference.tokens import Empty, Overflow, Reading, Tokens, check_texts, tokenize
 from gerund.inference.words import WordPooling, check_words, word_vectors
 from gerund.models import loading
 from gerund.models.adapters import adapter_on, base_state, load_adapter
@@ -44,6 +46,7 @@ class LanguageModel:
         tokenizer: its tokenizer; batches are padded on its ``padding_side``.
         encoder: how the model is read as an encoder.
         name: what it was loaded from.
+        reader: model, settings and resolved plan together, as the functions of ``inference`` take them.
     """
 
     def __init__(
@@ -83,7 +86,7 @@ class LanguageModel:
         if adapter_folder is not None:
             load_adapter(model, adapter_folder)
         prove(model, plan)
-        self._reader = encoding.Reader(
+        self.reader = encoding.Reader(
             model,
             tokenizer,
             self.encoder,
@@ -93,29 +96,27 @@ class LanguageModel:
             gate=adapter_on if adapter_folder is not None else nullcontext,
         )
         if autocast:
-            self._reader = replace(self._reader, autocast=choose_autocast(self._reader))
+            self.reader = replace(self.reader, autocast=choose_autocast(self.reader))
 
     @property
     def device(self) -> torch.device:
         """Where the model lies."""
-        return self._reader.device
+        return self.reader.device
 
     @property
     def dimensions(self) -> int:
         """Size of a whole vector."""
-        return self._reader.width
+        return self.reader.width
 
     @property
     def max_length(self) -> int | None:
         """Longest text in tokens that ``encode`` reads, prompt and special tokens included."""
-        limit = context_length(self.model.config, self.tokenizer)
-        own = self.encoder.max_length
-        return own if limit is None else limit if own is None else min(own, limit)
+        return self.reader.max_length
 
     @property
     def compute_dtype(self) -> torch.dtype:
         """The type that ``encode`` computes in; the weights keep their own."""
-        return self._reader.autocast or self.model.dtype
+        return self.reader.autocast or self.model.dtype
 
     def encode(
         self,
@@ -161,7 +162,7 @@ class LanguageModel:
         if dimensions is not None and not 1 <= dimensions <= self.dimensions:
             raise ConfigError(f"dimensions={dimensions} is not between 1 and the model's {self.dimensions}")
         tokens = self._tokens(check_texts(texts), prompt, empty, overflow)
-        vectors = encoding.encode(self._reader, tokens, batch_tokens=_positive(batch_tokens), show=show_progress)
+        vectors = encoding.encode(self.reader, tokens, batch_tokens=_positive(batch_tokens), show=show_progress)
         vectors = np.ascontiguousarray(vectors[:, :dimensions])
         if self.encoder.normalize if normalize is None else normalize:
             vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
@@ -194,7 +195,7 @@ class LanguageModel:
         True
         """
         tokens = self._tokens(check_texts(texts), prompt, empty, overflow)
-        states = encoding.encode_tokens(self._reader, tokens, batch_tokens=_positive(batch_tokens), show=show_progress)
+        states = encoding.encode_tokens(self.reader, tokens, batch_tokens=_positive(batch_tokens), show=show_progress)
         return [_unit(item) for item in states] if normalize else states
 
     def encode_words(
@@ -231,7 +232,7 @@ class LanguageModel:
         checked = check_words(sentences)
         joined = [" ".join(words) for words in checked]
         tokens = self._tokens(joined, prompt, "error", "truncate", offsets=True)
-        states = encoding.encode_tokens(self._reader, tokens, batch_tokens=_positive(batch_tokens), show=show_progress)
+        states = encoding.encode_tokens(self.reader, tokens, batch_tokens=_positive(batch_tokens), show=show_progress)
         vectors = [
             word_vectors(words, text, state, pooling=pooling, shift=shift)
             for words, text, state in zip(checked, tokens, states, strict=True)
@@ -318,33 +319,35 @@ class LanguageModel:
             ResourceError: the disk is full; nothing is left behind.
         """
         with atomic_folder(folder, overwrite=overwrite) as work:
-            loading.save_model(self.model, self.tokenizer, base_state(self.model), work)
-            encoder = replace(self.encoder, attention=self.encoder.attention.with_defaults(self.n_layers))
-            if self.adapter_folder is not None:
-                encoder = replace(encoder, adapter="adapter")
-                (work / "adapter").mkdir()
-                for name in ("adapter_config.json", "adapter_model.safetensors"):
-                    (work / "adapter" / name).write_bytes((self.adapter_folder / name).read_bytes())
-            text = encoder_config_json(encoder, self.fingerprint())
-            (work / CONFIG_FILE).write_text(text, encoding="utf-8")
+            self.save_into(work)
+
+    def save_into(self, folder: Path) -> None:
+        """Write the files of ``save`` into a folder that is there."""
+        loading.save_model(self.model, self.tokenizer, base_state(self.model), folder)
+        write_settings(folder, self.encoder, self.n_layers, self.fingerprint(), adapter=self.adapter_folder)
 
     def export(
         self, folder: str | Path, format: Literal["sentence-transformers", "merged"], *, overwrite: bool = False
-    ) -> None:
-        """Write the encoder for other tools.
+    ) -> Export:
+        """Write the encoder for other tools, in the type in which its weights are held here.
 
         Args:
             folder: where to.
             format: ``sentence-transformers``, a folder for ``SentenceTransformer``; or ``merged``, a plain
-                model with the adapter merged into its weights.
+                model. Either has an adapter merged into its weights.
             overwrite: replace what is there.
 
-        Raises:
-            ConfigError: an unknown format, or one that this encoder cannot be written in.
-        """
-        from gerund.models import exporting
+        Returns:
+            Where it lies and how to load it. Plain sentence-transformers reads causal and wholly bidirectional
+            encoders; other plans need ``gerund.integrations.sentence_transformers.load``.
 
-        exporting.export(self, folder, format, overwrite=overwrite)
+        Raises:
+            ConfigError: an unknown format.
+            ModelError: the adapter cannot be merged into the weights.
+            OutputExistsError: there is something already.
+            ResourceError: the disk is full; nothing is left behind.
+        """
+        return formats.export(self.reader, folder, format, overwrite=overwrite)
 
     @cached_property
     def _weights_hash(self) -> str:
@@ -356,7 +359,7 @@ class LanguageModel:
         reading = Reading(
             prompt=self.encoder.prompt_text(prompt),
             append_eos=self.encoder.append_eos,
-            repeat_text=self._reader.plan.repeats_text,
+            repeat_text=self.reader.plan.repeats_text,
             max_length=self.max_length,
             empty=empty,
             overflow=overflow,

@@ -19,7 +19,7 @@ from gerund.attention.plan import ResolvedPlan
 from gerund.config import EncoderConfig
 from gerund.errors import ResourceError
 from gerund.inference.batching import token_batches
-from gerund.inference.tokens import Tokens
+from gerund.inference.tokens import Tokens, context_length
 from gerund.models.pooling import pool
 from gerund.progress import progress
 
@@ -60,6 +60,17 @@ class Reader:
     def width(self) -> int:
         """Size of a hidden state."""
         return int(self.model.config.get_text_config(decoder=True).hidden_size)
+
+    @property
+    def n_layers(self) -> int:
+        """Number of decoder layers."""
+        return len(self.plan.views)
+
+    @property
+    def max_length(self) -> int | None:
+        """Longest text in tokens, prompt and special tokens included."""
+        limits = (self.config.max_length, context_length(self.model.config, self.tokenizer))
+        return min((limit for limit in limits if limit is not None), default=None)
 
     def pool_from(self, tokens: Tokens) -> int:
         """Return the first token that is pooled.

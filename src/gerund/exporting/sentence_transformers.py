@@ -1,0 +1,309 @@
+"""Folders that sentence-transformers loads.
+
+A causal or wholly bidirectional encoder needs nothing but what sentence-transformers has: a body, a pooling
+and a normalisation. Whether it really reads the folder as gerund does is tried before the folder is put in
+place. For everything else the folder names ``gerund.integrations.sentence_transformers.Transformer``.
+
+Knows: the layout of such folders. Does not know: where they go.
+"""
+
+import copy
+import importlib.util
+import logging
+import string
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from gerund.attention.plan import Direction
+from gerund.config import EncoderConfig
+from gerund.exporting.formats import change_json, write_json, write_merged
+from gerund.inference.encoding import Reader, encode, encode_tokens
+from gerund.inference.precision import SAMPLE_TEXTS
+from gerund.inference.tokens import Reading, Tokens, tokenize
+from gerund.models import loading
+from gerund.models.adapters import merged_state
+
+OWN_CLASS = "gerund.integrations.sentence_transformers.Transformer"
+_POOLING = {
+    "mean": "pooling_mode_mean_tokens",
+    "weighted-mean": "pooling_mode_weightedmean_tokens",
+    "last": "pooling_mode_lasttoken",
+    "first": "pooling_mode_cls_token",
+}
+# Largest cosine distance between the exported encoder and ours; half precision rounds more coarsely.
+_NEAR = {torch.float32: 1e-4, torch.float64: 1e-4}
+_NEAR_HALF = 2e-3
+_LONG_TEXT_TOKENS = 1024
+# How many of the vocabulary's tokens are tried as the beginning of a text.
+_BEGINNINGS = 4096
+_TEXTS = (*SAMPLE_TEXTS, "zürich 数据库", '"3.5 km," she said.')
+
+
+def write(reader: Reader, folder: Path) -> str:
+    """Fill ``folder`` for sentence-transformers.
+
+    Returns:
+        Why gerund's own class is needed to read it; the empty string where it is not.
+    """
+    why_custom = obstacle(reader)
+    if not why_custom:
+        write_plain(reader, folder)
+        why_custom = _differs(reader, folder)
+    if why_custom:
+        _empty(folder)
+        write_custom(reader, folder)
+    (folder / "README.md").write_text(_readme(reader, why_custom), encoding="utf-8")
+    return why_custom
+
+
+def obstacle(reader: Reader) -> str:
+    """Return what keeps plain sentence-transformers from reading this encoder; the empty string if nothing does."""
+    return _obstacle_in_attention(reader) or _obstacle_in_pooling(reader)
+
+
+def _obstacle_in_attention(reader: Reader) -> str:
+    bidirectional = _is_bidirectional(reader)
+    if not bidirectional and (not reader.plan.is_causal or reader.plan.repeats_text):
+        return f"sentence-transformers has no attention plan {reader.config.attention.name!r}"
+    window = _window(reader)
+    if bidirectional and window is not None and (reader.max_length is None or reader.max_length > window):
+        return (
+            f"transformers counts a sliding window of {window} tokens differently in bidirectional layers "
+            f"(max_length={window} or less would avoid it)"
+        )
+    return ""
+
+
+def _obstacle_in_pooling(reader: Reader) -> str:
+    config = reader.config
+    if config.append_eos and not reader.tokenizer.is_fast:
+        return "only fast tokenizers can be told to append an end token"
+    prompts = [prompt for prompt in prompt_settings(config)[0].values() if prompt]
+    if config.pool_prompt or not prompts:
+        return ""
+    if config.pooling == "weighted-mean":
+        return "sentence-transformers counts the prompt's tokens in the weights of a weighted mean"
+    fused = next((prompt for prompt in prompts if _is_fused(reader, prompt)), None)
+    if fused is None:
+        return ""
+    return (
+        f"the last token of the prompt {fused!r} can reach into the text, and sentence-transformers would not pool "
+        "that token (a prompt that does not end in a space avoids it)"
+    )
+
+
+def write_plain(reader: Reader, folder: Path) -> None:
+    """Write body, tokenizer, pooling and normalisation, all of which are sentence-transformers' own."""
+    model, config = reader.model, reader.config
+    body, prefix = model.base_model, f"{model.base_model_prefix}."
+    state = merged_state(model)
+    if body is not model:
+        state = {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
+    loading.save_model(body, _tokenizer(reader), state, folder)
+    if _is_bidirectional(reader):
+        change_json(folder / "config.json", is_causal=False)
+    limit = {} if reader.max_length is None else {"max_seq_length": reader.max_length}
+    write_json(folder / "sentence_bert_config.json", {**limit, "do_lower_case": False})
+    # The names of version 2 to 5, which version 6 reads as well.
+    modules = [("", "Transformer"), ("1_Pooling", "Pooling")]
+    (folder / "1_Pooling").mkdir()
+    modes = {mode: name == config.pooling for name, mode in _POOLING.items()}
+    pooling = {"word_embedding_dimension": reader.width, **modes, "include_prompt": config.pool_prompt}
+    write_json(folder / "1_Pooling" / "config.json", pooling)
+    _write_modules(folder, config, [(path, f"sentence_transformers.models.{name}") for path, name in modules])
+    if _is_bidirectional(reader):
+        needs = {"specifier": ">=5.2", "reason": "older versions ignore is_causal and read from left to right"}
+        change_json(folder / "config_sentence_transformers.json", requirements={"transformers": needs})
+
+
+def write_custom(reader: Reader, folder: Path) -> None:
+    """Write a merged model with ``gerund.json``, read by gerund's own class."""
+    write_merged(reader, folder)
+    _write_modules(folder, reader.config, [("", OWN_CLASS)])
+
+
+def prompt_settings(config: EncoderConfig) -> tuple[dict[str, str], str | None]:
+    """Return the prompts by name, and the name of the default one.
+
+    >>> prompt_settings(EncoderConfig(prompt="Query: ", prompts={"document": "Text: "}))
+    ({'document': 'Text: ', 'default': 'Query: '}, 'default')
+    """
+    prompts = dict(config.prompts)
+    if not config.prompt:
+        return prompts, None
+    name = next((name for name, text in prompts.items() if text == config.prompt), None)
+    if name is None:
+        name = "default" if "default" not in prompts else "gerund-default"
+        prompts[name] = config.prompt
+    return prompts, name
+
+
+def _write_modules(folder: Path, config: EncoderConfig, modules: list[tuple[str, str]]) -> None:
+    if config.normalize:
+        modules = [*modules, (f"{len(modules)}_Normalize", "sentence_transformers.models.Normalize")]
+        (folder / modules[-1][0]).mkdir()
+    listed = [{"idx": i, "name": str(i), "path": path, "type": kind} for i, (path, kind) in enumerate(modules)]
+    write_json(folder / "modules.json", listed)
+    prompts, default = prompt_settings(config)
+    settings = {"prompts": prompts, "default_prompt_name": default, "similarity_fn_name": "cosine"}
+    write_json(folder / "config_sentence_transformers.json", {"model_type": "SentenceTransformer", **settings})
+
+
+def _is_bidirectional(reader: Reader) -> bool:
+    views = reader.plan.views
+    both_ways = all(view.direction is Direction.BIDIRECTIONAL and not view.hidden for view in views)
+    return both_ways and reader.plan.stream is None
+
+
+def _window(reader: Reader) -> int | None:
+    config = reader.model.config.get_text_config(decoder=True)
+    types = getattr(config, "layer_types", None)
+    if types is not None and "sliding_attention" not in types:
+        return None
+    return getattr(config, "sliding_window", None)
+
+
+def _tokenizer(reader: Reader) -> PreTrainedTokenizerBase:
+    """Return a tokenizer that by itself does what gerund does: pad, cut, and append the end token."""
+    from tokenizers import processors
+
+    tokenizer = copy.deepcopy(reader.tokenizer)
+    # sentence-transformers gives no positions, and with padding on the right none are needed.
+    tokenizer.padding_side = "right"
+    if tokenizer.pad_token is None:
+        spare = (tokenizer.eos_token, tokenizer.bos_token, tokenizer.unk_token)
+        tokenizer.pad_token = next(filter(None, spare), None) or tokenizer.convert_ids_to_tokens(0)
+    if reader.max_length is not None:
+        tokenizer.model_max_length = reader.max_length
+    if reader.config.append_eos and tokenizer("a").input_ids[-1] != tokenizer.eos_token_id:
+        end = tokenizer.eos_token
+        special = [(end, tokenizer.eos_token_id)]
+        closing = processors.TemplateProcessing(single=["$A", end], pair=["$A", "$B", end], special_tokens=special)
+        core = tokenizer.backend_tokenizer
+        before = core.post_processor
+        core.post_processor = closing if before is None else processors.Sequence([before, closing])
+    return tokenizer
+
+
+def _is_fused(reader: Reader, prompt: str) -> bool:
+    """Tell whether sentence-transformers may draw the line between prompt and text elsewhere than we do."""
+    tokenizer = _tokenizer(reader)
+    alone = tokenizer(prompt).input_ids
+    length = len(alone) - int(alone[-1] in tokenizer.all_special_ids)
+    step = max(1, len(tokenizer) // _BEGINNINGS)
+    begins = tokenizer.batch_decode([[token] for token in range(0, len(tokenizer), step)])
+    texts = [*_TEXTS, *string.ascii_letters, *string.digits, *(text for text in begins if text[:1].isalnum())]
+    tokens = tokenize(reader.tokenizer, texts, Reading(prompt=prompt))
+    return any(item is not None and item.text_from != length for item in tokens)
+
+
+def _differs(reader: Reader, folder: Path) -> str:
+    """Try the written folder; return what is wrong with it, the empty string if nothing is."""
+    near = _NEAR.get(reader.model.dtype, _NEAR_HALF)
+    try:
+        with _silence():
+            distance = _distance(reader, folder)
+    except Exception as error:
+        return f"sentence-transformers fails on the plain folder ({' '.join(str(error).split())[:200]})"
+    if not distance <= near:
+        return f"sentence-transformers reads the plain folder differently (cosine distance {distance:.1g})"
+    return ""
+
+
+def _distance(reader: Reader, folder: Path) -> float:
+    """Return the largest cosine distance between the vectors that the folder gives and ours."""
+    if importlib.util.find_spec("sentence_transformers") is None:
+        return _distance_of_bodies(reader, folder)
+    from sentence_transformers import SentenceTransformer
+
+    theirs = SentenceTransformer(str(folder), device="cpu", local_files_only=True)
+    texts = list(_TEXTS)
+    if reader.max_length is not None and reader.max_length <= _LONG_TEXT_TOKENS:
+        texts.append(" so on" * reader.max_length)
+    worst = 0.0
+    for prompt in ("", *prompt_settings(reader.config)[0].values()):
+        ours = encode(replace(reader, autocast=None), _tokens(reader, texts, prompt), show=False)
+        worst = max(worst, _farthest(ours, theirs.encode(texts, prompt=prompt, show_progress_bar=False)))
+    return worst
+
+
+def _distance_of_bodies(reader: Reader, folder: Path) -> float:
+    """Compare the means of all states: what can be tried without sentence-transformers."""
+    from transformers import AutoModel, AutoTokenizer
+
+    body = AutoModel.from_pretrained(folder, local_files_only=True).eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    cut = {} if reader.max_length is None else {"truncation": True, "max_length": reader.max_length}
+    batch = tokenizer(list(_TEXTS), padding=True, return_tensors="pt", **cut)
+    real_BT = batch["attention_mask"][..., None]
+    with torch.no_grad():
+        hidden_BTD = body(**batch, use_cache=False).last_hidden_state.float()
+    theirs = ((hidden_BTD * real_BT).sum(1) / real_BT.sum(1)).numpy()
+    states = encode_tokens(replace(reader, autocast=None), _tokens(reader, list(_TEXTS), ""), show=False)
+    return _farthest(np.stack([item.mean(axis=0) for item in states]), theirs)
+
+
+def _tokens(reader: Reader, texts: list[str], prompt: str) -> list[Tokens | None]:
+    config = reader.config
+    reading = Reading(prompt=prompt, append_eos=config.append_eos, max_length=reader.max_length)
+    return tokenize(reader.tokenizer, texts, reading)
+
+
+def _farthest(a: np.ndarray, b: Any) -> float:
+    b = np.asarray(b, dtype=np.float32)
+    norms = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
+    return float((1 - (a * b).sum(axis=1) / np.maximum(norms, 1e-12)).max())
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """Silence both libraries: what they would say concerns a folder that is only tried."""
+    noisy = logging.getLogger("sentence_transformers")
+    level = noisy.level
+    noisy.setLevel(logging.ERROR)
+    try:
+        with loading.quiet(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        noisy.setLevel(level)
+
+
+def _empty(folder: Path) -> None:
+    for path in sorted(folder.rglob("*"), reverse=True):
+        path.rmdir() if path.is_dir() else path.unlink()
+
+
+def _readme(reader: Reader, why_custom: str) -> str:
+    config = reader.config
+    plan = config.attention.with_defaults(reader.n_layers)
+    k = f", k={plan.k}" if plan.k is not None else ""
+    pooling = f"{config.pooling} pooling"
+    about = f"{reader.model.config.model_type}, {reader.n_layers} layers, {reader.width} dimensions"
+    if why_custom:
+        load = 'from gerund.integrations.sentence_transformers import load\n\nmodel = load("PATH/TO/THIS/FOLDER")'
+        note = (
+            f"It needs gerund (`pip install 'gerund[st]'`): {why_custom}.\n\n"
+            "`SentenceTransformer(folder, trust_remote_code=True)` loads it too; the flag lets sentence-transformers "
+            f"use a class that is not its own, `{OWN_CLASS}` of the installed package. The folder itself holds no code."
+        )
+    else:
+        load = "from sentence_transformers import SentenceTransformer\n\n"
+        load += 'model = SentenceTransformer("PATH/TO/THIS/FOLDER")'
+        note = "Plain sentence-transformers loads it; gerund is not needed."
+        if _is_bidirectional(reader):
+            note += " transformers must be 5.2 or newer: older ones ignore `is_causal` and read from left to right."
+    tags = "library_name: sentence-transformers\npipeline_tag: sentence-similarity\ntags: [gerund]"
+    return (
+        f"---\n{tags}\n---\n\n# A text encoder exported by gerund\n\n"
+        f"A language model ({about}) read as an encoder: attention plan `{plan.name}`{k}, {pooling}.\n\n"
+        f'```python\n{load}\nvectors = model.encode(["a text", "another one"])\n```\n\n{note}\n'
+    )
