@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from gerund.cli import demo, train
+from gerund.cli import convert, demo, export, train
 from gerund.errors import GerundError
 
 app = typer.Typer(
@@ -22,7 +22,9 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.command("convert")(convert.command)
 app.command("demo")(demo.command)
+app.command("export")(export.command)
 app.command("train")(train.command)
 
 

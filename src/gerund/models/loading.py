@@ -126,6 +126,12 @@ def stored_dtype(source: Source) -> torch.dtype | None:
     return dtype if isinstance(dtype, torch.dtype) else None
 
 
+def own_dtype(source: Source) -> str:
+    """Return the name of the checkpoint's type, so that it is loaded in no other; ``auto`` when it names none."""
+    stored = stored_dtype(source)
+    return next((name for name, dtype in DTYPES.items() if dtype == stored), "auto")
+
+
 def pick_device(device: str) -> torch.device:
     """Return the device: ``auto`` takes a GPU where there is one.
 

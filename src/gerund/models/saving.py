@@ -9,9 +9,9 @@ Knows: folders and the file system. Does not know: what is in the files.
 import ctypes
 import errno
 import os
+import secrets
 import shutil
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,15 +35,16 @@ def atomic_folder(target: str | Path, *, overwrite: bool = False) -> Iterator[Pa
         ResourceError: the disk is full; nothing is left behind.
     """
     target = Path(target)
-    _refuse_existing(target, overwrite)
+    refuse_existing(target, overwrite=overwrite)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        work = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".part", dir=target.parent))
+        work = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
+        work.mkdir()
     except OSError as error:
         raise ResourceError(f"cannot write beside {target}: {error.strerror or error}") from error
     try:
         yield work
-        work.chmod(0o755)
+        _open_to_readers(work)
         flush_folder(work)
         _put(work, target)
     except OSError as error:
@@ -92,12 +93,24 @@ def flush_folder(folder: Path) -> None:
             os.close(handle)
 
 
-def _refuse_existing(target: Path, overwrite: bool) -> None:
+def refuse_existing(target: Path, *, overwrite: bool) -> None:
+    """Refuse an output that is there already; an empty folder is taken as none.
+
+    Raises:
+        OutputExistsError: it is there and may not be replaced, or is no folder.
+    """
     if target.is_dir():
         if any(target.iterdir()) and not overwrite:
             raise OutputExistsError(f"{target} exists already; choose another name or ask to overwrite it")
-    elif target.exists():
+    elif target.exists() or target.is_symlink():
         raise OutputExistsError(f"{target} exists already and is not a folder")
+
+
+def _open_to_readers(work: Path) -> None:
+    """Give files the rights that the folder got from the user's umask: safetensors lets only the owner read."""
+    for path in work.rglob("*"):
+        if path.is_file():
+            path.chmod(work.stat().st_mode & 0o666)
 
 
 def _put(work: Path, target: Path) -> None:

@@ -1,0 +1,80 @@
+"""``gerund convert``: put settings beside a checkpoint, so that it encodes from then on."""
+
+import json
+import shlex
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from gerund.cli import encoder_options as options
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from gerund.language_model import LanguageModel
+
+
+def command(
+    model: options.Model,
+    output: options.Output,
+    attention: options.Attention = None,
+    k: options.K = None,
+    k0: options.K0 = None,
+    sink_tokens: options.SinkTokens = None,
+    pooling: options.Pooling = None,
+    prompt: options.Prompt = None,
+    max_length: options.MaxLength = None,
+    adapter: options.Adapter = None,
+    force: options.Force = False,
+    as_json: options.Json = False,
+) -> None:
+    """Make a language model that also encodes, without training.
+
+    OUT gets the model's own files, byte for byte, and gerund.json, which says how to read them as an encoder.
+    It still opens as a plain language model and writes what the model wrote. Before anything is written, a probe
+    proves that the attention plan reaches every layer.
+
+    For example:
+
+        gerund convert ./model ./encoder
+
+        gerund convert ./model ./encoder --attention mask0+bidir --k 18 --k0 10 --prompt "Represent this text:"
+
+        gerund convert ./model ./encoder --attention bidir --pooling last --adapter ./lora
+    """
+    from gerund.exporting.formats import convert
+    from gerund.language_model import load
+    from gerund.models import loading, saving
+
+    saving.refuse_existing(output, overwrite=force)
+    name = options.model_name(model)
+    source = loading.find(name)
+    lm = load(
+        name,
+        attention=attention,
+        k=k,
+        k0=k0,
+        sink_tokens=sink_tokens,
+        pooling=pooling,
+        prompt=prompt,
+        adapter=adapter,
+        max_length=max_length,
+        dtype=loading.own_dtype(source),
+    )
+    convert(source, lm.reader, output, lm.fingerprint(), adapter=lm.adapter_folder, overwrite=force)
+    _tell(lm, output, as_json)
+
+
+def _tell(lm: "LanguageModel", output: "Path", as_json: bool) -> None:
+    plan = lm.encoder.attention.with_defaults(lm.n_layers)
+    numbers: dict[str, Any] = {"k": plan.k, "k0": plan.k0}
+    given = {name: value for name, value in numbers.items() if value is not None}
+    if as_json:
+        about = {"attention": plan.name, **given, "pooling": lm.encoder.pooling, "fingerprint": lm.fingerprint()}
+        typer.echo(json.dumps({"folder": str(output), **about}))
+        return
+    which = "".join(f" {name}={value}" for name, value in given.items())
+    typer.echo(
+        f"{output}: {lm.model.config.model_type}, {lm.n_layers} layers, {plan.name}{which}, {lm.encoder.pooling}"
+    )
+    typer.echo(f"try: gerund embed texts.txt -m {shlex.quote(str(output))} -o vectors.parquet")

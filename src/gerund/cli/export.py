@@ -1,0 +1,70 @@
+"""``gerund export``: write an encoder for other tools."""
+
+import json
+from typing import Annotated
+
+import typer
+
+from gerund.cli import encoder_options as options
+
+
+def command(
+    model: options.Model,
+    output: options.Output,
+    format: Annotated[str, typer.Option(help="sentence-transformers or merged.", show_default=False)],
+    attention: options.Attention = None,
+    k: options.K = None,
+    k0: options.K0 = None,
+    sink_tokens: options.SinkTokens = None,
+    pooling: options.Pooling = None,
+    prompt: options.Prompt = None,
+    max_length: options.MaxLength = None,
+    adapter: options.Adapter = None,
+    force: options.Force = False,
+    as_json: options.Json = False,
+) -> None:
+    """Write an encoder for other tools, in the checkpoint's own type.
+
+    sentence-transformers: a folder for that library. Plain SentenceTransformer("OUT") reads causal and wholly
+    bidirectional encoders; it is tried, and compared with gerund, before the folder is put in place. Other plans
+    need gerund.integrations.sentence_transformers.load("OUT"). README.md in the folder says which it is.
+
+    merged: a plain model with the adapter merged into its weights, for tools that know no adapters.
+
+    For example:
+
+        gerund export ./encoder ./exported --format sentence-transformers
+
+        gerund export ./model ./exported --format sentence-transformers --attention bidir --max-length 512
+
+        gerund export ./model ./merged --format merged --adapter ./lora
+    """
+    from gerund.errors import unknown_name
+    from gerund.exporting.formats import FORMATS
+    from gerund.language_model import load
+    from gerund.models import loading, saving
+
+    if format not in FORMATS:
+        raise unknown_name("format", format, FORMATS)
+    saving.refuse_existing(output, overwrite=force)
+    name = options.model_name(model)
+    lm = load(
+        name,
+        attention=attention,
+        k=k,
+        k0=k0,
+        sink_tokens=sink_tokens,
+        pooling=pooling,
+        prompt=prompt,
+        adapter=adapter,
+        max_length=max_length,
+        dtype=loading.own_dtype(loading.find(name)),
+    )
+    done = lm.export(output, format, overwrite=force)  # type: ignore[arg-type]
+    if as_json:
+        typer.echo(json.dumps({"folder": str(output), "format": format, "load": done.load, "why": done.why_custom}))
+        return
+    typer.echo(f"{output}: {format}")
+    if done.why_custom:
+        typer.echo(f"plain sentence-transformers cannot read it: {done.why_custom}")
+    typer.echo(f"load it with: {done.load}")
