@@ -22,6 +22,18 @@ from gerund.attention.plan import Direction, ResolvedPlan, View
 from gerund.attention.streams import decoder_layers
 from gerund.errors import ModelError, TextError, UnsupportedModelError
 
+# Of several kinds, for whoever wants to look at a model and has no text at hand.
+EXAMPLE_TEXTS = (
+    "The old man looked at the sea for a long time before he said that the boat would not come back that night.",
+    "Germany beat Brazil by seven goals to one in the semi-final, which nobody in the stadium had thought possible.",
+    "The central bank raised interest rates for the third time this year, to 4.25 per cent, in order to slow prices.",
+    "Cells divide by copying their genetic material first and then separating the two copies into new nuclei.",
+    "When she opened the letter, she found that it was written in a language that she had learnt as a child.",
+    "To install the package, open a terminal, change to the folder with the sources and run the command below.",
+    "The court decided on Tuesday that the company has to pay back the fees that it had charged since March.",
+    "Rain is expected in the north until the evening, while the south of the country will stay dry and warm.",
+)
+
 Gate = Callable[[], AbstractContextManager[None]]
 
 
@@ -75,7 +87,7 @@ def attention_maps(
 def mean_maps(
     model: PreTrainedModel,
     texts: Sequence[Sequence[int]],
-    plan: ResolvedPlan,
+    plan: ResolvedPlan | None,
     *,
     size: int | None = None,
     gate: Gate = nullcontext,
@@ -87,7 +99,8 @@ def mean_maps(
     Args:
         model: as in ``attention_maps``.
         texts: token ids of each text.
-        plan: the plan to look through, resolved.
+        plan: the plan to look through, resolved; None for the untouched model where no plan reaches it (see
+            ``unplanned_maps``).
         size: rows of the maps; None takes the texts' median length.
         gate: as in ``attention_maps``.
 
@@ -100,10 +113,17 @@ def mean_maps(
     """
     if not texts:
         raise TextError("there is no text to look at")
-    size = size or sorted(len(ids) for ids in texts)[len(texts) // 2]
+    rows = size or sorted(len(ids) for ids in texts)[len(texts) // 2]
+
+    def shrink(weights: Tensor) -> Tensor:
+        return resample(weights.mean(dim=0), rows)
+
     mean: list[AttentionMap] = []
     for count, ids in enumerate(texts):
-        maps = _recorded(model, ids, plan, gate, lambda weights: resample(weights.mean(dim=0), size))
+        if plan is None:
+            maps = [replace(item, weights=shrink(item.weights)) for item in unplanned_maps(model, ids)]
+        else:
+            maps = _recorded(model, ids, plan, gate, shrink)
         mean = [_add(a, b, count) for a, b in zip(mean, maps, strict=True)] if mean else maps
     return mean
 

@@ -1,0 +1,248 @@
+"""``gerund inspect``: a picture of where a model's layers look, before and after its conversion."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gerund.cli import encoder_options as options
+
+if TYPE_CHECKING:
+    from gerund.inference.maps import AttentionMap
+    from gerund.language_model import LanguageModel
+
+_LONGEST = 512
+
+
+def command(
+    model: options.Model,
+    text: Annotated[
+        str | None,
+        typer.Argument(
+            help="The text to look at; left out, eight sentences that come with gerund.", show_default=False
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="OUT.png, OUT.svg or OUT.pdf.", show_default=False)
+    ] = None,
+    file: Annotated[
+        str | None,
+        typer.Option(
+            "--file",
+            "-f",
+            help="Many texts, to be averaged: a .txt file (one a line), .jsonl, .csv, .tsv, .parquet, or - .",
+            show_default=False,
+        ),
+    ] = None,
+    column: Annotated[str | None, typer.Option(help="Column with the texts; left out, text.")] = None,
+    format: Annotated[
+        str | None, typer.Option(help="txt, jsonl, csv, tsv or parquet, where the file's ending does not say it.")
+    ] = None,
+    limit: Annotated[int, typer.Option(help="Take the first so many texts of the file.")] = 64,
+    attention: options.Attention = None,
+    k: options.K = None,
+    k0: options.K0 = None,
+    sink_tokens: options.SinkTokens = None,
+    layers: Annotated[
+        str | None,
+        typer.Option(help="Layers whose maps are drawn, such as 0,3,8-11; left out, up to twelve.", show_default=False),
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")] = "auto",
+    force: Annotated[bool, typer.Option("--force", help="Replace the picture.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print every layer's sink share as JSON.")] = False,
+) -> None:
+    """Draw where every layer looks: mean attention maps before and after the conversion.
+
+    Below the maps stands how much of their attention the tokens give to the first one. Where that is most of it,
+    the layer has an attention sink, and a mask0 plan is likely to make better vectors.
+
+    For example:
+
+        gerund inspect ./model "The cat sat on the mat." -o attention.png
+
+        gerund inspect ./model -f sentences.txt -o attention.png --attention mask0+bidir --k 18 --k0 10
+
+        gerund inspect default --layers 0,2-4 -o attention.svg --json
+    """
+    from gerund.errors import ConfigError
+
+    if output is None and not as_json:
+        raise ConfigError("give -o OUT.png for a picture, or --json for the numbers")
+    if limit < 1:
+        raise ConfigError(f"--limit {limit} leaves no text")
+    kind = _check_output(output, force) if output is not None else ""
+    texts = _texts(text, file, column, format, limit)
+    import gerund
+
+    lm = gerund.load(
+        options.model_name(model),
+        attention=attention, k=k, k0=k0, sink_tokens=sink_tokens, dtype=dtype, device=device,
+    )  # fmt: skip
+    shown = _layers(layers, lm.n_layers)
+    ids = _ids(lm, texts)
+    before, after = _look(lm, ids)
+    if output is not None:
+        _draw(lm, texts, ids, before, after, shown, output, kind)
+    if as_json:
+        import json
+
+        typer.echo(json.dumps(_report(lm, ids, before, after, output), indent=2, ensure_ascii=False))
+    else:
+        typer.echo(output)
+
+
+def _check_output(output: Path, force: bool) -> str:
+    """Find what is wrong with the output before the model is loaded; return the picture's format."""
+    from gerund.errors import ConfigError, OutputExistsError
+    from gerund.plotting import FORMATS, require_matplotlib
+
+    kind = output.suffix.removeprefix(".").lower()
+    if kind not in FORMATS:
+        raise ConfigError(f"{output}: the name of a picture ends in {', '.join(f'.{name}' for name in FORMATS)}")
+    if output.is_dir() or (output.exists() and not force):
+        raise OutputExistsError(f"{output} exists already; choose another name or give --force to replace it")
+    require_matplotlib()
+    return kind
+
+
+def _texts(text: str | None, file: str | None, column: str | None, format: str | None, limit: int) -> list[str]:
+    from gerund.errors import ConfigError, DataError, TextError
+
+    if text is not None and file is not None:
+        raise ConfigError("give either a text or --file, not both")
+    if file is not None:
+        from gerund.data.tables import open_table, read_rows
+
+        table = open_table(file, format=format, column=column)
+        found: list[str] = []
+        for rows in read_rows(table, max_rows=limit):
+            found += rows.without_empty().texts
+            if len(found) >= limit:
+                break
+        if not found:
+            raise DataError(f"{table.name} has no texts")
+        return found[:limit]
+    if text is None:
+        from gerund.inference.maps import EXAMPLE_TEXTS
+
+        return list(EXAMPLE_TEXTS)
+    if not text.strip():
+        raise TextError("the text is empty; give some words to look at")
+    return [text]
+
+
+def _layers(spec: str | None, n_layers: int) -> list[int] | None:
+    """Read ``0,3,8-11``."""
+    from gerund.errors import ConfigError
+
+    if spec is None:
+        return None
+    found: list[int] = []
+    for part in spec.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()):
+            raise ConfigError(f"--layers {spec}: {part.strip()!r} is neither a layer nor a range such as 8-11")
+        span = range(int(first), int(last if dash else first) + 1)
+        if not span or span[-1] >= n_layers:
+            raise ConfigError(f"--layers {spec}: the model has layers 0 to {n_layers - 1}")
+        found += [layer for layer in span if layer not in found]
+    return found
+
+
+def _ids(lm: "LanguageModel", texts: list[str]) -> list[list[int]]:
+    from gerund.errors import TextError
+    from gerund.inference.tokens import Reading, tokenize
+
+    plan = lm.encoder.attention.resolve(lm.n_layers)
+    reading = Reading(append_eos=lm.encoder.append_eos, repeat_text=plan.repeats_text)
+    longest = min(_LONGEST, lm.max_length or _LONGEST)
+    tokens = [item.ids for item in tokenize(lm.tokenizer, texts, reading) if item is not None]
+    if cut := sum(len(ids) > longest for ids in tokens):
+        typer.echo(f"gerund: {cut} of {len(texts)} texts were cut at {longest} tokens", err=True)
+    short = next((text for text, ids in zip(texts, tokens, strict=True) if len(ids) < 2), None)
+    if short is not None:
+        raise TextError(f"the text {short!r} is a single token, which has nothing to look at")
+    return [ids[:longest] for ids in tokens]
+
+
+def _look(lm: "LanguageModel", ids: list[list[int]]) -> "tuple[list[AttentionMap], list[AttentionMap]]":
+    from contextlib import nullcontext
+
+    from gerund.errors import UnsupportedModelError
+    from gerund.inference.maps import causal_plan, mean_maps
+    from gerund.models.adapters import adapter_on
+
+    plan = lm.encoder.attention.resolve(lm.n_layers)
+    try:
+        before = mean_maps(lm.model, ids, causal_plan(lm.n_layers))
+    except UnsupportedModelError:
+        # Loaded all the same, so the plan is causal: there is no other "after".
+        before = mean_maps(lm.model, ids, None)
+        return before, before
+    gate = adapter_on if lm.adapter_folder is not None else nullcontext
+    return before, mean_maps(lm.model, ids, plan, gate=gate)
+
+
+def _draw(
+    lm: "LanguageModel", texts: list[str], ids: list[list[int]], before: "list[AttentionMap]",
+    after: "list[AttentionMap]", shown: list[int] | None, output: Path, kind: str,
+) -> None:  # fmt: skip
+    from gerund.data.files import whole_file
+    from gerund.inference.maps import even_share
+    from gerund.plotting import attention_figure, picture
+
+    plan = lm.encoder.attention.with_defaults(lm.n_layers)
+    numbers = [f"{name}={value}" for name, value in (("k", plan.k), ("k0", plan.k0)) if value is not None]
+    name = Path(lm.name).name
+    title = f"{name}, {' '.join([plan.name, *numbers])}, {lm.n_layers} layers"
+    if len(texts) > 1:
+        title += f"; mean of {len(texts)} texts"
+    figure = attention_figure(
+        before, after, title=title, even=even_share([len(item) for item in ids]), layers=shown,
+        labels=_labels(lm, ids[0]) if len(ids) == 1 else None,
+    )  # fmt: skip
+    data = picture(figure, kind)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with whole_file(output) as sink:
+        sink.write(data)
+
+
+def _labels(lm: "LanguageModel", ids: list[int]) -> list[str]:
+    """Return each token as it is read; a part of a character, by its name in the vocabulary."""
+    labels = []
+    for token in ids:
+        label = lm.tokenizer.decode([token]).strip()
+        if "\N{REPLACEMENT CHARACTER}" in label:
+            label = str(lm.tokenizer.convert_ids_to_tokens(token))
+        labels.append(label if len(label) <= 12 else f"{label[:11]}…")
+    return [label if label else "␣" for label in labels]
+
+
+def _report(
+    lm: "LanguageModel", ids: list[list[int]], before: "list[AttentionMap]", after: "list[AttentionMap]",
+    output: Path | None,
+) -> dict[str, Any]:  # fmt: skip
+    from gerund.inference.maps import even_share, sink_share
+
+    shares = zip(sink_share(after), after, strict=True)
+    first = sink_share(before)
+    return {
+        "model": lm.name,
+        "architecture": lm.model.config.model_type,
+        "attention": lm.encoder.attention.with_defaults(lm.n_layers).to_dict(),
+        "texts": len(ids),
+        "tokens": sum(map(len, ids)),
+        "picture": None if output is None else str(output),
+        "even_share": round(even_share([len(item) for item in ids]), 6),
+        "layers": [
+            {
+                "layer": item.layer,
+                "run": item.run,
+                "view": str(item.view),
+                "sink_share_before": None if item.run else round(first[item.layer], 6),
+                "sink_share_after": round(share, 6),
+            }
+            for share, item in shares
+        ],
+    }

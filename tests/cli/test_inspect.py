@@ -1,0 +1,178 @@
+"""``gerund inspect``: the picture and the numbers, on tiny models and on a real small one."""
+
+import json
+import sys
+from dataclasses import replace
+
+import matplotlib
+import matplotlib.image
+import numpy as np
+import pytest
+import torch
+
+from gerund import plotting
+from gerund.attention.interface import attach
+from gerund.attention.plan import AttentionPlan
+from gerund.attention.streams import attach_streams, decoder_layers
+from gerund.errors import ConfigError
+from gerund.inference.maps import causal_plan, even_share, mean_maps
+from tests.cli.helpers import run_cli
+from tests.tiny import N_LAYERS, save_tiny, tiny
+
+TEXT = "the cat in the hat"
+
+
+def maps(plan, lengths=(9,), seed=0):
+    model = tiny("llama", seed)
+    attach(model)
+    attach_streams(decoder_layers(model))
+    generator = torch.Generator().manual_seed(1)
+    texts = [torch.randint(3, 97, (length,), generator=generator).tolist() for length in lengths]
+    resolved = AttentionPlan(plan).resolve(N_LAYERS) if plan else causal_plan(N_LAYERS)
+    return mean_maps(model, texts, resolved)
+
+
+def panels(figure):
+    """Return the drawn maps from the figure's axes: title and data."""
+    axes = [axis for part in figure.subfigs for axis in part.axes]
+    return [(axis.get_title(), axis.images[0].get_array()) for axis in axes if axis.images]
+
+
+def test_draws_a_picture_of_every_layer_before_and_after(tiny_folder, tmp_path):
+    output = tmp_path / "new" / "attention.png"
+    ran = run_cli("inspect", tiny_folder, TEXT, "-o", output)
+    assert (ran.code, ran.out.strip(), ran.err) == (0, str(output), "")
+    assert output.read_bytes().startswith(b"\x89PNG")
+    image = matplotlib.image.imread(output)
+    assert 600 < image.shape[0] < 4000
+    assert 900 < image.shape[1] < 4000
+    assert 0.1 < (image[..., :3].min(axis=-1) < 0.9).mean() < 0.9  # neither an empty page nor a full one
+
+
+def test_panels_show_the_maps_themselves():
+    before, after = maps(None), maps("mask0-bidir")
+    figure = plotting.attention_figure(before, after, title="tiny", even=0.2, labels=["$a_1$"] * 8 + ["日"])
+    drawn = panels(figure)
+    assert [title for title, _ in drawn[:N_LAYERS]] == [f"layer {i}" for i in range(N_LAYERS)]
+    assert [title.split("\n")[0] for title, _ in drawn[N_LAYERS:]] == ["causal"] * 2 + ["bidirectional"] * 2
+    for (_, data), item in zip(drawn, [*before, *after], strict=True):
+        np.testing.assert_array_equal(data.filled(0), item.weights.numpy())
+        np.testing.assert_array_equal(data.mask, item.weights.numpy() == 0)  # what is out of sight stays blank
+    for layer in range(2, N_LAYERS):
+        assert not np.array_equal(drawn[layer][1].mask, drawn[N_LAYERS + layer][1].mask)
+
+
+@pytest.mark.parametrize(
+    ("plan", "count"), [("inter-back", 4 + 4 + 1), ("extra-bidir", 4 + 4 + 2), ("extend-back", 4 + 4 + 1)]
+)
+def test_twins_have_panels_of_their_own(plan, count):
+    figure = plotting.attention_figure(maps(None), maps(plan), title=plan, even=0.2)
+    assert len(panels(figure)) == count
+
+
+def test_layers_on_top_have_columns_of_their_own():
+    after = maps("extend-back")
+    more = [*after, replace(after[-1], run=2)]
+    figure = plotting.attention_figure(maps(None), more, title="", even=0.2)
+    assert [title for title, _ in panels(figure)][-2:] == ["+1 on top\nbackward", "+2 on top\nbackward"]
+
+
+def test_deep_models_show_twelve_layers_without_names():
+    before = [replace(item, layer=index) for index, item in enumerate(maps(None) * 10)]
+    figure = plotting.attention_figure(before, before, title="deep", even=0.2, labels=["token"] * 9)
+    assert len(panels(figure)) == 2 * plotting.MOST_LAYERS
+    width, height = figure.get_size_inches()
+    assert max(width, height) < 16
+    assert plotting.pick_layers(40) == [0, 4, 7, 11, 14, 18, 21, 25, 28, 32, 35, 39]
+    assert plotting.pick_layers(3) == [0, 1, 2]
+
+
+def test_drawing_leaves_no_trace_in_matplotlib():
+    settings = dict(matplotlib.rcParams)
+    one, other = [
+        plotting.picture(plotting.attention_figure(maps(None), maps("bidir"), title="", even=0.2, layers=[1]), "pdf")
+        for _ in range(2)
+    ]
+    assert one == other
+    assert one.startswith(b"%PDF")
+    assert dict(matplotlib.rcParams) == settings
+
+
+def test_json_has_every_layers_share(tiny_folder):
+    ran = run_cli("inspect", tiny_folder, TEXT, "--json", "--attention", "mask0-all", "--k", 1)
+    assert (ran.code, ran.err) == (0, "")
+    report = json.loads(ran.out)
+    assert report["architecture"] == "llama"
+    assert report["attention"]["k"] == 1
+    assert report["picture"] is None
+    assert [item["layer"] for item in report["layers"]] == list(range(N_LAYERS))
+    assert all(item["sink_share_after"] == 0 < item["sink_share_before"] < 1 for item in report["layers"])
+    assert report["even_share"] == pytest.approx(even_share([report["tokens"]]), abs=1e-6)
+
+
+def test_many_texts_from_a_file_are_averaged(tiny_folder, tmp_path):
+    texts = tmp_path / "texts.txt"
+    texts.write_text("the cat\n\n" + "a longer text than this is not there\n" + "x" * 100 + "\n", encoding="utf-8")
+    ran = run_cli("inspect", tiny_folder, "-f", texts, "--json")
+    assert ran.code == 0
+    assert json.loads(ran.out)["texts"] == 3
+    assert ran.err == "gerund: 1 of 3 texts were cut at 64 tokens\n"
+    ran = run_cli("inspect", tiny_folder, "-f", texts, "--json", "--limit", 2)
+    assert json.loads(ran.out)["texts"] == 2
+
+
+def test_a_real_model_and_sentences_that_come_with_gerund(stories_folder, tmp_path):
+    output = tmp_path / "stories.png"
+    ran = run_cli("inspect", stories_folder, "-o", output, "--json", "--layers", "0,3-4")
+    report = json.loads(ran.out)
+    assert (ran.code, report["texts"], len(report["layers"])) == (0, 8, 5)
+    # The last layer of this model leans on the first token, and the plan's top layers do not see it.
+    assert report["layers"][4]["sink_share_before"] > 1.5 * report["even_share"]
+    assert report["layers"][4]["sink_share_after"] == 0
+    assert output.read_bytes().startswith(b"\x89PNG")
+
+
+def test_architectures_without_plans_show_themselves(tmp_path):
+    folder = save_tiny(tmp_path / "falcon", "falcon")
+    ran = run_cli("inspect", folder, TEXT, "--attention", "causal", "--json", "-o", tmp_path / "a.png")
+    assert (ran.code, json.loads(ran.out)["architecture"]) == (0, "falcon")
+    assert "falcon" in run_cli("inspect", folder, TEXT, "--json").mistake
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["MODEL", TEXT], "-o OUT.png"),
+        (["MODEL", TEXT, "-o", "a.jpg"], ".png, .svg, .pdf"),
+        (["MODEL", TEXT, "-o", "README.png"], "exists already"),
+        (["MODEL", " ", "--json"], "the text is empty"),
+        (["MODEL", TEXT, "-f", "texts.txt", "--json"], "not both"),
+        (["MODEL", "-f", "absent.txt", "--json"], "absent.txt"),
+        (["MODEL", "-f", "empty.txt", "--json"], "no texts"),
+        (["MODEL", TEXT, "--json", "--layers", "0,4"], "layers 0 to 3"),
+        (["MODEL", TEXT, "--json", "--layers", "two"], "'two'"),
+        (["MODEL", TEXT, "--json", "--limit", "0"], "--limit 0"),
+        (["MODEL", TEXT, "--json", "--attention", "sideways"], "valid are: causal"),
+        (["MODEL", TEXT, "--json", "--attention", "hybrid"], "spans"),
+        (["MODEL", TEXT, "--json", "--k", "9"], "k=9"),
+        (["./absent", TEXT, "--json"], "./absent"),
+    ],
+)
+def test_mistakes_end_in_one_sentence_and_status_2(tiny_folder, tmp_path, monkeypatch, arguments, words):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "README.png").write_bytes(b"mine")
+    (tmp_path / "empty.txt").write_text("\n \n")
+    ran = run_cli("inspect", *(tiny_folder if word == "MODEL" else word for word in arguments))
+    assert words in ran.mistake
+    assert (tmp_path / "README.png").read_bytes() == b"mine"
+
+
+def test_without_matplotlib_the_message_has_the_pip_line(tiny_folder, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    ran = run_cli("inspect", tiny_folder, TEXT, "-o", tmp_path / "a.png")
+    assert "pip install 'gerund[plot]'" in ran.mistake
+
+
+def test_unknown_formats_are_refused():
+    with pytest.raises(ConfigError, match="valid are: png, svg, pdf"):
+        plotting.picture(None, "gif")
