@@ -9,6 +9,7 @@ Knows: folders and the file system. Does not know: what is in the files.
 import ctypes
 import errno
 import os
+import re
 import secrets
 import shutil
 import sys
@@ -34,11 +35,11 @@ def atomic_folder(target: str | Path, *, overwrite: bool = False) -> Iterator[Pa
         OutputExistsError: there is something at ``target`` already.
         ResourceError: the disk is full; nothing is left behind.
     """
-    target = Path(target)
-    refuse_existing(target, overwrite=overwrite)
+    refuse_existing(Path(target), overwrite=overwrite)
+    place = Path(os.path.realpath(target))  # a link stays a link, and what it points to is replaced
+    work = place.with_name(f".{place.name}.{secrets.token_hex(4)}.part")
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        work = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
+        place.parent.mkdir(parents=True, exist_ok=True)
         work.mkdir()
     except OSError as error:
         raise ResourceError(f"cannot write beside {target}: {error.strerror or error}") from error
@@ -46,23 +47,13 @@ def atomic_folder(target: str | Path, *, overwrite: bool = False) -> Iterator[Pa
         yield work
         _open_to_readers(work)
         flush_folder(work)
-        _put(work, target)
-    except OSError as error:
-        shutil.rmtree(work, ignore_errors=True)
-        raise ResourceError(f"{target} was not written: {error.strerror or error}") from error
+        _put(work, place, overwrite=overwrite)
     except BaseException as error:
         shutil.rmtree(work, ignore_errors=True)
-        # safetensors reports a full disk as an error of its own.
-        if is_disk_full(error):
-            raise ResourceError(f"{target} was not written: no space left on the device") from error
-        raise
-
-
-def is_disk_full(error: BaseException) -> bool:
-    """Tell whether an error of any library means that the disk is full."""
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return True
-    return "No space left on device" in str(error) or "os error 28" in str(error)
+        reason = _system_error(error)
+        if reason is None:
+            raise
+        raise ResourceError(f"{target} was not written: {reason}") from error
 
 
 def write_atomically(target: Path, data: bytes) -> None:
@@ -86,11 +77,7 @@ def write_atomically(target: Path, data: bytes) -> None:
 def flush_folder(folder: Path) -> None:
     """Force every file of a folder to the disk."""
     for path in [*folder.rglob("*"), folder]:
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+        _flush(path)
 
 
 def refuse_existing(target: Path, *, overwrite: bool) -> None:
@@ -106,6 +93,23 @@ def refuse_existing(target: Path, *, overwrite: bool) -> None:
         raise OutputExistsError(f"{target} exists already and is not a folder")
 
 
+def _flush(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _system_error(error: BaseException) -> str | None:
+    """Return what the operating system refused; None when the error is no such refusal."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.strerror or str(error)
+    # safetensors reports what the system refused as an error of its own.
+    found = re.search(r"\(os error (\d+)\)", str(error))
+    return os.strerror(int(found[1])) if found else None
+
+
 def _open_to_readers(work: Path) -> None:
     """Give files the rights that the folder got from the user's umask: safetensors lets only the owner read."""
     for path in work.rglob("*"):
@@ -113,18 +117,24 @@ def _open_to_readers(work: Path) -> None:
             path.chmod(work.stat().st_mode & 0o666)
 
 
-def _put(work: Path, target: Path) -> None:
-    if not target.exists():
-        work.rename(target)
+def _put(work: Path, target: Path, *, overwrite: bool) -> None:
+    if not overwrite or not target.exists():
+        try:
+            work.rename(target)  # replaces an empty folder, and no other
+        except OSError as error:
+            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                raise
+            raise OutputExistsError(f"{target} was written by someone else in the meantime") from error
     elif _exchange(work, target):
-        shutil.rmtree(work)
+        shutil.rmtree(work, ignore_errors=True)
     else:
         # No exchange on this system: the old folder is whole under its other name if we are killed here.
         old = target.with_name(f".{target.name}.old")
         shutil.rmtree(old, ignore_errors=True)
         target.rename(old)
         work.rename(target)
-        shutil.rmtree(old)
+        shutil.rmtree(old, ignore_errors=True)
+    _flush(target.parent)
 
 
 def _exchange(one: Path, other: Path) -> bool:
