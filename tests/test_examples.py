@@ -1,0 +1,61 @@
+"""The examples run, with a tiny model in place of a real one."""
+
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+
+
+def run(name: str, *arguments: object) -> None:
+    sys.argv = [name, *map(str, arguments)]
+    runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+
+
+@pytest.fixture(autouse=True)
+def _restored_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", sys.argv)
+
+
+def test_search(tiny_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "notes.txt").write_text("Swallows nest in barns.\n\nBread is made of flour.\n")
+    run("search.py", tmp_path, "what is bread", "--model", tiny_folder)
+    first = capsys.readouterr().out
+    assert len(first.splitlines()) == 2
+    assert "notes.txt: Bread is made of flour." in first
+    made = (tmp_path / ".vectors.npz").stat().st_mtime_ns
+    run("search.py", tmp_path, "what is bread", "--model", tiny_folder)
+    assert capsys.readouterr().out == first
+    assert (tmp_path / ".vectors.npz").stat().st_mtime_ns == made, "kept vectors must be used again"
+    (tmp_path / "more.txt").write_text("Trains run on rails.")
+    run("search.py", tmp_path, "what is bread", "--model", tiny_folder)
+    assert len(capsys.readouterr().out.splitlines()) == 3
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(SystemExit, match=r"has no \.txt file"):
+        run("search.py", tmp_path / "empty", "what is bread", "--model", tiny_folder)
+
+
+def test_threads(tiny_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run("threads.py", "--model", tiny_folder)
+    output = capsys.readouterr().out
+    assert "the same text as alone: True" in output
+    assert "the same vectors as alone: 30 of 30 times" in output
+
+
+def test_compare_plans(tiny_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = ["5.0\ta cat\ta cat", "3.0\ta cat\ta kitten", "1.0\ta cat\tthe rates rose", "0.0\tthe sea\tbread"]
+    (tmp_path / "pairs.tsv").write_text("\n".join(rows))
+    run("compare_plans.py", tmp_path / "pairs.tsv", "--model", tiny_folder)
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert {plan for plan, _ in lines} >= {"causal", "bidir", "mask0-bidir"}
+    assert [float(value) for _, value in lines] == sorted((float(value) for _, value in lines), reverse=True)
+
+
+def test_spearman_gives_ties_their_mean_rank() -> None:
+    names = runpy.run_path(str(EXAMPLES / "compare_plans.py"))
+    import numpy as np
+
+    assert names["ranks"](np.array([3.0, 1.0, 1.0, 9.0])).tolist() == [3.0, 1.5, 1.5, 4.0]
+    assert names["spearman"](np.array([1.0, 2.0, 3.0]), np.array([9.0, 5.0, 1.0])) == pytest.approx(-1.0)
