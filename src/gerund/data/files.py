@@ -8,7 +8,7 @@ import lzma
 import os
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -89,10 +89,10 @@ def whole_file(target: Path) -> Iterator[BinaryIO]:
 
 def flush_names(folder: Path) -> None:
     """Force the names of a folder's files to the disk, so that a rename outlives a power cut."""
-    if os.name != "posix":
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    # Not every system and file system can; then the rename is as safe as it gets.
+    with suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

@@ -57,7 +57,7 @@ class Rows:
         texts: their texts; empty where the table has none (a null).
         lines: where each stood, counted from 1.
         name: what messages call the table.
-        unit: ``line`` or ``row``, whichever ``lines`` counts.
+        unit: ``line`` or ``row``, whichever ``lines`` counts; "" where there is only one text.
     """
 
     ids: list[int | str]
@@ -75,7 +75,7 @@ class Rows:
         >>> Rows([0], ["hello"], [7], "notes.txt").place(0)
         'notes.txt, line 7'
         """
-        return f"{self.name}, {self.unit} {self.lines[index]}"
+        return f"{self.name}, {self.unit} {self.lines[index]}" if self.unit else self.name
 
     def without_empty(self) -> "Rows":
         """Return the rows that have a text."""

@@ -1,0 +1,188 @@
+"""``gerund embed``: turn the texts of a file into vectors in a file."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from gerund.data.embedding_store import Encoded, StoreSummary
+    from gerund.language_model import LanguageModel
+
+_CUT = r"(\d+) of \d+ texts were longer than \d+ tokens"
+
+
+def command(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="INPUT",
+            help="A .txt (one text a line), .jsonl, .csv, .tsv or .parquet file; or - for standard input. "
+            "Text formats may also be .gz or .xz.",
+            show_default=False,
+        ),
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="OUT.parquet or OUT.npy.", show_default=False)],
+    model: Annotated[
+        str | None,
+        typer.Option("--model", "-m", help="A folder or hub id; left out, the embedded default.", show_default=False),
+    ] = None,
+    column: Annotated[str | None, typer.Option(help="Column with the texts; left out, text.")] = None,
+    id_column: Annotated[
+        str | None,
+        typer.Option(help="Column with the ids; left out, id where there is one; '' numbers the rows from 0."),
+    ] = None,
+    format: Annotated[
+        str | None, typer.Option(help="txt, jsonl, csv, tsv or parquet, where the file's ending does not say it.")
+    ] = None,
+    prompt: Annotated[
+        str | None, typer.Option(help="Put before every text and not pooled: a prompt, or the name of a stored one.")
+    ] = None,
+    dimensions: Annotated[int | None, typer.Option(help="Keep only the first so many numbers of a vector.")] = None,
+    no_normalize: Annotated[
+        bool, typer.Option("--no-normalize", help="Leave the vectors as long as they are.")
+    ] = False,
+    attention: Annotated[
+        str | None, typer.Option(help="Attention plan, such as mask0-bidir; left out, the model's own.")
+    ] = None,
+    k: Annotated[int | None, typer.Option("--k", help="How many layers the plan converts.")] = None,
+    k0: Annotated[int | None, typer.Option("--k0", help="For mask0+bidir: how many hide the first token.")] = None,
+    pooling: Annotated[str | None, typer.Option(help="mean, weighted-mean, last or first.")] = None,
+    max_length: Annotated[int | None, typer.Option(help="Longest text in tokens.")] = None,
+    empty: Annotated[str, typer.Option(help="A row without a text: error, zeros (a zero vector) or skip.")] = "error",
+    overflow: Annotated[str, typer.Option(help="A text that is too long: truncate (its end) or error.")] = "truncate",
+    keep_text: Annotated[bool, typer.Option("--keep-text", help="Store the texts too.")] = False,
+    batch_tokens: Annotated[int | None, typer.Option(help="Tokens a batch, padding included.")] = None,
+    shard_rows: Annotated[int, typer.Option(help="Rows a part at most: what an interruption costs.")] = 4096,
+    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")] = "auto",
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace OUT, and begin anew where unfinished work does not fit.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON on standard output.")] = False,
+) -> None:
+    """Embed the texts of a file, of any size.
+
+    OUT.parquet has the columns id, embedding (and text with --keep-text); its schema metadata has the encoder's
+    fingerprint, model, plan and more under the key gerund. OUT.npy is a float32 array with a row a text, with the
+    ids in OUT.ids.jsonl (line i belongs to row i) and the encoder in OUT.meta.json. A .tsv file has no quoting, a
+    .csv file has.
+
+    Finished parts are kept in OUT.parts until the end. When the command was interrupted, even by a power cut,
+    the same command goes on from there, and the output is the same as without the interruption.
+
+    For example:
+
+        gerund embed notes.txt -o notes.parquet
+
+        gerund embed tickets.csv --column body --id-column key -m ./model --prompt "Find similar: " -o tickets.npy
+
+        zcat crawl.jsonl.gz | gerund embed - --format jsonl -m ./model --empty skip -o crawl.parquet
+    """
+    from gerund.data.embedding_store import StoreOptions, embedding_job
+    from gerund.data.tables import open_table
+    from gerund.errors import unknown_name
+
+    if overflow not in ("truncate", "error"):
+        raise unknown_name("--overflow", overflow, ["truncate", "error"])
+    options = StoreOptions(empty=empty, keep_text=keep_text, shard_rows=shard_rows, force=force)  # type: ignore[arg-type]
+    table = open_table(source, format=format, column=column, id_column=id_column)
+    with embedding_job(table, output, options) as job:
+        import gerund
+
+        lm = gerund.load(
+            model,
+            attention=attention,
+            k=k,
+            k0=k0,
+            pooling=pooling,
+            max_length=max_length,
+            dtype=dtype,
+            device=device,
+        )
+        normalize = lm.encoder.normalize and not no_normalize
+        computing = {
+            "dtype": str(lm.compute_dtype).removeprefix("torch."),
+            "device": lm.device.type,
+            "batch_tokens": batch_tokens,
+            "overflow": overflow,
+        }
+        settings = {
+            "prompt": prompt,
+            "dimensions": dimensions,
+            "normalize": normalize,
+            "batch_tokens": batch_tokens,
+            "empty": "zeros" if empty == "zeros" else "error",
+            "overflow": overflow,
+        }
+        summary = job.run(
+            lambda texts: _encode(lm, texts, settings),
+            _about(lm, prompt, dimensions, normalize),
+            computing=computing,
+        )
+    _tell(summary, lm, dimensions, as_json)
+
+
+def _encode(lm: "LanguageModel", texts: list[str], settings: dict[str, Any]) -> "Encoded":
+    """Encode one lot, counting the texts that were cut rather than warning of each lot's."""
+    import re
+    import warnings
+
+    from gerund.data.embedding_store import Encoded
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        vectors = lm.encode(texts, show_progress=False, **settings)
+    cut = 0
+    for warning in caught:
+        if found := re.match(_CUT, str(warning.message)):
+            cut += int(found[1])
+        else:
+            typer.echo(f"gerund: warning: {warning.message}", err=True)
+    return Encoded(vectors, cut)
+
+
+def _about(lm: "LanguageModel", prompt: str | None, dimensions: int | None, normalize: bool) -> dict[str, Any]:
+    from gerund.errors import ConfigError
+
+    if dimensions is not None and not 1 <= dimensions <= lm.dimensions:
+        raise ConfigError(f"dimensions={dimensions} is not between 1 and the model's {lm.dimensions}")
+    return {
+        "fingerprint": lm.fingerprint(dimensions),
+        "model": lm.name,
+        "dimensions": dimensions or lm.dimensions,
+        "attention": lm.encoder.attention.with_defaults(lm.n_layers).to_dict(),
+        "pooling": lm.encoder.pooling,
+        "prompt": lm.encoder.prompt_text(prompt),
+        "normalize": normalize,
+        "max_length": lm.max_length,
+    }
+
+
+def _tell(summary: "StoreSummary", lm: "LanguageModel", dimensions: int | None, as_json: bool) -> None:
+    parts = [f"{summary.rows} rows in {summary.seconds:.1f} s ({summary.rows_per_second:.0f} rows/s)"]
+    if summary.resumed_rows:
+        parts.append(f"{summary.resumed_rows} of them done before")
+    if summary.truncated:
+        parts.append(f"{summary.truncated} texts cut at {lm.max_length} tokens")
+    if summary.empty:
+        parts.append(f"{summary.empty} empty")
+    typer.echo(f"gerund: {', '.join(parts)}: {summary.files[-1]}", err=True)
+    if not as_json:
+        return
+    import json
+
+    report = {
+        "output": str(summary.files[-1]),
+        "files": [str(file) for file in summary.files],
+        "rows": summary.rows,
+        "resumed_rows": summary.resumed_rows,
+        "truncated": summary.truncated,
+        "empty": summary.empty,
+        "dimensions": summary.dimensions,
+        "seconds": round(summary.seconds, 3),
+        "rows_per_second": round(summary.rows_per_second, 1),
+        "model": lm.name,
+        "fingerprint": lm.fingerprint(dimensions),
+    }
+    typer.echo(json.dumps(report, ensure_ascii=False))

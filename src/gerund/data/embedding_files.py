@@ -1,0 +1,244 @@
+"""Files of embeddings: parts on the way, Parquet or NumPy at the end, and what they say about their encoder.
+
+A Parquet file has the columns ``id``, perhaps ``text``, and ``embedding``, and one JSON object under the
+schema metadata key ``gerund``. A NumPy array ``x.npy`` has two companions: ``x.ids.jsonl``, whose line i
+belongs to row i, and ``x.meta.json`` with the same JSON object.
+
+Knows: Arrow, Parquet, npy. Does not know: where texts and vectors come from, or resuming.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from gerund.data.files import whole_file
+from gerund.errors import ConfigError, DataError, FingerprintError
+
+METADATA_KEY = "gerund"
+FORMAT = 1
+IdType = Literal["int", "text"]
+# Row groups of this size are read quickly and fit any memory.
+_GROUP_BYTES = 2**26
+_PART_KEY = "gerund.part"
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some consecutive rows with their vectors.
+
+    Attributes:
+        ids: their ids, all whole numbers or all texts.
+        texts: their texts, or None where they are not kept.
+        vectors: ``(n, d)`` float32.
+    """
+
+    ids: Sequence[int | str]
+    texts: Sequence[str] | None
+    vectors: np.ndarray
+
+
+@dataclass(frozen=True)
+class Embeddings:
+    """A file of embeddings in memory.
+
+    Attributes:
+        ids: ``n`` ids.
+        vectors: ``(n, d)`` float32; of an npy file it is mapped, not read.
+        info: what the file says about its encoder: ``fingerprint``, ``model``, ``attention`` and more.
+    """
+
+    ids: list[int | str]
+    vectors: np.ndarray
+    info: dict[str, Any]
+
+
+def output_files(output: Path) -> list[Path]:
+    """Return the files of an output, the one that stands for all of them last.
+
+    Raises:
+        ConfigError: the ending is neither .parquet nor .npy.
+
+    >>> [path.name for path in output_files(Path("notes.npy"))]
+    ['notes.meta.json', 'notes.ids.jsonl', 'notes.npy']
+    """
+    if output.suffix.lower() == ".parquet":
+        return [output]
+    if output.suffix.lower() == ".npy":
+        return [output.with_suffix(".meta.json"), output.with_suffix(".ids.jsonl"), output]
+    raise ConfigError(f"the output {output} must end in .parquet or .npy")
+
+
+def read_embeddings(path: str | Path, *, fingerprint: str | None = None) -> Embeddings:
+    """Read a file that ``gerund embed`` wrote.
+
+    Args:
+        path: a .parquet or .npy file.
+        fingerprint: that of the encoder whose vectors it will be compared with; None for no check.
+
+    Raises:
+        DataError: the file is not there, or not one that ``gerund embed`` wrote.
+        FingerprintError: another encoder made it.
+    """
+    path = Path(path)
+    for part in output_files(path):
+        if not part.is_file():
+            raise DataError(f"{part}: no such file")
+    try:
+        found = _read_parquet(path) if path.suffix.lower() == ".parquet" else _read_npy(path)
+    except (OSError, ValueError, KeyError) as error:
+        raise DataError(f"{path}: not a file that 'gerund embed' wrote ({' '.join(str(error).split())})") from error
+    made_by = found.info.get("fingerprint")
+    if fingerprint is not None and made_by != fingerprint:
+        raise FingerprintError(
+            f"{path} was made by another encoder ({found.info.get('model')}, fingerprint {made_by}, "
+            f"not {fingerprint}): its vectors cannot be compared; embed it again"
+        )
+    return found
+
+
+def write_part(path: Path, part: Part, id_type: IdType, facts: dict[str, Any]) -> None:
+    """Write one part, whole or not at all.
+
+    Args:
+        path: where to.
+        part: the rows.
+        id_type: what all ids of the output are.
+        facts: what ``read_facts`` shall give back.
+
+    Raises:
+        ResourceError: the disk is full.
+    """
+    import pyarrow as pa
+
+    n, d = part.vectors.shape
+    schema = _schema(id_type, part.texts is not None, d).with_metadata({_PART_KEY: json.dumps(facts)})
+    flat = pa.array(np.ascontiguousarray(part.vectors, dtype=np.float32).reshape(-1))
+    columns = [pa.array(part.ids, type=schema.field("id").type)]
+    if part.texts is not None:
+        columns.append(pa.array(part.texts, type=pa.string()))
+    columns.append(pa.FixedSizeListArray.from_arrays(flat, type=schema.field("embedding").type))
+    batch = pa.RecordBatch.from_arrays(columns, schema=schema)
+    assert batch.num_rows == n
+    with whole_file(path) as file, pa.ipc.new_file(file, schema) as writer:
+        writer.write_batch(batch)
+
+
+def read_facts(path: Path) -> dict[str, Any] | None:
+    """Return what was written with a part; None when it is unreadable."""
+    import pyarrow as pa
+
+    try:
+        with pa.memory_map(str(path)) as source, pa.ipc.open_file(source) as reader:
+            facts = json.loads(reader.schema.metadata[_PART_KEY.encode()])
+            return facts if reader.num_record_batches == 1 and isinstance(facts, dict) else None
+    except (pa.ArrowException, OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def join_parquet(parts: Sequence[Path], target: Path, info: dict[str, Any]) -> None:
+    """Join parts into one Parquet file, a row group in memory at a time.
+
+    Raises:
+        ResourceError: the disk is full.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    schema = _opened_schema(parts[0]).with_metadata({METADATA_KEY: json.dumps(info, ensure_ascii=False)})
+    small = [name for name in schema.names if name != "embedding"]
+    with whole_file(target) as file:
+        # Vectors neither repeat nor compress: to try would only cost time.
+        compression = dict.fromkeys(small, "zstd") | {"embedding.list.element": "none"}
+        with pq.ParquetWriter(
+            file, schema, compression=compression, use_dictionary=False, write_statistics=["id"]
+        ) as writer:
+            for tables in _grouped(parts):
+                writer.write_table(pa.concat_tables(tables).replace_schema_metadata(schema.metadata))
+
+
+def join_npy(parts: Sequence[Path], targets: Sequence[Path], info: dict[str, Any], rows: int) -> None:
+    """Join parts into the three files of an npy output, a part in memory at a time.
+
+    Raises:
+        ResourceError: the disk is full.
+    """
+    about, names, vectors = targets
+    with whole_file(about) as file:
+        file.write((json.dumps(info, indent=2, ensure_ascii=False) + "\n").encode())
+    with whole_file(vectors) as file, whole_file(names) as lines:
+        shape = (rows, _opened_schema(parts[0]).field("embedding").type.list_size)
+        np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": shape})
+        for tables in _grouped(parts):
+            for table in tables:
+                file.write(_vectors(table).astype("<f4", copy=False).data)
+                kept = table.drop_columns(["embedding"]).to_pylist()
+                lines.write("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in kept).encode())
+
+
+def _schema(id_type: IdType, with_text: bool, d: int) -> Any:
+    import pyarrow as pa
+
+    # Without nulls Parquet writes and reads the vectors twice as fast.
+    vector = pa.list_(pa.field("element", pa.float32(), nullable=False), d)
+    fields = [pa.field("id", pa.int64() if id_type == "int" else pa.string(), nullable=False)]
+    if with_text:
+        fields.append(pa.field("text", pa.string(), nullable=False))
+    return pa.schema([*fields, pa.field("embedding", vector, nullable=False)])
+
+
+def _opened_schema(path: Path) -> Any:
+    import pyarrow as pa
+
+    with pa.memory_map(str(path)) as source, pa.ipc.open_file(source) as reader:
+        return reader.schema
+
+
+def _grouped(parts: Sequence[Path]) -> Iterator[list[Any]]:
+    import pyarrow as pa
+
+    group: list[Any] = []
+    size = 0
+    for path in parts:
+        with pa.OSFile(str(path)) as source, pa.ipc.open_file(source) as reader:
+            group.append(reader.read_all())
+        size += group[-1].nbytes
+        if size >= _GROUP_BYTES:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group
+
+
+def _vectors(table: Any) -> np.ndarray:
+    """Return the vectors of a table ``(n, d)``."""
+    d = table.schema.field("embedding").type.list_size
+    chunks = [chunk.flatten().to_numpy(zero_copy_only=True) for chunk in table.column("embedding").chunks]
+    flat = chunks[0] if len(chunks) == 1 else np.concatenate([np.zeros(0, np.float32), *chunks])
+    return flat.reshape(-1, d)
+
+
+def _read_parquet(path: Path) -> Embeddings:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        table = pq.read_table(path, columns=["id", "embedding"])
+    except pa.ArrowException as error:
+        raise ValueError(str(error)) from error
+    info = json.loads((table.schema.metadata or {})[METADATA_KEY.encode()])
+    return Embeddings(table.column("id").to_pylist(), _vectors(table), info)
+
+
+def _read_npy(path: Path) -> Embeddings:
+    about, names, _ = output_files(path)
+    info = json.loads(about.read_text(encoding="utf-8"))
+    with names.open(encoding="utf-8") as lines:
+        ids = [json.loads(line)["id"] for line in lines]
+    vectors = np.load(path, mmap_mode="r", allow_pickle=False)
+    if len(ids) != len(vectors):
+        raise ValueError(f"{len(ids)} ids for {len(vectors)} vectors")
+    return Embeddings(ids, vectors, info)

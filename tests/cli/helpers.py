@@ -1,0 +1,44 @@
+"""Runs the command line in this process, as ``gerund`` would be run."""
+
+import io
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from unittest.mock import patch
+
+from gerund.cli.main import main
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What a command left: its exit status and what it wrote."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def mistake(self) -> str:
+        """The one sentence of a refusal, after checking that it is one and nothing else."""
+        assert (self.code, self.out) == (2, ""), (self.code, self.out, self.err)
+        assert self.err.startswith("gerund: error: ")
+        assert self.err.count("\n") == 1
+        return self.err.removeprefix("gerund: error: ").rstrip("\n")
+
+
+def run_cli(*arguments: object, stdin: str | bytes = b"") -> Ran:
+    """Run ``gerund ARGUMENTS`` with ``stdin`` on its standard input."""
+    raw = stdin.encode() if isinstance(stdin, str) else stdin
+    out, err = io.StringIO(), io.StringIO()
+    code = 0
+    with (
+        patch.object(sys, "argv", ["gerund", *map(str, arguments)]),
+        patch.object(sys, "stdin", io.TextIOWrapper(io.BytesIO(raw), encoding="utf-8")),
+        redirect_stdout(out),
+        redirect_stderr(err),
+    ):
+        try:
+            main()
+        except SystemExit as stop:
+            code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+    return Ran(code, out.getvalue(), err.getvalue())

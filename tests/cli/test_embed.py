@@ -1,0 +1,205 @@
+"""``gerund embed`` from its arguments to its files, with real models and real mistakes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+import gerund
+from gerund.data.embedding_files import read_embeddings
+from tests.cli.helpers import run_cli
+
+TEXTS = [f"{'the cat and ' * (i % 4)}text {i}" for i in range(12)]
+
+
+@pytest.fixture
+def source(tmp_path):
+    path = tmp_path / "in.txt"
+    path.write_text("".join(f"{text}\n" for text in TEXTS))
+    return path
+
+
+def test_vectors_are_those_of_encode(source, tiny_folder, tmp_path):
+    out = tmp_path / "out.parquet"
+    ran = run_cli("embed", source, "-m", tiny_folder, "-o", out, "--shard-rows", 5, "--dtype", "float32", "--json")
+    assert ran.code == 0, ran.err
+    lm = gerund.load(tiny_folder, dtype="float32")
+    found = read_embeddings(out, fingerprint=lm.fingerprint())
+    np.testing.assert_allclose(found.vectors, lm.encode(TEXTS), atol=1e-6)
+    assert found.ids == list(range(12))
+    assert found.info["model"] == str(tiny_folder)
+    assert found.info["attention"]["name"] == "mask0-bidir"
+    assert (found.info["normalize"], found.info["pooling"], found.info["prompt"]) == (True, "mean", "")
+    assert ran.err.startswith("gerund: 12 rows in ")
+    assert ran.err.endswith(f"{out}\n")
+    report = json.loads(ran.out)
+    assert (report["rows"], report["dimensions"], report["fingerprint"]) == (12, 32, lm.fingerprint())
+
+
+def test_every_setting_reaches_the_encoder(tiny_folder, tmp_path):
+    source = tmp_path / "in.csv"
+    source.write_text("key,body\na,one text\nb,\nc,another text\n")
+    out = tmp_path / "out.npy"
+    options = "--column body --id-column key --dimensions 7 --no-normalize --empty zeros --keep-text --batch-tokens 99"
+    plan = "--attention mask0+bidir --k 3 --k0 1 --pooling last --max-length 40 --dtype float32 --device cpu"
+    ran = run_cli("embed", source, "-m", tiny_folder, "-o", out, "--prompt", "Q: ", *options.split(), *plan.split())
+    assert ran.code == 0, ran.err
+    assert "1 empty" in ran.err
+    lm = gerund.load(tiny_folder, attention="mask0+bidir", k=3, k0=1, pooling="last", max_length=40, dtype="float32")
+    texts = ["one text", "", "another text"]
+    expected = lm.encode(texts, prompt="Q: ", dimensions=7, normalize=False, empty="zeros")
+    found = read_embeddings(out, fingerprint=lm.fingerprint(7))
+    np.testing.assert_allclose(found.vectors, expected, atol=1e-6)
+    assert not found.vectors[1].any()
+    assert found.ids == ["a", "b", "c"]
+    assert found.info["prompt"] == "Q: "
+    assert [json.loads(line)["text"] for line in (tmp_path / "out.ids.jsonl").read_text().splitlines()] == texts
+
+
+def test_long_texts_are_counted_or_refused(tiny_folder, tmp_path):
+    source = tmp_path / "in.txt"
+    source.write_text("short\n" + "x" * 99 + "\nshort\n" + "y" * 99 + "\n")
+    out = tmp_path / "out.npy"
+    refused = run_cli("embed", source, "-m", tiny_folder, "-o", out, "--overflow", "error")
+    assert f"{source}, line 2: the text has 100 tokens and there is room for 64" in refused.mistake
+    ran = run_cli("embed", source, "-m", tiny_folder, "-o", out, "--shard-rows", 2)
+    assert ran.code == 0, ran.err
+    assert "2 texts cut at 64 tokens" in ran.err
+    assert ran.err.count("\n") == 1
+
+
+def test_standard_input(tiny_folder, tmp_path):
+    rows = '{"id": "a", "text": "one"}\n{"id": "b", "text": "two"}\n'
+    out = tmp_path / "out.parquet"
+    ran = run_cli("embed", "-", "--format", "jsonl", "-m", tiny_folder, "-o", out, stdin=rows)
+    assert ran.code == 0, ran.err
+    assert pq.read_table(out)["id"].to_pylist() == ["a", "b"]
+    assert [path.name for path in tmp_path.iterdir()] == ["out.parquet"]
+
+
+def test_killed_and_resumed_gives_the_same_file(tiny_folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "fsync", lambda handle: None)  # only in this process
+    source = tmp_path / "in.txt"
+    source.write_text("".join(f"the text with the number {i}\n" for i in range(1000)))
+    arguments = ["embed", source, "-m", tiny_folder, "--shard-rows", 20, "-o"]
+    out = tmp_path / "out.parquet"
+    root = Path(__file__).resolve().parents[2]
+    environment = {**os.environ, "PYTHONPATH": str(root / "src"), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "gerund.cli.main", *map(str, arguments), str(out)]
+    process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
+    parts = tmp_path / "out.parquet.parts"
+    deadline = time.monotonic() + 120
+    while len(list(parts.glob("part-*"))) < 3 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    assert not out.exists()
+    ran = run_cli(*arguments, out, "--json")
+    assert ran.code == 0, ran.err
+    assert "of them done before" in ran.err
+    assert 60 <= json.loads(ran.out)["resumed_rows"] < 1000
+    assert not parts.exists()
+    whole = tmp_path / "whole.parquet"
+    assert run_cli(*arguments, whole).code == 0
+    assert whole.read_bytes() == out.read_bytes()
+
+
+class TestMistakes:
+    @pytest.fixture
+    def refuse(self, source, tiny_folder, tmp_path):
+        def run(*more, source=source, output=tmp_path / "out.parquet", model=tiny_folder):
+            before = sorted(tmp_path.rglob("*"))
+            mistake = run_cli("embed", source, "-m", model, "-o", output, *more).mistake
+            assert sorted(tmp_path.rglob("*")) == before, "a refusal leaves nothing behind"
+            return mistake
+
+        return run
+
+    def write(self, folder, name, content):
+        (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+        return folder / name
+
+    def test_missing_file(self, refuse, tmp_path):
+        assert refuse(source=tmp_path / "absent.txt") == f"{tmp_path / 'absent.txt'}: no such file"
+
+    @pytest.mark.parametrize(
+        "name, content, message",
+        [
+            ("a.jsonl", '{"text": "a"}\n{"text"', "a.jsonl, line 2: not valid JSON"),
+            ("a.jsonl", '{"id": 1, "body": "a"}', "a.jsonl, line 1: no column 'text'; present are: id, body"),
+            ("a.jsonl", '{"text": 3.5}', "a.jsonl, line 1: 'text' is not a text but float"),
+            ("a.txt", b"one\nt\xffo\n", "a.txt, line 2: not valid UTF-8 at byte 1"),
+            ("a.txt", "one\n\ntwo\n", "a.txt, line 2: the text is empty; give --empty zeros"),
+            ("a.txt", "", "a.txt has no rows"),
+            ("a.csv", "id,text\n1\n", "a.csv, line 2: malformed row (1 fields, and the header has 2)"),
+        ],
+    )
+    def test_malformed_input(self, refuse, tmp_path, name, content, message):
+        assert message in refuse(source=self.write(tmp_path, name, content))
+
+    @pytest.mark.parametrize(
+        "options, message",
+        [
+            (["--attention", "bidirectional"], "unknown attention plan 'bidirectional'; valid are: causal, bidir,"),
+            (["--k", "9"], "k=9 is larger than the model's 4 layers"),
+            (["--attention", "bidir", "--k", "2"], "takes no k"),
+            (["--pooling", "max"], "unknown pooling 'max'; valid are: mean, weighted-mean, last, first"),
+            (["--dimensions", "33"], "dimensions=33 is not between 1 and the model's 32"),
+            (["--dtype", "int8"], "unknown dtype 'int8'; valid are: auto, float32"),
+            (["--device", "abacus"], "device 'abacus' cannot be used here"),
+            (["--empty", "drop"], "unknown way with empty texts 'drop'; valid are: error, zeros, skip"),
+            (["--overflow", "wrap"], "unknown --overflow 'wrap'; valid are: truncate, error"),
+            (["--format", "xml"], "unknown format 'xml'; valid are: txt, jsonl, csv, tsv, parquet"),
+            (["--batch-tokens", "0"], "batch_tokens=0"),
+            (["--shard-rows", "0"], "shard_rows=0"),
+        ],
+    )
+    def test_settings(self, refuse, options, message):
+        assert message in refuse(*options)
+
+    def test_output(self, refuse, tmp_path):
+        assert "must end in .parquet or .npy" in refuse(output=tmp_path / "out.csv")
+        there = self.write(tmp_path, "there.npy", "precious")
+        assert f"{there} exists already" in refuse(output=there)
+        assert there.read_text() == "precious"
+
+    def test_model(self, refuse, tmp_path):
+        assert "there is no folder" in refuse(model=tmp_path / "absent")
+
+    def test_unfinished_work_of_other_settings(self, source, tiny_folder, tmp_path, monkeypatch):
+        out = tmp_path / "out.npy"
+        own, calls = gerund.LanguageModel.encode, []
+
+        def once(*arguments, **options):
+            calls.append(None)
+            if len(calls) == 2:
+                raise gerund.TextError("enough")
+            return own(*arguments, **options)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(gerund.LanguageModel, "encode", once)
+            assert run_cli("embed", source, "-m", tiny_folder, "-o", out, "--shard-rows", 5).mistake == "enough"
+        arguments = ["embed", source, "-m", tiny_folder, "-o", out, "--shard-rows", 5]
+        mistake = run_cli(*arguments, "--attention", "causal").mistake
+        assert "unfinished work that does not fit: attention.name was 'mask0-bidir' and is 'causal'" in mistake
+        assert mistake.endswith("give --force to begin anew")
+        ran = run_cli(*arguments)
+        assert "5 of them done before" in ran.err
+
+
+def test_real_texts(stories_folder, data_folder, tmp_path):
+    source = data_folder / "classification" / "banking77" / "test.jsonl"
+    head = tmp_path / "head.jsonl"
+    head.write_text("".join(source.read_text().splitlines(keepends=True)[:200]))
+    ran = run_cli("embed", head, "-m", stories_folder, "-o", tmp_path / "out.npy")
+    assert ran.code == 0, ran.err
+    vectors = np.load(tmp_path / "out.npy")
+    assert vectors.shape == (200, 64)
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)

@@ -1,0 +1,129 @@
+"""``gerund generate``: one prompt as text, many as JSON lines."""
+
+import json
+
+import pytest
+
+import gerund
+from tests.cli.helpers import run_cli
+
+OPENING = "Once upon a time, there was a little girl named Lily. She loved to play outside in the park."
+
+
+def records(text):
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_a_real_checkpoint_tells_its_story(stories_folder):
+    ran = run_cli("generate", "", "-m", stories_folder)
+    assert (ran.code, ran.err) == (0, "")
+    assert ran.out.startswith(OPENING)
+    assert ran.out.endswith("\n")
+
+
+def test_the_prompt_comes_first_in_text_and_apart_in_json(stories_folder):
+    text = run_cli("generate", "Once upon a time", "-m", stories_folder, "--max-new-tokens", 30).out
+    assert text.startswith("Once upon a time, there was")
+    ran = run_cli("generate", "Once upon a time", "-m", stories_folder, "--max-new-tokens", 30, "--json")
+    [record] = records(ran.out)
+    assert list(record) == ["prompt", "text", "score", "finished"]
+    assert record["prompt"] + record["text"] == text.rstrip("\n")
+    assert record["score"] < 0
+    assert record["finished"] is False
+
+
+def test_standard_input_is_one_prompt(tiny_folder):
+    ran = run_cli("generate", "-", "-m", tiny_folder, "--json", "--max-new-tokens", 2, stdin="two\nlines\n")
+    assert records(ran.out)[0]["prompt"] == "two\nlines"
+
+
+@pytest.mark.parametrize(
+    "name, content",
+    [
+        ("a.txt", "one\nand the other\n"),
+        ("a.jsonl", '{"prompt": "one"}\n{"prompt": "and the other"}'),
+        ("a.csv", "n,prompt\n1,one\n2,and the other\n"),
+    ],
+)
+def test_many_prompts(tiny_folder, tmp_path, name, content):
+    source = tmp_path / name
+    source.write_text(content)
+    ran = run_cli("generate", "--file", source, "-m", tiny_folder, "--max-new-tokens", 5)
+    assert (ran.code, ran.err) == (0, "")
+    found = records(ran.out)
+    expected = gerund.load(tiny_folder).generate(["one", "and the other"], max_new_tokens=5)
+    assert [record["prompt"] for record in found] == ["one", "and the other"]
+    assert [record["text"] for record in found] == [result.text for result in expected]
+    piped = run_cli("generate", "-f", "-", "-m", tiny_folder, "--max-new-tokens", 5, stdin="one\nand the other\n")
+    assert piped.out == ran.out
+
+
+def test_into_a_file(tiny_folder, tmp_path):
+    out = tmp_path / "new" / "out.jsonl"
+    source = tmp_path / "in.jsonl"
+    source.write_text('{"q": "one"}')
+    arguments = ["generate", "-f", source, "--column", "q", "-m", tiny_folder, "--max-new-tokens", 3, "-o", out]
+    ran = run_cli(*arguments)
+    assert (ran.code, ran.out, ran.err) == (0, "", "")
+    [record] = records(out.read_text())
+    assert record["prompt"] == "one"
+    assert f"{out} exists already" in run_cli(*arguments).mistake
+    assert run_cli(*arguments, "--force").code == 0
+    assert [path.name for path in out.parent.iterdir()] == ["out.jsonl"]
+
+
+def test_draws_are_repeatable_and_differ_between_lots(tiny_folder, tmp_path):
+    source = tmp_path / "in.txt"
+    source.write_text("same\n" * 140)
+    arguments = ["generate", "-f", source, "-m", tiny_folder, "--max-new-tokens", 8, "--top-k", 50]
+    one = run_cli(*arguments, "--seed", 3, "--batch-size", 64).out
+    assert run_cli(*arguments, "--seed", 3, "--batch-size", 140).out == one
+    texts = [record["text"] for record in records(one)]
+    assert len(set(texts)) > 130
+
+
+def test_models_that_no_plan_reaches_write_too(tmp_path):
+    from tests.tiny import save_tiny
+
+    folder = save_tiny(tmp_path / "stablelm", "stablelm")
+    assert run_cli("generate", "one", "-m", folder, "--max-new-tokens", 2).out.startswith("one")
+
+
+class TestMistakes:
+    @pytest.mark.parametrize(
+        "arguments, message",
+        [
+            ([], "give either a prompt or --file"),
+            (["a", "--file", "b.txt"], "not both"),
+            (["a", "--temperature", "-1"], "temperature=-1.0 is negative"),
+            (["a", "--top-p", "1.5"], "top_p=1.5 is not above 0 and at most 1"),
+            (["a", "--top-k", "0"], "top_k=0 leaves no token"),
+            (["a", "--typical-p", "0"], "typical_p=0.0 is not above 0"),
+            (["a", "--temperature", "0", "--top-p", "0.9"], "--top-p chooses among sampled tokens"),
+            (["a", "--batch-size", "0"], "batch_size=0"),
+            (["a", "--max-new-tokens", "0"], "max_new_tokens=0 writes nothing"),
+            (["a", "-m", "./absent"], "there is no folder"),
+            (["a", "--device", "abacus"], "cannot be used here"),
+            (["x" * 99], "the prompt: the text has 100 tokens and the model's context ends at 64"),
+            (["x" * 99, "--json"], "the prompt: the text has 100 tokens and the model's context ends at 64"),
+            (["--file", "absent.txt"], "absent.txt: no such file"),
+        ],
+    )
+    def test_arguments(self, tiny_folder, arguments, message):
+        assert message in run_cli("generate", "-m", tiny_folder, *arguments).mistake
+
+    @pytest.mark.parametrize(
+        "name, content, message",
+        [
+            ("a.txt", b"", "a.txt has no prompts"),
+            ("a.txt", b"one\n\xff", "a.txt, line 2: not valid UTF-8"),
+            ("a.jsonl", b'{"prompt": "one"}\n{', "a.jsonl, line 2: not valid JSON"),
+            ("a.jsonl", b'{"text": "one"}', "a.jsonl, line 1: no column 'prompt'; present are: text"),
+            ("a.txt", b"one\n" + b"x" * 99, "a.txt, line 2: the text has 100 tokens and the model's context"),
+        ],
+    )
+    def test_files(self, tiny_folder, tmp_path, name, content, message):
+        (tmp_path / name).write_bytes(content)
+        out = tmp_path / "out.jsonl"
+        assert message in run_cli("generate", "-f", tmp_path / name, "-m", tiny_folder, "-o", out).mistake
+        assert not out.exists()

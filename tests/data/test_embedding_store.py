@@ -1,0 +1,408 @@
+"""Embedding a table into a file: formats, refusals, full disks, and going on after any interruption."""
+
+import errno
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from gerund.data.embedding_files import read_embeddings
+from gerund.data.embedding_store import Encoded, StoreOptions, embedding_job
+from gerund.data.tables import open_table
+from gerund.data.working_folder import WorkingFolder
+from gerund.errors import (
+    ConfigError,
+    DataError,
+    FingerprintError,
+    InputError,
+    ModelError,
+    OutputExistsError,
+    ResourceError,
+    TextError,
+)
+from tests.data.embedding_crashes import ABOUT, fake_encode
+
+TEXTS = [f"text {i}" for i in range(10)]
+
+
+@pytest.fixture
+def source(tmp_path):
+    path = tmp_path / "in.txt"
+    path.write_text("".join(f"{text}\n" for text in TEXTS))
+    return path
+
+
+@pytest.fixture(autouse=True)
+def no_waiting_for_the_disk(monkeypatch):
+    monkeypatch.setattr(os, "fsync", lambda handle: None)
+
+
+class Encoder:
+    """Encodes by hashing, remembers what it was given, and fails where it is told to."""
+
+    def __init__(self, fail_at=None, error=KeyboardInterrupt):
+        self.lots = []
+        self.fail_at = fail_at
+        self.error = error
+
+    def __call__(self, texts):
+        if len(self.lots) == self.fail_at:
+            raise self.error
+        self.lots.append(texts)
+        return fake_encode(texts)
+
+
+def embed(source, output, encode=fake_encode, about=ABOUT, computing=None, table=None, **options):
+    options = StoreOptions(**{"shard_rows": 3, **options})
+    with embedding_job(table or open_table(source), output, options) as job:
+        return job.run(encode, about, computing=computing, show_progress=False)
+
+
+def interrupted(source, output, after=2, **settings):
+    with pytest.raises(KeyboardInterrupt):
+        embed(source, output, Encoder(fail_at=after), **settings)
+    assert working(output).is_dir()
+
+
+def working(output):
+    return output.with_name(f"{output.name}.parts")
+
+
+@pytest.fixture(params=["parquet", "npy"])
+def output(request, tmp_path):
+    return tmp_path / "new" / f"out.{request.param}"
+
+
+class TestOutput:
+    def test_vectors_ids_and_what_made_them(self, source, output):
+        summary = embed(source, output)
+        assert (summary.rows, summary.resumed_rows, summary.truncated, summary.dimensions) == (10, 0, 4, 4)
+        assert summary.files[-1] == output
+        assert {path.name for path in output.parent.iterdir()} == {file.name for file in summary.files}
+        found = read_embeddings(output, fingerprint="f")
+        assert found.ids == list(range(10))
+        assert found.vectors.dtype == np.float32
+        np.testing.assert_array_equal(found.vectors, fake_encode(TEXTS).vectors)
+        assert found.info == {"format": 1, **ABOUT, "rows": 10}
+        with pytest.raises(FingerprintError, match="made by another encoder"):
+            read_embeddings(output, fingerprint="g")
+
+    def test_parquet_columns(self, source, tmp_path):
+        embed(source, tmp_path / "a.parquet", keep_text=True)
+        table = pq.read_table(tmp_path / "a.parquet")
+        assert [str(field.type) for field in table.schema][:2] == ["int64", "string"]
+        assert table.schema.names == ["id", "text", "embedding"]
+        assert table.schema.field("embedding").type.list_size == 4
+        assert table["text"].to_pylist() == TEXTS
+        embed(source, tmp_path / "b.parquet")
+        assert pq.read_schema(tmp_path / "b.parquet").names == ["id", "embedding"]
+
+    def test_npy_companions(self, source, tmp_path):
+        embed(source, tmp_path / "a.v1.npy", keep_text=True)
+        lines = (tmp_path / "a.v1.ids.jsonl").read_text().splitlines()
+        assert json.loads(lines[3]) == {"id": 3, "text": "text 3"}
+        assert json.loads((tmp_path / "a.v1.meta.json").read_text())["fingerprint"] == "f"
+        assert np.load(tmp_path / "a.v1.npy").shape == (10, 4)
+
+    @pytest.mark.parametrize(
+        "ids, expected", [([3, 1], [3, 1]), (["b", 1], ["b", "1"]), ([2**63, 1], [str(2**63), "1"])]
+    )
+    def test_ids_are_all_numbers_or_all_texts(self, output, tmp_path, ids, expected):
+        source = tmp_path / "in.jsonl"
+        source.write_text("".join(json.dumps({"id": id_, "text": "x"}) + "\n" for id_ in ids))
+        embed(source, output)
+        assert read_embeddings(output).ids == expected
+
+    def test_many_parts_in_few_row_groups(self, tmp_path):
+        source = tmp_path / "in.txt"
+        source.write_text("x\n" * 500)
+        embed(source, tmp_path / "a.parquet")
+        assert pq.read_metadata(tmp_path / "a.parquet").num_row_groups == 1
+
+    def test_empty_texts(self, output, tmp_path):
+        source = tmp_path / "in.txt"
+        source.write_text("one\n \n\ntwo\n")
+        with pytest.raises(TextError, match=r"in\.txt, line 2: the text is empty; give --empty zeros"):
+            embed(source, output)
+        assert not working(output).exists()
+        summary = embed(source, output, empty="skip")
+        assert (summary.rows, summary.empty) == (2, 2)
+        assert read_embeddings(output).ids == [0, 3]
+        summary = embed(source, output, empty="zeros", force=True)
+        assert (summary.rows, summary.empty) == (4, 2)
+
+    def test_long_texts_make_small_parts(self, source, output):
+        source.write_text("\n".join(["a" * 2**19] * 5))
+        encoder = Encoder()
+        embed(source, output, encoder, shard_rows=100)
+        assert [len(lot) for lot in encoder.lots] == [2, 2, 1]
+
+
+class TestGoingOn:
+    def test_only_what_is_missing_is_encoded_and_the_bytes_are_the_same(self, source, output):
+        embed(source, output)
+        whole = {path.name: path.read_bytes() for path in output.parent.iterdir()}
+        for path in output.parent.iterdir():
+            path.unlink()
+        interrupted(source, output)
+        encoder = Encoder()
+        summary = embed(source, output, encoder)
+        assert encoder.lots == [TEXTS[6:9], TEXTS[9:]]
+        assert (summary.rows, summary.resumed_rows, summary.truncated) == (10, 6, 4)
+        assert {path.name: path.read_bytes() for path in output.parent.iterdir()} == whole
+
+    def test_an_output_there_does_not_stop_a_forced_run_from_going_on(self, source, output):
+        embed(source, output)
+        interrupted(source, output, force=True)
+        with pytest.raises(OutputExistsError):
+            embed(source, output)
+        encoder = Encoder()
+        embed(source, output, encoder, force=True)
+        assert len(encoder.lots) == 2
+
+    def test_a_broken_part_is_made_again(self, source, output):
+        interrupted(source, output)
+        parts = sorted(working(output).glob("part-*"))
+        parts[1].write_bytes(parts[1].read_bytes()[:-9])
+        encoder = Encoder()
+        embed(source, output, encoder)
+        assert encoder.lots[0] == TEXTS[3:6]
+        np.testing.assert_array_equal(read_embeddings(output).vectors, fake_encode(TEXTS).vectors)
+
+    def test_the_input_may_move_but_not_change(self, source, output, tmp_path):
+        interrupted(source, output)
+        moved = source.rename(tmp_path / "moved.txt")
+        lines = moved.read_text()
+        moved.write_text(lines.replace("text 9", "text x"))
+        with pytest.raises(InputError, match=r"the rows of .*in.txt have changed; .*--force to begin anew"):
+            embed(moved, output)
+        moved.write_text(lines)
+        assert embed(moved, output).resumed_rows == 6
+
+    @pytest.mark.parametrize(
+        "change, error, message",
+        [
+            (dict(about={**ABOUT, "fingerprint": "g", "model": "n"}), FingerprintError, "the model was m and is n"),
+            (
+                dict(about={**ABOUT, "fingerprint": "g", "attention": {"name": "bidir"}}),
+                FingerprintError,
+                "attention.name was None and is 'bidir'",
+            ),
+            (dict(about={**ABOUT, "prompt": "Q: "}), InputError, "prompt was None and is 'Q: '"),
+            (dict(computing={"dtype": "bfloat16"}), InputError, "dtype was None and is 'bfloat16'"),
+            (dict(shard_rows=4), InputError, "shard_rows was 3 and is 4"),
+            (dict(keep_text=True), InputError, "keep_text was False and is True"),
+        ],
+    )
+    def test_other_settings_are_refused(self, source, output, change, error, message):
+        interrupted(source, output)
+        with pytest.raises(error) as caught:
+            embed(source, output, **change)
+        assert type(caught.value) is error
+        assert message in str(caught.value)
+        assert len(list(working(output).glob("part-*"))) == 2
+        assert embed(source, output, force=True, **change).resumed_rows == 0
+
+    def test_a_model_that_has_only_moved_goes_on(self, source, output):
+        interrupted(source, output)
+        assert embed(source, output, about={**ABOUT, "model": "elsewhere/m"}).resumed_rows == 6
+
+    def test_a_job_that_was_only_not_tidied_up_encodes_nothing(self, source, output, monkeypatch):
+        def killed(folder):
+            for path in folder.parts()[1:]:
+                path.unlink()
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(WorkingFolder, "remove", killed)
+            with pytest.raises(KeyboardInterrupt):
+                embed(source, output)
+        assert output.exists()
+        encoder = Encoder()
+        summary = embed(source, output, encoder)
+        assert encoder.lots == []
+        assert (summary.rows, summary.resumed_rows, summary.truncated) == (10, 10, 4)
+        assert not working(output).exists()
+
+    def test_without_a_finished_part_nothing_stays(self, source, output):
+        with pytest.raises(KeyboardInterrupt):
+            embed(source, output, Encoder(fail_at=0))
+        assert not working(output).exists()
+
+    @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+    @pytest.mark.parametrize("kind", ["parquet", "npy"])
+    def test_killed_before_every_step_on_the_disk(self, tmp_path, kind):
+        root = Path(__file__).resolve().parents[2]
+        ran = subprocess.run(
+            [sys.executable, "-m", "tests.data.embedding_crashes", kind, str(tmp_path)],
+            check=False,
+            cwd=root,
+            env={**os.environ, "PYTHONPATH": str(root / "src")},
+            capture_output=True,
+            text=True,
+        )
+        assert ran.returncode == 0, ran.stderr[-2000:]
+        assert int(ran.stdout) > 20
+
+
+class TestStandardInput:
+    def test_is_kept_until_the_end_and_compared_afterwards(self, source, output, monkeypatch):
+        def piped(content, encode=fake_encode, **options):
+            with content.open() as stream:
+                monkeypatch.setattr(sys, "stdin", stream)
+                return embed(None, output, encode, table=open_table("-"), **options)
+
+        with pytest.raises(KeyboardInterrupt):
+            piped(source, Encoder(fail_at=2))
+        changed = source.with_name("changed.txt")
+        changed.write_text("other\n")
+        with pytest.raises(InputError, match="the rows of standard input have changed"):
+            piped(changed)
+        assert piped(source).resumed_rows == 6
+        assert not working(output).exists()
+        assert piped(changed, force=True).rows == 1
+
+    def test_pipes_by_name(self, output, tmp_path):
+        pipe = tmp_path / "pipe.jsonl"
+        os.mkfifo(pipe)
+        writer = subprocess.Popen(["sh", "-c", f'echo \'{{"text": "one"}}\' > {pipe}'])
+        assert embed(pipe, output).rows == 1
+        assert writer.wait() == 0
+
+
+class TestFullDisk:
+    @pytest.mark.parametrize("at", [5, 8, 11, 12, 14])
+    def test_keeps_what_is_finished_and_goes_on(self, source, output, monkeypatch, at):
+        calls = 0
+
+        def full(handle):
+            nonlocal calls
+            calls += 1
+            if calls >= at:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", full)
+            with pytest.raises(ResourceError, match=r"No space left on device; \d+ of 10 rows are kept in .*\.parts"):
+                embed(source, output)
+        assert not list(output.parent.rglob(".*")), "no half-written file may take up space"
+        summary = embed(source, output)
+        # Files and folders are flushed in turn: 1-3 for the manifest, 4 and 5 for the first part, ...
+        assert summary.resumed_rows == min(10, 3 * ((at - 3) // 2))
+        np.testing.assert_array_equal(read_embeddings(output).vectors, fake_encode(TEXTS).vectors)
+
+    def test_at_the_very_first_write(self, source, output, monkeypatch):
+        def full(handle):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        monkeypatch.setattr(os, "fsync", full)
+        with pytest.raises(ResourceError, match=r"No space left on device$"):
+            embed(source, output)
+        assert not working(output).exists()
+
+    def test_out_of_memory_says_how_to_go_on(self, source, output):
+        with pytest.raises(ResourceError, match=r"out of memory; 6 of 10 rows are kept in .* run the same command"):
+            embed(source, output, Encoder(fail_at=2, error=ResourceError("out of memory")))
+
+
+class TestRefusals:
+    def test_an_output_that_is_there(self, source, output):
+        embed(source, output)
+        before = output.read_bytes()
+        with pytest.raises(OutputExistsError, match="give --force to replace it"):
+            embed(source, output)
+        assert output.read_bytes() == before
+        assert not working(output).exists()
+        embed(source, output, force=True)
+        assert output.read_bytes() == before
+
+    def test_one_that_comes_up_meanwhile(self, source, output):
+        with embedding_job(open_table(source), output, StoreOptions()) as job:
+            output.write_bytes(b"someone else's")
+            with pytest.raises(OutputExistsError):
+                job.run(fake_encode, ABOUT, show_progress=False)
+        assert output.read_bytes() == b"someone else's"
+        output.unlink()
+        assert embed(source, output, shard_rows=4096).resumed_rows == 10
+
+    def test_the_input_itself(self, source, tmp_path):
+        link = tmp_path / "link.parquet"
+        link.symlink_to(source)
+        with pytest.raises(InputError, match="is the input itself"):
+            embed(source, link, force=True)
+
+    def test_a_folder(self, source, output):
+        output.mkdir(parents=True)
+        with pytest.raises(InputError, match="is a folder"):
+            embed(source, output, force=True)
+
+    def test_another_ending(self, source, tmp_path):
+        with pytest.raises(ConfigError, match=r"must end in .parquet or .npy"):
+            embed(source, tmp_path / "out.csv")
+
+    def test_a_place_that_cannot_be_written(self, source, tmp_path):
+        with pytest.raises(ResourceError, match="cannot write"):
+            embed(source, source / "out.npy")
+
+    def test_two_processes_at_once(self, source, output):
+        with (
+            embedding_job(open_table(source), output, StoreOptions()),
+            pytest.raises(InputError, match=rf"process {os.getpid()} is writing .* already"),
+        ):
+            embed(source, output)
+        embed(source, output)
+
+    def test_no_rows(self, output, tmp_path):
+        source = tmp_path / "in.txt"
+        source.write_text("")
+        with pytest.raises(DataError, match=r"in.txt has no rows$"):
+            embed(source, output)
+        source.write_text("\n\n")
+        with pytest.raises(DataError, match="has no rows with a text"):
+            embed(source, output, empty="skip")
+
+    def test_a_malformed_row_shows_before_anything_is_encoded(self, source, output):
+        source.write_bytes(source.read_bytes() + b"\xff\n")
+        encoder = Encoder()
+        with pytest.raises(DataError, match="line 11: not valid UTF-8"):
+            embed(source, output, encoder)
+        assert encoder.lots == []
+
+    def test_an_error_about_a_text_names_its_line(self, source, output):
+        with pytest.raises(TextError, match=r"in.txt, line 5: the text has 99 tokens"):
+            embed(source, output, Encoder(fail_at=1, error=TextError("text 1 has 99 tokens")))
+        assert embed(source, output).resumed_rows == 3
+
+    def test_vectors_that_are_not_finite(self, source, output):
+        def broken(texts):
+            vectors = fake_encode(texts).vectors
+            vectors[1, 2] = np.nan
+            return Encoded(vectors)
+
+        with pytest.raises(ModelError, match=r"in.txt, line 2: the vector has values that are not finite"):
+            embed(source, output, broken)
+
+    @pytest.mark.parametrize(
+        "settings, message",
+        [(dict(empty="drop"), "valid are: error, zeros, skip"), (dict(shard_rows=0), "shard_rows=0")],
+    )
+    def test_options(self, source, output, settings, message):
+        with pytest.raises(ConfigError, match=message):
+            embed(source, output, **settings)
+
+    def test_reading_what_is_no_output(self, source, tmp_path):
+        with pytest.raises(DataError, match="no such file"):
+            read_embeddings(tmp_path / "absent.npy")
+        broken = tmp_path / "broken.parquet"
+        broken.write_bytes(b"no parquet")
+        with pytest.raises(DataError, match="not a file that 'gerund embed' wrote"):
+            read_embeddings(broken)
+        embed(source, tmp_path / "a.npy")
+        (tmp_path / "a.ids.jsonl").write_text('{"id": 1}\n')
+        with pytest.raises(DataError, match="1 ids for 10 vectors"):
+            read_embeddings(tmp_path / "a.npy")
