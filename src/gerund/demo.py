@@ -16,10 +16,11 @@ import numpy as np
 import torch
 
 from gerund.config import Sampling
-from gerund.errors import MissingDependencyError, OutputExistsError, ResourceError
+from gerund.data.files import whole_file
+from gerund.errors import OutputExistsError, ResourceError
 from gerund.language_model import LanguageModel, load
 from gerund.models import loading
-from gerund.models.saving import write_atomically
+from gerund.plotting import require_matplotlib
 from gerund.types import Generation
 
 if TYPE_CHECKING:
@@ -206,7 +207,8 @@ def make_folder(folder: Path) -> None:
 
 def write_report(folder: Path, report: dict[str, Any]) -> None:
     """Write what the demo found as JSON."""
-    write_atomically(folder / REPORT, (json.dumps(report, indent=2, ensure_ascii=False) + "\n").encode())
+    with whole_file(folder / REPORT) as file:
+        file.write((json.dumps(report, indent=2, ensure_ascii=False) + "\n").encode())
 
 
 def report(demo: Demo, found: Found, baseline: Found, written: Generation, proof: Proof) -> dict[str, Any]:
@@ -246,10 +248,9 @@ def _compare(lm: LanguageModel, plain: Any, texts: list[str], max_new_tokens: in
 
 
 def _draw(topics: list[str], plans: list[tuple[str, np.ndarray]], path: Path) -> None:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingDependencyError("the picture needs matplotlib: pip install 'gerund[plot]'") from error
+    require_matplotlib()
+    from matplotlib.figure import Figure
+
     # A figure of its own, not pyplot's: nothing is global, and no window system is looked for.
     figure = Figure(figsize=(11, 10), layout="constrained")
     axes = figure.subplots(2, 2)
@@ -258,9 +259,8 @@ def _draw(topics: list[str], plans: list[tuple[str, np.ndarray]], path: Path) ->
         _draw_map(axes[1][column], topics, vectors)
     axes[1][1].legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
     figure.suptitle(f"{len(topics)} documents on {len(set(topics))} topics, the same weights under two attention plans")
-    part = path.with_name(f".{path.name}.part")
-    figure.savefig(part, dpi=110, format="png")
-    part.replace(path)
+    with whole_file(path) as file:
+        figure.savefig(file, dpi=110, format="png")
 
 
 def _draw_similarities(axes: "Axes", plan: str, topics: list[str], vectors: np.ndarray) -> None:

@@ -55,13 +55,13 @@ def command(
 def _run(console: "Console", model: str | None, output: Path, prompt: str, device: str) -> dict[str, Any]:
     import time
 
-    start = time.perf_counter()
-    from gerund import demo as work
-    from gerund.errors import MissingDependencyError
-
-    demo = work.Demo(model, device)
-    demo.seconds["import torch and transformers"] = time.perf_counter() - start
     with _waiting(console, "loading"):
+        start = time.perf_counter()
+        from gerund import demo as work
+        from gerund.errors import MissingDependencyError
+
+        demo = work.Demo(model, device)
+        demo.seconds["import torch and transformers"] = time.perf_counter() - start
         lm = demo.start()
     work.make_folder(output)
     parameters = sum(parameter.numel() for parameter in lm.model.parameters())
