@@ -24,9 +24,9 @@ ROWS = (
     ("attention",),
     ("models",),
     ("inference",),
-    ("exporting",),
+    ("exporting", "plotting"),
     ("language_model",),
-    ("training", "evaluation", "demo", "plotting", "integrations"),
+    ("training", "evaluation", "demo", "doctor", "integrations"),
     ("cli", "serving"),
 )
 BASE = ("errors", "types", "progress", "attention.plan", "config")
