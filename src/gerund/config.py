@@ -19,6 +19,18 @@ CONFIG_FILE = "gerund.json"
 FORMAT = 1
 POOLINGS = ("mean", "weighted-mean", "last", "first")
 
+_TEXT, _FLAG, _NUMBER, _NOTHING = str, bool, int, type(None)
+_WORDS = {_TEXT: "a text", _FLAG: "true or false", _NUMBER: "a whole number", _NOTHING: "nothing"}
+_KINDS: dict[str, tuple[type, ...]] = {
+    "pooling": (_TEXT,),
+    "prompt": (_TEXT,),
+    "pool_prompt": (_FLAG,),
+    "append_eos": (_FLAG,),
+    "normalize": (_FLAG,),
+    "max_length": (_NUMBER, _NOTHING),
+    "adapter": (_TEXT, _NOTHING),
+}
+
 
 @dataclass(frozen=True)
 class EncoderConfig:
@@ -52,6 +64,13 @@ class EncoderConfig:
     """A PEFT folder that is active only while encoding, relative to the model's folder."""
 
     def __post_init__(self) -> None:
+        for name, kinds in _KINDS.items():
+            if type(getattr(self, name)) not in kinds:
+                wanted = " or ".join(_WORDS[kind] for kind in kinds)
+                raise ConfigError(f"{name} is {wanted}, not {getattr(self, name)!r}")
+        named = self.prompts.items() if isinstance(self.prompts, Mapping) else [(None, None)]
+        if any(type(name) is not str or type(text) is not str for name, text in named):
+            raise ConfigError(f"prompts are texts by name, not {self.prompts!r}")
         if self.pooling not in POOLINGS:
             raise unknown_name("pooling", self.pooling, POOLINGS)
         if self.max_length is not None and self.max_length < 1:
@@ -84,6 +103,8 @@ class EncoderConfig:
                 raise unknown_name(f"field in {CONFIG_FILE}", key, valid)
         values = dict(data)
         if "attention" in values:
+            if not isinstance(values["attention"], Mapping):
+                raise ConfigError(f"attention is a plan with a name, not {values['attention']!r}")
             values["attention"] = AttentionPlan.from_dict(values["attention"])
         return cls(**values)
 
@@ -141,11 +162,14 @@ def read_encoder_config(folder: Path) -> EncoderConfig | None:
         data = json.loads(path.read_text(encoding="utf-8"))
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise DataError(f"{path} is not valid JSON: {error}") from error
-    if not isinstance(data, dict) or "encoder" not in data:
+    if not isinstance(data, dict) or not isinstance(data.get("encoder"), dict):
         raise DataError(f"{path} has no 'encoder' entry")
     if data.get("format") != FORMAT:
         raise ConfigError(f"{path} has format {data.get('format')!r}; this version of gerund reads format {FORMAT}")
-    return EncoderConfig.from_dict(data["encoder"])
+    config = EncoderConfig.from_dict(data["encoder"])
+    if config.adapter is not None and not (folder / config.adapter).resolve().is_relative_to(folder.resolve()):
+        raise ConfigError(f"{path} names an adapter outside its folder: {config.adapter}")
+    return config
 
 
 def encoder_config_json(config: EncoderConfig, fingerprint: str) -> str:

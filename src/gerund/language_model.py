@@ -423,11 +423,12 @@ def load(
     weights_type = loading.pick_dtype(dtype)
     where = loading.pick_device(device)
     source = loading.find(model)
-    stored = read_encoder_config(source.folder) if source.folder is not None else None
+    settings = loading.settings_folder(source)
+    stored = None if settings is None else read_encoder_config(settings)
     encoder = _with_changes(stored or EncoderConfig(), attention, k, k0, sink_tokens, pooling, prompt, max_length)
     folder = None if adapter is None else Path(adapter)
-    if folder is None and encoder.adapter is not None and source.folder is not None:
-        folder = source.folder / encoder.adapter
+    if folder is None and encoder.adapter is not None and settings is not None:
+        folder = settings / encoder.adapter
     if weights_type is None and where.type == "cpu" and not loading.cpu_has_bfloat16():
         # Half precision would be emulated, slowly; float32 holds the same values.
         stored_type = loading.stored_dtype(source)

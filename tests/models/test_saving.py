@@ -177,9 +177,13 @@ def test_what_safetensors_says_of_a_full_disk(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("error", [ValueError("x"), KeyboardInterrupt()])
 def test_an_error_on_the_way_leaves_nothing(tmp_path: Path, error: BaseException) -> None:
-    with pytest.raises(type(error)), atomic_folder(tmp_path / "out") as work:
-        (work / "a").touch()
-        raise error
+    def fail() -> None:
+        with atomic_folder(tmp_path / "out") as work:
+            (work / "a").touch()
+            raise error
+
+    with pytest.raises(type(error)):
+        fail()
     assert list(tmp_path.iterdir()) == []
 
 
@@ -197,9 +201,14 @@ def test_existing_output_is_refused(tmp_path: Path) -> None:
 
 def test_an_output_that_appears_meanwhile_is_not_overwritten(tmp_path: Path) -> None:
     target = tmp_path / "out"
-    with pytest.raises(OutputExistsError, match="in the meantime"), atomic_folder(target) as work:
-        (work / "a.txt").write_text("mine")
-        write(target, "theirs")
+
+    def overtaken() -> None:
+        with atomic_folder(target) as work:
+            (work / "a.txt").write_text("mine")
+            write(target, "theirs")
+
+    with pytest.raises(OutputExistsError, match="in the meantime"):
+        overtaken()
     assert (target / "a.txt").read_text() == "a.txt theirs"
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 

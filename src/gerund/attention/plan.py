@@ -32,7 +32,10 @@ class View:
     hidden: int = 0
 
     def __str__(self) -> str:
-        return f"{self.direction.value}{f' without the first {self.hidden}' if self.hidden else ''}"
+        if not self.hidden:
+            return self.direction.value
+        hidden = "the first token" if self.hidden == 1 else f"the first {self.hidden} tokens"
+        return f"{self.direction.value} without {hidden}"
 
 
 @dataclass(frozen=True)
@@ -103,8 +106,8 @@ class AttentionPlan:
     ...     print(view)
     causal
     causal
-    bidirectional without the first 1
-    bidirectional without the first 1
+    bidirectional without the first token
+    bidirectional without the first token
 
     Attributes:
         name: one of ``PLAN_NAMES``.
@@ -210,7 +213,7 @@ def _stream(plan: AttentionPlan, family: str, way: str, k: int, n_layers: int) -
 
 
 def _check(plan: AttentionPlan) -> None:
-    if plan.name not in _DEFAULT_SHARE:
+    if not isinstance(plan.name, str) or plan.name not in _DEFAULT_SHARE:
         raise unknown_name("attention plan", plan.name, PLAN_NAMES)
     if plan.combine not in ("sum", "mean"):
         raise unknown_name("combine", plan.combine, ["sum", "mean"])
@@ -223,9 +226,11 @@ def _check(plan: AttentionPlan) -> None:
 def _check_numbers(plan: AttentionPlan) -> None:
     for field in ("k", "k0", "sink_tokens"):
         value = getattr(plan, field)
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
+        if value is None and field != "sink_tokens":
+            continue
+        if not isinstance(value, int) or isinstance(value, bool):
             raise ConfigError(f"{field} is a whole number, not {value!r}")
-        if value is not None and value < 0:
+        if value < 0:
             raise ConfigError(f"{field}={value} is negative")
     if plan.sink_tokens < 1:
         raise ConfigError("sink_tokens is at least 1; for no hidden token take a plan without mask0")

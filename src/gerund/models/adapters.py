@@ -57,8 +57,7 @@ def load_adapter(model: PreTrainedModel, folder: str | Path) -> None:
     training = model.training
     _inject(model, path)
     model.train(training)
-    if not _gate_layers(model):
-        raise ModelError(f"the adapter in {path} changes no layer (prompt tuning and the like are not supported)")
+    _gate_layers(model)
     if not torch.equal(before, _logits(model)):
         raise ModelError(
             f"the adapter in {path} changes the model even while it sleeps (it replaces biases or initial weights), "
@@ -102,13 +101,15 @@ def _inject(model: PreTrainedModel, path: Path) -> None:
     except Exception as error:
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise ModelError(f"the adapter in {path} does not fit this model: {reason}") from error
+    if wrapped.peft_config["default"].is_prompt_learning:
+        raise ModelError(f"the adapter in {path} changes no layer (prompt tuning and the like are not supported)")
     for keys, what in ((found.unexpected_keys, "has weights for"), (found.missing_keys, "lacks weights for")):
         if keys:
             raise ModelError(f"the adapter in {path} is not for this model: it {what} {sorted(keys)[0]}")
 
 
-def _gate_layers(model: PreTrainedModel) -> bool:
-    """Put the context variable's switch into every layer that the adapter changes; tell whether there are any."""
+def _gate_layers(model: PreTrainedModel) -> None:
+    """Put the context variable's switch into every layer that the adapter changes."""
     from peft.tuners.tuners_utils import BaseTunerLayer
     from peft.utils.other import AuxiliaryTrainingWrapper, ModulesToSaveWrapper
 
@@ -117,7 +118,6 @@ def _gate_layers(model: PreTrainedModel) -> bool:
             raise ModelError(f"the adapter trains single tokens of {name}, which is not supported")
         if isinstance(module, (BaseTunerLayer, ModulesToSaveWrapper)):
             module.__class__ = _gate(type(module))
-    return bool(_gated_layers(model))
 
 
 def _gated_layers(model: PreTrainedModel) -> dict[str, nn.Module]:

@@ -67,9 +67,9 @@ def find(model: str | Path | None) -> Source:
         return Source(DEFAULT_NAME, folder)
     text = str(model)
     path = Path(text).expanduser()
-    if path.is_dir():
+    if text and path.is_dir():
         return Source(text, _check_folder(path))
-    if path.exists():
+    if text and path.exists():
         raise ModelError(f"{path} is a file; give the folder of a model")
     looks_local = isinstance(model, Path) or text.startswith((".", "/", "~")) or text.count("/") > 1 or not text
     if looks_local:
@@ -180,6 +180,19 @@ def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, state
             for key, value in before.items():
                 setattr(model.config, key, value)
         tokenizer.save_pretrained(folder)
+
+
+def settings_folder(source: Source) -> Path | None:
+    """Return the folder in which ``gerund.json`` and an adapter would lie; None when a hub model is not to be had."""
+    if source.folder is not None:
+        return source.folder
+    from huggingface_hub import snapshot_download
+
+    what = f"cannot find the settings of {source.name}"
+    try:
+        return Path(_guarded(what, snapshot_download, source.name, allow_patterns=[CONFIG_FILE, "adapter/*"]))
+    except ModelError:
+        return None  # reading the model will say why
 
 
 def original_files(source: Source) -> list[Path]:

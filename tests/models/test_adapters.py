@@ -1,0 +1,283 @@
+"""An adapter changes what is encoded and never what is written."""
+
+import shutil
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+import gerund
+from gerund.errors import ConfigError, DataError, ModelError
+from gerund.models.adapters import adapter_on, base_state, load_adapter, merged_state
+from tests.adapters import PEFT_WARNINGS, make_adapter
+from tests.tiny import save_tiny
+
+TEXTS = ["the cat", "a dog in the garden and another thing", "x"]
+IDS = torch.arange(3, 20)[None]
+pytestmark = pytest.mark.filterwarnings(*PEFT_WARNINGS)
+
+KINDS: dict[str, dict] = {
+    "lora": {},
+    "dora": {"use_dora": True},
+    "rslora": {"use_rslora": True},
+    "all-linear": {"target_modules": "all-linear"},
+    "embeddings": {"target_modules": ["q_proj", "embed_tokens", "lm_head"]},
+    "embeddings kept whole": {"modules_to_save": ["embed_tokens"]},
+    "norm and head kept whole": {"modules_to_save": ["norm", "lm_head"]},
+    "dropout": {"lora_dropout": 0.5},
+}
+
+
+@pytest.fixture(scope="module")
+def adapter_folder(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_adapter(tiny_folder, tmp_path_factory.mktemp("adapters") / "lora")
+
+
+@pytest.fixture(scope="module")
+def tied_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny(tmp_path_factory.mktemp("models") / "tied", tie_word_embeddings=True)
+
+
+@pytest.fixture(params=[*KINDS, *(f"tied, {kind}" for kind in KINDS if "kept" in kind or kind == "embeddings")])
+def adapted(request, tiny_folder: Path, tied_folder: Path, tmp_path: Path) -> tuple[Path, Path]:
+    """A model's folder and an adapter for it."""
+    tied, kind = request.param.startswith("tied, "), request.param.removeprefix("tied, ")
+    base = tied_folder if tied else tiny_folder
+    return base, make_adapter(base, tmp_path / "lora", **KINDS[kind])
+
+
+def load(folder: Path, adapter: Path | None = None, **options) -> gerund.LanguageModel:
+    return gerund.load(folder, adapter=adapter, dtype="float32", **options)
+
+
+def peft_means(base: Path, adapter: Path, lm: gerund.LanguageModel) -> np.ndarray:
+    """Encode with nothing but PEFT, one text at a time, causally, mean over all tokens."""
+    from peft import PeftModel
+
+    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), adapter).eval()
+    with torch.no_grad():
+        rows = [lm.tokenizer(text, return_tensors="pt").input_ids for text in TEXTS]
+        return torch.cat([model.base_model.model.model(ids).last_hidden_state.mean(1) for ids in rows]).numpy()
+
+
+@torch.no_grad()
+def logits(lm: gerund.LanguageModel) -> torch.Tensor:
+    return lm.model(IDS).logits
+
+
+def test_every_kind(adapted: tuple[Path, Path], tmp_path: Path) -> None:
+    base, adapter = adapted
+    plain, lm = load(base, attention="causal"), load(base, adapter, attention="causal")
+    assert torch.equal(logits(lm), logits(plain))
+    written = [[item.token_ids for item in one.generate(TEXTS, max_new_tokens=4)] for one in (lm, plain)]
+    assert written[0] == written[1]
+    found = lm.encode(TEXTS, normalize=False)
+    assert np.abs(found - plain.encode(TEXTS, normalize=False)).max() > 0.1
+    np.testing.assert_allclose(found, peft_means(base, adapter, lm), atol=1e-5)
+    own, before = base_state(lm.model), plain.model.state_dict()
+    assert own.keys() == before.keys()
+    assert all(torch.equal(own[name], before[name]) for name in own)
+
+    lm.save(tmp_path / "out")
+    again = load(tmp_path / "out", attention="causal")
+    assert np.array_equal(again.encode(TEXTS, normalize=False), found)
+    assert again.fingerprint() == lm.fingerprint() != plain.fingerprint()
+    assert torch.equal(AutoModelForCausalLM.from_pretrained(tmp_path / "out")(IDS).logits, logits(plain))
+    saved, original = (load_file(folder / "model.safetensors") for folder in (tmp_path / "out", base))
+    assert saved.keys() == original.keys()
+    assert all(torch.equal(saved[name], original[name]) for name in saved)
+    assert sorted(path.name for path in (tmp_path / "out" / "adapter").iterdir()) == [
+        "adapter_config.json",
+        "adapter_model.safetensors",
+    ]
+
+
+def test_merging(adapted: tuple[Path, Path], tmp_path: Path) -> None:
+    lm = load(*adapted, k=2)
+    before = {name: tensor.clone() for name, tensor in lm.model.state_dict().items()}
+    lm.export(tmp_path / "merged", "merged")
+    merged = load(tmp_path / "merged")
+    np.testing.assert_allclose(merged.encode(TEXTS), lm.encode(TEXTS), atol=1e-5)
+    assert merged.adapter_folder is None
+    assert merged.encoder.attention == lm.encoder.attention.with_defaults(4)
+    with adapter_on():
+        np.testing.assert_allclose(logits(merged), logits(lm), atol=1e-4)
+    assert all(torch.equal(before[name], tensor) for name, tensor in lm.model.state_dict().items())
+
+
+def test_stored_fingerprint_of_a_merged_model(tiny_folder: Path, adapter_folder: Path, tmp_path: Path) -> None:
+    load(tiny_folder, adapter_folder).export(tmp_path / "merged", "merged")
+    assert load(tmp_path / "merged").fingerprint() in (tmp_path / "merged" / "gerund.json").read_text()
+
+
+def test_gpt2_with_its_transposed_layers(tmp_path: Path) -> None:
+    base = save_tiny(tmp_path / "base", "gpt2")
+    adapter = make_adapter(base, tmp_path / "lora", target_modules=["c_attn", "c_proj"], fan_in_fan_out=True)
+    plain, lm = load(base), load(base, adapter)
+    assert torch.equal(logits(lm), logits(plain))
+    lm.export(tmp_path / "merged", "merged")
+    np.testing.assert_allclose(load(tmp_path / "merged").encode(TEXTS), lm.encode(TEXTS), atol=1e-5)
+
+
+def test_half_precision(tiny_folder: Path, adapter_folder: Path, tmp_path: Path) -> None:
+    plain = gerund.load(tiny_folder, dtype="bfloat16")
+    lm = gerund.load(tiny_folder, adapter=adapter_folder, dtype="bfloat16")
+    assert torch.equal(logits(lm), logits(plain))
+    lm.export(tmp_path / "merged", "merged")
+    merged = gerund.load(tmp_path / "merged", dtype="bfloat16")
+    assert merged.model.dtype == torch.bfloat16
+    assert (merged.encode(TEXTS) * lm.encode(TEXTS)).sum(axis=1).min() > 0.999
+
+
+def test_one_thread_generates_while_others_encode(tiny_folder: Path, adapter_folder: Path) -> None:
+    plain, lm = load(tiny_folder, k=2), load(tiny_folder, adapter_folder, k=2)
+    wanted_vectors = lm.encode(TEXTS)
+    wanted_logits = logits(plain)
+    wanted_text = [item.token_ids for item in plain.generate(TEXTS, max_new_tokens=4)]
+    wrong: list[str] = []
+    barrier = threading.Barrier(6)
+
+    def encode() -> None:
+        for _ in range(40):
+            if not np.array_equal(lm.encode(TEXTS), wanted_vectors):
+                wrong.append("encode")
+
+    def run() -> None:
+        for _ in range(120):
+            if not torch.equal(logits(lm), wanted_logits):
+                wrong.append("logits")
+
+    def write() -> None:
+        for _ in range(8):
+            if [item.token_ids for item in lm.generate(TEXTS, max_new_tokens=4)] != wanted_text:
+                wrong.append("generate")
+
+    def after(work) -> None:
+        barrier.wait()
+        try:
+            work()
+        except Exception as error:
+            wrong.append(repr(error))
+
+    threads = [threading.Thread(target=after, args=(work,)) for work in (encode, encode, run, run, write, write)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_the_switch_belongs_to_the_thread(tiny_folder: Path, adapter_folder: Path) -> None:
+    lm = load(tiny_folder, adapter_folder)
+    asleep = logits(lm)
+    with adapter_on():
+        awake = logits(lm)
+        seen: list[torch.Tensor] = []
+        thread = threading.Thread(target=lambda: seen.append(logits(lm)))
+        thread.start()
+        thread.join()
+    assert not torch.equal(awake, asleep)
+    assert torch.equal(seen[0], asleep)
+    assert torch.equal(logits(lm), asleep)
+    with pytest.raises(ValueError, match="x"), adapter_on():
+        raise ValueError("x")
+    assert torch.equal(logits(lm), asleep)
+
+
+def test_fingerprint_covers_the_adapter(tiny_folder: Path, adapter_folder: Path, tmp_path: Path) -> None:
+    other = make_adapter(tiny_folder, tmp_path / "other", r=2)
+    prints = [load(tiny_folder, adapter).fingerprint() for adapter in (None, adapter_folder, other)]
+    assert len(set(prints)) == 3
+    moved = shutil.copytree(adapter_folder, tmp_path / "moved")
+    assert load(tiny_folder, moved).fingerprint() == prints[1]
+
+
+def test_saving_over_the_folder_that_it_came_from(tiny_folder: Path, adapter_folder: Path, tmp_path: Path) -> None:
+    lm = load(tiny_folder, adapter_folder)
+    lm.save(tmp_path / "out")
+    again = load(tmp_path / "out")
+    again.save(tmp_path / "out", overwrite=True)
+    assert load(tmp_path / "out").fingerprint() == lm.fingerprint()
+
+
+def refusal(model: Path, adapter: Path, kind: type[Exception] = ModelError) -> str:
+    with pytest.raises(kind) as caught:
+        load(model, adapter)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"hidden_size": 64}, "does not fit this model"),
+        ({"num_hidden_layers": 6}, "is not for this model: it has weights for"),
+        ({"num_hidden_layers": 2}, "is not for this model: it lacks weights for"),
+        ({"model_type": "gpt2"}, "does not fit this model"),
+    ],
+)
+def test_an_adapter_for_another_model(tiny_folder: Path, tmp_path: Path, changes: dict, says: str) -> None:
+    layers = {"target_modules": ["c_attn"]} if "model_type" in changes else {}
+    adapter = make_adapter(save_tiny(tmp_path / "other", **changes), tmp_path / "lora", **layers)
+    assert says in refusal(tiny_folder, adapter)
+
+
+@pytest.mark.parametrize("settings", [{"bias": "all"}, {"bias": "lora_only"}, {"init_lora_weights": "pissa"}])
+def test_an_adapter_that_would_change_what_is_written(tmp_path: Path, settings: dict) -> None:
+    base = save_tiny(tmp_path / "base", "qwen2")
+    adapter = make_adapter(base, tmp_path / "lora", **settings)
+    assert "changes the model even while it sleeps" in refusal(base, adapter)
+
+
+def test_single_tokens(tiny_folder: Path, tmp_path: Path) -> None:
+    adapter = make_adapter(tiny_folder, tmp_path / "lora", trainable_token_indices=[3, 4])
+    assert "trains single tokens" in refusal(tiny_folder, adapter)
+
+
+def test_a_prompt_tuning(tiny_folder: Path, tmp_path: Path) -> None:
+    from peft import PromptTuningConfig, get_peft_model
+
+    model = get_peft_model(
+        AutoModelForCausalLM.from_pretrained(tiny_folder),
+        PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2),
+    )
+    model.save_pretrained(tmp_path / "prompt")
+    assert "changes no layer" in refusal(tiny_folder, tmp_path / "prompt")
+
+
+def test_one_that_cannot_be_merged(tiny_folder: Path, tmp_path: Path) -> None:
+    adapter = make_adapter(tiny_folder, tmp_path / "lora", lora_bias=True)
+    lm = load(tiny_folder, adapter)
+    with pytest.raises(ModelError, match="cannot be merged into the weights"):
+        lm.export(tmp_path / "out", "merged")
+    assert not (tmp_path / "out").exists()
+
+
+def test_folders_that_are_no_adapters(tiny_folder: Path, adapter_folder: Path, tmp_path: Path) -> None:
+    assert "it has no adapter_config.json" in refusal(tiny_folder, tmp_path, DataError)
+    spoiled = shutil.copytree(adapter_folder, tmp_path / "spoiled")
+    (spoiled / "adapter_model.safetensors").write_bytes(b"x")
+    assert "does not fit this model" in refusal(tiny_folder, spoiled)
+    (spoiled / "adapter_model.safetensors").unlink()
+    (spoiled / "adapter_model.bin").write_bytes(b"x")
+    assert "has no adapter_model.safetensors" in refusal(tiny_folder, spoiled, DataError)
+    (spoiled / "adapter_model.safetensors").write_bytes(b"x")
+    (spoiled / "adapter_config.json").write_text("{")
+    assert "does not fit this model" in refusal(tiny_folder, spoiled)
+
+
+def test_only_one_adapter(tiny_folder: Path, adapter_folder: Path) -> None:
+    lm = load(tiny_folder, adapter_folder)
+    with pytest.raises(ConfigError, match="carries an adapter already"):
+        load_adapter(lm.model, adapter_folder)
+
+
+def test_without_an_adapter_nothing_is_merged(tiny_folder: Path) -> None:
+    model = load(tiny_folder).model
+    merged, own = merged_state(model), model.state_dict()
+    assert merged.keys() == own.keys()
+    assert all(merged[name].data_ptr() == own[name].data_ptr() for name in own)

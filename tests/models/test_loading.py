@@ -1,0 +1,237 @@
+"""Whatever cannot be loaded is refused in one plain sentence, before anything of it runs."""
+
+import json
+import logging
+import shutil
+import threading
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers.utils import logging as hf_logging
+
+import gerund
+from gerund.errors import ConfigError, DataError, ModelError
+from gerund.models import loading
+from tests.tiny import byte_tokenizer, save_tiny
+
+
+@pytest.fixture
+def folder(tiny_folder: Path, tmp_path: Path) -> Path:
+    """A copy of the tiny model that a test may spoil."""
+    return shutil.copytree(tiny_folder, tmp_path / "model")
+
+
+def refusal(model: object, kind: type[Exception] = ModelError, **options) -> str:
+    with pytest.raises(kind) as caught:
+        gerund.load(model, **options)
+    message = str(caught.value)
+    assert message
+    assert "\n" not in message
+    assert "Traceback" not in message
+    return message
+
+
+def change(path: Path, **values: object) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+
+def test_a_model_folder(folder: Path) -> None:
+    lm = gerund.load(folder, dtype="float32")
+    assert lm.encode("a cat").shape == (lm.dimensions,)
+    assert gerund.load(str(folder), dtype="float32").fingerprint() == lm.fingerprint()
+
+
+@pytest.mark.parametrize("name", ["./absent", "/absent/model", "a/b/c", "", Path("absent")])
+def test_no_such_folder(name: object) -> None:
+    assert "there is no folder" in refusal(name)
+
+
+def test_a_folder_without_a_model(tmp_path: Path) -> None:
+    assert "holds no model: it has no config.json" in refusal(tmp_path)
+
+
+def test_a_file(folder: Path) -> None:
+    assert "is a file; give the folder" in refusal(folder / "model.safetensors")
+
+
+def test_a_hub_id_without_network() -> None:
+    assert "cannot read the config of some/model" in refusal("some/model")
+
+
+def test_an_adapter_given_as_model(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text("{}")
+    assert "holds an adapter; give its base model and adapter=" in refusal(tmp_path)
+
+
+def test_a_folder_with_model_and_adapter(folder: Path) -> None:
+    (folder / "adapter_config.json").write_text("{}")
+    assert "a model and an adapter" in refusal(folder)
+
+
+def test_an_encoder(tmp_path: Path) -> None:
+    from transformers import BertConfig, BertForMaskedLM
+
+    small = dict(hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16, vocab_size=300)
+    BertForMaskedLM(BertConfig(**small)).save_pretrained(tmp_path)
+    byte_tokenizer().save_pretrained(tmp_path)
+    assert "is an encoder (BertForMaskedLM)" in refusal(tmp_path)
+
+
+def test_an_encoder_decoder(tmp_path: Path) -> None:
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    small = dict(d_model=16, d_kv=8, d_ff=16, num_layers=2, num_heads=2, vocab_size=300)
+    T5ForConditionalGeneration(T5Config(**small)).save_pretrained(tmp_path)
+    byte_tokenizer().save_pretrained(tmp_path)
+    assert "is a t5 model, not a decoder-only" in refusal(tmp_path)
+
+
+def test_a_decoder_that_sees_both_ways(tmp_path: Path) -> None:
+    save_tiny(tmp_path, is_causal=False)
+    assert "is no plain causal language model" in refusal(tmp_path)
+
+
+class Boom:
+    """Leaves a trace when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+def test_pickled_weights_are_not_opened(folder: Path, tmp_path: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    torch.save({"weight": Boom(tmp_path / "opened")}, folder / "pytorch_model.bin")
+    assert "safetensors" in refusal(folder)
+    assert not (tmp_path / "opened").exists()
+
+
+def test_code_in_the_folder_is_not_run(folder: Path, tmp_path: Path) -> None:
+    (folder / "modeling_own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    own = {"AutoConfig": "modeling_own.Own", "AutoModelForCausalLM": "modeling_own.Own"}
+    change(folder / "config.json", model_type="own", auto_map=own)
+    assert "it needs code of its own, which is not run" in refusal(folder)
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("damage", ["cut", "noise", "empty"])
+def test_damaged_weights(folder: Path, damage: str) -> None:
+    path = folder / "model.safetensors"
+    data = path.read_bytes()
+    path.write_bytes({"cut": data[: len(data) // 2], "noise": b"x" * 100, "empty": b""}[damage])
+    assert refusal(folder).startswith(f"cannot load {folder}")
+
+
+def test_missing_weights_are_not_made_up(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    assert "model.layers.1.mlp.up_proj.weight missing from its weights" in refusal(folder)
+
+
+def test_weights_of_the_wrong_shape(folder: Path) -> None:
+    change(folder / "config.json", intermediate_size=96)
+    assert refusal(folder).startswith(f"cannot load {folder}")
+
+
+def test_a_body_without_a_head(tmp_path: Path) -> None:
+    from tests.tiny import tiny
+
+    tiny("llama", vocab_size=300).base_model.save_pretrained(tmp_path)
+    byte_tokenizer().save_pretrained(tmp_path)
+    assert "lm_head.weight missing" in refusal(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "\xff"])
+def test_damaged_config(folder: Path, text: str) -> None:
+    (folder / "config.json").write_text(text, encoding="latin-1")
+    assert refusal(folder).startswith("cannot read the config of")
+
+
+def test_unknown_architecture(folder: Path) -> None:
+    change(folder / "config.json", model_type="nonesuch")
+    assert "nonesuch" in refusal(folder)
+
+
+def test_no_tokenizer(folder: Path) -> None:
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).unlink()
+    assert "cannot load the tokenizer" in refusal(folder)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "says"),
+    [
+        ("{", DataError, "is not valid JSON"),
+        ("[]", DataError, "has no 'encoder' entry"),
+        ('{"format": 2, "encoder": {}}', ConfigError, "has format 2; this version of gerund reads format 1"),
+        ('{"encoder": {}}', ConfigError, "has format None"),
+        ('{"format": 1, "encoder": {"pooling": "max"}}', ConfigError, "unknown pooling 'max'"),
+        ('{"format": 1, "encoder": {"colour": 1}}', ConfigError, "unknown field in gerund.json 'colour'"),
+        ('{"format": 1, "encoder": {"attention": {"name": "x"}}}', ConfigError, "unknown attention plan 'x'"),
+        ('{"format": 1, "encoder": {"attention": {"size": 1}}}', ConfigError, "field of an attention plan 'size'"),
+        ('{"format": 1, "encoder": {"attention": 3}}', ConfigError, "attention"),
+        ('{"format": 1, "encoder": {"prompts": 3}}', ConfigError, "prompts"),
+        ('{"format": 1, "encoder": {"max_length": "x"}}', ConfigError, "max_length"),
+        ('{"format": 1, "encoder": {"prompt": null}}', ConfigError, "prompt"),
+        ('{"format": 1, "encoder": []}', DataError, "encoder"),
+        ('{"format": 1, "encoder": {"adapter": "../elsewhere"}}', ConfigError, "adapter"),
+    ],
+)
+def test_damaged_settings(folder: Path, text: str, kind: type[Exception], says: str) -> None:
+    (folder / "gerund.json").write_text(text)
+    assert says in refusal(folder, kind)
+
+
+def test_settings_that_name_an_absent_adapter(folder: Path) -> None:
+    (folder / "gerund.json").write_text('{"format": 1, "encoder": {"adapter": "adapter"}}')
+    assert "is not an adapter folder" in refusal(folder, DataError)
+
+
+def test_unknown_names(folder: Path) -> None:
+    assert "unknown dtype 'int4'; valid are: auto, float32" in refusal(folder, ConfigError, dtype="int4")
+    assert "unknown pooling 'max'" in refusal(folder, ConfigError, pooling="max")
+    assert "unknown attention plan 'all'" in refusal(folder, ConfigError, attention="all")
+    assert "device 'toaster' cannot be used" in refusal(folder, ConfigError, device="toaster")
+    assert "k=5 is larger than the model's 4 layers" in refusal(folder, ConfigError, k=5)
+
+
+def test_loading_is_quiet_and_leaves_the_logger_as_it_was(folder: Path, capfd) -> None:
+    level = logging.getLogger("transformers").level
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        gerund.load(folder, dtype="float32").save(folder.parent / "out")
+    assert capfd.readouterr() == ("", "")
+    assert logging.getLogger("transformers").level == level
+    assert hf_logging.is_progress_bar_enabled()
+
+
+def test_quiet_in_many_threads_ends_as_it_began() -> None:
+    barrier = threading.Barrier(8)
+
+    def work() -> None:
+        barrier.wait()
+        for _ in range(200):
+            with loading.quiet():
+                assert not hf_logging.is_progress_bar_enabled()
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert hf_logging.is_progress_bar_enabled()
+
+
+def test_files_worth_copying(folder: Path) -> None:
+    for name in ("pytorch_model.bin", "model.fp16.safetensors", "gerund.json", "modules.json", ".hidden.json", "x.py"):
+        (folder / name).write_text("{}")
+    (folder / "LICENSE").write_text("free")
+    names = {path.name for path in loading.original_files(loading.find(folder))}
+    expected = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "LICENSE"}
+    assert names == {*expected, "tokenizer_config.json"}
