@@ -16,6 +16,8 @@ from gerund.attention.interface import BoundPlan
 from gerund.attention.plan import Stream
 from gerund.errors import ConfigError, UnsupportedModelError
 
+_MARK = "is_gerund_stream"
+
 
 def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
     """Return the list of decoder layers, bottom first.
@@ -36,9 +38,14 @@ def _is_stack(layers: nn.ModuleList) -> bool:
 
 
 def attach_streams(layers: nn.ModuleList) -> list[RemovableHandle]:
-    """Give every decoder layer the sleeping hook; return the handles that take it away again."""
+    """Give every decoder layer the sleeping hook; return the handles that take it away again.
+
+    A layer that has it keeps the one it has: two would run the stream twice.
+    """
     handles = []
     for index, layer in enumerate(layers):
+        if any(getattr(hook, _MARK, False) for hook in layer._forward_hooks.values()):
+            continue
 
         def hook(
             layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, index: int = index
@@ -48,6 +55,7 @@ def attach_streams(layers: nn.ModuleList) -> list[RemovableHandle]:
                 return None
             return _after_layer(plan, plan.stream, index, layer, args, kwargs, output, len(layers))
 
+        setattr(hook, _MARK, True)
         handles.append(layer.register_forward_hook(hook, with_kwargs=True))
     return handles
 

@@ -1,0 +1,158 @@
+"""Saving and loading changes nothing: not the vectors, not a bit of the logits, whatever the plan."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import gerund
+from gerund import PLAN_NAMES, AttentionPlan, EncoderConfig, LanguageModel
+from gerund.errors import OutputExistsError
+from tests.tiny import save_tiny
+
+TEXTS = ["the cat", "a dog in the garden and another thing", "x"]
+IDS = torch.arange(3, 20)[None]
+
+
+def load(folder: Path, **options) -> LanguageModel:
+    return gerund.load(folder, **{"dtype": "float32", **options})
+
+
+@torch.no_grad()
+def plain_logits(folder: Path) -> torch.Tensor:
+    return AutoModelForCausalLM.from_pretrained(folder)(IDS).logits
+
+
+@pytest.mark.parametrize("name", [name for name in PLAN_NAMES if name != "hybrid"])
+def test_every_plan(tiny_folder: Path, tmp_path: Path, name: str) -> None:
+    lm = load(tiny_folder, attention=name)
+    lm.save(tmp_path / "out")
+    again = load(tmp_path / "out")
+    assert again.encoder == replace(lm.encoder, attention=lm.encoder.attention.with_defaults(lm.n_layers))
+    assert np.array_equal(again.encode(TEXTS), lm.encode(TEXTS))
+    assert again.fingerprint() == lm.fingerprint()
+    assert torch.equal(plain_logits(tmp_path / "out"), plain_logits(tiny_folder))
+
+
+def test_plans_are_told_apart(tiny_folder: Path) -> None:
+    vectors = {
+        name: load(tiny_folder, attention=name).encode(TEXTS).tobytes() for name in PLAN_NAMES if name != "hybrid"
+    }
+    alike = {"echo", "causal"}
+    assert len({vectors[name] for name in vectors if name not in alike}) == len(vectors) - len(alike)
+
+
+def test_every_setting(tiny_folder: Path, tmp_path: Path) -> None:
+    model = load(tiny_folder)
+    encoder = EncoderConfig(
+        AttentionPlan("inter-back", k=2, combine="mean", variant="released"),
+        pooling="weighted-mean",
+        prompt="Query: ",
+        prompts={"document": "Über: "},
+        pool_prompt=True,
+        append_eos=True,
+        normalize=False,
+        max_length=33,
+    )
+    lm = LanguageModel(model.model, model.tokenizer, encoder)
+    lm.save(tmp_path / "out")
+    again = load(tmp_path / "out")
+    assert again.encoder == encoder
+    assert again.max_length == 33
+    assert np.array_equal(again.encode(TEXTS), lm.encode(TEXTS))
+    stored = json.loads((tmp_path / "out" / "gerund.json").read_text())
+    assert stored["fingerprint"] == lm.fingerprint()
+    assert stored["format"] == 1
+
+
+@pytest.mark.parametrize("architecture", ["gpt2", "opt", "gemma2", "qwen2_moe"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_tied_and_untied(tmp_path: Path, architecture: str, tied: bool) -> None:
+    base = save_tiny(tmp_path / "base", architecture, tie_word_embeddings=tied)
+    lm = load(base, attention="mask0-bidir")
+    lm.save(tmp_path / "out")
+    again = load(tmp_path / "out")
+    assert np.array_equal(again.encode(TEXTS), lm.encode(TEXTS))
+    assert again.fingerprint() == lm.fingerprint()
+    assert torch.equal(plain_logits(tmp_path / "out"), plain_logits(base))
+    saved, original = (load_file(folder / "model.safetensors") for folder in (tmp_path / "out", base))
+    assert saved.keys() == original.keys()
+    assert all(torch.equal(saved[name], original[name]) for name in saved)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision(tmp_path: Path, dtype: torch.dtype) -> None:
+    name = str(dtype).removeprefix("torch.")
+    base = save_tiny(tmp_path / "base")
+    AutoModelForCausalLM.from_pretrained(base, dtype=dtype).save_pretrained(base)
+    lm = load(base, dtype=name)
+    lm.save(tmp_path / "out")
+    assert torch.equal(plain_logits(tmp_path / "out"), plain_logits(base))
+    assert plain_logits(base).dtype == dtype
+    again = load(tmp_path / "out", dtype=name)
+    assert np.array_equal(again.encode(TEXTS), lm.encode(TEXTS))
+    # A processor without bfloat16 holds the same values in float32, and saves those.
+    load(base, dtype="float32").save(tmp_path / "wide")
+    wide, narrow = (load_file(folder / "model.safetensors") for folder in (tmp_path / "wide", base))
+    assert all(torch.equal(wide[key], narrow[key].float()) for key in narrow)
+    assert load(tmp_path / "wide").fingerprint() == lm.fingerprint()
+
+
+def test_what_is_called_for_wins_over_what_is_stored(tiny_folder: Path, tmp_path: Path) -> None:
+    load(tiny_folder, attention="mask0+bidir", k=3, k0=2, pooling="last", prompt="Q: ").save(tmp_path / "out")
+    assert load(tmp_path / "out").encoder.attention == AttentionPlan("mask0+bidir", k=3, k0=2)
+    changed = load(tmp_path / "out", k0=1, pooling="mean", prompt="", max_length=9)
+    assert changed.encoder == EncoderConfig(AttentionPlan("mask0+bidir", k=3, k0=1), max_length=9)
+    assert load(tmp_path / "out", attention="bidir").encoder.attention == AttentionPlan("bidir")
+
+
+def test_the_tokenizer_stays_what_it_was(tiny_folder: Path, tmp_path: Path) -> None:
+    lm = load(tiny_folder)
+    lm.save(tmp_path / "out")
+    one, two = (AutoTokenizer.from_pretrained(folder) for folder in (tiny_folder, tmp_path / "out"))
+    assert one(TEXTS).input_ids == two(TEXTS).input_ids
+    stored = [json.loads((folder / "tokenizer_config.json").read_text()) for folder in (tiny_folder, tmp_path / "out")]
+    assert stored[0] == stored[1]
+
+
+def test_existing_output(tiny_folder: Path, tmp_path: Path) -> None:
+    lm = load(tiny_folder, k=1)
+    lm.save(tmp_path / "out")
+    with pytest.raises(OutputExistsError):
+        load(tiny_folder, k=2).save(tmp_path / "out")
+    assert load(tmp_path / "out").encoder.attention.k == 1
+    load(tiny_folder, k=2).save(str(tmp_path / "out"), overwrite=True)
+    assert load(tmp_path / "out").encoder.attention.k == 2
+
+
+def test_saving_leaves_the_model_in_memory_alone(tiny_folder: Path, tmp_path: Path) -> None:
+    lm = load(tiny_folder)
+    before, logits = lm.model.config.to_dict(), lm.model(IDS).logits
+    lm.save(tmp_path / "saved")
+    lm.export(tmp_path / "merged", "merged")
+    assert lm.model.config.to_dict() == before
+    assert torch.equal(lm.model(IDS).logits, logits)
+
+
+def test_a_real_model(stories_folder: Path, tmp_path: Path) -> None:
+    lm = load(stories_folder)
+    lm.save(tmp_path / "out")
+    again = load(tmp_path / "out")
+    assert np.array_equal(again.encode(TEXTS), lm.encode(TEXTS))
+    assert again.generate("Once upon a time", max_new_tokens=12) == lm.generate("Once upon a time", max_new_tokens=12)
+    assert torch.equal(plain_logits(tmp_path / "out"), plain_logits(stories_folder))
+
+
+def test_two_encoders_share_one_model(tiny_folder: Path) -> None:
+    plans = {name: AttentionPlan(name) for name in ("inter-bidir", "extra-back", "mask0-all")}
+    alone = {name: load(tiny_folder, attention=plan).encode(TEXTS) for name, plan in plans.items()}
+    lm = load(tiny_folder, attention="extend-back")
+    shared = {name: LanguageModel(lm.model, lm.tokenizer, EncoderConfig(plan)) for name, plan in plans.items()}
+    for name, other in shared.items():
+        assert np.array_equal(other.encode(TEXTS), alone[name])
+    assert np.array_equal(lm.encode(TEXTS), load(tiny_folder, attention="extend-back").encode(TEXTS))
