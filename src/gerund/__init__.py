@@ -17,6 +17,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from gerund.attention.plan import PLAN_NAMES, AttentionPlan
     from gerund.config import EncoderConfig, Sampling
+    from gerund.entry import load
     from gerund.errors import (
         ConfigError,
         DataError,
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
         TextError,
         UnsupportedModelError,
     )
-    from gerund.language_model import LanguageModel, load
+    from gerund.language_model import LanguageModel
     from gerund.types import Generation
 
 # Imported on first use, so that `import gerund` and the command line's help do not wait for torch.
@@ -42,7 +43,7 @@ _WHERE = {
     "Sampling": "gerund.config",
     "TextError": "gerund.errors",
     "UnsupportedModelError": "gerund.errors",
-    "load": "gerund.language_model",
+    "load": "gerund.entry",
 }
 
 __all__ = [

@@ -18,7 +18,8 @@ import torch
 from gerund.config import Sampling
 from gerund.data.files import whole_file
 from gerund.errors import OutputExistsError, ResourceError
-from gerund.language_model import LanguageModel, load
+from gerund.entry import load
+from gerund.language_model import LanguageModel
 from gerund.models import loading
 from gerund.plotting import require_matplotlib
 from gerund.types import Generation

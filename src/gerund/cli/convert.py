@@ -43,7 +43,7 @@ def command(
         gerund convert ./model ./encoder --attention bidir --pooling last --adapter ./lora
     """
     from gerund.exporting.formats import convert
-    from gerund.language_model import load
+    from gerund.entry import load
     from gerund.models import loading, saving
 
     saving.refuse_existing(output, overwrite=force)

@@ -41,7 +41,7 @@ def command(
     """
     from gerund.errors import unknown_name
     from gerund.exporting.formats import FORMATS
-    from gerund.language_model import load
+    from gerund.entry import load
     from gerund.models import loading, saving
 
     if format not in FORMATS:

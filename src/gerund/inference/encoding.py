@@ -24,7 +24,7 @@ from gerund.models.pooling import pool
 from gerund.progress import progress
 
 # Tokens a batch, padding included. On a CPU more brings nothing, since the caches are full already.
-CPU_BATCH_TOKENS = 2048
+CPU_BATCH_TOKENS = 1024
 GPU_BATCH_TOKENS = 16384
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from gerund.errors import DataError, MissingDependencyError
 from gerund.inference.tokens import Reading, Tokens, tokenize
 from gerund.language_model import LanguageModel
-from gerund.language_model import load as load_language_model
+from gerund.entry import load as load_language_model
 from gerund.models.pooling import pool
 
 try:
