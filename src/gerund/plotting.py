@@ -129,24 +129,21 @@ def _columns(before: Sequence[AttentionMap], after: Sequence[AttentionMap], show
         runs = {item.run: item for item in after if item.layer == layer}
         column: list[_Panel] = [
             (f"layer {layer}", before[layer]),
-            (_view_name(runs[0].view), runs[0]),
+            (_wrapped(runs[0].view), runs[0]),
         ]
         if any_twin:
             twin = runs.get(1)
-            column.append((_view_name(twin.view) if twin else "", twin))
+            column.append((_wrapped(twin.view) if twin else "", twin))
         columns.append(column)
     if repeated:
         for item in after:
             if item.run:
-                columns.append([("", None), (f"+{item.run} on top\n{_view_name(item.view)}", item)])
+                columns.append([("", None), (f"+{item.run} on top\n{_wrapped(item.view)}", item)])
     return columns
 
 
-def _view_name(view: View, joint: str = "\n") -> str:
-    if not view.hidden:
-        return view.direction.value
-    tokens = "the first token" if view.hidden == 1 else f"the first {view.hidden} tokens"
-    return f"{view.direction.value}{joint}without {tokens}"
+def _wrapped(view: View) -> str:
+    return str(view).replace(" without", "\nwithout")
 
 
 def _draw_maps(figure: Any, columns: list[list[_Panel]], per_row: int, rows: int, names: Sequence[str] | None) -> None:
@@ -257,7 +254,7 @@ def _draw_views(axis: Any, own: Sequence[AttentionMap], on_top: Sequence[Attenti
         width = len(list(group))
         if view != View(own[0].view.direction.CAUSAL):
             axis.axvspan(place - 0.5, place + width - 0.5, color=_TINT, zorder=0, linewidth=0)
-        text = _view_name(view, " ") if width / len(items) > 0.3 else view.direction.value
+        text = str(view) if width / len(items) > 0.3 else view.direction.value
         axis.text(place + width / 2 - 0.5, 1.02, text, transform=axis.get_xaxis_transform(),
                   ha="center", va="bottom", fontsize=7.5, color=_QUIET)  # fmt: skip
         place += width

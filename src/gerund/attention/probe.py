@@ -36,18 +36,20 @@ class LayerMap:
         leaks: moves by more than rounding could.
         moves: moves at all. A sink may drown a look so far that it hardly differs from rounding.
         expected: what the plan asks for.
+        sees_padding: whether a token is moved by padding.
         exact: whether the layer computed in a precision in which most looks must show.
     """
 
     leaks: Tensor
     moves: Tensor
     expected: Tensor
+    sees_padding: bool
     exact: bool
 
     @property
     def is_right(self) -> bool:
         """Nothing is seen that must not be, and each side that should be seen is."""
-        if bool((self.leaks & ~self.expected).any()):
+        if self.sees_padding or bool((self.leaks & ~self.expected).any()):
             return False
         ones = torch.ones_like(self.expected)
         for side in (ones.triu(1), ones.tril(-1)):
@@ -91,13 +93,13 @@ def probe(model: PreTrainedModel, plan: ResolvedPlan | None, *, padded: bool = T
     start = PADDING if padded else 0
     length = LENGTH + start
     generator = torch.Generator().manual_seed(_SEED)
-    ids = torch.randint(0, vocabulary, (1, length), generator=generator).expand(LENGTH + 1, length).to(device)
+    ids = torch.randint(0, vocabulary, (1, length), generator=generator).expand(length + 1, length).to(device)
     real = torch.ones_like(ids)
     real[:, :start] = 0
     span = torch.zeros_like(ids)
     span[:, -2:] = 1  # only a hybrid plan reads it
     bound = None if plan is None else BoundPlan(plan, real, span)
-    recorder = _Recorder(start, generator)
+    recorder = _Recorder(generator)
     handles = recorder.attach(layers)
     was_training = model.training
     model.eval()
@@ -114,8 +116,13 @@ def probe(model: PreTrainedModel, plan: ResolvedPlan | None, *, padded: bool = T
     resolved = plan or ResolvedPlan((View(Direction.CAUSAL),) * len(layers))
     expected = _expected(resolved, layers, real[:1], span[:1])
     exact = recorder.dtype in _LEAK
-    maps = zip(recorder.leaks, recorder.moves, expected, strict=True)
-    return ProbeReport(tuple(LayerMap(leak, move, want[start:, start:].cpu(), exact) for leak, move, want in maps))
+    maps = []
+    for leak, move, want in zip(recorder.leaks, recorder.moves, expected, strict=True):
+        sees_padding = bool(leak[start:, :start].any())
+        maps.append(
+            LayerMap(leak[start:, start:], move[start:, start:], want[start:, start:].cpu(), sees_padding, exact)
+        )
+    return ProbeReport(tuple(maps))
 
 
 def prove(model: PreTrainedModel, plan: ResolvedPlan) -> ProbeReport:
@@ -143,12 +150,11 @@ def prove(model: PreTrainedModel, plan: ResolvedPlan) -> ProbeReport:
 class _Recorder:
     """Hooks that disturb one token a row before each layer, and see which outputs differ from row 0.
 
-    Row 0 is undisturbed; row j + 1 has token j replaced. Before every layer all rows start again from
-    row 0's state, so that each layer is seen alone.
+    Row 0 is undisturbed; row j + 1 has token j replaced, padding included. Before every layer all rows start
+    again from row 0's state, so that each layer is seen alone.
     """
 
-    def __init__(self, start: int, generator: torch.Generator) -> None:
-        self.start = start
+    def __init__(self, generator: torch.Generator) -> None:
         self.generator = generator
         self.leaks: list[Tensor] = []
         self.moves: list[Tensor] = []
@@ -171,8 +177,8 @@ class _Recorder:
         noise_TD = torch.randn(base_TD.shape, generator=self.generator).to(base_TD)
         noise_TD = noise_TD * 2 * base_TD.pow(2).mean(dim=-1, keepdim=True).sqrt()
         disturbed_RTD = base_TD.expand_as(hidden_RTD).clone()
-        for token in range(LENGTH):
-            disturbed_RTD[token + 1, self.start + token] = noise_TD[self.start + token]
+        token_T = torch.arange(len(base_TD), device=base_TD.device)
+        disturbed_RTD[token_T + 1, token_T] = noise_TD
         if args:
             return (disturbed_RTD, *args[1:]), kwargs
         return args, {**kwargs, "hidden_states": disturbed_RTD}
@@ -184,7 +190,7 @@ class _Recorder:
         self.dtype = hidden_RTD.dtype
         leak = _LEAK.get(hidden_RTD.dtype, _LEAK_HALF)
         change_RTD = (hidden_RTD[1:] - hidden_RTD[:1]).float()
-        moved_KQ = change_RTD.pow(2).mean(dim=-1).sqrt()[:, self.start :]  # row: disturbed key, column: query
+        moved_KQ = change_RTD.pow(2).mean(dim=-1).sqrt()  # row: disturbed key, column: query
         own_K = moved_KQ.diagonal().clone()
         self.leaks.append((moved_KQ > leak * own_K[:, None]).T.cpu())
         self.moves.append((moved_KQ > 0).T.cpu())
@@ -194,7 +200,7 @@ def _expected(plan: ResolvedPlan, layers: nn.ModuleList, real: Tensor, span: Ten
     """Return for each layer which inputs its output depends on, streams included."""
 
     def reach(view: View, layer: int) -> Tensor:
-        window = _window(layers[layer])
+        window = window_of(layers[layer])
         return visible(view, real.shape[1], real_BT=real, span_BT=span, window=window)[0, 0]
 
     maps = [reach(view, layer) for layer, view in enumerate(plan.views)]
@@ -219,9 +225,14 @@ def _compose(outer: Tensor, inner: Tensor) -> Tensor:
     return (outer.int() @ inner.int()) > 0
 
 
-def _window(layer: nn.Module) -> int | None:
+def window_of(layer: nn.Module) -> int | None:
+    """Return the sliding window of a decoder layer; None for none."""
     for module in layer.modules():
         if getattr(module, "layer_idx", None) is not None and hasattr(module, "config"):
-            own = {"sliding_window": module.sliding_window} if hasattr(module, "sliding_window") else {}
-            return layer_window(module, own)
+            if hasattr(module, "sliding_window"):
+                return layer_window(module, {"sliding_window": module.sliding_window})
+            if getattr(module.config, "layer_types", None) is None:
+                # Mistral and its kin hand the config's window to the attention function.
+                return getattr(module.config, "sliding_window", None)
+            return layer_window(module, {})
     return None

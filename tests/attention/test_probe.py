@@ -1,0 +1,260 @@
+"""The probe passes what is right on every architecture, and detects each way to get it wrong."""
+
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+from transformers import AttentionInterface, BertConfig, BertLMHeadModel
+from transformers.masking_utils import AttentionMaskInterface
+
+from gerund.attention import interface
+from gerund.attention.interface import ADDITIVE, FUSED, attach
+from gerund.attention.masks import visible
+from gerund.attention.plan import PLAN_NAMES, AttentionPlan, Direction, View
+from gerund.attention.probe import probe, prove, window_of
+from gerund.attention.streams import attach_streams, decoder_layers
+from gerund.errors import ModelError, UnsupportedModelError
+from tests.tiny import CONFIGS, N_LAYERS, REFUSED, tiny
+
+CAUSAL = AttentionPlan("causal").resolve(N_LAYERS)
+RESOLVED = {name: AttentionPlan(name).resolve(N_LAYERS) for name in PLAN_NAMES}
+CONVERTED = {name: plan for name, plan in RESOLVED.items() if not plan.is_causal}
+
+
+def ready(name, streams=True):
+    model = tiny(name)
+    attach(model)
+    if streams:
+        attach_streams(decoder_layers(model))
+    return model
+
+
+@pytest.fixture
+def sabotage(monkeypatch):
+    """Return a function that puts another attention function in the place of both of gerund's."""
+
+    def install(make):
+        for name, own in ((FUSED, interface.fused_attention), (ADDITIVE, interface.additive_attention)):
+            monkeypatch.setitem(AttentionInterface._global_mapping, name, make(own))
+
+    return install
+
+
+def wrong_layers(model, plan):
+    """Return the layers that are found wrong; all of them where the probe refuses outright."""
+    try:
+        return probe(model, plan).wrong_layers
+    except UnsupportedModelError:
+        return list(range(N_LAYERS))
+
+
+def with_view(change):
+    """Make an attention function that looks through ``change(view, layer)`` instead of the plan's view."""
+
+    def make(own):
+        def attend(module, query, key, value, attention_mask, attention_plan=None, **kwargs):
+            if attention_plan is None:
+                return own(module, query, key, value, attention_mask, **kwargs)
+            asked = attention_plan.view(module.layer_idx)
+            other = attention_plan.seen_through(change(asked, module.layer_idx))
+            return own(module, query, key, value, attention_mask, attention_plan=other, **kwargs)
+
+        return attend
+
+    return make
+
+
+def with_bound(change):
+    """Make an attention function that changes what it was told of the batch."""
+
+    def make(own):
+        def attend(module, query, key, value, attention_mask, attention_plan=None, **kwargs):
+            if attention_plan is not None:
+                attention_plan.view(module.layer_idx)
+                attention_plan = attention_plan.seen_through(attention_plan.view(module.layer_idx))
+                attention_plan._masks = {}
+                change(attention_plan)
+            return own(module, query, key, value, attention_mask, attention_plan=attention_plan, **kwargs)
+
+        return attend
+
+    return make
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_architecture_passes_every_plan(name):
+    model = ready(name)
+    for plan_name, plan in RESOLVED.items():
+        report = prove(model, plan)
+        assert report.wrong_layers == [], plan_name
+        if plan.stream is None:
+            for padded in (True, False):
+                assert probe(model, plan, padded=padded).wrong_layers == [], plan_name
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_what_is_seen_is_what_the_masks_say(name):
+    model = ready(name)
+    layers = decoder_layers(model)
+    for plan_name in ("causal", "bidir", "mask0-bidir", "mask0-all", "inplace-back"):
+        report = probe(model, RESOLVED[plan_name], padded=False)
+        for index, layer in enumerate(report.layers):
+            expected = visible(RESOLVED[plan_name].views[index], 6, window=window_of(layers[index]))[0, 0]
+            assert torch.equal(layer.expected, expected)
+            assert torch.equal(layer.moves & expected, expected), (plan_name, index)
+            assert not (layer.leaks & ~expected).any(), (plan_name, index)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_architectures_that_no_plan_reaches_are_refused_by_name(name):
+    model = ready(name)
+    for plan_name, plan in CONVERTED.items():
+        with pytest.raises(UnsupportedModelError, match=rf"{name}.*attention='causal'"):
+            prove(model, plan)
+        assert wrong_layers(model, plan), plan_name
+    assert prove(model, CAUSAL).wrong_layers == []
+    assert prove(model, RESOLVED["echo"]).wrong_layers == []
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2"])
+@pytest.mark.parametrize("plan", CONVERTED)
+def test_attention_that_asks_for_the_mask_and_ignores_it(sabotage, name, plan):
+    def make(own):
+        def attend(module, query, key, value, attention_mask, attention_plan=None, **kwargs):
+            if attention_plan is not None:
+                attention_plan.mask(module.layer_idx, query, None, None)
+            return own(module, query, key, value, attention_mask, **kwargs)
+
+        return attend
+
+    sabotage(make)
+    model = ready(name)
+    with pytest.raises(UnsupportedModelError, match=f"this {name} model"):
+        prove(model, CONVERTED[plan])
+    if CONVERTED[plan].stream is None:
+        converted = [i for i, view in enumerate(CONVERTED[plan].views) if view != View(Direction.CAUSAL)]
+        assert set(converted) <= set(wrong_layers(model, CONVERTED[plan]))
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt_oss"])
+@pytest.mark.parametrize("plan", CONVERTED)
+def test_attention_that_never_asks(sabotage, name, plan):
+    def make(own):
+        def attend(*args, attention_plan=None, **kwargs):
+            return own(*args, **kwargs)
+
+        return attend
+
+    sabotage(make)
+    with pytest.raises(UnsupportedModelError, match="no layer of this"):
+        prove(ready(name), CONVERTED[plan])
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2", "mistral"])
+@pytest.mark.parametrize("plan", CONVERTED)
+def test_attention_that_looks_at_padding(sabotage, name, plan):
+    def look(bound):
+        bound.real_BT, bound.side = None, "none"
+
+    sabotage(with_bound(look))
+    model = ready(name)
+    seeing = [i for i, view in enumerate(CONVERTED[plan].views) if view.direction is not Direction.BACKWARD]
+    # Padding lies on the left, out of sight for who looks to the right only.
+    assert set(seeing) <= set(wrong_layers(model, CONVERTED[plan]))
+
+
+def test_a_mask_function_that_drops_padding(monkeypatch):
+    # What transformers does where no mask function has the attention function's name.
+    monkeypatch.delitem(AttentionMaskInterface._global_mapping, FUSED)
+    with pytest.raises(ModelError, match="no plain causal language model"):
+        prove(ready("llama"), CAUSAL)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2", "gpt2"])
+@pytest.mark.parametrize("plan", ["mask0-for", "mask0-bidir", "mask0-all", "mask0+bidir"])
+def test_attention_that_forgets_to_hide_the_first_token(sabotage, name, plan):
+    sabotage(with_view(lambda view, _: replace(view, hidden=0)))
+    hiding = [i for i, view in enumerate(RESOLVED[plan].views) if view.hidden]
+    assert wrong_layers(ready(name), RESOLVED[plan]) == hiding
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2", "opt"])
+@pytest.mark.parametrize("layer", range(N_LAYERS))
+def test_a_plan_that_reaches_a_single_layer(sabotage, name, layer):
+    sabotage(with_view(lambda view, index: view if index == layer else View(Direction.CAUSAL)))
+    model = ready(name)
+    assert wrong_layers(model, RESOLVED["bidir"]) == [index for index in range(N_LAYERS) if index != layer]
+    with pytest.raises(UnsupportedModelError, match="not layer"):
+        prove(model, RESOLVED["bidir"])
+
+
+@pytest.mark.parametrize("layer", range(N_LAYERS))
+def test_a_plan_that_misses_a_single_layer(sabotage, layer):
+    sabotage(with_view(lambda view, index: View(Direction.CAUSAL) if index == layer else view))
+    assert wrong_layers(ready("llama"), RESOLVED["bidir"]) == [layer]
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2"])
+def test_attention_that_looks_the_other_way(sabotage, name):
+    other = {Direction.BACKWARD: Direction.CAUSAL, Direction.BIDIRECTIONAL: Direction.BACKWARD}
+    sabotage(with_view(lambda view, _: replace(view, direction=other.get(view.direction, view.direction))))
+    model = ready(name)
+    for plan in ("bidir", "inplace-back", "inplace-bidir", "mask0-bidir", "inter-back", "extra-back", "extend-back"):
+        assert wrong_layers(model, RESOLVED[plan]), plan
+
+
+@pytest.mark.parametrize("plan", [name for name, plan in RESOLVED.items() if plan.stream is not None])
+def test_a_second_stream_that_never_runs(plan):
+    with pytest.raises(UnsupportedModelError, match="reaches not layer"):
+        prove(ready("llama", streams=False), RESOLVED[plan])
+
+
+@pytest.mark.parametrize("plan", ["bidir", "mask0-bidir"])
+def test_a_sliding_window_that_is_forgotten(monkeypatch, plan):
+    monkeypatch.setattr(interface, "layer_window", lambda module, kwargs: None)
+    # The probe knows the window from the layer itself.
+    assert wrong_layers(ready("mistral"), RESOLVED[plan])
+
+
+def test_a_model_loaded_as_an_encoder_is_refused():
+    config = BertConfig(vocab_size=97, hidden_size=32, num_hidden_layers=4, num_attention_heads=4,
+                        intermediate_size=48, max_position_embeddings=64, is_decoder=False)  # fmt: skip
+    model = BertLMHeadModel(config).eval()
+    attach(model)
+    for plan in (CAUSAL, RESOLVED["bidir"]):
+        with pytest.raises(ModelError, match="bert model is no plain causal language model"):
+            prove(model, plan)
+    with pytest.raises(ModelError) as refusal:
+        prove(model, CAUSAL)
+    assert not isinstance(refusal.value, UnsupportedModelError)
+
+
+def test_the_probe_leaves_the_model_as_it_was():
+    model = ready("llama").train()
+    hooks = [len(layer._forward_hooks) + len(layer._forward_pre_hooks) for layer in decoder_layers(model)]
+    state = torch.get_rng_state()
+    prove(model, RESOLVED["mask0-bidir"])
+    assert model.training
+    assert [len(layer._forward_hooks) + len(layer._forward_pre_hooks) for layer in decoder_layers(model)] == hooks
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["llama", "gemma2", "gpt2"])
+def test_half_precision_passes_too(name, dtype):
+    model = ready(name).to(dtype)
+    for plan_name, plan in RESOLVED.items():
+        assert prove(model, plan).wrong_layers == [], plan_name
+
+
+def test_proving_takes_milliseconds():
+    model = ready("llama")
+    prove(model, RESOLVED["mask0-bidir"])
+    seconds = []
+    for _ in range(5):
+        start = time.perf_counter()
+        prove(model, RESOLVED["mask0-bidir"])
+        seconds.append(time.perf_counter() - start)
+    assert min(seconds) < 0.5
