@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from gerund.cli import convert, demo, embed, export, generate, inspect, train
+from gerund.cli import convert, demo, doctor, embed, export, generate, inspect, train
 from gerund.errors import GerundError
 
 app = typer.Typer(
@@ -24,6 +24,7 @@ app = typer.Typer(
 )
 app.command("convert")(convert.command)
 app.command("demo")(demo.command)
+app.command("doctor")(doctor.command)
 app.command("embed")(embed.command)
 app.command("export")(export.command)
 app.command("generate")(generate.command)

@@ -1,0 +1,226 @@
+"""``gerund doctor``: tell whether and how well a model can be read as an encoder."""
+
+import io
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gerund.cli import encoder_options as options
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.text import Text
+
+    from gerund.doctor.findings import Check, Diagnosis, LayerFinding
+
+_BAR = 24
+
+
+def command(
+    model: options.Model = options.DEFAULT_MODEL,
+    attention: options.Attention = None,
+    k: options.K = None,
+    k0: options.K0 = None,
+    sink_tokens: options.SinkTokens = None,
+    dtype: Annotated[
+        str, typer.Option(help="Type to compute in: float32, bfloat16, float16, or auto for the checkpoint's.")
+    ] = "float32",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")] = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything that was found as JSON.")] = False,
+) -> None:
+    """Examine a model: does the attention plan reach every layer, where are its sinks, what can be done.
+
+    The probe disturbs one token at a time before every layer and looks which others notice; the pictures show what
+    was seen, not what ought to be seen. The exit status is 0 when the model could be examined, whatever was found
+    (healthy says it in the JSON), and 2 when it could not be loaded or is no decoder-only language model.
+
+    For example:
+
+        gerund doctor ./model
+
+        gerund doctor ./model --attention mask0+bidir --k 18 --k0 10
+
+        gerund doctor ./model --json > findings.json
+    """
+    from contextlib import nullcontext
+
+    from rich.console import Console
+
+    console = Console(highlight=False, markup=False, emoji=False)
+    waiting: Any = console.status("examining ...") if console.is_terminal and not as_json else nullcontext()
+    with waiting:
+        from gerund.doctor.examination import examine
+
+        found = examine(
+            options.model_name(model),
+            attention=attention,
+            k=k,
+            k0=k0,
+            sink_tokens=sink_tokens,
+            dtype=dtype,
+            device=device,
+        )
+    if as_json:
+        import json
+
+        typer.echo(json.dumps(found.to_dict(), indent=2, ensure_ascii=False))
+        return
+    if console.is_terminal:
+        _print(console, found)
+        return
+    # Piped: as wide as it likes, without colours and without the spaces that rich fills its lines with.
+    encoding = console.encoding
+    plain = Console(
+        highlight=False, markup=False, emoji=False, width=120, file=io.TextIOWrapper(io.BytesIO(), encoding)
+    )
+    with plain.capture() as captured:
+        _print(plain, found)
+    typer.echo("\n".join(line.rstrip() for line in captured.get().splitlines()))
+
+
+def _print(console: "Console", found: "Diagnosis") -> None:
+    for part in (_print_model, _print_plan, _print_sinks, _print_checks, _print_tokenizer, _print_advice):
+        part(console, found)
+
+
+def _print_model(console: "Console", found: "Diagnosis") -> None:
+    healthy, reached = found.healthy, found.reached
+    verdict, style = ("healthy", "bold green") if healthy else ("needs care", "bold yellow")
+    if not reached:
+        verdict, style = "this plan does not work", "bold red"
+    console.print(f"{found.name}: ", style="bold", end="")
+    console.print(verdict, style=style)
+    heads = f"{found.heads} heads" + (f" ({found.kv_heads} for keys)" if found.kv_heads != found.heads else "")
+    context = "unknown" if found.context is None else f"{found.context:,} tokens"
+    console.print(f"  {found.architecture} ({found.model_class}), {found.parameters:,} parameters")
+    console.print(f"  {found.n_layers} layers, {heads}, width {found.width}, context {context}")
+    adapter = ", with its adapter while encoding" if found.adapter else ""
+    console.print(f"  stored as {found.stored_dtype}, examined in {found.dtype} on {found.device}{adapter}\n")
+
+
+def _print_plan(console: "Console", found: "Diagnosis") -> None:
+    from rich.columns import Columns
+    from rich.text import Text
+
+    numbers = [f"{name}={value}" for name, value in (("k", found.plan.k), ("k0", found.plan.k0)) if value is not None]
+    wrong = sum(not layer.obeys for layer in found.layers)
+    outcome = "every layer obeys" if found.reached else f"{wrong} of {found.n_layers} layers do not obey"
+    console.print(f"Plan {' '.join([found.plan.name, *numbers])}, {found.pooling} pooling: ", style="bold", end="")
+    console.print(outcome, style="green" if found.reached else "bold red")
+    pictures = []
+    for layers in _alike(found):
+        first = layers[0]
+        title = Text(_name(layers), style="bold" if first.obeys else "bold red")
+        window = f", window {first.window}" if first.window else ""
+        pictures.append(Text("\n").join([title, Text(first.view + window), *_picture(console, first)]))
+    console.print(Columns([_indented(picture) for picture in pictures], padding=(1, 4)))
+    legend = "row: the token that looks; column: what it was measured to see"
+    if any(mark in row for layer in found.layers for row in layer.seen for mark in "xo"):
+        legend += "; x: sees what it must not; o: does not see what it should"
+    console.print(f"\n  {legend}", style="dim")
+    obeyed = [name for name, obeys in found.plans.items() if obeys]
+    others = [name for name, obeys in found.plans.items() if not obeys]
+    if not others:
+        console.print(f"  all {len(obeyed)} plans work on this model\n", style="dim")
+        return
+    console.print(f"  plans that work: {', '.join(obeyed)}")
+    console.print(f"  plans that do not: {', '.join(others)}\n", style="red")
+
+
+def _alike(found: "Diagnosis") -> "list[list[LayerFinding]]":
+    """Put layers together that look the same."""
+    groups: dict[tuple[Any, ...], list[LayerFinding]] = {}
+    for layer in found.layers:
+        groups.setdefault((layer.view, layer.window, layer.seen, layer.obeys), []).append(layer)
+    return list(groups.values())
+
+
+def _name(layers: "list[LayerFinding]") -> str:
+    from gerund.doctor.findings import spans
+
+    name = spans([layer.layer for layer in layers])
+    return name if len(name) <= 40 else f"{len(layers)} layers, {layers[0].layer} to {layers[-1].layer}"
+
+
+def _picture(console: "Console", layer: "LayerFinding") -> "list[Text]":
+    from rich.text import Text
+
+    marks = {"#": "■", ".": "·"} if _draws(console) else {}
+    styles = {"#": "magenta", ".": "dim", "x": "bold red", "o": "bold red"}
+    return [Text(" ").join(Text(marks.get(cell, cell), style=styles[cell]) for cell in row) for row in layer.seen]
+
+
+def _draws(console: "Console") -> bool:
+    """Whether characters beyond ASCII arrive."""
+    return "utf" in (console.encoding or "").lower()
+
+
+def _indented(text: "Text") -> Any:
+    from rich.padding import Padding
+
+    return Padding(text, (0, 0, 0, 2))
+
+
+def _print_sinks(console: "Console", found: "Diagnosis") -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    console.print("Attention to the first token ", style="bold", end="")
+    console.print(f"(the sink; even attention would give it {found.even_share:.0%})")
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for title in ("  layer", "before", "after"):
+        table.add_column(title, justify="right" if title == "  layer" else "left", no_wrap=True)
+    for layer in found.layers:
+        after = Text("-") if layer.sink_after is None else _bar(console, layer.sink_after, "magenta")
+        table.add_row(f"  {layer.layer}", _bar(console, layer.sink_before, "yellow"), after)
+    console.print(table)
+    console.print()
+
+
+def _bar(console: "Console", share: float, style: str) -> "Text":
+    from rich.text import Text
+
+    if _draws(console):
+        eighths = round(share * _BAR * 8)
+        bar = "█" * (eighths // 8) + ("", "▏", "▎", "▍", "▌", "▋", "▊", "▉")[eighths % 8]
+    else:
+        bar = "#" * round(share * _BAR)
+    return Text(f"{share:4.0%} ") + Text(f"{bar:<{_BAR}}", style=style)
+
+
+def _print_checks(console: "Console", found: "Diagnosis") -> None:
+    from rich.text import Text
+
+    console.print("Tried out", style="bold")
+    for check in found.checks:
+        mark = Text("ok  ", "green") if check.passed else Text("NOT ", "bold red")
+        console.print(Text("  ") + mark + Text(check.what) + Text(_measured(check), "dim"), soft_wrap=True)
+    console.print()
+
+
+def _measured(check: "Check") -> str:
+    if check.value is None:
+        return ""
+    if check.name == "bfloat16":
+        return f": {check.value:.5f}"
+    return f": largest difference {check.value:.1e} of the largest value"
+
+
+def _print_tokenizer(console: "Console", found: "Diagnosis") -> None:
+    facts = found.tokenizer
+    console.print("Tokenizer", style="bold")
+    added = [name for name, adds in (("beginning", facts.adds_bos), ("end", facts.adds_eos)) if adds]
+    console.print(f"  {facts.tokens:,} tokens ({found.embeddings:,} embedded), {'fast' if facts.fast else 'slow'}, "
+                  f"pads on the {facts.padding_side}", soft_wrap=True)  # fmt: skip
+    named = [("beginning", facts.bos), ("end", facts.eos), ("padding", facts.pad), ("unknown", facts.unk)]
+    console.print("  " + ", ".join(f"{name} {token or 'none'}" for name, token in named), soft_wrap=True)
+    console.print(f"  adds to a text: {' and '.join(added) if added else 'nothing'}\n")
+
+
+def _print_advice(console: "Console", found: "Diagnosis") -> None:
+    from rich.padding import Padding
+
+    console.print("Advice", style="bold")
+    for sentence in found.advice:
+        console.print(Padding(f"- {sentence}", (0, 0, 0, 2)))
+    console.print(f"\nexamined in {found.seconds:.1f} s", style="dim")

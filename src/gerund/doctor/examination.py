@@ -1,0 +1,292 @@
+"""Examines a model: the probe at length, sinks, padding, batches, precision, the tokenizer.
+
+Knows: everything up to ``inference``. Does not know: how the findings are shown.
+"""
+
+import time
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from gerund.attention.interface import attach
+from gerund.attention.masks import visible
+from gerund.attention.plan import PLAN_NAMES, AttentionPlan, Direction, ResolvedPlan, View
+from gerund.attention.probe import LENGTH, LayerMap, probe, prove, window_of
+from gerund.attention.streams import attach_streams, decoder_layers
+from gerund.config import EncoderConfig, read_encoder_config
+from gerund.doctor.advice import advise
+from gerund.doctor.findings import Check, Diagnosis, LayerFinding, TokenizerFacts
+from gerund.errors import UnsupportedModelError
+from gerund.inference.encoding import Reader
+from gerund.inference.maps import EXAMPLE_TEXTS, causal_plan, even_share, mean_maps, sink_share
+from gerund.inference.precision import ENOUGH, bfloat16_cosine
+from gerund.inference.tokens import Reading, context_length, tokenize
+from gerund.models import loading
+from gerund.models.adapters import adapter_on, load_adapter
+
+# How far states may lie apart that ought to be the same, as a share of the largest of them.
+_NEAR = {torch.float32: 1e-4, torch.float64: 1e-6}
+_NEAR_HALF = 5e-2
+_LONGEST = 256
+
+
+def examine(
+    model: str | None = None,
+    *,
+    attention: str | None = None,
+    k: int | None = None,
+    k0: int | None = None,
+    sink_tokens: int | None = None,
+    dtype: str = "float32",
+    device: str = "auto",
+) -> Diagnosis:
+    """Load a model and find out how fit it is to be read as an encoder.
+
+    Args:
+        model: a folder, a hub id, or None for the embedded default.
+        attention: the plan to try; None takes the folder's own, or the default.
+        k: number of converted layers.
+        k0: for ``mask0+bidir``, how many of them hide the first token.
+        sink_tokens: how many first tokens a ``mask0`` plan hides.
+        dtype: type to compute in, float32 to see the model and not rounding; ``auto`` for the checkpoint's.
+        device: ``auto``, ``cpu``, ``cuda``, ...
+
+    Returns:
+        What was found. A model that no plan reaches is examined as a causal one.
+
+    Raises:
+        ModelError: it cannot be loaded, or is no decoder-only language model.
+        ConfigError: an unknown name or impossible setting.
+    """
+    where = loading.pick_device(device)
+    weights_type = loading.pick_dtype(dtype)
+    source = loading.find(model)
+    settings = loading.settings_folder(source)
+    encoder = (None if settings is None else read_encoder_config(settings)) or EncoderConfig()
+    plan = encoder.attention
+    if attention is not None and attention != plan.name:
+        plan = AttentionPlan(attention)
+    changes: dict[str, Any] = {"k": k, "k0": k0, "sink_tokens": sink_tokens}
+    plan = replace(plan, **{name: value for name, value in changes.items() if value is not None})
+    stored = loading.own_dtype(source)
+    loaded, tokenizer = loading.read(source, weights_type)
+    adapter = None if encoder.adapter is None or settings is None else settings / encoder.adapter
+    start = time.perf_counter()
+    examination = _Examination(loaded.to(where), tokenizer, replace(encoder, attention=plan))
+    logits = examination.logits()
+    examination.attach()
+    if adapter is not None:
+        load_adapter(loaded, adapter)
+        examination.gate = adapter_on
+    diagnosis = examination.diagnose(source.name, stored, torch.equal(logits, examination.logits()))
+    diagnosis = replace(diagnosis, adapter=adapter is not None, seconds=time.perf_counter() - start)
+    return replace(diagnosis, advice=tuple(advise(diagnosis)))
+
+
+class _Examination:
+    """One model on the table. It is ours alone, so its tokenizer's padding side may be turned."""
+
+    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, encoder: EncoderConfig) -> None:
+        self.model = model
+        self.tokenizer = tokenizer
+        self.encoder = encoder
+        self.layers = decoder_layers(model)
+        self.n_layers = len(self.layers)
+        self.plan = encoder.attention.resolve(self.n_layers)
+        self.causal = causal_plan(self.n_layers)
+        self.gate: Any = nullcontext
+        reading = Reading(append_eos=encoder.append_eos, repeat_text=self.plan.repeats_text)
+        found = [item for item in tokenize(tokenizer, EXAMPLE_TEXTS, reading) if item is not None]
+        longest = min(_LONGEST, context_length(model.config, tokenizer) or _LONGEST)
+        self.texts = [replace(item, ids=item.ids[:longest]) for item in found]
+
+    @torch.no_grad()
+    def logits(self) -> Tensor:
+        """Return the logits of the first text, without a plan."""
+        device = self.model.get_input_embeddings().weight.device
+        logits: Tensor = self.model(torch.tensor([self.texts[0].ids], device=device), use_cache=False).logits
+        return logits
+
+    def attach(self) -> None:
+        """Do what loading does."""
+        with loading.quiet():
+            attach(self.model)
+        attach_streams(self.layers)
+
+    def diagnose(self, name: str, stored: str, is_untouched: bool) -> Diagnosis:
+        """Find everything out, but for the advice."""
+        prove(self.model, self.causal)
+        reached, maps, obeyed = self._probe()
+        reader = Reader(
+            self.model, self.tokenizer, self.encoder, self.plan if reached else self.causal,
+            sends_plan=reached and not self.plan.is_causal, gate=self.gate,
+        )  # fmt: skip
+        config = self.model.config.get_text_config(decoder=True)
+        heads = int(config.num_attention_heads)
+        untouched = Check("untouched", "without a plan, logits are bit-equal to plain transformers'", is_untouched)
+        return Diagnosis(
+            name=name,
+            architecture=self.model.config.model_type,
+            model_class=type(self.model).__name__,
+            parameters=sum(parameter.numel() for parameter in self.model.parameters()),
+            n_layers=self.n_layers,
+            heads=heads,
+            kv_heads=int(getattr(config, "num_key_value_heads", None) or heads),
+            width=reader.width,
+            stored_dtype="not said" if stored == "auto" else stored,
+            dtype=_name(self.model.dtype),
+            device=reader.device.type,
+            context=reader.max_length,
+            embeddings=self.model.get_input_embeddings().weight.shape[0],
+            adapter=False,
+            pooling=self.encoder.pooling,
+            plan=self.encoder.attention.with_defaults(self.n_layers),
+            reached=reached and all(obeyed),
+            plans={plan: self._obeys(AttentionPlan(plan).resolve(self.n_layers)) for plan in PLAN_NAMES},
+            layers=self._layers(reached, maps, obeyed),
+            even_share=even_share([len(text) for text in self.texts]),
+            checks=(untouched, *self._padding(reader), self._batches(reader), *self._precision(reader)),
+            tokenizer=_tokenizer_facts(self.tokenizer),
+            seconds=0.0,
+        )
+
+    def _probe(self) -> tuple[bool, list[LayerMap], list[bool]]:
+        """Say whether the plan arrives at all, what each layer sees, and whether each does what the plan says."""
+        try:
+            reports = [probe(self.model, self.plan, padded=padded) for padded in (True, False)]
+        except UnsupportedModelError:
+            if self.plan.is_causal:
+                # The model needs no plan for that.
+                seen = probe(self.model, None).layers
+                return True, list(seen), [layer.is_right for layer in seen]
+            maps = [
+                replace(layer, expected=visible(view, LENGTH, window=window_of(module))[0, 0])
+                for layer, view, module in zip(
+                    probe(self.model, None).layers, self.plan.views, self.layers, strict=True
+                )
+            ]
+            return False, maps, [layer.is_right for layer in maps]
+        obeyed = [all(layer.is_right for layer in pair) for pair in zip(*(r.layers for r in reports), strict=True)]
+        return True, list(reports[0].layers), obeyed
+
+    def _obeys(self, plan: ResolvedPlan) -> bool:
+        if plan.is_causal:
+            return True  # proven before anything else
+        try:
+            return not probe(self.model, plan).wrong_layers
+        except UnsupportedModelError:
+            return False
+
+    def _layers(self, reached: bool, maps: list[LayerMap], obeyed: list[bool]) -> tuple[LayerFinding, ...]:
+        ids = [text.ids for text in self.texts]
+        try:
+            before = mean_maps(self.model, ids, self.causal)
+        except UnsupportedModelError:
+            before = mean_maps(self.model, ids, None)
+        after = None
+        if reached:
+            after = before if self.plan.is_causal else mean_maps(self.model, ids, self.plan, gate=self.gate)
+            after = [item for item in after if item.run == 0]
+        hidden = max(view.hidden for view in self.plan.views)
+        sinks = sink_share(before)
+        sinks_after = None if after is None else sink_share(after)
+        moved = sink_share(after, hidden) if after is not None and hidden else None
+        return tuple(
+            LayerFinding(
+                layer=layer,
+                view=self._view(layer),
+                converted=self.plan.views[layer] != View(Direction.CAUSAL),
+                hidden=self.plan.views[layer].hidden,
+                window=window_of(self.layers[layer]),
+                obeys=obeyed[layer],
+                seen=_cells(maps[layer]),
+                sink_before=sinks[layer],
+                sink_after=None if sinks_after is None else sinks_after[layer],
+                moved_sink=None if moved is None else moved[layer],
+            )
+            for layer in range(self.n_layers)
+        )
+
+    def _view(self, layer: int) -> str:
+        """Say what a layer sees, a second run of it included."""
+        view, stream = str(self.plan.views[layer]), self.plan.stream
+        if stream is None:
+            return view
+        if stream.kind == "parallel":
+            return f"{view}, and {stream.view} beside it" if layer in stream.layers else view
+        if layer != self.n_layers - 1:
+            return view
+        if stream.kind == "extend":
+            return f"{view}, then {stream.repeats} times {stream.view} on top"
+        return f"{view}, joined by a tower of {len(stream.layers)} {stream.view} layers"
+
+    def _padding(self, reader: Reader) -> list[Check]:
+        """Compare texts in one padded batch, on either side, with the same texts alone."""
+        texts = [replace(text, ids=text.ids[: 3 + 5 * row]) for row, text in enumerate(self.texts)]
+        alone = [reader.states([text])[0][0] for text in texts]
+        own_side = self.tokenizer.padding_side
+        checks = []
+        for side in ("left", "right"):
+            self.tokenizer.padding_side = side
+            states, begin = reader.states(texts)
+            rows = zip(states, begin.tolist(), alone, strict=True)
+            together = [row[start : start + len(single)] for row, start, single in rows]
+            checks.append(self._near(f"padding_{side}", f"padding on the {side} changes no state", together, alone))
+        self.tokenizer.padding_side = own_side
+        return checks
+
+    def _batches(self, reader: Reader) -> Check:
+        """Compare texts of one length in a batch with the same texts alone."""
+        length = min(len(text) for text in self.texts)
+        texts = [replace(text, ids=text.ids[:length]) for text in self.texts]
+        alone = [reader.states([text])[0][0] for text in texts]
+        return self._near("batch", "a batch gives what single texts do", list(reader.states(texts)[0]), alone)
+
+    def _near(self, name: str, what: str, found: list[Tensor], expected: list[Tensor]) -> Check:
+        limit = _NEAR.get(self.model.dtype, _NEAR_HALF)
+        largest = max(float(item.abs().max()) for item in expected)
+        apart = max(float((a - b).abs().max()) for a, b in zip(found, expected, strict=True))
+        value = apart / max(largest, 1e-30)
+        # Not "value > limit": a state that is no number at all must not pass.
+        return Check(name, what, value <= limit, value, limit)
+
+    def _precision(self, reader: Reader) -> list[Check]:
+        if self.model.dtype != torch.float32:
+            return []
+        value = bfloat16_cosine(reader)
+        return [Check("bfloat16", "bfloat16 gives nearly the same vectors (cosine)", value >= ENOUGH, value, ENOUGH)]
+
+
+def _cells(layer: LayerMap) -> tuple[str, ...]:
+    # What a strong sink drowns out on the way is no fault (see LayerMap.is_right).
+    marks = {(True, True): "#", (True, False): "#" if layer.is_right else "o", (False, False): "."}
+    rows = []
+    for expected, moves, leaks in zip(layer.expected, layer.moves, layer.leaks, strict=True):
+        cells = zip(expected.tolist(), moves.tolist(), leaks.tolist(), strict=True)
+        rows.append("".join("x" if leak and not want else marks[want, want and move] for want, move, leak in cells))
+    return tuple(rows)
+
+
+def _tokenizer_facts(tokenizer: PreTrainedTokenizerBase) -> TokenizerFacts:
+    ids = tokenizer("a word", add_special_tokens=True).input_ids
+    text = EXAMPLE_TEXTS[0]
+    back = tokenizer.decode(tokenizer(text, verbose=False).input_ids, skip_special_tokens=True)
+    names = {name: getattr(tokenizer, f"{name}_token") for name in ("bos", "eos", "pad", "unk")}
+    return TokenizerFacts(
+        kind=type(tokenizer).__name__,
+        tokens=len(tokenizer),
+        fast=bool(tokenizer.is_fast),
+        padding_side=tokenizer.padding_side,
+        **{name: None if token is None else str(token) for name, token in names.items()},
+        adds_bos=tokenizer.bos_token_id is not None and ids[0] == tokenizer.bos_token_id,
+        adds_eos=tokenizer.eos_token_id is not None and ids[-1] == tokenizer.eos_token_id,
+        round_trip=back.strip() == text,
+    )
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
