@@ -1,5 +1,6 @@
 """``gerund embed`` from its arguments to its files, with real models and real mistakes."""
 
+import errno
 import json
 import os
 import signal
@@ -14,6 +15,7 @@ import pytest
 
 import gerund
 from gerund.data.embedding_files import read_embeddings
+from gerund.errors import ResourceError
 from tests.cli.helpers import run_cli
 
 TEXTS = [f"{'the cat and ' * (i % 4)}text {i}" for i in range(12)]
@@ -109,6 +111,37 @@ def test_killed_and_resumed_gives_the_same_file(tiny_folder, tmp_path, monkeypat
     whole = tmp_path / "whole.parquet"
     assert run_cli(*arguments, whole).code == 0
     assert whole.read_bytes() == out.read_bytes()
+
+
+@pytest.mark.parametrize("what, code", [(KeyboardInterrupt(), 130), (ResourceError("out of memory"), 1)])
+def test_interrupted_says_how_to_go_on(source, tiny_folder, tmp_path, monkeypatch, what, code):
+    out = tmp_path / "out.npy"
+    own, calls = gerund.LanguageModel.encode, []
+
+    def twice(*arguments, **options):
+        calls.append(None)
+        if len(calls) == 3:
+            raise what
+        return own(*arguments, **options)
+
+    arguments = ["embed", source, "-m", tiny_folder, "-o", out, "--shard-rows", 4]
+    with monkeypatch.context() as patch:
+        patch.setattr(gerund.LanguageModel, "encode", twice)
+        ran = run_cli(*arguments)
+    assert ran.code == code
+    assert f"8 of 12 rows are kept in {out}.parts: run the same command again to go on from there\n" in ran.err
+    assert "8 of them done before" in run_cli(*arguments).err
+
+
+def test_a_full_disk_is_no_mistake_of_the_user(source, tiny_folder, tmp_path, monkeypatch):
+    def full(handle):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    ran = run_cli("embed", source, "-m", tiny_folder, "-o", tmp_path / "out.npy")
+    assert (ran.code, ran.out) == (1, "")
+    assert ran.err.startswith("gerund: error: ")
+    assert ran.err.endswith("No space left on device\n")
 
 
 class TestMistakes:

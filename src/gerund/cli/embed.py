@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gerund.cli import encoder_options as options
+
 if TYPE_CHECKING:
     from gerund.data.embedding_store import Encoded, StoreSummary
     from gerund.language_model import LanguageModel
@@ -42,13 +44,13 @@ def command(
     no_normalize: Annotated[
         bool, typer.Option("--no-normalize", help="Leave the vectors as long as they are.")
     ] = False,
-    attention: Annotated[
-        str | None, typer.Option(help="Attention plan, such as mask0-bidir; left out, the model's own.")
-    ] = None,
-    k: Annotated[int | None, typer.Option("--k", help="How many layers the plan converts.")] = None,
-    k0: Annotated[int | None, typer.Option("--k0", help="For mask0+bidir: how many hide the first token.")] = None,
-    pooling: Annotated[str | None, typer.Option(help="mean, weighted-mean, last or first.")] = None,
-    max_length: Annotated[int | None, typer.Option(help="Longest text in tokens.")] = None,
+    attention: options.Attention = None,
+    k: options.K = None,
+    k0: options.K0 = None,
+    sink_tokens: options.SinkTokens = None,
+    pooling: options.Pooling = None,
+    max_length: options.MaxLength = None,
+    adapter: options.Adapter = None,
     empty: Annotated[str, typer.Option(help="A row without a text: error, zeros (a zero vector) or skip.")] = "error",
     overflow: Annotated[str, typer.Option(help="A text that is too long: truncate (its end) or error.")] = "truncate",
     keep_text: Annotated[bool, typer.Option("--keep-text", help="Store the texts too.")] = False,
@@ -69,7 +71,8 @@ def command(
     .csv file has.
 
     Finished parts are kept in OUT.parts until the end. When the command was interrupted, even by a power cut,
-    the same command goes on from there, and the output is the same as without the interruption.
+    the same command goes on from there, and the output is the same as without the interruption. While the parts
+    are joined the disk holds the vectors twice.
 
     For example:
 
@@ -85,17 +88,19 @@ def command(
 
     if overflow not in ("truncate", "error"):
         raise unknown_name("--overflow", overflow, ["truncate", "error"])
-    options = StoreOptions(empty=empty, keep_text=keep_text, shard_rows=shard_rows, force=force)  # type: ignore[arg-type]
+    store = StoreOptions(empty=empty, keep_text=keep_text, shard_rows=shard_rows, force=force)  # type: ignore[arg-type]
     table = open_table(source, format=format, column=column, id_column=id_column)
-    with embedding_job(table, output, options) as job:
-        import gerund
+    with embedding_job(table, output, store) as job:
+        from gerund.entry import load
 
-        lm = gerund.load(
+        lm = load(
             model,
             attention=attention,
             k=k,
             k0=k0,
+            sink_tokens=sink_tokens,
             pooling=pooling,
+            adapter=adapter,
             max_length=max_length,
             dtype=dtype,
             device=device,
@@ -115,11 +120,16 @@ def command(
             "empty": "zeros" if empty == "zeros" else "error",
             "overflow": overflow,
         }
-        summary = job.run(
-            lambda texts: _encode(lm, texts, settings),
-            _about(lm, prompt, dimensions, normalize),
-            computing=computing,
-        )
+        try:
+            summary = job.run(
+                lambda texts: _encode(lm, texts, settings),
+                _about(lm, prompt, dimensions, normalize),
+                computing=computing,
+            )
+        except KeyboardInterrupt:
+            if job.rows_done:
+                typer.echo(f"gerund: interrupted; {job.how_to_go_on()}", err=True)
+            raise
     _tell(summary, lm, dimensions, as_json)
 
 
@@ -160,7 +170,8 @@ def _about(lm: "LanguageModel", prompt: str | None, dimensions: int | None, norm
 
 
 def _tell(summary: "StoreSummary", lm: "LanguageModel", dimensions: int | None, as_json: bool) -> None:
-    parts = [f"{summary.rows} rows in {summary.seconds:.1f} s ({summary.rows_per_second:.0f} rows/s)"]
+    speed = f" ({summary.rows_per_second:.0f} rows/s)" if summary.resumed_rows < summary.rows else ""
+    parts = [f"{summary.rows} rows in {summary.seconds:.1f} s{speed}"]
     if summary.resumed_rows:
         parts.append(f"{summary.resumed_rows} of them done before")
     if summary.truncated:

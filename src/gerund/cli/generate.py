@@ -81,10 +81,10 @@ def command(
     if output is not None and output.exists() and not force:
         raise OutputExistsError(f"{output} exists already; choose another name or give --force to replace it")
     lots = _prompts(prompt, file, column, format)
-    import gerund
+    from gerund.entry import load
 
     # Writing needs no plan: models that no plan reaches write too.
-    lm = gerund.load(model, attention="causal", dtype=dtype, device=device)
+    lm = load(model, attention="causal", dtype=dtype, device=device)
     if file is None and output is None and not as_json:
         _stream(lm, lots[0], max_new_tokens, sampling)
         return

@@ -34,11 +34,10 @@ from gerund.data.embedding_files import (
 )
 from gerund.data.files import COMPRESSED, flush_names, whole_file
 from gerund.data.tables import Rows, Table, read_rows
-from gerund.data.working_folder import EMBEDDING, PLACING, WorkingFolder, working_folder
+from gerund.data.working_folder import EMBEDDING, PLACING, WorkingFolder, difference, what_counts, working_folder
 from gerund.errors import (
     ConfigError,
     DataError,
-    FingerprintError,
     InputError,
     ModelError,
     OutputExistsError,
@@ -159,6 +158,11 @@ class EmbeddingJob:
     folder: WorkingFolder
     _pieces: list[dict[str, Any]] = field(default_factory=list)
 
+    @property
+    def rows_done(self) -> int:
+        """Rows that are in finished parts."""
+        return sum(piece["rows"] for piece in self._pieces)
+
     def run(
         self,
         encode: Callable[[list[str]], Encoded],
@@ -184,21 +188,17 @@ class EmbeddingJob:
         """
         begin = time.perf_counter()
         manifest = self._manifest(encoder, computing or {})
-        job = hashlib.blake2b(json.dumps(_flat(manifest), sort_keys=True).encode(), digest_size=8).hexdigest()
+        job = hashlib.blake2b(json.dumps(what_counts(manifest), sort_keys=True).encode(), digest_size=8).hexdigest()
         placed = self._adopt(manifest, job)
-        resumed = sum(piece["rows"] for piece in self._pieces)
+        resumed = self.rows_done
         try:
             if not placed:
                 self._encode_rest(encode, job, show_progress)
                 self._place({"format": FORMAT, **encoder, "rows": self.survey.rows}, manifest)
         except ResourceError as error:
-            done = sum(piece["rows"] for piece in self._pieces)
-            if not done:
+            if not self.rows_done:
                 raise
-            raise ResourceError(
-                f"{error}; {done} of {self.survey.rows} rows are kept in {self.folder.path}: "
-                "run the same command again to go on from there"
-            ) from error
+            raise ResourceError(f"{error}; {self.how_to_go_on()}") from error
         truncated = (self.folder.manifest() or {}).get("truncated", 0)
         self.folder.remove()
         return StoreSummary(
@@ -209,6 +209,13 @@ class EmbeddingJob:
             empty=self.survey.empty,
             dimensions=int(encoder["dimensions"]),
             seconds=time.perf_counter() - begin,
+        )
+
+    def how_to_go_on(self) -> str:
+        """Return what to tell who interrupted the job."""
+        return (
+            f"{self.rows_done} of {self.survey.rows} rows are kept in {self.folder.path}: "
+            "run the same command again to go on from there"
         )
 
     def _manifest(self, encoder: Mapping[str, Any], computing: Mapping[str, Any]) -> dict[str, Any]:
@@ -225,12 +232,12 @@ class EmbeddingJob:
         earlier = self.folder.manifest()
         if (earlier is not None and self.folder.parts()) or (earlier or {}).get("stage") == PLACING:
             assert earlier is not None
-            difference = _difference(earlier, manifest)
-            if difference is None:
+            differs = difference(earlier, manifest)
+            if differs is None:
                 return self._take_over(earlier, job)
             if not self.options.force:
-                raise difference[0](
-                    f"{self.folder.path} holds unfinished work that does not fit: {difference[1]}; "
+                raise differs[0](
+                    f"{self.folder.path} holds unfinished work that does not fit: {differs[1]}; "
                     "go on as before, or give --force to begin anew"
                 )
         self.folder.clear()
@@ -249,7 +256,7 @@ class EmbeddingJob:
 
     def _encode_rest(self, encode: Callable[[list[str]], Encoded], job: str, show_progress: bool | None) -> None:
         done = len(self._pieces)
-        if sum(piece["rows"] for piece in self._pieces) == self.survey.rows:
+        if self.rows_done == self.survey.rows:
             return
         writing: Future[None] | None = None
         with (
@@ -277,7 +284,7 @@ class EmbeddingJob:
     def _place(self, info: dict[str, Any], manifest: dict[str, Any]) -> None:
         """Join the parts and put the output in its place."""
         parts = self.folder.parts()[: len(self._pieces)]
-        rows = sum(piece["rows"] for piece in self._pieces)
+        rows = self.rows_done
         if rows != self.survey.rows:
             raise DataError(f"{self.table.name} has changed while it was read; give --force to begin anew")
         joined = [self.folder.joined(file.name) for file in self.files]
@@ -366,31 +373,3 @@ def _encoded(encode: Callable[[list[str]], Encoded], rows: Rows) -> Encoded:
             f"{rows.place(int(finite.argmin()))}: the vector has values that are not finite; try --dtype float32"
         )
     return encoded
-
-
-def _flat(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what decides whether two jobs are the same, by name; what things are called does not count."""
-    flat: dict[str, Any] = {"rows": manifest["input"]["digest"]}
-    for key, value in manifest["settings"].items():
-        if isinstance(value, Mapping):
-            flat |= {f"{key}.{inner}": it for inner, it in value.items()}
-        elif key != "model":
-            flat[key] = value
-    return flat
-
-
-def _difference(earlier: dict[str, Any], now: dict[str, Any]) -> tuple[type[InputError], str] | None:
-    """Return what differs between two manifests, and the fitting kind of error; None when they fit."""
-    old, new = _flat(earlier), _flat(now)
-    changed = [key for key in {**old, **new} if old.get(key) != new.get(key)]
-    told = [
-        f"{key} was {old.get(key)!r} and is {new.get(key)!r}" for key in changed if key not in ("fingerprint", "rows")
-    ]
-    if "fingerprint" in changed and not told:
-        was, now_is = earlier["settings"]["model"], now["settings"]["model"]
-        told.append(f"the model was {was} and is {now_is}, with other weights or settings")
-    if "rows" in changed:
-        told.append(f"the rows of {earlier['name']} have changed")
-    if not told:
-        return None
-    return (FingerprintError if "fingerprint" in changed else InputError), ", ".join(told)

@@ -10,13 +10,13 @@ Knows: files, locks. Does not know: what is in a part.
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from gerund.data.files import flush_names, whole_file
-from gerund.errors import InputError, ResourceError
+from gerund.errors import FingerprintError, InputError, ResourceError
 
 try:
     import fcntl
@@ -120,6 +120,34 @@ def working_folder(output: Path) -> Iterator[WorkingFolder]:
     finally:
         if handle is not None:
             os.close(handle)
+
+
+def what_counts(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what decides whether two jobs are the same, by name; what things are called does not count."""
+    flat: dict[str, Any] = {"rows": manifest["input"]["digest"]}
+    for key, value in manifest["settings"].items():
+        if isinstance(value, Mapping):
+            flat |= {f"{key}.{inner}": it for inner, it in value.items()}
+        elif key != "model":
+            flat[key] = value
+    return flat
+
+
+def difference(earlier: dict[str, Any], now: dict[str, Any]) -> tuple[type[InputError], str] | None:
+    """Return what differs between two manifests, and the fitting kind of error; None when they fit."""
+    old, new = what_counts(earlier), what_counts(now)
+    changed = [key for key in {**old, **new} if old.get(key) != new.get(key)]
+    told = [
+        f"{key} was {old.get(key)!r} and is {new.get(key)!r}" for key in changed if key not in ("fingerprint", "rows")
+    ]
+    if "fingerprint" in changed and not told:
+        was, now_is = earlier["settings"]["model"], now["settings"]["model"]
+        told.append(f"the model was {was} and is {now_is}, with other weights or settings")
+    if "rows" in changed:
+        told.append(f"the rows of {earlier['name']} have changed")
+    if not told:
+        return None
+    return (FingerprintError if "fingerprint" in changed else InputError), ", ".join(told)
 
 
 def _locked(path: Path, output: Path) -> int:
