@@ -1,6 +1,6 @@
 # Needs make and a Python of at least 3.11; each target sets up the rest in .venv by itself.
 #
-#   make demo     see it work, on short texts that come with it
+#   make demo     see it work, on short texts that come with it   (make demo MODEL=path/to/a/model)
 #   make test     run the tests            (make test PYTEST_ARGS="-k plan -x")
 #   make check    style, types and tests: what a change has to pass
 #   make format   let ruff put the code into its form
