@@ -117,6 +117,15 @@ def test_architectures_that_no_plan_reaches_are_refused_by_name(name):
     assert prove(model, RESOLVED["echo"]).wrong_layers == []
 
 
+@pytest.mark.parametrize("name", ["bloom", "gptj", "falcon"])
+def test_architectures_with_attention_of_their_own_are_left_alone(name, monkeypatch):
+    model = tiny(name)
+    monkeypatch.setattr(model, "set_attn_implementation", lambda _: pytest.fail("it would print a warning"))
+    before = model.config._attn_implementation
+    attach(model)
+    assert model.config._attn_implementation == before
+
+
 @pytest.mark.parametrize("name", ["llama", "gemma2"])
 @pytest.mark.parametrize("plan", CONVERTED)
 def test_attention_that_asks_for_the_mask_and_ignores_it(sabotage, name, plan):

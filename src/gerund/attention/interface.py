@@ -238,7 +238,8 @@ def attach(model: PreTrainedModel) -> None:
     Its results without a plan do not change by a bit.
     """
     current = model.config._attn_implementation
-    if current not in (FUSED, ADDITIVE):
+    # bloom, gptj and falcon choose among attention classes of their own, and would only print a warning.
+    if current not in (FUSED, ADDITIVE) and model._can_set_attn_implementation():
         model.set_attn_implementation(FUSED if current == "sdpa" else ADDITIVE)
 
 

@@ -113,8 +113,7 @@ class _Examination:
 
     def attach(self) -> None:
         """Do what loading does."""
-        with loading.quiet():
-            attach(self.model)
+        attach(self.model)
         attach_streams(self.layers)
 
     def diagnose(self, name: str, stored: str, is_untouched: bool) -> Diagnosis:

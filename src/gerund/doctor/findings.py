@@ -9,7 +9,7 @@ from typing import Any
 from gerund.attention.plan import AttentionPlan
 
 # Shares of the attention from which on a layer counts as a sink.
-SINK = 0.3
+SINK = 0.2
 
 
 @dataclass(frozen=True)
