@@ -84,6 +84,8 @@ class LanguageModel:
         attach_streams(layers)
         if adapter_folder is not None:
             load_adapter(model, adapter_folder)
+        # Now, not when it is asked for: the files may have changed by then.
+        self._adapter_hash = adapter_hash(adapter_folder)
         prove(model, plan)
         self.reader = encoding.Reader(
             model,
@@ -298,10 +300,9 @@ class LanguageModel:
         Covers weights, adapter, plan, pooling, prompts and ``dimensions``. Store it with embeddings and refuse
         to mix two.
         """
-        adapter = adapter_hash(self.adapter_folder)
         if dimensions == self.dimensions:
             dimensions = None
-        return fingerprint(self._weights_hash, adapter, self.encoder, self.n_layers, dimensions=dimensions)
+        return fingerprint(self._weights_hash, self._adapter_hash, self.encoder, self.n_layers, dimensions=dimensions)
 
     def save(self, folder: str | Path, *, overwrite: bool = False) -> None:
         """Save weights, tokenizer and ``gerund.json`` in one step; an adapter goes into a folder of its own.

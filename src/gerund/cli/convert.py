@@ -42,8 +42,8 @@ def command(
 
         gerund convert ./model ./encoder --attention bidir --pooling last --adapter ./lora
     """
-    from gerund.exporting.formats import convert
     from gerund.entry import load
+    from gerund.exporting.formats import convert
     from gerund.models import loading, saving
 
     saving.refuse_existing(output, overwrite=force)
@@ -74,7 +74,6 @@ def _tell(lm: "LanguageModel", output: "Path", as_json: bool) -> None:
         typer.echo(json.dumps({"folder": str(output), **about}))
         return
     which = "".join(f" {name}={value}" for name, value in given.items())
-    typer.echo(
-        f"{output}: {lm.model.config.model_type}, {lm.n_layers} layers, {plan.name}{which}, {lm.encoder.pooling}"
-    )
+    what = f"{lm.model.config.model_type}, {lm.n_layers} layers"
+    typer.echo(f"{output}: {what}, {plan.name}{which}, {lm.encoder.pooling} pooling")
     typer.echo(f"try: gerund embed texts.txt -m {shlex.quote(str(output))} -o vectors.parquet")

@@ -39,9 +39,9 @@ def command(
 
         gerund export ./model ./merged --format merged --adapter ./lora
     """
+    from gerund.entry import load
     from gerund.errors import unknown_name
     from gerund.exporting.formats import FORMATS
-    from gerund.entry import load
     from gerund.models import loading, saving
 
     if format not in FORMATS:

@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from gerund.attention.plan import Direction
 from gerund.config import CONFIG_FILE, EncoderConfig, encoder_config_json
-from gerund.errors import unknown_name
+from gerund.errors import ConfigError, unknown_name
 from gerund.inference.encoding import Reader
 from gerund.models import loading
 from gerund.models.adapters import ADAPTER_FILES, merged_state, merging_unties
@@ -47,13 +48,14 @@ def export(reader: Reader, folder: str | Path, format: str, *, overwrite: bool =
         overwrite: replace what is there.
 
     Raises:
-        ConfigError: an unknown format.
+        ConfigError: an unknown format, or a plan that does not encode.
         ModelError: an adapter that cannot be merged into the weights.
         OutputExistsError: there is something already.
         ResourceError: the disk is full; nothing is left behind.
     """
     if format not in FORMATS:
         raise unknown_name("format", format, FORMATS)
+    _refuse_hybrid(reader)
     folder = Path(folder)
     with atomic_folder(folder, overwrite=overwrite) as work:
         if format == "merged":
@@ -99,9 +101,11 @@ def convert(
         overwrite: replace what is there.
 
     Raises:
+        ConfigError: a plan that does not encode.
         OutputExistsError: there is something already.
         ResourceError: the disk is full; nothing is left behind.
     """
+    _refuse_hybrid(reader)
     with atomic_folder(folder, overwrite=overwrite) as work:
         for path in loading.original_files(source):
             shutil.copyfile(path, work / path.name)
@@ -127,6 +131,11 @@ def write_settings(
         for name in ADAPTER_FILES:
             shutil.copyfile(adapter / name, folder / _ADAPTER / name)
     (folder / CONFIG_FILE).write_text(encoder_config_json(encoder, identity), encoding="utf-8")
+
+
+def _refuse_hybrid(reader: Reader) -> None:
+    if any(view.direction is Direction.HYBRID for view in reader.plan.views):
+        raise ConfigError("the plan 'hybrid' fills spans and does not encode; take another plan, such as bidir")
 
 
 def change_json(path: Path, **values: Any) -> None:

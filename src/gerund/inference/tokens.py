@@ -93,8 +93,7 @@ def tokenize(
         return result
     room = _room(tokenizer, reading)
     joined = [reading.prompt + texts[index] for index in filled]
-    need_offsets = offsets or bool(reading.prompt)
-    batch = _call(tokenizer, joined, need_offsets, None)
+    batch = _call(tokenizer, joined, offsets or bool(reading.prompt))
     long = [row for row, ids in enumerate(batch["input_ids"]) if room is not None and len(ids) > room]
     if long and reading.overflow == "error":
         row = long[0]
@@ -104,19 +103,15 @@ def tokenize(
         )
     if long:
         warnings.warn(f"{len(long)} of {len(texts)} texts were longer than {room} tokens and were cut", stacklevel=4)
-    cut = _call(tokenizer, [joined[row] for row in long], need_offsets, room) if long else None
-    rows = {row: (cut, place) for place, row in enumerate(long)}
     for row, index in enumerate(filled):
-        source, place = rows.get(row, (batch, row))
-        assert source is not None
-        result[index] = _tokens(tokenizer, source, place, reading, offsets)
+        result[index] = _tokens(tokenizer, batch, row, reading, offsets, room)
     return result
 
 
-def _call(tokenizer: PreTrainedTokenizerBase, texts: list[str], offsets: bool, room: int | None) -> Any:
+def _call(tokenizer: PreTrainedTokenizerBase, texts: list[str], offsets: bool) -> Any:
     if offsets and not tokenizer.is_fast:
         raise ModelError("prompts and words need a fast tokenizer (tokenizer.json): this model has none")
-    cut: dict[str, Any] = {} if room is None else {"truncation": True, "max_length": room}
+    # No truncation: it is a setting of the tokenizer itself, which other threads would see.
     return tokenizer(
         texts,
         add_special_tokens=True,
@@ -125,7 +120,6 @@ def _call(tokenizer: PreTrainedTokenizerBase, texts: list[str], offsets: bool, r
         return_special_tokens_mask=True,
         return_offsets_mapping=offsets,
         verbose=False,
-        **cut,
     )
 
 
@@ -135,8 +129,9 @@ def _room(tokenizer: PreTrainedTokenizerBase, reading: Reading) -> int | None:
         raise ConfigError("append_eos needs a tokenizer with an end token, and this one has none")
     if reading.max_length is None:
         return None
-    room = reading.max_length - int(reading.append_eos)
-    fixed = len(_call(tokenizer, [reading.prompt], False, None)["input_ids"][0])
+    alone, with_letter = _call(tokenizer, [reading.prompt, f"{reading.prompt}a"], False)["input_ids"]
+    fixed = len(alone)
+    room = reading.max_length - int(reading.append_eos and with_letter[-1] != tokenizer.eos_token_id)
     if reading.repeat_text:
         room = fixed + (room - fixed) // 2
     if room <= fixed:
@@ -146,12 +141,17 @@ def _room(tokenizer: PreTrainedTokenizerBase, reading: Reading) -> int | None:
     return room
 
 
-def _tokens(tokenizer: PreTrainedTokenizerBase, batch: Any, row: int, reading: Reading, keep_offsets: bool) -> Tokens:
+def _tokens(
+    tokenizer: PreTrainedTokenizerBase, batch: Any, row: int, reading: Reading, keep_offsets: bool, room: int | None
+) -> Tokens:
     ids: list[int] = batch["input_ids"][row]
     special: list[int] = batch["special_tokens_mask"][row]
     before = next((i for i, flag in enumerate(special) if not flag), len(ids))
     after = next((i for i, flag in enumerate(reversed(special)) if not flag), 0)
     end = len(ids) - after
+    if room is not None and len(ids) > room:
+        cut = end - (len(ids) - room)
+        ids, end = ids[:cut] + ids[end:], cut
     start = before
     if reading.prompt:
         spans = batch["offset_mapping"][row]

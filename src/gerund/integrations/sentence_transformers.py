@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gerund.entry import load as load_language_model
 from gerund.errors import DataError, MissingDependencyError
 from gerund.inference.tokens import Reading, Tokens, tokenize
 from gerund.language_model import LanguageModel
-from gerund.entry import load as load_language_model
 from gerund.models.pooling import pool
 
 try:
@@ -162,5 +162,6 @@ def load(folder: str | Path, **options: Any) -> SentenceTransformer:
     stored = json.loads(settings.read_text(encoding="utf-8"))
     first = Transformer.load(str(path), model_kwargs=options.get("model_kwargs"))
     others = [Normalize() for kind in kinds[1:] if kind.endswith(".Normalize")]
-    given = {key: stored.get(key) for key in ("prompts", "default_prompt_name", "similarity_fn_name")}
-    return SentenceTransformer(modules=[first, *others], **{**given, **options})
+    given = {key: stored.get(key) for key in ("default_prompt_name", "similarity_fn_name")}
+    prompts = {**stored.get("prompts", {}), **options.pop("prompts", {})}
+    return SentenceTransformer(modules=[first, *others], prompts=prompts, **{**given, **options})

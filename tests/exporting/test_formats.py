@@ -1,0 +1,141 @@
+"""Merged models, converted checkpoints, and what every format has in common."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+import gerund
+from gerund.errors import ConfigError, OutputExistsError, ResourceError
+from gerund.exporting import formats
+from gerund.exporting.formats import convert
+from gerund.models import loading, saving
+from tests.adapters import PEFT_WARNINGS, make_adapter
+from tests.tiny import save_tiny
+
+TEXTS = ["the cat", "a dog in the garden and another thing", "x"]
+IDS = torch.arange(3, 20)[None]
+
+
+def load(folder: Path, **options) -> gerund.LanguageModel:
+    return gerund.load(folder, **{"dtype": "float32", **options})
+
+
+def converted(source: Path, target: Path, **options) -> gerund.LanguageModel:
+    lm = gerund.load(source, **{"dtype": loading.own_dtype(loading.find(source)), **options})
+    convert(loading.find(source), lm.reader, target, lm.fingerprint(), adapter=lm.adapter_folder)
+    return lm
+
+
+@torch.no_grad()
+def plain_logits(folder: Path) -> torch.Tensor:
+    return AutoModelForCausalLM.from_pretrained(folder)(IDS).logits
+
+
+def test_merged_without_an_adapter_is_the_model_itself(tiny_folder: Path, tmp_path: Path) -> None:
+    lm = load(tiny_folder, k=2, prompt="Q: ")
+    done = lm.export(tmp_path / "out", "merged")
+    assert done == formats.Export(tmp_path / "out", f"gerund.load({str(tmp_path / 'out')!r})")
+    again = load(tmp_path / "out")
+    assert again.encoder == lm.encoder
+    assert np.array_equal(again.encode(TEXTS), lm.encode(TEXTS))
+    assert torch.equal(plain_logits(tmp_path / "out"), plain_logits(tiny_folder))
+    assert again.fingerprint() == lm.fingerprint()
+
+
+@pytest.mark.filterwarnings(*PEFT_WARNINGS)
+def test_merged_for_tools_that_know_no_adapters(tmp_path: Path) -> None:
+    from peft import PeftModel
+
+    base = save_tiny(tmp_path / "base", tie_word_embeddings=True)
+    adapter = make_adapter(base, tmp_path / "lora", target_modules=["q_proj", "embed_tokens"])
+    load(base, adapter=adapter).export(tmp_path / "out", "merged")
+    with torch.no_grad():
+        wanted = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), adapter).eval()(IDS).logits
+    torch.testing.assert_close(plain_logits(tmp_path / "out"), wanted, atol=1e-4, rtol=0)
+    # The adapter parted two weights that were one.
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["tie_word_embeddings"] is False
+    assert not (tmp_path / "out" / "adapter").exists()
+
+
+@pytest.mark.parametrize("format", ["merged", "sentence-transformers"])
+def test_existing_output(tiny_folder: Path, tmp_path: Path, format: str) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "mine").touch()
+    lm = load(tiny_folder, k=2)
+    with pytest.raises(OutputExistsError):
+        lm.export(tmp_path / "out", format)
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["mine"]
+    lm.export(tmp_path / "out", format, overwrite=True)
+    assert (tmp_path / "out" / "model.safetensors").exists()
+    assert not (tmp_path / "out" / "mine").exists()
+
+
+@pytest.mark.parametrize("format", ["merged", "sentence-transformers"])
+def test_full_disk(tiny_folder: Path, tmp_path: Path, format: str, monkeypatch) -> None:
+    def full(path: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(saving, "flush_folder", full)
+    with pytest.raises(ResourceError, match="No space left on device"):
+        load(tiny_folder, k=2).export(tmp_path / "out", format)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_unknown_format(tiny_folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="unknown format 'onnx'; valid are: sentence-transformers, merged"):
+        load(tiny_folder).export(tmp_path / "out", "onnx")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("tied", [True, False])
+def test_converting_copies_every_byte(tmp_path: Path, dtype: torch.dtype, tied: bool) -> None:
+    base = save_tiny(tmp_path / "base", tie_word_embeddings=tied)
+    AutoModelForCausalLM.from_pretrained(base, dtype=dtype).save_pretrained(base)
+    lm = converted(base, tmp_path / "out", attention="mask0+bidir", k=3, k0=1, prompt="Q: ")
+    for path in base.iterdir():
+        assert (tmp_path / "out" / path.name).read_bytes() == path.read_bytes()
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {*(p.name for p in base.iterdir()), "gerund.json"}
+    assert torch.equal(plain_logits(tmp_path / "out"), plain_logits(base))
+    again = gerund.load(tmp_path / "out")
+    assert again.encoder == lm.encoder
+    assert again.fingerprint() == lm.fingerprint()
+    assert again.fingerprint() in (tmp_path / "out" / "gerund.json").read_text()
+
+
+def test_converting_a_model_in_several_files(tmp_path: Path) -> None:
+    base = save_tiny(tmp_path / "base")
+    model = AutoModelForCausalLM.from_pretrained(base)
+    (base / "model.safetensors").unlink()
+    model.save_pretrained(base, max_shard_size="40KB")
+    shards = {path.name for path in base.glob("*.safetensors")}
+    assert len(shards) > 1
+    converted(base, tmp_path / "out")
+    assert {path.name for path in (tmp_path / "out").glob("*.safetensors")} == shards
+    assert torch.equal(plain_logits(tmp_path / "out"), plain_logits(base))
+
+
+def test_converting_twice_keeps_what_is_not_changed(tiny_folder: Path, tmp_path: Path) -> None:
+    converted(tiny_folder, tmp_path / "one", attention="bidir", pooling="last", prompt="Q: ")
+    converted(tmp_path / "one", tmp_path / "two", prompt="R: ")
+    one, two = (load(tmp_path / name).encoder for name in ("one", "two"))
+    assert two == replace(one, prompt="R: ")
+
+
+@pytest.mark.filterwarnings(*PEFT_WARNINGS)
+def test_converting_with_an_adapter(tiny_folder: Path, tmp_path: Path) -> None:
+    adapter = make_adapter(tiny_folder, tmp_path / "lora")
+    lm = converted(tiny_folder, tmp_path / "one", adapter=adapter)
+    shutil.rmtree(adapter)
+    converted(tmp_path / "one", tmp_path / "two")
+    for name in ("one", "two"):
+        again = load(tmp_path / name)
+        assert np.array_equal(again.encode(TEXTS), lm.encode(TEXTS))
+        assert again.fingerprint() == lm.fingerprint()
+        assert torch.equal(plain_logits(tmp_path / name), plain_logits(tiny_folder))

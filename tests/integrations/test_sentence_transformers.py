@@ -1,0 +1,139 @@
+"""gerund's class inside sentence-transformers: loading, sending, saving, and odd inputs."""
+
+import importlib
+import json
+import pickle
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import gerund
+from gerund.errors import DataError, MissingDependencyError
+
+pytest.importorskip("sentence_transformers")
+from sentence_transformers import SentenceTransformer
+
+from gerund.integrations.sentence_transformers import Transformer, load
+
+TEXTS = ["the cat sat on the mat", "a", "in the beginning there was another thing that", "zürich 数据库"]
+FLOAT32 = {"dtype": "float32"}
+
+
+@pytest.fixture(scope="module")
+def lm(tiny_folder: Path) -> gerund.LanguageModel:
+    return gerund.load(tiny_folder, k=2, prompt="Query:", dtype="float32")
+
+
+@pytest.fixture(scope="module")
+def folder(lm: gerund.LanguageModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("exported") / "out"
+    lm.export(folder, "sentence-transformers")
+    return folder
+
+
+@pytest.fixture
+def model(folder: Path) -> SentenceTransformer:
+    return load(folder, device="cpu", model_kwargs=FLOAT32)
+
+
+def assert_same(lm: gerund.LanguageModel, model: SentenceTransformer) -> None:
+    np.testing.assert_allclose(model.encode(TEXTS, batch_size=3), lm.encode(TEXTS), atol=1e-5)
+    np.testing.assert_allclose(model.encode(TEXTS, prompt="the "), lm.encode(TEXTS, prompt="the "), atol=1e-5)
+
+
+def test_without_the_flag(lm: gerund.LanguageModel, model: SentenceTransformer) -> None:
+    assert isinstance(model[0], Transformer)
+    assert_same(lm, model)
+    assert model.similarity_fn_name == "cosine"
+    assert model.default_prompt_name == "default"
+    assert model.get_embedding_dimension() == lm.dimensions
+    assert model.dtype == torch.float32
+    assert "mask0-bidir" in str(model)
+
+
+def test_with_the_flag(lm: gerund.LanguageModel, folder: Path) -> None:
+    model = SentenceTransformer(str(folder), device="cpu", trust_remote_code=True, model_kwargs=FLOAT32)
+    assert_same(lm, model)
+
+
+def test_the_flag_is_needed_otherwise(folder: Path) -> None:
+    with pytest.raises(ValueError, match="trust_remote_code=True"):
+        SentenceTransformer(str(folder), device="cpu")
+
+
+def test_options(folder: Path, lm: gerund.LanguageModel) -> None:
+    model = load(folder, device="cpu", model_kwargs=FLOAT32, truncate_dim=8, prompts={"query": "Q:"})
+    assert model.encode(TEXTS).shape == (4, 8)
+    assert model.prompts["query"] == "Q:"
+
+
+def test_max_seq_length_can_be_changed(lm: gerund.LanguageModel, model: SentenceTransformer) -> None:
+    assert model.max_seq_length == lm.max_length == 64
+    model.max_seq_length = 10
+    with pytest.warns(UserWarning, match="longer than 10 tokens"):
+        features = model.preprocess(TEXTS)
+    assert features["input_ids"].shape == (4, 10)
+
+
+def test_an_empty_text_is_a_zero_vector(lm: gerund.LanguageModel, model: SentenceTransformer) -> None:
+    vectors = model.encode(["", "a cat", " "])
+    np.testing.assert_allclose(vectors, lm.encode(["", "a cat", " "], empty="zeros"), atol=1e-5)
+    assert not vectors[0].any()
+    assert not model.encode([""]).any()
+
+
+def test_token_embeddings(lm: gerund.LanguageModel, model: SentenceTransformer) -> None:
+    found = model.encode(TEXTS, prompt="", output_value="token_embeddings")
+    for one, two in zip(found, lm.encode_tokens(TEXTS, prompt=""), strict=True):
+        np.testing.assert_allclose(one.numpy(), two, atol=1e-4)
+
+
+def test_a_single_text_and_tensors(lm: gerund.LanguageModel, model: SentenceTransformer) -> None:
+    np.testing.assert_allclose(model.encode("a cat"), lm.encode("a cat"), atol=1e-5)
+    assert isinstance(model.encode("a cat", convert_to_tensor=True), torch.Tensor)
+
+
+def test_it_can_be_sent_to_other_processes(lm: gerund.LanguageModel, folder: Path, model: SentenceTransformer) -> None:
+    again = pickle.loads(pickle.dumps(load(folder, device="cpu")[0]))
+    assert isinstance(again, Transformer)
+    assert again.source == str(folder)
+    assert again.lm.fingerprint() == model[0].lm.fingerprint()
+
+
+def test_saving_through_sentence_transformers(lm: gerund.LanguageModel, model: SentenceTransformer, tmp_path) -> None:
+    model.save_pretrained(str(tmp_path / "again"), create_model_card=False)
+    kinds = [item["type"] for item in json.loads((tmp_path / "again" / "modules.json").read_text())]
+    assert kinds[0] == "gerund.integrations.sentence_transformers.Transformer"
+    assert_same(lm, load(tmp_path / "again", device="cpu", model_kwargs=FLOAT32))
+    assert gerund.load(tmp_path / "again", dtype="float32").fingerprint() == lm.fingerprint()
+
+
+def test_a_model_in_memory(lm: gerund.LanguageModel) -> None:
+    model = SentenceTransformer(modules=[Transformer(lm)], device="cpu")
+    found = model.encode(TEXTS, prompt="Query:")
+    np.testing.assert_allclose(found, lm.encode(TEXTS, normalize=False), atol=1e-5)
+
+
+def test_left_padding(tiny_folder: Path) -> None:
+    lm = gerund.load(tiny_folder, k=2, dtype="float32")
+    wanted = lm.encode(TEXTS, normalize=False)
+    lm.tokenizer.padding_side = "left"
+    found = SentenceTransformer(modules=[Transformer(lm)], device="cpu").encode(TEXTS)
+    np.testing.assert_allclose(found, wanted, atol=1e-5)
+
+
+def test_folders_of_another_kind(tiny_folder: Path, tmp_path: Path) -> None:
+    for folder in (tiny_folder, tmp_path / "absent"):
+        with pytest.raises(DataError, match="was not exported for sentence-transformers"):
+            load(folder)
+
+
+def test_without_the_library(monkeypatch) -> None:
+    name = "gerund.integrations.sentence_transformers"
+    monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "sentence_transformers", None)
+    with pytest.raises(MissingDependencyError, match=r"pip install 'gerund\[st\]'"):
+        importlib.import_module(name)
