@@ -17,8 +17,8 @@ import torch
 
 from gerund.config import Sampling
 from gerund.data.files import whole_file
-from gerund.errors import OutputExistsError, ResourceError
 from gerund.entry import load
+from gerund.errors import OutputExistsError, ResourceError
 from gerund.language_model import LanguageModel
 from gerund.models import loading
 from gerund.plotting import require_matplotlib

@@ -67,7 +67,10 @@ def load(
     source = loading.find(model)
     settings = loading.settings_folder(source)
     stored = None if settings is None else read_encoder_config(settings)
-    encoder = _with_changes(stored or EncoderConfig(), attention, k, k0, sink_tokens, pooling, prompt, max_length)
+    encoder = stored or EncoderConfig()
+    given = {"pooling": pooling, "prompt": prompt, "max_length": max_length}
+    changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    encoder = replace(encoder, attention=encoder.attention.with_changes(attention, k, k0, sink_tokens), **changes)
     folder = None if adapter is None else Path(adapter)
     if folder is None and encoder.adapter is not None and settings is not None:
         folder = settings / encoder.adapter
@@ -84,26 +87,3 @@ def load(
         adapter_folder=folder,
         autocast=dtype == "auto" and (where.type == "cuda" or loading.cpu_has_bfloat16()),
     )
-
-
-def _with_changes(
-    encoder: EncoderConfig,
-    attention: str | AttentionPlan | None,
-    k: int | None,
-    k0: int | None,
-    sink_tokens: int | None,
-    pooling: str | None,
-    prompt: str | None,
-    max_length: int | None,
-) -> EncoderConfig:
-    plan = encoder.attention
-    if isinstance(attention, AttentionPlan):
-        plan = attention
-    elif attention is not None and attention != plan.name:
-        plan = AttentionPlan(attention)  # k of another plan means nothing here
-    plan = replace(plan, **_given(k=k, k0=k0, sink_tokens=sink_tokens))
-    return replace(encoder, attention=plan, **_given(pooling=pooling, prompt=prompt, max_length=max_length))
-
-
-def _given(**settings: Any) -> dict[str, Any]:
-    return {name: value for name, value in settings.items() if value is not None}

@@ -26,9 +26,13 @@ def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
         UnsupportedModelError: no list of as many layers as the config says can be found.
     """
     n_layers = model.config.get_text_config(decoder=True).num_hidden_layers
-    for module in model.modules():
-        if isinstance(module, nn.ModuleList) and len(module) == n_layers and _is_stack(module):
-            return module
+    stacks = [m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) == n_layers]
+    for stack in stacks:
+        if _is_stack(stack):
+            return stack
+    # Layers that do not know their index cannot have a plan, but may still be used causally.
+    if len(stacks) == 1:
+        return stacks[0]
     raise UnsupportedModelError(f"no stack of {n_layers} decoder layers was found in this {model.config.model_type}")
 
 

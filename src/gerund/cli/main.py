@@ -4,8 +4,9 @@ Knows: the command functions and exit statuses. Does not know: what a command do
 import nothing heavy at their top, so ``gerund --help`` does not wait for torch.
 """
 
-import os
+import signal
 import sys
+import warnings
 from typing import Annotated
 
 import typer
@@ -52,18 +53,24 @@ def _root(
 def main() -> None:
     """Run the command line; a user's mistake ends in one sentence on stderr and exit status 2."""
     try:
-        app()
+        with warnings.catch_warnings():
+            warnings.showwarning = _show_warning
+            app()
     except GerundError as error:
         print(f"gerund: error: {error}", file=sys.stderr)  # noqa: T201
         sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        print("gerund: interrupted", file=sys.stderr)  # noqa: T201
-        sys.exit(130)
-    except BrokenPipeError:
-        # The reader of our output went away (head, less): that is no error of ours.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
+
+
+def run() -> None:
+    """Run the command line as a program of its own: a reader that goes away (head, less) ends it quietly."""
+    if hasattr(signal, "SIGPIPE"):
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    main()
+
+
+def _show_warning(message: Warning | str, *_where: object, **_more: object) -> None:
+    print(f"gerund: warning: {message}", file=sys.stderr)  # noqa: T201
 
 
 if __name__ == "__main__":
-    main()
+    run()

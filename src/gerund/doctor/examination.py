@@ -67,11 +67,7 @@ def examine(
     source = loading.find(model)
     settings = loading.settings_folder(source)
     encoder = (None if settings is None else read_encoder_config(settings)) or EncoderConfig()
-    plan = encoder.attention
-    if attention is not None and attention != plan.name:
-        plan = AttentionPlan(attention)
-    changes: dict[str, Any] = {"k": k, "k0": k0, "sink_tokens": sink_tokens}
-    plan = replace(plan, **{name: value for name, value in changes.items() if value is not None})
+    plan = encoder.attention.with_changes(attention, k, k0, sink_tokens)
     stored = loading.own_dtype(source)
     loaded, tokenizer = loading.read(source, weights_type)
     adapter = None if encoder.adapter is None or settings is None else settings / encoder.adapter
