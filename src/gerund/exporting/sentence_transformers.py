@@ -301,6 +301,8 @@ def _readme(reader: Reader, why_custom: str) -> str:
         note = "Plain sentence-transformers loads it; gerund is not needed."
         if _is_bidirectional(reader):
             note += " transformers must be 5.2 or newer: older ones ignore `is_causal` and read from left to right."
+        if not config.pool_prompt:
+            note += " End a prompt of your own in no space: the last token could reach into the text and be left out."
     tags = "library_name: sentence-transformers\npipeline_tag: sentence-similarity\ntags: [gerund]"
     return (
         f"---\n{tags}\n---\n\n# A text encoder exported by gerund\n\n"
