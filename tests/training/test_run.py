@@ -84,6 +84,7 @@ class TestWhole:
             "tokenizer_config.json",
             "training.json",
         ]
+        assert len({path.stat().st_mode for path in model_folder.iterdir()}) == 1
         report = json.loads((model_folder / "training.json").read_text("utf-8"))
         assert report["tokens"] == 12 * 128
         assert set(report["validation_loss"]) == {"a"}

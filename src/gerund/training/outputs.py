@@ -125,4 +125,7 @@ def write_model(
         finished.save_pretrained(str(partial))
         tokenizer.save_pretrained(str(partial))
         write_atomically(partial / "training.json", json.dumps(report, indent=1) + "\n")
+        # safetensors writes files that only their owner can read; a model is there to be shared.
+        for weights in partial.glob("*.safetensors"):
+            weights.chmod((partial / "training.json").stat().st_mode)
     return folder
