@@ -139,14 +139,6 @@ def test_weights_of_the_wrong_shape(folder: Path) -> None:
     assert refusal(folder).startswith(f"cannot load {folder}")
 
 
-def test_a_body_without_a_head(tmp_path: Path) -> None:
-    from tests.tiny import tiny
-
-    tiny("llama", vocab_size=300).base_model.save_pretrained(tmp_path)
-    byte_tokenizer().save_pretrained(tmp_path)
-    assert "lm_head.weight missing" in refusal(tmp_path)
-
-
 @pytest.mark.parametrize("text", ["{", "[]", "\xff"])
 def test_damaged_config(folder: Path, text: str) -> None:
     (folder / "config.json").write_text(text, encoding="latin-1")
@@ -235,3 +227,21 @@ def test_files_worth_copying(folder: Path) -> None:
     names = {path.name for path in loading.original_files(loading.find(folder))}
     expected = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "LICENSE"}
     assert names == {*expected, "tokenizer_config.json"}
+
+
+def test_an_embedding_model_without_a_head_encodes_and_says_that_it_cannot_generate(tmp_path):
+    whole = save_tiny(tmp_path / "whole", tie_word_embeddings=False)
+    lm = gerund.load(whole, dtype="float32")
+    body = tmp_path / "body"
+    lm.model.model.save_pretrained(body)  # as MistralModel and the like are published
+    lm.tokenizer.save_pretrained(body)
+    headless = gerund.load(body, dtype="float32")
+    assert (headless.encode(["the cat"]) == lm.encode(["the cat"])).all()
+    for attempt in (lambda: headless.generate("the cat"), lambda: list(headless.stream("the cat"))):
+        with pytest.raises(ModelError, match="saved without an output head: it encodes, but cannot generate"):
+            attempt()
+    headless.save(tmp_path / "again")
+    again = gerund.load(tmp_path / "again", dtype="float32")
+    assert (again.encode(["the cat"]) == lm.encode(["the cat"])).all()
+    with pytest.raises(ModelError, match="cannot generate"):
+        again.generate("the cat")

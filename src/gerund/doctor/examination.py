@@ -102,9 +102,13 @@ class _Examination:
 
     @torch.no_grad()
     def logits(self) -> Tensor:
-        """Return the logits of the first text, without a plan."""
+        """Return the logits of the first text, without a plan; its states for a model without a head."""
         device = self.model.get_input_embeddings().weight.device
-        logits: Tensor = self.model(torch.tensor([self.texts[0].ids], device=device), use_cache=False).logits
+        ids = torch.tensor([self.texts[0].ids], device=device)
+        if isinstance(self.model.get_output_embeddings(), loading.NoHead):
+            states: Tensor = self.model.base_model(ids, use_cache=False).last_hidden_state
+            return states
+        logits: Tensor = self.model(ids, use_cache=False).logits
         return logits
 
     def attach(self) -> None:

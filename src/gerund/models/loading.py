@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -104,6 +105,7 @@ def read(source: Source, dtype: torch.dtype | None) -> tuple[PreTrainedModel, Pr
     )
     if getattr(model, "_hf_peft_config_loaded", False):
         raise ModelError(f"{source.name} is an adapter; give its base model, and the adapter's folder as adapter=")
+    _take_away_missing_head(model, found, source.name)
     _refuse_incomplete(found, source.name)
     tokenizer = _guarded(
         f"cannot load the tokenizer of {source.name}",
@@ -257,6 +259,8 @@ def _refuse_other_kinds(config: Any, name: str) -> None:
     encoder_decoder = getattr(config, "is_encoder_decoder", False)
     if encoder_decoder or kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         raise ModelError(f"{name} is a {kind} model, not a decoder-only language model")
+    if getattr(config, "is_causal", True) is False:
+        raise ModelError(f"{name} is an encoder: its config says is_causal false; give the model it was made from")
     if any(word in name_ for name_ in architectures for word in ("ForMaskedLM", "ForPreTraining")):
         raise ModelError(f"{name} is an encoder ({architectures[0]}); give a decoder-only language model")
 
@@ -271,6 +275,29 @@ def _check_folder(path: Path) -> Path:
         # transformers would switch it on for good, also while generating.
         raise ModelError(f"{path} holds a model and an adapter; move the adapter into a folder of its own")
     return path
+
+
+class NoHead(nn.Module):
+    """Stands where a checkpoint has no output head: published embedding models are often saved without one."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+
+    def forward(self, hidden_BTD: Tensor) -> Tensor:
+        """Refuse to turn states into token scores."""
+        del hidden_BTD
+        raise ModelError(f"{self.name} was saved without an output head: it encodes, but cannot generate")
+
+
+def _take_away_missing_head(model: PreTrainedModel, found: dict[str, Any], name: str) -> None:
+    """Put ``NoHead`` where transformers has made a random head up, when nothing else is missing."""
+    head = model.get_output_embeddings()
+    lacking = set(found.get("missing_keys") or ())
+    own = {key for key, module in model.named_modules() if module is head}
+    if head is not None and lacking and all(key.rpartition(".")[0] in own for key in lacking):
+        model.set_output_embeddings(NoHead(name))
+        found["missing_keys"] = []
 
 
 def _refuse_incomplete(found: dict[str, Any], name: str) -> None:
