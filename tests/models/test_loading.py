@@ -91,7 +91,7 @@ def test_an_encoder_decoder(tmp_path: Path) -> None:
 
 def test_a_decoder_that_sees_both_ways(tmp_path: Path) -> None:
     save_tiny(tmp_path, is_causal=False)
-    assert "is no plain causal language model" in refusal(tmp_path)
+    assert "its config says is_causal false" in refusal(tmp_path)
 
 
 class Boom:
