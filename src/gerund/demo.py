@@ -258,7 +258,7 @@ def _draw(topics: list[str], plans: list[tuple[str, np.ndarray]], path: Path) ->
     for column, (plan, vectors) in enumerate(plans):
         _draw_similarities(axes[0][column], plan, topics, vectors)
         _draw_map(axes[1][column], topics, vectors)
-    axes[1][1].legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
+    figure.legend(*axes[1][0].get_legend_handles_labels(), loc="outside lower center", ncols=len(set(topics)))
     figure.suptitle(f"{len(topics)} documents on {len(set(topics))} topics, the same weights under two attention plans")
     with whole_file(path) as file:
         figure.savefig(file, dpi=110, format="png")
