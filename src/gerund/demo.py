@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 HITS = 3
+SMALL = 50_000_000
 BASELINE = "causal"
 PICTURE = "demo.png"
 REPORT = "demo.json"
@@ -124,9 +125,17 @@ class Demo:
         self.seconds[step] = self.seconds.get(step, 0.0) + time.perf_counter() - start
 
     def start(self) -> LanguageModel:
-        """Load the model; loading proves that the attention plan reaches every layer."""
+        """Load the model; loading proves that the attention plan reaches every layer.
+
+        A small model leaves the process with one thread: several would wait for each other longer than they
+        compute, and much longer still where something else keeps a core busy.
+        """
         with self.timed("load and prove the plan"):
+            threads = torch.get_num_threads()
+            torch.set_num_threads(1)
             self.lm = load(self.model, device=self.device)
+            if self.lm.model.num_parameters() > SMALL:
+                torch.set_num_threads(threads)
         return self.lm
 
     def search(self) -> Found:
