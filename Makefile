@@ -12,6 +12,9 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 MODEL ?=
 PYTEST_ARGS ?=
+# Tests compute in one thread each, so that several run side by side; WORKERS=0 for a debugger.
+WORKERS ?= auto
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 4 --dist worksteal
 # The first Python that is new enough and can make environments. Some are only there in name, so each is asked.
 USABLE := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11 python; do \
@@ -27,11 +30,11 @@ demo: $(READY)
 	$(BIN)/gerund demo -o demo-output $(if $(MODEL),-m $(MODEL))
 
 test: $(READY)
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(PYTEST) $(PYTEST_ARGS)
 
 # The tests come last, so that their summary is the last line.
 check: lint
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(PYTEST) $(PYTEST_ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check .
