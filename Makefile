@@ -48,7 +48,7 @@ format: $(READY)
 # Made again whenever the dependencies change. The stamp comes last: after an interruption, make goes on here.
 $(READY): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "gerund needs Python 3.11 or newer with venv (on Debian: apt install python3-venv)" >&2; exit 1; }
-	@$(BIN)/python -c '$(USABLE)' >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	@echo "setting up $(VENV) (a few minutes the first time)"
 	@$(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@

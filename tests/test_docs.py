@@ -19,7 +19,7 @@ from tests.test_architecture import FILES, PACKAGE, module_name
 from tests.tiny import CONFIGS, REFUSED
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md")), *sorted(PACKAGE.glob("assets/*/*.md"))]
 HAS_DEFAULT = (PACKAGE / "assets" / "default" / "config.json").is_file()
 needs_default = pytest.mark.skipif(not HAS_DEFAULT, reason="the embedded default model is not in this checkout")
 
