@@ -25,19 +25,24 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 import gerund
 from gerund.inference.batching import token_batches
-from gerund.inference.encoding import CPU_BATCH_TOKENS
+from gerund.inference.encoding import default_batch_tokens
 from gerund.models.loading import find
 
 LLM2VEC = """
 import json, sys, time, torch
 from llm2vec import LLM2Vec
-from transformers import AutoTokenizer, AutoModel
+from transformers import AutoModel, PreTrainedTokenizerFast
 folder, texts, rounds, threads = sys.argv[1], json.load(open(sys.argv[2])), int(sys.argv[3]), int(sys.argv[4])
 torch.set_num_threads(threads)
-tokenizer = AutoTokenizer.from_pretrained(folder)
+tokenizer = PreTrainedTokenizerFast(  # the older AutoTokenizer does not know today's class name
+    tokenizer_file=folder + "/older-tokenizer.json",
+    bos_token="<|bos|>", eos_token="<|eos|>", pad_token="<|pad|>", padding_side="left",
+    model_input_names=["input_ids", "attention_mask"])
 model = AutoModel.from_pretrained(folder, torch_dtype=torch.float32, attn_implementation="sdpa")
 encoder = LLM2Vec(model, tokenizer, pooling_mode="mean", max_length=512, skip_instruction=True)
 pairs = [["", text] for text in texts]
+if not torch.isfinite(encoder.encode(pairs[:8], show_progress_bar=False, device="cpu")).all():
+    sys.exit("llm2vec gives no finite vectors")
 seconds = []
 for _ in range(rounds + 1):
     start = time.perf_counter()
@@ -61,15 +66,25 @@ def make_model(folder: Path) -> None:
 
 
 def real_texts(data: Path, n: int) -> list[str]:
-    """Take short sentences, questions and some abstracts, as a mixed collection has them."""
-    texts = [line.split("\t")[1] for line in (data / "sts/stsb.test.tsv").read_text("utf-8").splitlines()]
-    for name in ("classification/banking77/test.jsonl", "classification/chemprot/test.jsonl"):
-        texts += [json.loads(line)["text"] for line in (data / name).read_text("utf-8").splitlines()]
+    """Take equal parts of sentences, questions and titles from six sets, and a tenth of whole posts and abstracts."""
+
+    def column(name: str, key: str = "text") -> list[str]:
+        rows = (data / name).read_text("utf-8").splitlines()
+        return [text for text in (json.loads(row)[key] for row in rows) if text.strip()]
+
+    stsb = [line.split("\t")[1] for line in (data / "sts/stsb.test.tsv").read_text("utf-8").splitlines()]
+    short = [
+        stsb,
+        column("classification/banking77/test.jsonl"),
+        column("clustering/stackoverflow.jsonl"),
+        column("classification/chemprot/test.jsonl"),
+        column("classification/financial_phrasebank/test.jsonl"),
+        column("pairs/mqp.jsonl", "text1"),
+    ]
+    long = [column("clustering/twentynewsgroups.jsonl"), column("retrieval/cranfield/corpus.jsonl")]
     random.seed(0)
-    short = random.sample(texts, int(n * 0.93))
-    corpus = (data / "retrieval/cranfield/corpus.jsonl").read_text("utf-8").splitlines()
-    long = [row["text"] for row in map(json.loads, corpus) if row["text"].strip()]
-    chosen = short + random.sample(long, n - len(short))
+    chosen = [text for texts in short for text in random.sample(texts, n * 3 // 20)]
+    chosen += [text for texts in long for text in random.sample(texts, n // 20)]
     random.shuffle(chosen)
     return chosen
 
@@ -109,21 +124,29 @@ def timed(sides: dict[str, Callable[[list[str]], np.ndarray]], texts: list[str],
     return {name: statistics.median(values) for name, values in seconds.items()}
 
 
-def padding(folder: Path, texts: list[str]) -> float:
-    """Return padded over real tokens of our batches."""
+def padding(folder: Path, texts: list[str]) -> None:
+    """Print padded over real tokens of both sides' batches."""
     lengths = [min(512, len(ids)) for ids in AutoTokenizer.from_pretrained(folder)(texts, verbose=False).input_ids]
     lengths_sorted = sorted(lengths)
     print(f"  tokens: median {lengths_sorted[len(lengths) // 2]}, p95 {lengths_sorted[int(len(lengths) * 0.95)]}")
-    padded = sum(len(b) * max(lengths[i] for i in b) for b in token_batches(lengths, CPU_BATCH_TOKENS))
-    return padded / sum(lengths)
+    order = sorted(range(len(texts)), key=lambda i: -len(texts[i]))
+    peer = [order[i : i + 32] for i in range(0, len(order), 32)]  # batches of 32, sorted by characters
+    own = token_batches(lengths, default_batch_tokens("cpu", 384))
+    for name, batches in (("gerund", own), ("sentence-transformers", peer)):
+        padded = sum(len(batch) * max(lengths[i] for i in batch) for batch in batches)
+        print(f"  padded / real tokens, {name}: {padded / sum(lengths):.3f}")
 
 
 def llm2vec(python: str, folder: Path, texts: list[str], rounds: int) -> float:
     """Time llm2vec in its own environment and return its median seconds."""
     listing = folder / "texts.json"
     listing.write_text(json.dumps(texts), encoding="utf-8")
+    tokenizer = json.loads((folder / "tokenizer.json").read_text("utf-8"))
+    # The older tokenizers library wants each merge as one string.
+    tokenizer["model"]["merges"] = [" ".join(pair) for pair in tokenizer["model"]["merges"]]
+    (folder / "older-tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
     command = [python, "-c", LLM2VEC, str(folder), str(listing), str(rounds), str(torch.get_num_threads())]
-    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    output = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
     return statistics.median(json.loads(output.splitlines()[-1]))
 
 
@@ -140,7 +163,7 @@ def main() -> None:
         folder = Path(name)
         make_model(folder)
         print(f"{len(texts)} texts, torch {torch.__version__}, {torch.get_num_threads()} threads")
-        print(f"  padded / real tokens: {padding(folder, texts):.3f}")
+        padding(folder, texts)
         for dtype, torch_dtype, limit in (("float32", torch.float32, 1e-5), ("bfloat16", torch.bfloat16, None)):
             print(dtype)
             sides = {

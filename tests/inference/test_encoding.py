@@ -246,3 +246,12 @@ def test_bfloat16_is_used_only_where_it_is_near_enough(tiny_folder, monkeypatch)
     assert gerund.load(tiny_folder, device="cpu", dtype="float32").compute_dtype == torch.float32
     monkeypatch.setattr(loading, "cpu_has_bfloat16", lambda: False)
     assert gerund.load(tiny_folder, device="cpu").compute_dtype == torch.float32
+
+
+def test_a_hybrid_plan_loads_for_infilling_and_refuses_to_encode(tiny_folder, monkeypatch):
+    from gerund.models import loading
+
+    monkeypatch.setattr(loading, "cpu_has_bfloat16", lambda: True)
+    lm = gerund.load(tiny_folder, attention="hybrid", device="cpu")
+    with pytest.raises(ConfigError, match="'hybrid' fills spans"):
+        lm.encode("the cat")

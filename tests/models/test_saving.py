@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 import gerund
+from gerund.data.files import write_whole
 from gerund.errors import OutputExistsError, ResourceError
 from gerund.models import saving
-from gerund.models.saving import atomic_folder, write_atomically
+from gerund.models.saving import atomic_folder
 
 KILLED = 77
 pytestmark = pytest.mark.filterwarnings("ignore:This process.*multi-threaded:DeprecationWarning")
@@ -250,12 +251,12 @@ def test_a_parent_that_is_a_file(tmp_path: Path) -> None:
 
 def test_one_file(tmp_path: Path, monkeypatch) -> None:
     target = tmp_path / "a.bin"
-    write_atomically(target, b"old")
+    write_whole(target, "old")
 
     def check(died: bool) -> None:
         assert target.read_bytes() == (b"old" if died else b"new") or target.read_bytes() == b"new"
 
-    kills(lambda: write_atomically(target, b"new"), check)
+    kills(lambda: write_whole(target, "new"), check)
     assert target.read_bytes() == b"new"
 
     def full(handle: int) -> None:
@@ -263,6 +264,6 @@ def test_one_file(tmp_path: Path, monkeypatch) -> None:
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(ResourceError, match="No space left"):
-        write_atomically(target, b"newer")
+        write_whole(target, "newer")
     assert target.read_bytes() == b"new"
     assert [path.name for path in tmp_path.iterdir()] == ["a.bin"]

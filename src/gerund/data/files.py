@@ -87,6 +87,16 @@ def whole_file(target: Path) -> Iterator[BinaryIO]:
         raise
 
 
+def write_whole(target: Path, text: str) -> None:
+    """Write a text file so that a reader sees the old one or the new one, never half of it.
+
+    Raises:
+        ResourceError: the disk is full or refuses; nothing is left behind.
+    """
+    with whole_file(target) as file:
+        file.write(text.encode())
+
+
 def flush_names(folder: Path) -> None:
     """Force the names of a folder's files to the disk, so that a rename outlives a power cut."""
     # Not every system and file system can; then the rename is as safe as it gets.

@@ -23,9 +23,21 @@ from gerund.inference.tokens import Tokens, context_length
 from gerund.models.pooling import pool
 from gerund.progress import progress
 
-# Tokens a batch, padding included. On a CPU more brings nothing, since the caches are full already.
-CPU_BATCH_TOKENS = 1024
-GPU_BATCH_TOKENS = 16384
+# Numbers in the states of a batch. On a CPU more brings no speed, since the caches are full already, and costs
+# memory beside the weights; a GPU wants more.
+_CPU_BATCH_NUMBERS = 1024 * 384
+_GPU_BATCH_TOKENS = 16384
+
+
+def default_batch_tokens(device: str, width: int) -> int:
+    """Return how many tokens a batch holds, padding included, when nobody says.
+
+    >>> [default_batch_tokens("cpu", width) for width in (64, 384, 4096)], default_batch_tokens("cuda", 4096)
+    ([2048, 1024, 512], 16384)
+    """
+    if device != "cpu":
+        return _GPU_BATCH_TOKENS
+    return max(512, min(2048, _CPU_BATCH_NUMBERS // width))
 
 
 @dataclass(frozen=True)
@@ -178,7 +190,7 @@ def _in_batches(
     show: bool | None,
 ) -> None:
     present = [(index, text) for index, text in enumerate(texts) if text is not None]
-    budget = batch_tokens or (CPU_BATCH_TOKENS if reader.device.type == "cpu" else GPU_BATCH_TOKENS)
+    budget = batch_tokens or default_batch_tokens(reader.device.type, reader.width)
     batches = token_batches([len(text) for _, text in present], budget)
     with progress(len(present), "encoding", show=show) as advance:
         for batch in batches:

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from gerund.attention.plan import Direction
 from gerund.inference.encoding import Reader, encode
 from gerund.inference.tokens import Reading, tokenize
 
@@ -35,6 +36,7 @@ def bfloat16_cosine(reader: Reader) -> float:
 
 def choose_autocast(reader: Reader) -> torch.dtype | None:
     """Return bfloat16 when the weights are float32 and the vectors hardly change, else None."""
-    if reader.model.dtype != torch.float32:
+    fills_spans = any(view.direction is Direction.HYBRID for view in reader.plan.views)
+    if reader.model.dtype != torch.float32 or fills_spans:
         return None
     return torch.bfloat16 if bfloat16_cosine(reader) >= ENOUGH else None

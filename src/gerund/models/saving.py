@@ -56,24 +56,6 @@ def atomic_folder(target: str | Path, *, overwrite: bool = False) -> Iterator[Pa
         raise ResourceError(f"{target} was not written: {reason}") from error
 
 
-def write_atomically(target: Path, data: bytes) -> None:
-    """Write one file whole or not at all.
-
-    Raises:
-        ResourceError: the disk is full; nothing is left behind.
-    """
-    part = target.with_name(f".{target.name}.part")
-    try:
-        with part.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(target)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        raise ResourceError(f"{target} was not written: {error.strerror or error}") from error
-
-
 def flush_folder(folder: Path) -> None:
     """Force every file of a folder to the disk."""
     for path in [*folder.rglob("*"), folder]:

@@ -8,7 +8,7 @@ import os
 import re
 from pathlib import Path
 
-from gerund.training.packing import write_atomically
+from gerund.data.files import write_whole
 
 MANIFEST = "manifest.json"
 _NAME = re.compile(r"checkpoint-(\d+)$")
@@ -23,7 +23,7 @@ def write_manifest(folder: Path) -> None:
                 # The sizes are only a promise once the contents are on the disk.
                 os.fsync(file.fileno())
             files[path.relative_to(folder).as_posix()] = path.stat().st_size
-    write_atomically(folder / MANIFEST, json.dumps(files, indent=1))
+    write_whole(folder / MANIFEST, json.dumps(files, indent=1))
 
 
 def newest_checkpoint(folder: Path) -> tuple[Path | None, dict[Path, str]]:

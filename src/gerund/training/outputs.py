@@ -6,17 +6,15 @@ know: how the model was trained.
 
 import copy
 import json
-import os
-import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from gerund.data.files import write_whole
 from gerund.errors import ConfigError, OutputExistsError
-from gerund.training.packing import write_atomically
+from gerund.models.saving import atomic_folder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
@@ -70,7 +68,7 @@ def check_same_data(output: Path, summary: list[list[int]], *, resuming: bool) -
     path = output / "data.json"
     if resuming and (not path.is_file() or json.loads(path.read_text("utf-8")) != summary):
         raise ConfigError(f"{output}: cannot resume, since the files in data.folder have changed")
-    write_atomically(path, json.dumps(summary))
+    write_whole(path, json.dumps(summary))
 
 
 def _compared(settings: dict[str, Any]) -> dict[str, Any]:
@@ -96,23 +94,6 @@ def _stable_until(settings: dict[str, Any]) -> int:
     return int(settings["steps"] - (schedule["decay_steps"] or 0))
 
 
-@contextmanager
-def atomic_folder(folder: Path) -> Iterator[Path]:
-    """Give a folder to write into that takes the name ``folder`` once everything is in it."""
-    partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    try:
-        yield partial
-        for path in partial.rglob("*"):
-            if path.is_file():
-                with path.open("rb") as file:
-                    os.fsync(file.fileno())
-        partial.replace(folder)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-
-
 def write_model(
     model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerFast", folder: Path, report: dict[str, Any]
 ) -> Path:
@@ -124,7 +105,7 @@ def write_model(
     with atomic_folder(folder) as partial:
         finished.save_pretrained(str(partial))
         tokenizer.save_pretrained(str(partial))
-        write_atomically(partial / "training.json", json.dumps(report, indent=1) + "\n")
+        write_whole(partial / "training.json", json.dumps(report, indent=1) + "\n")
         # safetensors writes files that only their owner can read; a model is there to be shared.
         for weights in partial.glob("*.safetensors"):
             weights.chmod((partial / "training.json").stat().st_mode)

@@ -22,6 +22,7 @@ import torch
 from torch.utils.data import Dataset
 
 from gerund.data.corpus import clean_text, read_documents
+from gerund.data.files import write_whole
 from gerund.errors import DataError
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ def tokenize_corpus(
     finally:
         partial.unlink(missing_ok=True)
     fields = {"dtype": dtype, "tokens": tokens, "documents": documents, "text_bytes": text_bytes}
-    write_atomically(card, json.dumps({**fields, "files": [path.name for path in files]}))
+    write_whole(card, json.dumps({**fields, "files": [path.name for path in files]}))
     return TokenCache(target, dtype, tokens, documents, text_bytes)
 
 
@@ -148,16 +149,6 @@ def _read_card(card: Path, target: Path) -> TokenCache | None:
     cache = TokenCache(target, fields["dtype"], fields["tokens"], fields["documents"], fields["text_bytes"])
     whole = target.stat().st_size == cache.tokens * np.dtype(cache.dtype).itemsize
     return cache if whole else None
-
-
-def write_atomically(path: Path, content: str) -> None:
-    """Write a text file so that a reader sees the old one or the new one, never half of it."""
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    with partial.open("w", encoding="utf-8") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
 
 
 class PackedBlocks(Dataset[dict[str, Any]]):

@@ -26,12 +26,13 @@ from huggingface_hub.errors import StrictDataclassError
 from torch.utils.data import ConcatDataset
 
 from gerund.data.corpus import clean_text, read_documents
+from gerund.data.files import write_whole
 from gerund.errors import ConfigError, ResourceError, unknown_name
+from gerund.models.saving import atomic_folder
 from gerund.training.checkpoints import newest_checkpoint, step_of
 from gerund.training.journal import Journal
 from gerund.training.optimizer import build_optimizer
 from gerund.training.outputs import (
-    atomic_folder,
     check_output,
     check_resumable,
     check_same_data,
@@ -42,7 +43,6 @@ from gerund.training.packing import (
     TokenCache,
     tokenize_corpus,
     validation_blocks,
-    write_atomically,
 )
 from gerund.training.recipe import Recipe, SourceConfig
 from gerund.training.tokenizer import load_tokenizer, train_tokenizer
@@ -97,7 +97,7 @@ def train(recipe: Recipe, *, resume: bool = False) -> Path:
     module = TrainingModule(build_model(recipe, tokenizer), bf16=uses_bf16(recipe), compiled=recipe.compile)
 
     # From here on the folder holds a run; what failed above was only a mistake.
-    write_atomically(output / "recipe.json", recipe.model_dump_json(indent=1))
+    write_whole(output / "recipe.json", recipe.model_dump_json(indent=1))
     journal = Journal(output / "log.jsonl", step=step, steps=recipe.steps, tokens_per_step=recipe.data.batch_tokens)
     for path, problem in skipped.items():
         journal.note(f"removing {path.name}: {problem}")
