@@ -20,7 +20,8 @@ from gerund.attention.streams import attach_streams, decoder_layers
 from gerund.config import EncoderConfig, Sampling
 from gerund.errors import ConfigError, unknown_name
 from gerund.exporting import formats
-from gerund.exporting.formats import Export, write_settings
+from gerund.exporting.folders import write_settings
+from gerund.exporting.formats import Export
 from gerund.inference import encoding, generation
 from gerund.inference.precision import choose_autocast
 from gerund.inference.tokens import Empty, Overflow, Reading, Tokens, check_texts, tokenize

@@ -24,7 +24,7 @@ from transformers import PreTrainedTokenizerBase
 
 from gerund.attention.plan import Direction
 from gerund.config import EncoderConfig
-from gerund.exporting.formats import change_json, write_json, write_merged
+from gerund.exporting.folders import change_json, write_json, write_merged
 from gerund.inference.encoding import Reader, encode, encode_tokens
 from gerund.inference.precision import SAMPLE_TEXTS
 from gerund.inference.tokens import Reading, Tokens, tokenize

@@ -1,0 +1,61 @@
+"""The files of a model's folder: weights with the adapter merged in, ``gerund.json``, other JSON.
+
+Knows: which file holds what. Does not know: which format asked for it.
+"""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from gerund.config import CONFIG_FILE, EncoderConfig, encoder_config_json
+from gerund.inference.encoding import Reader
+from gerund.models import loading
+from gerund.models.adapters import ADAPTER_FILES, merged_state, merging_unties
+from gerund.models.fingerprint import fingerprint, weights_hash
+
+_ADAPTER = "adapter"
+
+
+def write_merged(reader: Reader, folder: Path) -> None:
+    """Write a plain model whose weights are what the adapter makes of them, with ``gerund.json`` beside them."""
+    state = merged_state(reader.model)
+    hashed = weights_hash(state)
+    loading.save_model(reader.model, reader.tokenizer, state, folder)
+    if merging_unties(reader.model):
+        change_json(folder / "config.json", tie_word_embeddings=False)
+    encoder = replace(reader.config, adapter=None)
+    write_settings(folder, encoder, reader.n_layers, fingerprint(hashed, "", encoder, reader.n_layers))
+
+
+def write_settings(
+    folder: Path, encoder: EncoderConfig, n_layers: int, identity: str, *, adapter: Path | None = None
+) -> None:
+    """Write ``gerund.json``, with k worked out, and copy the adapter into a folder of its own.
+
+    Args:
+        folder: a model's folder.
+        encoder: how the model is read.
+        n_layers: how many layers it has.
+        identity: the encoder's fingerprint.
+        adapter: a PEFT folder.
+    """
+    encoder = replace(encoder, attention=encoder.attention.with_defaults(n_layers), adapter=None)
+    if adapter is not None:
+        encoder = replace(encoder, adapter=_ADAPTER)
+        (folder / _ADAPTER).mkdir()
+        for name in ADAPTER_FILES:
+            shutil.copyfile(adapter / name, folder / _ADAPTER / name)
+    (folder / CONFIG_FILE).write_text(encoder_config_json(encoder, identity), encoding="utf-8")
+
+
+def change_json(path: Path, **values: Any) -> None:
+    """Set some fields of a JSON file."""
+    data = json.loads(path.read_text(encoding="utf-8"))
+    write_json(path, {**data, **values})
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Write a JSON file as transformers writes its own."""
+    path.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
