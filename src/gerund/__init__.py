@@ -1,4 +1,4 @@
-"""gerund: one language model that writes, embeds, fills in and re-ranks, with the same weights.
+"""gerund: one language model that writes and encodes, with the same weights.
 
 >>> import gerund
 >>> lm = gerund.load()

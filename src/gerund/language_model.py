@@ -100,6 +100,11 @@ class LanguageModel:
         if autocast:
             self.reader = replace(self.reader, autocast=choose_autocast(self.reader))
 
+    def __repr__(self) -> str:
+        plan = self.encoder.attention.with_defaults(self.n_layers)
+        k = "" if plan.k is None else f", k={plan.k}"
+        return f"<LanguageModel {self.name}: {plan.name}{k}, {self.encoder.pooling}, {self.dimensions} dimensions>"
+
     @property
     def device(self) -> torch.device:
         """Where the model lies."""

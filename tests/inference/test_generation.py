@@ -142,6 +142,8 @@ def test_bad_input():
         lm.generate("x", 0)
     with pytest.raises(TextError, match="text 0 is not a string"):
         lm.generate([3])
+    with pytest.raises(TextError, match="prompt 0 is not valid Unicode"):
+        lm.generate("a\udcff")
     for settings, words in [
         ({"temperature": -1.0}, "negative"),
         ({"top_p": 0.0}, "top_p=0.0"),

@@ -133,3 +133,10 @@ def test_words_to_tokens_by_offsets(tokenizer):
 def test_what_are_no_words(sentences, message):
     with pytest.raises(TextError, match=message):
         check_words(sentences)
+
+
+def test_half_a_surrogate_pair_is_named(tokenizer):
+    with pytest.raises(TextError, match="text 1 is not valid Unicode: a lone surrogate at character 2"):
+        tokenize(tokenizer, ["a", "ab\udcff"], Reading())
+    with pytest.raises(TextError, match="the prompt is not valid Unicode"):
+        tokenize(tokenizer, ["a"], Reading(prompt="\ud800"))

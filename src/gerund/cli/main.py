@@ -16,7 +16,7 @@ from gerund.errors import GerundError
 
 app = typer.Typer(
     name="gerund",
-    help="One language model that writes, embeds, fills in and re-ranks, with the same weights.",
+    help="One language model that writes and encodes, with the same weights.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

@@ -31,7 +31,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from gerund.config import Sampling
 from gerund.errors import ConfigError, TextError
-from gerund.inference.tokens import context_length
+from gerund.inference.tokens import check_unicode, context_length
 from gerund.types import Generation
 
 # Enough tokens of the prompt to decode what follows them as it would be read there.
@@ -124,6 +124,7 @@ def stream(
 
 
 def _prompt_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompt: str, index: int) -> list[int]:
+    check_unicode(f"prompt {index}", prompt)
     ids: list[int] = tokenizer(prompt, verbose=False)["input_ids"]
     end = tokenizer.eos_token_id
     if len(ids) > 1 and end is not None and ids[-1] == end and end != tokenizer.bos_token_id:

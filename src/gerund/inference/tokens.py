@@ -66,6 +66,18 @@ def check_texts(texts: Any) -> list[str]:
     return listed
 
 
+def check_unicode(what: str, text: str) -> None:
+    """Refuse half of a surrogate pair, which undecodable bytes of a command line turn into.
+
+    Raises:
+        TextError: there is one; the message says where.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise TextError(f"{what} is not valid Unicode: a lone surrogate at character {error.start}") from error
+
+
 def tokenize(
     tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], reading: Reading, *, offsets: bool = False
 ) -> list[Tokens | None]:
@@ -82,12 +94,8 @@ def tokenize(
         raise unknown_name("empty", reading.empty, ["error", "zeros"])
     if reading.overflow not in ("truncate", "error"):
         raise unknown_name("overflow", reading.overflow, ["truncate", "error"])
-    filled = []
-    for index, text in enumerate(texts):
-        if text.strip():
-            filled.append(index)
-        elif reading.empty == "error":
-            raise TextError(f"text {index} is empty; give empty='zeros' to get a zero vector for it")
+    check_unicode("the prompt", reading.prompt)
+    filled = _filled(texts, reading)
     result: list[Tokens | None] = [None] * len(texts)
     if not filled:
         return result
@@ -106,6 +114,18 @@ def tokenize(
     for row, index in enumerate(filled):
         result[index] = _tokens(tokenizer, batch, row, reading, offsets, room)
     return result
+
+
+def _filled(texts: Sequence[str], reading: Reading) -> list[int]:
+    """Return which texts are not empty."""
+    filled = []
+    for index, text in enumerate(texts):
+        check_unicode(f"text {index}", text)
+        if text.strip():
+            filled.append(index)
+        elif reading.empty == "error":
+            raise TextError(f"text {index} is empty; give empty='zeros' to get a zero vector for it")
+    return filled
 
 
 def _call(tokenizer: PreTrainedTokenizerBase, texts: list[str], offsets: bool) -> Any:

@@ -5,6 +5,7 @@ Knows: transformers' loading, safetensors, the embedded default. Does not know: 
 
 import json
 import logging
+import os
 import threading
 import warnings
 from collections.abc import Iterator
@@ -44,7 +45,7 @@ _NOT_COPIED = (
 _save_lock = threading.Lock()
 _quiet_lock = threading.Lock()
 _quiet_depth = 0
-_before_quiet = (logging.WARNING, True)
+_before_quiet = (logging.WARNING, logging.WARNING, True)
 
 
 @dataclass(frozen=True)
@@ -224,12 +225,13 @@ def original_files(source: Source) -> list[Path]:
 def quiet() -> Iterator[None]:
     """Silence transformers' bars and chatter until the block ends, whatever other threads do meanwhile."""
     global _quiet_depth, _before_quiet  # noqa: PLW0603
-    noisy = logging.getLogger("transformers")
+    noisy, hub = logging.getLogger("transformers"), logging.getLogger("huggingface_hub")
     with _quiet_lock:
         _quiet_depth += 1
         if _quiet_depth == 1:
-            _before_quiet = (noisy.level, hf_logging.is_progress_bar_enabled())
+            _before_quiet = (noisy.level, hub.level, hf_logging.is_progress_bar_enabled())
             noisy.setLevel(logging.ERROR)
+            hub.setLevel(logging.ERROR)
             hf_logging.disable_progress_bar()
     try:
         yield
@@ -237,15 +239,19 @@ def quiet() -> Iterator[None]:
         with _quiet_lock:
             _quiet_depth -= 1
             if _quiet_depth == 0:
-                level, bars = _before_quiet
+                level, hub_level, bars = _before_quiet
                 noisy.setLevel(level)
+                hub.setLevel(hub_level)
                 if bars:
                     hf_logging.enable_progress_bar()
 
 
 def _config(source: Source, name: str) -> Any:
+    what = f"cannot read the config of {source.name}"
+    if source.folder is None:
+        what += ", taken as a hub id since there is no such folder"
     return _guarded(
-        f"cannot read the config of {source.name}",
+        what,
         AutoConfig.from_pretrained,
         name,
         local_files_only=source.folder is not None,
@@ -320,6 +326,9 @@ def _guarded(what: str, load: Any, name: str, **options: Any) -> Any:
         reason = " ".join(str(error).split()) or type(error).__name__
         if "trust_remote_code" in reason:
             reason = "it needs code of its own, which is not run"
+        elif "couldn't connect" in reason or "outgoing traffic has been disabled" in reason:
+            offline = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE") else ""
+            reason = f"it is not in the local cache, and the hub cannot be reached{offline}"
         elif "safetensors" in reason and "No such file" not in reason:
             reason = f"no usable safetensors weights ({reason})"
         raise ModelError(f"{what}: {reason[:300]}") from error
