@@ -5,6 +5,7 @@ Knows: which function does what. Does not know: how any of it is done.
 
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
+from copy import copy
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -29,6 +30,7 @@ from gerund.inference.words import WordPooling, check_words, word_vectors
 from gerund.models import loading
 from gerund.models.adapters import adapter_on, base_state, load_adapter
 from gerund.models.fingerprint import adapter_hash, fingerprint, weights_hash
+from gerund.models.pooling import unit
 from gerund.models.saving import atomic_folder
 from gerund.types import Generation
 
@@ -169,10 +171,10 @@ class LanguageModel:
         if dimensions is not None and not 1 <= dimensions <= self.dimensions:
             raise ConfigError(f"dimensions={dimensions} is not between 1 and the model's {self.dimensions}")
         tokens = self._tokens(check_texts(texts), prompt, empty, overflow)
-        vectors = encoding.encode(self.reader, tokens, batch_tokens=_positive(batch_tokens), show=show_progress)
+        vectors = encoding.encode(self.reader, tokens, batch_tokens=batch_tokens, show=show_progress)
         vectors = np.ascontiguousarray(vectors[:, :dimensions])
         if self.encoder.normalize if normalize is None else normalize:
-            vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+            vectors = unit(vectors)
         if isinstance(texts, str):
             vectors = vectors[0]
         return torch.from_numpy(vectors) if output == "torch" else vectors
@@ -202,8 +204,8 @@ class LanguageModel:
         True
         """
         tokens = self._tokens(check_texts(texts), prompt, empty, overflow)
-        states = encoding.encode_tokens(self.reader, tokens, batch_tokens=_positive(batch_tokens), show=show_progress)
-        return [_unit(item) for item in states] if normalize else states
+        states = encoding.encode_tokens(self.reader, tokens, batch_tokens=batch_tokens, show=show_progress)
+        return [unit(item) for item in states] if normalize else states
 
     def encode_words(
         self,
@@ -239,13 +241,13 @@ class LanguageModel:
         checked = check_words(sentences)
         joined = [" ".join(words) for words in checked]
         tokens = self._tokens(joined, prompt, "error", "truncate", offsets=True)
-        states = encoding.encode_tokens(self.reader, tokens, batch_tokens=_positive(batch_tokens), show=show_progress)
+        states = encoding.encode_tokens(self.reader, tokens, batch_tokens=batch_tokens, show=show_progress)
         vectors = [
             word_vectors(words, text, state, pooling=pooling, shift=shift)
             for words, text, state in zip(checked, tokens, states, strict=True)
             if text is not None
         ]
-        return [_unit(item) for item in vectors] if normalize else vectors
+        return [unit(item) for item in vectors] if normalize else vectors
 
     def similarity(self, a: Any, b: Any) -> np.ndarray:
         """Return the cosine of every text (or vector) in ``a`` with every one in ``b``.
@@ -257,7 +259,7 @@ class LanguageModel:
         Returns:
             ``(n, m)`` float32.
         """
-        left, right = (_unit(np.atleast_2d(self._vectors(item))) for item in (a, b))
+        left, right = (unit(np.atleast_2d(self._vectors(item))) for item in (a, b))
         if left.shape[1] != right.shape[1]:
             raise ConfigError(f"vectors of {left.shape[1]} and {right.shape[1]} dimensions cannot be compared")
         return left @ right.T
@@ -300,6 +302,20 @@ class LanguageModel:
             self.model, self.tokenizer, checked, max_new_tokens=max_new_tokens, sampling=sampling or Sampling()
         )
 
+    def with_encoder(self, encoder: EncoderConfig) -> "LanguageModel":
+        """Return the same model, in the same memory, read another way.
+
+        Raises:
+            UnsupportedModelError: the plan does not reach every layer.
+            ConfigError: the plan does not fit the number of layers.
+        """
+        plan = encoder.attention.resolve(self.n_layers)
+        prove(self.model, plan)
+        other = copy(self)
+        other.encoder = encoder
+        other.reader = replace(self.reader, config=encoder, plan=plan, sends_plan=not plan.is_causal)
+        return other
+
     def fingerprint(self, dimensions: int | None = None) -> str:
         """Return what tells this encoder from others: 16 hexadecimal digits.
 
@@ -308,7 +324,7 @@ class LanguageModel:
         """
         if dimensions == self.dimensions:
             dimensions = None
-        return fingerprint(self._weights_hash, self._adapter_hash, self.encoder, self.n_layers, dimensions=dimensions)
+        return fingerprint(self.weights_hash, self._adapter_hash, self.encoder, self.n_layers, dimensions=dimensions)
 
     def save(self, folder: str | Path, *, overwrite: bool = False) -> None:
         """Save weights, tokenizer and ``gerund.json`` in one step; an adapter goes into a folder of its own.
@@ -356,7 +372,8 @@ class LanguageModel:
         return formats.export(self.reader, folder, format, overwrite=overwrite)
 
     @cached_property
-    def _weights_hash(self) -> str:
+    def weights_hash(self) -> str:
+        """Hash of the base weights: what everything that is written depends on."""
         return weights_hash(base_state(self.model))
 
     def _tokens(
@@ -378,14 +395,3 @@ class LanguageModel:
         if isinstance(item, np.ndarray) and item.dtype.kind == "f":
             return item.astype(np.float32)
         return self.encode(item)
-
-
-def _positive(batch_tokens: int | None) -> int | None:
-    if batch_tokens is not None and batch_tokens < 1:
-        raise ConfigError(f"batch_tokens={batch_tokens} leaves no room for a text")
-    return batch_tokens
-
-
-def _unit(vectors: np.ndarray) -> np.ndarray:
-    unit: np.ndarray = vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), 1e-12)
-    return unit

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from gerund.attention.interface import BoundPlan
 from gerund.attention.plan import ResolvedPlan
 from gerund.config import EncoderConfig
-from gerund.errors import ResourceError
+from gerund.errors import ConfigError, ResourceError
 from gerund.inference.batching import token_batches
 from gerund.inference.tokens import Tokens, context_length
 from gerund.models.pooling import pool
@@ -189,6 +189,8 @@ def _in_batches(
     batch_tokens: int | None,
     show: bool | None,
 ) -> None:
+    if batch_tokens is not None and batch_tokens < 1:
+        raise ConfigError(f"batch_tokens={batch_tokens} leaves no room for a text")
     present = [(index, text) for index, text in enumerate(texts) if text is not None]
     budget = batch_tokens or default_batch_tokens(reader.device.type, reader.width)
     batches = token_batches([len(text) for _, text in present], budget)

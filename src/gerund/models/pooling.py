@@ -3,6 +3,7 @@
 Knows: which rows of a batch's states are pooled. Does not know: prompts, tokenizers, plans.
 """
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -42,3 +43,13 @@ def pool(hidden_BTD: Tensor, pooled_BT: Tensor, pooling: str) -> Tensor:
     # Padding may hold anything, even infinities: it is taken out before it is multiplied by 0.
     states_BTD = hidden_BTD.float().masked_fill(weight_BT[..., None] == 0, 0.0)
     return torch.bmm(weight_BT[:, None], states_BTD)[:, 0]
+
+
+def unit(vectors: np.ndarray) -> np.ndarray:
+    """Return vectors ``(..., D)`` scaled to length 1; a zero vector stays one.
+
+    >>> unit(np.array([[3.0, 4.0], [0.0, 0.0]])).tolist()
+    [[0.6, 0.8], [0.0, 0.0]]
+    """
+    scaled: np.ndarray = vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), 1e-12)
+    return scaled

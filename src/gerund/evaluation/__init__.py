@@ -1,0 +1,1 @@
+"""Measures both sides of the trade, representation and generation, with the field's own evaluators."""

@@ -1,0 +1,96 @@
+"""Who is measured: a language model under one reading, or BM25.
+
+Knows: ``LanguageModel``, stored embeddings. Does not know: tasks.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gerund.errors import ConfigError
+from gerund.inference.words import WordPooling
+from gerund.models.pooling import unit
+
+if TYPE_CHECKING:
+    from gerund.evaluation.embedding_cache import EmbeddingCache
+    from gerund.language_model import LanguageModel
+
+BM25 = "bm25"
+
+
+class Contender:
+    """A language model under one reading, with embeddings that are computed once.
+
+    Args:
+        label: what tables call it.
+        lm: the model; None for BM25, which only ranks.
+        cache: where embeddings are kept; None keeps none.
+    """
+
+    def __init__(self, label: str, lm: "LanguageModel | None", cache: "EmbeddingCache | None" = None) -> None:
+        self.label = label
+        self._lm = lm
+        self.cache = cache
+
+    @property
+    def is_bm25(self) -> bool:
+        """Whether this is BM25."""
+        return self._lm is None
+
+    @property
+    def lm(self) -> "LanguageModel":
+        """The model.
+
+        Raises:
+            ConfigError: BM25 has none.
+        """
+        if self._lm is None:
+            raise ConfigError("BM25 ranks documents and does nothing else")
+        return self._lm
+
+    @property
+    def fingerprint(self) -> str:
+        """What the scores of representation tasks depend on."""
+        return BM25 if self._lm is None else self._lm.fingerprint()
+
+    @property
+    def weights(self) -> str:
+        """What the scores of generation tasks depend on: the weights alone."""
+        return BM25 if self._lm is None else self._lm.weights_hash
+
+    def encode(
+        self, texts: Sequence[str], *, prompt: str | None = None, normalize: bool = False, show: bool | None = None
+    ) -> np.ndarray:
+        """Turn texts into vectors ``(n, D)`` float32; an empty text gives a zero vector.
+
+        Args:
+            texts: any texts.
+            prompt: as in ``LanguageModel.encode``.
+            normalize: give every vector length 1.
+            show: whether to show progress; None only on a terminal.
+        """
+
+        def compute(wanted: list[str]) -> np.ndarray:
+            vectors: np.ndarray = self.lm.encode(
+                wanted, prompt=prompt, normalize=False, empty="zeros", show_progress=show
+            )
+            return vectors
+
+        if self.cache is None:
+            vectors = compute(list(texts))
+        else:
+            vectors = self.cache.vectors(self.fingerprint, self.lm.encoder.prompt_text(prompt), list(texts), compute)
+        return unit(vectors) if normalize else vectors
+
+    def encode_words(
+        self,
+        sentences: Sequence[Sequence[str]],
+        *,
+        prompt: str | None = None,
+        pooling: WordPooling = "mean",
+        shift: bool = False,
+        show: bool | None = None,
+    ) -> list[np.ndarray]:
+        """Return one ``(n_words, D)`` float32 array a sentence; see ``LanguageModel.encode_words``."""
+        return self.lm.encode_words(sentences, prompt=prompt, pooling=pooling, shift=shift, show_progress=show)

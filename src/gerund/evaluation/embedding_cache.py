@@ -1,0 +1,140 @@
+"""Keeps embeddings by encoder and text, in memory or on disk, so that no text is encoded twice.
+
+On disk each (fingerprint, prompt) has two files to which rows are only ever appended: vectors first, then the
+keys that name them. Whoever is killed in between leaves vectors without keys, which the next one cuts off.
+
+Knows: vectors, keys, files. Does not know: models.
+"""
+
+import hashlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from gerund.data.files import write_whole
+from gerund.errors import ResourceError
+
+_KEY_BYTES = 16
+# Texts that are encoded before they are kept: what an interruption costs.
+_CHUNK = 4096
+
+
+class EmbeddingCache:
+    """Vectors by encoder, prompt and text.
+
+    Args:
+        folder: where they are kept; None keeps them in memory.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self.folder = folder
+        self._shelves: dict[tuple[str, str], _Shelf] = {}
+
+    def vectors(
+        self, fingerprint: str, prompt: str, texts: list[str], compute: Callable[[list[str]], np.ndarray]
+    ) -> np.ndarray:
+        """Return the vectors of ``texts``, computing only those that are not there.
+
+        Args:
+            fingerprint: the encoder.
+            prompt: the text of the prompt.
+            texts: any texts, repeated or not.
+            compute: called with texts that are new, without repetitions; returns ``(n, D)`` float32.
+
+        Returns:
+            ``(n, D)`` float32 in the order of ``texts``.
+
+        Raises:
+            ResourceError: the disk is full.
+        """
+        shelf = self.shelf(fingerprint, prompt)
+        keys = [_key(text) for text in texts]
+        missing = list({key: text for key, text in zip(keys, texts, strict=True) if key not in shelf}.items())
+        for start in range(0, len(missing), _CHUNK):
+            chunk = missing[start : start + _CHUNK]
+            shelf.add([key for key, _ in chunk], compute([text for _, text in chunk]))
+        return shelf.rows(keys)
+
+    def put(self, fingerprint: str, prompt: str, texts: list[str], vectors: np.ndarray) -> None:
+        """Keep vectors that were computed elsewhere; texts that are there already keep theirs."""
+        shelf = self.shelf(fingerprint, prompt)
+        fresh = {key: row for row, key in enumerate(map(_key, texts)) if key not in shelf}
+        if fresh:
+            shelf.add(list(fresh), vectors[list(fresh.values())])
+
+    def shelf(self, fingerprint: str, prompt: str) -> "_Shelf":
+        """Return the vectors of one encoder with one prompt."""
+        name = (fingerprint, hashlib.blake2b(prompt.encode(), digest_size=6).hexdigest() if prompt else "plain")
+        if name not in self._shelves:
+            place = None if self.folder is None else self.folder / f"{name[0]}-{name[1]}"
+            self._shelves[name] = _Shelf(place)
+        return self._shelves[name]
+
+
+class _Shelf:
+    """The vectors of one encoder, by key."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self.folder = folder
+        self.places: dict[bytes, int] = {}
+        self.blocks: list[np.ndarray] = []
+        self.width = 0
+        if folder is not None and (folder / "width").is_file():
+            self._open(folder)
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self.places
+
+    def rows(self, keys: list[bytes]) -> np.ndarray:
+        """Return the vectors of ``keys``."""
+        if not keys:
+            return np.zeros((0, self.width), dtype=np.float32)
+        places = np.array([self.places[key] for key in keys])
+        if self.folder is not None:
+            table = np.memmap(self.folder / "vectors", dtype=np.float32, mode="r").reshape(-1, self.width)
+            return np.array(table[places])
+        if len(self.blocks) > 1:
+            self.blocks = [np.concatenate(self.blocks)]
+        chosen: np.ndarray = self.blocks[0][places]
+        return chosen
+
+    def add(self, keys: list[bytes], vectors: np.ndarray) -> None:
+        """Append vectors under their keys."""
+        vectors = np.ascontiguousarray(vectors, dtype=np.float32)
+        self.width = self.width or vectors.shape[1]
+        if self.folder is None:
+            self.blocks.append(vectors)
+        else:
+            self._append(self.folder, keys, vectors)
+        start = len(self.places)
+        self.places.update({key: start + row for row, key in enumerate(keys)})
+
+    def _append(self, folder: Path, keys: list[bytes], vectors: np.ndarray) -> None:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            if not (folder / "width").is_file():
+                write_whole(folder / "width", str(self.width))
+            for name, data in (("vectors", vectors.tobytes()), ("keys", b"".join(keys))):
+                with (folder / name).open("ab") as file:
+                    file.write(data)
+                    file.flush()
+                    os.fsync(file.fileno())
+        except OSError as error:
+            raise ResourceError(f"embeddings cannot be kept in {folder}: {error.strerror or error}") from error
+
+    def _open(self, folder: Path) -> None:
+        """Read the keys; cut off whatever a killed process left unfinished."""
+        self.width = int((folder / "width").read_text())
+        sizes = [(folder / name).stat().st_size if (folder / name).is_file() else 0 for name in ("keys", "vectors")]
+        rows = min(sizes[0] // _KEY_BYTES, sizes[1] // (4 * self.width))
+        for name, size in (("keys", rows * _KEY_BYTES), ("vectors", rows * 4 * self.width)):
+            if (folder / name).is_file():
+                os.truncate(folder / name, size)
+        data = (folder / "keys").read_bytes() if rows else b""
+        self.places = {data[i * _KEY_BYTES : (i + 1) * _KEY_BYTES]: i for i in range(rows)}
+
+
+def _key(text: str) -> bytes:
+    return hashlib.blake2b(text.encode(), digest_size=_KEY_BYTES).digest()

@@ -1,0 +1,1 @@
+"""Metrics as plain functions of texts, labels and vectors."""

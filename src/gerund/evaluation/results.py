@@ -1,0 +1,181 @@
+"""Finished scores, one file each, so that an interrupted evaluation goes on and a later one can join it.
+
+A score counts as finished when task, options, settings, data and contender are the same; what differs is
+measured again and supersedes it in the report.
+
+Knows: JSON, files. Does not know: how anything is measured.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from gerund import __version__
+from gerund.data.files import write_whole
+from gerund.errors import DataError
+from gerund.evaluation.contender import Contender
+from gerund.evaluation.task import Score, Settings, Task
+
+FORMAT = 1
+_FOLDER = "scores"
+
+
+@dataclass(frozen=True)
+class Result:
+    """One score and all that it depends on."""
+
+    task: str
+    """``kind/name``."""
+    kind: str
+    """The kind of task."""
+    side: str
+    """``representation``, ``tokens`` or ``generation``."""
+    unit: str
+    """``percent`` (of fractions of 1), ``perplexity``, ``bits`` or ``share``."""
+    higher_is_better: bool
+    """Which way is up."""
+    contender: str
+    """What tables call the model under its reading."""
+    reading: Mapping[str, Any]
+    """Model, plan, pooling, fingerprint."""
+    score: Score
+    """What was measured."""
+    options: Mapping[str, Any]
+    """The task's options."""
+    settings: Mapping[str, Any]
+    """Seed, limit, split and prompts."""
+    key: str
+    """Hash of everything that decides the score."""
+    seconds: float
+    """How long it took."""
+    date: str
+    """When, in UTC (ISO 8601)."""
+    version: str
+    """gerund's version."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a JSON-ready dict."""
+        return {**asdict(self), "score": self.score.to_dict()}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> "Result":
+        """Read a result back."""
+        return cls(**{**data, "score": Score.from_dict(data["score"])})
+
+
+def reading_of(contender: Contender) -> dict[str, Any]:
+    """Return how a contender reads: what a reader of its score wants to know."""
+    if contender.is_bm25:
+        return {"model": "bm25"}
+    lm = contender.lm
+    plan = lm.encoder.attention.with_defaults(lm.n_layers)
+    return {
+        "model": lm.name,
+        "attention": plan.to_dict(),
+        "pooling": lm.encoder.pooling,
+        "prompt": lm.encoder.prompt,
+        "max_length": lm.max_length,
+        "dimensions": lm.dimensions,
+        "n_layers": lm.n_layers,
+        "fingerprint": lm.fingerprint(),
+        "weights": lm.weights_hash,
+        "compute_dtype": str(lm.compute_dtype).removeprefix("torch."),
+    }
+
+
+def options_of(task: Task) -> dict[str, Any]:
+    """Return a task's options by name.
+
+    Options are the fields that a subclass adds with a ``help`` text in their metadata.
+    """
+    return {item.name: getattr(task, item.name) for item in fields(task) if "help" in item.metadata}
+
+
+def key_of(task: Task, contender: Contender, settings: Settings) -> str:
+    """Return the hash of everything that decides a score: 16 hexadecimal digits."""
+    who = contender.fingerprint if task.reads_plan else contender.weights
+    relevant = {**settings.to_dict(), "prompts": task.prompt(settings) if task.reads_plan else None}
+    parts = [task.name, json.dumps(options_of(task), sort_keys=True, default=str)]
+    parts += [json.dumps(relevant, sort_keys=True), who, _digest(task.files)]
+    return hashlib.blake2b("\n".join(parts).encode(), digest_size=8).hexdigest()
+
+
+class ResultStore:
+    """The finished scores of a report folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / _FOLDER
+
+    def find(self, task: Task, contender: Contender, settings: Settings) -> Result | None:
+        """Return the finished score, under the contender's present name; None when it is still to be measured."""
+        path = self._path(task.name, key_of(task, contender, settings))
+        if not path.is_file():
+            return None
+        found = _read(path)
+        return Result(**{**_shallow(found), "contender": contender.label, "reading": reading_of(contender)})
+
+    def add(self, task: Task, contender: Contender, settings: Settings, score: Score, seconds: float) -> Result:
+        """Keep a score; written whole or not at all.
+
+        Raises:
+            ResourceError: the disk is full.
+        """
+        result = Result(
+            task=task.name,
+            kind=task.kind,
+            side=task.side,
+            unit=task.unit,
+            higher_is_better=task.higher_is_better,
+            contender=contender.label,
+            reading=reading_of(contender),
+            score=score,
+            options=options_of(task),
+            settings=settings.to_dict(),
+            key=key_of(task, contender, settings),
+            seconds=round(seconds, 3),
+            date=datetime.now(UTC).isoformat(timespec="seconds"),
+            version=__version__,
+        )
+        path = self._path(task.name, result.key)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, json.dumps({"format": FORMAT, **result.to_dict()}, indent=1, ensure_ascii=False, default=str))
+        return result
+
+    def all(self) -> list[Result]:
+        """Return every finished score, oldest first."""
+        found = [_read(path) for path in sorted(self.folder.glob("*.json"))]
+        return sorted(found, key=lambda result: result.date)
+
+    def _path(self, task: str, key: str) -> Path:
+        return self.folder / f"{task.replace('/', '.')}-{key}.json"
+
+
+def _shallow(result: Result) -> dict[str, Any]:
+    return {item.name: getattr(result, item.name) for item in fields(result)}
+
+
+def _read(path: Path) -> Result:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        if data.pop("format") != FORMAT:
+            raise DataError(f"{path} was written by another version of gerund; choose another output folder")
+        return Result.from_dict(data)
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{path} is not a score that gerund wrote ({error}); delete it") from error
+
+
+def _digest(files: tuple[Path, ...]) -> str:
+    """Return a hash of the data's bytes."""
+    digest = hashlib.blake2b(digest_size=16)
+    for path in files:
+        try:
+            with path.open("rb") as file:
+                while block := file.read(1 << 20):
+                    digest.update(block)
+        except OSError as error:
+            raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
+    return digest.hexdigest()

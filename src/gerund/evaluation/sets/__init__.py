@@ -1,0 +1,1 @@
+"""Files of evaluation data, read with errors that name file and line."""
