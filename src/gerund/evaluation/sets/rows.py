@@ -4,6 +4,7 @@ Knows: JSON lines and tab-separated lines, plain or compressed. Does not know: w
 """
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,7 +72,7 @@ def finite_number(value: object, where: str, name: str) -> float:
         number = float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError):
         number = float("nan")
-    if number != number or number in (float("inf"), float("-inf")) or isinstance(value, bool):
+    if not math.isfinite(number) or isinstance(value, bool):
         raise DataError(f"{where}: {name!r} is not a number: {str(value)[:40]!r}")
     return number
 
