@@ -1,0 +1,81 @@
+"""Texts with a class each, in splits or in one file.
+
+Knows: rows of ``text`` and ``label``, names of splits. Does not know: what is measured on them.
+"""
+
+from collections import Counter
+from pathlib import Path
+
+from gerund.errors import DataError
+from gerund.evaluation.sets.rows import read_json_lines
+from gerund.evaluation.task import LabelledTexts
+
+ENDINGS = (".jsonl", ".jsonl.xz", ".jsonl.gz")
+# What published sets call a split; the first file that is there counts.
+_SPLITS = {"train": ("train",), "validation": ("valid", "validation", "dev"), "test": ("test",)}
+_LISTED = 10
+
+
+def read_labelled(path: Path) -> LabelledTexts:
+    """Return the texts and labels of a .jsonl file (or .jsonl.xz, .jsonl.gz), in its order.
+
+    Args:
+        path: rows of ``{"text": ..., "label": ...}``; a label is a text or a whole number.
+
+    Raises:
+        DataError: the file is missing, empty, or has a malformed row; the message names file and line.
+    """
+    rows = read_json_lines(path)
+    return LabelledTexts([row.text("text") for row in rows], [row.label("label") for row in rows])
+
+
+def labelled_splits(folder: Path) -> dict[str, Path]:
+    """Return which of ``train``, ``validation`` and ``test`` a folder has, and their files.
+
+    ``valid``, ``validation`` and ``dev`` all count as validation.
+    """
+    found = {}
+    for split, names in _SPLITS.items():
+        paths = (folder / f"{name}{ending}" for name in names for ending in ENDINGS)
+        path = next((path for path in paths if path.is_file()), None)
+        if path is not None:
+            found[split] = path
+    return found
+
+
+def check_labels(
+    train: LabelledTexts, test: LabelledTexts, *, train_path: Path, test_path: Path, at_least: int = 1
+) -> None:
+    """Refuse training data that a classifier cannot learn the test set's classes from.
+
+    Args:
+        train: what is learnt from.
+        test: what is scored.
+        train_path: where ``train`` was read, for the message.
+        test_path: where ``test`` was read, for the message.
+        at_least: how many training examples a class needs: 1 for few-shot draws, 2 where a class is
+            interpolated between neighbours (SMOTE).
+
+    Raises:
+        DataError: a label is only in the test set, a class has too few training examples, or there is only
+            one class; the message names the file and the labels (the first ten).
+    """
+    counts = Counter(train.labels)
+    unseen = sorted(set(test.labels) - counts.keys())
+    if unseen:
+        raise DataError(f"{train_path}: no example of {_some(unseen)}, which {test_path} asks for")
+    if len(counts) < 2:
+        raise DataError(f"{train_path}: every example has the label {train.labels[0]!r}; two classes are needed")
+    rare = sorted(label for label, count in counts.items() if count < at_least)
+    if rare:
+        raise DataError(f"{train_path}: fewer than {at_least} examples of {_some(rare)}; add some or drop the class")
+
+
+def _some(labels: list[str]) -> str:
+    """Name up to ten labels.
+
+    >>> _some(["a", "b"])
+    "label 'a', 'b'"
+    """
+    more = f" and {len(labels) - _LISTED} more" if len(labels) > _LISTED else ""
+    return f"label {', '.join(map(repr, labels[:_LISTED]))}{more}"
