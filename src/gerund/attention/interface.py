@@ -28,6 +28,8 @@ ADDITIVE = "gerund_additive"
 
 # Called with a layer, whether it runs as a twin, and its attention probabilities (B, heads, T, T).
 Record = Callable[[int, bool, Tensor], None]
+# Called after a layer has run, with its index, itself, its call and its output; may return another output.
+AfterLayer = Callable[[int, nn.Module, tuple[Any, ...], dict[str, Any], Any], Any]
 
 
 class BoundPlan:
@@ -41,6 +43,7 @@ class BoundPlan:
         real_BT: the batch's attention mask, 1 for tokens and 0 for padding; None for no padding.
         span_BT: 0 for context, s >= 1 for the tokens of span s (``hybrid`` only).
         record: told every layer's attention probabilities as it runs; None, the usual, computes none of them.
+        after_layer: takes the place of the plan's own stream; see ``attention.sweep``.
     """
 
     def __init__(
@@ -49,9 +52,11 @@ class BoundPlan:
         real_BT: Tensor | None = None,
         span_BT: Tensor | None = None,
         record: Record | None = None,
+        after_layer: AfterLayer | None = None,
     ) -> None:
         self.plan = plan
         self.record = record
+        self.after_layer = after_layer
         self.side = "none" if real_BT is None else padding_side(real_BT)
         self.real_BT = None if self.side == "none" or real_BT is None else real_BT.bool()
         self.span_BT = span_BT

@@ -55,7 +55,11 @@ def attach_streams(layers: nn.ModuleList) -> list[RemovableHandle]:
             layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, index: int = index
         ) -> Any:
             plan = kwargs.get("attention_plan")
-            if plan is None or plan.stream is None:
+            if plan is None:
+                return None
+            if plan.after_layer is not None:
+                return plan.after_layer(index, layer, args, kwargs, output)
+            if plan.stream is None:
                 return None
             return _after_layer(plan, plan.stream, index, layer, args, kwargs, output, len(layers))
 
@@ -77,42 +81,46 @@ def _after_layer(
     if kwargs.get("past_key_values") is not None:
         raise ConfigError("plans that run layers twice (inter, extra, extend) cannot fill a KV cache")
     kwargs = {**kwargs, "attention_plan": plan.seen_through(stream.view)}
-    hidden_BTD = _hidden(output)
+    hidden_BTD = hidden_of(output)
     if stream.kind == "extend":
         if index in stream.layers:
             for _ in range(stream.repeats):
-                hidden_BTD = _run(layer, hidden_BTD, args, kwargs)
+                hidden_BTD = run_again(layer, hidden_BTD, args, kwargs)
     elif stream.kind == "parallel":
         if index in stream.layers:
-            twin_BTD = _run(layer, _input(args, kwargs), args, kwargs)
-            hidden_BTD = _combine(hidden_BTD, twin_BTD, stream)
+            twin_BTD = run_again(layer, input_of(args, kwargs), args, kwargs)
+            hidden_BTD = combine(hidden_BTD, twin_BTD, stream)
     else:
         if index in stream.layers:
             first = index == stream.layers[0]
             # Keyed by layer, never popped: gradient checkpointing runs this hook again in the backward pass.
-            source_BTD = _input(args, kwargs) if first else plan.states[index - 1]
-            plan.states[index] = _run(layer, source_BTD, args, kwargs)
+            source_BTD = input_of(args, kwargs) if first else plan.states[index - 1]
+            plan.states[index] = run_again(layer, source_BTD, args, kwargs)
         if index == n_layers - 1:
-            hidden_BTD = _combine(hidden_BTD, plan.states[stream.layers[-1]], stream)
+            hidden_BTD = combine(hidden_BTD, plan.states[stream.layers[-1]], stream)
     return (hidden_BTD, *output[1:]) if isinstance(output, tuple) else hidden_BTD
 
 
-def _run(layer: nn.Module, hidden_BTD: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+def run_again(layer: nn.Module, hidden_BTD: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """Run a layer on another input than in the call that ``args`` and ``kwargs`` are from."""
     if args:
-        return _hidden(layer.forward(hidden_BTD, *args[1:], **kwargs))
-    return _hidden(layer.forward(**{**kwargs, "hidden_states": hidden_BTD}))
+        return hidden_of(layer.forward(hidden_BTD, *args[1:], **kwargs))
+    return hidden_of(layer.forward(**{**kwargs, "hidden_states": hidden_BTD}))
 
 
-def _input(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+def input_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """Return the states ``(B, T, D)`` that a layer was called with."""
     hidden_BTD: Tensor = args[0] if args else kwargs["hidden_states"]
     return hidden_BTD
 
 
-def _hidden(output: Any) -> Tensor:
+def hidden_of(output: Any) -> Tensor:
+    """Return the states ``(B, T, D)`` in what a layer returned."""
     hidden_BTD: Tensor = output[0] if isinstance(output, tuple) else output
     return hidden_BTD
 
 
-def _combine(left: Tensor, right: Tensor, stream: Stream) -> Tensor:
+def combine(left: Tensor, right: Tensor, stream: Stream) -> Tensor:
+    """Join the states of a layer and its twin."""
     total = left + right
     return total / 2 if stream.combine == "mean" else total

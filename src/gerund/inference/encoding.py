@@ -103,6 +103,11 @@ class Reader:
             Last hidden states ``(B, T, D)`` after the final norm, and where each text begins ``(B,)``: row b
             has its tokens at ``begin[b] : begin[b] + len(texts[b])``.
         """
+        batch = self.batch(texts)
+        return self.run(batch, BoundPlan(self.plan, batch.real_BT) if self.sends_plan else None), batch.begin
+
+    def batch(self, texts: Sequence[Tokens]) -> "Batch":
+        """Put texts into one tensor, padded on the tokenizer's side."""
         lengths = [len(text) for text in texts]
         longest = max(lengths)
         left = self.tokenizer.padding_side == "left"
@@ -122,17 +127,38 @@ class Reader:
                 inputs["attention_mask"] = real_BT.long()
             if left and _takes_positions(self.model):
                 inputs["position_ids"] = (real_BT.long().cumsum(1) - 1).clamp(min=0)
-        extra = {"attention_plan": BoundPlan(self.plan, real_BT)} if self.sends_plan else {}
+        return Batch(inputs, real_BT, begin.to(self.device))
+
+    @torch.no_grad()
+    def run(self, batch: "Batch", plan: BoundPlan | None) -> Tensor:
+        """Return the last hidden states of a batch under a plan; None sends none."""
+        extra = {} if plan is None else {"attention_plan": plan}
         cast = (
             torch.autocast(self.device.type, dtype=self.autocast, cache_enabled=False)
             if self.autocast is not None
             else nullcontext()
         )
         with self.gate(), cast:
-            output = self.model.base_model(**inputs, use_cache=False, **extra)
-        if self.sends_plan:
-            extra["attention_plan"].check_all_asked(self.model.config.model_type)
-        return output.last_hidden_state, begin.to(self.device)
+            output = self.model.base_model(**batch.inputs, use_cache=False, **extra)
+        if plan is not None:
+            plan.check_all_asked(self.model.config.model_type)
+        hidden_BTD: Tensor = output.last_hidden_state
+        return hidden_BTD
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Texts as one tensor.
+
+    Attributes:
+        inputs: what the model is called with.
+        real_BT: True for tokens, False for padding; None without padding.
+        begin: where each text begins ``(B,)``.
+    """
+
+    inputs: dict[str, Tensor]
+    real_BT: Tensor | None
+    begin: Tensor
 
 
 def encode(
@@ -152,13 +178,9 @@ def encode(
     vectors = np.zeros((len(texts), reader.width), dtype=np.float32)
 
     def keep(rows: list[int], batch: list[Tokens], hidden_BTD: Tensor, begin: Tensor) -> None:
-        first = begin + torch.tensor([reader.pool_from(text) for text in batch], device=begin.device)
-        end = begin + torch.tensor([len(text) for text in batch], device=begin.device)
-        place_T = torch.arange(hidden_BTD.shape[1], device=begin.device)
-        pooled_BT = (place_T >= first[:, None]) & (place_T < end[:, None])
-        vectors[rows] = pool(hidden_BTD, pooled_BT, reader.config.pooling).cpu().numpy()
+        vectors[rows] = pooled(reader, batch, hidden_BTD, begin)
 
-    _in_batches(reader, texts, keep, batch_tokens, show)
+    in_batches(reader, texts, reader.states, keep, batch_tokens=batch_tokens, show=show)
     return vectors
 
 
@@ -173,22 +195,55 @@ def encode_tokens(
     states = [np.zeros((0, reader.width), dtype=np.float32) for _ in texts]
 
     def keep(rows: list[int], batch: list[Tokens], hidden_BTD: Tensor, begin: Tensor) -> None:
-        for row, text, hidden_TD, start in zip(rows, batch, hidden_BTD, begin.tolist(), strict=True):
-            own_TD = hidden_TD[start : start + len(text)]
-            kept_TD = torch.cat([own_TD[: text.specials_before], own_TD[text.text_from :]])
-            states[row] = kept_TD.float().cpu().numpy()
+        for row, own in zip(rows, token_states(batch, hidden_BTD, begin), strict=True):
+            states[row] = own
 
-    _in_batches(reader, texts, keep, batch_tokens, show)
+    in_batches(reader, texts, reader.states, keep, batch_tokens=batch_tokens, show=show)
     return states
 
 
-def _in_batches(
+def pooled(reader: Reader, batch: Sequence[Tokens], hidden_BTD: Tensor, begin: Tensor) -> np.ndarray:
+    """Return the vectors ``(B, D)`` of a batch, float32."""
+    first = begin + torch.tensor([reader.pool_from(text) for text in batch], device=begin.device)
+    end = begin + torch.tensor([len(text) for text in batch], device=begin.device)
+    place_T = torch.arange(hidden_BTD.shape[1], device=begin.device)
+    pooled_BT = (place_T >= first[:, None]) & (place_T < end[:, None])
+    return np.asarray(pool(hidden_BTD, pooled_BT, reader.config.pooling).cpu().numpy())
+
+
+def token_states(batch: Sequence[Tokens], hidden_BTD: Tensor, begin: Tensor) -> Iterator[np.ndarray]:
+    """Yield the states ``(n_tokens, D)`` of each text of a batch, float32, prompt and padding left out."""
+    for text, hidden_TD, start in zip(batch, hidden_BTD, begin.tolist(), strict=True):
+        own_TD = hidden_TD[start : start + len(text)]
+        yield torch.cat([own_TD[: text.specials_before], own_TD[text.text_from :]]).float().cpu().numpy()
+
+
+# What runs a batch: last hidden states, and where each text begins.
+States = Callable[[Sequence[Tokens]], tuple[Tensor, Tensor]]
+
+
+def in_batches(
     reader: Reader,
     texts: Sequence[Tokens | None],
+    states: States,
     keep: Callable[[list[int], list[Tokens], Tensor, Tensor], None],
-    batch_tokens: int | None,
-    show: bool | None,
+    *,
+    batch_tokens: int | None = None,
+    show: bool | None = None,
 ) -> None:
+    """Run texts in batches of like length, halving those that do not fit the memory.
+
+    Args:
+        reader: says how large a batch may be.
+        texts: token ids; None is passed over.
+        states: runs a batch.
+        keep: called with the batch's places in ``texts``, its texts, and what ``states`` returned.
+        batch_tokens: tokens a batch, padding included; None chooses by device.
+        show: whether to show progress; None only on a terminal.
+
+    Raises:
+        ResourceError: a single text does not fit the memory.
+    """
     if batch_tokens is not None and batch_tokens < 1:
         raise ConfigError(f"batch_tokens={batch_tokens} leaves no room for a text")
     present = [(index, text) for index, text in enumerate(texts) if text is not None]
@@ -197,18 +252,18 @@ def _in_batches(
     with progress(len(present), "encoding", show=show) as advance:
         for batch in batches:
             items = [present[place] for place in batch]
-            for rows, texts_, hidden_BTD, begin in _halving(reader, items):
+            for rows, texts_, hidden_BTD, begin in _halving(states, items):
                 keep(rows, texts_, hidden_BTD, begin)
             advance(len(batch))
 
 
 def _halving(
-    reader: Reader, items: list[tuple[int, Tokens]]
+    states: States, items: list[tuple[int, Tokens]]
 ) -> Iterator[tuple[list[int], list[Tokens], Tensor, Tensor]]:
     """Run a batch; when memory runs out, run its two halves instead."""
     rows, texts = [index for index, _ in items], [text for _, text in items]
     try:
-        hidden_BTD, begin = reader.states(texts)
+        hidden_BTD, begin = states(texts)
     except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
         if not _is_out_of_memory(error):
             raise
@@ -223,8 +278,8 @@ def _halving(
     if "torch.cuda" in sys.modules and torch.cuda.is_available():
         torch.cuda.empty_cache()
     half = len(items) // 2
-    yield from _halving(reader, items[:half])
-    yield from _halving(reader, items[half:])
+    yield from _halving(states, items[:half])
+    yield from _halving(states, items[half:])
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
