@@ -25,6 +25,7 @@ ROWS = (
     ("models",),
     ("inference",),
     ("exporting", "plotting"),
+    ("text_encoder",),
     ("language_model",),
     ("entry",),
     ("training", "evaluation", "demo", "doctor", "integrations"),

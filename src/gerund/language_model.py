@@ -1,43 +1,26 @@
-"""``LanguageModel``: the verbs, each one call into ``inference``.
+"""``LanguageModel``: an encoder that also writes, is saved and exported; each verb one call into the rest.
 
 Knows: which function does what. Does not know: how any of it is done.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
-from copy import copy
-from dataclasses import replace
-from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-import numpy as np
-import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-from gerund.attention.interface import attach
-from gerund.attention.probe import prove
-from gerund.attention.streams import attach_streams, decoder_layers
-from gerund.config import EncoderConfig, Sampling
-from gerund.errors import ConfigError, unknown_name
+from gerund.config import Sampling
 from gerund.exporting import formats
 from gerund.exporting.folders import write_settings
 from gerund.exporting.formats import Export
-from gerund.inference import encoding, generation
-from gerund.inference.precision import choose_autocast
-from gerund.inference.tokens import Empty, Overflow, Reading, Tokens, check_texts, tokenize
-from gerund.inference.words import WordPooling, check_words, word_vectors
+from gerund.inference import generation
+from gerund.inference.tokens import check_texts
 from gerund.models import loading
-from gerund.models.adapters import adapter_on, base_state, load_adapter
-from gerund.models.fingerprint import adapter_hash, fingerprint, weights_hash
-from gerund.models.pooling import unit
+from gerund.models.adapters import base_state
 from gerund.models.saving import atomic_folder
+from gerund.text_encoder import TextEncoder
 from gerund.types import Generation
 
-Output = Literal["numpy", "torch"]
 
-
-class LanguageModel:
+class LanguageModel(TextEncoder):
     """One language model that writes and encodes with the same weights.
 
     Made by ``gerund.load``. ``model`` is the Hugging Face module, untouched: without a plan in the call its
@@ -51,218 +34,10 @@ class LanguageModel:
         reader: model, settings and resolved plan together, as the functions of ``inference`` take them.
     """
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
-        encoder: EncoderConfig | None = None,
-        *,
-        name: str = "a model in memory",
-        adapter_folder: Path | None = None,
-        autocast: bool = False,
-    ) -> None:
-        """Wrap a model that is in memory, after proving that the attention plan reaches every layer of it.
-
-        Args:
-            model: a Hugging Face decoder-only language model.
-            tokenizer: its tokenizer.
-            encoder: how to read it; None takes the default plan.
-            name: what to call it in messages.
-            adapter_folder: a PEFT adapter that is active only while encoding.
-            autocast: encode float32 weights in bfloat16 where that is quick and near enough.
-
-        Raises:
-            UnsupportedModelError: the plan does not reach every layer.
-            ConfigError: the plan does not fit the number of layers.
-        """
-        self.model = model
-        self.tokenizer = tokenizer
-        self.encoder = encoder or EncoderConfig()
-        self.name = name
-        self.adapter_folder = adapter_folder
-        layers = decoder_layers(model)
-        self.n_layers = len(layers)
-        plan = self.encoder.attention.resolve(self.n_layers)
-        attach(model)
-        attach_streams(layers)
-        if adapter_folder is not None:
-            load_adapter(model, adapter_folder)
-        # Now, not when it is asked for: the files may have changed by then.
-        self._adapter_hash = adapter_hash(adapter_folder)
-        prove(model, plan)
-        self.reader = encoding.Reader(
-            model,
-            tokenizer,
-            self.encoder,
-            plan,
-            # A causal pass needs no plan, so architectures that a plan cannot reach still encode causally.
-            sends_plan=not plan.is_causal,
-            gate=adapter_on if adapter_folder is not None else nullcontext,
-        )
-        if autocast:
-            self.reader = replace(self.reader, autocast=choose_autocast(self.reader))
-
     def __repr__(self) -> str:
         plan = self.encoder.attention.with_defaults(self.n_layers)
         k = "" if plan.k is None else f", k={plan.k}"
         return f"<LanguageModel {self.name}: {plan.name}{k}, {self.encoder.pooling}, {self.dimensions} dimensions>"
-
-    @property
-    def device(self) -> torch.device:
-        """Where the model lies."""
-        return self.reader.device
-
-    @property
-    def dimensions(self) -> int:
-        """Size of a whole vector."""
-        return self.reader.width
-
-    @property
-    def max_length(self) -> int | None:
-        """Longest text in tokens that ``encode`` reads, prompt and special tokens included."""
-        return self.reader.max_length
-
-    @property
-    def compute_dtype(self) -> torch.dtype:
-        """The type that ``encode`` computes in; the weights keep their own."""
-        return self.reader.autocast or self.model.dtype
-
-    def encode(
-        self,
-        texts: str | Sequence[str],
-        prompt: str | None = None,
-        normalize: bool | None = None,
-        dimensions: int | None = None,
-        batch_tokens: int | None = None,
-        show_progress: bool | None = None,
-        output: Output = "numpy",
-        *,
-        empty: Empty = "error",
-        overflow: Overflow = "truncate",
-    ) -> Any:
-        """Turn texts into vectors.
-
-        Args:
-            texts: one text or many.
-            prompt: put before every text and not pooled: the name of one of the encoder's prompts, or the
-                prompt itself; None takes the encoder's default.
-            normalize: whether vectors get length 1; None does as the encoder's settings say.
-            dimensions: keep only the first so many numbers of each vector (then normalise again).
-            batch_tokens: tokens a batch, padding included; None chooses by device. When memory runs out,
-                batches are halved by themselves.
-            show_progress: None shows a bar on a terminal.
-            output: ``numpy`` or ``torch``.
-            empty: ``error``, or ``zeros`` for a zero vector where a text is empty.
-            overflow: ``truncate`` cuts an over-long text at its end, with one warning; or ``error``.
-
-        Returns:
-            ``(n, dimensions)`` float32 in the order of ``texts``; ``(dimensions,)`` for a single string.
-
-        Raises:
-            TextError: a text is empty, too long, or not a string.
-            ConfigError: an unknown setting or impossible number.
-
-        >>> lm = gerund.load()
-        >>> lm.encode(["a cat", "a dog"]).shape == (2, lm.dimensions)
-        True
-        """
-        if output not in ("numpy", "torch"):
-            raise unknown_name("output", output, ["numpy", "torch"])
-        if dimensions is not None and not 1 <= dimensions <= self.dimensions:
-            raise ConfigError(f"dimensions={dimensions} is not between 1 and the model's {self.dimensions}")
-        tokens = self._tokens(check_texts(texts), prompt, empty, overflow)
-        vectors = encoding.encode(self.reader, tokens, batch_tokens=batch_tokens, show=show_progress)
-        vectors = np.ascontiguousarray(vectors[:, :dimensions])
-        if self.encoder.normalize if normalize is None else normalize:
-            vectors = unit(vectors)
-        if isinstance(texts, str):
-            vectors = vectors[0]
-        return torch.from_numpy(vectors) if output == "torch" else vectors
-
-    def encode_tokens(
-        self,
-        texts: str | Sequence[str],
-        prompt: str | None = None,
-        normalize: bool = False,
-        batch_tokens: int | None = None,
-        show_progress: bool | None = None,
-        *,
-        empty: Empty = "error",
-        overflow: Overflow = "truncate",
-    ) -> list[np.ndarray]:
-        """Return the last hidden state, after the final norm, of every token of each text.
-
-        Special tokens are included, as the tokenizer yields them; prompt and padding are not. The arguments
-        are those of ``encode``.
-
-        Returns:
-            One ``(n_tokens, d)`` float32 array a text.
-
-        >>> lm = gerund.load()
-        >>> [states] = lm.encode_tokens(["a cat"])
-        >>> len(states) == len(lm.tokenizer("a cat").input_ids)
-        True
-        """
-        tokens = self._tokens(check_texts(texts), prompt, empty, overflow)
-        states = encoding.encode_tokens(self.reader, tokens, batch_tokens=batch_tokens, show=show_progress)
-        return [unit(item) for item in states] if normalize else states
-
-    def encode_words(
-        self,
-        sentences: Sequence[Sequence[str]],
-        prompt: str | None = None,
-        normalize: bool = False,
-        batch_tokens: int | None = None,
-        show_progress: bool | None = None,
-        *,
-        pooling: WordPooling = "mean",
-        shift: bool = False,
-    ) -> list[np.ndarray]:
-        """Return one vector a word, for sentences that are split into words already.
-
-        Args:
-            sentences: lists of words.
-            prompt: as in ``encode``.
-            normalize: give every vector length 1.
-            batch_tokens: as in ``encode``.
-            show_progress: as in ``encode``.
-            pooling: ``mean`` over the word's tokens, or its ``first`` token.
-            shift: read the outputs that precede the word's tokens (MAGNET, section 3.2).
-
-        Returns:
-            One ``(n_words, d)`` float32 array a sentence. A word that an over-long sentence lost to the
-            model's limit has a zero vector (and there is a warning).
-
-        >>> lm = gerund.load()
-        >>> [vectors] = lm.encode_words([["EU", "rejects", "German", "call"]])
-        >>> vectors.shape == (4, lm.dimensions)
-        True
-        """
-        checked = check_words(sentences)
-        joined = [" ".join(words) for words in checked]
-        tokens = self._tokens(joined, prompt, "error", "truncate", offsets=True)
-        states = encoding.encode_tokens(self.reader, tokens, batch_tokens=batch_tokens, show=show_progress)
-        vectors = [
-            word_vectors(words, text, state, pooling=pooling, shift=shift)
-            for words, text, state in zip(checked, tokens, states, strict=True)
-            if text is not None
-        ]
-        return [unit(item) for item in vectors] if normalize else vectors
-
-    def similarity(self, a: Any, b: Any) -> np.ndarray:
-        """Return the cosine of every text (or vector) in ``a`` with every one in ``b``.
-
-        Args:
-            a: texts, or vectors ``(n, d)``.
-            b: texts, or vectors ``(m, d)``.
-
-        Returns:
-            ``(n, m)`` float32.
-        """
-        left, right = (unit(np.atleast_2d(self._vectors(item))) for item in (a, b))
-        if left.shape[1] != right.shape[1]:
-            raise ConfigError(f"vectors of {left.shape[1]} and {right.shape[1]} dimensions cannot be compared")
-        return left @ right.T
 
     def generate(
         self,
@@ -301,30 +76,6 @@ class LanguageModel:
         return generation.stream(
             self.model, self.tokenizer, checked, max_new_tokens=max_new_tokens, sampling=sampling or Sampling()
         )
-
-    def with_encoder(self, encoder: EncoderConfig) -> "LanguageModel":
-        """Return the same model, in the same memory, read another way.
-
-        Raises:
-            UnsupportedModelError: the plan does not reach every layer.
-            ConfigError: the plan does not fit the number of layers.
-        """
-        plan = encoder.attention.resolve(self.n_layers)
-        prove(self.model, plan)
-        other = copy(self)
-        other.encoder = encoder
-        other.reader = replace(self.reader, config=encoder, plan=plan, sends_plan=not plan.is_causal)
-        return other
-
-    def fingerprint(self, dimensions: int | None = None) -> str:
-        """Return what tells this encoder from others: 16 hexadecimal digits.
-
-        Covers weights, adapter, plan, pooling, prompts and ``dimensions``. Store it with embeddings and refuse
-        to mix two.
-        """
-        if dimensions == self.dimensions:
-            dimensions = None
-        return fingerprint(self.weights_hash, self._adapter_hash, self.encoder, self.n_layers, dimensions=dimensions)
 
     def save(self, folder: str | Path, *, overwrite: bool = False) -> None:
         """Save weights, tokenizer and ``gerund.json`` in one step; an adapter goes into a folder of its own.
@@ -370,28 +121,3 @@ class LanguageModel:
             ResourceError: the disk is full; nothing is left behind.
         """
         return formats.export(self.reader, folder, format, overwrite=overwrite)
-
-    @cached_property
-    def weights_hash(self) -> str:
-        """Hash of the base weights: what everything that is written depends on."""
-        return weights_hash(base_state(self.model))
-
-    def _tokens(
-        self, texts: list[str], prompt: str | None, empty: Empty, overflow: Overflow, *, offsets: bool = False
-    ) -> list[Tokens | None]:
-        reading = Reading(
-            prompt=self.encoder.prompt_text(prompt),
-            append_eos=self.encoder.append_eos,
-            repeat_text=self.reader.plan.repeats_text,
-            max_length=self.max_length,
-            empty=empty,
-            overflow=overflow,
-        )
-        return tokenize(self.tokenizer, texts, reading, offsets=offsets)
-
-    def _vectors(self, item: Any) -> np.ndarray:
-        if isinstance(item, torch.Tensor):
-            return item.detach().cpu().float().numpy()
-        if isinstance(item, np.ndarray) and item.dtype.kind == "f":
-            return item.astype(np.float32)
-        return self.encode(item)

@@ -30,7 +30,7 @@ class EmbeddingCache:
 
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = folder
-        self._shelves: dict[tuple[str, str], _Shelf] = {}
+        self._shelves: dict[tuple[str, str], Shelf] = {}
 
     def vectors(
         self, fingerprint: str, prompt: str, texts: list[str], compute: Callable[[list[str]], np.ndarray]
@@ -64,16 +64,16 @@ class EmbeddingCache:
         if fresh:
             shelf.add(list(fresh), vectors[list(fresh.values())])
 
-    def shelf(self, fingerprint: str, prompt: str) -> "_Shelf":
+    def shelf(self, fingerprint: str, prompt: str) -> "Shelf":
         """Return the vectors of one encoder with one prompt."""
         name = (fingerprint, hashlib.blake2b(prompt.encode(), digest_size=6).hexdigest() if prompt else "plain")
         if name not in self._shelves:
             place = None if self.folder is None else self.folder / f"{name[0]}-{name[1]}"
-            self._shelves[name] = _Shelf(place)
+            self._shelves[name] = Shelf(place)
         return self._shelves[name]
 
 
-class _Shelf:
+class Shelf:
     """The vectors of one encoder, by key."""
 
     def __init__(self, folder: Path | None) -> None:
@@ -86,6 +86,10 @@ class _Shelf:
 
     def __contains__(self, key: bytes) -> bool:
         return key in self.places
+
+    def holds(self, text: str) -> bool:
+        """Tell whether a text's vector is here."""
+        return _key(text) in self.places
 
     def rows(self, keys: list[bytes]) -> np.ndarray:
         """Return the vectors of ``keys``."""
