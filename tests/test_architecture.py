@@ -18,7 +18,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # From the ground up. A module may import what stands in an earlier row, and its own package; a single module
 # (attention.plan) may stand below its package when it needs nothing of it. `data` is a side wing: see below.
 ROWS = (
-    ("errors", "types", "progress"),
+    ("errors", "types", "progress", "version"),
     ("attention.plan",),
     ("config",),
     ("attention",),
@@ -31,7 +31,7 @@ ROWS = (
     ("training", "evaluation", "demo", "doctor", "integrations"),
     ("cli", "serving"),
 )
-BASE = ("errors", "types", "progress", "attention.plan", "config")
+BASE = ("errors", "types", "progress", "version", "attention.plan", "config")
 RANK = {part: rank for rank, parts in enumerate(ROWS) for part in parts}
 
 LINES_OF_A_FILE = 400

@@ -12,7 +12,7 @@ True
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from gerund.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from gerund.attention.plan import PLAN_NAMES, AttentionPlan

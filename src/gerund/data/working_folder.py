@@ -122,6 +122,24 @@ def working_folder(output: Path) -> Iterator[WorkingFolder]:
             os.close(handle)
 
 
+@contextmanager
+def held(folder: Path, output: Path) -> Iterator[None]:
+    """Keep other processes from writing the same output; makes ``folder``, which holds the lock.
+
+    Raises:
+        InputError: another process is writing ``output``.
+        ResourceError: the folder cannot be made.
+    """
+    try:
+        handle = _locked(folder, output)
+    except OSError as error:
+        raise ResourceError(f"cannot write {output}: {error.strerror or error}") from error
+    try:
+        yield
+    finally:
+        os.close(handle)
+
+
 def what_counts(manifest: Mapping[str, Any]) -> dict[str, Any]:
     """Return what decides whether two jobs are the same, by name; what things are called does not count."""
     flat: dict[str, Any] = {"rows": manifest["input"]["digest"]}

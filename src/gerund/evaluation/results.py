@@ -14,11 +14,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from gerund import __version__
 from gerund.data.files import write_whole
 from gerund.errors import DataError
 from gerund.evaluation.contender import Contender
 from gerund.evaluation.task import Score, Settings, Task
+from gerund.version import __version__
 
 FORMAT = 1
 _FOLDER = "scores"
@@ -56,6 +56,26 @@ class Result:
     """When, in UTC (ISO 8601)."""
     version: str
     """gerund's version."""
+
+    @classmethod
+    def of(cls, task: Task, contender: Contender, settings: Settings, score: Score, seconds: float) -> "Result":
+        """Return a fresh score with all that it depends on."""
+        return cls(
+            task=task.name,
+            kind=task.kind,
+            side=task.side,
+            unit=task.unit,
+            higher_is_better=task.higher_is_better,
+            contender=contender.label,
+            reading=reading_of(contender),
+            score=score,
+            options=options_of(task),
+            settings=settings.to_dict(),
+            key=key_of(task, contender, settings),
+            seconds=round(seconds, 3),
+            date=datetime.now(UTC).isoformat(timespec="seconds"),
+            version=__version__,
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-ready dict."""
@@ -124,22 +144,7 @@ class ResultStore:
         Raises:
             ResourceError: the disk is full.
         """
-        result = Result(
-            task=task.name,
-            kind=task.kind,
-            side=task.side,
-            unit=task.unit,
-            higher_is_better=task.higher_is_better,
-            contender=contender.label,
-            reading=reading_of(contender),
-            score=score,
-            options=options_of(task),
-            settings=settings.to_dict(),
-            key=key_of(task, contender, settings),
-            seconds=round(seconds, 3),
-            date=datetime.now(UTC).isoformat(timespec="seconds"),
-            version=__version__,
-        )
+        result = Result.of(task, contender, settings, score, seconds)
         path = self._path(task.name, result.key)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, json.dumps({"format": FORMAT, **result.to_dict()}, indent=1, ensure_ascii=False, default=str))

@@ -1,0 +1,151 @@
+"""Carries an evaluation out: every task for every contender, each score kept as soon as it is there.
+
+Knows: tasks, contenders, where scores are kept. Does not know: how a task measures, or what a report looks like.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from gerund.config import EncoderConfig
+from gerund.errors import ConfigError, MissingDependencyError
+from gerund.evaluation.contender import BM25, Contender
+from gerund.evaluation.embedding_cache import EmbeddingCache
+from gerund.evaluation.prefill import prefill
+from gerund.evaluation.readings import distinct, label_of
+from gerund.evaluation.results import Result, ResultStore, reading_of
+from gerund.evaluation.task import Settings, Task
+from gerund.language_model import LanguageModel
+
+_EMBEDDINGS = "embeddings"
+
+# Told what is done: the task, the contender, and the result or None before it is measured.
+Tell = Callable[[Task, Contender, Result | None], None]
+
+
+@dataclass
+class Evaluation:
+    """What was measured, and who and what is still at hand for pictures.
+
+    Attributes:
+        results: one a task and contender, in the order of tasks.
+        contenders: who was measured.
+        tasks: what was measured.
+        settings: what the tasks were told.
+        reused: how many results were there before.
+    """
+
+    results: list[Result]
+    contenders: list[Contender]
+    tasks: list[Task]
+    settings: Settings
+    reused: int = field(default=0)
+
+
+def contenders_of(
+    models: Sequence[LanguageModel | str],
+    readings: Sequence[Callable[[EncoderConfig], EncoderConfig]] = (),
+    *,
+    cache: EmbeddingCache | None = None,
+) -> list[Contender]:
+    """Return every model under every reading, with names that tell them apart.
+
+    Args:
+        models: models in memory; ``"bm25"`` for BM25.
+        readings: each turns a model's own settings into others; none leaves a model as it is.
+        cache: where embeddings are kept; None keeps them in memory.
+
+    Raises:
+        ConfigError: a reading does not fit a model.
+    """
+    named: list[tuple[str, LanguageModel | None]] = []
+    several = len({model.name for model in models if isinstance(model, LanguageModel)}) > 1
+    for model in models:
+        if not isinstance(model, LanguageModel):
+            named.append((BM25, None))
+            continue
+        for reading in readings or (lambda own: own,):
+            config = reading(model.encoder)
+            lm = model if config == model.encoder else model.with_encoder(config)
+            label = label_of(config, model.n_layers)
+            named.append((f"{model.name}: {label}" if several else label, lm))
+    labels = distinct([label for label, _ in named])
+    cache = cache or EmbeddingCache()
+    return [Contender(label, lm, cache) for label, (_, lm) in zip(labels, named, strict=True)]
+
+
+def evaluate(
+    contenders: Sequence[Contender],
+    tasks: Sequence[Task],
+    settings: Settings | None = None,
+    *,
+    folder: Path | None = None,
+    tell: Tell | None = None,
+) -> Evaluation:
+    """Measure every task for every contender.
+
+    Args:
+        contenders: who; contenders of one model share the layers that their plans share.
+        tasks: what.
+        settings: what the tasks are told.
+        folder: where finished scores are kept and looked for, so that an interrupted evaluation goes on;
+            None keeps nothing.
+        tell: called before and after each measurement, and once for each score that was there already.
+
+    Raises:
+        ConfigError: no contender, no task, or two contenders of one name.
+        DataError: a task's data are malformed.
+    """
+    if not contenders or not tasks:
+        raise ConfigError("an evaluation needs at least one model and one task")
+    if len({one.label for one in contenders}) < len(contenders):
+        raise ConfigError("two contenders have the same name")
+    done = Evaluation([], list(contenders), list(tasks), settings or Settings())
+    store = None if folder is None else ResultStore(folder)
+    for task in tasks:
+        _measure(task, done, store, tell or (lambda *_: None))
+    return done
+
+
+def cache_in(folder: Path) -> EmbeddingCache:
+    """Return the cache that lies in a report's folder."""
+    return EmbeddingCache(folder / _EMBEDDINGS)
+
+
+def _measure(task: Task, done: Evaluation, store: ResultStore | None, tell: Tell) -> None:
+    able = [one for one in done.contenders if not one.is_bm25 or task.takes_bm25]
+    finished: dict[str, Result] = {}
+    for one in able:
+        if store is not None and (found := store.find(task, one, done.settings)) is not None:
+            finished[one.label] = found
+    if task.side == "representation":
+        prefill([one for one in able if one.label not in finished], task, done.settings)
+    by_weights: dict[str, Result] = {}
+    for one in able:
+        result = finished.get(one.label)
+        if result is not None:
+            done.reused += 1
+        elif not task.reads_plan and one.weights in by_weights:
+            # The same weights write the same under every plan.
+            result = replace(by_weights[one.weights], contender=one.label, reading=reading_of(one))
+        else:
+            tell(task, one, None)
+            result = _score(task, one, done.settings, store)
+        by_weights.setdefault(one.weights, result)
+        done.results.append(result)
+        tell(task, one, result)
+
+
+def _score(task: Task, contender: Contender, settings: Settings, store: ResultStore | None) -> Result:
+    start = time.perf_counter()
+    try:
+        score = task.run(contender, settings)
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"{task.name} needs {error.name or 'more packages'}: pip install 'gerund[eval]'"
+        ) from error
+    seconds = time.perf_counter() - start
+    if store is not None:
+        return store.add(task, contender, settings, score, seconds)
+    return Result.of(task, contender, settings, score, seconds)

@@ -1,0 +1,298 @@
+"""Chooses the plan on validation data: k first, then k0, with a budget of settings that are tried.
+
+All n^2 pairs of k and k0 are too many. "Look Both Ways and No Sink" (section 3.6, finding 5) shows the way: for
+every layout the best k alone; then ``mask0+bidir`` around k = the best of ``inplace-bidir`` and k0 = the best of
+``mask0-bidir``, where it usually peaks. Where the budget does not allow every k, evenly spread ones are tried and the
+gaps beside the best are halved.
+
+Knows: plans, scores. Does not know: tasks' insides, files.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+from statistics import fmean
+
+from gerund.attention.plan import AttentionPlan
+from gerund.config import EncoderConfig
+from gerund.errors import ConfigError, unknown_name
+from gerund.evaluation.contender import Contender
+from gerund.evaluation.embedding_cache import EmbeddingCache
+from gerund.evaluation.readings import label_of
+from gerund.evaluation.run import Tell, evaluate
+from gerund.evaluation.task import Settings, Task
+from gerund.language_model import LanguageModel
+
+BASELINES = ("causal", "echo")
+ONE_K = (
+    "inplace-back",
+    "inplace-bidir",
+    "inter-back",
+    "inter-bidir",
+    "extra-back",
+    "extra-bidir",
+    "extend-back",
+    "extend-bidir",
+    "mask0-for",
+    "mask0-bidir",
+    "mask0-all",
+)
+TWO_K = "mask0+bidir"
+PLANS = (*BASELINES, *ONE_K, TWO_K)
+DEFAULT_BUDGET = 150
+# LBW, Figure 2: "In the EXTEND architecture, k is bounded by 5 due to the consistent downward trend."
+_MOST_EXTENDED = 5
+# Vectors of several plans that are held at once, so that their shared layers run once.
+_MOST_BYTES, _FEWEST_TOGETHER = 1 << 30, 8
+# Shares of the budget: evenly spread k, then the gaps beside the best; the rest is for k0.
+_SPREAD, _REFINED = 0.65, 0.8
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One setting and how it scored.
+
+    Attributes:
+        config: how the model was read.
+        label: its short name.
+        scores: the main metric by task.
+    """
+
+    config: EncoderConfig
+    label: str
+    scores: dict[str, float]
+
+    @property
+    def plan(self) -> AttentionPlan:
+        """The plan, with its k and k0."""
+        return self.config.attention
+
+    @property
+    def mean(self) -> float:
+        """Mean of the main metrics over the tasks."""
+        return fmean(self.scores.values())
+
+    @property
+    def converted(self) -> int:
+        """How much of the model is changed: what decides between equal scores."""
+        return (self.plan.k or 0) + (self.plan.name != "causal")
+
+
+@dataclass
+class Tuned:
+    """What was tried and what was chosen.
+
+    Attributes:
+        trials: in the order in which they were tried.
+        n_layers: of the model.
+        budget: how many settings might have been tried.
+    """
+
+    n_layers: int
+    budget: int
+    trials: list[Trial] = field(default_factory=list)
+
+    @property
+    def best(self) -> Trial:
+        """The best mean; of equal ones the one that changes the model least."""
+        return min(self.trials, key=lambda trial: (-trial.mean, trial.converted))
+
+    @property
+    def baseline(self) -> Trial:
+        """The untouched causal model with mean pooling, or the first pooling that was tried."""
+        return next(trial for trial in self.trials if trial.plan.name == "causal")
+
+    def best_of(self, plan: str) -> Trial | None:
+        """Return the best trial of one plan."""
+        own = [trial for trial in self.trials if trial.plan.name == plan]
+        return min(own, key=lambda trial: (-trial.mean, trial.converted)) if own else None
+
+    def curves(self, pooling: str, task: str | None = None) -> dict[str, list[tuple[int, float]]]:
+        """Return for every plan with one k its points (k, score), by k: LBW's Figures 2 and 4.
+
+        Args:
+            pooling: of the trials that count.
+            task: the task whose score is taken; None for the mean of all.
+        """
+        found: dict[str, list[tuple[int, float]]] = {}
+        for trial in self.trials:
+            if trial.plan.name in ONE_K and trial.config.pooling == pooling and trial.plan.k is not None:
+                score = trial.mean if task is None else trial.scores[task]
+                found.setdefault(trial.plan.name, []).append((trial.plan.k, score))
+        return {name: sorted(points) for name, points in found.items()}
+
+    def k0_curves(self, pooling: str, task: str | None = None) -> dict[str, list[tuple[int, float]]]:
+        """Return the points (k, score) of ``mask0+bidir`` for every k0: LBW's Figure 6."""
+        found: dict[int, list[tuple[int, float]]] = {}
+        for trial in self.trials:
+            plan = trial.plan
+            if plan.name == TWO_K and trial.config.pooling == pooling and plan.k is not None and plan.k0 is not None:
+                score = trial.mean if task is None else trial.scores[task]
+                found.setdefault(plan.k0, []).append((plan.k, score))
+        return {f"k0 = {k0}": sorted(found[k0]) for k0 in sorted(found)}
+
+
+# Measures settings, in their order.
+Measure = Callable[[list[EncoderConfig]], list[Trial]]
+
+
+def tune(
+    lm: LanguageModel,
+    tasks: Sequence[Task],
+    settings: Settings,
+    *,
+    plans: Sequence[str] = PLANS,
+    poolings: Sequence[str] = (),
+    budget: int = DEFAULT_BUDGET,
+    folder: Path | None = None,
+    tell: Tell | None = None,
+) -> Tuned:
+    """Choose plan, k and k0 (and pooling) by the mean score over tasks.
+
+    Args:
+        lm: the model.
+        tasks: what counts; each must depend on how the model is read.
+        settings: what the tasks are told; ``split="validation"`` where they have one.
+        plans: names of the plans that are tried; ``causal`` always is.
+        poolings: tried with every plan; none takes the model's own.
+        budget: at most so many settings are tried.
+        folder: where finished scores are kept, so that an interrupted search goes on.
+        tell: called before and after each measurement.
+
+    Raises:
+        ConfigError: an unknown plan, no task, a task that no plan changes, or a budget for nothing.
+    """
+    for name in plans:
+        if name not in PLANS:
+            raise unknown_name("plan to tune", name, PLANS)
+    fixed = [task.name for task in tasks if not task.reads_plan]
+    if not tasks or fixed:
+        raise ConfigError(f"no plan changes the score of {', '.join(fixed)}" if fixed else "tuning needs a task")
+    if budget < 2:
+        raise ConfigError(f"a budget of {budget} leaves nothing to compare; give at least 2")
+    configs = [replace(lm.encoder, pooling=pooling) for pooling in poolings or (lm.encoder.pooling,)]
+    search = _Search(_measurer(lm, tasks, settings, folder, tell), lm.n_layers, configs, budget)
+    search.run(plans)
+    return search.done
+
+
+class _Search:
+    """The state of a search."""
+
+    def __init__(self, measure: Measure, n_layers: int, configs: list[EncoderConfig], budget: int) -> None:
+        self.configs = configs
+        self.done = Tuned(n_layers, budget)
+        self._measure = measure
+        self._tried: set[AttentionPlan] = set()
+
+    def run(self, plans: Sequence[str]) -> None:
+        n = self.done.n_layers
+        self._try([AttentionPlan("causal"), *(AttentionPlan(name) for name in BASELINES[1:] if name in plans)])
+        one_k = [name for name in ONE_K if name in plans]
+        if one_k:
+            places = max(2, int(_SPREAD * self._budget()) // len(one_k))
+            self._try(AttentionPlan(name, k=k) for name in one_k for k in spread(most_k(name, n), places))
+            self._refine(one_k, int(_REFINED * self._budget()))
+        if TWO_K in plans:
+            self._try_two(n)
+
+    def _budget(self) -> int:
+        """Return how many plans may be tried, each with every pooling."""
+        return self.done.budget // len(self.configs)
+
+    def _try(self, plans: Iterable[AttentionPlan], most: int | None = None) -> int:
+        """Measure plans that are new, as far as the budget (or ``most``) allows; return how many."""
+        fresh = [plan for plan in dict.fromkeys(plans) if plan not in self._tried]
+        fresh = fresh[: max(0, (most if most is not None else self._budget()) - len(self._tried))]
+        self._tried |= set(fresh)
+        configs = [replace(config, attention=plan) for plan in fresh for config in self.configs]
+        self.done.trials += self._measure(configs) if configs else []
+        return len(fresh)
+
+    def _refine(self, names: list[str], most: int) -> None:
+        """Halve the gaps beside the best k, the most promising layouts first."""
+        while True:
+            best = sorted((self.done.best_of(name) for name in names), key=lambda trial: -trial.mean if trial else 0)
+            leading = [trial.plan for trial in best[:3] if trial is not None]
+            fresh = [replace(plan, k=k) for plan in leading for k in self._gaps(plan)]
+            if not self._try(fresh, most):
+                return
+
+    def _gaps(self, plan: AttentionPlan) -> list[int]:
+        """Return the middles of the gaps on both sides of a plan's k."""
+        known = sorted(other.k for other in self._tried if other.name == plan.name and other.k is not None)
+        place = known.index(plan.k or 0)
+        neighbours = known[max(0, place - 1) : place + 2]
+        return [(low + high) // 2 for low, high in pairwise(neighbours) if high - low > 1]
+
+    def _try_two(self, n: int) -> None:
+        """Try ``mask0+bidir``: first where LBW found its peak, then along k0, then along k, then beside the best."""
+        wide, narrow = self.done.best_of("inplace-bidir"), self.done.best_of("mask0-bidir")
+        k0 = narrow.plan.k if narrow and narrow.plan.k else max(1, n // 2)
+        k = max(k0, wide.plan.k if wide and wide.plan.k else n)
+        # MASK0-LAST, MASK0-MID, MASK0-1, -2 and -3.
+        first = [AttentionPlan(TWO_K, k=k, k0=other) for other in (k0, max(1, k0 // 2), 1, 2, 3) if other <= k]
+        self._try(first)
+        best = self.done.best_of(TWO_K)
+        if best is None or best.plan.k0 is None:
+            return
+        left = max(2, self._budget() - len(self._tried) - 4)
+        others = [other for other in spread(n, left) if other >= best.plan.k0]
+        self._try(replace(best.plan, k=other) for other in others)
+        while best := self.done.best_of(TWO_K):
+            plan = best.plan
+            around = [(plan.k + dk, plan.k0 + dk0) for dk, dk0 in ((0, 1), (0, -1), (1, 0), (-1, 0))]  # type: ignore[operator]
+            fits = [AttentionPlan(TWO_K, k=k, k0=k0) for k, k0 in around if 1 <= k0 <= k <= n]
+            if not self._try(fits):
+                return
+
+
+def _measurer(
+    lm: LanguageModel, tasks: Sequence[Task], settings: Settings, folder: Path | None, tell: Tell | None
+) -> Measure:
+    texts = sum(len(set(task.texts(settings))) for task in tasks)
+    together = max(_FEWEST_TOGETHER, _MOST_BYTES // max(1, 4 * lm.dimensions * texts))
+
+    def measure(configs: list[EncoderConfig]) -> list[Trial]:
+        trials = []
+        for start in range(0, len(configs), together):
+            trials += _measured(lm, configs[start : start + together], tasks, settings, folder, tell)
+        return trials
+
+    return measure
+
+
+def _measured(
+    lm: LanguageModel,
+    configs: list[EncoderConfig],
+    tasks: Sequence[Task],
+    settings: Settings,
+    folder: Path | None,
+    tell: Tell | None,
+) -> list[Trial]:
+    cache = EmbeddingCache()  # in memory, and gone afterwards: every plan has vectors of its own
+    labels = [label_of(config, lm.n_layers) for config in configs]
+    contenders = [
+        Contender(label, lm.with_encoder(config), cache) for label, config in zip(labels, configs, strict=True)
+    ]
+    scores: dict[str, dict[str, float]] = {label: {} for label in labels}
+    for result in evaluate(contenders, tasks, settings, folder=folder, tell=tell).results:
+        scores[result.contender][result.task] = result.score.value
+    return [Trial(config, label, scores[label]) for label, config in zip(labels, configs, strict=True)]
+
+
+def most_k(plan: str, n_layers: int) -> int:
+    """Return the largest k that is tried."""
+    return min(_MOST_EXTENDED, n_layers) if plan.startswith("extend") else n_layers
+
+
+def spread(most: int, count: int) -> list[int]:
+    """Return at most ``count`` whole numbers from 1 to ``most``, evenly spread, both ends among them.
+
+    >>> spread(22, 4), spread(3, 9)
+    ([1, 8, 15, 22], [1, 2, 3])
+    """
+    if most <= count:
+        return list(range(1, most + 1))
+    return sorted({round(1 + (most - 1) * step / (count - 1)) for step in range(count)})
