@@ -21,7 +21,7 @@ from gerund.entry import load
 from gerund.errors import OutputExistsError, ResourceError
 from gerund.language_model import LanguageModel
 from gerund.models import loading
-from gerund.plotting import require_matplotlib
+from gerund.plotting.style import require_matplotlib
 from gerund.types import Generation
 
 if TYPE_CHECKING:

@@ -2,40 +2,16 @@
 
 import json
 import sys
-from dataclasses import replace
 
 import matplotlib
 import matplotlib.image
-import numpy as np
 import pytest
-import torch
 
-from gerund import plotting
-from gerund.attention.interface import attach
-from gerund.attention.plan import AttentionPlan
-from gerund.attention.streams import attach_streams, decoder_layers
-from gerund.errors import ConfigError
-from gerund.inference.maps import causal_plan, even_share, mean_maps
+from gerund.inference.maps import even_share
 from tests.cli.helpers import run_cli
-from tests.tiny import N_LAYERS, save_tiny, tiny
+from tests.tiny import N_LAYERS, save_tiny
 
 TEXT = "the cat in the hat"
-
-
-def maps(plan, lengths=(9,), seed=0):
-    model = tiny("llama", seed)
-    attach(model)
-    attach_streams(decoder_layers(model))
-    generator = torch.Generator().manual_seed(1)
-    texts = [torch.randint(3, 97, (length,), generator=generator).tolist() for length in lengths]
-    resolved = AttentionPlan(plan).resolve(N_LAYERS) if plan else causal_plan(N_LAYERS)
-    return mean_maps(model, texts, resolved)
-
-
-def panels(figure):
-    """Return the drawn maps from the figure's axes: title and data."""
-    axes = [axis for part in figure.subfigs for axis in part.axes]
-    return [(axis.get_title(), axis.images[0].get_array()) for axis in axes if axis.images]
 
 
 def test_draws_a_picture_of_every_layer_before_and_after(tiny_folder, tmp_path):
@@ -47,55 +23,6 @@ def test_draws_a_picture_of_every_layer_before_and_after(tiny_folder, tmp_path):
     assert 600 < image.shape[0] < 4000
     assert 900 < image.shape[1] < 4000
     assert 0.1 < (image[..., :3].min(axis=-1) < 0.9).mean() < 0.9  # neither an empty page nor a full one
-
-
-def test_panels_show_the_maps_themselves():
-    before, after = maps(None), maps("mask0-bidir")
-    figure = plotting.attention_figure(before, after, title="tiny", even=0.2, labels=["$a_1$"] * 8 + ["日"])
-    drawn = panels(figure)
-    assert [title for title, _ in drawn[:N_LAYERS]] == [f"layer {i}" for i in range(N_LAYERS)]
-    assert [title.split("\n")[0] for title, _ in drawn[N_LAYERS:]] == ["causal"] * 2 + ["bidirectional"] * 2
-    for (_, data), item in zip(drawn, [*before, *after], strict=True):
-        np.testing.assert_array_equal(data.filled(0), item.weights.numpy())
-        np.testing.assert_array_equal(data.mask, item.weights.numpy() == 0)  # what is out of sight stays blank
-    for layer in range(2, N_LAYERS):
-        assert not np.array_equal(drawn[layer][1].mask, drawn[N_LAYERS + layer][1].mask)
-
-
-@pytest.mark.parametrize(
-    ("plan", "count"), [("inter-back", 4 + 4 + 1), ("extra-bidir", 4 + 4 + 2), ("extend-back", 4 + 4 + 1)]
-)
-def test_twins_have_panels_of_their_own(plan, count):
-    figure = plotting.attention_figure(maps(None), maps(plan), title=plan, even=0.2)
-    assert len(panels(figure)) == count
-
-
-def test_layers_on_top_have_columns_of_their_own():
-    after = maps("extend-back")
-    more = [*after, replace(after[-1], run=2)]
-    figure = plotting.attention_figure(maps(None), more, title="", even=0.2)
-    assert [title for title, _ in panels(figure)][-2:] == ["+1 on top\nbackward", "+2 on top\nbackward"]
-
-
-def test_deep_models_show_twelve_layers_without_names():
-    before = [replace(item, layer=index) for index, item in enumerate(maps(None) * 10)]
-    figure = plotting.attention_figure(before, before, title="deep", even=0.2, labels=["token"] * 9)
-    assert len(panels(figure)) == 2 * plotting.MOST_LAYERS
-    width, height = figure.get_size_inches()
-    assert max(width, height) < 16
-    assert plotting.pick_layers(40) == [0, 4, 7, 11, 14, 18, 21, 25, 28, 32, 35, 39]
-    assert plotting.pick_layers(3) == [0, 1, 2]
-
-
-def test_drawing_leaves_no_trace_in_matplotlib():
-    settings = dict(matplotlib.rcParams)
-    one, other = [
-        plotting.picture(plotting.attention_figure(maps(None), maps("bidir"), title="", even=0.2, layers=[1]), "pdf")
-        for _ in range(2)
-    ]
-    assert one == other
-    assert one.startswith(b"%PDF")
-    assert dict(matplotlib.rcParams) == settings
 
 
 def test_json_has_every_layers_share(tiny_folder):
@@ -171,8 +98,3 @@ def test_without_matplotlib_the_message_has_the_pip_line(tiny_folder, tmp_path, 
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     ran = run_cli("inspect", tiny_folder, TEXT, "-o", tmp_path / "a.png")
     assert "pip install 'gerund[plot]'" in ran.mistake
-
-
-def test_unknown_formats_are_refused():
-    with pytest.raises(ConfigError, match="valid are: png, svg, pdf"):
-        plotting.picture(None, "gif")

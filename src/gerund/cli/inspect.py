@@ -95,7 +95,7 @@ def command(
 def _check_output(output: Path, force: bool) -> str:
     """Find what is wrong with the output before the model is loaded; return the picture's format."""
     from gerund.errors import ConfigError, OutputExistsError
-    from gerund.plotting import FORMATS, require_matplotlib
+    from gerund.plotting.style import FORMATS, require_matplotlib
 
     kind = output.suffix.removeprefix(".").lower()
     if kind not in FORMATS:
@@ -190,7 +190,8 @@ def _draw(
 ) -> None:  # fmt: skip
     from gerund.data.files import whole_file
     from gerund.inference.maps import even_share
-    from gerund.plotting import attention_figure, picture
+    from gerund.plotting.attention import attention_figure
+    from gerund.plotting.style import picture
 
     plan = lm.encoder.attention.with_defaults(lm.n_layers)
     numbers = [f"{name}={value}" for name, value in (("k", plan.k), ("k0", plan.k0)) if value is not None]

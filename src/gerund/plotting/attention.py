@@ -1,43 +1,39 @@
 """Pictures of attention: maps before and after a conversion, and how strong the sink is in each layer.
 
-LBW's Figure 3 for any model and plan. Drawn on figures of their own: matplotlib's global state is not touched.
+LBW's Figure 3 for any model and plan.
 
 Knows: attention maps, matplotlib. Does not know: models, tokenizers, files.
 """
 
-import io
 import math
 from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
 from gerund.attention.plan import View
-from gerund.errors import MissingDependencyError, unknown_name
 from gerund.inference.maps import AttentionMap, sink_share
+from gerund.plotting.style import (
+    INK,
+    PALE,
+    QUIET,
+    TINT,
+    headline,
+    legend_beside,
+    legible,
+    new_figure,
+    quiet_axis,
+    require_matplotlib,
+)
 
-FORMATS = ("png", "svg", "pdf")
 MOST_LAYERS = 12
 # With more tokens than this their names would be too small to read.
 MOST_LABELS = 26
 
-_BEFORE, _AFTER, _TWIN, _QUIET = "#e8743b", "#4b1d8f", "#c2337d", "#8b8b8b"
-_INK, _PALE, _TINT = "#262230", "#d9d6de", "#f4f1f9"
+_BEFORE, _AFTER, _TWIN = "#e8743b", "#4b1d8f", "#c2337d"
 _LABEL_INCHES = 0.135
 _PANEL_INCHES = 1.7
 _PER_ROW = 6
 _WIDEST_INCHES = 13.0
-
-
-def require_matplotlib() -> None:
-    """Check that pictures can be drawn.
-
-    Raises:
-        MissingDependencyError: matplotlib is not installed.
-    """
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise MissingDependencyError("pictures need matplotlib: pip install 'gerund[plot]'") from error
 
 
 def pick_layers(n_layers: int, most: int = MOST_LAYERS) -> list[int]:
@@ -77,11 +73,9 @@ def attention_figure(
         MissingDependencyError: matplotlib is not installed.
     """
     require_matplotlib()
-    from matplotlib.figure import Figure
-
     shown = list(layers) if layers is not None else pick_layers(len(before))
     columns = _columns(before, after, shown)
-    names = [_legible(label) for label in labels] if labels is not None and len(labels) <= MOST_LABELS else None
+    names = [legible(label) for label in labels] if labels is not None and len(labels) <= MOST_LABELS else None
     panel = max(_PANEL_INCHES, len(names) * _LABEL_INCHES) if names else _PANEL_INCHES
     if names and len(columns) > 2 * int(_WIDEST_INCHES / panel):
         names, panel = None, _PANEL_INCHES
@@ -91,28 +85,12 @@ def attention_figure(
     width = max(7.5, per_row * (panel + 0.15) + 1.3)
     maps_height = blocks * (rows * (panel + 0.42) + (0.5 if names else 0.1)) + 0.3
     sinks_height = 2.6
-    figure: Any = Figure(figsize=(width, maps_height + sinks_height), dpi=150, layout="constrained")
-    figure.set_facecolor("white")
+    figure = new_figure(width, maps_height + sinks_height)
     upper, lower = figure.subfigures(2, 1, height_ratios=[maps_height, sinks_height])
-    upper.suptitle(_legible(title), fontsize=11, color=_INK, fontweight="bold", parse_math=False)
+    headline(upper, title)
     _draw_maps(upper, columns, per_row, rows, names)
     _draw_sinks(lower, before, after, even)
     return figure
-
-
-def picture(figure: Any, format: str = "png") -> bytes:
-    """Return a figure as the bytes of a file.
-
-    Raises:
-        ConfigError: an unknown format.
-    """
-    if format not in FORMATS:
-        raise unknown_name("picture format", format, FORMATS)
-    buffer = io.BytesIO()
-    # Without dates and versions the same maps give the same bytes.
-    metadata: dict[str, dict[str, None]] = {"png": {"Software": None}, "svg": {"Date": None}}
-    figure.savefig(buffer, format=format, metadata=metadata.get(format, {"CreationDate": None, "Producer": None}))
-    return buffer.getvalue()
 
 
 _ROW_NAMES = ("before", "after", "its twin")
@@ -162,7 +140,7 @@ def _draw_maps(figure: Any, columns: list[list[_Panel]], per_row: int, rows: int
             axis.set_xticks([])
             axis.set_yticks([])
             if column == 0:
-                axis.set_ylabel(_ROW_NAMES[row], fontsize=9, color=_INK, labelpad=6)
+                axis.set_ylabel(_ROW_NAMES[row], fontsize=9, color=INK, labelpad=6)
             panels = columns[place] if place < len(columns) else []
             if row >= len(panels) or panels[row][1] is None:
                 axis.set_frame_on(False)
@@ -170,15 +148,15 @@ def _draw_maps(figure: Any, columns: list[list[_Panel]], per_row: int, rows: int
             title, item = panels[row]
             assert item is not None
             image = axis.imshow(_seen(item), cmap=_colours(), norm=norm, interpolation="nearest")
-            axis.set_title(title, fontsize=8, color=_INK, linespacing=1.05)
+            axis.set_title(title, fontsize=8, color=INK, linespacing=1.05)
             _trim(axis, names, with_y=column == 0, with_x=all(below is None for _, below in panels[row + 1 :]))
     bar = figure.colorbar(image, ax=axes, fraction=0.03, pad=0.015, aspect=28)
     bar.ax.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     bar.ax.minorticks_off()
     bar.set_ticks([0.0, 0.01, 0.03, 0.1, 0.2, 0.4, 0.6, 1.0])
-    bar.ax.tick_params(labelsize=7, colors=_INK)
-    bar.outline.set_edgecolor(_PALE)
-    bar.set_label("attention (white: out of sight)", fontsize=8, color=_INK)
+    bar.ax.tick_params(labelsize=7, colors=INK)
+    bar.outline.set_edgecolor(PALE)
+    bar.set_label("attention (white: out of sight)", fontsize=8, color=INK)
 
 
 def _seen(item: AttentionMap) -> Any:
@@ -200,8 +178,8 @@ def _colours() -> Any:
 def _trim(axis: Any, names: Sequence[str] | None, *, with_y: bool, with_x: bool) -> None:
     """Give a map a quiet frame, and its tokens' names where they are wanted."""
     for spine in axis.spines.values():
-        spine.set_edgecolor(_PALE)
-    axis.tick_params(length=0, pad=2, labelsize=6.5, colors=_INK)
+        spine.set_edgecolor(PALE)
+    axis.tick_params(length=0, pad=2, labelsize=6.5, colors=INK)
     if names is not None and with_x:
         axis.set_xticks(range(len(names)), names, rotation=90, parse_math=False)
     if names is not None and with_y:
@@ -230,20 +208,16 @@ def _draw_sinks(figure: Any, before: Sequence[AttentionMap], after: Sequence[Att
     if twins:
         places = [item.layer for item in twins]
         axis.plot(places, sink_share(twins), color=_TWIN, label="its twin: to the first token", **line)
-    axis.axhline(even, color=_QUIET, linestyle=":", linewidth=1.2, zorder=2, label="before, if attention were even")
+    axis.axhline(even, color=QUIET, linestyle=":", linewidth=1.2, zorder=2, label="before, if attention were even")
     highest = max(max(curve.get_ydata()) for curve in axis.get_lines())
     axis.set_ylim(0, min(1.0, max(0.3, 1.15 * highest)))
     axis.set_xlim(-0.5, len(own) + len(on_top) - 0.5)
     axis.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=24))
     axis.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    axis.set_xlabel("layer", fontsize=9, color=_INK)
-    axis.set_ylabel("share of attention", fontsize=9, color=_INK)
-    axis.tick_params(labelsize=8, colors=_INK, length=2)
-    axis.grid(axis="y", color=_PALE, linewidth=0.6)
-    for side, spine in axis.spines.items():
-        spine.set_visible(side in ("left", "bottom"))
-        spine.set_edgecolor(_PALE)
-    axis.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=8, frameon=False, labelcolor=_INK)
+    axis.set_xlabel("layer", fontsize=9, color=INK)
+    axis.set_ylabel("share of attention", fontsize=9, color=INK)
+    quiet_axis(axis)
+    legend_beside(axis)
 
 
 def _draw_views(axis: Any, own: Sequence[AttentionMap], on_top: Sequence[AttentionMap]) -> None:
@@ -253,16 +227,8 @@ def _draw_views(axis: Any, own: Sequence[AttentionMap], on_top: Sequence[Attenti
     for view, group in groupby(items, key=lambda item: item.view):
         width = len(list(group))
         if view != View(own[0].view.direction.CAUSAL):
-            axis.axvspan(place - 0.5, place + width - 0.5, color=_TINT, zorder=0, linewidth=0)
+            axis.axvspan(place - 0.5, place + width - 0.5, color=TINT, zorder=0, linewidth=0)
         text = str(view) if width / len(items) > 0.3 else view.direction.value
         axis.text(place + width / 2 - 0.5, 1.02, text, transform=axis.get_xaxis_transform(),
-                  ha="center", va="bottom", fontsize=7.5, color=_QUIET)  # fmt: skip
+                  ha="center", va="bottom", fontsize=7.5, color=QUIET)  # fmt: skip
         place += width
-
-
-def _legible(text: str) -> str:
-    """Return the text with a box for every character that the font lacks, which matplotlib would warn about."""
-    from matplotlib.font_manager import FontProperties, findfont, get_font
-
-    known = get_font(findfont(FontProperties(family="DejaVu Sans"))).get_charmap()
-    return "".join(char if ord(char) in known else "▯" for char in text)
