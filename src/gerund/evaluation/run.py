@@ -69,7 +69,7 @@ def contenders_of(
             config = reading(model.encoder)
             lm = model if config == model.encoder else model.with_encoder(config)
             label = label_of(config, model.n_layers)
-            named.append((f"{model.name}: {label}" if several else label, lm))
+            named.append((f"{Path(model.name).name}: {label}" if several else label, lm))
     labels = distinct([label for label, _ in named])
     cache = cache or EmbeddingCache()
     return [Contender(label, lm, cache) for label, (_, lm) in zip(labels, named, strict=True)]

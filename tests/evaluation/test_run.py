@@ -1,0 +1,155 @@
+"""Evaluations go on where they were, and share what plans share."""
+
+import json
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import ClassVar
+
+import numpy as np
+import pytest
+
+import gerund
+from gerund.errors import ConfigError, DataError, MissingDependencyError
+from gerund.evaluation.embedding_cache import EmbeddingCache
+from gerund.evaluation.readings import parse_reading
+from gerund.evaluation.results import ResultStore
+from gerund.evaluation.run import cache_in, contenders_of, evaluate
+from gerund.evaluation.task import Settings
+from gerund.inference import encoding
+from tests.evaluation.toys import TEXTS, ToyTask, ToyWriting
+
+TOY = ToyTask(name="toy/one")
+PLANS = ["causal", "mask0-bidir:k=2", "inter-back:k=1", "causal:pooling=last", "echo"]
+
+
+@pytest.fixture(scope="module")
+def lm(tiny_folder):
+    return gerund.load(tiny_folder)
+
+
+def readings(*texts):
+    return [lambda own, text=text: parse_reading(text, own) for text in texts]
+
+
+def test_scores_are_those_of_encoding_by_hand(lm):
+    done = evaluate(contenders_of([lm], readings(*PLANS)), [TOY])
+    assert [result.contender for result in done.results] == [
+        "causal",
+        "mask0-bidir k=2",
+        "inter-back k=1",
+        "causal, last",
+        "echo",
+    ]
+    for text, result in zip(PLANS, done.results, strict=True):
+        vectors = lm.with_encoder(parse_reading(text, lm.encoder)).encode(list(TEXTS), normalize=True)
+        expected = np.mean([a @ b for a, b in pairwise(vectors)])
+        assert result.score.value == pytest.approx(float(expected), abs=1e-6)
+
+
+def test_plans_of_one_model_are_embedded_together(lm, monkeypatch):
+    """One causal pass and what lies above it, instead of a pass for each plan; echo reads another text."""
+    calls = []
+    alone = encoding.Reader.states
+    monkeypatch.setattr(encoding.Reader, "states", lambda self, texts: calls.append(len(texts)) or alone(self, texts))
+    evaluate(contenders_of([lm], readings(*PLANS)), [TOY])
+    assert calls == [len(TEXTS)]
+
+
+def test_a_finished_score_is_not_measured_again(lm, tmp_path):
+    run = lambda **settings: evaluate(  # noqa: E731
+        contenders_of([lm], readings("causal", "mask0-bidir:k=2"), cache=cache_in(tmp_path)),
+        [TOY, ToyWriting(name="toy-writing/one")], Settings(**settings), folder=tmp_path,
+    )  # fmt: skip
+    first = run()
+    assert first.reused == 0
+    again = run()
+    assert again.reused == 4
+    assert [r.score for r in again.results] == [r.score for r in first.results]
+    assert [r.contender for r in again.results] == [r.contender for r in first.results]
+    assert run(limit=3).reused == 0
+    assert len(ResultStore(tmp_path).all()) == 3 * 2
+
+
+def test_an_option_a_prompt_or_other_data_are_another_score(lm, tmp_path):
+    data = tmp_path / "data.txt"
+    data.write_text("one")
+    task = ToyTask(name="toy/one", files=(data,))
+
+    def reused(task, **settings):
+        return evaluate(contenders_of([lm]), [task], Settings(**settings), folder=tmp_path / "report").reused
+
+    assert [reused(task), reused(task)] == [0, 1]
+    assert reused(replace(task, weight=2.0)) == 0
+    assert reused(task, prompts={"toy": "Say: "}) == 0
+    assert reused(task, prompts={"other": "Say: "}) == 1
+    data.write_text("two")
+    assert reused(task) == 0
+
+
+def test_writing_is_measured_once_for_all_plans(lm):
+    told = []
+    done = evaluate(
+        contenders_of([lm], readings("causal", "mask0-bidir:k=2")),
+        [ToyWriting(name="toy-writing/one")],
+        tell=lambda task, one, result: told.append((one.label, result is None)),
+    )
+    assert told == [("causal", True), ("causal", False), ("mask0-bidir k=2", False)]
+    assert [result.contender for result in done.results] == ["causal", "mask0-bidir k=2"]
+    assert done.results[1].reading["attention"]["name"] == "mask0-bidir"
+
+
+def test_what_an_interrupted_evaluation_measured_is_kept(lm, tmp_path):
+    @dataclass(frozen=True, kw_only=True)
+    class Broken(ToyTask):
+        kind: ClassVar = "broken"
+
+        def run(self, contender, settings):
+            raise DataError("data.jsonl, line 3: no text")
+
+    with pytest.raises(DataError, match="line 3"):
+        evaluate(contenders_of([lm]), [TOY, Broken(name="broken/one")], folder=tmp_path)
+    assert evaluate(contenders_of([lm]), [TOY], folder=tmp_path).reused == 1
+
+
+def test_a_missing_package_is_named(lm):
+    @dataclass(frozen=True, kw_only=True)
+    class Needy(ToyTask):
+        def run(self, contender, settings):
+            import no_such_package  # noqa: F401
+
+    with pytest.raises(MissingDependencyError, match=r"no_such_package: pip install 'gerund\[eval\]'"):
+        evaluate(contenders_of([lm]), [Needy(name="toy/needy")])
+
+
+def test_results_read_back_as_they_were(lm, tmp_path):
+    [result] = evaluate(contenders_of([lm]), [TOY], folder=tmp_path).results
+    [kept] = ResultStore(tmp_path).all()
+    assert kept == result
+    assert json.loads(json.dumps(kept.to_dict())) == json.loads(json.dumps(result.to_dict()))
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"format": 1}', '{"format": 99}'])
+def test_a_file_that_is_no_score_is_named(tmp_path, text):
+    (tmp_path / "scores").mkdir()
+    (tmp_path / "scores" / "toy.one-0.json").write_text(text)
+    with pytest.raises(DataError, match=r"toy\.one-0\.json"):
+        ResultStore(tmp_path).all()
+
+
+def test_models_are_told_apart(lm):
+    other = gerund.LanguageModel(lm.model, lm.tokenizer, name="other")
+    labels = [one.label for one in contenders_of([lm, other, "bm25"], readings("causal"))]
+    assert labels == ["tiny-llama: causal", "other: causal", "bm25"]
+    same = [one.label for one in contenders_of([lm, lm], readings("causal"))]
+    assert same == ["causal", "causal (2)"]
+
+
+def test_bm25_takes_part_only_where_it_can(lm):
+    done = evaluate(contenders_of([lm, "bm25"], cache=EmbeddingCache()), [TOY])
+    assert [result.contender for result in done.results] == ["mask0-bidir k=2"]
+
+
+@pytest.mark.parametrize("what", ["contenders", "tasks"])
+def test_nothing_to_do(lm, what):
+    with pytest.raises(ConfigError, match="at least one model and one task"):
+        evaluate([] if what == "contenders" else contenders_of([lm]), [] if what == "tasks" else [TOY])

@@ -1,0 +1,150 @@
+"""The search finds the best plan within its budget, and costs little."""
+
+from dataclasses import replace
+
+import pytest
+
+import gerund
+from gerund.attention.plan import AttentionPlan
+from gerund.errors import ConfigError
+from gerund.evaluation.task import Settings
+from gerund.evaluation.tuning import ONE_K, PLANS, Trial, _Search, most_k, spread, tune
+from tests.evaluation.toys import ToyTask, ToyWriting
+
+TOY = ToyTask(name="toy/one")
+OWN = gerund.EncoderConfig()
+
+
+@pytest.fixture(scope="module")
+def lm(tiny_folder):
+    return gerund.load(tiny_folder)
+
+
+def search(score, *, n, budget, plans=PLANS, configs=(OWN,)):
+    """Run a search over a made-up score of plan and pooling."""
+    asked = []
+
+    def measure(configs):
+        asked.extend(configs)
+        return [Trial(config, str(config), {"toy": score(config)}) for config in configs]
+
+    found = _Search(measure, n, list(configs), budget)
+    found.run(plans)
+    assert len({str(config) for config in asked}) == len(asked) == len(found.done.trials)
+    return found.done
+
+
+def hill(name, top, height=1.0):
+    """Return a score with a peak for one plan at k = top."""
+    return lambda config: height - 0.01 * abs((config.attention.k or 0) - top) if config.attention.name == name else 0.1
+
+
+@pytest.mark.parametrize("n", [1, 2, 5, 8, 22, 80])
+@pytest.mark.parametrize("budget", [2, 10, 60, 150])
+def test_the_budget_is_kept_and_the_baseline_is_tried(n, budget):
+    done = search(hill("inter-back", n // 2), n=n, budget=budget)
+    assert len(done.trials) <= budget
+    assert done.baseline.plan.name == "causal"
+    assert all(trial.plan.k is None or 1 <= trial.plan.k <= n for trial in done.trials)
+
+
+@pytest.mark.parametrize("top", [1, 13, 37, 80])
+def test_a_peak_between_the_spread_places_is_found(top):
+    done = search(hill("mask0-for", top), n=80, budget=150)
+    assert (done.best.plan.name, done.best.plan.k) == ("mask0-for", top)
+    assert len(done.trials) < 80 * len(ONE_K)
+
+
+def test_every_k_is_tried_where_the_budget_allows():
+    done = search(hill("inter-back", 3), n=8, budget=200)
+    for name, points in done.curves("mean").items():
+        assert [k for k, _ in points] == list(range(1, most_k(name, 8) + 1))
+
+
+def test_k0_is_sought_where_the_paper_found_it():
+    """mask0+bidir peaks at k = the best of inplace-bidir, k0 = the best of mask0-bidir."""
+
+    def score(config):
+        plan = config.attention
+        if plan.name == "inplace-bidir":
+            return 0.6 - 0.01 * abs(plan.k - 18)
+        if plan.name == "mask0-bidir":
+            return 0.7 - 0.01 * abs(plan.k - 10)
+        if plan.name == "mask0+bidir":
+            return 0.9 - 0.01 * abs(plan.k - 19) - 0.01 * abs(plan.k0 - 9)
+        return 0.1
+
+    done = search(score, n=22, budget=150)
+    assert (done.best.plan.k, done.best.plan.k0) == (19, 9)
+    tried = [(t.plan.k, t.plan.k0) for t in done.trials if t.plan.name == "mask0+bidir"]
+    assert tried[0] == (18, 10)
+    assert {k0 for _, k0 in tried[:5]} == {10, 5, 1, 2, 3}
+    assert len(tried) < 22 * 22 / 4
+    assert set(done.k0_curves("mean")) >= {"k0 = 1", "k0 = 9"}
+
+
+def test_only_the_plans_that_were_asked_for():
+    done = search(hill("mask0-bidir", 2), n=4, budget=50, plans=["mask0-bidir"])
+    assert {trial.plan.name for trial in done.trials} == {"causal", "mask0-bidir"}
+    alone = search(hill("mask0+bidir", 2), n=4, budget=50, plans=["mask0+bidir"])
+    assert {trial.plan.name for trial in alone.trials} == {"causal", "mask0+bidir"}
+
+
+def test_equal_scores_are_decided_by_how_much_is_changed():
+    done = search(lambda config: 0.5, n=8, budget=150)
+    assert done.best.plan.name == "causal"
+
+
+def test_poolings_are_tried_with_every_plan():
+    configs = [gerund.EncoderConfig(pooling=pooling) for pooling in ("mean", "last")]
+    done = search(lambda config: float(config.pooling == "last"), n=4, budget=40, configs=configs)
+    assert done.best.config.pooling == "last"
+    assert len(done.curves("mean")) == len(done.curves("last"))
+
+
+def test_scores_are_those_of_each_plan_alone(lm, tmp_path):
+    done = tune(lm, [TOY, ToyTask(name="toy/two", weight=2.0)], Settings(), budget=60, folder=tmp_path)
+    assert {trial.plan.name for trial in done.trials} == set(PLANS)
+    for trial in done.trials:
+        alone = lm.with_encoder(trial.config)
+        vectors = alone.encode(list(TOY.texts_), normalize=True)
+        cosine = float((vectors[1:] * vectors[:-1]).sum(axis=1).mean())
+        assert trial.scores == pytest.approx({"toy/one": cosine, "toy/two": 2 * cosine}, abs=1e-5)
+        assert trial.mean == pytest.approx(1.5 * cosine, abs=1e-5)
+    assert done.best.mean == max(trial.mean for trial in done.trials)
+
+
+def test_an_interrupted_search_goes_on(lm, tmp_path):
+    calls = []
+    first = tune(lm, [TOY], Settings(), budget=20, folder=tmp_path, tell=lambda *told: calls.append(told))
+    measured = sum(result is None for *_, result in calls)
+    assert measured == len(first.trials)
+    calls.clear()
+    again = tune(lm, [TOY], Settings(), budget=30, folder=tmp_path, tell=lambda *told: calls.append(told))
+    assert sum(result is None for *_, result in calls) < len(again.trials)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"plans": ["mask0-bidr"]}, "unknown plan to tune 'mask0-bidr'"),
+        ({"tasks": []}, "needs a task"),
+        ({"tasks": [ToyWriting(name="toy-writing/one")]}, "no plan changes the score of toy-writing/one"),
+        ({"budget": 1}, "a budget of 1"),
+    ],
+)
+def test_mistakes(lm, changes, message):
+    given = {"tasks": [TOY], "settings": Settings(), **changes}
+    with pytest.raises(ConfigError, match=message):
+        tune(lm, given.pop("tasks"), given.pop("settings"), **given)
+
+
+def test_spread():
+    assert spread(22, 2) == [1, 22]
+    assert spread(1, 5) == [1]
+    assert all(len(spread(n, count)) <= max(count, 1) for n in range(1, 40) for count in range(2, 12))
+
+
+def test_plans_that_do_not_fit_two_numbers_are_named_apart():
+    plan = AttentionPlan("mask0+bidir", k=3, k0=2)
+    assert Trial(replace(gerund.EncoderConfig(), attention=plan), "x", {"a": 1.0}).converted == 4

@@ -1,0 +1,43 @@
+"""Tasks without data, and contenders without a model worth the name."""
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+
+from gerund.evaluation.contender import Contender
+from gerund.evaluation.task import Score, Settings, Task
+
+TEXTS = ("a cat", "the dog in the rain", "an inn", "the end", "a thin man")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToyTask(Task):
+    """Scores the mean cosine of neighbouring texts."""
+
+    kind: ClassVar = "toy"
+    side: ClassVar = "representation"
+
+    texts_: tuple[str, ...] = TEXTS
+    weight: float = field(default=1.0, metadata={"help": "Multiplies the score."})
+
+    def texts(self, settings: Settings) -> list[str]:
+        return list(self.texts_[: settings.limit])
+
+    def run(self, contender: Contender, settings: Settings) -> Score:
+        vectors = contender.encode(self.texts(settings), prompt=self.prompt(settings), normalize=True)
+        cosines = (vectors[1:] * vectors[:-1]).sum(axis=1)
+        return Score("cosine", {"cosine": float(self.weight * np.mean(cosines))}, size=len(vectors))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToyWriting(Task):
+    """Scores how long the model's continuation is: the same under every plan."""
+
+    kind: ClassVar = "toy-writing"
+    side: ClassVar = "generation"
+    reads_plan: ClassVar = False
+
+    def run(self, contender: Contender, settings: Settings) -> Score:
+        [made] = contender.lm.generate("the", max_new_tokens=4)
+        return Score("tokens", {"tokens": float(len(made.token_ids))})
