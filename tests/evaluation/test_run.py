@@ -11,12 +11,13 @@ import pytest
 import gerund
 from gerund.errors import ConfigError, DataError, MissingDependencyError
 from gerund.evaluation.embedding_cache import EmbeddingCache
+from gerund.evaluation.prefill import word_groups
 from gerund.evaluation.readings import parse_reading
 from gerund.evaluation.results import ResultStore
 from gerund.evaluation.run import cache_in, contenders_of, evaluate
 from gerund.evaluation.task import Settings
 from gerund.inference import encoding
-from tests.evaluation.toys import TEXTS, ToyTask, ToyWriting
+from tests.evaluation.toys import TEXTS, ToyTask, ToyWords, ToyWriting
 
 TOY = ToyTask(name="toy/one")
 PLANS = ["causal", "mask0-bidir:k=2", "inter-back:k=1", "causal:pooling=last", "echo"]
@@ -153,3 +154,28 @@ def test_bm25_takes_part_only_where_it_can(lm):
 def test_nothing_to_do(lm, what):
     with pytest.raises(ConfigError, match="at least one model and one task"):
         evaluate([] if what == "contenders" else contenders_of([lm]), [] if what == "tasks" else [TOY])
+
+
+@pytest.mark.parametrize("shift", [False, True])
+@pytest.mark.parametrize("prompt", [None, "Say: "])
+def test_words_of_many_plans_are_read_together(lm, monkeypatch, shift, prompt):
+    task = ToyWords(name="toy-words/one", shift=shift)
+    settings = Settings(prompts={} if prompt is None else {"toy-words": prompt})
+    alone = [task.run(one, settings).value for one in contenders_of([lm], readings(*PLANS))]
+    calls = []
+    states = encoding.Reader.states
+    monkeypatch.setattr(encoding.Reader, "states", lambda self, texts: calls.append(len(texts)) or states(self, texts))
+    contenders = contenders_of([lm], readings(*PLANS))
+    done = evaluate(contenders, [task], settings)
+    assert [result.score.value for result in done.results] == pytest.approx(alone, abs=1e-6)
+    assert [result.contender for result in done.results] == [one.label for one in contenders]
+    assert sum(calls) == len(TEXTS) + 1  # echo alone reads by itself
+    assert not any(one.words for one in contenders)
+
+
+def test_words_that_do_not_fit_together_are_read_in_groups(lm, monkeypatch):
+    monkeypatch.setattr("gerund.evaluation.prefill._MOST_BYTES", 2 * 4 * lm.dimensions * 14)
+    contenders = contenders_of([lm], readings(*PLANS))
+    groups = word_groups(contenders, [["a"] * 7, ["b"] * 7])
+    assert sorted(len(group) for group in groups) == [1, 2, 2]
+    assert {one.label for group in groups for one in group} == {one.label for one in contenders}

@@ -41,3 +41,24 @@ class ToyWriting(Task):
     def run(self, contender: Contender, settings: Settings) -> Score:
         [made] = contender.lm.generate("the", max_new_tokens=4)
         return Score("tokens", {"tokens": float(len(made.token_ids))})
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToyWords(Task):
+    """Scores the mean of all numbers in the word vectors."""
+
+    kind: ClassVar = "toy-words"
+    side: ClassVar = "tokens"
+
+    shift: bool = False
+
+    def sentences(self, settings: Settings) -> list[list[str]]:
+        return [text.split() for text in (*TEXTS, TEXTS[0])]
+
+    @property
+    def shifts_words(self) -> bool:
+        return self.shift
+
+    def run(self, contender: Contender, settings: Settings) -> Score:
+        vectors = contender.encode_words(self.sentences(settings), prompt=self.prompt(settings), shift=self.shift)
+        return Score("mean", {"mean": float(np.concatenate(vectors).mean())})

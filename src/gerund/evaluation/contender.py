@@ -22,6 +22,11 @@ BM25 = "bm25"
 class Contender:
     """A language model under one reading, with embeddings that are computed once.
 
+    Attributes:
+        label: what tables call it.
+        cache: where embeddings are kept.
+        words: vectors of words that were computed beforehand, by (prompt, pooling, shift) and sentence.
+
     Args:
         label: what tables call it.
         lm: the model; None for BM25, which only ranks.
@@ -32,6 +37,7 @@ class Contender:
         self.label = label
         self._lm = lm
         self.cache = cache
+        self.words: dict[tuple[str | None, str, bool], dict[tuple[str, ...], np.ndarray]] = {}
 
     @property
     def is_bm25(self) -> bool:
@@ -93,4 +99,7 @@ class Contender:
         show: bool | None = None,
     ) -> list[np.ndarray]:
         """Return one ``(n_words, D)`` float32 array a sentence; see ``LanguageModel.encode_words``."""
+        known = self.words.get((prompt, pooling, shift), {})
+        if known and all(tuple(words) in known for words in sentences):
+            return [known[tuple(words)] for words in sentences]
         return self.lm.encode_words(sentences, prompt=prompt, pooling=pooling, shift=shift, show_progress=show)

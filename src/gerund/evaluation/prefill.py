@@ -1,15 +1,22 @@
-"""Embeds a task's texts under many plans of one model at once, before the task asks for them.
+"""Embeds a task's texts or words under many plans of one model at once, before the task asks for them.
 
 Knows: contenders, sweeps, the cache. Does not know: scores.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import groupby
+
+import numpy as np
 
 from gerund.evaluation.contender import Contender
 from gerund.evaluation.task import Settings, Task
-from gerund.inference.sweeping import encode_each
+from gerund.inference.sweeping import encode_each, encode_tokens_each
 from gerund.inference.tokens import Tokens
+from gerund.inference.words import check_words, word_vectors
+
+# Vectors of words that are held at once: 1 GB.
+_MOST_BYTES = 1 << 30
 
 
 def prefill(contenders: Sequence[Contender], task: Task, settings: Settings) -> None:
@@ -31,6 +38,61 @@ def prefill(contenders: Sequence[Contender], task: Task, settings: Settings) -> 
         kin = list(group)
         if len(kin) > 1:
             _fill(kin, task.prompt(settings), texts, settings)
+
+
+def word_groups(contenders: Sequence[Contender], sentences: Sequence[Sequence[str]]) -> list[list[Contender]]:
+    """Return the contenders in groups whose word vectors fit the memory together.
+
+    Those of one model stand together; who cannot share a pass is a group of its own.
+    """
+    n_words = sum(map(len, sentences))
+    groups: list[list[Contender]] = []
+    for _, same in groupby(contenders, key=_kinship):
+        kin = list(same)
+        able = [one for one in kin if _shares(one)]
+        groups += [[one] for one in kin if not _shares(one)]
+        room = max(1, _MOST_BYTES // max(1, 4 * n_words * kin[0].lm.dimensions))
+        groups += [able[start : start + room] for start in range(0, len(able), room)]
+    return groups
+
+
+@contextmanager
+def prefilled_words(
+    group: Sequence[Contender],
+    sentences: Sequence[Sequence[str]],
+    *,
+    prompt: str | None,
+    shift: bool,
+    settings: Settings,
+) -> Iterator[None]:
+    """Hold the word vectors of a group of ``word_groups`` while the block runs; a group of one computes its own.
+
+    Args:
+        group: contenders of one model.
+        sentences: lists of words.
+        prompt: as in ``Contender.encode_words``.
+        shift: as in ``Contender.encode_words``.
+        settings: the evaluation's.
+    """
+    if len(group) > 1:
+        unique = list(dict.fromkeys(map(tuple, check_words(sentences))))
+        lm = group[0].lm
+        tokens = lm.tokens([" ".join(words) for words in unique], prompt, offsets=True)
+        for one in group:
+            one.words[prompt, "mean", shift] = {}
+
+        def keep(place: int, row: int, states_TD: np.ndarray) -> None:
+            read = tokens[row]
+            if read is not None:
+                vectors = word_vectors(unique[row], read, states_TD, pooling="mean", shift=shift)
+                group[place].words[prompt, "mean", shift][unique[row]] = vectors
+
+        encode_tokens_each([one.lm.reader for one in group], tokens, keep, show=settings.show_progress)
+    try:
+        yield
+    finally:
+        for one in group:
+            one.words.clear()
 
 
 def _fill(kin: list[Contender], prompt: str | None, texts: list[str], settings: Settings) -> None:

@@ -4,7 +4,8 @@ Knows: tasks, contenders, where scores are kept. Does not know: how a task measu
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from gerund.config import EncoderConfig
 from gerund.errors import ConfigError, MissingDependencyError
 from gerund.evaluation.contender import BM25, Contender
 from gerund.evaluation.embedding_cache import EmbeddingCache
-from gerund.evaluation.prefill import prefill
+from gerund.evaluation.prefill import prefill, prefilled_words, word_groups
 from gerund.evaluation.readings import distinct, label_of
 from gerund.evaluation.results import Result, ResultStore, reading_of
 from gerund.evaluation.task import Settings, Task
@@ -115,26 +116,44 @@ def cache_in(folder: Path) -> EmbeddingCache:
 
 def _measure(task: Task, done: Evaluation, store: ResultStore | None, tell: Tell) -> None:
     able = [one for one in done.contenders if not one.is_bm25 or task.takes_bm25]
-    finished: dict[str, Result] = {}
+    results: dict[str, Result] = {}
     for one in able:
         if store is not None and (found := store.find(task, one, done.settings)) is not None:
-            finished[one.label] = found
-    if task.side == "representation":
-        prefill([one for one in able if one.label not in finished], task, done.settings)
-    by_weights: dict[str, Result] = {}
-    for one in able:
-        result = finished.get(one.label)
-        if result is not None:
+            results[one.label] = found
             done.reused += 1
-        elif not task.reads_plan and one.weights in by_weights:
+            tell(task, one, found)
+    for group, ready in _prepared([one for one in able if one.label not in results], task, done.settings):
+        with ready:
+            for one in group:
+                results[one.label] = _result(task, one, done.settings, store, list(results.values()), tell)
+                tell(task, one, results[one.label])
+    done.results += [results[one.label] for one in able]
+
+
+def _prepared(
+    contenders: list[Contender], task: Task, settings: Settings
+) -> Iterator[tuple[list[Contender], AbstractContextManager[None]]]:
+    """Yield contenders in groups, each with a block in which what the group shares is at hand."""
+    sentences = task.sentences(settings)
+    if not sentences:
+        prefill(contenders, task, settings)
+        yield contenders, nullcontext()
+        return
+    for group in word_groups(contenders, sentences):
+        prompt, shift = task.prompt(settings), task.shifts_words
+        yield group, prefilled_words(group, sentences, prompt=prompt, shift=shift, settings=settings)
+
+
+def _result(
+    task: Task, one: Contender, settings: Settings, store: ResultStore | None, others: list[Result], tell: Tell
+) -> Result:
+    if not task.reads_plan:
+        for other in others:
             # The same weights write the same under every plan.
-            result = replace(by_weights[one.weights], contender=one.label, reading=reading_of(one))
-        else:
-            tell(task, one, None)
-            result = _score(task, one, done.settings, store)
-        by_weights.setdefault(one.weights, result)
-        done.results.append(result)
-        tell(task, one, result)
+            if other.reading.get("weights") == one.weights:
+                return replace(other, contender=one.label, reading=reading_of(one))
+    tell(task, one, None)
+    return _score(task, one, settings, store)
 
 
 def _score(task: Task, contender: Contender, settings: Settings, store: ResultStore | None) -> Result:

@@ -165,6 +165,16 @@ class Task(ABC):
         del settings
         return []
 
+    def sentences(self, settings: Settings) -> list[list[str]]:
+        """Return the sentences, as lists of words, whose word vectors ``run`` reads; none for other tasks."""
+        del settings
+        return []
+
+    @property
+    def shifts_words(self) -> bool:
+        """Whether word vectors are read from the outputs before each token."""
+        return False
+
     def picture_data(self, settings: Settings) -> LabelledTexts | RatedPairs | None:
         """Return texts whose embeddings are worth a look; None for tasks without."""
         del settings
