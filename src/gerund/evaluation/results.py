@@ -38,6 +38,8 @@ class Result:
     """``percent`` (of fractions of 1), ``perplexity``, ``bits`` or ``share``."""
     higher_is_better: bool
     """Which way is up."""
+    reads_plan: bool
+    """Whether it depends on how the model is read, or only on the weights."""
     contender: str
     """What tables call the model under its reading."""
     reading: Mapping[str, Any]
@@ -66,6 +68,7 @@ class Result:
             side=task.side,
             unit=task.unit,
             higher_is_better=task.higher_is_better,
+            reads_plan=task.reads_plan,
             contender=contender.label,
             reading=reading_of(contender),
             score=score,
