@@ -1,0 +1,98 @@
+"""What tasks on labelled texts in splits have in common: their files, the split that is scored, a limit's draw.
+
+Knows: folders of labelled texts. Does not know: what is measured on them.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, TypeVar
+
+import numpy as np
+
+from gerund.errors import DataError
+from gerund.evaluation.sets.labelled import check_labels, labelled_splits, read_labelled
+from gerund.evaluation.task import LabelledTexts, Settings, Side, Task
+
+FOLDER = "classification"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelledTask(Task):
+    """A task on a folder of labelled texts.
+
+    ``settings.limit`` is at most so many texts of each split, drawn by ``settings.seed`` since files are often
+    sorted by label.
+    """
+
+    side: ClassVar[Side] = "representation"
+    needs: ClassVar[tuple[str, ...]] = ("train", "test")
+
+    @property
+    def splits(self) -> dict[str, Path]:
+        """The files by split."""
+        return labelled_splits(self.files[0].parent)
+
+    @property
+    def has_validation(self) -> bool:
+        """Whether there is a validation split."""
+        return "validation" in self.splits
+
+    def split_file(self, split: str) -> Path:
+        """Return the file of a split.
+
+        Raises:
+            DataError: there is none.
+        """
+        path = self.splits.get(split)
+        if path is None:
+            raise DataError(f"{self.files[0].parent}: there is no file of the {split} split")
+        return path
+
+    def scored(self, settings: Settings) -> LabelledTexts:
+        """Return the texts that are scored.
+
+        Raises:
+            DataError: a file is malformed.
+        """
+        return drawn(read_labelled(self.split_file(settings.split)), settings)
+
+    def learnt_and_scored(self, settings: Settings) -> tuple[LabelledTexts, LabelledTexts]:
+        """Return the training texts and those that are scored.
+
+        Raises:
+            DataError: a file is malformed, or a label is only among what is scored.
+        """
+        train_path, test_path = self.split_file("train"), self.split_file(settings.split)
+        train, test = read_labelled(train_path), read_labelled(test_path)
+        check_labels(train, test, train_path=train_path, test_path=test_path)
+        return drawn(train, settings), drawn(test, settings)
+
+    def picture_data(self, settings: Settings) -> LabelledTexts:
+        """Return the texts that are scored."""
+        return self.scored(settings)
+
+
+AnyLabelledTask = TypeVar("AnyLabelledTask", bound=LabelledTask)
+
+
+def labelled_tasks(kind: type[AnyLabelledTask], folder: Path) -> list[AnyLabelledTask]:
+    """Return a task of a kind for every folder of labelled texts that has the splits which the kind needs."""
+    found = []
+    for place in sorted(path for path in (folder / FOLDER).glob("*") if path.is_dir()):
+        splits = labelled_splits(place)
+        if set(kind.needs) <= splits.keys():
+            found.append(kind(name=f"{kind.kind}/{place.name}", files=tuple(splits.values())))
+    return found
+
+
+def drawn(texts: LabelledTexts, settings: Settings) -> LabelledTexts:
+    """Return at most ``settings.limit`` texts, drawn by the seed and in their order."""
+    if settings.limit is None or settings.limit >= len(texts.texts):
+        return texts
+    order = np.random.default_rng(settings.seed).permutation(len(texts.texts))
+    return chosen(texts, sorted(order[: settings.limit].tolist()))
+
+
+def chosen(texts: LabelledTexts, places: list[int]) -> LabelledTexts:
+    """Return the texts at some places."""
+    return LabelledTexts([texts.texts[place] for place in places], [texts.labels[place] for place in places])

@@ -1,0 +1,90 @@
+"""Classification by logistic regression on frozen embeddings of the whole training set (LBW section 4.1).
+
+Knows: labelled texts, logistic regression, SMOTE. Does not know: models.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from gerund.errors import unknown_name
+from gerund.evaluation.classifiers import accuracy, logistic_regression, macro_f1, oversample
+from gerund.evaluation.labelled_task import LabelledTask, labelled_tasks
+from gerund.evaluation.task import Score, Settings
+
+if TYPE_CHECKING:
+    from gerund.evaluation.contender import Contender
+
+SMOTE_BELOW = 1000
+"""LBW uses SMOTE "for tasks with limited sample sizes" and gives no number. Of its tasks PubMedQA has 500 training
+examples, ChemProt and the financial phrasebank have thousands."""
+
+_CHOICES = ("auto", "always", "never")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearProbe(LabelledTask):
+    """How much of the classes a linear classifier finds in the embeddings.
+
+    Logistic regression by LBFGS (100 iterations) on embeddings of the whole training set as they are, not
+    normalised. Main metric: accuracy; also macro F1. The score of the validation split is learnt from the same
+    training set. SMOTE makes rare classes as likely as frequent ones, so that accuracy may well fall where one class
+    is most of the data.
+
+    ``settings.limit`` is at most so many texts of the training set and of the split that is scored, drawn by the
+    seed.
+    """
+
+    kind: ClassVar[str] = "linear-probe"
+
+    smote: Literal["auto", "always", "never"] = field(
+        default="auto",
+        metadata={
+            "help": "bring every class to the size of the largest by made-up examples: always, never, or auto "
+            f"(below {SMOTE_BELOW} training examples)"
+        },
+    )
+
+    def __post_init__(self) -> None:
+        if self.smote not in _CHOICES:
+            raise unknown_name("value of smote", self.smote, _CHOICES)
+
+    def run(self, contender: "Contender", settings: Settings) -> Score:
+        """Train on the training set, score the other.
+
+        Raises:
+            DataError: a file is malformed, or a label is only among what is scored.
+        """
+        train, test = self.learnt_and_scored(settings)
+        vectors = contender.encode(train.texts + test.texts, prompt=self.prompt(settings), show=settings.show_progress)
+        learnt, scored = vectors[: len(train.texts)], vectors[len(train.texts) :]
+        labels = train.labels
+        notes = []
+        if self.smote == "always" or (self.smote == "auto" and len(labels) < SMOTE_BELOW):
+            notes += _smote_notes(labels)
+            learnt, labels = oversample(learnt, labels, seed=settings.seed)
+        predicted = logistic_regression(learnt, labels, scored, seed=settings.seed)
+        metrics = {"accuracy": accuracy(test.labels, predicted), "macro_f1": macro_f1(test.labels, predicted)}
+        return Score("accuracy", metrics, size=len(test.labels), notes=tuple(notes))
+
+    def texts(self, settings: Settings) -> list[str]:
+        """Return the texts of the training set and of the split that is scored."""
+        train, test = self.learnt_and_scored(settings)
+        return train.texts + test.texts
+
+
+def find(folder: Path) -> list[LinearProbe]:
+    """Return a task for every folder in ``classification`` that has a training and a test set."""
+    return labelled_tasks(LinearProbe, folder)
+
+
+def _smote_notes(labels: list[str]) -> list[str]:
+    """Say what SMOTE made of the training set."""
+    counts = Counter(labels)
+    made_up = max(counts.values()) * sum(count > 1 for count in counts.values())
+    alone = [label for label, count in sorted(counts.items()) if count == 1]
+    notes = [f"SMOTE: {len(labels)} training examples became {made_up + len(alone)}"]
+    if alone:
+        notes.append(f"SMOTE left classes of a single example as they are: {', '.join(alone)}")
+    return notes

@@ -1,0 +1,57 @@
+"""Labelled texts that are made up, and a contender whose vectors everybody can check."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from gerund.evaluation.contender import Contender
+
+Rows = Sequence[tuple[str, object]]
+
+
+class Letters(Contender):
+    """Embeds a text as how often each letter of the alphabet occurs in it, and remembers what it was asked."""
+
+    def __init__(self) -> None:
+        super().__init__("letters", None)
+        self.encoded: list[str] = []
+        self.prompts: list[str | None] = []
+
+    def encode(self, texts: Sequence[str], *, prompt=None, normalize=False, show=None) -> np.ndarray:
+        self.encoded += texts
+        self.prompts.append(prompt)
+        return np.array([[text.count(letter) for letter in "abcdefghijklmnopqrstuvwxyz"] for text in texts], np.float32)
+
+
+class Constant(Contender):
+    """Embeds every text as the same vector."""
+
+    def __init__(self) -> None:
+        super().__init__("constant", None)
+
+    def encode(self, texts: Sequence[str], *, prompt=None, normalize=False, show=None) -> np.ndarray:
+        return np.ones((len(texts), 3), np.float32)
+
+
+def write_rows(path: Path, rows: Rows) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps({"text": text, "label": label}) + "\n" for text, label in rows))
+    return path
+
+
+def write_classification(folder: Path, name: str = "made-up", **splits: Rows) -> Path:
+    """Write a folder of labelled texts below ``folder`` and return ``folder``."""
+    for split, rows in splits.items():
+        write_rows(folder / "classification" / name / f"{split}.jsonl", rows)
+    return folder
+
+
+def fruits(n: int, start: int = 0) -> list[tuple[str, str]]:
+    """Return ``n`` texts a class that a linear classifier of letters tells apart."""
+    return [
+        (f"{word * (1 + number % 3)} {'xyz'[number % 3]}{number}", label)
+        for label, word in (("apple_tree", "appl"), ("fig-tree", "fig"), ("plum", "um"))
+        for number in range(start, start + n)
+    ]

@@ -1,0 +1,121 @@
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import gerund
+from gerund.errors import ConfigError, DataError
+from gerund.evaluation.contender import Contender
+from gerund.evaluation.task import Settings
+from gerund.evaluation.tasks import linear_probe
+from gerund.evaluation.tasks.linear_probe import LinearProbe, find
+from tests.evaluation.made_up import Constant, Letters, fruits, write_classification
+
+
+@pytest.fixture
+def task(tmp_path: Path) -> LinearProbe:
+    write_classification(tmp_path, train=fruits(12), valid=fruits(3, start=12), test=fruits(5, start=15))
+    [found] = find(tmp_path)
+    return replace(found, smote="never")
+
+
+def test_found_where_there_are_files(task: LinearProbe, tmp_path: Path) -> None:
+    assert task.name == "linear-probe/made-up"
+    assert task.has_validation
+    assert find(tmp_path / "classification") == []
+
+
+def test_what_letters_tell_apart_is_learnt(task: LinearProbe) -> None:
+    score = task.run(Letters(), Settings())
+    assert (score.main, score.size, score.notes, score.spread) == ("accuracy", 15, (), None)
+    assert score.metrics == {"accuracy": 1.0, "macro_f1": 1.0}
+    assert task.run(Letters(), Settings(split="validation")).size == 9
+
+
+def test_the_score_is_that_of_a_plain_fit(task: LinearProbe, tiny_folder: Path) -> None:
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.metrics import accuracy_score, f1_score
+
+    lm = gerund.load(tiny_folder, attention="causal")
+    score = task.run(Contender("tiny", lm), Settings(prompts={"linear-probe": "fruit: "}))
+    texts, labels = zip(*fruits(12), strict=True)
+    test_texts, test_labels = zip(*fruits(5, start=15), strict=True)
+    vectors, test_vectors = (lm.encode(list(some), prompt="fruit: ", normalize=False) for some in (texts, test_texts))
+    predicted = LogisticRegression(max_iter=10000).fit(vectors, labels).predict(test_vectors)
+    assert score.value == pytest.approx(accuracy_score(test_labels, predicted))
+    assert score.metrics["macro_f1"] == pytest.approx(f1_score(test_labels, predicted, average="macro"))
+
+
+def test_the_texts_are_those_that_are_encoded(task: LinearProbe) -> None:
+    for settings in (Settings(), Settings(limit=7, seed=3), Settings(split="validation", prompts={task.name: "say: "})):
+        letters = Letters()
+        task.run(letters, settings)
+        assert letters.encoded == task.texts(settings)
+        assert set(letters.prompts) == {task.prompt(settings)}
+
+
+def test_a_limit_counts_the_texts_of_each_split(task: LinearProbe) -> None:
+    letters = Letters()
+    assert task.run(letters, Settings(limit=7)).size == 7
+    assert len(letters.encoded) == 14
+    # A single class among what is left is no error.
+    assert 0 <= task.run(letters, Settings(limit=1)).value <= 1
+
+
+def test_a_constant_embedding_gets_the_share_of_the_largest_class(tmp_path: Path) -> None:
+    write_classification(tmp_path, train=fruits(4) + fruits(6)[-6:], test=fruits(5) + fruits(5)[-5:])
+    [task] = find(tmp_path)
+    score = replace(task, smote="never").run(Constant(), Settings())
+    assert score.value == 0.5
+    assert score.metrics["macro_f1"] == pytest.approx((2 / 3) / 3)
+
+
+def test_smote_by_itself_only_for_little_data(task: LinearProbe, monkeypatch: pytest.MonkeyPatch) -> None:
+    rare = [("only one", "rare"), *fruits(12), ("plums are um", "plum")]
+    folder = task.files[0].parents[2]
+    write_classification(folder, train=rare, test=fruits(5, start=15))
+    always, auto = replace(task, smote="always"), replace(task, smote="auto")
+    score = always.run(Letters(), Settings())
+    assert score.notes == (
+        "SMOTE: 38 training examples became 40",
+        "SMOTE left classes of a single example as they are: rare",
+    )
+    assert auto.run(Letters(), Settings()) == score
+    monkeypatch.setattr(linear_probe, "SMOTE_BELOW", 38)
+    assert auto.run(Letters(), Settings()).notes == ()
+    assert task.run(Letters(), Settings()).notes == ()
+
+
+def test_smote_makes_examples_up_before_the_fit(tmp_path: Path) -> None:
+    from sklearn.linear_model import LogisticRegression
+
+    from gerund.evaluation.classifiers import oversample
+
+    rng = np.random.default_rng(0)
+    rows = [("".join(rng.choice(list("abcde"), size=6)), str(rng.choice(["x", "y", "y", "y"]))) for _ in range(120)]
+    write_classification(tmp_path, train=rows[:80], test=rows[80:])
+    [task] = find(tmp_path)
+    train, test = task.learnt_and_scored(Settings())
+    vectors, labels = oversample(Letters().encode(train.texts), train.labels, seed=5)
+    predicted = LogisticRegression(max_iter=100).fit(vectors, labels).predict(Letters().encode(test.texts))
+    expected = np.mean(predicted == np.array(test.labels))
+    assert task.run(Letters(), Settings(seed=5)).value == pytest.approx(expected)
+    assert replace(task, smote="never").run(Letters(), Settings(seed=5)).value != pytest.approx(expected)
+
+
+def test_whole_numbers_are_labels_too(tmp_path: Path) -> None:
+    rows = [(text, ["apple_tree", "fig-tree", "plum"].index(label)) for text, label in fruits(12)]
+    write_classification(tmp_path, train=rows, test=rows[:3])
+    [task] = find(tmp_path)
+    assert task.run(Letters(), Settings()).value == 1.0
+
+
+def test_bad_input(task: LinearProbe) -> None:
+    with pytest.raises(ConfigError, match=r"unknown value of smote 'maybe'; valid are: auto, always, never"):
+        replace(task, smote="maybe")
+    write_classification(task.files[0].parents[2], test=[("a pear", "pear")])
+    with pytest.raises(DataError, match="no example of label 'pear'"):
+        task.run(Letters(), Settings())
+    with pytest.raises(ConfigError, match="BM25"):
+        replace(task).run(Contender("bm25", None), Settings(split="validation"))
