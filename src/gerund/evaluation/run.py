@@ -139,7 +139,9 @@ def _prepared(
         prefill(contenders, task, settings)
         yield contenders, nullcontext()
         return
-    for group in word_groups(contenders, sentences):
+    measured = [one for one in contenders if task.is_measured(one, settings)]
+    yield measured, nullcontext()
+    for group in word_groups([one for one in contenders if one not in measured], sentences):
         prompt, shift = task.prompt(settings), task.shifts_words
         yield group, prefilled_words(group, sentences, prompt=prompt, shift=shift, settings=settings)
 

@@ -175,6 +175,11 @@ class Task(ABC):
         """Whether word vectors are read from the outputs before each token."""
         return False
 
+    def is_measured(self, contender: "Contender", settings: Settings) -> bool:
+        """Whether ``run`` takes over what another task's run has left, so that there is nothing to encode."""
+        del contender, settings
+        return False
+
     def picture_data(self, settings: Settings) -> LabelledTexts | RatedPairs | None:
         """Return texts whose embeddings are worth a look; None for tasks without."""
         del settings

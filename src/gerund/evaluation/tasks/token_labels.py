@@ -1,0 +1,221 @@
+"""Names, parts of speech and phrases of CoNLL-2003, by a linear classifier of frozen word vectors.
+
+LBW section 3.2 (names), MAGNET section 4.1 (all three, Table 1).
+
+Knows: tagged sentences, what is scored and how. Does not know: models, how classifiers are trained.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from gerund.errors import DataError, unknown_name
+from gerund.evaluation.classifiers import accuracy, macro_f1, train_taggers
+from gerund.evaluation.metrics.chunks import chunk_scores
+from gerund.evaluation.sets.conll import COLUMNS, Column, TaggedSentences, conll_splits, read_conll
+from gerund.evaluation.task import Score, Settings, Side, Task
+
+if TYPE_CHECKING:
+    from gerund.evaluation.contender import Contender
+
+FOLDER = "tokens"
+
+Tags = Mapping[Column, list[list[str]]]
+
+_SETTINGS = ("lbw", "magnet")
+# By contender the scores of the last reading: all three tasks train on the same vectors, and those are dear.
+_finished: "WeakKeyDictionary[Contender, tuple[tuple[Any, ...], dict[Column, Score]]]" = WeakKeyDictionary()
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenTask(Task):
+    """A tag for every word, from a linear classifier that is trained on frozen word vectors.
+
+    All words are encoded once; then three classifiers, one a column of the files, are trained side by side as
+    MAGNET does (appendix A; LBW says nothing of the training). What one task measures for a contender the other
+    two take over.
+
+    Main metrics are the shared task's: F1 of whole names or phrases (begin, end and type right), and for parts of
+    speech accuracy. ``accuracy`` is the share of words with the right tag. It is what Table 1 of MAGNET shows for
+    all three: its other rows come from LLM2Vec, whose code takes the micro-averaged precision over words.
+
+    ``settings.limit`` is at most so many sentences of each split, the first ones.
+    """
+
+    side: ClassVar[Side] = "tokens"
+    column: ClassVar[Column]
+
+    setting: Literal["lbw", "magnet"] = field(
+        default="lbw",
+        metadata={
+            "help": "lbw: a word is the mean over its tokens; magnet: the mean over the outputs before its tokens"
+        },
+    )
+
+    def __post_init__(self) -> None:
+        if self.setting not in _SETTINGS:
+            raise unknown_name("setting", self.setting, _SETTINGS)
+
+    @property
+    def has_validation(self) -> bool:
+        """Whether there is a validation split (testa)."""
+        return "validation" in self._splits
+
+    @property
+    def shifts_words(self) -> bool:
+        """Whether word vectors are read from the outputs before each token."""
+        return self.setting == "magnet"
+
+    def learnt_and_scored(self, settings: Settings) -> tuple[TaggedSentences, TaggedSentences]:
+        """Return the training sentences and those that are scored.
+
+        Raises:
+            DataError: a file is malformed.
+        """
+        train, test = (read_conll(self._split_file(split)) for split in ("train", settings.split))
+        return train.first(settings.limit), test.first(settings.limit)
+
+    def sentences(self, settings: Settings) -> list[list[str]]:
+        """Return the words of the training sentences and, behind them, of those that are scored."""
+        train, test = self.learnt_and_scored(settings)
+        return train.words + test.words
+
+    def run(self, contender: "Contender", settings: Settings) -> Score:
+        """Encode, train, score.
+
+        Raises:
+            DataError: a file is missing or malformed.
+            ResourceError: the vectors fit neither memory nor disk.
+        """
+        if not self.is_measured(contender, settings):
+            _finished[contender] = (self._key(settings), self._scores(contender, settings))
+        return _finished[contender][1][self.column]
+
+    def is_measured(self, contender: "Contender", settings: Settings) -> bool:
+        """Whether one of the other two tasks has measured this one as well."""
+        known = _finished.get(contender)
+        return known is not None and known[0] == self._key(settings)
+
+    def _key(self, settings: Settings) -> tuple[Any, ...]:
+        """Return what the scores of all three tasks depend on."""
+        files = tuple((path, path.stat().st_mtime_ns, path.stat().st_size) for path in self._splits.values())
+        return files, self.setting, self.prompt(settings), settings.seed, settings.limit, settings.split
+
+    @property
+    def _splits(self) -> dict[str, Path]:
+        return conll_splits(self.files[0].parent)
+
+    def _split_file(self, split: str) -> Path:
+        path = self._splits.get(split)
+        if path is None:
+            raise DataError(f"{self.files[0].parent}: there is no file of the {split} split")
+        return path
+
+    def _scores(self, contender: "Contender", settings: Settings) -> dict[Column, Score]:
+        from gerund.evaluation.word_states import word_states
+
+        train, test = self.learnt_and_scored(settings)
+        n_train = sum(map(len, train.words))
+        with word_states(
+            contender,
+            train.words + test.words,
+            prompt=self.prompt(settings),
+            shift=self.shifts_words,
+            show=settings.show_progress,
+        ) as vectors_ND:
+            return score_words(
+                vectors_ND[:n_train],
+                train.tags,
+                vectors_ND[n_train:],
+                test.tags,
+                seed=settings.seed,
+                show=settings.show_progress,
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamedEntities(TokenTask):
+    """Names of persons, organizations, locations and others; main metric F1."""
+
+    kind: ClassVar[str] = "ner"
+    column: ClassVar[Column] = "ner"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartsOfSpeech(TokenTask):
+    """Parts of speech; main metric accuracy."""
+
+    kind: ClassVar[str] = "pos"
+    column: ClassVar[Column] = "pos"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chunking(TokenTask):
+    """Phrases; main metric F1."""
+
+    kind: ClassVar[str] = "chunking"
+    column: ClassVar[Column] = "chunk"
+
+
+def find(folder: Path) -> list[TokenTask]:
+    """Return three tasks for every folder in ``tokens`` that has a training and a test set."""
+    found: list[TokenTask] = []
+    for place in sorted(path for path in (folder / FOLDER).glob("*") if path.is_dir()):
+        splits = conll_splits(place)
+        if {"train", "test"} <= splits.keys():
+            files = tuple(splits.values())
+            found += [
+                task(name=f"{task.kind}/{place.name}", files=files) for task in (Chunking, NamedEntities, PartsOfSpeech)
+            ]
+    return sorted(found, key=lambda task: task.name)
+
+
+def score_words(
+    train_vectors: np.ndarray,
+    train_tags: Tags,
+    test_vectors: np.ndarray,
+    test_tags: Tags,
+    *,
+    seed: int,
+    show: bool | None = None,
+) -> dict[Column, Score]:
+    """Train a linear classifier for every column and score it, on word vectors that are there already.
+
+    Args:
+        train_vectors: ``(n_words, D)`` float32, sentence after sentence.
+        train_tags: by column the tags of each training sentence.
+        test_vectors: as ``train_vectors``, of the sentences that are scored.
+        test_tags: their tags.
+        seed: decides first weights, batches and dropout.
+        show: whether to show progress; None only on a terminal.
+
+    Raises:
+        ValueError: vectors and tags are not equally many.
+    """
+    for vectors, tags in ((train_vectors, train_tags), (test_vectors, test_tags)):
+        if {len(vectors)} != {sum(map(len, tags[column])) for column in COLUMNS}:
+            raise ValueError(f"{len(vectors)} word vectors for another number of tags")
+    taggers = train_taggers(train_vectors, [train_tags[column] for column in COLUMNS], seed=seed, show=show)
+    lost = sum(int((~vectors.any(axis=1)).sum()) for vectors in (train_vectors, test_vectors))
+    notes = (f"{lost} words lie beyond the model's longest text and were read as zeros",) if lost else ()
+    scores = {}
+    for column, tagger in zip(COLUMNS, taggers, strict=True):
+        gold, flat = test_tags[column], iter(tagger.predict(test_vectors))
+        predicted = [[next(flat) for _ in sentence] for sentence in gold]
+        main, metrics = _metrics(column, gold, predicted)
+        scores[column] = Score(main, metrics, size=len(gold), notes=notes)
+    return scores
+
+
+def _metrics(column: Column, gold: list[list[str]], predicted: list[list[str]]) -> tuple[str, dict[str, float]]:
+    """Return the name of the main metric and all metrics."""
+    flat_gold, flat = ([tag for sentence in tags for tag in sentence] for tags in (gold, predicted))
+    share = accuracy(flat_gold, flat)
+    if column == "pos":
+        return "accuracy", {"accuracy": share, "macro_f1": macro_f1(flat_gold, flat)}
+    found = chunk_scores(gold, predicted)
+    return "f1", {"f1": found.f1, "precision": found.precision, "recall": found.recall, "accuracy": share}
