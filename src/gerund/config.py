@@ -9,6 +9,7 @@ Knows: names, ranges, JSON. Does not know: torch.
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -79,11 +80,20 @@ class EncoderConfig:
     def prompt_text(self, prompt: str | None) -> str:
         """Return the prompt to use: None for the default, a name from ``prompts``, or the text itself.
 
+        Raises:
+            ConfigError: a single word that is all but one of the names: a slip, which would be read as a text.
+
         >>> EncoderConfig(prompts={"query": "Question: "}).prompt_text("query")
         'Question: '
         """
         if prompt is None:
             return self.prompt
+        if (
+            prompt not in self.prompts
+            and prompt.isidentifier()
+            and get_close_matches(prompt, self.prompts, cutoff=0.6)
+        ):
+            raise unknown_name("prompt", prompt, list(self.prompts))
         return self.prompts.get(prompt, prompt)
 
     def to_dict(self) -> dict[str, Any]:

@@ -96,6 +96,7 @@ class TestMistakes:
             ([], "give either a prompt or --file"),
             (["a", "--file", "b.txt"], "not both"),
             (["a", "--temperature", "-1"], "temperature=-1.0 is negative"),
+            (["a", "--seed", "1"], "--seed decides draws and greedy decoding makes none"),
             (["a", "--top-p", "1.5"], "top_p=1.5 is not above 0 and at most 1"),
             (["a", "--top-k", "0"], "top_k=0 leaves no token"),
             (["a", "--typical-p", "0"], "typical_p=0.0 is not above 0"),

@@ -115,6 +115,8 @@ def _sampling(
         temperature = 1.0 if given else 0.0
     elif temperature == 0 and given:
         raise ConfigError(f"{given[0]} chooses among sampled tokens, and --temperature 0 samples none")
+    if seed is not None and temperature == 0:
+        raise ConfigError("--seed decides draws and greedy decoding makes none; give --temperature, such as 0.8")
     return Sampling(temperature=temperature, top_k=top_k, top_p=top_p, typical_p=typical_p, seed=seed)
 
 
