@@ -8,10 +8,8 @@ import typer
 from gerund.cli import encoder_options as options
 
 if TYPE_CHECKING:
-    from gerund.inference.maps import AttentionMap
+    from gerund.inference.looking import Look
     from gerund.language_model import LanguageModel
-
-_LONGEST = 512
 
 
 def command(
@@ -80,14 +78,18 @@ def command(
         attention=attention, k=k, k0=k0, sink_tokens=sink_tokens, dtype=dtype, device=device,
     )  # fmt: skip
     shown = _layers(layers, lm.n_layers)
-    ids = _ids(lm, texts)
-    before, after = _look(lm, ids)
+    from gerund.inference.looking import LONGEST, look
+
+    found = look(lm.reader, texts)
+    if found.cut:
+        longest = min(LONGEST, lm.max_length or LONGEST)
+        typer.echo(f"gerund: {found.cut} of {len(texts)} texts were cut at {longest} tokens", err=True)
     if output is not None:
-        _draw(lm, texts, ids, before, after, shown, output, kind)
+        _draw(lm, found, shown, output, kind)
     if as_json:
         import json
 
-        typer.echo(json.dumps(_report(lm, ids, before, after, output), indent=2, ensure_ascii=False))
+        typer.echo(json.dumps(_report(lm, found, output), indent=2, ensure_ascii=False))
     else:
         typer.echo(output)
 
@@ -150,46 +152,8 @@ def _layers(spec: str | None, n_layers: int) -> list[int] | None:
     return found
 
 
-def _ids(lm: "LanguageModel", texts: list[str]) -> list[list[int]]:
-    from gerund.errors import TextError
-    from gerund.inference.tokens import Reading, tokenize
-
-    plan = lm.encoder.attention.resolve(lm.n_layers)
-    reading = Reading(append_eos=lm.encoder.append_eos, repeat_text=plan.repeats_text)
-    longest = min(_LONGEST, lm.max_length or _LONGEST)
-    tokens = [item.ids for item in tokenize(lm.tokenizer, texts, reading) if item is not None]
-    if cut := sum(len(ids) > longest for ids in tokens):
-        typer.echo(f"gerund: {cut} of {len(texts)} texts were cut at {longest} tokens", err=True)
-    short = next((text for text, ids in zip(texts, tokens, strict=True) if len(ids) < 2), None)
-    if short is not None:
-        raise TextError(f"the text {short!r} is a single token, which has nothing to look at")
-    return [ids[:longest] for ids in tokens]
-
-
-def _look(lm: "LanguageModel", ids: list[list[int]]) -> "tuple[list[AttentionMap], list[AttentionMap]]":
-    from contextlib import nullcontext
-
-    from gerund.errors import UnsupportedModelError
-    from gerund.inference.maps import causal_plan, mean_maps
-    from gerund.models.adapters import adapter_on
-
-    plan = lm.encoder.attention.resolve(lm.n_layers)
-    try:
-        before = mean_maps(lm.model, ids, causal_plan(lm.n_layers))
-    except UnsupportedModelError:
-        # Loaded all the same, so the plan is causal: there is no other "after".
-        before = mean_maps(lm.model, ids, None)
-        return before, before
-    gate = adapter_on if lm.adapter_folder is not None else nullcontext
-    return before, mean_maps(lm.model, ids, plan, gate=gate)
-
-
-def _draw(
-    lm: "LanguageModel", texts: list[str], ids: list[list[int]], before: "list[AttentionMap]",
-    after: "list[AttentionMap]", shown: list[int] | None, output: Path, kind: str,
-) -> None:  # fmt: skip
+def _draw(lm: "LanguageModel", found: "Look", shown: list[int] | None, output: Path, kind: str) -> None:
     from gerund.data.files import whole_file
-    from gerund.inference.maps import even_share
     from gerund.plotting.attention import attention_figure
     from gerund.plotting.style import picture
 
@@ -197,11 +161,11 @@ def _draw(
     numbers = [f"{name}={value}" for name, value in (("k", plan.k), ("k0", plan.k0)) if value is not None]
     name = Path(lm.name).name
     title = f"{name}, {' '.join([plan.name, *numbers])}, {lm.n_layers} layers"
-    if len(texts) > 1:
-        title += f"; mean of {len(texts)} texts"
+    if len(found.ids) > 1:
+        title += f"; mean of {len(found.ids)} texts"
     figure = attention_figure(
-        before, after, title=title, even=even_share([len(item) for item in ids]), layers=shown,
-        labels=_labels(lm, ids[0]) if len(ids) == 1 else None,
+        found.before, found.after, title=title, even=found.even, layers=shown,
+        labels=_labels(lm, found.ids[0]) if len(found.ids) == 1 else None,
     )  # fmt: skip
     data = picture(figure, kind)
     output.parent.mkdir(parents=True, exist_ok=True)
@@ -220,22 +184,19 @@ def _labels(lm: "LanguageModel", ids: list[int]) -> list[str]:
     return [label if label else "␣" for label in labels]
 
 
-def _report(
-    lm: "LanguageModel", ids: list[list[int]], before: "list[AttentionMap]", after: "list[AttentionMap]",
-    output: Path | None,
-) -> dict[str, Any]:  # fmt: skip
-    from gerund.inference.maps import even_share, sink_share
+def _report(lm: "LanguageModel", found: "Look", output: Path | None) -> dict[str, Any]:
+    from gerund.inference.maps import sink_share
 
-    shares = zip(sink_share(after), after, strict=True)
-    first = sink_share(before)
+    shares = zip(sink_share(found.after), found.after, strict=True)
+    first = sink_share(found.before)
     return {
         "model": lm.name,
         "architecture": lm.model.config.model_type,
         "attention": lm.encoder.attention.with_defaults(lm.n_layers).to_dict(),
-        "texts": len(ids),
-        "tokens": sum(map(len, ids)),
+        "texts": len(found.ids),
+        "tokens": sum(map(len, found.ids)),
         "picture": None if output is None else str(output),
-        "even_share": round(even_share([len(item) for item in ids]), 6),
+        "even_share": round(found.even, 6),
         "layers": [
             {
                 "layer": item.layer,
