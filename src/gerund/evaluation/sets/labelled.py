@@ -43,6 +43,18 @@ def labelled_splits(folder: Path) -> dict[str, Path]:
     return found
 
 
+def named_files(folder: Path, endings: tuple[str, ...] = ENDINGS) -> dict[str, Path]:
+    """Return the files of a folder that end so, by their names without the ending, sorted.
+
+    Nothing where there is no such folder; of two files of one name the ending that is listed first counts.
+    """
+    found: dict[str, Path] = {}
+    for ending in endings:
+        for path in folder.glob(f"*{ending}"):
+            found.setdefault(path.name.removesuffix(ending), path)
+    return dict(sorted(found.items()))
+
+
 def check_labels(
     train: LabelledTexts, test: LabelledTexts, *, train_path: Path, test_path: Path, at_least: int = 1
 ) -> None:

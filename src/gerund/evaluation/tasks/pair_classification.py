@@ -1,0 +1,63 @@
+"""Pair classification: do similarities separate the pairs that mean the same from those that do not?
+
+Knows: files of pairs, which of MTEB's evaluators scores them. Does not know: models.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from gerund.errors import DataError
+from gerund.evaluation.contender import Contender
+from gerund.evaluation.mteb_runs import LocalTask, run_local, score_of
+from gerund.evaluation.sets.labelled import named_files
+from gerund.evaluation.sets.rated_pairs import first_pairs, read_labelled_pairs
+from gerund.evaluation.task import RatedPairs, Score, Settings, Side, Task
+
+FOLDER = "pairs"
+_COLUMNS = {"input1_column_name": "sentence1", "input2_column_name": "sentence2", "label_column_name": "labels"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairClassification(Task):
+    """Average precision of ranking pairs by similarity, as MTEB computes it.
+
+    ``max_ap`` is the best over cosine, dot product, Euclidean and Manhattan distance of the vectors as they
+    were pooled. The file is ``pairs/NAME.jsonl``. ``settings.limit`` is at most so many pairs, the first of
+    the file.
+    """
+
+    kind: ClassVar[str] = "pair-classification"
+    side: ClassVar[Side] = "representation"
+
+    def run(self, contender: Contender, settings: Settings) -> Score:
+        """Measure.
+
+        Raises:
+            DataError: a malformed file, or pairs of one kind only.
+        """
+        pairs = self.picture_data(settings)
+        if len(set(pairs.ratings)) < 2:
+            raise DataError(f"{self.files[0]}: all pairs have label {pairs.ratings[0]:g}; both 0 and 1 are needed")
+        labels = [int(rating) for rating in pairs.ratings]
+        columns = {"sentence1": pairs.left, "sentence2": pairs.right, "labels": labels}
+        local = LocalTask(
+            self.name, "AbsTaskPairClassification", "PairClassification", "max_ap", {"test": columns}, _COLUMNS
+        )
+        scores = run_local(local, contender, settings, self.prompt(settings))
+        return score_of(scores, "max_ap", ("cosine_ap",), size=len(labels))
+
+    def texts(self, settings: Settings) -> list[str]:
+        """Return both sides of every pair."""
+        pairs = self.picture_data(settings)
+        return [*pairs.left, *pairs.right]
+
+    def picture_data(self, settings: Settings) -> RatedPairs:
+        """Return the pairs that are scored."""
+        return first_pairs(read_labelled_pairs(self.files[0]), settings.limit)
+
+
+def find(folder: Path) -> list[Task]:
+    """Return a task for every ``pairs/NAME.jsonl``."""
+    files = named_files(folder / FOLDER)
+    return [PairClassification(name=f"{PairClassification.kind}/{name}", files=(path,)) for name, path in files.items()]

@@ -1,0 +1,63 @@
+"""Re-ranking: are the relevant ones of a few candidates the nearest to a query?
+
+Knows: collections and candidates, which of MTEB's evaluators scores them. Does not know: models.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar
+
+from gerund.errors import ConfigError
+from gerund.evaluation.bm25 import bm25_candidates
+from gerund.evaluation.contender import Contender
+from gerund.evaluation.mteb_runs import run_search, score_of
+from gerund.evaluation.sets.beir import Collection, collections_in, read_candidates
+from gerund.evaluation.task import Score, Settings, Task
+from gerund.evaluation.tasks.retrieval import FOLDER, CollectionTask, notes_on, search_task
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reranking(CollectionTask):
+    """Mean average precision of ranking each query's candidates by cosine, as MTEB computes it.
+
+    The candidates are those of ``retrieval/NAME/candidates/test.tsv`` or, without that file, what BM25 finds
+    first. Relevant documents that are no candidates are not added; they count as missed, so that the scores of
+    retrieval and re-ranking can be compared.
+    """
+
+    kind: ClassVar[str] = "reranking"
+
+    candidates: int = field(default=100, metadata={"help": "Documents that BM25 offers a query, without a file."})
+
+    def __post_init__(self) -> None:
+        if self.candidates < 1:
+            raise ConfigError(f"{self.kind}: candidates is 1 or more")
+
+    def run(self, contender: Contender, settings: Settings) -> Score:
+        """Measure.
+
+        Raises:
+            DataError: the collection or its candidates are malformed.
+        """
+        collection = self.collection(settings)
+        offered, origin = self._candidates(collection, settings)
+        local = search_task(self.name, "Reranking", "map_at_1000", collection)
+        scores = run_search(local, collection.judgements, contender, settings, self.prompt(settings), offered)
+        notes = [origin, *notes_on(collection)]
+        if none := sum(not documents for documents in offered.values()):
+            notes.append(f"{none} queries have no candidates and count as 0")
+        others = ("mrr_at_1000", "ndcg_at_10")
+        return score_of(scores, local.main, others, size=len(collection.queries), notes=notes)
+
+    def _candidates(self, collection: Collection, settings: Settings) -> tuple[dict[str, list[str]], str]:
+        path = self.places.get(f"{settings.split} candidates")
+        if path is not None:
+            return read_candidates(path, collection), f"candidates from {path.parent.name}/{path.name}"
+        found = bm25_candidates(collection.documents, collection.queries, self.candidates)
+        return found, f"candidates are BM25's first {self.candidates}"
+
+
+def find(folder: Path) -> list[Task]:
+    """Return a task for every collection in ``retrieval/``."""
+    found = collections_in(folder / FOLDER)
+    return [Reranking(name=f"reranking/{name}", files=tuple(files.values())) for name, files in found.items()]

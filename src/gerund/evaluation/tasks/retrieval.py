@@ -1,0 +1,103 @@
+"""Retrieval: are the relevant documents of a collection the nearest to a query?
+
+Knows: collections in BEIR's layout, which of MTEB's evaluators scores them. Does not know: models.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from gerund.evaluation.contender import Contender
+from gerund.evaluation.mteb_runs import LocalTask, run_search, score_of
+from gerund.evaluation.sets.beir import Collection, collection_files, collections_in, read_collection
+from gerund.evaluation.task import Score, Settings, Side, Task
+
+FOLDER = "retrieval"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollectionTask(Task):
+    """A task on a collection of documents. A prompt goes before queries, never before documents.
+
+    ``settings.limit`` is at most so many queries, the first that have judgements; all documents stay.
+
+    Attributes:
+        files: those of the collection, which lie in one folder (``qrels`` and ``candidates`` below it).
+    """
+
+    side: ClassVar[Side] = "representation"
+    takes_bm25: ClassVar[bool] = True
+
+    @property
+    def places(self) -> dict[str, Path]:
+        """The files by what they hold."""
+        return collection_files(self.files[0].parent)
+
+    @property
+    def has_validation(self) -> bool:
+        """Whether there are judgements of the split dev."""
+        return "validation" in self.places
+
+    def collection(self, settings: Settings) -> Collection:
+        """Return the documents, and the queries that are scored.
+
+        Raises:
+            DataError: a file is malformed.
+        """
+        return read_collection(self.places, settings.split).first(settings.limit)
+
+    def texts(self, settings: Settings) -> list[str]:
+        """Return the queries, and the documents too unless only queries have the prompt."""
+        collection = self.collection(settings)
+        documents = list(collection.documents.values()) if self.prompt(settings) is None else []
+        return [*collection.queries.values(), *documents]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Retrieval(CollectionTask):
+    """nDCG@10 of ranking all documents by cosine, as MTEB and BEIR compute it (with trec_eval's measures).
+
+    The files are ``retrieval/NAME/{corpus,queries}.jsonl`` and ``qrels/test.tsv``. A query without judgements
+    is not scored; one whose judgements name no relevant document counts as 0.
+    """
+
+    kind: ClassVar[str] = "retrieval"
+
+    def run(self, contender: Contender, settings: Settings) -> Score:
+        """Measure.
+
+        Raises:
+            DataError: the collection is malformed.
+        """
+        collection = self.collection(settings)
+        local = search_task(self.name, "Retrieval", "ndcg_at_10", collection)
+        scores = run_search(local, collection.judgements, contender, settings, self.prompt(settings))
+        others = ("recall_at_10", "recall_at_100", "mrr_at_10", "map_at_1000")
+        return score_of(scores, local.main, others, size=len(collection.queries), notes=notes_on(collection))
+
+
+def search_task(name: str, type_: str, main: str, collection: Collection) -> LocalTask:
+    """Return a collection as one of MTEB's tasks of retrieval or re-ranking."""
+    corpus = {
+        "id": list(collection.titles),
+        "title": list(collection.titles.values()),
+        "text": list(collection.bodies.values()),
+    }
+    queries = {"id": list(collection.queries), "text": list(collection.queries.values())}
+    return LocalTask(name, "AbsTaskRetrieval", type_, main, {"corpus": corpus, "queries": queries})
+
+
+def notes_on(collection: Collection) -> tuple[str, ...]:
+    """Return what a reader of a collection's scores has to know."""
+    notes = []
+    if collection.unjudged:
+        notes.append(f"{collection.unjudged} queries have no judgements and are not scored")
+    if collection.hopeless:
+        notes.append(f"{collection.hopeless} queries have no relevant document and count as 0")
+    return tuple(notes)
+
+
+def find(folder: Path) -> list[Task]:
+    """Return a task for every collection in ``retrieval/``."""
+    found = collections_in(folder / FOLDER)
+    return [Retrieval(name=f"retrieval/{name}", files=tuple(files.values())) for name, files in found.items()]

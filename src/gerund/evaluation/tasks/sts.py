@@ -1,0 +1,76 @@
+"""Semantic textual similarity: do cosines order pairs of sentences as people do?
+
+Knows: files of rated pairs, which of MTEB's evaluators scores them. Does not know: models.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from gerund.errors import DataError
+from gerund.evaluation.contender import Contender
+from gerund.evaluation.mteb_runs import LocalTask, run_local, score_of
+from gerund.evaluation.sets.labelled import named_files
+from gerund.evaluation.sets.rated_pairs import first_pairs, read_scored_pairs
+from gerund.evaluation.task import RatedPairs, Score, Settings, Side, Task
+
+FOLDER = "sts"
+_ENDINGS = (".tsv", ".tsv.xz", ".tsv.gz")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sts(Task):
+    """Spearman correlation of cosines with ratings, as MTEB's STS tasks compute it (SentEval's protocol).
+
+    The files are ``sts/NAME.test.tsv`` and, for validation, ``NAME.dev.tsv``: score, sentence, sentence.
+    ``settings.limit`` is at most so many pairs, the first of the file.
+
+    Attributes:
+        files: the test set, then the validation set where there is one.
+    """
+
+    kind: ClassVar[str] = "sts"
+    side: ClassVar[Side] = "representation"
+
+    @property
+    def has_validation(self) -> bool:
+        """Whether there is a file of the split dev."""
+        return len(self.files) > 1
+
+    def run(self, contender: Contender, settings: Settings) -> Score:
+        """Measure.
+
+        Raises:
+            DataError: a malformed file, or fewer than two pairs.
+        """
+        pairs = self.picture_data(settings)
+        if len(pairs.ratings) < 2:
+            raise DataError(f"{self._file(settings)}: a correlation needs two pairs or more")
+        columns = {"sentence1": pairs.left, "sentence2": pairs.right, "score": pairs.ratings}
+        local = LocalTask(self.name, "AbsTaskSTS", "STS", "cosine_spearman", {"test": columns})
+        scores = run_local(local, contender, settings, self.prompt(settings))
+        return score_of(scores, "cosine_spearman", ("cosine_pearson",), size=len(pairs.ratings))
+
+    def texts(self, settings: Settings) -> list[str]:
+        """Return both sides of every pair."""
+        pairs = self.picture_data(settings)
+        return [*pairs.left, *pairs.right]
+
+    def picture_data(self, settings: Settings) -> RatedPairs:
+        """Return the pairs that are scored."""
+        return first_pairs(read_scored_pairs(self._file(settings)), settings.limit)
+
+    def _file(self, settings: Settings) -> Path:
+        if settings.split == "validation" and not self.has_validation:
+            raise DataError(f"{self.files[0]}: there is no {self.title}.dev.tsv beside it to validate on")
+        return self.files[1 if settings.split == "validation" else 0]
+
+
+def find(folder: Path) -> list[Task]:
+    """Return a task for every ``sts/NAME.test.tsv``."""
+    files = named_files(folder / FOLDER, _ENDINGS)
+    names = [name.removesuffix(".test") for name in files if name.endswith(".test")]
+    splits = {
+        name: [files[f"{name}.{split}"] for split in ("test", "dev") if f"{name}.{split}" in files] for name in names
+    }
+    return [Sts(name=f"sts/{name}", files=tuple(splits[name])) for name in sorted(names)]
