@@ -7,11 +7,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
+
 from gerund.config import Sampling
 from gerund.exporting import formats
 from gerund.exporting.folders import write_settings
 from gerund.exporting.formats import Export
-from gerund.inference import generation
+from gerund.inference import generation, spans
+from gerund.inference.spans import How
 from gerund.inference.tokens import check_texts
 from gerund.models import loading
 from gerund.models.adapters import base_state
@@ -76,6 +79,31 @@ class LanguageModel(TextEncoder):
         return generation.stream(
             self.model, self.tokenizer, checked, max_new_tokens=max_new_tokens, sampling=sampling or Sampling()
         )
+
+    def span_logprobs(self, left: str, span: str, right: str, *, reading: How = "infill") -> np.ndarray:
+        """Return the log-probability of every token of ``span`` between its neighbours.
+
+        Args:
+            left: what precedes the span.
+            span: the span.
+            right: what follows it.
+            reading: ``infill`` sees both sides under MAGNET's hybrid mask (section 3.1); ``causal`` only the left.
+
+        Returns:
+            Natural logarithms ``(n,)`` float32. The tokens are those of the joined text; one that holds a
+            character of the span is the span's.
+
+        Raises:
+            TextError: the span is empty, begins a text that nothing precedes, or the text is too long.
+            UnsupportedModelError: the hybrid mask does not reach every layer.
+
+        >>> lm = gerund.load()
+        >>> len(lm.span_logprobs("The old man", " looked at", " the sea.", reading="causal")) > 0
+        True
+        """
+        text = spans.SpannedText(left + span + right, ((len(left), len(left) + len(span)),))
+        [[logprobs]] = spans.span_logprobs(self.model, self.tokenizer, [text], reading=reading, show=False)
+        return logprobs
 
     def save(self, folder: str | Path, *, overwrite: bool = False) -> None:
         """Save weights, tokenizer and ``gerund.json`` in one step; an adapter goes into a folder of its own.

@@ -230,6 +230,7 @@ def in_batches(
     *,
     batch_tokens: int | None = None,
     show: bool | None = None,
+    label: str = "encoding",
 ) -> None:
     """Run texts in batches of like length, halving those that do not fit the memory.
 
@@ -240,6 +241,7 @@ def in_batches(
         keep: called with the batch's places in ``texts``, its texts, and what ``states`` returned.
         batch_tokens: tokens a batch, padding included; None chooses by device.
         show: whether to show progress; None only on a terminal.
+        label: what the progress bar calls it.
 
     Raises:
         ResourceError: a single text does not fit the memory.
@@ -249,7 +251,7 @@ def in_batches(
     present = [(index, text) for index, text in enumerate(texts) if text is not None]
     budget = batch_tokens or default_batch_tokens(reader.device.type, reader.width)
     batches = token_batches([len(text) for _, text in present], budget)
-    with progress(len(present), "encoding", show=show) as advance:
+    with progress(len(present), label, show=show) as advance:
         for batch in batches:
             items = [present[place] for place in batch]
             for rows, texts_, hidden_BTD, begin in _halving(states, items):

@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -77,14 +78,18 @@ def finite_number(value: object, where: str, name: str) -> float:
     return number
 
 
-def read_json_lines(path: Path) -> list[Row]:
+def read_json_lines(path: Path, *, most: int | None = None) -> list[Row]:
     """Return the rows of a .jsonl file (or .jsonl.xz, .jsonl.gz); blank lines are passed over.
+
+    Args:
+        path: the file.
+        most: read only the first so many rows.
 
     Raises:
         DataError: the file is missing, empty, not UTF-8, or has a malformed row.
     """
     rows = []
-    for where, line in _lines(path):
+    for where, line in islice(_lines(path), most):
         try:
             values = json.loads(line)
         except ValueError as error:

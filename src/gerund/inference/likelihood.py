@@ -1,0 +1,318 @@
+"""Log-probabilities of tokens under the untouched causal model: no plan is sent, no adapter takes part.
+
+Knows: models, token ids, pairs of texts. Does not know: what the numbers are for.
+"""
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakSet
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from gerund.attention.plan import AttentionPlan
+from gerund.attention.streams import decoder_layers
+from gerund.config import EncoderConfig
+from gerund.errors import ModelError, TextError
+from gerund.inference.encoding import Reader, in_batches
+from gerund.inference.tokens import Reading, Tokens, tokenize
+
+# Logits in float32 that are held at once: 64 MB.
+_LOGITS_AT_ONCE = 2**24
+_PROOF_LENGTH = 6
+# bfloat16 keeps eight bits, and a head may add its numbers up in another order for another number of rows.
+_PROOF_TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-6}
+_PROOF_TOLERANCE_HALF = 3e-2
+
+# Token ids, and the place of the first one that is scored.
+Scored = tuple[Sequence[int], int]
+# Runs a batch: last hidden states ``(B, T, D)``, and where each text begins ``(B,)``.
+States = Callable[[Sequence[Tokens]], tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True)
+class PairLogprobs:
+    """Log-probabilities of a text that was split in two.
+
+    Attributes:
+        prefix: of the tokens of the prefix, float32; none unless they were asked for. Without a beginning token
+            the first one has nothing to be predicted from and is left out.
+        continuation: of the tokens of the continuation, float32, each after all that precedes it.
+        lost: how many tokens at the end of the continuation lay beyond the model's context and were not scored.
+    """
+
+    prefix: np.ndarray
+    continuation: np.ndarray
+    lost: int = 0
+
+
+def sequence_logprobs(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    sequences: Sequence[Scored],
+    *,
+    batch_tokens: int | None = None,
+    show: bool | None = None,
+) -> list[np.ndarray]:
+    """Return log p(token | all earlier tokens) for the tokens of each sequence from a given place on.
+
+    Args:
+        model: a causal language model.
+        tokenizer: its tokenizer; only its padding side and limit are read here.
+        sequences: token ids, and the place (1 or later) of the first one that is scored. The last token is only
+            predicted, so a sequence may be one token longer than the model's context.
+        batch_tokens: tokens a batch, padding included; None chooses by device.
+        show: whether to show progress; None only on a terminal.
+
+    Returns:
+        One float32 array of natural logarithms a sequence, in their order.
+
+    Raises:
+        TextError: a sequence is longer than that, or scored from place 0, which nothing precedes.
+        ModelError: the model's head cannot be run on its own.
+        ResourceError: a single sequence does not fit the memory.
+    """
+    reader = plain_reader(model, tokenizer)
+    inputs = [_input(ids, first, index, reader.max_length) for index, (ids, first) in enumerate(sequences)]
+
+    def wanted(row: int) -> tuple[Sequence[int], Sequence[int]]:
+        ids, first = sequences[row]
+        return range(first, len(ids)), ids[first:]
+
+    return token_logprobs(reader, inputs, wanted, reader.states, batch_tokens=batch_tokens, show=show)
+
+
+def continuation_logprobs(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    pairs: Sequence[tuple[str, str]],
+    *,
+    with_prefix: bool = False,
+    batch_tokens: int | None = None,
+    show: bool | None = None,
+) -> list[PairLogprobs]:
+    """Return the log-probabilities of continuations after their prefixes.
+
+    Prefix and continuation are tokenised as the one text that they form (so the caller puts the space between
+    them) and split at the character where the continuation begins; a token that holds characters of both
+    belongs to the continuation. lm-evaluation-harness instead counts the tokens of the prefix alone and takes
+    as many away; the two agree wherever the prefix's tokens do not change by what follows.
+
+    What is too long for the model's context loses tokens at the left end of its prefix, after the special
+    tokens that begin a text, and only then at the end of its continuation.
+
+    Args:
+        model: a causal language model.
+        tokenizer: its tokenizer, a fast one.
+        pairs: prefix and continuation. After an empty prefix the continuation starts from the beginning token;
+            a tokenizer without one leaves the first token unscored.
+        with_prefix: score the tokens of the prefixes too.
+        batch_tokens: as in ``sequence_logprobs``.
+        show: as in ``sequence_logprobs``.
+
+    Returns:
+        One result a pair, in their order.
+
+    Raises:
+        TextError: a continuation has no character but white space, or a text is not valid Unicode.
+        ModelError: the tokenizer is not a fast one, or the model's head cannot be run on its own.
+    """
+    for index, (_, continuation) in enumerate(pairs):
+        if not continuation.strip():
+            raise TextError(f"continuation {index} is empty")
+    limit = plain_reader(model, tokenizer).max_length
+    texts = tokenize(tokenizer, [prefix + continuation for prefix, continuation in pairs], Reading(), offsets=True)
+    splits = [
+        _split(tokenizer, tokens, len(prefix), limit)
+        for (prefix, _), tokens in zip(pairs, texts, strict=True)
+        if tokens is not None
+    ]
+    sequences = [(item.ids, item.text_from if with_prefix else item.split) for item in splits]
+    scores = sequence_logprobs(model, tokenizer, sequences, batch_tokens=batch_tokens, show=show)
+    results = []
+    for item, (_, first), logprobs in zip(splits, sequences, scores, strict=True):
+        before = item.split - first
+        results.append(PairLogprobs(logprobs[:before], logprobs[before:], item.lost))
+    return results
+
+
+def plain_reader(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Reader:
+    """Return what runs batches through the untouched model."""
+    plan = AttentionPlan("causal").resolve(len(decoder_layers(model)))
+    return Reader(model, tokenizer, EncoderConfig(), plan, sends_plan=False)
+
+
+def token_logprobs(
+    reader: Reader,
+    texts: Sequence[Tokens | None],
+    wanted: Callable[[int], tuple[Sequence[int], Sequence[int]]],
+    states: States,
+    *,
+    batch_tokens: int | None = None,
+    show: bool | None = None,
+) -> list[np.ndarray]:
+    """Return the log-probabilities of the tokens that are asked for, each read off the state before it.
+
+    Args:
+        reader: the model, and how large a batch may be.
+        texts: what the model reads; None is passed over.
+        wanted: for the index of a text the places (1 or later) that are scored, and the tokens that stand there.
+        states: runs a batch.
+        batch_tokens: as in ``sequence_logprobs``.
+        show: as in ``sequence_logprobs``.
+
+    Returns:
+        One float32 array a text, empty where the text is None.
+
+    Raises:
+        ModelError: the model's head cannot be run on its own.
+        ResourceError: a single text does not fit the memory.
+    """
+    head = TokenHead(reader.model)
+    results = [np.zeros(0, dtype=np.float32) for _ in texts]
+
+    def keep(rows: list[int], batch: list[Tokens], hidden_BTD: Tensor, begin: Tensor) -> None:
+        del batch
+        scored = [wanted(row) for row in rows]
+        row_N = [index for index, (places, _) in enumerate(scored) for _ in places]
+        place_N = [first + at - 1 for first, (places, _) in zip(begin.tolist(), scored, strict=True) for at in places]
+        token_N = [token for _, tokens in scored for token in tokens]
+        logprobs = head.logprobs(hidden_BTD[row_N, place_N], torch.tensor(token_N, device=hidden_BTD.device))
+        cuts = np.cumsum([len(places) for places, _ in scored])[:-1]
+        for row, own in zip(rows, np.split(logprobs, cuts), strict=True):
+            results[row] = own
+
+    in_batches(reader, texts, states, keep, batch_tokens=batch_tokens, show=show, label="scoring")
+    return results
+
+
+class TokenHead:
+    """From last hidden states to the log-probabilities of tokens, by the model's own forward pass.
+
+    Architectures scale or cap their logits in ways of their own, all of which stand in ``forward`` behind the
+    decoder. So ``forward`` runs with a stand-in for the decoder that returns states which are known already:
+    a few rows at a time, and only those that are asked for. No parameter is copied, the model is not touched.
+
+    Args:
+        model: a causal language model.
+
+    Raises:
+        ModelError: that gives other logits than the whole model; found out once a model.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._model = copy.copy(model)
+        # The copy shares everything; a table of modules of its own lets one of them be another.
+        self._model._modules = {**model._modules, model.base_model_prefix: _StandIn()}
+        if model not in _proved:
+            self._prove(model)
+            _proved.add(model)
+
+    def logits(self, states_ND: Tensor) -> Tensor:
+        """Return the logits ``(N, V)`` of last hidden states, as the model computes them."""
+        # Of the class: hooks that belong to the whole model have nothing to do here.
+        output = type(self._model).forward(self._model, inputs_embeds=states_ND[None], use_cache=False)
+        logits_NV: Tensor = output.logits[0]
+        return logits_NV
+
+    @torch.no_grad()
+    def logprobs(self, states_ND: Tensor, tokens_N: Tensor) -> np.ndarray:
+        """Return the log-probability of each token after the state that predicts it, ``(N,)`` float32."""
+        rows = max(1, _LOGITS_AT_ONCE // self._model.config.get_text_config(decoder=True).vocab_size)
+        parts = [
+            -functional.cross_entropy(self.logits(states_ND[start : start + rows]).float(), part_N, reduction="none")
+            for start, part_N in zip(range(0, len(tokens_N), rows), tokens_N.split(rows), strict=True)
+        ]
+        return torch.cat(parts).cpu().numpy()
+
+    @torch.no_grad()
+    def _prove(self, model: PreTrainedModel) -> None:
+        table = model.get_input_embeddings().weight
+        ids = (torch.arange(_PROOF_LENGTH, device=table.device) * 7 + 3)[None] % len(table)
+        whole = model(ids, use_cache=False).logits[0].float()
+        try:
+            own = self.logits(model.base_model(ids, use_cache=False).last_hidden_state[0]).float()
+        except (AttributeError, TypeError, ValueError) as error:
+            raise ModelError(_unheaded(model)) from error
+        tolerance = _PROOF_TOLERANCE.get(model.dtype, _PROOF_TOLERANCE_HALF) * max(1.0, float(whole.abs().max()))
+        if own.shape != whole.shape or float((own - whole).abs().max()) > tolerance:
+            raise ModelError(_unheaded(model))
+
+
+def _unheaded(model: PreTrainedModel) -> str:
+    return (
+        f"this {model.config.model_type} model computes its logits from more than the last hidden state, so the "
+        "log-probabilities of texts cannot be measured; take another architecture"
+    )
+
+
+# Models whose head was found to run on its own.
+_proved: WeakSet[PreTrainedModel] = WeakSet()
+
+
+class _StandIn(nn.Module):
+    """Stands where a decoder was, and returns what it is given as if it had computed it."""
+
+    def forward(self, *_args: Any, inputs_embeds: Tensor, **_kwargs: Any) -> "_Known":
+        """Return the states."""
+        return _Known(inputs_embeds)
+
+    @property
+    def decoder(self) -> nn.Module:
+        """The part of it that OPT and BART call."""
+        return self
+
+
+class _Known:
+    """A decoder's output that has its last hidden states and nothing else."""
+
+    def __init__(self, states_BTD: Tensor) -> None:
+        self.last_hidden_state = states_BTD
+
+    def __getattr__(self, name: str) -> None:
+        """Caches, attentions, routers: there are none."""
+
+    def __getitem__(self, index: int) -> Tensor:
+        return (self.last_hidden_state,)[index]
+
+
+@dataclass(frozen=True)
+class _Split:
+    """Token ids, where the text begins (1 or later), and where its continuation begins."""
+
+    ids: list[int]
+    text_from: int
+    split: int
+    lost: int
+
+
+def _input(ids: Sequence[int], first: int, index: int, limit: int | None) -> Tokens | None:
+    """Return what the model reads of a sequence: all but the last token, which is only predicted."""
+    if first < 1:
+        raise TextError(f"sequence {index} is scored from its first token, which nothing precedes")
+    if limit is not None and len(ids) - 1 > limit:
+        raise TextError(f"sequence {index} has {len(ids)} tokens and the model's context ends at {limit}")
+    return Tokens(list(ids[:-1]), 0, 0) if len(ids) > first else None
+
+
+def _split(tokenizer: PreTrainedTokenizerBase, tokens: Tokens, boundary: int, limit: int | None) -> _Split:
+    """Split a text at a character, and cut it to the model's context."""
+    before = tokens.specials_before
+    ids = tokens.ids[: before + len(tokens.offsets)]  # some tokenizers close every text
+    place = next(i for i, (start, end) in enumerate(tokens.offsets) if start >= boundary or end > boundary)
+    split = before + place
+    if not boundary and not before and tokenizer.bos_token_id is not None:
+        ids, before, split = [tokenizer.bos_token_id, *ids], 1, 1
+    excess = 0 if limit is None else max(0, len(ids) - 1 - limit)
+    # Something has to precede the continuation.
+    dropped = min(excess, max(0, split - max(1, before)))
+    ids = ids[:before] + ids[before + dropped :]
+    split -= dropped
+    lost = excess - dropped
+    ids = ids[: len(ids) - lost]
+    return _Split(ids, max(1, before), max(1, split), lost)
