@@ -28,8 +28,8 @@ def words_of(text: str) -> list[str]:
 def sentences_of(text: str, language: str = "en") -> list[str]:
     """Split a text into sentences without the white space around them; what follows the last full stop is one too.
 
-    >>> sentences_of("Mr. No left.  He left. He")
-    ['Mr. No left.', 'He left.', 'He']
+    >>> sentences_of("Mr. Smith left.  He left. He")
+    ['Mr. Smith left.', 'He left.', 'He']
     """
     from sentencex import segment
 

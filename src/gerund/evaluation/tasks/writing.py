@@ -1,0 +1,279 @@
+"""What a model writes: how much it repeats itself, and how far its texts are from people's.
+
+Documents are cut after a few words; the model goes on, and both its continuation and the one that stands in the
+document are measured (MAGNET, section 4.4; RankGen, section 3.2 and appendix D).
+
+Knows: corpora, generation, the metrics of ``metrics.repetition`` and ``metrics.mauve``. Does not know: plans: a
+model writes the same under all of them.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from gerund.data.corpus import FORMATS, clean_text, read_documents
+from gerund.errors import ConfigError, DataError, unknown_name
+from gerund.evaluation.contender import Contender
+from gerund.evaluation.metrics import mauve as mauve_metric
+from gerund.evaluation.metrics.repetition import overlap, rep_n, rep_sentences, rep_window, sentences_of, words_of
+from gerund.evaluation.task import Score, Settings, Task
+from gerund.progress import progress
+
+if TYPE_CHECKING:
+    from gerund.language_model import LanguageModel
+    from gerund.types import Generation
+
+# How each decoding draws, as RankGen's Table 3 sets them.
+DECODINGS: Mapping[str, Mapping[str, Any]] = {
+    "nucleus": {"temperature": 1.0, "top_p": 0.9},
+    "greedy": {},
+    "ancestral": {"temperature": 1.0},
+    "top-k": {"temperature": 1.0, "top_k": 40},
+    "typical": {"temperature": 1.0, "typical_p": 0.9},
+}
+# What MAUVE compares: the mean state of the continuation by itself, or, as its paper does, the state of the last
+# token of prefix and continuation. In a small model the last token says more of itself than of the text, and a
+# prefix that both sides share hides what differs: with the embedded default on Wikipedia greedy texts come to 0.81
+# so, and to 0.32 by the mean, while people's texts come to 0.96 and 0.97.
+STATES = ("mean", "last")
+# Which cleaning a corpus wants, by a part of its name.
+_STYLES = {"wiki": "wikipedia", "book": "gutenberg"}
+_NAME = re.compile(rf"(?P<name>.+\.(?:test|valid))(?:{'|'.join(map(re.escape, FORMATS))})")
+_WORD = re.compile(r"\S+")
+_BATCH = 32
+_GRAMS = (1, 2, 3, 4)
+
+
+@dataclass(frozen=True)
+class Passage:
+    """A piece of a document, cut in two.
+
+    Attributes:
+        prefix: its first words.
+        rest: what follows, white space first.
+    """
+
+    prefix: str
+    rest: str
+
+
+def find(folder: Path) -> list[Task]:
+    """Return a task for every corpus ``lm/NAME.test.*`` and ``lm/NAME.valid.*`` in a data folder."""
+    names = {path: _NAME.fullmatch(path.name) for path in sorted((folder / "lm").glob("*"))}
+    found = {match["name"]: path for path, match in names.items() if match is not None}
+    return [Writing(name=f"writing/{name}", files=(path,)) for name, path in sorted(found.items())]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Writing(Task):
+    """Continuations of the beginnings of documents. ``settings.limit`` counts continuations.
+
+    Metrics, each a mean over the continuations: ``rep_1`` to ``rep_4`` and ``rep_sen`` (MAGNET, equation 6),
+    ``rep`` and ``overlap`` (RankGen, Tables 16 and 17; over words), ``length`` in the model's tokens, ``ended``
+    (the share that the model ended itself). With ``human_`` in front: the same of the documents' own
+    continuations, each cut to as many tokens as the model wrote. From 100 continuations on also ``mauve``
+    between the two and ``mauve_spread`` over k-means seeds; with text to spare ``mauve_ceiling``, between the
+    documents' continuations and as many others from the same documents.
+    """
+
+    kind: ClassVar = "writing"
+    side: ClassVar = "generation"
+    higher_is_better: ClassVar = False
+    reads_plan: ClassVar = False
+
+    samples: int = field(default=200, metadata={"help": "Continuations; at least 100 for MAUVE, better 500."})
+    prefix_words: int = field(default=32, metadata={"help": "Words that the model is given."})
+    max_new_tokens: int = field(default=128, metadata={"help": "Tokens that it writes at most."})
+    decoding: str = field(default="nucleus", metadata={"help": f"How it draws: {', '.join(DECODINGS)}."})
+    mauve_features: str = field(
+        default="",
+        metadata={"help": "Whose states MAUVE compares: empty for the model's own, a folder, or 'default'."},
+    )
+    mauve_states: str = field(
+        default="mean",
+        metadata={"help": "Which: mean of the continuation, or last token of prefix and continuation (the paper)."},
+    )
+
+    def __post_init__(self) -> None:
+        if self.decoding not in DECODINGS:
+            raise unknown_name("decoding", self.decoding, list(DECODINGS))
+        if self.mauve_states not in STATES:
+            raise unknown_name("mauve_states", self.mauve_states, STATES)
+        for name in ("samples", "prefix_words", "max_new_tokens"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"writing.{name}={getattr(self, name)} leaves nothing to score")
+
+    def run(self, contender: Contender, settings: Settings) -> Score:
+        """Write and measure.
+
+        Raises:
+            DataError: the corpus is malformed, or no document is long enough.
+            TextError: a prefix fills the model's context.
+            MissingDependencyError: MAUVE is due and scikit-learn is not installed.
+        """
+        n = min(self.samples, settings.limit or self.samples)
+        if n >= mauve_metric.LEAST:
+            mauve_metric.require_scikit_learn()
+        passages, others = self._passages(n, settings.seed)
+        lm = contender.lm
+        written = self._continue(lm, [passage.prefix for passage in passages], settings)
+        # One token of the document's own where the model wrote none: silence is not what people write.
+        lengths = [max(1, len(item.token_ids)) for item in written]
+        human = _cut(lm, [passage.rest for passage in passages], lengths)
+        metrics = {
+            **_means(passages, [item.text for item in written]),
+            "length": float(np.mean([len(item.token_ids) for item in written])),
+            "ended": float(np.mean([item.finished for item in written])),
+            **{f"human_{name}": value for name, value in _means(passages, human).items()},
+        }
+        notes = [
+            f"{len(passages)} continuations of at most {self.max_new_tokens} tokens by {self.decoding} decoding; "
+            "scores of another number, length, prefix or decoding cannot be compared with these"
+        ]
+        if len(passages) < n:
+            notes.append(f"the corpus has no more than {len(passages)} passages of this length")
+        added, more = self._mauve(lm, passages, [item.text for item in written], human, (others, lengths))
+        return Score("rep_4", {**metrics, **added}, size=len(passages), notes=(*notes, *more))
+
+    def _passages(self, n: int, seed: int) -> tuple[list[Passage], list[Passage]]:
+        """Return passages to continue, and as many more to compare people with people; none if there are not enough.
+
+        Every document gives its beginning before any gives another passage. Both lists are drawn from one pool,
+        so that they differ by chance alone.
+        """
+        [path] = self.files
+        generator = np.random.default_rng(seed)
+        pool = _pool(path, self.prefix_words, self.max_new_tokens, 2 * n, generator)
+        if not pool:
+            raise DataError(
+                f"{path}: no document has {self.prefix_words} words and {self.max_new_tokens} more; "
+                "choose a smaller prefix_words or max_new_tokens"
+            )
+        order = generator.permutation(len(pool))
+        drawn = [pool[place] for place in order]
+        return drawn[:n], drawn[n:] if len(drawn) == 2 * n else []
+
+    def _continue(self, lm: "LanguageModel", prefixes: list[str], settings: Settings) -> list["Generation"]:
+        from gerund.config import Sampling
+
+        sampling = Sampling(**DECODINGS[self.decoding])
+        written: list[Generation] = []
+        with progress(len(prefixes), self.name, show=settings.show_progress) as advance:
+            for start in range(0, len(prefixes), _BATCH):
+                batch = prefixes[start : start + _BATCH]
+                # A seed for every batch, or the first texts of all batches would share their draws.
+                drawing = replace(sampling, seed=settings.seed * 1_000_003 + start)
+                written += lm.generate(batch, self.max_new_tokens, drawing, batch_size=_BATCH)
+                advance(len(batch))
+        return written
+
+    def _mauve(
+        self,
+        lm: "LanguageModel",
+        passages: list[Passage],
+        written: list[str],
+        human: list[str],
+        spare: tuple[list[Passage], list[int]],
+    ) -> tuple[dict[str, float], list[str]]:
+        """Return MAUVE's metrics and what has to be known of them."""
+        n = len(passages)
+        if n < mauve_metric.LEAST:
+            return {}, [f"MAUVE was left out: it needs at least {mauve_metric.LEAST} continuations"]
+        reader = self._features(lm)
+        peoples = self._states(reader, passages, human)
+        result = mauve_metric.mauve(self._states(reader, passages, written), peoples)
+        metrics = {"mauve": result.value, "mauve_spread": result.spread}
+        notes = [
+            f"MAUVE by the {self.mauve_states} states of {reader.name}, {result.buckets} buckets; by other states or "
+            "with another number of texts it cannot be compared",
+            *result.notes,
+        ]
+        others, lengths = spare
+        if others:
+            cut = _cut(lm, [passage.rest for passage in others], lengths)
+            metrics["mauve_ceiling"] = mauve_metric.mauve(self._states(reader, others, cut), peoples).value
+        else:
+            notes.append("no ceiling for MAUVE: the corpus is too small to compare people with people")
+        return metrics, notes
+
+    def _features(self, lm: "LanguageModel") -> "LanguageModel":
+        """Return the model whose states are compared: read causally, without an adapter."""
+        from gerund.attention.plan import AttentionPlan
+        from gerund.config import EncoderConfig
+        from gerund.entry import load
+        from gerund.language_model import LanguageModel
+
+        if self.mauve_features:
+            lm = load(None if self.mauve_features == "default" else self.mauve_features)
+        config = EncoderConfig(attention=AttentionPlan("causal"), pooling=self.mauve_states, normalize=False)
+        return LanguageModel(lm.model, lm.tokenizer, config, name=lm.name)
+
+    def _states(self, reader: "LanguageModel", passages: Sequence[Passage], texts: Sequence[str]) -> np.ndarray:
+        """Return one state a text, ``(n, D)``; a zero vector where nothing was written."""
+        if self.mauve_states == "last":
+            texts = [passage.prefix + text for passage, text in zip(passages, texts, strict=True)]
+        vectors: np.ndarray = reader.encode(texts, empty="zeros", show_progress=False)
+        return vectors
+
+
+def _pool(path: Path, prefix_words: int, room: int, wanted: int, generator: np.random.Generator) -> list[Passage]:
+    """Return up to ``wanted`` passages, spread evenly over the documents in their random order."""
+    style = next((style for part, style in _STYLES.items() if part in path.name), "none")
+    documents = []
+    for document in read_documents([path]):
+        passages = list(_cut_up(clean_text(document.text, style), prefix_words, room))
+        # After the beginning any place of a long document is as good as another.
+        order = [0, *(1 + generator.permutation(len(passages) - 1))] if passages else []
+        documents.append([passages[place] for place in order])
+    shuffled = [documents[place] for place in generator.permutation(len(documents))]
+    rounds = range(max(map(len, shuffled), default=0))
+    one_by_one = [passages[turn] for turn in rounds for passages in shuffled if turn < len(passages)]
+    return one_by_one[:wanted]
+
+
+def _cut_up(text: str, prefix_words: int, room: int) -> Iterator[Passage]:
+    r"""Yield pieces of ``prefix_words`` and ``room`` words that do not overlap, each from the start of a paragraph.
+
+    A token is at most a word, so ``room`` words hold as many tokens. A paragraph that is longer than a piece is
+    cut where the last piece ends.
+
+    >>> list(_cut_up("a b c d\ne f g\nh i", 1, 2))
+    [Passage(prefix='a', rest=' b c'), Passage(prefix='e', rest=' f g')]
+    """
+    words = list(_WORD.finditer(text))
+    size = prefix_words + room
+    start = 0
+    while start + size <= len(words):
+        middle, end = words[start + prefix_words - 1].end(), words[start + size - 1].end()
+        yield Passage(text[words[start].start() : middle], text[middle:end])
+        start += size
+        near = range(start, min(start + size, len(words)))
+        start = next((place for place in near if "\n" in text[words[place - 1].end() : words[place].start()]), start)
+
+
+def _cut(lm: "LanguageModel", texts: Sequence[str], lengths: Sequence[int]) -> list[str]:
+    """Return each text up to the end of its token number ``length``, counted by the model's tokenizer."""
+    from gerund.inference.tokens import Reading, tokenize
+
+    tokens = tokenize(lm.tokenizer, texts, Reading(), offsets=True)
+    result = []
+    for text, own, length in zip(texts, tokens, lengths, strict=True):
+        assert own is not None
+        ends = [end for _, end in own.offsets[:length]]
+        result.append(text[: ends[-1]])
+    return result
+
+
+def _means(passages: Sequence[Passage], texts: Sequence[str]) -> dict[str, float]:
+    """Return the mean of every measure of one text."""
+    rows = []
+    for passage, text in zip(passages, texts, strict=True):
+        before, words = words_of(passage.prefix), words_of(text)
+        row = {f"rep_{n}": rep_n(words, n) for n in _GRAMS}
+        row |= {"rep_sen": rep_sentences(sentences_of(text)), "rep": rep_window(words, before)}
+        rows.append(row | {"overlap": overlap(words, before)})
+    return {name: float(np.mean([row[name] for row in rows])) for name in rows[0]}

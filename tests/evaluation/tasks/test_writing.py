@@ -1,0 +1,274 @@
+"""What a model writes, measured on tiny models and made-up documents, and once on a real one."""
+
+import json
+import lzma
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import gerund
+from gerund.config import Sampling
+from gerund.data.corpus import clean_text, read_documents
+from gerund.errors import ConfigError, DataError
+from gerund.evaluation.contender import BM25, Contender
+from gerund.evaluation.metrics.mauve import mauve
+from gerund.evaluation.metrics.repetition import overlap, rep_n, rep_sentences, rep_window, sentences_of
+from gerund.evaluation.results import key_of
+from gerund.evaluation.task import Settings
+from gerund.evaluation.tasks.writing import DECODINGS, Writing, _cut_up, find
+
+WORDS = ["the", "a", "cat", "hat", "in", "an", "inn", "thin", "man", "ran.", "here", "there.", "then", "other"]
+
+
+def document(words, seed, paragraph=9):
+    draw = random.Random(seed)
+    chosen = [draw.choice(WORDS) for _ in range(words)]
+    return "\n".join(" ".join(chosen[start : start + paragraph]) for start in range(0, words, paragraph))
+
+
+def corpus(folder, texts, name="tales.test.jsonl"):
+    path = folder / "lm" / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
+    [task] = find(folder)
+    return replace(task, prefix_words=3, max_new_tokens=6)
+
+
+@pytest.fixture
+def contender(tiny_folder):
+    return Contender("tiny", gerund.load(tiny_folder, attention="causal"))
+
+
+def test_finds_a_task_for_every_test_and_validation_corpus(tmp_path):
+    assert find(tmp_path) == []
+    (tmp_path / "lm").mkdir()
+    for name in ("b.test.jsonl", "b.valid.jsonl.xz", "a.train.jsonl", "c.valid.txt", "notes.md", "x.tests.jsonl"):
+        (tmp_path / "lm" / name).write_text("x")
+    tasks = find(tmp_path)
+    assert [task.name for task in tasks] == ["writing/b.test", "writing/b.valid", "writing/c.valid"]
+    assert [task.files[0].name for task in tasks] == ["b.test.jsonl", "b.valid.jsonl.xz", "c.valid.txt"]
+
+
+def test_metrics_are_means_over_what_was_written(tmp_path, contender):
+    task = corpus(tmp_path, [document(40, seed) for seed in range(5)])
+    score = replace(task, samples=8, decoding="ancestral").run(contender, Settings(seed=3))
+    passages, _ = replace(task, samples=8)._passages(8, 3)
+    sampling = Sampling(temperature=1.0, seed=3 * 1_000_003)
+    written = contender.lm.generate([passage.prefix for passage in passages], 6, sampling)
+    rows = []
+    for passage, one in zip(passages, written, strict=True):
+        words, before = one.text.split(), passage.prefix.split()
+        rows.append({
+            **{f"rep_{n}": rep_n(words, n) for n in (1, 2, 3, 4)},
+            "rep_sen": rep_sentences(sentences_of(one.text)),
+            "rep": rep_window(words, before),
+            "overlap": overlap(words, before),
+            "length": len(one.token_ids),
+            "ended": one.finished,
+        })  # fmt: skip
+    for name in rows[0]:
+        assert score.metrics[name] == pytest.approx(np.mean([row[name] for row in rows])), name
+    assert (score.main, score.size, score.runs) == ("rep_4", 8, 1)
+    assert "mauve" not in score.metrics
+    assert any("at least 100" in note for note in score.notes)
+    assert "8 continuations of at most 6 tokens by ancestral decoding" in score.notes[0]
+
+
+def test_peoples_continuations_are_cut_to_the_models_length(tmp_path, contender):
+    task = corpus(tmp_path, ["a cat in the hat in the hat in the hat in the hat"])
+    score = replace(task, samples=1, max_new_tokens=9).run(contender, Settings())
+    passage = next(_cut_up("a cat in the hat in the hat in the hat in the hat", 3, 9))
+    ids = contender.lm.tokenizer(passage.rest).input_ids[1:]  # a beginning token goes first
+    own = contender.lm.tokenizer.decode(ids[: max(1, round(score.metrics["length"]))])
+    assert passage.rest.startswith(own)
+    assert score.metrics["human_rep_1"] == pytest.approx(rep_n(own.split(), 1))
+    assert score.metrics["human_overlap"] == pytest.approx(overlap(own.split(), passage.prefix.split()))
+
+
+@pytest.mark.parametrize("states", ["mean", "last"])
+def test_mauve_from_a_hundred_texts_on(tmp_path, contender, states):
+    task = corpus(tmp_path, [document(45, seed) for seed in range(60)])
+    task = replace(task, samples=100, max_new_tokens=6, mauve_states=states)
+    score = task.run(contender, Settings())
+    passages, others = task._passages(100, 0)
+    written = task._continue(contender.lm, [passage.prefix for passage in passages], Settings())
+    reader = gerund.load(contender.lm.name, attention="causal", pooling=states, dtype="float32")
+
+    def vectors(items, texts):
+        before = [item.prefix if states == "last" else "" for item in items]
+        return reader.encode([a + b for a, b in zip(before, texts, strict=True)], normalize=False, empty="zeros")
+
+    def cut(items):
+        rows = zip(items, written, strict=True)
+        ids = [(contender.lm.tokenizer(item.rest).input_ids[1:], max(1, len(one.token_ids))) for item, one in rows]
+        return [contender.lm.tokenizer.decode(own[:length]) for own, length in ids]
+
+    people = vectors(passages, cut(passages))
+    expected = mauve(vectors(passages, [one.text for one in written]), people)
+    assert score.metrics["mauve"] == pytest.approx(expected.value, abs=1e-6)
+    assert score.metrics["mauve_spread"] == pytest.approx(expected.spread, abs=1e-6)
+    assert score.metrics["mauve_ceiling"] == pytest.approx(mauve(vectors(others, cut(others)), people).value, abs=1e-6)
+    # A model with random weights is no person.
+    assert score.metrics["mauve"] < score.metrics["mauve_ceiling"] - 0.2
+    assert any(f"by the {states} states of" in note and "10 buckets" in note for note in score.notes)
+    assert any("100 texts a side is rough" in note for note in score.notes)
+
+
+def test_a_small_corpus_gives_what_it_has(tmp_path, contender):
+    task = corpus(tmp_path, [document(45, seed) for seed in range(24)])
+    score = replace(task, samples=150, mauve_features="").run(contender, Settings())
+    assert score.size == 120
+    assert {"mauve", "mauve_ceiling"} & set(score.metrics) == {"mauve"}
+    assert any("no more than 120 passages" in note for note in score.notes)
+    assert any("no ceiling" in note for note in score.notes)
+
+
+def test_mauves_states_may_be_another_models(tmp_path, contender, tiny_folder):
+    task = replace(corpus(tmp_path, [document(45, seed) for seed in range(24)]), samples=100)
+    own = task.run(contender, Settings())
+    assert replace(task, mauve_features=str(tiny_folder)).run(contender, Settings()).metrics == own.metrics
+    others = replace(task, mauve_features="default").run(contender, Settings())
+    assert others.metrics["mauve"] != own.metrics["mauve"]
+    assert {name: value for name, value in others.metrics.items() if "mauve" not in name} == {
+        name: value for name, value in own.metrics.items() if "mauve" not in name
+    }
+
+
+def test_the_seed_decides_passages_and_draws(tmp_path, contender):
+    task = replace(corpus(tmp_path, [document(40, seed) for seed in range(9)]), samples=40)
+    assert task.run(contender, Settings()) == task.run(contender, Settings())
+    assert task.run(contender, Settings()).metrics != task.run(contender, Settings(seed=1)).metrics
+    assert task._passages(3, 0) != task._passages(3, 1)
+    # Equal prefixes in two batches must not be continued alike.
+    written = task._continue(contender.lm, ["the cat"] * 33, Settings())
+    assert len({one.text for one in written}) > 30
+
+
+@pytest.mark.parametrize(
+    ("decoding", "sampling"),
+    [
+        ("greedy", Sampling()),
+        ("ancestral", Sampling(temperature=1, seed=0)),
+        ("nucleus", Sampling(temperature=1, top_p=0.9, seed=0)),
+        ("top-k", Sampling(temperature=1, top_k=40, seed=0)),
+        ("typical", Sampling(temperature=1, typical_p=0.9, seed=0)),
+    ],
+)
+def test_decodings_draw_as_they_are_called(contender, decoding, sampling):
+    task = Writing(name="writing/x", decoding=decoding, max_new_tokens=20)
+    prompts = ["the", "a cat", "in an inn"]
+    assert task._continue(contender.lm, prompts, Settings()) == contender.lm.generate(prompts, 20, sampling)
+    if decoding != "ancestral":
+        assert task._continue(contender.lm, prompts, Settings()) != contender.lm.generate(
+            prompts, 20, Sampling(temperature=1, seed=0)
+        )
+    assert set(DECODINGS) == {"greedy", "ancestral", "nucleus", "top-k", "typical"}
+
+
+def test_the_plan_does_not_matter(tmp_path, contender):
+    task = replace(corpus(tmp_path, [document(40, seed) for seed in range(9)]), samples=9)
+    other = Contender("other", gerund.load(contender.lm.name, attention="bidir", pooling="last"))
+    assert task.run(other, Settings()) == task.run(contender, Settings())
+    assert key_of(task, other, Settings()) == key_of(task, contender, Settings())
+    assert not task.has_validation
+
+
+def test_limit_counts_continuations(tmp_path, contender):
+    task = corpus(tmp_path, [document(40, seed) for seed in range(9)])
+    assert task.run(contender, Settings(limit=4)).size == 4
+    assert replace(task, samples=2).run(contender, Settings(limit=4)).size == 2
+
+
+def test_every_document_gives_its_beginning_before_any_gives_more(tmp_path):
+    texts = [document(12, seed) for seed in range(6)] + [document(200, 99)]
+    task = corpus(tmp_path, texts)
+    passages, others = task._passages(3, 0)  # a pool of six, out of seven documents
+    assert len(passages) == len(others) == 3
+    starts = {" ".join(text.split()[:3]) for text in texts}
+    assert {" ".join(item.prefix.split()) for item in passages + others} <= starts
+    many, none = task._passages(20, 0)
+    assert (len(many), none) == (20, [])
+
+
+def test_passages_begin_with_paragraphs_and_do_not_overlap():
+    text = document(200, 0, paragraph=13)
+    pieces = list(_cut_up(text, 3, 6))
+    assert len(pieces) == 200 // 13
+    place = 0
+    for piece in pieces:
+        found = text.index(piece.prefix + piece.rest, place)
+        assert found == 0 or text[found - 1] == "\n"
+        assert (len(piece.prefix.split()), len(piece.rest.split())) == (3, 6)
+        assert piece.rest[0].isspace()
+        place = found + len(piece.prefix + piece.rest)
+    # One long line is cut where the last piece ended.
+    assert len(list(_cut_up(" ".join(text.split()), 3, 6))) == 200 // 9
+    assert list(_cut_up("too short", 3, 6)) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "style"), [("books.test.jsonl", "gutenberg"), ("wiki.test.jsonl", "wikipedia"), ("x.test.jsonl", "none")]
+)
+def test_known_corpora_are_cleaned(tmp_path, name, style):
+    raw = "_Very_ odd ( , ) things here\nthat go on and on for a while, in long lines"
+    task = corpus(tmp_path, [raw], name)
+    [passage], _ = task._passages(1, 0)
+    assert clean_text(raw, style).startswith(passage.prefix + passage.rest)
+
+
+def test_a_loop_is_seen(tmp_path, contender, monkeypatch):
+    task = replace(corpus(tmp_path, [document(40, 0)]), samples=1)
+    looped = replace(contender.lm.generate("the", 2)[0], text=" so. so. so. so. so. so. so. so.")
+    monkeypatch.setattr(type(contender.lm), "generate", lambda *_, **__: [looped])
+    metrics = task.run(contender, Settings()).metrics
+    assert metrics["rep_4"] == pytest.approx(4 / 5)
+    assert metrics["rep"] >= 7 / 8
+    assert metrics["rep_sen"] == pytest.approx(7 / 8)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"decoding": "beam"}, "nucleus, greedy, ancestral, top-k, typical"),
+        ({"mauve_states": "first"}, "mean, last"),
+        ({"samples": 0}, "writing.samples=0"),
+        ({"prefix_words": 0}, "prefix_words=0"),
+        ({"max_new_tokens": -1}, "max_new_tokens=-1"),
+    ],
+)
+def test_impossible_options_are_refused(options, words):
+    with pytest.raises(ConfigError, match=words):
+        Writing(name="writing/x", **options)
+
+
+def test_bad_corpora_are_refused(tmp_path, contender):
+    task = corpus(tmp_path, [document(40, 0)])
+    with pytest.raises(DataError, match="no document has 3 words and 500 more"):
+        replace(task, max_new_tokens=500).run(contender, Settings())
+    task.files[0].write_text('{"text": "a b c d"}\nnonsense\n')
+    with pytest.raises(DataError, match=r"tales.test.jsonl, line 2: not valid JSON"):
+        task.run(contender, Settings())
+    with pytest.raises(ConfigError, match="BM25"):
+        corpus(tmp_path, [document(40, 0)]).run(Contender(BM25, None), Settings())
+
+
+def test_compressed_corpora_are_read(tmp_path, contender):
+    (tmp_path / "lm").mkdir()
+    path = tmp_path / "lm" / "tales.valid.jsonl.xz"
+    path.write_bytes(lzma.compress(json.dumps({"text": document(40, 0)}).encode()))
+    [task] = find(tmp_path)
+    assert replace(task, prefix_words=3, max_new_tokens=6).run(contender, Settings(limit=1)).size == 1
+
+
+def test_a_real_model_repeats_itself_when_it_is_greedy(stories_folder, data_folder):
+    task = replace(find(data_folder)[2], samples=12, prefix_words=8, max_new_tokens=60)
+    assert task.name == "writing/wiki.test"
+    assert len(list(read_documents(task.files))) == 400
+    contender = Contender("stories", gerund.load(stories_folder))
+    greedy, nucleus = (
+        replace(task, decoding=name).run(contender, Settings()).metrics for name in ("greedy", "nucleus")
+    )
+    assert greedy["rep_1"] > nucleus["rep_1"]
+    assert greedy["rep"] > greedy["human_rep"]
