@@ -13,8 +13,8 @@ from gerund.config import Sampling
 from gerund.exporting import formats
 from gerund.exporting.folders import write_settings
 from gerund.exporting.formats import Export
-from gerund.inference import generation, spans
-from gerund.inference.spans import How
+from gerund.inference import generation
+from gerund.inference.spans import SpannedText, SpanReading, span_logprobs
 from gerund.inference.tokens import check_texts
 from gerund.models import loading
 from gerund.models.adapters import base_state
@@ -80,7 +80,7 @@ class LanguageModel(TextEncoder):
             self.model, self.tokenizer, checked, max_new_tokens=max_new_tokens, sampling=sampling or Sampling()
         )
 
-    def span_logprobs(self, left: str, span: str, right: str, *, reading: How = "infill") -> np.ndarray:
+    def span_logprobs(self, left: str, span: str, right: str, *, reading: SpanReading = "infill") -> np.ndarray:
         """Return the log-probability of every token of ``span`` between its neighbours.
 
         Args:
@@ -101,8 +101,8 @@ class LanguageModel(TextEncoder):
         >>> len(lm.span_logprobs("The old man", " looked at", " the sea.", reading="causal")) > 0
         True
         """
-        text = spans.SpannedText(left + span + right, ((len(left), len(left) + len(span)),))
-        [[logprobs]] = spans.span_logprobs(self.model, self.tokenizer, [text], reading=reading, show=False)
+        text = SpannedText.between(left, span, right)
+        [[logprobs]] = span_logprobs(self.model, self.tokenizer, [text], reading, show=False)
         return logprobs
 
     def save(self, folder: str | Path, *, overwrite: bool = False) -> None:

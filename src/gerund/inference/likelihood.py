@@ -208,7 +208,7 @@ class TokenHead:
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = copy.copy(model)
         # The copy shares everything; a table of modules of its own lets one of them be another.
-        self._model._modules = {**model._modules, model.base_model_prefix: _StandIn()}
+        self._model._modules = {**model._modules, model.base_model_prefix: _StandIn(model.base_model)}
         if model not in _proved:
             self._prove(model)
             _proved.add(model)
@@ -257,6 +257,15 @@ _proved: WeakSet[PreTrainedModel] = WeakSet()
 
 class _StandIn(nn.Module):
     """Stands where a decoder was, and returns what it is given as if it had computed it."""
+
+    def __init__(self, decoder: nn.Module) -> None:
+        super().__init__()
+        # Not as a module of its own: nothing of the decoder is to run here.
+        self.__dict__["_own"] = decoder
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what else a head reads off its decoder, such as a factor."""
+        return getattr(self.__dict__["_own"], name)
 
     def forward(self, *_args: Any, inputs_embeds: Tensor, **_kwargs: Any) -> "_Known":
         """Return the states."""

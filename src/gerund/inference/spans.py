@@ -1,65 +1,76 @@
-"""Log-probabilities of spans inside texts, read with or without what follows them.
+"""Log-probabilities of spans inside a text, read from the left only or seeing both sides.
 
-``infill`` reads under MAGNET's hybrid mask (section 3.1): context sees all context, a span token sees all context and
-its own span so far. ``causal`` reads from the left, as the model was trained. In both the token at place i is
-predicted by the output at place i - 1, the first of a span by the last of its left context.
-
-Knows: models, texts with spans. Does not know: how spans are chosen, how gaps are filled.
+Knows: models, texts with spans, MAGNET's ``hybrid`` mask. Does not know: how spans are chosen.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
+from weakref import WeakSet
 
 import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from gerund.attention.interface import BoundPlan
+from gerund.attention.interface import BoundPlan, attach
 from gerund.attention.plan import AttentionPlan
 from gerund.attention.probe import prove
-from gerund.attention.streams import decoder_layers
 from gerund.errors import TextError, unknown_name
-from gerund.inference.likelihood import plain_reader, token_logprobs
-from gerund.inference.tokens import Reading, Tokens, tokenize
+from gerund.inference.encoding import Reader
+from gerund.inference.likelihood import plain_reader, sequence_logprobs, token_logprobs
+from gerund.inference.tokens import Reading as Tokenizing
+from gerund.inference.tokens import Tokens, tokenize
 
-How = Literal["infill", "causal"]
-READINGS = ("infill", "causal")
+SpanReading = Literal["infill", "causal"]
+
+# Models that were found to obey the hybrid mask.
+_proved: WeakSet[PreTrainedModel] = WeakSet()
 
 
 @dataclass(frozen=True)
 class SpannedText:
-    """A text, and the characters of the spans in it.
+    """A text and the spans of it that are measured.
 
     Attributes:
         text: the whole text.
-        spans: (start, end) of each span, from left to right, not touching each other's characters.
+        spans: (first character, character after the last) of each, in order, with text between them.
+
+    >>> SpannedText.between("He was at the", " gym", ". He ran.").spans
+    ((13, 17),)
     """
 
     text: str
     spans: tuple[tuple[int, int], ...]
+
+    @classmethod
+    def between(cls, left: str, span: str, right: str) -> "SpannedText":
+        """Return one span with what stands on either side of it, spaces included."""
+        return cls(left + span + right, ((len(left), len(left) + len(span)),))
 
 
 def span_logprobs(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     texts: Sequence[SpannedText],
+    reading: SpanReading,
     *,
-    reading: How = "infill",
     batch_tokens: int | None = None,
     show: bool | None = None,
 ) -> list[list[np.ndarray]]:
-    """Return log p(token | what the reading shows) for every token of every span.
+    """Return the log-probability of each token of each span.
 
-    A text is tokenised as a whole. A token that holds a character of a span belongs to that span, to the
-    first of two: usually the space before a word belongs to the token of the word.
+    A text is tokenised whole. A token that holds any character of a span belongs to the span, so that nothing
+    of the span is left in its context. The output at each token's predecessor predicts it, also the first one of
+    a span, whose predecessor is the last token on its left.
 
     Args:
-        model: a causal language model to which gerund's attention is attached.
+        model: a causal language model.
         tokenizer: its tokenizer, a fast one.
-        texts: texts with their spans.
-        reading: ``infill`` or ``causal``.
+        texts: texts with one or more spans.
+        reading: ``infill``, under MAGNET's hybrid mask (section 3.1): tokens of the context see all of the context,
+            tokens of a span see the context and their own span so far, never another span. ``causal``: the
+            untouched model, which sees whatever stands on the left, earlier spans included.
         batch_tokens: tokens a batch, padding included; None chooses by device.
         show: whether to show progress; None only on a terminal.
 
@@ -67,67 +78,105 @@ def span_logprobs(
         For each text one float32 array of natural logarithms a span.
 
     Raises:
-        TextError: a text is too long for the model, a span has no token, or begins a text that nothing precedes.
-        ConfigError: an unknown reading.
-        UnsupportedModelError: the hybrid mask does not reach every layer.
+        TextError: a span is empty, outside its text, out of order, touches another one, or has nothing before it
+            to be predicted from; or a text is longer than the model's context.
+        UnsupportedModelError: the hybrid mask does not reach every layer of the model.
+        ModelError: the tokenizer is not a fast one, or the model's head cannot be run on its own.
     """
-    if reading not in READINGS:
-        raise unknown_name("reading", reading, READINGS)
-    plan = AttentionPlan("hybrid").resolve(len(decoder_layers(model)))
-    if reading == "infill":
-        prove(model, plan)
+    if reading not in ("infill", "causal"):
+        raise unknown_name("reading of a span", reading, ["infill", "causal"])
+    for index, text in enumerate(texts):
+        _check_spans(text, index)
     reader = plain_reader(model, tokenizer)
-    tokens = tokenize(tokenizer, [item.text for item in texts], Reading(), offsets=True)
-    whole = [_closed(read, reader.max_length, index) for index, read in enumerate(tokens)]
-    places = [_places(read, item, index) for index, (read, item) in enumerate(zip(whole, texts, strict=True))]
-    spans = {id(read): own for read, own in zip(whole, places, strict=True)}
-
-    def states(batch: Sequence[Tokens]) -> tuple[Tensor, Tensor]:
-        inputs = reader.batch(batch)
-        if reading == "causal":
-            return reader.run(inputs, None), inputs.begin
-        span_BT = torch.zeros(inputs.inputs["input_ids"].shape, dtype=torch.long, device=reader.device)
-        for row, (read, start) in enumerate(zip(batch, inputs.begin.tolist(), strict=True)):
-            for number, own in enumerate(spans[id(read)], start=1):
-                span_BT[row, [start + place for place in own]] = number
-        return reader.run(inputs, BoundPlan(plan, inputs.real_BT, span_BT)), inputs.begin
-
-    def wanted(row: int) -> tuple[Sequence[int], Sequence[int]]:
-        flat = [place for own in places[row] for place in own]
-        return flat, [whole[row].ids[place] for place in flat]
-
-    logprobs = token_logprobs(reader, whole, wanted, states, batch_tokens=batch_tokens, show=show)
+    tokens = tokenize(tokenizer, [text.text for text in texts], Tokenizing(), offsets=True)
+    spanned = [
+        _spanned(item, text.spans, index, reader.max_length)
+        for index, (item, text) in enumerate(zip(tokens, texts, strict=True))
+        if item is not None
+    ]
+    score = _infill if reading == "infill" else _causal
+    logprobs = score(reader, spanned, batch_tokens, show)
     return [
-        np.split(scores, np.cumsum([len(own) for own in spans_])[:-1])
-        for scores, spans_ in zip(logprobs, places, strict=True)
+        [own[labels == number] for number in range(1, len(text.spans) + 1)]
+        for own, labels, text in zip(logprobs, map(_labels, spanned), texts, strict=True)
     ]
 
 
-def _closed(tokens: Tokens | None, limit: int | None, index: int) -> Tokens:
-    if tokens is None:
-        raise TextError(f"text {index} is empty")
-    if limit is not None and len(tokens) > limit:
-        raise TextError(f"text {index} has {len(tokens)} tokens and the model's context ends at {limit}")
-    return tokens
+@dataclass(frozen=True)
+class _Spanned(Tokens):
+    """A text as the model reads it; ``span`` is 0 for a token of the context and s for one of span s."""
+
+    span: tuple[int, ...] = ()
 
 
-def _places(tokens: Tokens, item: SpannedText, index: int) -> list[list[int]]:
-    """Return the places of each span's tokens."""
-    found: list[list[int]] = []
-    taken = tokens.specials_before
-    for start, end in item.spans:
-        own = [
-            tokens.specials_before + at
-            for at, (first, last) in enumerate(tokens.offsets)
-            if first < end and last > start and tokens.specials_before + at >= taken
-        ]
-        if not own:
-            raise TextError(f"text {index}: the span {item.text[start:end]!r} has no token of its own")
-        if own[0] == 0:
+def _infill(reader: Reader, texts: list[_Spanned], batch_tokens: int | None, show: bool | None) -> list[np.ndarray]:
+    plan = AttentionPlan("hybrid").resolve(reader.n_layers)
+    if reader.model not in _proved:
+        attach(reader.model)
+        prove(reader.model, plan)
+        _proved.add(reader.model)
+
+    def states(batch: Sequence[Tokens]) -> tuple[Tensor, Tensor]:
+        one = reader.batch(batch)
+        span_BT = torch.zeros_like(one.inputs["input_ids"])
+        for row, (text, begin) in enumerate(zip(batch, one.begin.tolist(), strict=True)):
+            assert isinstance(text, _Spanned)
+            span_BT[row, begin : begin + len(text)] = torch.tensor(text.span)
+        return reader.run(one, BoundPlan(plan, one.real_BT, span_BT)), one.begin
+
+    def wanted(row: int) -> tuple[Sequence[int], Sequence[int]]:
+        places = [place for place, span in enumerate(texts[row].span) if span]
+        return places, [texts[row].ids[place] for place in places]
+
+    return token_logprobs(reader, texts, wanted, states, batch_tokens=batch_tokens, show=show)
+
+
+def _causal(reader: Reader, texts: list[_Spanned], batch_tokens: int | None, show: bool | None) -> list[np.ndarray]:
+    sequences = []
+    for text in texts:
+        places = [place for place, span in enumerate(text.span) if span]
+        # What stands on the right of the last span would be read for nothing.
+        sequences.append((text.ids[: places[-1] + 1], places[0]))
+    whole = sequence_logprobs(reader.model, reader.tokenizer, sequences, batch_tokens=batch_tokens, show=show)
+    return [
+        logprobs[np.array(text.span[first : len(ids)]) > 0]
+        for text, (ids, first), logprobs in zip(texts, sequences, whole, strict=True)
+    ]
+
+
+def _labels(text: _Spanned) -> np.ndarray:
+    """Return the span of each token that belongs to one."""
+    return np.array([span for span in text.span if span])
+
+
+def _check_spans(text: SpannedText, index: int) -> None:
+    if not text.spans:
+        raise TextError(f"text {index} has no span")
+    end = 0
+    for start, stop in text.spans:
+        if not end <= start < stop <= len(text.text) or not text.text[start:stop].strip():
             raise TextError(
-                f"text {index}: a span begins the text, and this tokenizer puts no token before it that could "
-                "predict it; give some text to its left"
+                f"text {index}: the span of characters {start} to {stop} is empty, outside the text of "
+                f"{len(text.text)} characters, or begins before an earlier one ends"
             )
-        found.append(own)
-        taken = own[-1] + 1
-    return found
+        end = stop
+
+
+def _spanned(tokens: Tokens, spans: tuple[tuple[int, int], ...], index: int, limit: int | None) -> _Spanned:
+    """Say which tokens belong to which span."""
+    if limit is not None and len(tokens) > limit:
+        raise TextError(f"text {index} has {len(tokens)} tokens and the model's context ends at {limit}; shorten it")
+    before = tokens.specials_before
+    labels = [0] * len(tokens)
+    for number, (start, stop) in enumerate(spans, start=1):
+        for place, (first, last) in enumerate(tokens.offsets, start=before):
+            if first < stop and last > start:
+                if labels[place] or labels[max(0, place - 1)] not in (0, number):
+                    raise TextError(f"text {index}: spans {number - 1} and {number} touch; make them one")
+                labels[place] = number
+    if labels[0]:
+        raise TextError(
+            f"text {index} begins with a span, and this tokenizer puts no beginning token in front of it to predict "
+            "its first token from; give some text on its left"
+        )
+    return _Spanned(tokens.ids, tokens.text_from, before, tokens.offsets, tuple(labels))

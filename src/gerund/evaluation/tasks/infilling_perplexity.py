@@ -18,7 +18,7 @@ from gerund.evaluation.contender import Contender
 from gerund.evaluation.sets.choices import choice_files, read_choices, tells_stories
 from gerund.evaluation.sets.corpora import corpora_in, read_texts
 from gerund.evaluation.task import Score, Settings, Side, Task, Unit
-from gerund.inference.spans import How, SpannedText, span_logprobs
+from gerund.inference.spans import SpannedText, SpanReading, span_logprobs
 from gerund.inference.tokens import Reading, tokenize
 from gerund.language_model import LanguageModel
 
@@ -64,10 +64,10 @@ class InfillingTask(Task):
         texts = self.hidden(lm, path, count, np.random.default_rng(settings.seed))
         if not texts:
             raise DataError(f"{path}: no text is long enough to hide something in it")
-        readings: dict[str, How] = {"infill": "infill", "left_only": "causal"}
+        readings: dict[str, SpanReading] = {"infill": "infill", "left_only": "causal"}
         values = {}
         for name, reading in readings.items():
-            logprobs = span_logprobs(lm.model, lm.tokenizer, texts, reading=reading, show=settings.show_progress)
+            logprobs = span_logprobs(lm.model, lm.tokenizer, texts, reading, show=settings.show_progress)
             flat = np.concatenate([own for spans in logprobs for own in spans])
             values[name] = math.exp(-float(flat.mean(dtype=np.float64)))
         spans = sum(len(item.spans) for item in texts)

@@ -1,0 +1,183 @@
+"""gerund's models inside lm-evaluation-harness, and local files as its tasks.
+
+Knows: the harness. Does not know: attention plans: the harness sees the untouched model.
+"""
+
+import io
+import logging
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, redirect_stderr
+from pathlib import Path
+from typing import Any
+
+from gerund.errors import DataError, MissingDependencyError
+from gerund.evaluation.sets.choices import read_choices
+from gerund.evaluation.sets.rows import read_json_lines
+from gerund.language_model import LanguageModel
+
+
+def require_lm_eval() -> None:
+    """Check that lm-evaluation-harness is there.
+
+    Raises:
+        MissingDependencyError: it is not.
+    """
+    try:
+        import lm_eval  # noqa: F401
+    except ImportError as error:
+        raise MissingDependencyError("tasks of lm-evaluation-harness need it: pip install 'gerund[lm-eval]'") from error
+
+
+def lm_eval_model(lm: LanguageModel, *, batch_size: int = 16) -> Any:
+    """Return a model for ``lm_eval.evaluator.evaluate``, on the weights in memory.
+
+    Args:
+        lm: the model. Whatever its plan is, the harness runs the untouched causal model.
+        batch_size: texts in one pass.
+
+    Returns:
+        An ``lm_eval.models.huggingface.HFLM``.
+
+    Raises:
+        MissingDependencyError: lm-evaluation-harness is not installed.
+    """
+    require_lm_eval()
+    from lm_eval.models.huggingface import HFLM
+
+    with _quiet():
+        return HFLM(
+            pretrained=lm.model,
+            tokenizer=lm.tokenizer,
+            batch_size=batch_size,
+            max_length=lm.max_length,
+            device=str(lm.device),
+        )
+
+
+def multiple_choice_task(path: Path, name: str, *, limit: int | None = None) -> dict[str, Any]:
+    """Return a task of the harness: the likeliest continuation, as its ``hellaswag`` (``acc``, ``acc_norm``).
+
+    Args:
+        path: rows of ``prefix``, ``suffixes`` and ``gold``, or of ``sentences``, ``endings`` and ``gold``.
+        name: what the harness calls it.
+        limit: at most so many rows.
+
+    Raises:
+        DataError: a malformed row.
+    """
+    rows = [
+        {"query": choice.prefix, "choices": list(choice.candidates), "gold": choice.gold}
+        for choice in read_choices(path)[:limit]
+    ]
+    return {
+        **_task(name, rows),
+        "output_type": "multiple_choice",
+        "doc_to_text": "{{query}}",
+        "doc_to_choice": "choices",
+        "doc_to_target": "gold",
+        "metric_list": [_metric("acc"), _metric("acc_norm")],
+    }
+
+
+def last_word_task(path: Path, name: str, *, limit: int | None = None) -> dict[str, Any]:
+    """Return a task of the harness: the last word of each text, as its ``lambada`` (``acc``, ``perplexity``).
+
+    Args:
+        path: rows of ``text``.
+        name: what the harness calls it.
+        limit: at most so many rows.
+
+    Raises:
+        DataError: a malformed row, or a text of a single word.
+    """
+    rows = []
+    for row in read_json_lines(path)[:limit]:
+        before, _, word = row.text("text").rstrip().rpartition(" ")
+        if not before.strip():
+            raise DataError(f"{row.where}: 'text' has a single word, and nothing to predict it from")
+        rows.append({"query": before, "word": f" {word}"})
+    return {
+        **_task(name, rows),
+        "output_type": "loglikelihood",
+        "doc_to_text": "{{query}}",
+        "doc_to_target": "{{word}}",
+        "target_delimiter": "",
+        "metric_list": [_metric("perplexity", better=False), _metric("acc")],
+    }
+
+
+def run_tasks(
+    lm: LanguageModel,
+    tasks: Sequence[Mapping[str, Any] | str],
+    *,
+    limit: int | None = None,
+    seed: int = 0,
+    show: bool | None = None,
+) -> dict[str, dict[str, float]]:
+    """Run tasks of the harness.
+
+    Args:
+        lm: the model.
+        tasks: local tasks from this module, or names of the harness's own, whose data are fetched.
+        limit: at most so many examples of each.
+        seed: of the few-shot examples.
+        show: whether to show the harness's bars; None only on a terminal.
+
+    Returns:
+        By task its metrics by the harness's names without the filter (``acc``, ``acc_norm``).
+
+    Raises:
+        MissingDependencyError: lm-evaluation-harness is not installed.
+    """
+    require_lm_eval()
+    from lm_eval import evaluator
+    from lm_eval.tasks import TaskManager
+
+    named = any(isinstance(task, str) for task in tasks)
+    with _quiet(show):
+        manager = TaskManager(include_defaults=named)
+        loaded = manager.load([task if isinstance(task, str) else dict(task) for task in tasks])
+        for task in loaded["tasks"].values():
+            task.set_fewshot_seed(seed=seed)
+        model = lm_eval_model(lm)
+        found = evaluator.evaluate(model, loaded, limit=limit, bootstrap_iters=0, log_samples=False)
+    return {
+        task: {
+            metric.partition(",")[0]: float(value)
+            for metric, value in values.items()
+            if isinstance(value, int | float) and "stderr" not in metric and metric != "sample_len"
+        }
+        for task, values in found["results"].items()
+    }
+
+
+def _task(name: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    def dataset(**_: Any) -> Any:
+        from datasets import Dataset, DatasetDict
+
+        return DatasetDict(test=Dataset.from_list(rows))
+
+    return {"task": name, "custom_dataset": dataset, "test_split": "test"}
+
+
+def _metric(name: str, *, better: bool = True) -> dict[str, Any]:
+    return {"metric": name, "aggregation": "perplexity" if name == "perplexity" else "mean", "higher_is_better": better}
+
+
+@contextmanager
+def _quiet(show: bool | None = False) -> Iterator[None]:
+    """Keep the harness's log to errors, and its bars to a terminal."""
+    loggers = [logging.getLogger(name) for name in ("lm_eval", "lm-eval")]
+    levels = [logger.level for logger in loggers]
+    shown = sys.stderr.isatty() if show is None else show
+    with ExitStack() as stack:
+        if not shown:
+            stack.enter_context(redirect_stderr(io.StringIO()))
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        try:
+            yield
+        finally:
+            for logger, level in zip(loggers, levels, strict=True):
+                logger.setLevel(level)
