@@ -7,7 +7,7 @@ import lzma
 import pytest
 
 from gerund.errors import DataError
-from gerund.evaluation.sets.labelled import check_labels, labelled_splits, read_labelled
+from gerund.evaluation.sets.labelled import check_labels, labelled_splits, named_files, read_labelled
 from gerund.evaluation.task import LabelledTexts
 
 
@@ -92,3 +92,11 @@ def test_a_class_with_too_few_examples_and_a_single_class_are_refused(tmp_path):
         check(["a", "a", "b"], ["a"], tmp_path, at_least=2)
     with pytest.raises(DataError, match="every example has the label 'a'"):
         check(["a", "a"], ["a"], tmp_path)
+
+
+def test_files_by_name_and_the_first_ending_counts(tmp_path):
+    for name in ("b.jsonl", "a.jsonl.gz", "a.jsonl", "c.txt"):
+        (tmp_path / name).touch()
+    assert named_files(tmp_path) == {"a": tmp_path / "a.jsonl", "b": tmp_path / "b.jsonl"}
+    assert named_files(tmp_path, (".txt",)) == {"c": tmp_path / "c.txt"}
+    assert named_files(tmp_path / "absent") == {}

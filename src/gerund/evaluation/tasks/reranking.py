@@ -45,7 +45,7 @@ class Reranking(CollectionTask):
         scores = run_search(local, collection.judgements, contender, settings, self.prompt(settings), offered)
         notes = [origin, *notes_on(collection)]
         if none := sum(not documents for documents in offered.values()):
-            notes.append(f"{none} queries have no candidates and count as 0")
+            notes.append(f"queries without candidates, which count as 0: {none}")
         others = ("mrr_at_1000", "ndcg_at_10")
         return score_of(scores, local.main, others, size=len(collection.queries), notes=notes)
 

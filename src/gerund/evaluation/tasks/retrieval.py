@@ -91,9 +91,9 @@ def notes_on(collection: Collection) -> tuple[str, ...]:
     """Return what a reader of a collection's scores has to know."""
     notes = []
     if collection.unjudged:
-        notes.append(f"{collection.unjudged} queries have no judgements and are not scored")
+        notes.append(f"queries without judgements, which are not scored: {collection.unjudged}")
     if collection.hopeless:
-        notes.append(f"{collection.hopeless} queries have no relevant document and count as 0")
+        notes.append(f"queries without a relevant document, which count as 0: {collection.hopeless}")
     return tuple(notes)
 
 

@@ -1,0 +1,141 @@
+"""Retrieval: MTEB's measures against trec_eval's definitions, and how queries without answers count."""
+
+import numpy as np
+import pytest
+
+from gerund.errors import DataError
+from gerund.evaluation.contender import Contender
+from gerund.evaluation.task import Settings
+from gerund.evaluation.tasks import retrieval
+from tests.evaluation.tables import Table, forbid_network, random_table, same_vectors, write_collection, write_pairs
+from tests.evaluation.tasks import trec
+
+# MTEB rounds its means to five digits.
+ROUNDED = 6e-6
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch):
+    forbid_network(monkeypatch)
+
+
+DOCUMENTS = {f"d{number}": f"document {number}" for number in range(14)} | {"e": ""}
+QUERIES = {"q1": "one", "q2": "two", "q3": "three", "q4": "four"}
+# Graded; q3 has judgements and nothing relevant, q4 none.
+JUDGED = [
+    *(("q1", f"d{number}", grade) for number, grade in [(0, 3), (3, 1), (5, 2), (6, 0), (9, 1)]),
+    *(("q2", f"d{number}", 1) for number in range(13)),
+    ("q3", "d1", 0),
+]
+TEXTS = [*DOCUMENTS.values(), *QUERIES.values()]
+
+
+@pytest.fixture
+def task(tmp_path):
+    write_collection(tmp_path / "retrieval" / "small", DOCUMENTS, QUERIES, JUDGED)
+    [found] = retrieval.find(tmp_path)
+    return found
+
+
+def expected(table, judged=JUDGED):
+    """Measure by hand, with cosines in double precision."""
+    grades: dict[str, dict[str, int]] = {}
+    for query, document, grade in judged:
+        grades.setdefault(query, {})[document] = grade
+    found = []
+    for query, own in grades.items():
+        asked = np.asarray(table.vectors[QUERIES[query]], dtype=float)
+        scores = {}
+        for one, text in DOCUMENTS.items():
+            vector = np.asarray(table.vectors[text], dtype=float)
+            length = np.linalg.norm(asked) * np.linalg.norm(vector)
+            scores[one] = round(float(asked @ vector / length), 6) if length else 0.0
+        found.append(trec.measures(scores, own))
+    return trec.mean(found)
+
+
+def agrees(score, wanted):
+    assert set(score.metrics) == {"ndcg_at_10", "recall_at_10", "recall_at_100", "mrr_at_10", "map_at_1000"}
+    for name, value in score.metrics.items():
+        assert value == pytest.approx(wanted[name], abs=ROUNDED), name
+
+
+def test_measures_are_trec_evals(task):
+    table = random_table(TEXTS)
+    score = task.run(table, Settings())
+    agrees(score, expected(table))
+    assert score.main == "ndcg_at_10"
+    assert score.size == 3
+    assert score.notes == (
+        "queries without judgements, which are not scored: 1",
+        "queries without a relevant document, which count as 0: 1",
+    )
+
+
+def test_equal_documents_rank_as_in_trec_eval(task):
+    # Four directions only: most documents tie, exactly.
+    corners = np.eye(4)
+    table = Table({text: corners[index % 4] for index, text in enumerate(TEXTS)})
+    agrees(task.run(table, Settings()), expected(table))
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0])
+def test_constant_embeddings_have_a_score(task, value):
+    table = same_vectors(TEXTS, value)
+    agrees(task.run(table, Settings()), expected(table))
+
+
+def test_limit_counts_queries_that_are_scored(task):
+    table = random_table(TEXTS)
+    score = task.run(table, Settings(limit=1))
+    agrees(score, expected(table, [row for row in JUDGED if row[0] == "q1"]))
+    assert score.size == 1
+
+
+def test_validation_has_judgements_of_its_own(task, tmp_path):
+    assert not task.has_validation
+    with pytest.raises(DataError, match=r"no qrels/dev.tsv"):
+        task.run(random_table(TEXTS), Settings(split="validation"))
+    judged = [("q4", "d2", 2), ("q4", "d7", 1)]
+    path = tmp_path / "retrieval" / "small" / "qrels" / "dev.tsv"
+    write_pairs(path, ("query-id", "corpus-id", "score"), judged)
+    [task] = retrieval.find(tmp_path)
+    assert task.has_validation
+    assert path in task.files
+    table = random_table(TEXTS)
+    agrees(task.run(table, Settings(split="validation")), expected(table, judged))
+
+
+def test_documents_have_no_prompt(task):
+    for settings in (Settings(), Settings(limit=2, prompts={"retrieval": "Find: "})):
+        table = random_table(TEXTS)
+        task.run(table, settings)
+        prompt = task.prompt(settings)
+        queries = set(list(QUERIES.values())[: settings.limit or 3])
+        assert table.heard() == {(prompt, text) for text in queries} | {(None, text) for text in DOCUMENTS.values()}
+        # What is filled in before is what has the prompt.
+        assert set(task.texts(settings)) == {text for asked, text in table.heard() if asked == prompt}
+
+
+def test_titles_are_read_as_well(task, tmp_path):
+    path = tmp_path / "retrieval" / "small" / "corpus.jsonl"
+    path.write_text(path.read_text().replace('"title": "", "text": "document 3"', '"title": "T", "text": " three "'))
+    table = random_table([*TEXTS, "T  three"])
+    task.run(table, Settings())
+    assert (None, "T  three") in table.heard()
+    assert "T  three" in task.texts(Settings())
+
+
+def test_bm25_takes_part(task):
+    score = task.run(Contender("bm25", None), Settings())
+    # No query shares a word with a document: the greatest ids come first.
+    wanted = [trec.measures(dict.fromkeys(DOCUMENTS, 0.0), {d: g for q, d, g in JUDGED if q == query}) for query in
+              ("q1", "q2", "q3")]  # fmt: skip
+    agrees(score, trec.mean(wanted))
+
+
+def test_bm25_reproduces_its_known_scores_on_medline(data_folder):
+    [task] = [task for task in retrieval.find(data_folder) if task.name == "retrieval/medline"]
+    metrics = task.run(Contender("bm25", None), Settings()).metrics
+    for name, value in {"ndcg_at_10": 0.699, "map_at_1000": 0.537, "recall_at_100": 0.790}.items():
+        assert metrics[name] == pytest.approx(value, abs=1e-3), name

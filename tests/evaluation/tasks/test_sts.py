@@ -1,0 +1,114 @@
+"""STS: MTEB's correlations against scipy's on cosines of our own, and what is refused."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+import gerund
+from gerund.errors import DataError
+from gerund.evaluation.contender import Contender
+from gerund.evaluation.task import RatedPairs, Settings
+from gerund.evaluation.tasks import sts
+from tests.evaluation.tables import Table, forbid_network, random_table, same_vectors
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch):
+    forbid_network(monkeypatch)
+
+
+def write(folder, name, rows):
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text("".join(f"{score}\t{left}\t{right}\n" for score, left, right in rows))
+
+
+# Ratings tie, and so do the cosines of the last two pairs.
+ROWS = [(5, "a", "b"), (0, "c", "d"), (2.5, "a", "e"), (2.5, "b", "f"), (4, "d", "e"), (1, "e", "d")]
+
+
+@pytest.fixture
+def task(tmp_path):
+    write(tmp_path / "sts", "small.test.tsv", ROWS)
+    write(tmp_path / "sts", "small.dev.tsv", ROWS[:3])
+    [found] = sts.find(tmp_path)
+    return found
+
+
+def cosines(table, rows):
+    pairs = [(np.asarray(table.vectors[left]), np.asarray(table.vectors[right])) for _, left, right in rows]
+    return [float(left @ right / np.linalg.norm(left) / np.linalg.norm(right)) for left, right in pairs]
+
+
+def test_tasks_are_the_test_sets_of_a_folder(tmp_path):
+    for name in ("b.test.tsv", "a.test.tsv", "a.dev.tsv", "a.train.tsv", "c.train.tsv", "notes.txt"):
+        write(tmp_path / "sts", name, ROWS)
+    found = sts.find(tmp_path)
+    assert [(task.name, task.has_validation) for task in found] == [("sts/a", True), ("sts/b", False)]
+    assert [path.name for path in found[0].files] == ["a.test.tsv", "a.dev.tsv"]
+    assert sts.find(tmp_path / "absent") == []
+
+
+def test_correlations_are_scipys(task):
+    table = random_table("abcdef")
+    score = task.run(table, Settings())
+    ratings = [row[0] for row in ROWS]
+    assert score.main == "cosine_spearman"
+    assert score.value == pytest.approx(stats.spearmanr(cosines(table, ROWS), ratings)[0], abs=1e-6)
+    assert score.metrics["cosine_pearson"] == pytest.approx(stats.pearsonr(cosines(table, ROWS), ratings)[0], abs=1e-6)
+    assert score.size == 6
+    assert score.notes == ()
+
+
+def test_all_that_is_encoded_is_known_before(task):
+    for settings in (Settings(), Settings(limit=2, prompts={"sts": "P: "}), Settings(split="validation")):
+        table = random_table("abcdef")
+        task.run(table, settings)
+        assert table.heard() == {(task.prompt(settings), text) for text in task.texts(settings)}
+
+
+def test_limit_and_split_choose_the_pairs(task):
+    table = random_table("abcdef")
+    assert task.run(table, Settings(limit=4)).value == pytest.approx(
+        stats.spearmanr(cosines(table, ROWS[:4]), [row[0] for row in ROWS[:4]])[0], abs=1e-6
+    )
+    assert task.run(table, Settings(split="validation")).size == 3
+    assert task.picture_data(Settings(limit=1)) == RatedPairs(["a"], ["b"], [5.0])
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0, 1e-30])
+def test_constant_embeddings_score_nothing_and_say_so(task, value):
+    score = task.run(same_vectors("abcdef", value), Settings())
+    assert score.metrics == {"cosine_spearman": 0.0, "cosine_pearson": 0.0}
+    assert "cannot be computed" in score.notes[0]
+
+
+def test_constant_ratings_score_nothing_and_say_so(tmp_path):
+    write(tmp_path / "sts", "flat.test.tsv", [(3, "a", "b"), (3, "c", "d")])
+    [task] = sts.find(tmp_path)
+    score = task.run(random_table("abcd"), Settings())
+    assert score.value == 0.0
+    assert score.notes
+
+
+def test_a_zero_vector_among_others_does_no_harm(task):
+    table = random_table("abcdef")
+    score = task.run(Table({**table.vectors, "c": [0.0] * 5}), Settings())
+    assert np.isfinite(score.value)
+
+
+def test_one_pair_is_not_enough(task):
+    with pytest.raises(DataError, match=r"small.test.tsv: a correlation needs two pairs"):
+        task.run(random_table("abcdef"), Settings(limit=1))
+
+
+def test_without_dev_there_is_nothing_to_validate_on(tmp_path):
+    write(tmp_path / "sts", "small.test.tsv", ROWS)
+    [task] = sts.find(tmp_path)
+    with pytest.raises(DataError, match=r"no small.dev.tsv"):
+        task.run(random_table("abcdef"), Settings(split="validation"))
+
+
+def test_a_real_model_scores_on_stsb_what_it_was_measured_to(data_folder, stories_folder):
+    lm = gerund.load(stories_folder, attention="causal", pooling="mean", dtype="float32")
+    [task] = [task for task in sts.find(data_folder) if task.name == "sts/stsb"]
+    assert task.run(Contender("stories", lm), Settings()).value == pytest.approx(0.4110, abs=2e-4)
