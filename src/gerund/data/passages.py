@@ -1,0 +1,160 @@
+"""Documents cut at sentence boundaries into a prefix and its continuation, and wrong continuations from the same book.
+
+RankGen, section 2.2: "We break all prefixes and continuations at sentence boundaries to make the task less reliant on
+local syntactic patterns."
+
+Knows: sentences, words. Does not know: tokens, models, files.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+_WORD = re.compile(r"\S+")
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """A sentence of a document.
+
+    Attributes:
+        start: its first character.
+        end: the character after its last.
+        words: how many words it has, split at white space.
+    """
+
+    start: int
+    end: int
+    words: int
+
+
+@dataclass(frozen=True)
+class Passage:
+    """A prefix and what follows it, both whole sentences.
+
+    Attributes:
+        prefix: the prefix.
+        continuation: its continuation.
+        sentences: which sentences of the document prefix and continuation are.
+        words: words of the continuation.
+    """
+
+    prefix: str
+    continuation: str
+    sentences: range
+    words: int
+
+
+def split_sentences(text: str, language: str = "en") -> list[Sentence]:
+    """Return where a text's sentences lie, without the white space around them.
+
+    >>> text = "Mr. Smith left. He was late."
+    >>> [text[one.start : one.end] for one in split_sentences(text)]
+    ['Mr. Smith left.', 'He was late.']
+    """
+    from sentencex import segment
+
+    found = []
+    place = 0
+    for piece in segment(language, text):
+        stripped = piece.strip()
+        if not stripped:
+            continue
+        # What the splitter does to white space between sentences does not matter this way.
+        start = text.index(stripped, place)
+        place = start + len(stripped)
+        found.append(Sentence(start, place, len(_WORD.findall(stripped))))
+    return found
+
+
+def cut_passages(
+    text: str,
+    sentences: Sequence[Sentence],
+    *,
+    prefix_words: int = 256,
+    continuation_words: tuple[int, int] = (10, 128),
+) -> list[Passage]:
+    """Cut a document into passages that do not overlap (RankGen, section 2.2).
+
+    A prefix takes sentences up to ``prefix_words`` words, its continuation those that follow up to the larger of
+    ``continuation_words``; a continuation with fewer words than the smaller is passed over.
+
+    >>> text = "One two. Three four. Five six. Seven."
+    >>> [one] = cut_passages(text, split_sentences(text), prefix_words=4, continuation_words=(2, 3))
+    >>> one.prefix, one.continuation
+    ('One two. Three four.', 'Five six. Seven.')
+    """
+    fewest, most = continuation_words
+    passages = []
+    start = 0
+    while start < len(sentences):
+        middle = _reach(sentences, start, prefix_words)
+        end = _reach(sentences, middle, most) if middle < len(sentences) else middle
+        words = sum(one.words for one in sentences[middle:end])
+        # A prefix that is cut short by the end of the document, or a sentence that is too long, makes no passage.
+        if middle > start and end > middle and words >= fewest and _long_enough(sentences, start, middle, prefix_words):
+            prefix, continuation = _text(text, sentences, start, middle), _text(text, sentences, middle, end)
+            passages.append(Passage(prefix, continuation, range(start, end), words))
+        start = max(end, start + 1)
+    return passages
+
+
+def inbook_negatives(
+    text: str, sentences: Sequence[Sentence], passage: Passage, count: int, draw: np.random.Generator
+) -> list[str]:
+    """Draw other stretches of the same document as wrong continuations (RankGen, section 2: INBOOK negatives).
+
+    Each is whole sentences of about as many words as the right one, and overlaps neither it nor the prefix.
+
+    Args:
+        text: the document.
+        sentences: its sentences.
+        passage: the right one.
+        count: how many.
+        draw: decides which.
+
+    Returns:
+        Up to ``count`` different texts; fewer where the document has no more.
+    """
+    found: dict[str, None] = {}
+    taken = passage.sentences
+    for start in draw.permutation(len(sentences)).tolist():
+        if len(found) == count:
+            break
+        end = _nearest(sentences, start, passage.words)
+        if start < taken.stop and end > taken.start:
+            continue
+        words = sum(one.words for one in sentences[start:end])
+        if 0.5 * passage.words <= words <= 1.5 * passage.words:
+            found.setdefault(_text(text, sentences, start, end))
+    found.pop(passage.continuation, None)
+    return list(found)
+
+
+def _reach(sentences: Sequence[Sentence], start: int, most: int) -> int:
+    """Return how far from ``start`` sentences go with at most ``most`` words."""
+    words = 0
+    for place in range(start, len(sentences)):
+        words += sentences[place].words
+        if words > most:
+            return place
+    return len(sentences)
+
+
+def _nearest(sentences: Sequence[Sentence], start: int, wanted: int) -> int:
+    """Return how far from ``start`` sentences come nearest to ``wanted`` words."""
+    end = max(start + 1, _reach(sentences, start, wanted))
+    words = sum(one.words for one in sentences[start:end])
+    if end < len(sentences) and words + sentences[end].words - wanted < wanted - words:
+        return end + 1
+    return end
+
+
+def _long_enough(sentences: Sequence[Sentence], start: int, middle: int, wanted: int) -> bool:
+    return sum(one.words for one in sentences[start:middle]) >= wanted / 2
+
+
+def _text(text: str, sentences: Sequence[Sentence], start: int, end: int) -> str:
+    return text[sentences[start].start : sentences[end - 1].end]

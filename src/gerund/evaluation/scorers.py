@@ -1,0 +1,126 @@
+"""Ways to say which continuation belongs to a prefix, each by what a causal model's likelihoods or words tell.
+
+RankGen, appendix C.6 and Table 15. A scorer takes ``Evidence``, in which whatever several scorers need is computed
+once, and gives one array of scores a prefix, higher is better.
+
+Knows: log-probabilities, words. Does not know: data sets, which candidate is right.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
+
+import numpy as np
+
+from gerund.evaluation.metrics.repetition import overlap, words_of
+from gerund.inference.likelihood import PairLogprobs, continuation_logprobs
+from gerund.language_model import LanguageModel
+
+
+class Evidence:
+    """Prefixes with candidates, and what a model says of them.
+
+    Args:
+        lm: the model.
+        prefixes: one text each.
+        candidates: continuations of each prefix.
+        seed: of scorers that draw.
+        show: whether to show progress; None only on a terminal.
+    """
+
+    def __init__(
+        self,
+        lm: LanguageModel,
+        prefixes: Sequence[str],
+        candidates: Sequence[Sequence[str]],
+        *,
+        seed: int = 0,
+        show: bool | None = None,
+    ) -> None:
+        self.prefixes = prefixes
+        self.candidates = candidates
+        self.seed = seed
+        self._lm = lm
+        self._show = show
+
+    @cached_property
+    def conditional(self) -> list[list[PairLogprobs]]:
+        """Every candidate after its prefix, the prefix's own tokens included."""
+        pairs = [
+            (prefix, f" {candidate}")
+            for prefix, own in zip(self.prefixes, self.candidates, strict=True)
+            for candidate in own
+        ]
+        return self._grouped(
+            continuation_logprobs(self._lm.model, self._lm.tokenizer, pairs, with_prefix=True, show=self._show)
+        )
+
+    @cached_property
+    def unconditional(self) -> list[list[PairLogprobs]]:
+        """Every candidate after nothing."""
+        pairs = [("", f" {candidate}") for own in self.candidates for candidate in own]
+        return self._grouped(continuation_logprobs(self._lm.model, self._lm.tokenizer, pairs, show=self._show))
+
+    def _grouped(self, found: list[PairLogprobs]) -> list[list[PairLogprobs]]:
+        rest = iter(found)
+        return [[next(rest) for _ in own] for own in self.candidates]
+
+
+Scorer = Callable[[Evidence], list[np.ndarray]]
+
+
+def conditional_likelihood(evidence: Evidence) -> list[np.ndarray]:
+    """Return log P(continuation | prefix)."""
+    return [_array(_sum(one.continuation) for one in own) for own in evidence.conditional]
+
+
+def average_conditional_likelihood(evidence: Evidence) -> list[np.ndarray]:
+    """Return log P(continuation | prefix) / tokens of the continuation."""
+    return [_array(_sum(one.continuation) / len(one.continuation) for one in own) for own in evidence.conditional]
+
+
+def average_unconditional_likelihood(evidence: Evidence) -> list[np.ndarray]:
+    """Return log P(prefix + continuation) / tokens of both."""
+    return [
+        _array((_sum(one.prefix) + _sum(one.continuation)) / (len(one.prefix) + len(one.continuation)) for one in own)
+        for own in evidence.conditional
+    ]
+
+
+def pointwise_mutual_information(evidence: Evidence) -> list[np.ndarray]:
+    """Return log P(continuation | prefix) - log P(continuation)."""
+    return [
+        _array(_sum(given.continuation) - _sum(alone.continuation) for given, alone in zip(*own, strict=True))
+        for own in zip(evidence.conditional, evidence.unconditional, strict=True)
+    ]
+
+
+def unigram_overlap(evidence: Evidence) -> list[np.ndarray]:
+    """Return the share of the continuation's words that occur in the prefix."""
+    return [
+        _array(overlap(words_of(candidate), words_of(prefix)) for candidate in own)
+        for prefix, own in zip(evidence.prefixes, evidence.candidates, strict=True)
+    ]
+
+
+def chance(evidence: Evidence) -> list[np.ndarray]:
+    """Return random numbers."""
+    draw = np.random.default_rng(evidence.seed)
+    return [draw.random(len(own)) for own in evidence.candidates]
+
+
+SCORERS: Mapping[str, Scorer] = {
+    "avg_cll": average_conditional_likelihood,
+    "cll": conditional_likelihood,
+    "avg_ull": average_unconditional_likelihood,
+    "pmi": pointwise_mutual_information,
+    "overlap": unigram_overlap,
+    "random": chance,
+}
+
+
+def _sum(logprobs: np.ndarray) -> float:
+    return float(logprobs.sum(dtype=np.float64))
+
+
+def _array(values: Iterable[float]) -> np.ndarray:
+    return np.array(list(values), dtype=np.float64)

@@ -1,0 +1,185 @@
+"""Suffix identification: which continuation belongs to a prefix?
+
+RankGen, section 2.1 and appendices C.2, C.5, C.6 (Tables 1, 11, 14, 15).
+
+Knows: prefixes with candidates, from files and from documents. Does not know: how candidates are scored.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+
+from gerund.data.passages import cut_passages, inbook_negatives, split_sentences
+from gerund.errors import ConfigError, DataError
+from gerund.evaluation.contender import Contender
+from gerund.evaluation.sets.choices import Choice, choice_files, read_choices
+from gerund.evaluation.sets.corpora import corpora_in, read_texts
+from gerund.evaluation.task import Score, Settings, Side, Task
+
+_MAIN = "avg_cll"
+_WAYS = 11
+
+
+@dataclass(frozen=True, kw_only=True)
+class SuffixTask(Task):
+    """Accuracy of choosing the candidate with the highest score, for every scorer of ``evaluation.scorers``.
+
+    The main metric is the average conditional log-likelihood, ``avg_cll``. Candidates that score the same share the
+    point. ``settings.limit`` counts prefixes.
+    """
+
+    kind: ClassVar[str] = "suffix-identification"
+    side: ClassVar[Side] = "generation"
+    reads_plan: ClassVar[bool] = False
+
+    samples: int = field(default=500, metadata={"help": "Prefixes at most."})
+
+    def __post_init__(self) -> None:
+        if self.samples < 1:
+            raise ConfigError(f"suffix-identification.samples={self.samples} leaves nothing to score")
+
+    def run(self, contender: Contender, settings: Settings) -> Score:
+        """Score every candidate.
+
+        Raises:
+            DataError: the file is malformed, or no document is long enough.
+        """
+        from gerund.evaluation.scorers import SCORERS, Evidence
+
+        choices = self.choices(min(self.samples, settings.limit or self.samples), settings)
+        evidence = Evidence(
+            contender.lm,
+            [choice.prefix for choice in choices],
+            [choice.candidates for choice in choices],
+            seed=settings.seed,
+            show=settings.show_progress,
+        )
+        scores = {name: scorer(evidence) for name, scorer in SCORERS.items()}
+        metrics = self.accuracies(scores, [choice.gold for choice in choices])
+        lost = sum(one.lost > 0 for own in evidence.conditional for one in own)
+        notes = [f"95% interval of {_MAIN}: within {100 * _half_width(metrics[_MAIN], len(choices)):.1f} points"]
+        if lost:
+            notes.append(f"{lost} continuations were cut at the end of the model's context")
+        return Score(_MAIN, metrics, size=len(choices), notes=tuple(notes))
+
+    def choices(self, count: int, settings: Settings) -> list[Choice]:
+        """Return up to ``count`` prefixes with their candidates."""
+        raise NotImplementedError
+
+    def accuracies(self, scores: dict[str, list[np.ndarray]], gold: Sequence[int]) -> dict[str, float]:
+        """Return the accuracy of every scorer."""
+        return {name: accuracy(found, gold) for name, found in scores.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChoiceTask(SuffixTask):
+    """Candidates from a file, such as HellaSwag's four and Story Cloze's two."""
+
+    def choices(self, count: int, settings: Settings) -> list[Choice]:
+        """Return the first rows of the file."""
+        del settings
+        return read_choices(self.files[0])[:count]
+
+
+@dataclass(frozen=True, kw_only=True)
+class InbookTask(SuffixTask):
+    """The true continuation among ten other stretches of the same document (INBOOK negatives), all whole sentences.
+
+    Metrics without ending are of all eleven candidates; ``_2way`` is against the first negative alone.
+    """
+
+    samples: int = field(default=200, metadata={"help": "Prefixes at most, spread over the documents."})
+    prefix_words: int = field(default=256, metadata={"help": "Words of a prefix, about."})
+    continuation_words: int = field(default=128, metadata={"help": "Words of a continuation at most."})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if min(self.prefix_words, self.continuation_words) < 10:
+            raise ConfigError("suffix-identification needs prefixes and continuations of at least 10 words")
+
+    @property
+    def has_validation(self) -> bool:
+        """Whether there is a validation file."""
+        return len(self.files) > 1
+
+    def choices(self, count: int, settings: Settings) -> list[Choice]:
+        """Return prefixes from all documents in turn, each with its continuation and ten others."""
+        path = self.files[1 if settings.split == "validation" else 0]
+        draw = np.random.default_rng(settings.seed)
+        by_document = [found for text in read_texts(path) if (found := self._of(text, count, draw))]
+        turns = range(max(map(len, by_document), default=0))
+        drawn = [found[turn] for turn in turns for found in by_document if turn < len(found)][:count]
+        if not drawn:
+            raise DataError(
+                f"{path}: no document is long enough for prefixes of {self.prefix_words} words and eleven continuations"
+            )
+        return drawn
+
+    def accuracies(self, scores: dict[str, list[np.ndarray]], gold: Sequence[int]) -> dict[str, float]:
+        """Return the accuracy of every scorer, of eleven and of two."""
+        two = {
+            f"{name}_2way": accuracy(
+                [_gold_and_another(own, at) for own, at in zip(found, gold, strict=True)], [0] * len(gold)
+            )
+            for name, found in scores.items()
+        }
+        return {**super().accuracies(scores, gold), **two}
+
+    def _of(self, text: str, count: int, draw: np.random.Generator) -> list[Choice]:
+        sentences = split_sentences(text)
+        lengths = (10, self.continuation_words)
+        passages = cut_passages(text, sentences, prefix_words=self.prefix_words, continuation_words=lengths)
+        found: list[Choice] = []
+        for place in draw.permutation(len(passages)).tolist():
+            if len(found) == count:
+                break
+            negatives = inbook_negatives(text, sentences, passages[place], _WAYS - 1, draw)
+            if len(negatives) == _WAYS - 1:
+                gold = int(draw.integers(_WAYS))
+                candidates = [*negatives[:gold], passages[place].continuation, *negatives[gold:]]
+                found.append(Choice((passages[place].prefix,), tuple(candidates), gold))
+        return found
+
+
+def accuracy(scores: Sequence[np.ndarray], gold: Sequence[int]) -> float:
+    """Return how often the right candidate has the highest score; equal ones share the point.
+
+    >>> accuracy([np.array([1.0, 2.0]), np.array([3.0, 3.0])], [1, 0])
+    0.75
+    """
+    points = [
+        1 / np.count_nonzero(own == own.max()) if own[right] == own.max() else 0.0
+        for own, right in zip(scores, gold, strict=True)
+    ]
+    return float(np.mean(points))
+
+
+def find(folder: Path) -> list[Task]:
+    """Return a task for every file of candidates and every corpus of documents."""
+    chosen: Sequence[Task] = [
+        ChoiceTask(name=f"suffix-identification/{name}", files=(path,)) for name, path in choice_files(folder).items()
+    ]
+    inbook: Sequence[Task] = [
+        InbookTask(
+            name=f"suffix-identification/{name}",
+            files=tuple(files[split] for split in ("test", "validation") if split in files),
+        )
+        for name, files in corpora_in(folder).items()
+        if "test" in files
+    ]
+    return sorted([*chosen, *inbook], key=lambda task: task.name)
+
+
+def _gold_and_another(scores: np.ndarray, gold: int) -> np.ndarray:
+    """Return the right candidate's score and the first other one's."""
+    return np.array([scores[gold], scores[0 if gold else 1]])
+
+
+def _half_width(share: float, count: int) -> float:
+    """Return half the width of Wilson's 95% interval, which stays inside 0 and 1 for few examples."""
+    z = 1.96
+    return z * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count)) / (1 + z * z / count)
