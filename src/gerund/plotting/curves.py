@@ -1,0 +1,365 @@
+"""Pictures of scores: by number of converted layers, task by task, and one side of the trade against the other.
+
+Knows: numbers with names, matplotlib. Does not know: tasks, models, files.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gerund.errors import ConfigError
+from gerund.plotting.style import (
+    COLOURS,
+    INK,
+    PALE,
+    QUIET,
+    headline,
+    legend_beside,
+    legible,
+    new_figure,
+    quiet_axis,
+    require_matplotlib,
+    series_mark,
+    shortened,
+)
+
+Curve = Sequence[tuple[int, float]]
+
+_NAME_LENGTH = 30
+_PANELS_PER_ROW = 3
+_BAR_INCHES = 0.21
+_LABEL_STEPS = 20
+
+
+@dataclass(frozen=True)
+class ScorePanel:
+    """The scores of one task.
+
+    Attributes:
+        title: the task.
+        scores: value and spread (None for a single run) by contender.
+        percent: whether values are fractions that are shown as percent.
+        higher_is_better: which way is up.
+    """
+
+    title: str
+    scores: Mapping[str, tuple[float, float | None]]
+    percent: bool = True
+    higher_is_better: bool = True
+
+
+@dataclass(frozen=True)
+class TradePoint:
+    """What a model is worth on both sides.
+
+    Attributes:
+        label: its name.
+        representation: a score where more is better.
+        generation: bits per byte or perplexity, where less is better.
+        group: points of one group have one colour; empty for no groups.
+    """
+
+    label: str
+    representation: float
+    generation: float
+    group: str = ""
+
+
+def k_curves(
+    curves: Mapping[str, Curve],
+    *,
+    title: str,
+    ylabel: str,
+    baseline: float | None = None,
+    percent: bool = True,
+    higher_is_better: bool = True,
+) -> Any:
+    """Draw a score against the number of converted layers for several plans (LBW, Figures 2 and 4).
+
+    The best point of every plan is marked, and said in the legend.
+
+    Args:
+        curves: ``(k, score)`` by plan, in any order.
+        title: stands above everything.
+        ylabel: what the score is.
+        baseline: the score of the untouched model, dotted.
+        percent: whether scores are fractions that are shown as percent.
+        higher_is_better: which way is up.
+
+    Returns:
+        A ``matplotlib.figure.Figure``.
+
+    Raises:
+        ConfigError: there is nothing to draw.
+        MissingDependencyError: matplotlib is not installed.
+    """
+    return _score_curves(
+        curves,
+        ("k: how many layers are converted", "k"),
+        title=title,
+        ylabel=ylabel,
+        dotted=None if baseline is None else ("untouched", baseline),
+        percent=percent,
+        higher_is_better=higher_is_better,
+    )
+
+
+def k0_curve(
+    curve: Curve,
+    *,
+    title: str,
+    ylabel: str,
+    baseline: float | None = None,
+    percent: bool = True,
+    higher_is_better: bool = True,
+) -> Any:
+    """Draw a score of ``mask0+bidir`` against k0, the converted layers without the first token (LBW, Figure 6).
+
+    Args:
+        curve: ``(k0, score)`` in any order.
+        title: as in ``k_curves``.
+        ylabel: as in ``k_curves``.
+        baseline: the score of ``mask0-bidir``, dotted.
+        percent: as in ``k_curves``.
+        higher_is_better: as in ``k_curves``.
+
+    Returns:
+        A ``matplotlib.figure.Figure``.
+
+    Raises:
+        ConfigError: there is nothing to draw.
+        MissingDependencyError: matplotlib is not installed.
+    """
+    return _score_curves(
+        {"mask0+bidir": curve},
+        ("k0: how many of the converted layers do not see the first token", "k0"),
+        title=title,
+        ylabel=ylabel,
+        dotted=None if baseline is None else ("mask0-bidir", baseline),
+        percent=percent,
+        higher_is_better=higher_is_better,
+    )
+
+
+def score_bars(panels: Sequence[ScorePanel], *, title: str) -> Any:
+    """Draw one small panel a task with one bar a contender, from zero on, and whiskers of one standard deviation.
+
+    A contender has the same place and colour everywhere, in the order in which it is first named; the best value
+    of a task is bold.
+
+    Returns:
+        A ``matplotlib.figure.Figure``.
+
+    Raises:
+        ConfigError: there is nothing to draw.
+        MissingDependencyError: matplotlib is not installed.
+    """
+    require_matplotlib()
+    names = list(dict.fromkeys(name for panel in panels for name in panel.scores))
+    if not names:
+        raise ConfigError("there are no scores to draw")
+    columns = min(_PANELS_PER_ROW, len(panels))
+    rows = math.ceil(len(panels) / columns)
+    beside = 0.3 + 0.065 * max(len(shortened(name, _NAME_LENGTH)) for name in names)
+    figure = new_figure(beside + 2.1 * columns, 0.5 + rows * (0.45 + _BAR_INCHES * len(names)))
+    axes = figure.subplots(rows, columns, squeeze=False, sharey=True).flatten()
+    for axis in axes[len(panels) :]:
+        axis.set_visible(False)
+    for axis, panel in zip(axes, panels, strict=False):
+        _draw_bars(axis, panel, names)
+    axes[0].set_ylim(len(names) - 0.4, -0.6)
+    headline(figure, title)
+    return figure
+
+
+def trade_off(
+    points: Sequence[TradePoint], *, title: str, xlabel: str = "bits per byte", ylabel: str, percent: bool = True
+) -> Any:
+    """Draw what models are worth as encoders against what they are worth as writers, every point with its name.
+
+    Args:
+        points: in any order; those of one model under several plans share their x.
+        title: stands above everything.
+        xlabel: what ``generation`` is; less is better.
+        ylabel: what ``representation`` is; more is better.
+        percent: whether ``representation`` is a fraction that is shown as percent.
+
+    Returns:
+        A ``matplotlib.figure.Figure``.
+
+    Raises:
+        ConfigError: there is nothing to draw.
+        MissingDependencyError: matplotlib is not installed.
+    """
+    require_matplotlib()
+    if not points:
+        raise ConfigError("there are no scores to draw")
+    groups = list(dict.fromkeys(point.group for point in points))
+    figure = new_figure(7.0, 4.6)
+    axis = figure.subplots()
+    for place, group in enumerate(groups):
+        own = [point for point in points if point.group == group]
+        x, y = [point.generation for point in own], [point.representation for point in own]
+        name = shortened(group, _NAME_LENGTH)
+        axis.plot(x, y, linestyle="none", markersize=6.5, label=name, zorder=3, **series_mark(place))
+    axis.margins(x=0.22, y=0.14)
+    quiet_axis(axis, grid="both")
+    _percent_axis(axis, percent)
+    axis.set_xlabel(f"{legible(xlabel)} (less is better)", fontsize=9, color=INK, parse_math=False)
+    axis.set_ylabel(legible(ylabel), fontsize=9, color=INK, parse_math=False)
+    axis.set_title("↖ better on both sides", fontsize=8, color=QUIET, loc="left")
+    headline(figure, title)
+    if len(groups) > 1:
+        legend_beside(axis)
+    _name_points(figure, axis, points)
+    return figure
+
+
+def _score_curves(
+    curves: Mapping[str, Curve],
+    what: tuple[str, str],
+    *,
+    title: str,
+    ylabel: str,
+    dotted: tuple[str, float] | None,
+    percent: bool,
+    higher_is_better: bool,
+) -> Any:
+    from matplotlib.ticker import MaxNLocator
+
+    require_matplotlib()
+    if not curves or not all(curves.values()):
+        raise ConfigError("there are no scores to draw")
+    figure = new_figure(7.8, 3.9)
+    axis = figure.subplots()
+    xlabel, letter = what
+    pick = max if higher_is_better else min
+    for place, (name, points) in enumerate(curves.items()):
+        ordered = sorted(points)
+        mark = series_mark(place)
+        best = pick(ordered, key=lambda point: point[1])
+        said = f"{shortened(name, _NAME_LENGTH)}: {_shown(best[1], percent)} at {letter}={best[0]}"
+        x, y = zip(*ordered, strict=True)
+        small = 4.5 if len(ordered) <= 24 else 2.5
+        axis.plot(x, y, linewidth=1.5, markersize=small, label=said, zorder=3, **mark)
+        axis.plot(*best, markersize=9, markeredgecolor=INK, markeredgewidth=1.1, linestyle="none", zorder=4, **mark)
+    if dotted is not None:
+        said = f"{dotted[0]}: {_shown(dotted[1], percent)}"
+        axis.axhline(dotted[1], color=QUIET, linestyle=":", linewidth=1.4, zorder=2, label=said)
+    quiet_axis(axis)
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=14))
+    axis.margins(x=0.03, y=0.09)
+    _percent_axis(axis, percent)
+    axis.set_xlabel(xlabel, fontsize=9, color=INK)
+    axis.set_ylabel(legible(ylabel), fontsize=9, color=INK, parse_math=False)
+    headline(figure, title)
+    legend_beside(axis)
+    return figure
+
+
+def _draw_bars(axis: Any, panel: ScorePanel, names: Sequence[str]) -> None:
+    values = {name: value for name, (value, _) in panel.scores.items()}
+    best = (max if panel.higher_is_better else min)(values.values(), default=None)
+    reach = max((value + (panel.scores[name][1] or 0.0) for name, value in values.items()), default=0.0)
+    for row, name in enumerate(names):
+        if name not in values:
+            axis.text(0, row, " –", va="center", fontsize=7.5, color=QUIET)
+            continue
+        value, spread = panel.scores[name]
+        axis.barh(row, value, height=0.72, color=COLOURS[row % len(COLOURS)], alpha=0.85)
+        if spread:
+            axis.errorbar(value, row, xerr=spread, color=INK, elinewidth=1, capsize=2, capthick=1)
+        end = max(value + (spread or 0.0), 0.0)
+        weight = "bold" if value == best and len(values) > 1 else "normal"
+        said = _shown(value, panel.percent, sign="")
+        axis.text(end + 0.03 * reach, row, said, va="center", fontsize=7.5, color=INK, fontweight=weight)
+    axis.set_xlim(min(0.0, *values.values(), 0.0), 1.3 * reach if reach > 0 else 1.0)
+    axis.set_yticks(range(len(names)), [shortened(name, _NAME_LENGTH) for name in names], parse_math=False)
+    axis.set_xticks([])
+    axis.tick_params(axis="y", length=0, labelsize=8, colors=INK)
+    for side, spine in axis.spines.items():
+        spine.set_visible(side == "left")
+        spine.set_edgecolor(PALE)
+    unit = " (%)" if panel.percent else ""
+    down = "" if panel.higher_is_better else ", less is better"
+    axis.set_title(shortened(panel.title, _NAME_LENGTH) + unit + down, fontsize=8.5, color=INK, parse_math=False)
+
+
+def _shown(value: float, percent: bool, sign: str = "%") -> str:
+    """Return a value as tables show it.
+
+    >>> _shown(0.7123, True), _shown(0.7123, True, sign=""), _shown(31.416, False)
+    ('71.2%', '71.2', '31.4')
+    """
+    return f"{100 * value:.1f}{sign}" if percent else f"{value:.3g}"
+
+
+def _percent_axis(axis: Any, percent: bool) -> None:
+    if percent:
+        axis.yaxis.set_major_formatter(lambda value, _place: f"{100 * value:.4g}%")
+
+
+def _name_points(figure: Any, axis: Any, points: Sequence[TradePoint]) -> None:
+    """Put every name beside its point where no other name or point is; a line leads to it when it had to move."""
+    figure.draw_without_rendering()  # only then is it known where everything stands
+    frame = axis.get_window_extent()
+    taken = [_box_of(axis, point) for point in points]
+    for point in sorted(points, key=lambda point: (-point.representation, point.generation, point.label)):
+        for side, step in _places():
+            note, box = _note(axis, point, side, step)
+            inside = frame.x0 <= box.x0 and box.x1 <= frame.x1 and frame.y0 <= box.y0 and box.y1 <= frame.y1
+            if inside and not any(box.overlaps(other) for other in taken):
+                break
+            note.remove()
+        else:
+            _, box = _note(axis, point, 1, 0)
+        taken.append(box)
+
+
+def _note(axis: Any, point: TradePoint, side: int, step: int) -> tuple[Any, Any]:
+    """Write a point's name right (1) or left (-1) of it and so many lines higher; return it and the box it fills."""
+    from matplotlib.text import Text
+
+    line = {
+        "arrowstyle": "-",
+        "color": QUIET,
+        "linewidth": 0.7,
+        "shrinkA": 0,
+        "shrinkB": 3,
+        "relpos": (0 if side > 0 else 1, 0.5),
+    }
+    note = axis.annotate(
+        shortened(point.label, _NAME_LENGTH),
+        (point.generation, point.representation),
+        xytext=(side * (8 if step == 0 else 18), 11 * step),
+        textcoords="offset points",
+        fontsize=8,
+        color=INK,
+        ha="left" if side > 0 else "right",
+        va="center",
+        zorder=4,
+        parse_math=False,
+        arrowprops=line if step else None,
+    )
+    note.set_in_layout(False)
+    note.get_window_extent()  # puts it where it belongs
+    return note, Text.get_window_extent(note)  # without its line
+
+
+def _places() -> Iterator[tuple[int, int]]:
+    """Yield where a name may stand: right or left of its point, and so many lines above or below it.
+
+    Below first: points are named from the top.
+    """
+    for distance in range(_LABEL_STEPS):
+        for step in dict.fromkeys((-distance, distance)):
+            yield 1, step
+            yield -1, step
+
+
+def _box_of(axis: Any, point: TradePoint) -> Any:
+    from matplotlib.transforms import Bbox
+
+    x, y = axis.transData.transform((point.generation, point.representation))
+    return Bbox.from_extents(x - 7, y - 7, x + 7, y + 7)
