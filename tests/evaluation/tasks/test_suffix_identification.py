@@ -1,0 +1,109 @@
+"""Which continuation belongs to a prefix: candidates from files and from documents."""
+
+import json
+
+import numpy as np
+import pytest
+
+import gerund
+from gerund.errors import ConfigError, DataError
+from gerund.evaluation.contender import Contender
+from gerund.evaluation.scorers import SCORERS, Evidence
+from gerund.evaluation.task import Settings
+from gerund.evaluation.tasks.suffix_identification import ChoiceTask, InbookTask, accuracy, find
+from tests.data.test_passages import SENTENCES
+
+ROWS = [
+    {"prefix": "the cat", "suffixes": ["in the rain", "an end", "a tin"], "gold": 0},
+    {"prefix": "a man", "suffixes": ["and an inn", "the sea", "in"], "gold": 2},
+    {"prefix": "the sea", "suffixes": ["a", "in the tin", "and a man"], "gold": 1},
+]
+
+
+@pytest.fixture(scope="module")
+def lm(tiny_folder):
+    lm = gerund.load(tiny_folder)
+    # Room for whole passages in letters: rotary positions have no end.
+    lm.tokenizer.model_max_length = lm.model.config.max_position_embeddings = 1024
+    return lm
+
+
+@pytest.fixture
+def data(tmp_path):
+    (tmp_path / "suffix").mkdir()
+    (tmp_path / "lm").mkdir()
+    (tmp_path / "suffix" / "swag.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    for split, step in (("test", 1), ("valid", -1)):
+        book = " ".join(SENTENCES[::step])
+        rows = [{"text": book}, {"text": "Too short."}, {"text": " ".join(SENTENCES[200:])}]
+        (tmp_path / "lm" / f"books.{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return tmp_path
+
+
+def inbook(data, **options):
+    [task] = [task for task in find(data) if isinstance(task, InbookTask)]
+    return InbookTask(name=task.name, files=task.files, **{"prefix_words": 20, "continuation_words": 12, **options})
+
+
+def test_tasks_are_found(data):
+    assert {task.name: type(task) for task in find(data)} == {
+        "suffix-identification/books": InbookTask,
+        "suffix-identification/swag": ChoiceTask,
+    }
+    assert find(data / "none") == []
+
+
+def test_accuracies_are_those_of_the_scorers(data, lm):
+    [task] = [task for task in find(data) if isinstance(task, ChoiceTask)]
+    score = task.run(Contender("tiny", lm), Settings(seed=5))
+    evidence = Evidence(lm, [row["prefix"] for row in ROWS], [row["suffixes"] for row in ROWS], seed=5, show=False)
+    for name, scorer in SCORERS.items():
+        right = [int(np.argmax(own)) == row["gold"] for own, row in zip(scorer(evidence), ROWS, strict=True)]
+        if name != "overlap":  # which has ties
+            assert score.metrics[name] == pytest.approx(np.mean(right)), name
+    assert (score.main, score.size) == ("avg_cll", 3)
+    assert task.run(Contender("tiny", lm), Settings(limit=2)).size == 2
+
+
+def test_a_tie_shares_the_point():
+    scores = [np.array([1.0, 1.0, 0.0]), np.array([0.0, 2.0]), np.array([5.0, 5.0, 5.0, 5.0])]
+    assert accuracy(scores, [0, 0, 3]) == pytest.approx((1 / 2 + 0 + 1 / 4) / 3)
+
+
+def test_the_right_continuation_stands_anywhere_among_ten_others(data):
+    choices = inbook(data).choices(40, Settings(seed=1))
+    assert len(choices) == 40
+    assert {len(choice.candidates) for choice in choices} == {11}
+    assert len({choice.gold for choice in choices}) > 5
+    book = " ".join(SENTENCES)
+    for choice in choices:
+        assert f"{choice.prefix} {choice.candidates[choice.gold]}" in book
+        wrong = [text for place, text in enumerate(choice.candidates) if place != choice.gold]
+        assert not any(f"{choice.prefix} {text}" in book for text in wrong)
+    assert inbook(data).choices(40, Settings(seed=1)) == choices
+    assert inbook(data).choices(40, Settings(seed=2)) != choices
+    assert inbook(data).choices(5, Settings(split="validation")) != inbook(data).choices(5, Settings())
+
+
+def test_two_of_the_eleven(data, lm):
+    task = inbook(data, samples=12)
+    score = task.run(Contender("tiny", lm), Settings())
+    choices = task.choices(12, Settings())
+    evidence = Evidence(lm, [c.prefix for c in choices], [c.candidates for c in choices], show=False)
+    for name in ("avg_cll", "pmi"):
+        found = SCORERS[name](evidence)
+        eleven = [own.argmax() == choice.gold for own, choice in zip(found, choices, strict=True)]
+        others = [0 if choice.gold else 1 for choice in choices]
+        two = [own[c.gold] > own[other] for own, c, other in zip(found, choices, others, strict=True)]
+        assert score.metrics[name] == pytest.approx(np.mean(eleven))
+        assert score.metrics[f"{name}_2way"] == pytest.approx(np.mean(two))
+    assert score.notes
+
+
+def test_mistakes(data, tmp_path):
+    with pytest.raises(DataError, match="no document is long enough for prefixes of 5000 words"):
+        inbook(data, prefix_words=5000).choices(3, Settings())
+    with pytest.raises(ConfigError, match="samples=0"):
+        inbook(data, samples=0)
+    with pytest.raises(ConfigError, match="at least 10 words"):
+        inbook(data, continuation_words=3)
