@@ -29,7 +29,9 @@ Curve = Sequence[tuple[int, float]]
 _NAME_LENGTH = 30
 _PANELS_PER_ROW = 3
 _BAR_INCHES = 0.21
+_MOST_TICKS = 14
 _LABEL_STEPS = 20
+_LINE_POINTS = 11
 
 
 @dataclass(frozen=True)
@@ -248,7 +250,11 @@ def _score_curves(
         said = f"{dotted[0]}: {_shown(dotted[1], percent)}"
         axis.axhline(dotted[1], color=QUIET, linestyle=":", linewidth=1.4, zorder=2, label=said)
     quiet_axis(axis)
-    axis.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=14))
+    places = sorted({k for points in curves.values() for k, _ in points})
+    if len(places) <= _MOST_TICKS:
+        axis.set_xticks(places)
+    else:
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=_MOST_TICKS))
     axis.margins(x=0.03, y=0.09)
     _percent_axis(axis, percent)
     axis.set_xlabel(xlabel, fontsize=9, color=INK)
@@ -304,35 +310,29 @@ def _name_points(figure: Any, axis: Any, points: Sequence[TradePoint]) -> None:
     """Put every name beside its point where no other name or point is; a line leads to it when it had to move."""
     figure.draw_without_rendering()  # only then is it known where everything stands
     frame = axis.get_window_extent()
-    taken = [_box_of(axis, point) for point in points]
+    taken = [_box_at(axis, point) for point in points]
     for point in sorted(points, key=lambda point: (-point.representation, point.generation, point.label)):
+        measured = axis.text(0, 0, shortened(point.label, _NAME_LENGTH), fontsize=8, parse_math=False)
+        size = measured.get_window_extent().size
+        measured.remove()
         for side, step in _places():
-            note, box = _note(axis, point, side, step)
+            box = _box_at(axis, point, size, side, step)
             inside = frame.x0 <= box.x0 and box.x1 <= frame.x1 and frame.y0 <= box.y0 and box.y1 <= frame.y1
             if inside and not any(box.overlaps(other) for other in taken):
                 break
-            note.remove()
         else:
-            _, box = _note(axis, point, 1, 0)
+            side, step = 1, 0
+            box = _box_at(axis, point, size, side, step)
         taken.append(box)
+        _write_name(axis, point, side, step)
 
 
-def _note(axis: Any, point: TradePoint, side: int, step: int) -> tuple[Any, Any]:
-    """Write a point's name right (1) or left (-1) of it and so many lines higher; return it and the box it fills."""
-    from matplotlib.text import Text
-
-    line = {
-        "arrowstyle": "-",
-        "color": QUIET,
-        "linewidth": 0.7,
-        "shrinkA": 0,
-        "shrinkB": 3,
-        "relpos": (0 if side > 0 else 1, 0.5),
-    }
+def _write_name(axis: Any, point: TradePoint, side: int, step: int) -> None:
+    line = {"arrowstyle": "-", "color": QUIET, "linewidth": 0.7, "shrinkA": 0, "shrinkB": 3}
     note = axis.annotate(
         shortened(point.label, _NAME_LENGTH),
         (point.generation, point.representation),
-        xytext=(side * (8 if step == 0 else 18), 11 * step),
+        xytext=_offset(side, step),
         textcoords="offset points",
         fontsize=8,
         color=INK,
@@ -340,11 +340,14 @@ def _note(axis: Any, point: TradePoint, side: int, step: int) -> tuple[Any, Any]
         va="center",
         zorder=4,
         parse_math=False,
-        arrowprops=line if step else None,
+        arrowprops={**line, "relpos": (0 if side > 0 else 1, 0.5)} if step else None,
     )
     note.set_in_layout(False)
-    note.get_window_extent()  # puts it where it belongs
-    return note, Text.get_window_extent(note)  # without its line
+
+
+def _offset(side: int, step: int) -> tuple[int, int]:
+    """Return how far a name stands from its point, in points."""
+    return side * (18 if step else 8), _LINE_POINTS * step
 
 
 def _places() -> Iterator[tuple[int, int]]:
@@ -358,8 +361,15 @@ def _places() -> Iterator[tuple[int, int]]:
             yield -1, step
 
 
-def _box_of(axis: Any, point: TradePoint) -> Any:
+def _box_at(axis: Any, point: TradePoint, size: tuple[float, float] | None = None, side: int = 0, step: int = 0) -> Any:
+    """Return the box in pixels of a point's name at a place, or of the point itself."""
     from matplotlib.transforms import Bbox
 
     x, y = axis.transData.transform((point.generation, point.representation))
-    return Bbox.from_extents(x - 7, y - 7, x + 7, y + 7)
+    if size is None:
+        return Bbox.from_extents(x - 7, y - 7, x + 7, y + 7)
+    scale = axis.figure.dpi / 72
+    right, up = _offset(side, step)
+    near, middle = x + scale * right, y + scale * up
+    far = near + side * size[0]
+    return Bbox.from_extents(min(near, far), middle - size[1] / 2, max(near, far), middle + size[1] / 2)

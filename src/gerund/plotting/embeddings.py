@@ -347,7 +347,7 @@ def _groups(ratings: Sequence[float], n: int) -> list[tuple[str, np.ndarray]]:
         return [("not the same", values == different[0]), ("the same", values == different[1])]
     # Ratings are often tied, so that a quarter may have none of its own.
     limits = np.unique(np.quantile(values, [0.25, 0.5, 0.75]))
-    limits = limits[limits < different[-1]]
+    limits = limits[limits < different[-1]] if limits[0] < different[-1] else different[-2:-1]
     place = np.searchsorted(limits, values, side="left")
     members = [place == number for number in range(len(limits) + 1)]
     return [(_range_name(values[own]), own) for own in members if own.any()]
