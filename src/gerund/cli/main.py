@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from gerund.cli import convert, demo, doctor, embed, export, generate, inspect, train
+from gerund.cli import convert, demo, doctor, embed, eval, export, generate, inspect, train, tune
 from gerund.errors import GerundError
 
 app = typer.Typer(
@@ -27,10 +27,12 @@ app.command("convert")(convert.command)
 app.command("demo")(demo.command)
 app.command("doctor")(doctor.command)
 app.command("embed")(embed.command)
+app.command("eval")(eval.command)
 app.command("export")(export.command)
 app.command("generate")(generate.command)
 app.command("inspect")(inspect.command)
 app.command("train")(train.command)
+app.command("tune")(tune.command)
 
 
 def _version(value: bool) -> None:

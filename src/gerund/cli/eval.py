@@ -1,0 +1,223 @@
+"""``gerund eval``: measure models, plans and BM25 on tasks, and write a report."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gerund.cli import encoder_options as options
+
+if TYPE_CHECKING:
+    from gerund.evaluation.contender import Contender
+    from gerund.evaluation.results import Result
+    from gerund.evaluation.run import Evaluation
+    from gerund.evaluation.task import Settings, Task
+    from gerund.language_model import LanguageModel
+
+Data = Annotated[
+    Path | None,
+    typer.Option(
+        help="A folder with sts/, retrieval/, classification/, ...; see docs/evaluation.md.", show_default=False
+    ),
+]
+Limit = Annotated[
+    int | None, typer.Option(help="At most so many examples a task: for a quick look.", show_default=False)
+]
+Seed = Annotated[int, typer.Option(help="Decides every draw.")]
+Prompts = Annotated[
+    str, typer.Option(help="Instructions for each task: none, lbw, magnet, or a YAML file of prompts by task or kind.")
+]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="An option of a task, KIND.OPTION=VALUE; may be repeated.", show_default=False),
+]
+
+
+def command(
+    models: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[MODEL]",
+            help="Folders or hub ids; default for the embedded default; bm25 for BM25, which only ranks.",
+            show_default=False,
+        ),
+    ] = None,
+    tasks: Annotated[
+        str | None,
+        typer.Option(
+            help="Tasks with commas: names (sts/stsb), kinds (retrieval), sides (representation, tokens, generation), "
+            "all, MTEB15, MTEB names, lm-eval/NAME.",
+            show_default=False,
+        ),
+    ] = None,
+    data: Data = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="The report's folder.", show_default=False)
+    ] = None,
+    plan: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A way to read every model: PLAN[:NAME=VALUE,...], such as mask0-bidir:k=4,pooling=last; may be "
+            "repeated. Left out, the models' own.",
+            show_default=False,
+        ),
+    ] = None,
+    max_length: options.MaxLength = None,
+    adapter: options.Adapter = None,
+    limit: Limit = None,
+    seed: Seed = 0,
+    prompts: Prompts = "none",
+    set_: Set = None,
+    validation: Annotated[bool, typer.Option("--validation", help="Score the validation splits.")] = False,
+    list_: Annotated[
+        bool, typer.Option("--list", help="Print the tasks that a folder holds, and their options.")
+    ] = False,
+    pictures: Annotated[bool, typer.Option(help="Draw pictures into the report.")] = True,
+    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")] = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="Print results.json instead of the table.")] = False,
+) -> None:
+    """Measure what a model is worth as an encoder and as a writer, and compare models and plans side by side.
+
+    Writes a folder with results.json, report.html, every finished score and the embeddings. The same command goes on
+    where it was interrupted; with other models or tasks it adds to the report. Scores of representation tasks are
+    computed by mteb's own evaluators.
+
+    For example:
+
+        gerund eval default --tasks sts,retrieval --data ./data -o report
+
+        gerund eval ./model bm25 --tasks retrieval --data ./data --plan causal --plan mask0-bidir:k=6 -o report
+
+        gerund eval ./model --tasks all --data ./data --limit 200 -o report
+
+        gerund eval ./model --tasks MTEB15 --prompts lbw -o report
+
+        gerund eval --list --data ./data
+    """
+    from gerund.errors import ConfigError
+
+    if list_:
+        _list(data)
+        return
+    if tasks is None or output is None:
+        raise ConfigError("give --tasks and -o REPORT, or --list to see what a folder of data holds")
+    chosen = _tasks(tasks, data, set_ or [], validation=validation)
+    settings = _settings(chosen, seed=seed, limit=limit, prompts=prompts, validation=validation)
+    readings = _readings(plan or [])
+    with report_folder(output):
+        from gerund.evaluation.run import cache_in, contenders_of, evaluate
+
+        loaded = _load(models or [options.DEFAULT_MODEL], max_length, adapter, dtype, device)
+        contenders = contenders_of(loaded, readings, cache=cache_in(output))
+        done = evaluate(contenders, chosen, settings, folder=output, tell=_Teller(len(chosen) * len(contenders)))
+        _write(output, done, pictures=pictures, as_json=as_json)
+
+
+def _list(data: Path | None) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from gerund.errors import ConfigError
+    from gerund.evaluation.registry import option_help, tasks_in
+    from gerund.evaluation.results import options_of
+
+    if data is None:
+        raise ConfigError("give --data FOLDER")
+    table = Table(box=None, pad_edge=False)
+    for column in ("task", "side", "validation", "options"):
+        table.add_column(column, no_wrap=column == "task")
+    for task in tasks_in(data):
+        told = option_help(task)
+        given = [f"{name}={value}: {told[name]}" for name, value in options_of(task).items()]
+        table.add_row(task.name, task.side, "yes" if task.has_validation else "", "\n".join(given))
+    Console().print(table)
+
+
+def _tasks(names: str, data: Path | None, changes: list[str], *, validation: bool) -> list["Task"]:
+    from gerund.errors import ConfigError
+    from gerund.evaluation.registry import select, with_options
+
+    chosen = with_options(select([name.strip() for name in names.split(",") if name.strip()], data), changes)
+    if not chosen:
+        raise ConfigError("--tasks names no task")
+    without = [task.name for task in chosen if validation and not task.has_validation]
+    if without:
+        raise ConfigError(f"no validation split: {', '.join(without)}")
+    return chosen
+
+
+def _settings(tasks: list["Task"], *, seed: int, limit: int | None, prompts: str, validation: bool) -> "Settings":
+    from gerund.evaluation.prompts import prompt_set
+    from gerund.evaluation.task import Settings
+
+    by_task = prompt_set(prompts, [task.name for task in tasks])
+    return Settings(seed=seed, limit=limit, prompts=by_task, split="validation" if validation else "test")
+
+
+def _readings(plans: list[str]) -> list[Any]:
+    from gerund.config import EncoderConfig
+    from gerund.evaluation.readings import parse_reading
+
+    def reading(text: str) -> Any:
+        parse_reading(text, EncoderConfig())  # a misspelling is told before a model is loaded
+        return lambda own: parse_reading(text, own)
+
+    return [reading(text) for text in plans]
+
+
+def report_folder(output: Path) -> Any:
+    """Return the lock of a report's folder, after checking that it is one or may become one."""
+    from gerund.data.working_folder import held
+    from gerund.errors import OutputExistsError
+
+    if output.exists() and not output.is_dir():
+        raise OutputExistsError(f"{output} is a file; a report is a folder")
+    if output.is_dir() and any(output.iterdir()) and not (output / "scores").is_dir():
+        raise OutputExistsError(f"{output} holds other files; choose a new folder or that of an earlier report")
+    return held(output / "scores", output)
+
+
+def _load(
+    names: list[str], max_length: int | None, adapter: Path | None, dtype: str, device: str
+) -> list["LanguageModel | str"]:
+    from gerund.entry import load
+    from gerund.evaluation.contender import BM25
+
+    return [
+        name
+        if name == BM25
+        else load(options.model_name(name), max_length=max_length, adapter=adapter, dtype=dtype, device=device)
+        for name in names
+    ]
+
+
+class _Teller:
+    """Tells on stderr what was measured."""
+
+    def __init__(self, total: int) -> None:
+        self.total = total
+        self.done = 0
+
+    def __call__(self, task: "Task", contender: "Contender", result: "Result | None") -> None:
+        if result is None:
+            return
+        self.done += 1
+        from gerund.evaluation.report.table import shown
+
+        value = shown(result.score.value, result.unit)
+        typer.echo(
+            f"gerund: [{self.done}/{self.total}] {task.name}, {contender.label}: {value} ({result.seconds:.1f} s)",
+            err=True,
+        )
+
+
+def _write(output: Path, done: "Evaluation", *, pictures: bool, as_json: bool) -> None:
+    from gerund.evaluation.report import write_report
+
+    written = write_report(output, done, pictures=pictures)
+    if as_json:
+        typer.echo(written.json.read_text(encoding="utf-8"))
+    else:
+        written.print()
+    typer.echo(f"gerund: {written.page}", err=True)

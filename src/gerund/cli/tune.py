@@ -1,0 +1,174 @@
+"""``gerund tune``: choose how a model is read, on validation data."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gerund.cli import encoder_options as options
+from gerund.cli.eval import Limit, Prompts, Seed, Set
+
+if TYPE_CHECKING:
+    from gerund.evaluation.contender import Contender
+    from gerund.evaluation.results import Result
+    from gerund.evaluation.task import Settings, Task
+    from gerund.evaluation.tuning import Tuned
+    from gerund.language_model import LanguageModel
+
+# What is chosen on when nobody says: cheap for every setting that is tried, and about both what texts mean and
+# what kind they are.
+_DEFAULT_KINDS = ("sts", "classification")
+
+
+def command(
+    model: options.Model,
+    data: Annotated[Path, typer.Option(help="A folder with sts/, classification/, ...", show_default=False)],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The report's folder.", show_default=False)],
+    tasks: Annotated[
+        str | None,
+        typer.Option(
+            help="Tasks with commas, as in gerund eval; left out, sentence similarity and classification where they "
+            "have a validation split.",
+            show_default=False,
+        ),
+    ] = None,
+    plans: Annotated[
+        str | None, typer.Option(help="Plans to try, with commas; left out, all of them.", show_default=False)
+    ] = None,
+    pooling: Annotated[
+        str | None, typer.Option(help="Poolings to try, with commas; left out, the model's own.", show_default=False)
+    ] = None,
+    budget: Annotated[int, typer.Option(help="At most so many settings are tried.")] = 150,
+    save: Annotated[
+        Path | None,
+        typer.Option(help="Write the model with what was chosen here, as gerund convert does.", show_default=False),
+    ] = None,
+    limit: Limit = None,
+    seed: Seed = 0,
+    prompts: Prompts = "none",
+    set_: Set = None,
+    max_length: options.MaxLength = None,
+    adapter: options.Adapter = None,
+    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")] = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="Print what was chosen as JSON.")] = False,
+) -> None:
+    """Choose a model's attention plan, k and k0 by how they score on validation data.
+
+    First the best k of every plan, then k and k0 of mask0+bidir around what did best; layers that settings share are
+    run once. Writes tuning.html with a curve for every plan, tuning.json with all that was tried, and gerund.json with
+    the setting that won. The same command goes on where it was interrupted.
+
+    For example:
+
+        gerund tune default --data ./data -o tuned
+
+        gerund tune ./model --data ./data --tasks sts/stsb -o tuned --save ./encoder
+
+        gerund tune ./model --data ./data --plans mask0-bidir,inplace-bidir,mask0+bidir --budget 60 -o tuned
+    """
+    from gerund.cli.eval import report_folder
+    from gerund.models import saving
+
+    if save is not None:
+        saving.refuse_existing(save, overwrite=False)
+    chosen, settings = _chosen(tasks, data, set_ or [], limit=limit, seed=seed, prompts=prompts)
+    with report_folder(output):
+        from gerund.entry import load
+        from gerund.evaluation.report.tuning import tuned_dict, write_tuning
+        from gerund.evaluation.tuning import PLANS, tune
+
+        lm = load(options.model_name(model), max_length=max_length, adapter=adapter, dtype=dtype, device=device)
+        done = tune(
+            lm,
+            chosen,
+            settings,
+            plans=_names(plans) or PLANS,
+            poolings=_names(pooling),
+            budget=budget,
+            folder=output,
+            tell=_Teller(),
+        )
+        page = write_tuning(output, done, lm, chosen, settings)
+        told = tuned_dict(done, lm, settings)
+    if save is not None:
+        _save(lm, done, model, save)
+    if as_json:
+        import json
+
+        typer.echo(json.dumps(told, indent=2, ensure_ascii=False))
+    else:
+        _tell(done, model, page)
+
+
+def _names(text: str | None) -> list[str]:
+    return [name.strip() for name in (text or "").split(",") if name.strip()]
+
+
+def _chosen(
+    names: str | None, data: Path, changes: list[str], *, limit: int | None, seed: int, prompts: str
+) -> tuple[list["Task"], "Settings"]:
+    """Return what is chosen on: validation splits, or what there is where no task has one."""
+    from gerund.errors import ConfigError
+    from gerund.evaluation.prompts import prompt_set
+    from gerund.evaluation.registry import select, tasks_in, with_options
+    from gerund.evaluation.task import Settings
+
+    if names is None:
+        found = [task for task in tasks_in(data) if task.kind in _DEFAULT_KINDS and task.has_validation]
+        if not found:
+            kinds = " or ".join(_DEFAULT_KINDS)
+            raise ConfigError(f"{data} has no {kinds} task with a validation split; give --tasks")
+    else:
+        found = select(_names(names), data)
+    fixed = [task.name for task in found if not task.reads_plan]
+    if fixed:
+        raise ConfigError(f"no plan changes the score of {', '.join(fixed)}")
+    with_split = [task.name for task in found if task.has_validation]
+    without = [task.name for task in found if not task.has_validation]
+    if with_split and without:
+        raise ConfigError(
+            f"{', '.join(without)}: no validation split, while {with_split[0]} has one; tune on one kind at a time"
+        )
+    if without:
+        typer.echo(
+            f"gerund: warning: {', '.join(without)}: no validation split, so the choice is made on the test set, "
+            "and the chosen setting's score on it is flattered",
+            err=True,
+        )
+    by_task = prompt_set(prompts, [task.name for task in found])
+    settings = Settings(seed=seed, limit=limit, prompts=by_task, split="validation" if with_split else "test")
+    return with_options(found, changes), settings
+
+
+class _Teller:
+    """Counts the settings that were measured, on stderr."""
+
+    def __init__(self) -> None:
+        self.done = 0
+
+    def __call__(self, task: "Task", contender: "Contender", result: "Result | None") -> None:
+        if result is not None:
+            from gerund.evaluation.report.table import shown
+
+            self.done += 1
+            value = shown(result.score.value, result.unit)
+            typer.echo(f"gerund: [{self.done}] {task.name}, {contender.label}: {value}", err=True)
+
+
+def _save(lm: "LanguageModel", done: "Tuned", model: str, folder: Path) -> None:
+    from gerund.exporting.formats import convert
+    from gerund.models import loading
+
+    chosen = lm.with_encoder(done.best.config)
+    source = loading.find(options.model_name(model))
+    convert(source, chosen.reader, folder, chosen.fingerprint(), adapter=chosen.adapter_folder, overwrite=False)
+
+
+def _tell(done: "Tuned", model: str, page: Path) -> None:
+    best, baseline = done.best, done.baseline
+    typer.echo(f"{best.label}: {100 * best.mean:.2f} (causal {100 * baseline.mean:.2f}), of {len(done.trials)} tried")
+    plan = best.plan
+    numbers = "".join(f" --{name} {value}" for name in ("k", "k0") if (value := getattr(plan, name)) is not None)
+    typer.echo(f"try: gerund convert {model} OUT --attention {plan.name}{numbers} --pooling {best.config.pooling}")
+    typer.echo(f"gerund: {page}", err=True)

@@ -1,0 +1,127 @@
+"""`gerund eval`: a report, gone on with, added to; and every mistake in one sentence."""
+
+import json
+
+import pytest
+
+from tests.cli.helpers import run_cli
+from tests.cli.small_data import write_data
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return write_data(tmp_path_factory.mktemp("data"))
+
+
+def scores(report):
+    """Return the main scores of results.json by task and contender."""
+    found = json.loads((report / "results.json").read_text())
+    return {(row["task"], row["contender"]): row["score"]["metrics"][row["score"]["main"]] for row in found["scores"]}
+
+
+def test_models_plans_and_bm25_stand_side_by_side(tiny_folder, data, tmp_path):
+    report = tmp_path / "report"
+    ran = run_cli(
+        "eval", tiny_folder, "bm25", "--tasks", "sts,retrieval/small", "--data", data, "-o", report,
+        "--plan", "causal", "--plan", "mask0-bidir:k=2",
+    )  # fmt: skip
+    assert ran.code == 0, ran.err
+    assert all(name in ran.out for name in ("sts", "retrieval", "small", "causal", "mask0-bidir k=2", "bm25"))
+    names = set(scores(report))
+    assert names == {
+        ("sts/small", "causal"), ("sts/small", "mask0-bidir k=2"),
+        ("retrieval/small", "causal"), ("retrieval/small", "mask0-bidir k=2"), ("retrieval/small", "bm25"),
+    }  # fmt: skip
+    page = (report / "report.html").read_text()
+    assert "mask0-bidir k=2" in page
+    assert "<img" in page
+    assert "[5/" in ran.err
+
+
+def test_a_second_command_goes_on_and_adds(tiny_folder, data, tmp_path):
+    report = tmp_path / "report"
+    base = ["eval", tiny_folder, "--data", data, "-o", report, "--no-pictures", "--plan"]
+    first = run_cli(*base, "causal", "--tasks", "sts")
+    assert first.code == 0, first.err
+    before = scores(report)
+    files = {path: path.stat().st_mtime_ns for path in (report / "scores").glob("*.json")}
+    second = run_cli(*base, "echo", "--plan", "causal", "--tasks", "sts,zero-shot", "--json")
+    assert second.code == 0, second.err
+    assert json.loads(second.out)["scores"]
+    after = scores(report)
+    assert before.items() <= after.items()
+    assert {("sts/small", "echo"), ("zero-shot/fruit", "causal"), ("zero-shot/fruit", "echo")} <= set(after)
+    assert all(path.stat().st_mtime_ns == time for path, time in files.items())
+
+
+def test_the_embedded_default_and_a_limit(data, tmp_path):
+    ran = run_cli("eval", "--tasks", "sts/small", "--data", data, "-o", tmp_path / "r", "--limit", 3, "--no-pictures")
+    assert ran.code == 0, ran.err
+    assert json.loads((tmp_path / "r" / "results.json").read_text())["settings"]["limit"] == 3
+
+
+def test_options_prompts_and_the_validation_split(tiny_folder, data, tmp_path):
+    prompts = tmp_path / "prompts.yaml"
+    prompts.write_text("sts: 'Say: '\nfew-shot/fruit: 'Name: '\n")
+    ran = run_cli(
+        "eval", tiny_folder, "--tasks", "sts,few-shot", "--data", data, "-o", tmp_path / "r", "--no-pictures",
+        "--prompts", prompts, "--set", "few-shot.runs=2", "--validation", "--json",
+    )  # fmt: skip
+    assert ran.code == 0, ran.err
+    found = json.loads(ran.out)
+    assert found["settings"]["split"] == "validation"
+    [few] = [row for row in found["scores"] if row["task"] == "few-shot/fruit"]
+    assert few["options"]["runs"] == 2
+
+
+def test_list(data):
+    ran = run_cli("eval", "--list", "--data", data)
+    assert ran.code == 0, ran.err
+    for name in ("sts/small", "retrieval/small", "reranking/small", "few-shot/fruit", "runs=5"):
+        assert name in ran.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--tasks", "sts"], "give --tasks and -o REPORT, or --list"),
+        (["--list"], "give --data FOLDER"),
+        (["--tasks", "stss", "-o", "{out}", "--data", "{data}"], "unknown task 'stss'; did you mean sts"),
+        (["--tasks", "sts/smal", "-o", "{out}", "--data", "{data}"], "unknown task 'sts/smal'; did you mean sts/small"),
+        (["--tasks", "small", "-o", "{out}", "--data", "{data}"], "'small' may be sts/small, retrieval/small"),
+        (["--tasks", "mteb/SciFac", "-o", "{out}"], "unknown task 'mteb/SciFac'; did you mean mteb/SciFact"),
+        (["--tasks", " , ", "-o", "{out}", "--data", "{data}"], "--tasks names no task"),
+        (["--tasks", "sts", "-o", "{out}", "--data", "{out}/none"], "none: no such folder"),
+        (["--tasks", "sts", "-o", "{data}/sts", "--data", "{data}"], "holds other files"),
+        (["--tasks", "sts", "-o", "{data}/sts/small.test.tsv", "--data", "{data}"], "is a file; a report is a folder"),
+        (["--tasks", "sts", "-o", "{out}", "--data", "{data}", "--plan", "mask1"], "unknown attention plan 'mask1'"),
+        (["--tasks", "sts", "-o", "{out}", "--data", "{data}", "--limit", "0"], "limit=0 leaves nothing to score"),
+        (["--tasks", "sts", "-o", "{out}", "--data", "{data}", "--prompts", "lbv"], "lbv"),
+        (["--tasks", "few-shot", "-o", "{out}", "--data", "{data}", "--set", "few-shot.run=2"], "valid are: runs"),
+        (["--tasks", "few-shot", "-o", "{out}", "--data", "{data}", "--set", "few-shot.runs=x"], "not 'x'"),
+        (["--tasks", "few-shot", "-o", "{out}", "--data", "{data}", "--set", "sts.runs=2"], "a kind among: few-shot"),
+        (["--tasks", "retrieval", "-o", "{out}", "--data", "{data}", "--validation"], "no validation split: retr"),
+    ],
+)  # fmt: skip
+def test_mistakes(data, tmp_path, arguments, message):
+    places = {"out": tmp_path / "out", "data": data}
+    ran = run_cli("eval", *(str(argument).format(**places) for argument in arguments))
+    assert message in ran.mistake
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_model_that_is_not_there(data, tmp_path):
+    ran = run_cli("eval", tmp_path / "none", "--tasks", "sts", "--data", data, "-o", tmp_path / "out")
+    assert "none" in ran.mistake
+
+
+def test_a_malformed_row_is_named_and_earlier_scores_are_kept(tiny_folder, data, tmp_path):
+    folder = write_data(tmp_path / "data")
+    (folder / "sts" / "small.test.tsv").write_text("1\ta\tb\nhigh\tc\td\n")
+    report = tmp_path / "report"
+    base = ["eval", tiny_folder, "--data", folder, "-o", report, "--no-pictures", "--tasks"]
+    assert run_cli(*base, "retrieval").code == 0
+    ran = run_cli(*base, "sts,retrieval")
+    assert ran.code == 2
+    assert "small.test.tsv, line 2: 'score' is not a number: 'high'" in ran.err
+    assert len(list((report / "scores").glob("retrieval*.json"))) == 1

@@ -1,0 +1,73 @@
+"""`gerund tune`: the plan that wins on validation data, and a folder that is read with it."""
+
+import json
+
+import pytest
+
+import gerund
+from tests.cli.helpers import run_cli
+from tests.cli.small_data import write_data
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return write_data(tmp_path_factory.mktemp("data"))
+
+
+def test_what_wins_is_written_and_can_be_loaded(tiny_folder, data, tmp_path):
+    out, encoder = tmp_path / "tuned", tmp_path / "encoder"
+    arguments = ["tune", tiny_folder, "--data", data, "--tasks", "sts/small", "--budget", 30, "-o", out]
+    ran = run_cli(*arguments, "--save", encoder, "--json")
+    assert ran.code == 0, ran.err
+    told = json.loads(ran.out)
+    trials = told["trials"]
+    assert len(trials) <= 30
+    assert told["chosen"]["mean"] == max(trial["mean"] for trial in trials)
+    lm = gerund.load(encoder)
+    assert lm.encoder.attention.to_dict() == told["chosen"]["attention"]
+    assert json.loads((out / "gerund.json").read_text())["encoder"] == lm.encoder.to_dict()
+    assert json.loads((out / "gerund.json").read_text())["fingerprint"] == lm.fingerprint()
+    assert "<img" in (out / "tuning.html").read_text()
+    assert json.loads((out / "tuning.json").read_text()) == told
+    again = run_cli(*arguments)
+    assert again.code == 0, again.err
+    assert told["chosen"]["label"] in again.out
+    assert "gerund convert" in again.out
+
+
+def test_default_tasks_are_those_with_a_validation_split(tiny_folder, data, tmp_path):
+    ran = run_cli("tune", tiny_folder, "--data", data, "--budget", 3, "-o", tmp_path / "t", "--json")
+    assert ran.code == 0, ran.err
+    told = json.loads(ran.out)
+    assert set(told["chosen"]["scores"]) == {"sts/small", "classification/fruit"}
+    assert told["settings"]["split"] == "validation"
+
+
+def test_without_a_validation_split_there_is_a_warning(tiny_folder, data, tmp_path):
+    ran = run_cli("tune", tiny_folder, "--data", data, "--tasks", "retrieval", "--budget", 2, "-o", tmp_path / "t")
+    assert ran.code == 0, ran.err
+    assert "warning: retrieval/small: no validation split, so the choice is made on the test set" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--tasks", "perplexity"], "no plan changes the score of perplexity/small"),
+        (["--tasks", "sts,retrieval"], "retrieval/small: no validation split, while sts/small has one"),
+        (["--plans", "mask0"], "unknown plan to tune 'mask0'"),
+        (["--budget", "1", "--tasks", "sts"], "a budget of 1"),
+        (["--pooling", "max", "--tasks", "sts"], "unknown pooling 'max'"),
+        (["--save", "{data}", "--tasks", "sts"], "exists"),
+    ],
+)
+def test_mistakes(tiny_folder, data, tmp_path, arguments, message):
+    given = [argument.format(data=data) for argument in arguments]
+    ran = run_cli("tune", tiny_folder, "--data", data, "-o", tmp_path / "t", *given)
+    assert ran.code == 2, (ran.out, ran.err)
+    assert message in ran.err
+
+
+def test_a_folder_with_nothing_to_choose_on(tiny_folder, tmp_path):
+    (tmp_path / "sts").mkdir()
+    ran = run_cli("tune", tiny_folder, "--data", tmp_path, "-o", tmp_path / "t")
+    assert "has no sts or classification task with a validation split" in ran.mistake
