@@ -170,7 +170,7 @@ def token_logprobs(
         One float32 array a text, empty where the text is None.
 
     Raises:
-        ModelError: the model's head cannot be run on its own.
+        ModelError: the model's head cannot be run on its own, or what it gives is not finite.
         ResourceError: a single text does not fit the memory.
     """
     head = TokenHead(reader.model)
@@ -183,6 +183,10 @@ def token_logprobs(
         place_N = [first + at - 1 for first, (places, _) in zip(begin.tolist(), scored, strict=True) for at in places]
         token_N = [token for _, tokens in scored for token in tokens]
         logprobs = head.logprobs(hidden_BTD[row_N, place_N], torch.tensor(token_N, device=hidden_BTD.device))
+        if not np.isfinite(logprobs).all():
+            raise ModelError(
+                f"this model's log-probabilities are not numbers in {reader.model.dtype}; load it with another dtype"
+            )
         cuts = np.cumsum([len(places) for places, _ in scored])[:-1]
         for row, own in zip(rows, np.split(logprobs, cuts), strict=True):
             results[row] = own

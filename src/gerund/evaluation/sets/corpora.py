@@ -10,6 +10,7 @@ from pathlib import Path
 from gerund.data.corpus import FORMATS, clean_text, read_documents
 
 FOLDER = "lm"
+AUTO = "auto"
 # Which cleaning a corpus wants, by a part of its name.
 _STYLES = {"wiki": "wikipedia", "book": "gutenberg"}
 _NAME = re.compile(rf"(?P<name>.+)\.(?P<split>test|valid)(?:{'|'.join(map(re.escape, FORMATS))})")
@@ -34,13 +35,18 @@ def style_of(path: Path) -> str:
     return next((style for part, style in _STYLES.items() if part in path.name), "none")
 
 
-def read_texts(path: Path) -> Iterator[str]:
+def read_texts(path: Path, clean: str = AUTO) -> Iterator[str]:
     """Yield the cleaned texts of a corpus that are not empty.
+
+    Args:
+        path: the file.
+        clean: a style of ``gerund.data.corpus.clean_text``, or ``auto`` for ``style_of(path)``.
 
     Raises:
         DataError: the file is malformed; the message names file and line.
+        ConfigError: there is no such style.
     """
-    style = style_of(path)
+    style = style_of(path) if clean == AUTO else clean
     for document in read_documents([path]):
         text = clean_text(document.text, style)
         if text.strip():

@@ -1,0 +1,215 @@
+"""How well a model predicts text: bits per byte, and perplexity by token and by word.
+
+Knows: corpora, windows over tokens. Does not know: how a model computes log-probabilities.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+
+from gerund.errors import ConfigError, DataError
+from gerund.evaluation.contender import Contender
+from gerund.evaluation.sets.corpora import AUTO, corpora_in, read_texts
+from gerund.evaluation.task import Score, Settings, Side, Task, Unit
+from gerund.inference.likelihood import plain_reader, sequence_logprobs
+from gerund.inference.tokens import Reading, tokenize
+from gerund.language_model import LanguageModel
+
+_LONGEST_WINDOW = 1024
+# More than any text has; what lies behind is not worth tokenising.
+_CHARACTERS_OF_A_TOKEN = 40
+_LARGEST_EXPONENT = 700.0
+_READING = Reading(empty="zeros")
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """The beginning of a document, as far as it is scored.
+
+    Attributes:
+        ids: its tokens, without special ones.
+        offsets: (start, end) characters of each token.
+        text: the document.
+    """
+
+    ids: list[int]
+    offsets: Sequence[tuple[int, int]]
+    text: str
+
+    def spelled(self, first: int) -> str:
+        """Return the text that the tokens from ``first`` on spell."""
+        return self.text[self.offsets[first - 1][1] if first else 0 : self.offsets[-1][1]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PerplexityTask(Task):
+    """Bits per byte of whole documents, each from its beginning, in overlapping windows.
+
+    Every token is scored once, after all of its window that precedes it. Each window begins with the special tokens
+    that begin a text (a tokenizer that knows a beginning token without putting it there gets it too), which are
+    never scored. ``bits_per_byte`` can be compared between models of different tokenizers, and so can
+    ``word_perplexity`` (words at white space, as lm-evaluation-harness counts WikiText's); ``perplexity`` is by token
+    and cannot. ``settings.limit`` counts documents.
+    """
+
+    kind: ClassVar[str] = "perplexity"
+    side: ClassVar[Side] = "generation"
+    unit: ClassVar[Unit] = "bits"
+    higher_is_better: ClassVar[bool] = False
+    reads_plan: ClassVar[bool] = False
+
+    window: int | None = field(
+        default=None,
+        metadata={"help": f"Tokens read at once; left out, the model's context, at most {_LONGEST_WINDOW}."},
+    )
+    stride: int | None = field(
+        default=None, metadata={"help": "Tokens from one window to the next; left out, half a window."}
+    )
+    max_tokens: int = field(default=100_000, metadata={"help": "Tokens that are scored at most."})
+    document_tokens: int = field(default=10_000, metadata={"help": "Tokens of one document that are scored at most."})
+    joined: bool = field(
+        default=False, metadata={"help": "Read the documents as one text, with the end token between them."}
+    )
+    clean: str = field(
+        default=AUTO,
+        metadata={"help": "Quirks to remove: none, gutenberg, wikipedia; auto goes by the name of the file."},
+    )
+
+    def __post_init__(self) -> None:
+        for name in ("window", "stride", "max_tokens", "document_tokens"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"perplexity.{name}={value} leaves nothing to score")
+
+    @property
+    def has_validation(self) -> bool:
+        """Whether there is a validation file."""
+        return len(self.files) > 1
+
+    def run(self, contender: Contender, settings: Settings) -> Score:
+        """Score every token.
+
+        Raises:
+            DataError: the file is malformed or holds no text.
+            ConfigError: the windows do not fit the model's context, or an unknown cleaning.
+        """
+        lm = contender.lm
+        head = beginning(lm)
+        window, stride = self._windows(lm, len(head))
+        path = self.files[1 if settings.split == "validation" else 0]
+        stretches = list(self._stretches(lm, path, settings.limit))
+        # Without a beginning token nothing precedes the first token of a text.
+        first = 0 if head else 1
+        texts = [([*one.ids], [place >= first for place in range(len(one.ids))]) for one in stretches]
+        if self.joined:
+            texts = [_join(texts, lm.tokenizer.eos_token_id, head)]
+        if not any(any(scored) for _, scored in texts):
+            raise DataError(f"{path}: no text that could be scored")
+        cuts = [(row, *cut) for row, (ids, _) in enumerate(texts) for cut in windows(len(ids), window, stride, first)]
+        sequences = [
+            ([*head, *texts[row][0][begin:end]], len(head) + scored - begin) for row, begin, scored, end in cuts
+        ]
+        logprobs = sequence_logprobs(lm.model, lm.tokenizer, sequences, show=settings.show_progress)
+        counted = [np.array(texts[row][1][scored:end]) for row, _, scored, end in cuts]
+        total = -sum(float(own[mask].sum(dtype=np.float64)) for own, mask in zip(logprobs, counted, strict=True))
+        tokens = sum(int(mask.sum()) for mask in counted)
+        spelled = [one.spelled(first) for one in stretches]
+        how = f"in windows of {window + len(head)} that move by {stride}"
+        return _score(total, tokens, spelled, f"{tokens} tokens of {len(stretches)} documents {how}")
+
+    def _windows(self, lm: LanguageModel, head: int) -> tuple[int, int]:
+        """Return the size of a window without the special tokens, and how far it moves."""
+        context = plain_reader(lm.model, lm.tokenizer).max_length
+        window = self.window or min(context or _LONGEST_WINDOW, _LONGEST_WINDOW)
+        if context is not None and window > context:
+            raise ConfigError(f"perplexity.window={window} is longer than the model's context of {context} tokens")
+        stride = self.stride or max(1, window // 2)
+        if stride >= window - head:
+            raise ConfigError(f"perplexity.stride={stride} leaves no context in a window of {window} tokens")
+        return window - head, stride
+
+    def _stretches(self, lm: LanguageModel, path: Path, limit: int | None) -> Iterator[Stretch]:
+        left = self.max_tokens
+        for number, text in enumerate(read_texts(path, self.clean)):
+            if left < 1 or (limit is not None and number == limit):
+                return
+            most = min(left, self.document_tokens)
+            [tokens] = tokenize(lm.tokenizer, [text[: _CHARACTERS_OF_A_TOKEN * most]], _READING, offsets=True)
+            if tokens is None:
+                continue
+            offsets = tokens.offsets[:most]
+            before = tokens.specials_before
+            left -= len(offsets)
+            yield Stretch(tokens.ids[before : before + len(offsets)], offsets, text)
+
+
+def beginning(lm: LanguageModel) -> list[int]:
+    """Return the special tokens that a text begins with; the tokenizer's own, or its beginning token."""
+    [tokens] = tokenize(lm.tokenizer, ["a"], Reading())
+    before = [] if tokens is None else tokens.ids[: tokens.specials_before]
+    begin = lm.tokenizer.bos_token_id
+    return before or ([] if begin is None else [begin])
+
+
+def windows(n_tokens: int, window: int, stride: int, first: int) -> Iterator[tuple[int, int, int]]:
+    """Yield windows over a text in which every token is scored once.
+
+    Args:
+        n_tokens: tokens of the text.
+        window: tokens of a window.
+        stride: tokens from one window to the next.
+        first: the first token that is scored.
+
+    Yields:
+        Where a window begins, its first token that is scored, and where it ends.
+
+    >>> list(windows(10, window=6, stride=3, first=0))
+    [(0, 0, 6), (3, 6, 9), (6, 9, 10)]
+    """
+    begin, scored = 0, first
+    while scored < n_tokens:
+        end = min(begin + window, n_tokens)
+        yield begin, scored, end
+        begin, scored = begin + stride, end
+
+
+def find(folder: Path) -> list[Task]:
+    """Return a task for every corpus; one that has a validation file only is named ``NAME.valid``."""
+    tasks: list[Task] = []
+    for name, files in corpora_in(folder).items():
+        paths = tuple(files[split] for split in ("test", "validation") if split in files)
+        tasks.append(PerplexityTask(name=f"perplexity/{name}{'' if 'test' in files else '.valid'}", files=paths))
+    return sorted(tasks, key=lambda task: task.name)
+
+
+def _join(
+    texts: Sequence[tuple[list[int], list[bool]]], end: int | None, head: list[int]
+) -> tuple[list[int], list[bool]]:
+    """Return one text, with the tokens between documents that training puts there; these are not scored."""
+    between = [*([] if end is None else [end]), *head]
+    ids: list[int] = []
+    scored: list[bool] = []
+    for own, flags in texts:
+        if ids:
+            ids += between
+            scored += [False] * len(between)
+        ids += own
+        scored += flags
+    return ids, scored
+
+
+def _score(total: float, tokens: int, spelled: Sequence[str], note: str) -> Score:
+    """Turn the text's information, in nats, into a score."""
+    size = sum(len(text.encode()) for text in spelled)
+    words = sum(len(text.split()) for text in spelled)
+    metrics = {"bits_per_byte": total / math.log(2) / size, "perplexity": math.exp(total / tokens)}
+    notes = [note]
+    if total / max(1, words) < _LARGEST_EXPONENT:
+        metrics["word_perplexity"] = math.exp(total / max(1, words))
+    else:
+        notes.append("no perplexity by word: this text has hardly any white space")
+    return Score("bits_per_byte", metrics, size=len(spelled), notes=tuple(notes))
