@@ -10,7 +10,7 @@ import pytest
 
 import gerund
 from gerund.config import Sampling
-from gerund.data.corpus import clean_text, read_documents
+from gerund.data.corpus import clean_text
 from gerund.errors import ConfigError, DataError
 from gerund.evaluation.contender import BM25, Contender
 from gerund.evaluation.metrics.mauve import mauve
@@ -41,20 +41,32 @@ def contender(tiny_folder):
     return Contender("tiny", gerund.load(tiny_folder, attention="causal"))
 
 
-def test_finds_a_task_for_every_test_and_validation_corpus(tmp_path):
+def test_finds_a_task_for_every_corpus(tmp_path):
     assert find(tmp_path) == []
     (tmp_path / "lm").mkdir()
-    for name in ("b.test.jsonl", "b.valid.jsonl.xz", "a.train.jsonl", "c.valid.txt", "notes.md", "x.tests.jsonl"):
+    for name in ("b.test.jsonl", "b.valid.jsonl.xz", "a.train.jsonl", "c.valid.txt", "d.test.txt", "x.tests.jsonl"):
         (tmp_path / "lm" / name).write_text("x")
     tasks = find(tmp_path)
-    assert [task.name for task in tasks] == ["writing/b.test", "writing/b.valid", "writing/c.valid"]
-    assert [task.files[0].name for task in tasks] == ["b.test.jsonl", "b.valid.jsonl.xz", "c.valid.txt"]
+    assert [task.name for task in tasks] == ["writing/b", "writing/c.valid", "writing/d"]
+    assert [path.name for path in tasks[0].files] == ["b.test.jsonl", "b.valid.jsonl.xz"]
+    assert [task.has_validation for task in tasks] == [True, False, False]
+
+
+def test_the_validation_split_is_another_file(tmp_path, contender):
+    task = corpus(tmp_path, [document(40, 0)])
+    (tmp_path / "lm" / "tales.valid.jsonl").write_text(json.dumps({"text": document(40, 1)}) + "\n", encoding="utf-8")
+    [both] = find(tmp_path)
+    both = replace(both, prefix_words=3, max_new_tokens=6, samples=2)
+    assert both.run(contender, Settings()) == replace(task, samples=2).run(contender, Settings())
+    validation = Settings(split="validation")
+    assert both._passages(2, validation) == replace(task, files=both.files[1:])._passages(2, Settings())
+    assert both._passages(2, validation) != both._passages(2, Settings())
 
 
 def test_metrics_are_means_over_what_was_written(tmp_path, contender):
     task = corpus(tmp_path, [document(40, seed) for seed in range(5)])
     score = replace(task, samples=8, decoding="ancestral").run(contender, Settings(seed=3))
-    passages, _ = replace(task, samples=8)._passages(8, 3)
+    passages, _ = replace(task, samples=8)._passages(8, Settings(seed=3))
     sampling = Sampling(temperature=1.0, seed=3 * 1_000_003)
     written = contender.lm.generate([passage.prefix for passage in passages], 6, sampling)
     rows = []
@@ -92,7 +104,7 @@ def test_mauve_from_a_hundred_texts_on(tmp_path, contender, states):
     task = corpus(tmp_path, [document(45, seed) for seed in range(60)])
     task = replace(task, samples=100, max_new_tokens=6, mauve_states=states)
     score = task.run(contender, Settings())
-    passages, others = task._passages(100, 0)
+    passages, others = task._passages(100, Settings())
     written = task._continue(contender.lm, [passage.prefix for passage in passages], Settings())
     reader = gerund.load(contender.lm.name, attention="causal", pooling=states, dtype="float32")
 
@@ -140,7 +152,7 @@ def test_the_seed_decides_passages_and_draws(tmp_path, contender):
     task = replace(corpus(tmp_path, [document(40, seed) for seed in range(9)]), samples=40)
     assert task.run(contender, Settings()) == task.run(contender, Settings())
     assert task.run(contender, Settings()).metrics != task.run(contender, Settings(seed=1)).metrics
-    assert task._passages(3, 0) != task._passages(3, 1)
+    assert task._passages(3, Settings()) != task._passages(3, Settings(seed=1))
     # Equal prefixes in two batches must not be continued alike.
     written = task._continue(contender.lm, ["the cat"] * 33, Settings())
     assert len({one.text for one in written}) > 30
@@ -172,7 +184,6 @@ def test_the_plan_does_not_matter(tmp_path, contender):
     other = Contender("other", gerund.load(contender.lm.name, attention="bidir", pooling="last"))
     assert task.run(other, Settings()) == task.run(contender, Settings())
     assert key_of(task, other, Settings()) == key_of(task, contender, Settings())
-    assert not task.has_validation
 
 
 def test_limit_counts_continuations(tmp_path, contender):
@@ -184,11 +195,11 @@ def test_limit_counts_continuations(tmp_path, contender):
 def test_every_document_gives_its_beginning_before_any_gives_more(tmp_path):
     texts = [document(12, seed) for seed in range(6)] + [document(200, 99)]
     task = corpus(tmp_path, texts)
-    passages, others = task._passages(3, 0)  # a pool of six, out of seven documents
+    passages, others = task._passages(3, Settings())  # a pool of six, out of seven documents
     assert len(passages) == len(others) == 3
     starts = {" ".join(text.split()[:3]) for text in texts}
     assert {" ".join(item.prefix.split()) for item in passages + others} <= starts
-    many, none = task._passages(20, 0)
+    many, none = task._passages(20, Settings())
     assert (len(many), none) == (20, [])
 
 
@@ -214,7 +225,7 @@ def test_passages_begin_with_paragraphs_and_do_not_overlap():
 def test_known_corpora_are_cleaned(tmp_path, name, style):
     raw = "_Very_ odd ( , ) things here\nthat go on and on for a while, in long lines"
     task = corpus(tmp_path, [raw], name)
-    [passage], _ = task._passages(1, 0)
+    [passage], _ = task._passages(1, Settings())
     assert clean_text(raw, style).startswith(passage.prefix + passage.rest)
 
 
@@ -263,9 +274,8 @@ def test_compressed_corpora_are_read(tmp_path, contender):
 
 
 def test_a_real_model_repeats_itself_when_it_is_greedy(stories_folder, data_folder):
-    task = replace(find(data_folder)[2], samples=12, prefix_words=8, max_new_tokens=60)
-    assert task.name == "writing/wiki.test"
-    assert len(list(read_documents(task.files))) == 400
+    task = replace(find(data_folder)[1], samples=12, prefix_words=8, max_new_tokens=60)
+    assert task.name == "writing/wiki"
     contender = Contender("stories", gerund.load(stories_folder))
     greedy, nucleus = (
         replace(task, decoding=name).run(contender, Settings()).metrics for name in ("greedy", "nucleus")

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from gerund.data.corpus import FORMATS, clean_text, read_documents
 from gerund.errors import ConfigError, DataError, unknown_name
 from gerund.evaluation.contender import Contender
 from gerund.evaluation.metrics import mauve as mauve_metric
 from gerund.evaluation.metrics.repetition import overlap, rep_n, rep_sentences, rep_window, sentences_of, words_of
+from gerund.evaluation.sets.corpora import corpora_in, read_texts
 from gerund.evaluation.task import Score, Settings, Task
 from gerund.progress import progress
 
@@ -40,9 +40,6 @@ DECODINGS: Mapping[str, Mapping[str, Any]] = {
 # prefix that both sides share hides what differs: with the embedded default on Wikipedia greedy texts come to 0.81
 # so, and to 0.32 by the mean, while people's texts come to 0.96 and 0.97.
 STATES = ("mean", "last")
-# Which cleaning a corpus wants, by a part of its name.
-_STYLES = {"wiki": "wikipedia", "book": "gutenberg"}
-_NAME = re.compile(rf"(?P<name>.+\.(?:test|valid))(?:{'|'.join(map(re.escape, FORMATS))})")
 _WORD = re.compile(r"\S+")
 _BATCH = 32
 _GRAMS = (1, 2, 3, 4)
@@ -62,10 +59,12 @@ class Passage:
 
 
 def find(folder: Path) -> list[Task]:
-    """Return a task for every corpus ``lm/NAME.test.*`` and ``lm/NAME.valid.*`` in a data folder."""
-    names = {path: _NAME.fullmatch(path.name) for path in sorted((folder / "lm").glob("*"))}
-    found = {match["name"]: path for path, match in names.items() if match is not None}
-    return [Writing(name=f"writing/{name}", files=(path,)) for name, path in sorted(found.items())]
+    """Return a task for every corpus; one that has a validation file only is named ``NAME.valid``."""
+    tasks: list[Task] = []
+    for name, files in corpora_in(folder).items():
+        paths = tuple(files[split] for split in ("test", "validation") if split in files)
+        tasks.append(Writing(name=f"writing/{name}{'' if 'test' in files else '.valid'}", files=paths))
+    return sorted(tasks, key=lambda task: task.name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,6 +106,11 @@ class Writing(Task):
             if getattr(self, name) < 1:
                 raise ConfigError(f"writing.{name}={getattr(self, name)} leaves nothing to score")
 
+    @property
+    def has_validation(self) -> bool:
+        """Whether there is a validation file."""
+        return len(self.files) > 1
+
     def run(self, contender: Contender, settings: Settings) -> Score:
         """Write and measure.
 
@@ -118,7 +122,7 @@ class Writing(Task):
         n = min(self.samples, settings.limit or self.samples)
         if n >= mauve_metric.LEAST:
             mauve_metric.require_scikit_learn()
-        passages, others = self._passages(n, settings.seed)
+        passages, others = self._passages(n, settings)
         lm = contender.lm
         written = self._continue(lm, [passage.prefix for passage in passages], settings)
         # One token of the document's own where the model wrote none: silence is not what people write.
@@ -139,14 +143,14 @@ class Writing(Task):
         added, more = self._mauve(lm, passages, [item.text for item in written], human, (others, lengths))
         return Score("rep_4", {**metrics, **added}, size=len(passages), notes=(*notes, *more))
 
-    def _passages(self, n: int, seed: int) -> tuple[list[Passage], list[Passage]]:
+    def _passages(self, n: int, settings: Settings) -> tuple[list[Passage], list[Passage]]:
         """Return passages to continue, and as many more to compare people with people; none if there are not enough.
 
         Every document gives its beginning before any gives another passage. Both lists are drawn from one pool,
         so that they differ by chance alone.
         """
-        [path] = self.files
-        generator = np.random.default_rng(seed)
+        path = self.files[1 if settings.split == "validation" else 0]
+        generator = np.random.default_rng(settings.seed)
         pool = _pool(path, self.prefix_words, self.max_new_tokens, 2 * n, generator)
         if not pool:
             raise DataError(
@@ -222,10 +226,9 @@ class Writing(Task):
 
 def _pool(path: Path, prefix_words: int, room: int, wanted: int, generator: np.random.Generator) -> list[Passage]:
     """Return up to ``wanted`` passages, spread evenly over the documents in their random order."""
-    style = next((style for part, style in _STYLES.items() if part in path.name), "none")
     documents = []
-    for document in read_documents([path]):
-        passages = list(_cut_up(clean_text(document.text, style), prefix_words, room))
+    for text in read_texts(path):
+        passages = list(_cut_up(text, prefix_words, room))
         # After the beginning any place of a long document is as good as another.
         order = [0, *(1 + generator.permutation(len(passages) - 1))] if passages else []
         documents.append([passages[place] for place in order])
