@@ -37,7 +37,7 @@ def parse_reading(text: str, own: EncoderConfig) -> EncoderConfig:
 def label_of(config: EncoderConfig, n_layers: int) -> str:
     """Return a short name for a way to read: what tables call it.
 
-    >>> label_of(EncoderConfig(AttentionPlan("mask0-bidir"), pooling="last"), 8)
+    >>> label_of(EncoderConfig(pooling="last"), 8)
     'mask0-bidir k=4, last'
     """
     plan = config.attention.with_defaults(n_layers)
