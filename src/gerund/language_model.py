@@ -94,14 +94,15 @@ class LanguageModel(TextEncoder):
             character of the span is the span's.
 
         Raises:
-            TextError: the span is empty, begins a text that nothing precedes, or the text is too long.
+            TextError: a text is no string, or the span is empty, or begins a text that nothing precedes, or the
+                text is too long.
             UnsupportedModelError: the hybrid mask does not reach every layer.
 
         >>> lm = gerund.load()
         >>> len(lm.span_logprobs("The old man", " looked at", " the sea.", reading="causal")) > 0
         True
         """
-        text = SpannedText.between(left, span, right)
+        text = SpannedText.between(*check_texts([left, span, right]))
         [[logprobs]] = span_logprobs(self.model, self.tokenizer, [text], reading, show=False)
         return logprobs
 

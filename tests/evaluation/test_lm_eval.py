@@ -2,6 +2,7 @@
 
 import json
 import socket
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -68,8 +69,12 @@ def test_last_words_equal_our_likelihoods(lm, data):
 
 def test_the_harness_sees_the_untouched_model(lm, tiny_folder):
     both = gerund.load(tiny_folder, attention="bidir")
+    both = both.with_encoder(replace(both.encoder, max_length=8))
     for own in (lm, both):
-        assert lm_eval_model(own).model is own.model
+        harness = lm_eval_model(own)
+        assert harness.model is own.model
+        assert harness.tokenizer is not own.tokenizer
+        assert harness.max_length == 64
     pairs = [("the cat", " in the rain")]
     assert sums(lm, pairs) == sums(both, pairs)
 

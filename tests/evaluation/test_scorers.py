@@ -6,6 +6,7 @@ import torch
 
 import gerund
 from gerund.evaluation.scorers import SCORERS, Evidence
+from tests.tiny import save_tiny
 
 PREFIXES = ["the cat sat in", "an inn"]
 CANDIDATES = [["the rain", "a tin and another", "the end"], ["in the sea", "at an end"]]
@@ -53,3 +54,18 @@ def test_every_scorer(lm):
 def test_chance_depends_on_the_seed_alone(lm):
     draws = [SCORERS["random"](Evidence(lm, PREFIXES, CANDIDATES, seed=seed))[0].tolist() for seed in (1, 1, 2)]
     assert draws[0] == draws[1] != draws[2]
+
+
+def test_without_a_beginning_token_the_first_token_of_a_text_counts_nowhere(tmp_path):
+    lm = gerund.load(save_tiny(tmp_path / "bare", bos=False))
+    lm.tokenizer.bos_token = None
+    evidence = Evidence(lm, ["a tin", ""], [["and x"], ["x", "the"]], show=False)
+    scores = {name: scorer(evidence) for name, scorer in SCORERS.items()}
+    # The helper leaves the first token out. " and x" is five tokens, of which four are predicted when it stands alone.
+    whole, alone = logprobs(lm, "a tin and x"), logprobs(lm, " and x")
+    assert (len(whole), len(alone)) == (8, 4)
+    assert scores["cll"][0][0] == pytest.approx(sum(whole[-5:]), rel=1e-4)
+    assert scores["pmi"][0][0] == pytest.approx(sum(whole[-4:]) - sum(alone), rel=1e-4)
+    # After nothing " x" has one token that is predicted, and " the" is a single one.
+    np.testing.assert_allclose(scores["avg_cll"][1], [logprobs(lm, " x")[0], 0.0], rtol=1e-4)
+    np.testing.assert_allclose(scores["avg_ull"][1], scores["avg_cll"][1])

@@ -178,3 +178,5 @@ def test_the_verb():
     np.testing.assert_allclose(lm.span_logprobs("a", "b", "c"), lm.span_logprobs("a", "b", "c", reading="infill"))
     with pytest.raises(TextError, match="span of characters 1 to 1 is empty"):
         lm.span_logprobs("a", "", "c")
+    with pytest.raises(TextError, match="text 1 is not a string"):
+        lm.span_logprobs("a", None, "c")

@@ -3,6 +3,7 @@
 Knows: the harness. Does not know: attention plans: the harness sees the untouched model.
 """
 
+import copy
 import io
 import logging
 import sys
@@ -14,6 +15,7 @@ from typing import Any
 from gerund.errors import DataError, MissingDependencyError
 from gerund.evaluation.sets.choices import read_choices
 from gerund.evaluation.sets.rows import read_json_lines
+from gerund.inference.tokens import context_length
 from gerund.language_model import LanguageModel
 
 
@@ -48,9 +50,10 @@ def lm_eval_model(lm: LanguageModel, *, batch_size: int = 16) -> Any:
     with _quiet():
         return HFLM(
             pretrained=lm.model,
-            tokenizer=lm.tokenizer,
+            # The harness gives its tokenizer a padding token, and turns its padding side.
+            tokenizer=copy.deepcopy(lm.tokenizer),
             batch_size=batch_size,
-            max_length=lm.max_length,
+            max_length=context_length(lm.model.config, lm.tokenizer),
             device=str(lm.device),
         )
 

@@ -75,21 +75,24 @@ def conditional_likelihood(evidence: Evidence) -> list[np.ndarray]:
 
 def average_conditional_likelihood(evidence: Evidence) -> list[np.ndarray]:
     """Return log P(continuation | prefix) / tokens of the continuation."""
-    return [_array(_sum(one.continuation) / len(one.continuation) for one in own) for own in evidence.conditional]
+    return [_array(_mean(one.continuation) for one in own) for own in evidence.conditional]
 
 
 def average_unconditional_likelihood(evidence: Evidence) -> list[np.ndarray]:
     """Return log P(prefix + continuation) / tokens of both."""
     return [
-        _array((_sum(one.prefix) + _sum(one.continuation)) / (len(one.prefix) + len(one.continuation)) for one in own)
-        for own in evidence.conditional
+        _array(_mean(np.concatenate([one.prefix, one.continuation])) for one in own) for own in evidence.conditional
     ]
 
 
 def pointwise_mutual_information(evidence: Evidence) -> list[np.ndarray]:
-    """Return log P(continuation | prefix) - log P(continuation)."""
+    """Return log P(continuation | prefix) - log P(continuation).
+
+    Without a beginning token nothing precedes the first token of a continuation that stands alone, so it counts in
+    neither.
+    """
     return [
-        _array(_sum(given.continuation) - _sum(alone.continuation) for given, alone in zip(*own, strict=True))
+        _array(_information(given.continuation, alone.continuation) for given, alone in zip(*own, strict=True))
         for own in zip(evidence.conditional, evidence.unconditional, strict=True)
     ]
 
@@ -116,6 +119,15 @@ SCORERS: Mapping[str, Scorer] = {
     "overlap": unigram_overlap,
     "random": chance,
 }
+
+
+def _information(given: np.ndarray, alone: np.ndarray) -> float:
+    return _sum(given[max(0, len(given) - len(alone)) :]) - _sum(alone)
+
+
+def _mean(logprobs: np.ndarray) -> float:
+    # An empty prefix and no beginning token may leave a single token, which nothing precedes.
+    return _sum(logprobs) / max(1, len(logprobs))
 
 
 def _sum(logprobs: np.ndarray) -> float:

@@ -1,6 +1,7 @@
 """What is hidden, and that its perplexity is that of the hidden tokens alone."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -113,3 +114,28 @@ def test_nothing_to_hide(tmp_path, lm):
         DocumentInfilling(name="infilling/news", samples=0)
     with pytest.raises(ConfigError, match="length=10"):
         DocumentInfilling(name="infilling/news", length=10)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_letters_of_several_tokens_are_hidden_whole(tmp_path, lm, seed):
+    """Every letter is three tokens here, so that a span's border may lie in the middle of one."""
+    (tmp_path / "lm").mkdir()
+    rows = [{"text": "\u65e5\u672c\u8a9e\u306e\u6587\u7ae0\u3067\u3059\u3002" * 20} for _ in range(30)]
+    (tmp_path / "lm" / "ja.test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    [found] = find(tmp_path)
+    task = DocumentInfilling(name=found.name, files=found.files, length=60)
+    assert task.run(Contender("tiny", lm), Settings(seed=seed)).size >= 25
+
+
+def test_an_encoders_own_limit_on_length_changes_nothing(data, lm):
+    task = by_name(data)["infilling/news"]
+    task = DocumentInfilling(name=task.name, files=task.files, length=60)
+    short = lm.with_encoder(replace(lm.encoder, max_length=8))
+    scores = [task.run(Contender("tiny", one), Settings()) for one in (lm, short)]
+    assert scores[0] == scores[1]
+
+
+def test_a_file_that_cannot_be_read_hides_no_other_task(data):
+    (data / "suffix" / "broken.jsonl").write_text("{")
+    assert "infilling/tales" in by_name(data)
+    assert "infilling/broken" not in by_name(data)

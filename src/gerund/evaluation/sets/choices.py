@@ -52,10 +52,13 @@ def choice_files(folder: Path) -> dict[str, Path]:
 def tells_stories(path: Path) -> bool:
     """Whether a file has stories sentence by sentence; looks at its first row alone.
 
-    Raises:
-        DataError: the file is empty or malformed.
+    A file that cannot be read has none: what is wrong with it is said when it is scored.
     """
-    return "sentences" in read_json_lines(path, most=1)[0].values
+    try:
+        [first] = read_json_lines(path, most=1)
+    except DataError:
+        return False
+    return "sentences" in first.values
 
 
 def read_choices(path: Path) -> list[Choice]:

@@ -18,6 +18,7 @@ from gerund.evaluation.contender import Contender
 from gerund.evaluation.sets.choices import choice_files, read_choices, tells_stories
 from gerund.evaluation.sets.corpora import corpora_in, read_texts
 from gerund.evaluation.task import Score, Settings, Side, Task, Unit
+from gerund.inference.likelihood import plain_reader
 from gerund.inference.spans import SpannedText, SpanReading, span_logprobs
 from gerund.inference.tokens import Reading, tokenize
 from gerund.language_model import LanguageModel
@@ -103,7 +104,8 @@ class DocumentInfilling(InfillingTask):
 
     def hidden(self, lm: LanguageModel, path: Path, count: int, draw: np.random.Generator) -> list[SpannedText]:
         """Return the beginnings of documents with spans to be filled in."""
-        length = min(self.length, lm.max_length or self.length)
+        # What the model reads, not what its encoder was told to read.
+        length = min(self.length, plain_reader(lm.model, lm.tokenizer).max_length or self.length)
         found: list[SpannedText] = []
         for text in read_texts(path):
             if len(found) == count:
@@ -116,8 +118,8 @@ class DocumentInfilling(InfillingTask):
             piece = text[: whole.offsets[length - whole.specials_before - 2][1]]
             [read] = tokenize(lm.tokenizer, [piece], Reading(), offsets=True)
             assert read is not None
-            spans = draw_spans(len(read.offsets), draw)
-            found.append(SpannedText(piece, tuple((read.offsets[a][0], read.offsets[b - 1][1]) for a, b in spans)))
+            if spans := _apart(draw_spans(len(read.offsets), draw), read.offsets):
+                found.append(SpannedText(piece, spans))
         return found
 
 
@@ -137,6 +139,20 @@ def draw_spans(n_tokens: int, draw: np.random.Generator) -> list[tuple[int, int]
         start = part * room + 1 + int(draw.integers(0, room - size - 1))
         spans.append((start, start + size))
     return spans
+
+
+def _apart(spans: Sequence[tuple[int, int]], offsets: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """Return the characters of spans of tokens, without those that no whole token divides from what precedes them.
+
+    A letter may be several tokens, of which a span then takes all.
+    """
+    places: list[tuple[int, int]] = []
+    for first, after in spans:
+        start, end = offsets[first][0], offsets[after - 1][1]
+        before = places[-1][1] if places else 0
+        if any(before <= a < b <= start for a, b in offsets[:first]):
+            places.append((start, end))
+    return tuple(places)
 
 
 def find(folder: Path) -> list[Task]:
