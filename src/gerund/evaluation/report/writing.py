@@ -1,0 +1,125 @@
+"""Writes the report of an evaluation, together with what its folder holds from earlier ones.
+
+Knows: the parts of a report, the folder of finished scores. Does not know: how anything is measured or drawn.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from gerund.data.files import write_whole
+from gerund.evaluation.contender import BM25
+from gerund.evaluation.report.document import bare_name, results_json
+from gerund.evaluation.report.page import write_page
+from gerund.evaluation.report.pictures import pictures_for
+from gerund.evaluation.report.rendering import Gallery
+from gerund.evaluation.report.table import Comparison, compare
+from gerund.evaluation.report.terminal import render
+from gerund.evaluation.results import Result, ResultStore
+from gerund.evaluation.run import Evaluation
+
+_PIPE_WIDTH = 120
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was written.
+
+    Attributes:
+        comparison: the table.
+        json: the file with all that was measured.
+        page: the page to look at.
+    """
+
+    comparison: Comparison
+    json: Path
+    page: Path
+
+    def print(self) -> None:
+        """Print the table on stdout; in a pipe plain and 120 characters wide."""
+        from rich.console import Console
+
+        console = Console(highlight=False, markup=False, emoji=False)
+        if not console.is_terminal:
+            console = Console(highlight=False, markup=False, emoji=False, width=_PIPE_WIDTH)
+        render(self.comparison, console)
+
+
+def write_report(folder: str | Path, done: Evaluation, *, pictures: bool = True) -> Report:
+    """Write ``results.json`` and ``report.html``.
+
+    Finished scores that the folder holds from earlier evaluations stand beside the new ones where seed, limit, split
+    and prompts are the same.
+
+    Args:
+        folder: of the report.
+        done: what was measured, with the contenders and tasks that pictures are drawn of.
+        pictures: whether to draw any.
+
+    Raises:
+        ResourceError: the disk is full or refuses.
+        DataError: the folder holds a score that cannot be read.
+    """
+    folder = Path(folder)
+    results = joined(done, ResultStore(folder).all())
+    comparison = compare(results)
+    gallery = pictures_for(comparison, done.contenders, done.tasks, done.settings) if pictures else Gallery()
+    folder.mkdir(parents=True, exist_ok=True)
+    target = folder / "results.json"
+    write_whole(target, results_json(comparison, done.settings))
+    files = {task.name: [path.name for path in task.files] for task in done.tasks}
+    return Report(comparison, target, write_page(folder, comparison, gallery, files))
+
+
+def joined(done: Evaluation, stored: Sequence[Result]) -> list[Result]:
+    """Return the results of an evaluation and those of earlier ones that stand beside them.
+
+    A contender is who it is by its fingerprint: an earlier result of a present one takes its present name, and
+    another model that had the same name is told apart by its own. What depends only on the weights holds for every
+    plan of a model.
+    """
+    names = {one.fingerprint: one.label for one in done.contenders}
+    kept = []
+    for result in stored:
+        if not _told_alike(result.settings, done.settings.to_dict()):
+            continue
+        identity = _identity(result)
+        if identity not in names:
+            names[identity] = _free_name(result, set(names.values()))
+        kept.append(replace(result, contender=names[identity]))
+    here = {(result.task, result.contender) for result in done.results}
+    results = [*done.results, *(result for result in kept if (result.task, result.contender) not in here)]
+    return results + _of_the_same_weights(results)
+
+
+def _of_the_same_weights(results: list[Result]) -> list[Result]:
+    """Return what contenders of the same weights share and only one of them has."""
+    there = {(result.task, result.contender) for result in results}
+    readings = {result.contender: result.reading for result in results}
+    shared = {(result.task, result.reading.get("weights")): result for result in results if not result.reads_plan}
+    return [
+        replace(result, contender=label, reading=reading)
+        for label, reading in readings.items()
+        for (task, weights), result in shared.items()
+        if weights is not None and weights == reading.get("weights") and (task, label) not in there
+    ]
+
+
+def _identity(result: Result) -> str:
+    return str(result.reading.get("fingerprint", BM25))
+
+
+def _free_name(result: Result, taken: set[str]) -> str:
+    name = result.contender
+    if name in taken:
+        name = f"{bare_name(str(result.reading['model']))}: {name}"
+    return name if name not in taken else f"{name} ({_identity(result)})"
+
+
+def _told_alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two evaluations were told the same; of prompts, those of the tasks that both name."""
+    if any(one.get(name) != other.get(name) for name in ("seed", "limit", "split")):
+        return False
+    first, second = one.get("prompts", {}), other.get("prompts", {})
+    return bool(first) == bool(second) and all(first[name] == second[name] for name in first.keys() & second.keys())
