@@ -94,8 +94,9 @@ def test_without_unicode_the_signs_are_ascii():
     file = SimpleNamespace(encoding="ascii", text="")
     file.write = lambda text: setattr(file, "text", file.text + text)
     file.flush = lambda: None
-    render(compare(several()), Console(file=file, width=100))
+    render(compare([*several(), made("sts/雪", "causal", 0.5)]), Console(file=file, width=100))
     assert file.text.isascii()
+    assert "  ?" in file.text
     assert "sts: main (up)" in file.text
     assert "+-1.23" in file.text
 

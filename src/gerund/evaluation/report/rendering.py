@@ -137,7 +137,7 @@ def duration(seconds: float) -> str:
     """Return a time in words.
 
     >>> duration(0.34), duration(75), duration(7300)
-    ('0.3 s', '1 min 15 s', '2 h 2 min')
+    ('0.3 s', '1 min 15 s', '2 h 1 min')
     """
     if seconds < 60:
         return f"{seconds:.1f} s" if seconds < 9.95 else f"{seconds:.0f} s"

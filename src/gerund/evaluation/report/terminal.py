@@ -32,7 +32,8 @@ def render(comparison: Comparison, console: "Console") -> None:
     text = captured.get()
     if not console.is_terminal:
         text = "\n".join(line.rstrip() for line in text.splitlines()) + "\n"
-    console.file.write(text)
+    # Names may hold anything, and the other end may know ASCII alone.
+    console.file.write(text.encode(console.encoding, "replace").decode(console.encoding))
 
 
 class _Layout:
@@ -41,7 +42,7 @@ class _Layout:
     def __init__(self, comparison: Comparison, console: "Console") -> None:
         from rich.cells import cell_len
 
-        utf = "utf" in (console.encoding or "").lower()
+        utf = "utf" in console.encoding
         self.up, self.down, self.plus_minus = ("↑", "↓", "±") if utf else ("(up)", "(down)", "+-")
         cells = [cell for row in comparison.rows for cell in row.present]
         groups = [group for section in comparison.sections for group in section.groups]
