@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from gerund.evaluation.task import Settings, Task
     from gerund.language_model import LanguageModel
 
+_SIDES = ("representation", "tokens", "generation")
+
 Data = Annotated[
     Path | None,
     typer.Option(
@@ -115,8 +117,8 @@ def command(
 
 
 def _list(data: Path | None) -> None:
-    from rich.console import Console
-    from rich.table import Table
+    """Print what a folder holds, a kind a paragraph: its tasks, then its options."""
+    from itertools import groupby
 
     from gerund.errors import ConfigError
     from gerund.evaluation.registry import option_help, tasks_in
@@ -124,14 +126,22 @@ def _list(data: Path | None) -> None:
 
     if data is None:
         raise ConfigError("give --data FOLDER")
-    table = Table(box=None, pad_edge=False)
-    for column in ("task", "side", "validation", "options"):
-        table.add_column(column, no_wrap=column == "task")
-    for task in tasks_in(data):
-        told = option_help(task)
-        given = [f"{name}={value}: {told[name]}" for name, value in options_of(task).items()]
-        table.add_row(task.name, task.side, "yes" if task.has_validation else "", "\n".join(given))
-    Console().print(table)
+    found = sorted(tasks_in(data), key=lambda task: (_SIDES.index(task.side), task.kind))
+    if not found:
+        raise ConfigError(
+            f"{data} holds nothing that is known; docs/evaluation.md says what a folder of data looks like"
+        )
+    typer.echo("* has a validation split\n")
+    for kind, group in groupby(found, key=lambda task: task.kind):
+        tasks = list(group)
+        typer.echo(f"{kind} ({tasks[0].side})")
+        for task in tasks:
+            typer.echo(f"    {task.name}{' *' if task.has_validation else ''}")
+        told = {name: text for task in tasks for name, text in option_help(task).items()}
+        known = {name: value for task in tasks for name, value in options_of(task).items()}
+        for name, value in known.items():
+            typer.echo(f"    --set {kind}.{name}={value}  {told[name]}")
+        typer.echo()
 
 
 def _tasks(names: str, data: Path | None, changes: list[str], *, validation: bool) -> list["Task"]:

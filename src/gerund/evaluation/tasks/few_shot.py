@@ -41,7 +41,7 @@ class FewShot(LabelledTask):
 
     kind: ClassVar[str] = "few-shot"
 
-    runs: int = field(default=5, metadata={"help": "number of draws"})
+    runs: int = field(default=5, metadata={"help": "Draws."})
 
     def __post_init__(self) -> None:
         if self.runs < 1:
