@@ -52,7 +52,7 @@ def test_without_a_validation_split_there_is_a_warning(tiny_folder, data, tmp_pa
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--tasks", "perplexity"], "no plan changes the score of perplexity/small"),
+        (["--tasks", "perplexity"], "no plan improves the score of perplexity/small"),
         (["--tasks", "sts,retrieval"], "retrieval/small: no validation split, while sts/small has one"),
         (["--plans", "mask0"], "unknown plan to tune 'mask0'"),
         (["--budget", "1", "--tasks", "sts"], "a budget of 1"),

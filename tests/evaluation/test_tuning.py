@@ -129,7 +129,7 @@ def test_an_interrupted_search_goes_on(lm, tmp_path):
     [
         ({"plans": ["mask0-bidr"]}, "unknown plan to tune 'mask0-bidr'"),
         ({"tasks": []}, "needs a task"),
-        ({"tasks": [ToyWriting(name="toy-writing/one")]}, "no plan changes the score of toy-writing/one"),
+        ({"tasks": [ToyWriting(name="toy-writing/one")]}, "no plan improves the score of toy-writing/one"),
         ({"budget": 1}, "a budget of 1"),
     ],
 )

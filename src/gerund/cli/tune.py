@@ -123,7 +123,7 @@ def _chosen(
         found = select(_names(names), data)
     fixed = [task.name for task in found if not task.reads_plan]
     if fixed:
-        raise ConfigError(f"no plan changes the score of {', '.join(fixed)}")
+        raise ConfigError(f"no plan improves the score of {', '.join(fixed)}")
     with_split = [task.name for task in found if task.has_validation]
     without = [task.name for task in found if not task.has_validation]
     if with_split and without:

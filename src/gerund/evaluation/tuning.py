@@ -166,9 +166,9 @@ def tune(
     for name in plans:
         if name not in PLANS:
             raise unknown_name("plan to tune", name, PLANS)
-    fixed = [task.name for task in tasks if not task.reads_plan]
+    fixed = [task.name for task in tasks if not task.reads_plan or not task.higher_is_better]
     if not tasks or fixed:
-        raise ConfigError(f"no plan changes the score of {', '.join(fixed)}" if fixed else "tuning needs a task")
+        raise ConfigError(f"no plan improves the score of {', '.join(fixed)}" if fixed else "tuning needs a task")
     if budget < 2:
         raise ConfigError(f"a budget of {budget} leaves nothing to compare; give at least 2")
     configs = [replace(lm.encoder, pooling=pooling) for pooling in poolings or (lm.encoder.pooling,)]
