@@ -88,11 +88,7 @@ class EncoderConfig:
         """
         if prompt is None:
             return self.prompt
-        if (
-            prompt not in self.prompts
-            and prompt.isidentifier()
-            and get_close_matches(prompt, self.prompts, cutoff=0.6)
-        ):
+        if prompt not in self.prompts and prompt.isidentifier() and get_close_matches(prompt, self.prompts, cutoff=0.6):
             raise unknown_name("prompt", prompt, list(self.prompts))
         return self.prompts.get(prompt, prompt)
 

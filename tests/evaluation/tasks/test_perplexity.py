@@ -200,7 +200,7 @@ def test_a_corpus_without_text_is_refused(tmp_path):
 def test_log_probabilities_that_are_no_numbers_are_told(corpus):
     who = contender()
     torch.nn.init.constant_(who.lm.model.get_output_embeddings().weight, float("nan"))
-    with pytest.raises(ModelError, match="not numbers in torch.float32; load it with another dtype"):
+    with pytest.raises(ModelError, match=r"not numbers in torch\.float32; load it with another dtype"):
         task(corpus).run(who, QUIET)
 
 

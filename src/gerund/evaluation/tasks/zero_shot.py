@@ -36,7 +36,7 @@ class ZeroShot(LabelledTask):
     kind: ClassVar[str] = "zero-shot"
     needs: ClassVar[tuple[str, ...]] = ("test",)
 
-    label_template: str = field(default="{}", metadata={"help": "What is embedded for a class; {} stands for its name."})
+    label_template: str = field(default="{}", metadata={"help": "What is embedded for a class; {} is its name."})
 
     def __post_init__(self) -> None:
         if "{}" not in self.label_template:
