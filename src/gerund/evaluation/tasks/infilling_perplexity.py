@@ -6,6 +6,7 @@ Knows: stories and documents, which of their spans are hidden. Does not know: ma
 """
 
 import math
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -76,9 +77,9 @@ class InfillingTask(Task):
         metrics = {**values, "infill_over_left_only": values["infill"] / values["left_only"]}
         return Score("infill", metrics, size=len(texts), notes=notes)
 
+    @abstractmethod
     def hidden(self, lm: LanguageModel, path: Path, count: int, draw: np.random.Generator) -> list[SpannedText]:
         """Return texts with the spans that are hidden in them."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)

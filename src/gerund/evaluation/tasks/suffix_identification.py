@@ -6,6 +6,7 @@ Knows: prefixes with candidates, from files and from documents. Does not know: h
 """
 
 import math
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -66,9 +67,9 @@ class SuffixTask(Task):
             notes.append(f"{lost} continuations were cut at the end of the model's context")
         return Score(_MAIN, metrics, size=len(choices), notes=tuple(notes))
 
+    @abstractmethod
     def choices(self, count: int, settings: Settings) -> list[Choice]:
         """Return up to ``count`` prefixes with their candidates."""
-        raise NotImplementedError
 
     def accuracies(self, scores: dict[str, list[np.ndarray]], gold: Sequence[int]) -> dict[str, float]:
         """Return the accuracy of every scorer."""
