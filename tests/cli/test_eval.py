@@ -54,6 +54,37 @@ def test_a_second_command_goes_on_and_adds(tiny_folder, data, tmp_path):
     assert all(path.stat().st_mtime_ns == time for path, time in files.items())
 
 
+def test_what_was_measured_otherwise_is_not_dropped_in_silence(tiny_folder, data, tmp_path):
+    base = ["eval", tiny_folder, "--data", data, "-o", tmp_path / "r", "--no-pictures", "--tasks", "sts"]
+    assert "warning" not in run_cli(*base).err
+    again = run_cli(*base, "--limit", 4)
+    assert "warning: 1 scores in" in again.err
+    assert len(scores(tmp_path / "r")) == 1
+    assert "(known already)" in run_cli(*base).err
+
+
+def test_models_of_two_commands_are_told_apart(tiny_folder, data, tmp_path):
+    for model in (tiny_folder, "default"):
+        ran = run_cli(
+            "eval", model, "--data", data, "-o", tmp_path / "r", "--no-pictures", "--tasks", "sts", "--plan", "causal"
+        )
+        assert ran.code == 0, ran.err
+    assert {contender for _, contender in scores(tmp_path / "r")} == {
+        "tiny-llama: causal",
+        "the embedded default: causal",
+    }
+
+
+def test_an_interruption_says_what_becomes_of_the_work(tiny_folder, data, tmp_path, monkeypatch):
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("gerund.evaluation.run.evaluate", interrupt)
+    ran = run_cli("eval", tiny_folder, "--data", data, "-o", tmp_path / "r", "--tasks", "sts")
+    assert ran.code != 0
+    assert "gerund: interrupted; the same command goes on with what is finished" in ran.err
+
+
 def test_the_embedded_default_and_a_limit(data, tmp_path):
     ran = run_cli("eval", "--tasks", "sts/small", "--data", data, "-o", tmp_path / "r", "--limit", 3, "--no-pictures")
     assert ran.code == 0, ran.err
@@ -79,6 +110,15 @@ def test_list(data):
     assert ran.code == 0, ran.err
     for name in ("sts/small", "retrieval/small", "reranking/small", "few-shot/fruit", "runs=5"):
         assert name in ran.out
+
+
+def test_list_tells_what_it_cannot_place(tmp_path):
+    folder = write_data(tmp_path / "data")
+    (folder / "sts" / "mine.tsv").write_text("1\ta\tb\n")
+    ran = run_cli("eval", "--list", "--data", folder)
+    assert "No task was found for these files" in ran.out
+    assert ran.out.rstrip().endswith("mine.tsv")
+    assert "mine.tsv" not in run_cli("eval", "--list", "--data", write_data(tmp_path / "whole")).out
 
 
 @pytest.mark.parametrize(

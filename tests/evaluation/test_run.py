@@ -179,3 +179,8 @@ def test_words_that_do_not_fit_together_are_read_in_groups(lm, monkeypatch):
     groups = word_groups(contenders, [["a"] * 7, ["b"] * 7])
     assert sorted(len(group) for group in groups) == [1, 2, 2]
     assert {one.label for group in groups for one in group} == {one.label for one in contenders}
+
+
+def test_bm25_alone_with_nothing_to_rank():
+    with pytest.raises(ConfigError, match="none of these tasks is about that"):
+        evaluate(contenders_of(["bm25"]), [TOY])

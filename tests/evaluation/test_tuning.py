@@ -83,6 +83,12 @@ def test_k0_is_sought_where_the_paper_found_it():
     assert set(done.k0_curves("mean")) >= {"k0 = 1", "k0 = 9"}
 
 
+@pytest.mark.parametrize("budget", [9, 12])
+def test_no_budget_is_left_over_while_a_k_is_untried(budget):
+    done = search(hill("mask0-bidir", 5), n=8, budget=budget, plans=["mask0-bidir"])
+    assert [k for k, _ in done.curves("mean")["mask0-bidir"]] == list(range(1, 9))
+
+
 def test_only_the_plans_that_were_asked_for():
     done = search(hill("mask0-bidir", 2), n=4, budget=50, plans=["mask0-bidir"])
     assert {trial.plan.name for trial in done.trials} == {"causal", "mask0-bidir"}

@@ -1,5 +1,6 @@
 """``gerund eval``: measure models, plans and BM25 on tasks, and write a report."""
 
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -8,6 +9,8 @@ import typer
 from gerund.cli import encoder_options as options
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from gerund.evaluation.contender import Contender
     from gerund.evaluation.results import Result
     from gerund.evaluation.run import Evaluation
@@ -107,7 +110,7 @@ def command(
     chosen = _tasks(tasks, data, set_ or [], validation=validation)
     settings = _settings(chosen, seed=seed, limit=limit, prompts=prompts, validation=validation)
     readings = _readings(plan or [])
-    with report_folder(output):
+    with report_folder(output), goes_on():
         from gerund.evaluation.run import cache_in, contenders_of, evaluate
 
         loaded = _load(models or [options.DEFAULT_MODEL], max_length, adapter, dtype, device)
@@ -121,7 +124,7 @@ def _list(data: Path | None) -> None:
     from itertools import groupby
 
     from gerund.errors import ConfigError
-    from gerund.evaluation.registry import option_help, tasks_in
+    from gerund.evaluation.registry import option_help, tasks_in, unused_files
     from gerund.evaluation.results import options_of
 
     if data is None:
@@ -142,6 +145,10 @@ def _list(data: Path | None) -> None:
         for name, value in known.items():
             typer.echo(f"    --set {kind}.{name}={value}  {told[name]}")
         typer.echo()
+    if unused := unused_files(data, found):
+        typer.echo("No task was found for these files; docs/evaluation.md says how they are called:")
+        for path in unused:
+            typer.echo(f"    {path.relative_to(data)}")
 
 
 def _tasks(names: str, data: Path | None, changes: list[str], *, validation: bool) -> list["Task"]:
@@ -208,18 +215,28 @@ class _Teller:
     def __init__(self, total: int) -> None:
         self.total = total
         self.done = 0
+        self.begun: set[tuple[str, str]] = set()
 
     def __call__(self, task: "Task", contender: "Contender", result: "Result | None") -> None:
         if result is None:
+            self.begun.add((task.name, contender.label))
             return
         self.done += 1
         from gerund.evaluation.report.table import shown
 
         value = shown(result.score.value, result.unit)
-        typer.echo(
-            f"gerund: [{self.done}/{self.total}] {task.name}, {contender.label}: {value} ({result.seconds:.1f} s)",
-            err=True,
-        )
+        how = f"{result.seconds:.1f} s" if (task.name, contender.label) in self.begun else "known already"
+        typer.echo(f"gerund: [{self.done}/{self.total}] {task.name}, {contender.label}: {value} ({how})", err=True)
+
+
+@contextmanager
+def goes_on() -> "Iterator[None]":
+    """Say what becomes of the work when it is interrupted."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        typer.echo("gerund: interrupted; the same command goes on with what is finished", err=True)
+        raise
 
 
 def _write(output: Path, done: "Evaluation", *, pictures: bool, as_json: bool) -> None:
@@ -230,4 +247,10 @@ def _write(output: Path, done: "Evaluation", *, pictures: bool, as_json: bool) -
         typer.echo(written.json.read_text(encoding="utf-8"))
     else:
         written.print()
+    if written.left_out:
+        typer.echo(
+            f"gerund: warning: {written.left_out} scores in {output} were measured with another seed, limit, split or "
+            "prompts; they are kept, and not shown beside these",
+            err=True,
+        )
     typer.echo(f"gerund: {written.page}", err=True)

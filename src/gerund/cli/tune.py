@@ -67,13 +67,13 @@ def command(
 
         gerund tune ./model --data ./data --plans mask0-bidir,inplace-bidir,mask0+bidir --budget 60 -o tuned
     """
-    from gerund.cli.eval import report_folder
+    from gerund.cli.eval import goes_on, report_folder
     from gerund.models import saving
 
     if save is not None:
         saving.refuse_existing(save, overwrite=False)
     chosen, settings = _chosen(tasks, data, set_ or [], limit=limit, seed=seed, prompts=prompts)
-    with report_folder(output):
+    with report_folder(output), goes_on():
         from gerund.entry import load
         from gerund.evaluation.report.tuning import tuned_dict, write_tuning
         from gerund.evaluation.tuning import PLANS, tune

@@ -52,6 +52,14 @@ def tasks_in(folder: Path | None) -> list[Task]:
     return [task for name in _MODULES for task in _module(name).find(folder)]
 
 
+def unused_files(folder: Path, tasks: Iterable[Task]) -> list[Path]:
+    """Return the files in a folder of data that no task reads, training files apart: mostly slips in a name."""
+    known = {path for task in tasks for path in task.files}
+    kinds = ("sts", "pairs", "retrieval", "classification", "clustering", "tokens", "lm", "suffix", "last_word")
+    found = (path for kind in kinds for path in sorted((folder / kind).rglob("*")))
+    return [path for path in found if path.is_file() and path not in known and "train" not in path.name]
+
+
 def select(names: Sequence[str], folder: Path | None) -> list[Task]:
     """Return the tasks that names mean, each once, in the order of tables; those that are fetched come last.
 

@@ -102,6 +102,8 @@ def evaluate(
         raise ConfigError("an evaluation needs at least one model and one task")
     if len({one.label for one in contenders}) < len(contenders):
         raise ConfigError("two contenders have the same name")
+    if all(one.is_bm25 for one in contenders) and not any(task.takes_bm25 for task in tasks):
+        raise ConfigError("BM25 ranks documents and does nothing else, and none of these tasks is about that")
     done = Evaluation([], list(contenders), list(tasks), settings or Settings())
     store = None if folder is None else ResultStore(folder)
     for task in tasks:

@@ -191,9 +191,11 @@ class _Search:
         self._try([AttentionPlan("causal"), *(AttentionPlan(name) for name in BASELINES[1:] if name in plans)])
         one_k = [name for name in ONE_K if name in plans]
         if one_k:
-            places = max(2, int(_SPREAD * self._budget()) // len(one_k))
+            # Nothing has to be left over where no k0 is sought.
+            share, most = (_SPREAD, int(_REFINED * self._budget())) if TWO_K in plans else (1.0, self._budget())
+            places = max(2, int(share * (self._budget() - len(self._tried))) // len(one_k))
             self._try(AttentionPlan(name, k=k) for name in one_k for k in spread(most_k(name, n), places))
-            self._refine(one_k, int(_REFINED * self._budget()))
+            self._refine(one_k, most)
         if TWO_K in plans:
             self._try_two(n)
 

@@ -279,7 +279,7 @@ def _draw_bars(axis: Any, panel: ScorePanel, names: Sequence[str]) -> None:
         end = max(value + (spread or 0.0), 0.0)
         weight = "bold" if value == best and len(values) > 1 else "normal"
         said = _shown(value, panel.percent, sign="")
-        axis.text(end + 0.03 * reach, row, said, va="center", fontsize=7.5, color=INK, fontweight=weight)
+        axis.text(end + 0.03 * (reach or 1.0), row, said, va="center", fontsize=7.5, color=INK, fontweight=weight)
     axis.set_xlim(min(0.0, *values.values(), 0.0), 1.3 * reach if reach > 0 else 1.0)
     axis.set_yticks(range(len(names)), [shortened(name, _NAME_LENGTH) for name in names], parse_math=False)
     axis.set_xticks([])

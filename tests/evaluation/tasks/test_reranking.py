@@ -60,7 +60,10 @@ def test_candidates_are_what_bm25_finds_and_what_it_misses_counts(folder):
     agrees(score, {query: cosines(table, query, documents) for query, documents in offered.items()})
     assert score.main == "map_at_1000"
     assert score.size == 3
-    assert score.notes == ("candidates are BM25's first 100", "queries without candidates, which count as 0: 1")
+    assert score.notes == (
+        "candidates are BM25's first 100, 3.0 a query on average",
+        "queries without candidates, which count as 0: 1",
+    )
 
 
 def test_fewer_candidates_are_bm25s_first(folder):
@@ -82,7 +85,7 @@ def test_candidates_from_a_file(folder):
     table = random_table(TEXTS)
     score = task.run(table, Settings())
     agrees(score, {query: cosines(table, query, documents) for query, documents in offered.items()})
-    assert score.notes[0] == "candidates from candidates/test.tsv"
+    assert score.notes[0] == "candidates from candidates/test.tsv, 1.7 a query on average"
     path.write_text(path.read_text() + "q1\tnothing\n")
     with pytest.raises(DataError, match="no such document: nothing"):
         task.run(table, Settings())

@@ -103,7 +103,7 @@ def _bars_of(section: Section, comparison: Comparison) -> Picture:
     panels = [_panel(group.kind, row, comparison) for group in section.groups for row in group.rows]
     return Picture(
         section.side.capitalize(),
-        "One panel a task, one bar a contender; whiskers are one standard deviation over runs.",
+        "One panel a task, each on a scale of its own; one bar a contender, whiskers one standard deviation over runs.",
         f"Bars of every score of the side {section.side}; the same numbers stand in the table.",
         picture(score_bars(panels, title=section.side.capitalize())),
         "Scores task by task",

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gerund.data.files import write_whole
-from gerund.evaluation.contender import BM25
+from gerund.evaluation.contender import BM25, Contender
 from gerund.evaluation.report.document import bare_name, results_json
 from gerund.evaluation.report.page import write_page
 from gerund.evaluation.report.pictures import pictures_for
@@ -30,11 +30,13 @@ class Report:
         comparison: the table.
         json: the file with all that was measured.
         page: the page to look at.
+        left_out: how many scores of the folder are not shown, since they were measured with other settings.
     """
 
     comparison: Comparison
     json: Path
     page: Path
+    left_out: int = 0
 
     def print(self) -> None:
         """Print the table on stdout; in a pipe plain and 120 characters wide."""
@@ -62,14 +64,16 @@ def write_report(folder: str | Path, done: Evaluation, *, pictures: bool = True)
         DataError: the folder holds a score that cannot be read.
     """
     folder = Path(folder)
-    results = joined(done, ResultStore(folder).all())
+    stored = ResultStore(folder).all()
+    results = _named_by_model(joined(done, stored), done.contenders)
     comparison = compare(results)
     gallery = pictures_for(comparison, done.contenders, done.tasks, done.settings) if pictures else Gallery()
     folder.mkdir(parents=True, exist_ok=True)
     target = folder / "results.json"
     write_whole(target, results_json(comparison, done.settings))
     files = {task.name: [path.name for path in task.files] for task in done.tasks}
-    return Report(comparison, target, write_page(folder, comparison, gallery, files))
+    left_out = sum(not _told_alike(result.settings, done.settings.to_dict()) for result in stored)
+    return Report(comparison, target, write_page(folder, comparison, gallery, files), left_out)
 
 
 def joined(done: Evaluation, stored: Sequence[Result]) -> list[Result]:
@@ -104,6 +108,20 @@ def _of_the_same_weights(results: list[Result]) -> list[Result]:
         for (task, weights), result in shared.items()
         if weights is not None and weights == reading.get("weights") and (task, label) not in there
     ]
+
+
+def _named_by_model(results: list[Result], contenders: Sequence[Contender]) -> list[Result]:
+    """Return the results with the model's name before the plan's, where there are several models."""
+    models = {result.contender: bare_name(str(result.reading["model"])) for result in results}
+    if len({model for model in models.values() if model != BM25}) < 2:
+        return results
+    names = {
+        label: label if model in (BM25, label) or label.startswith(f"{model}: ") else f"{model}: {label}"
+        for label, model in models.items()
+    }
+    for one in contenders:
+        one.label = names.get(one.label, one.label)
+    return [replace(result, contender=names[result.contender]) for result in results]
 
 
 def _identity(result: Result) -> str:

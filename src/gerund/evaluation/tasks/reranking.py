@@ -43,7 +43,8 @@ class Reranking(CollectionTask):
         offered, origin = self._candidates(collection, settings)
         local = search_task(self.name, "Reranking", "map_at_1000", collection)
         scores = run_search(local, collection.judgements, contender, settings, self.prompt(settings), offered)
-        notes = [origin, *notes_on(collection)]
+        mean = sum(map(len, offered.values())) / max(1, len(offered))
+        notes = [f"{origin}, {mean:.1f} a query on average", *notes_on(collection)]
         if none := sum(not documents for documents in offered.values()):
             notes.append(f"queries without candidates, which count as 0: {none}")
         others = ("mrr_at_1000", "ndcg_at_10")
