@@ -74,7 +74,7 @@ def test_vectors_are_those_of_the_model_in_their_order(lm):
     np.testing.assert_allclose(np.linalg.norm(unit, axis=1), [1, 0, 1, 1], atol=1e-5)
     kept = EmbeddingCache()
     MTEBEncoder(Contender("kept", lm, kept)).encode(batches, task_metadata=task_named())
-    assert kept.shelf(lm.fingerprint(), "").holds("an inn")
+    assert kept.shelf(Contender("tiny", lm).decides, "").holds("an inn")
 
 
 def test_the_name_chooses_the_prompt_before_the_type_and_documents_have_none():

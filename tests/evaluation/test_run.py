@@ -184,3 +184,13 @@ def test_words_that_do_not_fit_together_are_read_in_groups(lm, monkeypatch):
 def test_bm25_alone_with_nothing_to_rank():
     with pytest.raises(ConfigError, match="none of these tasks is about that"):
         evaluate(contenders_of(["bm25"]), [TOY])
+
+
+def test_another_precision_is_another_score(tiny_folder, tmp_path):
+    def reused(dtype):
+        lm = gerund.load(tiny_folder, dtype=dtype)
+        tasks = [TOY, ToyWriting(name="toy-writing/one")]
+        done = evaluate(contenders_of([lm], cache=cache_in(tmp_path)), tasks, folder=tmp_path)
+        return done.reused
+
+    assert [reused("float32"), reused("bfloat16"), reused("float32"), reused("bfloat16")] == [0, 0, 2, 2]

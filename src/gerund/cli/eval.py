@@ -110,12 +110,13 @@ def command(
     chosen = _tasks(tasks, data, set_ or [], validation=validation)
     settings = _settings(chosen, seed=seed, limit=limit, prompts=prompts, validation=validation)
     readings = _readings(plan or [])
-    with report_folder(output), goes_on():
+    lock = report_folder(output)
+    loaded = _load(models or [options.DEFAULT_MODEL], max_length, adapter, dtype, device)
+    with lock, goes_on():
         from gerund.evaluation.run import cache_in, contenders_of, evaluate
 
-        loaded = _load(models or [options.DEFAULT_MODEL], max_length, adapter, dtype, device)
         contenders = contenders_of(loaded, readings, cache=cache_in(output))
-        done = evaluate(contenders, chosen, settings, folder=output, tell=_Teller(len(chosen) * len(contenders)))
+        done = evaluate(contenders, chosen, settings, folder=output, tell=Teller(len(chosen) * len(contenders)))
         _write(output, done, pictures=pictures, as_json=as_json)
 
 
@@ -184,7 +185,7 @@ def _readings(plans: list[str]) -> list[Any]:
 
 
 def report_folder(output: Path) -> Any:
-    """Return the lock of a report's folder, after checking that it is one or may become one."""
+    """Check that a report's folder is one or may become one; return its lock, which makes it when it is taken."""
     from gerund.data.working_folder import held
     from gerund.errors import OutputExistsError
 
@@ -209,15 +210,16 @@ def _load(
     ]
 
 
-class _Teller:
+class Teller:
     """Tells on stderr what was measured."""
 
-    def __init__(self, total: int) -> None:
-        self.total = total
+    def __init__(self, total: int | None = None) -> None:
+        self.of = "" if total is None else f"/{total}"
         self.done = 0
         self.begun: set[tuple[str, str]] = set()
 
     def __call__(self, task: "Task", contender: "Contender", result: "Result | None") -> None:
+        """Note what begins, and tell what is there."""
         if result is None:
             self.begun.add((task.name, contender.label))
             return
@@ -226,7 +228,7 @@ class _Teller:
 
         value = shown(result.score.value, result.unit)
         how = f"{result.seconds:.1f} s" if (task.name, contender.label) in self.begun else "known already"
-        typer.echo(f"gerund: [{self.done}/{self.total}] {task.name}, {contender.label}: {value} ({how})", err=True)
+        typer.echo(f"gerund: [{self.done}{self.of}] {task.name}, {contender.label}: {value} ({how})", err=True)
 
 
 @contextmanager

@@ -9,8 +9,6 @@ from gerund.cli import encoder_options as options
 from gerund.cli.eval import Limit, Prompts, Seed, Set
 
 if TYPE_CHECKING:
-    from gerund.evaluation.contender import Contender
-    from gerund.evaluation.results import Result
     from gerund.evaluation.task import Settings, Task
     from gerund.evaluation.tuning import Tuned
     from gerund.language_model import LanguageModel
@@ -67,18 +65,20 @@ def command(
 
         gerund tune ./model --data ./data --plans mask0-bidir,inplace-bidir,mask0+bidir --budget 60 -o tuned
     """
-    from gerund.cli.eval import goes_on, report_folder
+    from gerund.cli.eval import Teller, goes_on, report_folder
     from gerund.models import saving
 
     if save is not None:
         saving.refuse_existing(save, overwrite=False)
     chosen, settings = _chosen(tasks, data, set_ or [], limit=limit, seed=seed, prompts=prompts)
-    with report_folder(output), goes_on():
-        from gerund.entry import load
-        from gerund.evaluation.report.tuning import tuned_dict, write_tuning
+    from gerund.entry import load
+
+    lock = report_folder(output)
+    lm = load(options.model_name(model), max_length=max_length, adapter=adapter, dtype=dtype, device=device)
+    with lock, goes_on():
+        from gerund.evaluation.report.tuning import write_tuning
         from gerund.evaluation.tuning import PLANS, tune
 
-        lm = load(options.model_name(model), max_length=max_length, adapter=adapter, dtype=dtype, device=device)
         done = tune(
             lm,
             chosen,
@@ -87,16 +87,13 @@ def command(
             poolings=_names(pooling),
             budget=budget,
             folder=output,
-            tell=_Teller(),
+            tell=Teller(),
         )
         page = write_tuning(output, done, lm, chosen, settings)
-        told = tuned_dict(done, lm, settings)
     if save is not None:
         _save(lm, done, model, save)
     if as_json:
-        import json
-
-        typer.echo(json.dumps(told, indent=2, ensure_ascii=False))
+        typer.echo((output / "tuning.json").read_text(encoding="utf-8"), nl=False)
     else:
         _tell(done, model, page)
 
@@ -139,21 +136,6 @@ def _chosen(
     by_task = prompt_set(prompts, [task.name for task in found])
     settings = Settings(seed=seed, limit=limit, prompts=by_task, split="validation" if with_split else "test")
     return with_options(found, changes), settings
-
-
-class _Teller:
-    """Counts the settings that were measured, on stderr."""
-
-    def __init__(self) -> None:
-        self.done = 0
-
-    def __call__(self, task: "Task", contender: "Contender", result: "Result | None") -> None:
-        if result is not None:
-            from gerund.evaluation.report.table import shown
-
-            self.done += 1
-            value = shown(result.score.value, result.unit)
-            typer.echo(f"gerund: [{self.done}] {task.name}, {contender.label}: {value}", err=True)
 
 
 def _save(lm: "LanguageModel", done: "Tuned", model: str, folder: Path) -> None:

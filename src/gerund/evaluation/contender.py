@@ -61,6 +61,16 @@ class Contender:
         return BM25 if self._lm is None else self._lm.fingerprint()
 
     @property
+    def decides(self) -> str:
+        """What vectors depend on to the last digit: the encoder and the type that it computes in."""
+        return BM25 if self._lm is None else f"{self.fingerprint}-{_name(self._lm.compute_dtype)}"
+
+    @property
+    def decides_writing(self) -> str:
+        """What log-probabilities depend on to the last digit: the weights and the type that holds them."""
+        return BM25 if self._lm is None else f"{self.weights}-{_name(self._lm.model.dtype)}"
+
+    @property
     def weights(self) -> str:
         """What the scores of generation tasks depend on: the weights alone."""
         return BM25 if self._lm is None else self._lm.weights_hash
@@ -86,7 +96,7 @@ class Contender:
         if self.cache is None:
             vectors = compute(list(texts))
         else:
-            vectors = self.cache.vectors(self.fingerprint, self.lm.encoder.prompt_text(prompt), list(texts), compute)
+            vectors = self.cache.vectors(self.decides, self.lm.encoder.prompt_text(prompt), list(texts), compute)
         return unit(vectors) if normalize else vectors
 
     def encode_words(
@@ -103,3 +113,7 @@ class Contender:
         if known and all(tuple(words) in known for words in sentences):
             return [known[tuple(words)] for words in sentences]
         return self.lm.encode_words(sentences, prompt=prompt, pooling=pooling, shift=shift, show_progress=show)
+
+
+def _name(dtype: object) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -97,7 +97,7 @@ def prefilled_words(
 
 def _fill(kin: list[Contender], prompt: str | None, texts: list[str], settings: Settings) -> None:
     text_of_prompt = kin[0].lm.encoder.prompt_text(prompt)
-    shelves = [one.cache.shelf(one.fingerprint, text_of_prompt) for one in kin if one.cache is not None]
+    shelves = [one.cache.shelf(one.decides, text_of_prompt) for one in kin if one.cache is not None]
     missing = [text for text in texts if any(not shelf.holds(text) for shelf in shelves)]
     needy = [one for one, shelf in zip(kin, shelves, strict=True) if any(not shelf.holds(text) for text in missing)]
     if len(needy) < 2:
@@ -106,7 +106,7 @@ def _fill(kin: list[Contender], prompt: str | None, texts: list[str], settings: 
     vectors = encode_each([one.lm.reader for one in needy], tokens, show=settings.show_progress)
     for one, own in zip(needy, vectors, strict=True):
         if one.cache is not None:
-            one.cache.put(one.fingerprint, text_of_prompt, missing, own)
+            one.cache.put(one.decides, text_of_prompt, missing, own)
 
 
 def _shares(contender: Contender) -> bool:

@@ -11,6 +11,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +121,7 @@ def options_of(task: Task) -> dict[str, Any]:
 
 def key_of(task: Task, contender: Contender, settings: Settings) -> str:
     """Return the hash of everything that decides a score: 16 hexadecimal digits."""
-    who = contender.fingerprint if task.reads_plan else contender.weights
+    who = contender.decides if task.reads_plan else contender.decides_writing
     relevant = {**settings.to_dict(), "prompts": task.prompt(settings) if task.reads_plan else None}
     parts = [task.name, json.dumps(options_of(task), sort_keys=True, default=str)]
     parts += [json.dumps(relevant, sort_keys=True), who, _digest(task.files)]
@@ -181,9 +182,16 @@ def _digest(files: tuple[Path, ...]) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for path in files:
         try:
-            with path.open("rb") as file:
-                while block := file.read(1 << 20):
-                    digest.update(block)
+            state = path.stat()
+            digest.update(_file_digest(path, state.st_mtime_ns, state.st_size))
         except OSError as error:
             raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
     return digest.hexdigest()
+
+
+@lru_cache(maxsize=256)
+def _file_digest(path: Path, changed: int, size: int) -> bytes:
+    """Return a hash of a file, read once for all contenders as long as it stays as it is."""
+    del changed, size
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "blake2b").digest()

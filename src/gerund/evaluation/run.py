@@ -15,7 +15,7 @@ from gerund.evaluation.contender import BM25, Contender
 from gerund.evaluation.embedding_cache import EmbeddingCache
 from gerund.evaluation.prefill import prefill, prefilled_words, word_groups
 from gerund.evaluation.readings import distinct, label_of
-from gerund.evaluation.results import Result, ResultStore, reading_of
+from gerund.evaluation.results import Result, ResultStore, key_of, reading_of
 from gerund.evaluation.task import Settings, Task
 from gerund.language_model import LanguageModel
 
@@ -136,6 +136,8 @@ def _prepared(
     contenders: list[Contender], task: Task, settings: Settings
 ) -> Iterator[tuple[list[Contender], AbstractContextManager[None]]]:
     """Yield contenders in groups, each with a block in which what the group shares is at hand."""
+    if not contenders:
+        return
     sentences = task.sentences(settings)
     if not sentences:
         prefill(contenders, task, settings)
@@ -154,7 +156,7 @@ def _result(
     if not task.reads_plan:
         for other in others:
             # The same weights write the same under every plan.
-            if other.reading.get("weights") == one.weights:
+            if other.key == key_of(task, one, settings):
                 return replace(other, contender=one.label, reading=reading_of(one), seconds=0.0)
     tell(task, one, None)
     return _score(task, one, settings, store)

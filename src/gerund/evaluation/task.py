@@ -184,3 +184,21 @@ class Task(ABC):
         """Return texts whose embeddings are worth a look; None for tasks without."""
         del settings
         return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileTask(Task):
+    """A task on one file a split.
+
+    Attributes:
+        files: the test set, then the validation set where there is one.
+    """
+
+    @property
+    def has_validation(self) -> bool:
+        """Whether there is a validation file."""
+        return len(self.files) > 1
+
+    def scored_file(self, settings: Settings) -> Path:
+        """Return the file of the split that is scored."""
+        return self.files[1 if settings.split == "validation" else 0]

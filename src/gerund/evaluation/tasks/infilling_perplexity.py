@@ -18,7 +18,7 @@ from gerund.errors import ConfigError, DataError
 from gerund.evaluation.contender import Contender
 from gerund.evaluation.sets.choices import choice_files, read_choices, tells_stories
 from gerund.evaluation.sets.corpora import corpora_in, read_texts
-from gerund.evaluation.task import Score, Settings, Side, Task, Unit
+from gerund.evaluation.task import FileTask, Score, Settings, Side, Task, Unit
 from gerund.inference.likelihood import plain_reader
 from gerund.inference.spans import SpannedText, SpanReading, span_logprobs
 from gerund.inference.tokens import Reading, tokenize
@@ -29,7 +29,7 @@ _SPAN_TOKENS = (8, 32)
 
 
 @dataclass(frozen=True, kw_only=True)
-class InfillingTask(Task):
+class InfillingTask(FileTask):
     """Perplexity of hidden tokens alone (Donahue et al., 2020), in two readings of the same model.
 
     ``infill`` sees both sides under MAGNET's hybrid mask; ``left_only`` reads causally. A model that was not trained
@@ -48,11 +48,6 @@ class InfillingTask(Task):
         if self.samples < 1:
             raise ConfigError(f"infilling.samples={self.samples} leaves nothing to score")
 
-    @property
-    def has_validation(self) -> bool:
-        """Whether there is a validation file."""
-        return len(self.files) > 1
-
     def run(self, contender: Contender, settings: Settings) -> Score:
         """Measure both readings.
 
@@ -61,7 +56,7 @@ class InfillingTask(Task):
             UnsupportedModelError: the hybrid mask does not reach every layer of the model.
         """
         lm = contender.lm
-        path = self.files[1 if settings.split == "validation" else 0]
+        path = self.scored_file(settings)
         count = min(self.samples, settings.limit or self.samples)
         texts = self.hidden(lm, path, count, np.random.default_rng(settings.seed))
         if not texts:

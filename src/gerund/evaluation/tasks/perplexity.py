@@ -14,7 +14,7 @@ import numpy as np
 from gerund.errors import ConfigError, DataError
 from gerund.evaluation.contender import Contender
 from gerund.evaluation.sets.corpora import AUTO, corpora_in, read_texts
-from gerund.evaluation.task import Score, Settings, Side, Task, Unit
+from gerund.evaluation.task import FileTask, Score, Settings, Side, Task, Unit
 from gerund.inference.likelihood import plain_reader, sequence_logprobs
 from gerund.inference.tokens import Reading, tokenize
 from gerund.language_model import LanguageModel
@@ -46,7 +46,7 @@ class Stretch:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PerplexityTask(Task):
+class PerplexityTask(FileTask):
     """Bits per byte of whole documents, each from its beginning, in overlapping windows.
 
     Every token is scored once, after all of its window that precedes it. Each window begins with the special tokens
@@ -85,11 +85,6 @@ class PerplexityTask(Task):
             if value is not None and value < 1:
                 raise ConfigError(f"perplexity.{name}={value} leaves nothing to score")
 
-    @property
-    def has_validation(self) -> bool:
-        """Whether there is a validation file."""
-        return len(self.files) > 1
-
     def run(self, contender: Contender, settings: Settings) -> Score:
         """Score every token.
 
@@ -100,7 +95,7 @@ class PerplexityTask(Task):
         lm = contender.lm
         head = beginning(lm)
         window, stride = self._windows(lm, len(head))
-        path = self.files[1 if settings.split == "validation" else 0]
+        path = self.scored_file(settings)
         stretches = list(self._stretches(lm, path, settings.limit))
         # Without a beginning token nothing precedes the first token of a text.
         first = 0 if head else 1

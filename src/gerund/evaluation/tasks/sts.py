@@ -12,14 +12,14 @@ from gerund.evaluation.contender import Contender
 from gerund.evaluation.mteb_runs import LocalTask, run_local, score_of
 from gerund.evaluation.sets.labelled import named_files
 from gerund.evaluation.sets.rated_pairs import first_pairs, read_scored_pairs
-from gerund.evaluation.task import RatedPairs, Score, Settings, Side, Task
+from gerund.evaluation.task import FileTask, RatedPairs, Score, Settings, Side, Task
 
 FOLDER = "sts"
 _ENDINGS = (".tsv", ".tsv.xz", ".tsv.gz")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sts(Task):
+class Sts(FileTask):
     """Spearman correlation of cosines with ratings, as MTEB's STS tasks compute it (SentEval's protocol).
 
     The files are ``sts/NAME.test.tsv`` and, for validation, ``NAME.dev.tsv``: score, sentence, sentence.
@@ -31,11 +31,6 @@ class Sts(Task):
 
     kind: ClassVar[str] = "sts"
     side: ClassVar[Side] = "representation"
-
-    @property
-    def has_validation(self) -> bool:
-        """Whether there is a file of the split dev."""
-        return len(self.files) > 1
 
     def run(self, contender: Contender, settings: Settings) -> Score:
         """Measure.
@@ -63,7 +58,7 @@ class Sts(Task):
     def _file(self, settings: Settings) -> Path:
         if settings.split == "validation" and not self.has_validation:
             raise DataError(f"{self.files[0]}: there is no {self.title}.dev.tsv beside it to validate on")
-        return self.files[1 if settings.split == "validation" else 0]
+        return self.scored_file(settings)
 
 
 def find(folder: Path) -> list[Task]:

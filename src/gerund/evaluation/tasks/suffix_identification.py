@@ -19,14 +19,14 @@ from gerund.errors import ConfigError, DataError
 from gerund.evaluation.contender import Contender
 from gerund.evaluation.sets.choices import Choice, choice_files, read_choices
 from gerund.evaluation.sets.corpora import corpora_in, read_texts
-from gerund.evaluation.task import Score, Settings, Side, Task
+from gerund.evaluation.task import FileTask, Score, Settings, Side, Task
 
 _MAIN = "avg_cll"
 _WAYS = 11
 
 
 @dataclass(frozen=True, kw_only=True)
-class SuffixTask(Task):
+class SuffixTask(FileTask):
     """Accuracy of choosing the candidate with the highest score, for every scorer of ``evaluation.scorers``.
 
     The main metric is the average conditional log-likelihood, ``avg_cll``. Candidates that score the same share the
@@ -102,14 +102,9 @@ class InbookTask(SuffixTask):
         if min(self.prefix_words, self.continuation_words) < 10:
             raise ConfigError("suffix-identification needs prefixes and continuations of at least 10 words")
 
-    @property
-    def has_validation(self) -> bool:
-        """Whether there is a validation file."""
-        return len(self.files) > 1
-
     def choices(self, count: int, settings: Settings) -> list[Choice]:
         """Return prefixes from all documents in turn, each with its continuation and ten others."""
-        path = self.files[1 if settings.split == "validation" else 0]
+        path = self.scored_file(settings)
         draw = np.random.default_rng(settings.seed)
         by_document = [found for text in read_texts(path) if (found := self._of(text, count, draw))]
         turns = range(max(map(len, by_document), default=0))

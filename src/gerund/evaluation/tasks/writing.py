@@ -20,7 +20,7 @@ from gerund.evaluation.contender import Contender
 from gerund.evaluation.metrics import mauve as mauve_metric
 from gerund.evaluation.metrics.repetition import overlap, rep_n, rep_sentences, rep_window, sentences_of, words_of
 from gerund.evaluation.sets.corpora import corpora_in, read_texts
-from gerund.evaluation.task import Score, Settings, Task
+from gerund.evaluation.task import FileTask, Score, Settings, Task
 from gerund.progress import progress
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def find(folder: Path) -> list[Task]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Writing(Task):
+class Writing(FileTask):
     """Continuations of the beginnings of documents. ``settings.limit`` counts continuations.
 
     Metrics, each a mean over the continuations: ``rep_1`` to ``rep_4`` and ``rep_sen`` (MAGNET, equation 6),
@@ -105,11 +105,6 @@ class Writing(Task):
         for name in ("samples", "prefix_words", "max_new_tokens"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"writing.{name}={getattr(self, name)} leaves nothing to score")
-
-    @property
-    def has_validation(self) -> bool:
-        """Whether there is a validation file."""
-        return len(self.files) > 1
 
     def run(self, contender: Contender, settings: Settings) -> Score:
         """Write and measure.
@@ -149,7 +144,7 @@ class Writing(Task):
         Every document gives its beginning before any gives another passage. Both lists are drawn from one pool,
         so that they differ by chance alone.
         """
-        path = self.files[1 if settings.split == "validation" else 0]
+        path = self.scored_file(settings)
         generator = np.random.default_rng(settings.seed)
         pool = _pool(path, self.prefix_words, self.max_new_tokens, 2 * n, generator)
         if not pool:
