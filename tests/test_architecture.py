@@ -30,6 +30,7 @@ ROWS = (
     ("entry",),
     ("training", "evaluation", "demo", "doctor", "integrations"),
     ("cli", "serving"),
+    ("__main__",),
 )
 BASE = ("errors", "types", "progress", "version", "attention.plan", "config")
 RANK = {part: rank for rank, parts in enumerate(ROWS) for part in parts}
@@ -154,6 +155,7 @@ def test_public_names() -> None:
         "EncoderConfig",
         "Generation",
         "GerundError",
+        "Infill",
         "LanguageModel",
         "ModelError",
         "Sampling",

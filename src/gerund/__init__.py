@@ -27,7 +27,7 @@ if TYPE_CHECKING:
         UnsupportedModelError,
     )
     from gerund.language_model import LanguageModel
-    from gerund.types import Generation
+    from gerund.types import Generation, Infill
 
 # Imported on first use, so that `import gerund` and the command line's help do not wait for torch.
 _WHERE = {
@@ -37,6 +37,7 @@ _WHERE = {
     "EncoderConfig": "gerund.config",
     "Generation": "gerund.types",
     "GerundError": "gerund.errors",
+    "Infill": "gerund.types",
     "LanguageModel": "gerund.language_model",
     "ModelError": "gerund.errors",
     "PLAN_NAMES": "gerund.attention.plan",
@@ -54,6 +55,7 @@ __all__ = [
     "EncoderConfig",
     "Generation",
     "GerundError",
+    "Infill",
     "LanguageModel",
     "ModelError",
     "Sampling",

@@ -10,17 +10,20 @@ from typing import Literal
 import numpy as np
 
 from gerund.config import Sampling
+from gerund.errors import ConfigError
 from gerund.exporting import formats
 from gerund.exporting.folders import write_settings
 from gerund.exporting.formats import Export
-from gerund.inference import generation
+from gerund.inference import generation, infilling
+from gerund.inference.infilling import BLANK, Method
+from gerund.inference.session import Session, encode_and_keep
 from gerund.inference.spans import SpannedText, SpanReading, span_logprobs
 from gerund.inference.tokens import check_texts
 from gerund.models import loading
 from gerund.models.adapters import base_state
 from gerund.models.saving import atomic_folder
 from gerund.text_encoder import TextEncoder
-from gerund.types import Generation
+from gerund.types import Generation, Infill
 
 
 class LanguageModel(TextEncoder):
@@ -87,7 +90,8 @@ class LanguageModel(TextEncoder):
             left: what precedes the span.
             span: the span.
             right: what follows it.
-            reading: ``infill`` sees both sides under MAGNET's hybrid mask (section 3.1); ``causal`` only the left.
+            reading: ``infill`` sees both sides under MAGNET's hybrid mask (section 3.1), with the encoder's adapter;
+                ``causal`` only the left, without it.
 
         Returns:
             Natural logarithms ``(n,)`` float32. The tokens are those of the joined text; one that holds a
@@ -103,8 +107,77 @@ class LanguageModel(TextEncoder):
         True
         """
         text = SpannedText.between(*check_texts([left, span, right]))
-        [[logprobs]] = span_logprobs(self.model, self.tokenizer, [text], reading, show=False)
+        [[logprobs]] = span_logprobs(self.model, self.tokenizer, [text], reading, show=False, gate=self.reader.gate)
         return logprobs
+
+    def infill(
+        self,
+        text: str,
+        *,
+        blank: str = BLANK,
+        max_tokens: int = 32,
+        lengths: int | Sequence[int] | None = None,
+        sampling: Sampling | None = None,
+        beams: int = 1,
+        samples: int = 1,
+        method: Method = "infill",
+        shots: int = 0,
+    ) -> Infill:
+        """Fill the gaps of a text, seeing both sides of them (MAGNET, sections 3.1 and 3.2.3).
+
+        Where the right side stands depends on how long the gap is, so a gap is filled once for each candidate
+        length. Each filling is scored: the sum of the log-probabilities of its tokens under the hybrid mask and of
+        the first 16 tokens behind the gap (up to the next gap) under the untouched causal model, divided by how many
+        they are. The highest score wins. The encoder's adapter takes part under the hybrid mask only.
+
+        Several gaps are filled from left to right; each sees the earlier fillings, and the text behind later gaps at
+        a distance that leaves room for them. A length above 32 is filled 32 tokens at a time, each chunk becoming
+        context of the next while the right side stays where it is (MAGNET, appendix F). A filling never holds a
+        special token.
+
+        Args:
+            text: the text. Spaces before a gap are written by the model; all else stays as it is.
+            blank: what marks a gap in it.
+            max_tokens: the longest length that is tried when ``lengths`` is None: 1, 2, 3, 4, 6, 8, 12, ... up to it.
+            lengths: the length of a gap in tokens, or several to try.
+            sampling: how tokens are drawn; None is greedy.
+            beams: follow the so many most probable fillings of each length at a time; not with sampling.
+            samples: draw so many fillings of each length; needs sampling.
+            method: ``infill``; or ``left-only``, which continues the left side with the untouched causal model and
+                scores with that alone, the paper's baseline; or a prompt to the untouched model (appendix B):
+                ``blank``, ``contextual``, ``prefix-suffix`` or ``line-by-line``, which write until they stop, at
+                most ``max_tokens``.
+            shots: solved examples in the prompt, 0 or 5.
+
+        Returns:
+            The whole text and the spans in it.
+
+        Raises:
+            TextError: the text is no string or not valid Unicode, has no gap or nothing else, two gaps stand next to
+                each other, nothing precedes the first one and the tokenizer has no beginning token, or the text is
+                too long for the model's context.
+            ConfigError: a setting is impossible, or of no use to the method.
+            UnsupportedModelError: the hybrid mask does not reach every layer.
+
+        >>> lm = gerund.load()
+        >>> filled = lm.infill("The old man looked at [blank] and went home.", lengths=[1, 2])
+        >>> filled.text == "The old man looked at" + filled.spans[0] + " and went home."
+        True
+        """
+        return infilling.infill(
+            self.model,
+            self.tokenizer,
+            text,
+            blank=blank,
+            max_tokens=max_tokens,
+            lengths=lengths,
+            sampling=sampling,
+            beams=beams,
+            samples=samples,
+            method=method,
+            shots=shots,
+            gate=self.reader.gate,
+        )
 
     def save(self, folder: str | Path, *, overwrite: bool = False) -> None:
         """Save weights, tokenizer and ``gerund.json`` in one step; an adapter goes into a folder of its own.
@@ -150,3 +223,32 @@ class LanguageModel(TextEncoder):
             ResourceError: the disk is full; nothing is left behind.
         """
         return formats.export(self.reader, folder, format, overwrite=overwrite)
+
+    def encode_and_keep(self, text: str, prompt: str | None = None) -> tuple[np.ndarray, Session]:
+        """Encode one text causally and keep what the pass computed, so that generation continues without reading again.
+
+        Args:
+            text: the text.
+            prompt: put before the text, as in ``encode``: not pooled, but part of what is continued.
+
+        Returns:
+            The vector ``(dimensions,)`` float32 of ``encode``, computed in the type of the weights; and the
+            session, whose ``generate`` gives what this model's ``generate`` gives for prompt and text.
+
+        Raises:
+            ConfigError: the plan is not causal or reads the text twice, or an adapter takes part in encoding: the
+                pass would not be one that generation can go on from.
+            TextError: the text is empty, no string, or too long; it is never cut.
+
+        >>> lm = gerund.load(attention="causal")
+        >>> vector, session = lm.encode_and_keep("The old man looked at")
+        >>> session.generate(4).text == lm.generate("The old man looked at", 4)[0].text
+        True
+        """
+        if self.adapter_folder is not None:
+            raise ConfigError(
+                "this model encodes with an adapter and writes without it, so generation cannot go on from what "
+                "encoding computed; load it without the adapter, or merge it (gerund convert --merge)"
+            )
+        [checked] = check_texts([text])
+        return encode_and_keep(self.reader, self.encoder.prompt_text(prompt), checked)

@@ -73,6 +73,49 @@ def test_convert_and_export_with_an_adapter(tiny_folder: Path, tmp_path: Path) -
     np.testing.assert_allclose(load(tmp_path / "merged").encode(TEXTS), wanted, atol=1e-5)
 
 
+@pytest.mark.filterwarnings(*PEFT_WARNINGS)
+@pytest.mark.parametrize("tied", [False, True])
+def test_convert_with_the_adapter_merged(tmp_path: Path, tied: bool) -> None:
+    from peft import PeftModel
+
+    base = save_tiny(tmp_path / "base", tie_word_embeddings=tied)
+    adapter = make_adapter(base, tmp_path / "lora", target_modules=["q_proj", "embed_tokens"])
+    encoder = load(base, adapter=adapter, attention="bidir", pooling="last")
+    out = tmp_path / "out"
+    options = ["--attention", "bidir", "--pooling", "last"]
+    ran = run_cli("convert", base, out, "--adapter", adapter, "--merge", *options, "--json")
+    assert (ran.code, ran.err) == (0, "")
+    merged = load(out)
+    assert json.loads(ran.out)["fingerprint"] == merged.fingerprint() != encoder.fingerprint()
+    assert json.loads((out / "gerund.json").read_text())["fingerprint"] == merged.fingerprint()
+    assert not (out / "adapter").exists()
+    assert merged.adapter_folder is None
+    assert merged.encoder == encoder.encoder
+    np.testing.assert_allclose(merged.encode(TEXTS), encoder.encode(TEXTS), atol=1e-5)
+    with torch.no_grad():
+        wanted = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), adapter).eval()(IDS).logits
+    np.testing.assert_allclose(plain_logits(out), wanted, atol=1e-4)
+    assert (plain_logits(out) - plain_logits(base)).abs().max() > 0.1
+
+
+@pytest.mark.filterwarnings(*PEFT_WARNINGS)
+def test_merging_the_adapter_of_a_converted_folder(tiny_folder: Path, tmp_path: Path) -> None:
+    adapter = make_adapter(tiny_folder, tmp_path / "lora")
+    run_cli("convert", tiny_folder, tmp_path / "out", "--adapter", adapter, "--k", 1)
+    wanted = load(tmp_path / "out").encode(TEXTS)
+    ran = run_cli("convert", tmp_path / "out", tmp_path / "out", "--merge", "--force")
+    assert (ran.code, ran.err) == (0, "")
+    assert ran.out.splitlines()[0] == f"{tmp_path / 'out'}: llama, 4 layers, mask0-bidir k=1, mean pooling"
+    assert not (tmp_path / "out" / "adapter").exists()
+    np.testing.assert_allclose(load(tmp_path / "out").encode(TEXTS), wanted, atol=1e-5)
+
+
+def test_merging_without_an_adapter(tiny_folder: Path, tmp_path: Path) -> None:
+    ran = run_cli("convert", tiny_folder, tmp_path / "out", "--merge")
+    assert ran.mistake == "--merge writes an adapter into the weights and this model has none; give --adapter FOLDER"
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_stays_as_it_is(tmp_path: Path, dtype: torch.dtype) -> None:
     base = save_tiny(tmp_path / "base")

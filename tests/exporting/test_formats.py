@@ -40,7 +40,9 @@ def plain_logits(folder: Path) -> torch.Tensor:
 def test_merged_without_an_adapter_is_the_model_itself(tiny_folder: Path, tmp_path: Path) -> None:
     lm = load(tiny_folder, k=2, prompt="Q: ")
     done = lm.export(tmp_path / "out", "merged")
-    assert done == formats.Export(tmp_path / "out", f"gerund.load({str(tmp_path / 'out')!r})")
+    assert done == formats.Export(
+        tmp_path / "out", f"gerund.load({str(tmp_path / 'out')!r})", fingerprint=lm.fingerprint()
+    )
     again = load(tmp_path / "out")
     assert again.encoder == lm.encoder
     assert np.array_equal(again.encode(TEXTS), lm.encode(TEXTS))

@@ -53,11 +53,9 @@ def settings(corpus, tmp_path_factory):
                 {"name": "a", "files": ["a.train.jsonl"], "validation": ["a.valid.jsonl"], "weight": 2},
                 {"name": "b", "files": ["b.train.jsonl"]},
             ],
-            "sequence_length": 16,
-            "batch_tokens": 128,
-            "micro_batch_tokens": 64,
             "validation_tokens": 256,
         },
+        "objectives": [{"kind": "causal", "length": 16, "batch_size": 8, "micro_batch_size": 4}],
         "optimizer": {"name": "muon", "learning_rate": 0.01},
         "schedule": {"name": "wsd", "warmup_steps": 2, "decay_steps": 4},
         "output": str(tmp_path_factory.mktemp("run") / "out"),
@@ -77,3 +75,32 @@ def write_recipe(tmp_path):
         return path
 
     return write
+
+
+@pytest.fixture(scope="session")
+def base(tmp_path_factory, tokenizer):
+    """Return the folder of a small random model, as a user would bring one."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), max_position_embeddings=64, bos_token_id=0, eos_token_id=1, pad_token_id=2, **sizes
+    )
+    folder = tmp_path_factory.mktemp("base")
+    LlamaForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def adapting(settings, base):
+    """Return a recipe that trains an adapter on ``base``; tests add objectives."""
+    kept = {name: value for name, value in settings.items() if name not in ("tokenizer", "schedule", "optimizer")}
+    return {
+        **kept,
+        "model": {"base": str(base), "lora": {"rank": 4, "alpha": 8}},
+        "optimizer": {"learning_rate": 0.01},
+        "objectives": [],
+    }

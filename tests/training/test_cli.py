@@ -44,7 +44,7 @@ def test_json(gerund, settings, write_recipe, tmp_path):
 def test_dry_run(gerund, settings, write_recipe):
     code, out, _ = gerund("train", write_recipe(settings), "--dry-run")
     assert code == 0
-    assert "tokens per step    128" in out
+    assert "tokens per step    128 at most for causal" in out
     assert "estimated time" in out
 
 

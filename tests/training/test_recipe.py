@@ -12,7 +12,8 @@ RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml"))
 
 def test_reads_and_derives(settings, write_recipe):
     recipe = load_recipe(write_recipe(settings))
-    assert (recipe.rows, recipe.accumulation) == (4, 2)
+    assert recipe.batch_tokens == 128
+    assert recipe.objectives[0].weight_at(3) == 1.0
     assert recipe.data.sources[1].weight == 1.0
     assert recipe.optimizer.beta2 == 0.95
 
@@ -27,7 +28,8 @@ class TestOverrides:
         overrides = [
             "optimizer.learning_rate=1e-3",
             "data.sources.1.weight=0.5",
-            "data.micro_batch_tokens=null",
+            "objectives.causal.micro_batch_size=null",
+            "data.sources.a.weight=3",
             "compile=true",
             "model.config.rms_norm_eps=1e-5",
             "data.sources.0.files=[x.txt, y.txt]",
@@ -35,7 +37,8 @@ class TestOverrides:
         recipe = load_recipe(write_recipe(settings), overrides)
         assert recipe.optimizer.learning_rate == 0.001
         assert recipe.data.sources[1].weight == 0.5
-        assert (recipe.accumulation, recipe.compile) == (1, True)
+        assert (recipe.objectives[0].micro_batch_size, recipe.compile) == (None, True)
+        assert recipe.data.sources[0].weight == 3
         assert recipe.model.config["rms_norm_eps"] == 1e-5
         assert recipe.data.sources[0].files == [Path("x.txt"), Path("y.txt")]
 
@@ -65,7 +68,7 @@ class TestMistakes:
         [
             (
                 "optimiser.name=muon",
-                r"recipe\.yaml: unknown field 'optimiser'; valid are: model, tokenizer, data, ",
+                r"recipe\.yaml: unknown field 'optimiser'; valid are: model, tokenizer, encoder, data, ",
             ),
             ("optimizer.lr=1", r"unknown field 'optimizer\.lr'; valid are: name, learning_rate"),
             ("data.sources.0.wait=1", r"unknown field 'data\.sources\.0\.wait'; valid are: name, files"),
@@ -73,22 +76,60 @@ class TestMistakes:
             ("optimizer.learning_rate=-1", r"optimizer\.learning_rate: input should be greater than 0"),
             ("optimizer.learning_rate=.inf", r"optimizer\.learning_rate: input should be a finite number"),
             ("steps=many", r"steps: input should be a valid integer"),
-            ("data.batch_tokens=100", "batch_tokens 100 is no multiple of"),
+            ("objectives.causal.batch_size=7", r"batch_size 7 is no multiple of micro_batch_size 4"),
+            ("objectives.causal.length=128", "texts of 128 tokens exceed max_position_embeddings 64"),
+            ("objectives.causal.foo=1", r"unknown field 'objectives\.0\.foo'; valid are: weight, batch_size"),
+            ("objectives.0.kind=mlm", r"objectives\.0: unknown kind 'mlm'; valid are: 'causal', 'mntp', 'msg', "),
+            ("objectives=[{length: 3}]", r"objectives\.0: needs a kind, the name of an objective"),
+            ("objectives=[]", r"objectives: list should have at least 1 item"),
+            ("objectives=[{kind: mntp, length: 16}, {kind: mntp}]", "objectives has a kind twice: mntp, mntp"),
             (
-                "data.micro_batch_tokens=60",
-                r"micro_batch_tokens 60 is no multiple of data\.sequence_length 16",
+                "objectives=[{kind: mntp, length: 16, sources: [c]}]",
+                "the objective mntp reads 'c'; data.sources has a, b",
             ),
-            ("data.sequence_length=128", "sequences of 128 tokens exceed max_position_embeddings 64|is no multiple"),
+            (
+                "objectives=[{kind: mntp, length: 16, mask_share: 0.95}]",
+                "mask_share and random_share together are more than 1",
+            ),
+            ("objectives=[{kind: mntp, length: 16, min_words: 3}]", "min_words belongs to unit: sentences"),
+            ("objectives=[{kind: msg, length: 16, shortest: 9, longest: 8}]", "shortest 9 is above longest 8"),
+            ("objectives=[{kind: mntp, length: 16, weight: [[1, 1]]}]", r"begins with step 0 and rises, not \[1\]"),
+            (
+                "objectives=[{kind: mntp, length: 16, weight: [[0, 1], [0, 2]]}]",
+                r"begins with step 0 and rises, not \[0, 0\]",
+            ),
+            (
+                "objectives=[{kind: mntp, length: 16, weight: [[0, 1], [6, 0]]}]",
+                "no objective has a weight above 0 from step 6 on",
+            ),
+            (
+                "objectives=[{kind: mntp, length: 16, weight: -1}]",
+                r"objectives\.0\.weight\.0\.1: input should be greater than or",
+            ),
+            (
+                "objectives=[{kind: unimae, length: 16}]",
+                "unimae compresses a text into its end token's state, so the recipe needs",
+            ),
+            ("objectives=[{kind: contrastive}]", r"objectives\.0\.pairs: field required"),
+            (
+                "objectives=[{kind: sscl, pairs: {fils: [a]}}]",
+                r"unknown field 'objectives\.0\.pairs\.fils'; valid are: files, query, positive, negatives",
+            ),
+            ("encoder.pooling=max", r"encoder: unknown pooling 'max'; valid are: mean"),
+            ("encoder.atention=bidir", r"unknown field 'encoder\.atention'; valid are: attention, k, k0"),
+            ("model.base=x", "a model has either a base or a config"),
+            ("model.lora={rank: 3}", "lora adapts a base"),
+            ("optimizer.head_learning_rate=1", "head_learning_rate belongs to adamw"),
+            ("report_to=[mlflow]", r"report_to\.0: input should be 'tensorboard', 'wandb' or 'trackio'"),
             ("schedule.decay_steps=null", "decay_steps belongs to the schedule wsd, and wsd needs it"),
             ("schedule.name=cosine", "decay_steps belongs to the schedule wsd"),
-            ("schedule.decay_sequence_length=48", "decay_sequence_length belongs to wsd, and must divide"),
-            ("schedule={name: constant, decay_sequence_length: 32}", "decay_sequence_length belongs to wsd"),
-            ("schedule.decay_sequence_length=128", "must divide|sequences of 128 tokens exceed"),
+            ("objectives.causal.decay_length=48", "decay_length 48 does not divide the 128 tokens of a batch"),
+            ("objectives.causal.decay_length=128", "texts of 128 tokens exceed"),
             ("steps=5", "warm-up and decay together are longer than steps 5"),
             ("save_steps=5", "save_steps 5 is no multiple of log_steps 2"),
             ("keep_checkpoints=1", "keep_checkpoints: input should be greater than or equal to 2"),
             ("data.sources.1.name=a", "data.sources has a name twice: a, a"),
-            ("data.sources=[]", r"data\.sources: list should have at least 1 item"),
+            ("data.sources=[]", "the objective causal reads texts, and data.sources has none"),
         ],
     )
     def test_refused_by_name(self, settings, write_recipe, override, message):

@@ -15,8 +15,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from gerund.errors import ConfigError, GerundError, OutputExistsError, ResourceError
 from gerund.training.checkpoints import newest_checkpoint
+from gerund.training.estimating import estimate
+from gerund.training.objectives.causal import CausalLosses
 from gerund.training.recipe import load_recipe
-from gerund.training.run import estimate, train
+from gerund.training.run import train
+from gerund.training.step import TrainingModule
 from gerund.training.trainer import GerundTrainer
 
 
@@ -34,16 +37,16 @@ def run(settings, write_recipe, tmp_path):
 
 
 def crash_at(monkeypatch, step):
-    """Let the training die in the middle of optimizer step ``step``, between two micro-batches."""
-    original, calls = GerundTrainer.compute_loss, []
+    """Let the training die in the middle of optimizer step ``step``, between two of its parts."""
+    original, seen = TrainingModule.forward, []
 
-    def compute_loss(self, *args, **kwargs):
-        calls.append(1)
-        if self.state.global_step == step and len(calls) % 2 == 0:
+    def forward(self, *args, **kwargs):
+        seen.append(torch.is_grad_enabled())
+        if self.training and len([one for one in seen if one]) == 2 * step + 2:
             raise CrashError
         return original(self, *args, **kwargs)
 
-    monkeypatch.setattr(GerundTrainer, "compute_loss", compute_loss)
+    monkeypatch.setattr(TrainingModule, "forward", forward)
 
 
 def state(folder):
@@ -79,6 +82,7 @@ class TestWhole:
         assert sorted(path.name for path in model_folder.iterdir()) == [
             "config.json",
             "generation_config.json",
+            "gerund.json",
             "model.safetensors",
             "tokenizer.json",
             "tokenizer_config.json",
@@ -118,7 +122,7 @@ class TestWhole:
 
     def test_accumulation_equals_one_batch(self, run, tmp_path):
         run("two")
-        run("one", "data.micro_batch_tokens=128")
+        run("one", "objectives.causal.micro_batch_size=8")
         # Both see the same rows; only the order of additions differs. (A mean per micro-batch of ragged
         # counts would not agree.)
         one, two = (read_log(tmp_path / name)[0] for name in ("one", "two"))
@@ -132,15 +136,16 @@ class TestWhole:
 
     def test_long_blocks_in_the_decay(self, run, tmp_path, monkeypatch):
         shapes = []
-        original = GerundTrainer.compute_loss
+        original = TrainingModule.forward
 
-        def compute_loss(self, model, inputs, *args, **kwargs):
-            shapes.append(tuple(inputs["input_ids"].shape))
-            return original(self, model, inputs, *args, **kwargs)
+        def forward(self, name, part, **kwargs):
+            if self.training:
+                shapes.append(tuple(part["input_ids"].shape))
+            return original(self, name, part, **kwargs)
 
-        monkeypatch.setattr(GerundTrainer, "compute_loss", compute_loss)
-        run("long", "schedule.decay_sequence_length=32")
-        assert shapes == [(4, 16)] * 16 + [(2, 32)] * 8
+        monkeypatch.setattr(TrainingModule, "forward", forward)
+        run("long", "objectives.causal.decay_length=32")
+        assert shapes == [(4, 16)] * 16 + [(4, 32)] * 4
         run("short")
         assert losses(tmp_path / "long")[:4] == losses(tmp_path / "short")[:4]
 
@@ -153,17 +158,42 @@ class TestWhole:
         with pytest.raises(OutputExistsError, match="is a file"):
             run("file")
 
-    def test_diverging_loss_stops_in_one_sentence(self, run, monkeypatch):
-        original = GerundTrainer.compute_loss
-        monkeypatch.setattr(GerundTrainer, "compute_loss", lambda self, *a, **k: original(self, *a, **k) * float("nan"))
-        with pytest.raises(GerundError, match=r"the loss is nan at step 2; lower optimizer\.learning_rate"):
+    def test_a_loss_that_is_no_number_stops_with_its_batch_saved(self, run, tmp_path, monkeypatch):
+        original = CausalLosses.forward
+        calls = []
+
+        def forward(self, model, batch):
+            calls.append(batch)
+            factor = float("nan") if len(calls) == 5 else 1.0
+            return {name: value * factor for name, value in original(self, model, batch).items()}
+
+        monkeypatch.setattr(CausalLosses, "forward", forward)
+        with pytest.raises(GerundError, match=r"the loss of step 3 is no finite number \(causal nan\); its batch"):
+            run("out")
+        saved = load_file(tmp_path / "out" / "failed-step-3.safetensors")
+        assert saved["causal.input_ids"].shape == (8, 16)
+        assert torch.equal(saved["causal.input_ids"][:4], calls[4]["input_ids"])
+
+    def test_a_gradient_that_is_no_number_stops_before_it_spoils_the_weights(self, run, monkeypatch):
+        original = CausalLosses.forward
+
+        def forward(self, model, batch):
+            [total] = original(self, model, batch).values()
+            # The root of 0 is 0, and its slope is infinite.
+            return {"causal": total + (total * 0).sqrt()}
+
+        monkeypatch.setattr(CausalLosses, "forward", forward)
+        with pytest.raises(GerundError, match=r"the gradient of step 1 is no finite number"):
             run("out")
 
     @pytest.mark.parametrize(
         ("error", "message"),
         [
             (OSError(28, "No space left on device"), "the disk is full; whole checkpoints are kept"),
-            (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "memory ran out; lower data.micro"),
+            (
+                RuntimeError("DefaultCPUAllocator: can't allocate memory"),
+                "memory ran out; set a smaller micro_batch_size",
+            ),
         ],
     )
     def test_exhausted_machine(self, run, monkeypatch, error, message):
@@ -247,8 +277,11 @@ class TestResume:
             crash_at(patch, 9)
             with pytest.raises(CrashError):
                 run("out")
-        with pytest.raises(ConfigError, match=r"settings have changed: data.sources, optimizer.learning_rate, seed"):
-            run("out", "seed=1", "optimizer.learning_rate=0.1", "data.sources.0.weight=3", resume=True)
+        with pytest.raises(
+            ConfigError,
+            match=r"sources\.a\.weight was 2\.0 and is 3\.0; .*learning_rate was 0\.01 and is 0\.1; seed was 0",
+        ):
+            run("out", "seed=1", "optimizer.learning_rate=0.1", "data.sources.a.weight=3", resume=True)
         with pytest.raises(ConfigError, match="while the learning rate is stable, until step 6"):
             run("out", "steps=10", resume=True)
         (tmp_path / "other").mkdir()
@@ -292,10 +325,6 @@ class TestModel:
         run("out", "steps=6")  # a refused recipe leaves nothing in the way
 
     def test_other_machines(self, run, monkeypatch):
-        monkeypatch.setenv("WORLD_SIZE", "2")
-        with pytest.raises(ConfigError, match="without torchrun"):
-            run("out")
-        monkeypatch.delenv("WORLD_SIZE")
         monkeypatch.setattr("shutil.which", lambda _: None)
         with pytest.raises(ConfigError, match=r"needs a C\+\+ compiler"):
             run("out", "compile=true")
@@ -316,6 +345,6 @@ class TestModel:
         found = estimate(load_recipe(write_recipe(settings), [f"output={tmp_path / 'out'}"]))
         assert (found.tokens_per_step, found.tokens) == (128, 1536)
         attention, feed_forward, norms = 2 * 16 * 16 + 2 * 16 * 8, 3 * 16 * 32, 2 * 16
-        assert found.parameters == 320 * 16 + 2 * (attention + feed_forward + norms) + 16
+        assert found.trained_parameters == found.parameters == 320 * 16 + 2 * (attention + feed_forward + norms) + 16
         assert 0 < found.seconds_per_step < found.seconds
         assert not (tmp_path / "out").exists()

@@ -103,21 +103,38 @@ class BoundPlan:
         """
         view = self.view(layer)
         length = query.shape[2]
-        if window is not None and window >= length:
+        if window is not None and window >= self._width(length):
             window = None
         if dtype is None and self._needs_no_mask(view, window):
             return None
         key = (view, window, dtype, query.device)
         if key not in self._masks:
-            real = None if self.real_BT is None else self.real_BT.to(query.device)
-            span = None if self.span_BT is None else self.span_BT.to(query.device)
-            see = visible(view, length, real_BT=real, span_BT=span, window=window, device=query.device)
+            see = self._visible(view, length, window, query.device)
             if dtype is None:
                 self._masks[key] = see
             else:
                 zero = torch.zeros((), dtype=dtype, device=query.device)
                 self._masks[key] = torch.where(see, zero, torch.finfo(dtype).min)
         return self._masks[key]
+
+    def check_lengths(self, queries: int, keys: int) -> None:
+        """Raise unless this plan says what so many queries see of so many keys.
+
+        Raises:
+            ConfigError: there are keys from an earlier pass.
+        """
+        if queries != keys:
+            raise ConfigError("an attention plan covers a whole text: it cannot be combined with cached keys")
+
+    def _width(self, length: int) -> int:
+        """Return the smallest window that hides nothing from a pass of ``length`` queries."""
+        return length
+
+    def _visible(self, view: View, length: int, window: int | None, device: torch.device) -> Tensor:
+        """Return who sees whom, ``(B or 1, 1, queries, keys)``."""
+        real = None if self.real_BT is None else self.real_BT.to(device)
+        span = None if self.span_BT is None else self.span_BT.to(device)
+        return visible(view, length, real_BT=real, span_BT=span, window=window, device=device)
 
     def _needs_no_mask(self, view: View, window: int | None) -> bool:
         if view.hidden or window is not None:
@@ -160,15 +177,14 @@ def layer_window(module: nn.Module, kwargs: dict[str, Any]) -> int | None:
     return None
 
 
-def _layer_of(module: nn.Module, query: Tensor, key: Tensor) -> int:
+def _layer_of(module: nn.Module, plan: BoundPlan, query: Tensor, key: Tensor) -> int:
     layer = getattr(module, "layer_idx", None)
     if layer is None:
         raise UnsupportedModelError(
             f"{type(module).__name__} does not say which layer it is (layer_idx), so no attention plan can "
             "be applied to it; use the model with attention='causal'"
         )
-    if query.shape[2] != key.shape[2]:
-        raise ConfigError("an attention plan covers a whole text: it cannot be combined with cached keys")
+    plan.check_lengths(query.shape[2], key.shape[2])
     return int(layer)
 
 
@@ -196,7 +212,7 @@ def fused_attention(
         ``(B, T, heads, head_dim)`` and None, as transformers' attention functions do.
     """
     if attention_plan is not None:
-        layer = _layer_of(module, query, key)
+        layer = _layer_of(module, attention_plan, query, key)
         attention_mask = attention_plan.mask(layer, query, layer_window(module, kwargs), None)
         kwargs["is_causal"] = attention_plan.view(layer).direction is Direction.CAUSAL
         if attention_plan.record is not None:
@@ -229,7 +245,7 @@ def additive_attention(
     """
     own = getattr(sys.modules[type(module).__module__], "eager_attention_forward")  # noqa: B009
     if attention_plan is not None:
-        layer = _layer_of(module, query, key)
+        layer = _layer_of(module, attention_plan, query, key)
         attention_mask = attention_plan.mask(layer, query, layer_window(module, kwargs), query.dtype)
     output: tuple[Tensor, Tensor | None] = own(module, query, key, value, attention_mask, **kwargs)
     if attention_plan is not None and attention_plan.record is not None and output[1] is not None:

@@ -54,6 +54,43 @@ def visible(
     return (see | (query == key))[:, None]  # (B or 1, 1, T, T)
 
 
+def hybrid_visible(
+    position_BT: Tensor,
+    span_BT: Tensor,
+    queries: int,
+    *,
+    real_BT: Tensor | None = None,
+    window: int | None = None,
+) -> Tensor:
+    """Return which keys the last tokens see under MAGNET's hybrid mask when tokens stand in any order.
+
+    With positions 0, 1, 2, ... and every token a query this is ``visible`` with ``Direction.HYBRID``.
+
+    Args:
+        position_BT: where each token stands in its text.
+        span_BT: 0 for context, s >= 1 for the tokens of span s.
+        queries: Q, how many tokens at the end look.
+        real_BT: as in ``visible``.
+        window: a token sees keys with less than ``window`` between the positions only.
+
+    Returns:
+        A boolean mask ``(B, 1, Q, T)``. A token always sees itself.
+
+    >>> position, span = torch.tensor([[0, 3, 1, 2]]), torch.tensor([[0, 0, 1, 1]])
+    >>> hybrid_visible(position, span, 2, window=2)[0, 0].int().tolist()
+    [[1, 0, 1, 0], [0, 1, 1, 1]]
+    """
+    query, key = position_BT[:, -queries:, None], position_BT[:, None, :]  # (B, Q, 1), (B, 1, T)
+    same_span = span_BT[:, -queries:, None] == span_BT[:, None, :]
+    see = (span_BT == 0)[:, None, :] | (same_span & (key <= query))
+    if window is not None:
+        see = see & ((query - key).abs() < window)
+    if real_BT is not None:
+        see = see & real_BT.bool()[:, None, :]
+    index_T = torch.arange(position_BT.shape[1], device=position_BT.device)
+    return (see | (index_T[-queries:, None] == index_T))[:, None]
+
+
 def _direction(direction: Direction, query: Tensor, key: Tensor, span_BT: Tensor | None) -> Tensor:
     if direction is Direction.CAUSAL:
         return (key <= query)[None]

@@ -2,7 +2,7 @@
 
 import json
 import shlex
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -25,6 +25,9 @@ def command(
     prompt: options.Prompt = None,
     max_length: options.MaxLength = None,
     adapter: options.Adapter = None,
+    merge: Annotated[
+        bool, typer.Option("--merge", help="Write the adapter into the weights: generation then uses it as well.")
+    ] = False,
     force: options.Force = False,
     as_json: options.Json = False,
 ) -> None:
@@ -34,6 +37,9 @@ def command(
     It still opens as a plain language model and writes what the model wrote. Before anything is written, a probe
     proves that the attention plan reaches every layer.
 
+    An adapter is copied along and stays active only while encoding. With --merge it goes into the weights instead, and
+    the model writes with it too.
+
     For example:
 
         gerund convert ./model ./encoder
@@ -41,8 +47,11 @@ def command(
         gerund convert ./model ./encoder --attention mask0+bidir --k 18 --k0 10 --prompt "Represent this text:"
 
         gerund convert ./model ./encoder --attention bidir --pooling last --adapter ./lora
+
+        gerund convert ./model ./merged --adapter ./lora --merge
     """
     from gerund.entry import load
+    from gerund.errors import ConfigError
     from gerund.exporting.formats import convert
     from gerund.models import loading, saving
 
@@ -61,16 +70,22 @@ def command(
         max_length=max_length,
         dtype=loading.own_dtype(source),
     )
-    convert(source, lm.reader, output, lm.fingerprint(), adapter=lm.adapter_folder, overwrite=force)
-    _tell(lm, output, as_json)
+    if merge and lm.adapter_folder is None:
+        raise ConfigError("--merge writes an adapter into the weights and this model has none; give --adapter FOLDER")
+    if merge:
+        identity = lm.export(output, "merged", overwrite=force).fingerprint
+    else:
+        identity = lm.fingerprint()
+        convert(source, lm.reader, output, identity, adapter=lm.adapter_folder, overwrite=force)
+    _tell(lm, output, identity, as_json)
 
 
-def _tell(lm: "LanguageModel", output: "Path", as_json: bool) -> None:
+def _tell(lm: "LanguageModel", output: "Path", identity: str, as_json: bool) -> None:
     plan = lm.encoder.attention.with_defaults(lm.n_layers)
     numbers: dict[str, Any] = {"k": plan.k, "k0": plan.k0}
     given = {name: value for name, value in numbers.items() if value is not None}
     if as_json:
-        about = {"attention": plan.name, **given, "pooling": lm.encoder.pooling, "fingerprint": lm.fingerprint()}
+        about = {"attention": plan.name, **given, "pooling": lm.encoder.pooling, "fingerprint": identity}
         typer.echo(json.dumps({"folder": str(output), **about}))
         return
     which = "".join(f" {name}={value}" for name, value in given.items())

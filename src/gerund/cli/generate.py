@@ -5,6 +5,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gerund.cli import json_lines
+from gerund.cli import sampling_options as options
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -36,20 +39,11 @@ def command(
         str | None, typer.Option(help="txt, jsonl, csv, tsv or parquet, where the file's ending does not say it.")
     ] = None,
     max_new_tokens: Annotated[int, typer.Option(help="How much to write at most.")] = 64,
-    temperature: Annotated[
-        float | None,
-        typer.Option(
-            help="0 always takes the likeliest token; 1 samples from the model as it is. [default: 0, or 1 "
-            "where one of the next three options is given]",
-            show_default=False,
-        ),
-    ] = None,
-    top_p: Annotated[float | None, typer.Option(help="Only the likeliest tokens of together this probability.")] = None,
-    top_k: Annotated[int | None, typer.Option(help="Only so many of the likeliest tokens.")] = None,
-    typical_p: Annotated[
-        float | None, typer.Option(help="Only tokens of about average surprise of together this probability.")
-    ] = None,
-    seed: Annotated[int | None, typer.Option(help="Makes the draw repeatable.")] = None,
+    temperature: options.Temperature = None,
+    top_p: options.TopP = None,
+    top_k: options.TopK = None,
+    typical_p: options.TypicalP = None,
+    seed: options.Seed = None,
     batch_size: Annotated[int, typer.Option(help="Prompts in one pass, with --file.")] = 16,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write JSON lines to this file.", show_default=False)
@@ -73,13 +67,12 @@ def command(
 
         gerund generate --file prompts.jsonl -m ./model -o continuations.jsonl
     """
-    from gerund.errors import ConfigError, OutputExistsError
+    from gerund.errors import ConfigError
 
-    sampling = _sampling(temperature, top_p, top_k, typical_p, seed)
+    sampling = options.sampling_of(temperature, top_p, top_k, typical_p, seed)
     if batch_size < 1:
         raise ConfigError(f"batch_size={batch_size} leaves no room for a prompt")
-    if output is not None and output.exists() and not force:
-        raise OutputExistsError(f"{output} exists already; choose another name or give --force to replace it")
+    json_lines.refuse_existing(output, force=force)
     lots = _prompts(prompt, file, column, format)
     from gerund.entry import load
 
@@ -89,35 +82,7 @@ def command(
         _stream(lm, lots[0], max_new_tokens, sampling)
         return
     lines = _lines(lm, lots, max_new_tokens, sampling, batch_size)
-    if output is None:
-        for line in lines:
-            typer.echo(line)
-        return
-    from gerund.data.files import whole_file
-    from gerund.progress import progress
-
-    output.parent.mkdir(parents=True, exist_ok=True)
-    with whole_file(output) as sink, progress(sum(map(len, lots)), "generating") as advance:
-        for line in lines:
-            sink.write(f"{line}\n".encode())
-            advance(1)
-
-
-def _sampling(
-    temperature: float | None, top_p: float | None, top_k: int | None, typical_p: float | None, seed: int | None
-) -> "Sampling":
-    from gerund.config import Sampling
-    from gerund.errors import ConfigError
-
-    filters = {"--top-p": top_p, "--top-k": top_k, "--typical-p": typical_p}
-    given = [name for name, value in filters.items() if value is not None]
-    if temperature is None:
-        temperature = 1.0 if given else 0.0
-    elif temperature == 0 and given:
-        raise ConfigError(f"{given[0]} chooses among sampled tokens, and --temperature 0 samples none")
-    if seed is not None and temperature == 0:
-        raise ConfigError("--seed decides draws and greedy decoding makes none; give --temperature, such as 0.8")
-    return Sampling(temperature=temperature, top_k=top_k, top_p=top_p, typical_p=typical_p, seed=seed)
+    json_lines.write(lines, output, sum(map(len, lots)), "generating")
 
 
 def _prompts(prompt: str | None, file: str | None, column: str | None, format: str | None) -> "list[Rows]":
@@ -162,13 +127,11 @@ def _lines(
     lm: "LanguageModel", lots: "list[Rows]", max_new_tokens: int, sampling: "Sampling", batch_size: int
 ) -> "Iterator[str]":
     import json
-    from dataclasses import replace
 
     from gerund.errors import TextError
 
     for number, rows in enumerate(lots):
-        # Each lot draws anew; with one seed for all, the same prompt would get the same text in every lot.
-        own = replace(sampling, seed=None if sampling.seed is None else sampling.seed + number * 1_000_000_007)
+        own = options.seed_of_lot(sampling, number)
         try:
             results = lm.generate(rows.texts, max_new_tokens, own, batch_size=batch_size)
         except TextError as error:

@@ -19,7 +19,9 @@ def command(
     ] = False,
     dry_run: Annotated[
         bool,
-        typer.Option("--dry-run", help="Only print size, tokens and an estimate of the time, and write nothing."),
+        typer.Option(
+            "--dry-run", help="Only print sizes, tokens, memory and an estimate of the time, and write nothing."
+        ),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
@@ -30,32 +32,49 @@ def command(
 
     For example:
 
-        gerund train recipes/default-base.yaml --dry-run data.folder=../shared/data/lm
+        gerund train recipes/unimae-default.yaml data.folder=texts output=runs/mine --dry-run
 
-        gerund train recipes/default-base.yaml data.folder=../shared/data/lm steps=500 optimizer.name=adamw
+        gerund train recipes/unimae-default.yaml data.folder=texts output=runs/mine objectives.unimae.p_mar=0.4
 
-        gerund train recipes/default-base.yaml data.folder=../shared/data/lm --resume
+        gerund train recipes/unimae-default.yaml data.folder=texts output=runs/mine --resume
+
+        torchrun --nproc-per-node 2 -m gerund train recipes/magnet-llama-2-7b.yaml data.folder=texts
     """
     from gerund.training.recipe import load_recipe
 
     settings = load_recipe(recipe, overrides)
-    from gerund.training.run import estimate, train
-
     if dry_run:
+        from gerund.training.estimating import estimate
+
         found = estimate(settings)
         if as_json:
-            typer.echo(json.dumps(asdict(found)))
+            typer.echo(json.dumps({**asdict(found), "tokens_per_step": found.tokens_per_step}))
             return
-        typer.echo(f"parameters         {found.parameters:,}")
-        typer.echo(f"tokens per step    {found.tokens_per_step:,}")
+        typer.echo(f"parameters         {found.parameters:,}, of which trained {found.trained_parameters:,}")
+        for name, tokens in found.objectives.items():
+            typer.echo(f"tokens per step    {tokens:,} at most for {name}")
         typer.echo(f"steps              {settings.steps:,}")
-        typer.echo(f"tokens             {found.tokens:,}")
+        typer.echo(f"tokens             {found.tokens:,} at most")
         typer.echo(f"seconds per step   {found.seconds_per_step:.3g}")
-        typer.echo(f"estimated time     {found.seconds / 60:.1f} minutes")
+        typer.echo(f"estimated time     {_duration(found.seconds)}")
+        typer.echo(f"memory             {found.memory_mib:,} MiB at the peak of a step")
         return
+    from gerund.training.run import train
+
     folder = train(settings, resume=resume)
     if as_json:
         report = json.loads((folder / "training.json").read_text("utf-8"))
         typer.echo(json.dumps({"model": str(folder), **report}))
     else:
         typer.echo(folder)
+
+
+def _duration(seconds: float) -> str:
+    """Return a time as people say it.
+
+    >>> [_duration(seconds) for seconds in (4.2, 130, 9000)]
+    ['4 seconds', '2.2 minutes', '2.5 hours']
+    """
+    if seconds < 60:
+        return f"{seconds:.0f} seconds"
+    return f"{seconds / 60:.1f} minutes" if seconds < 3600 else f"{seconds / 3600:.1f} hours"

@@ -18,15 +18,21 @@ from gerund.models.fingerprint import fingerprint, weights_hash
 _ADAPTER = "adapter"
 
 
-def write_merged(reader: Reader, folder: Path) -> None:
-    """Write a plain model whose weights are what the adapter makes of them, with ``gerund.json`` beside them."""
+def write_merged(reader: Reader, folder: Path) -> str:
+    """Write a plain model whose weights are what the adapter makes of them, with ``gerund.json`` beside them.
+
+    Returns:
+        The encoder's fingerprint, which the merged weights have a part in.
+    """
     state = merged_state(reader.model)
     hashed = weights_hash(state)
     loading.save_model(reader.model, reader.tokenizer, state, folder)
     if merging_unties(reader.model):
         change_json(folder / "config.json", tie_word_embeddings=False)
     encoder = replace(reader.config, adapter=None)
-    write_settings(folder, encoder, reader.n_layers, fingerprint(hashed, "", encoder, reader.n_layers))
+    identity = fingerprint(hashed, "", encoder, reader.n_layers)
+    write_settings(folder, encoder, reader.n_layers, identity)
+    return identity
 
 
 def write_settings(

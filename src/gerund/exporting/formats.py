@@ -27,11 +27,13 @@ class Export:
         load: the line of Python that loads it.
         why_custom: for ``sentence-transformers``, why the folder needs gerund's own class; empty where plain
             sentence-transformers reads it.
+        fingerprint: for ``merged``, the fingerprint of the encoder that was written.
     """
 
     folder: Path
     load: str
     why_custom: str = ""
+    fingerprint: str = ""
 
 
 def export(reader: Reader, folder: str | Path, format: str, *, overwrite: bool = False) -> Export:
@@ -55,8 +57,8 @@ def export(reader: Reader, folder: str | Path, format: str, *, overwrite: bool =
     folder = Path(folder)
     with atomic_folder(folder, overwrite=overwrite) as work:
         if format == "merged":
-            write_merged(reader, work)
-            return Export(folder, f"gerund.load({str(folder)!r})")
+            identity = write_merged(reader, work)
+            return Export(folder, f"gerund.load({str(folder)!r})", fingerprint=identity)
         why_custom = sentence_transformers.write(reader, work)
     name = "sentence_transformers.SentenceTransformer"
     if why_custom:

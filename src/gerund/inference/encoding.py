@@ -125,7 +125,7 @@ class Reader:
             real_BT = ((place_T >= begin[:, None]) & (place_T < end[:, None])).to(self.device)
             if left or not self.sends_plan:
                 inputs["attention_mask"] = real_BT.long()
-            if left and _takes_positions(self.model):
+            if left and takes_positions(self.model):
                 inputs["position_ids"] = (real_BT.long().cumsum(1) - 1).clamp(min=0)
         return Batch(inputs, real_BT, begin.to(self.device))
 
@@ -290,5 +290,6 @@ def _is_out_of_memory(error: BaseException) -> bool:
     return any(words in str(error) for words in ("not enough memory", "can't allocate memory", "out of memory"))
 
 
-def _takes_positions(model: PreTrainedModel) -> bool:
+def takes_positions(model: PreTrainedModel) -> bool:
+    """Tell whether a model can be told where in its text each token stands."""
     return "position_ids" in inspect.signature(model.base_model.forward).parameters

@@ -1,15 +1,14 @@
 """Generation: the untouched model, with draws that are repeatable and independent of the batch.
 
 transformers' ``generate`` does the work. Its own sampling draws from torch's global random state, which
-threads would share; here each prompt has a generator of its own and the draw is made by adding Gumbel noise
-to the filtered scores and taking the largest (the Gumbel-max trick), which is a sample from their softmax.
+threads would share; here each prompt has a generator of its own (see ``drawing``).
 
 Knows: models, tokenizers, ``Sampling``. Does not know: attention plans: none is ever sent.
 """
 
 import queue
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -22,15 +21,12 @@ from transformers import (
     PreTrainedTokenizerBase,
     StoppingCriteria,
     StoppingCriteriaList,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-    TypicalLogitsWarper,
 )
 from transformers.generation.streamers import BaseStreamer
 
 from gerund.config import Sampling
 from gerund.errors import ConfigError, TextError
+from gerund.inference.drawing import filters_of, with_noise
 from gerund.inference.tokens import check_unicode, context_length
 from gerund.types import Generation
 
@@ -64,7 +60,7 @@ def generate(
         TextError: a prompt fills the model's context, or is empty for a model without a beginning token.
         ConfigError: ``max_new_tokens`` is not positive.
     """
-    ids = [_prompt_ids(model, tokenizer, prompt, index) for index, prompt in enumerate(prompts)]
+    ids = [prompt_ids(model, tokenizer, prompt, f"prompt {index}") for index, prompt in enumerate(prompts)]
     if max_new_tokens < 1:
         raise ConfigError(f"max_new_tokens={max_new_tokens} writes nothing")
     order = sorted(range(len(ids)), key=lambda index: len(ids[index]))
@@ -94,7 +90,7 @@ def stream(
     Raises:
         TextError: the prompt fills the model's context.
     """
-    ids = _prompt_ids(model, tokenizer, prompt, 0)
+    ids = prompt_ids(model, tokenizer, prompt, "prompt 0")
     if max_new_tokens < 1:
         raise ConfigError(f"max_new_tokens={max_new_tokens} writes nothing")
     seed = sampling.seed if sampling.seed is not None else int(torch.seed() % 2**31)
@@ -123,20 +119,62 @@ def stream(
         raise failure[0]
 
 
-def _prompt_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompt: str, index: int) -> list[int]:
-    check_unicode(f"prompt {index}", prompt)
+def prompt_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompt: str, what: str) -> list[int]:
+    """Return the token ids that generation continues.
+
+    Args:
+        model: the language model.
+        tokenizer: its tokenizer.
+        prompt: the text to continue.
+        what: what to call it in messages, such as ``prompt 0``.
+
+    Raises:
+        TextError: it fills the model's context, or is empty for a model without a beginning token.
+    """
+    check_unicode(what, prompt)
     ids: list[int] = tokenizer(prompt, verbose=False)["input_ids"]
     end = tokenizer.eos_token_id
     if len(ids) > 1 and end is not None and ids[-1] == end and end != tokenizer.bos_token_id:
         ids = ids[:-1]  # some tokenizers close every text; a prompt is to go on
     if not ids:
         if tokenizer.bos_token_id is None:
-            raise TextError(f"prompt {index} is empty and this model has no beginning token to start from")
+            raise TextError(f"{what} is empty and this model has no beginning token to start from")
         ids = [tokenizer.bos_token_id]
     limit = context_length(model.config, tokenizer)
     if limit is not None and len(ids) >= limit:
-        raise TextError(f"prompt {index} has {len(ids)} tokens and the model's context ends at {limit}")
+        raise TextError(f"{what} has {len(ids)} tokens and the model's context ends at {limit}")
     return ids
+
+
+def continue_read(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    ids: list[int],
+    decode: Callable[..., Tensor],
+    *,
+    max_new_tokens: int,
+    sampling: Sampling,
+) -> Generation:
+    """Continue one prompt that the model has read already; the result is that of ``generate``.
+
+    Args:
+        model: the language model.
+        tokenizer: its tokenizer.
+        ids: the prompt, from ``prompt_ids``.
+        decode: a loop that transformers calls in place of its own (``custom_generate``), which would read the
+            prompt again.
+        max_new_tokens: how much to write at most.
+        sampling: how tokens are drawn.
+
+    Raises:
+        ConfigError: ``max_new_tokens`` is not positive.
+    """
+    if max_new_tokens < 1:
+        raise ConfigError(f"max_new_tokens={max_new_tokens} writes nothing")
+    seed = sampling.seed if sampling.seed is not None else int(torch.seed() % 2**31)
+    draw = _Draw(sampling, [_row_seed(seed, 0)], model.device)
+    output = _run(model, tokenizer, [ids], max_new_tokens, draw, decode=decode)
+    return _result(model, tokenizer, ids, output[0, len(ids) :].tolist(), draw, 0)
 
 
 @torch.no_grad()
@@ -149,12 +187,13 @@ def _run(
     *,
     streamer: Any = None,
     stop: "_Stop | None" = None,
+    decode: Callable[..., Tensor] | None = None,
 ) -> Tensor:
     width = max(len(ids) for ids in prompts)
     limit = context_length(model.config, tokenizer)
     if limit is not None:
         max_new_tokens = min(max_new_tokens, limit - width)
-    ends = _end_ids(model, tokenizer)
+    ends = end_ids(model, tokenizer)
     pad = next(iter([*([tokenizer.pad_token_id] if tokenizer.pad_token_id is not None else []), *ends, 0]))
     ids = torch.full((len(prompts), width), pad, dtype=torch.long)
     real = torch.zeros_like(ids)
@@ -162,7 +201,12 @@ def _run(
         ids[row, width - len(prompt) :] = torch.tensor(prompt)
         real[row, width - len(prompt) :] = 1
     settings = GenerationConfig(
-        do_sample=False, num_beams=1, max_new_tokens=max_new_tokens, pad_token_id=pad, eos_token_id=ends or None
+        do_sample=False,
+        num_beams=1,
+        max_new_tokens=max_new_tokens,
+        pad_token_id=pad,
+        eos_token_id=ends or None,
+        use_cache=None if decode is None else False,  # a loop of one's own brings its own cache
     )
     output: Tensor = model.generate(
         ids.to(model.device),
@@ -171,11 +215,13 @@ def _run(
         logits_processor=LogitsProcessorList([draw]),
         stopping_criteria=StoppingCriteriaList([stop] if stop else []),
         streamer=streamer,
+        custom_generate=decode,
     )
     return output
 
 
-def _end_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+def end_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Return the tokens that end a text."""
     own = model.generation_config.eos_token_id
     ends = list(own) if isinstance(own, (list, tuple)) else [own]
     ends.append(tokenizer.eos_token_id)
@@ -190,15 +236,15 @@ def _result(
     draw: "_Draw",
     place: int,
 ) -> Generation:
-    ends = set(_end_ids(model, tokenizer))
+    ends = set(end_ids(model, tokenizer))
     cut = next((i for i, token in enumerate(ids) if token in ends), len(ids))
     finished = cut < len(ids)
     scores = [step[place] for step in draw.logprobs[: cut + int(finished)]]
     mean = sum(scores) / len(scores) if scores else 0.0
-    return Generation(_continuation(tokenizer, prompt, ids[:cut]), ids[:cut], mean, finished)
+    return Generation(continuation_text(tokenizer, prompt, ids[:cut]), ids[:cut], mean, finished)
 
 
-def _continuation(tokenizer: PreTrainedTokenizerBase, prompt: list[int], ids: list[int]) -> str:
+def continuation_text(tokenizer: PreTrainedTokenizerBase, prompt: list[int], ids: list[int]) -> str:
     """Decode ``ids`` as they read after the prompt: alone, many tokenizers would drop their first space."""
     tail = prompt[-_TAIL:]
     before: str = tokenizer.decode(tail, skip_special_tokens=True)
@@ -218,15 +264,7 @@ class _Draw(LogitsProcessor):
         self.generators = [torch.Generator().manual_seed(seed) for seed in seeds]
         self.device = device
         self.logprobs: list[list[float]] = []
-        self.filters: list[LogitsProcessor] = []
-        if not sampling.is_greedy:
-            self.filters.append(TemperatureLogitsWarper(float(sampling.temperature)))
-            if sampling.top_k is not None:
-                self.filters.append(TopKLogitsWarper(sampling.top_k))
-            if sampling.top_p is not None and sampling.top_p < 1:
-                self.filters.append(TopPLogitsWarper(sampling.top_p))
-            if sampling.typical_p is not None and sampling.typical_p < 1:
-                self.filters.append(TypicalLogitsWarper(sampling.typical_p))
+        self.filters = filters_of(sampling)
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         scores_BV = scores.float()
@@ -234,8 +272,7 @@ class _Draw(LogitsProcessor):
         for filter_ in self.filters:
             scores_BV = filter_(input_ids, scores_BV)
         if not self.sampling.is_greedy:
-            noise = [torch.empty(scores.shape[-1]).exponential_(generator=g) for g in self.generators]
-            scores_BV = scores_BV - torch.stack(noise).to(scores.device).log()
+            scores_BV = with_noise(scores_BV, self.generators)
         chosen_B = scores_BV.argmax(dim=-1)
         self.logprobs.append(plain_BV.gather(1, chosen_B[:, None])[:, 0].tolist())
         return scores_BV

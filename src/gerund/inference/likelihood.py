@@ -4,7 +4,8 @@ Knows: models, token ids, pairs of texts. Does not know: what the numbers are fo
 """
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakSet
@@ -182,7 +183,8 @@ def token_logprobs(
         row_N = [index for index, (places, _) in enumerate(scored) for _ in places]
         place_N = [first + at - 1 for first, (places, _) in zip(begin.tolist(), scored, strict=True) for at in places]
         token_N = [token for _, tokens in scored for token in tokens]
-        logprobs = head.logprobs(hidden_BTD[row_N, place_N], torch.tensor(token_N, device=hidden_BTD.device))
+        with reader.gate():  # an adapter may change the head too
+            logprobs = head.logprobs(hidden_BTD[row_N, place_N], torch.tensor(token_N, device=hidden_BTD.device))
         if not np.isfinite(logprobs).all():
             raise ModelError(
                 f"this model's log-probabilities are not numbers in {reader.model.dtype}; load it with another dtype"
@@ -218,7 +220,7 @@ class TokenHead:
             _proved.add(model)
 
     def logits(self, states_ND: Tensor) -> Tensor:
-        """Return the logits ``(N, V)`` of last hidden states, as the model computes them."""
+        """Return the logits ``(N, V)`` of last hidden states, as the model computes them; with gradients if enabled."""
         # Of the class: hooks that belong to the whole model have nothing to do here.
         output = type(self._model).forward(self._model, inputs_embeds=states_ND[None], use_cache=False)
         logits_NV: Tensor = output.logits[0]
@@ -238,14 +240,30 @@ class TokenHead:
     def _prove(self, model: PreTrainedModel) -> None:
         table = model.get_input_embeddings().weight
         ids = (torch.arange(_PROOF_LENGTH, device=table.device) * 7 + 3)[None] % len(table)
-        whole = model(ids, use_cache=False).logits[0].float()
-        try:
-            own = self.logits(model.base_model(ids, use_cache=False).last_hidden_state[0]).float()
-        except (AttributeError, TypeError, ValueError) as error:
-            raise ModelError(_unheaded(model)) from error
+        # A model in training drops parts at random; and autocast in older torch (2.8 among them) would remember the
+        # weights that it casts here, cut off from their gradients.
+        with _evaluating(model), torch.autocast(table.device.type, enabled=False):
+            whole = model(ids, use_cache=False).logits[0].float()
+            try:
+                own = self.logits(model.base_model(ids, use_cache=False).last_hidden_state[0]).float()
+            except (AttributeError, TypeError, ValueError) as error:
+                raise ModelError(_unheaded(model)) from error
         tolerance = _PROOF_TOLERANCE.get(model.dtype, _PROOF_TOLERANCE_HALF) * max(1.0, float(whole.abs().max()))
         if own.shape != whole.shape or float((own - whole).abs().max()) > tolerance:
             raise ModelError(_unheaded(model))
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Put every module into evaluation mode until the block ends, and then those back that were not."""
+    training = [module for module in model.modules() if module.training]
+    for module in training:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
 
 
 def _unheaded(model: PreTrainedModel) -> str:

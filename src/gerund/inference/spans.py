@@ -3,8 +3,9 @@
 Knows: models, texts with spans, MAGNET's ``hybrid`` mask. Does not know: how spans are chosen.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 from typing import Literal
 from weakref import WeakSet
 
@@ -14,7 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gerund.attention.interface import BoundPlan, attach
-from gerund.attention.plan import AttentionPlan
+from gerund.attention.plan import AttentionPlan, ResolvedPlan
 from gerund.attention.probe import prove
 from gerund.errors import TextError, unknown_name
 from gerund.inference.encoding import Reader
@@ -57,6 +58,7 @@ def span_logprobs(
     *,
     batch_tokens: int | None = None,
     show: bool | None = None,
+    gate: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> list[list[np.ndarray]]:
     """Return the log-probability of each token of each span.
 
@@ -73,6 +75,8 @@ def span_logprobs(
             untouched model, which sees whatever stands on the left, earlier spans included.
         batch_tokens: tokens a batch, padding included; None chooses by device.
         show: whether to show progress; None only on a terminal.
+        gate: switches the encoder's adapter on while both sides are seen, as MAGNET trains it for that too; the
+            causal reading is always that of the untouched model.
 
     Returns:
         For each text one float32 array of natural logarithms a span.
@@ -94,12 +98,28 @@ def span_logprobs(
         for index, (item, text) in enumerate(zip(tokens, texts, strict=True))
         if item is not None
     ]
-    score = _infill if reading == "infill" else _causal
-    logprobs = score(reader, spanned, batch_tokens, show)
+    if reading == "infill":
+        logprobs = _infill(replace(reader, gate=gate), spanned, batch_tokens, show)
+    else:
+        logprobs = _causal(reader, spanned, batch_tokens, show)
     return [
         [own[labels == number] for number in range(1, len(text.spans) + 1)]
         for own, labels, text in zip(logprobs, map(_labels, spanned), texts, strict=True)
     ]
+
+
+def proved_hybrid(reader: Reader) -> ResolvedPlan:
+    """Return the hybrid plan for a model, after proving once that it reaches every layer.
+
+    Raises:
+        UnsupportedModelError: it does not.
+    """
+    plan = AttentionPlan("hybrid").resolve(reader.n_layers)
+    if reader.model not in _proved:
+        attach(reader.model)
+        prove(reader.model, plan)
+        _proved.add(reader.model)
+    return plan
 
 
 @dataclass(frozen=True)
@@ -110,11 +130,7 @@ class _Spanned(Tokens):
 
 
 def _infill(reader: Reader, texts: list[_Spanned], batch_tokens: int | None, show: bool | None) -> list[np.ndarray]:
-    plan = AttentionPlan("hybrid").resolve(reader.n_layers)
-    if reader.model not in _proved:
-        attach(reader.model)
-        prove(reader.model, plan)
-        _proved.add(reader.model)
+    plan = proved_hybrid(reader)
 
     def states(batch: Sequence[Tokens]) -> tuple[Tensor, Tensor]:
         one = reader.batch(batch)

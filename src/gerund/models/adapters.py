@@ -55,8 +55,12 @@ def load_adapter(model: PreTrainedModel, folder: str | Path) -> None:
         raise ConfigError("this model carries an adapter already; load the model anew for another one")
     before = _logits(model)
     training = model.training
+    own = {id(parameter): parameter.requires_grad for parameter in model.parameters()}
     _inject(model, path)
     model.train(training)
+    for parameter in model.parameters():
+        # PEFT freezes the model's weights, and torch multiplies frozen ones another way, with other last bits.
+        parameter.requires_grad_(own.get(id(parameter), False))
     _gate_layers(model)
     if not torch.equal(before, _logits(model)):
         raise ModelError(

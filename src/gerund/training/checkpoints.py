@@ -55,6 +55,8 @@ def _problem(folder: Path) -> str | None:
         return "cut short before it was complete"
     except ValueError:
         return "its manifest is unreadable"
+    if not isinstance(files, dict) or not files:
+        return "its manifest is unreadable"
     for name, size in files.items():
         path = folder / name
         if not path.is_file():

@@ -4,6 +4,7 @@ Knows: time, tokens, memory, lines. Does not know: models or the trainer.
 """
 
 import json
+import re
 import resource
 import sys
 import time
@@ -22,17 +23,19 @@ class Journal:
             are done again; what the kept ones say about elapsed time is carried on.
         step: The step that the training starts from.
         steps: The step it ends with.
-        tokens_per_step: Tokens of an optimizer step.
+        silent: Neither write nor show anything: another process does.
     """
 
-    def __init__(self, path: Path, *, step: int, steps: int, tokens_per_step: int) -> None:
-        self.path, self.steps, self.tokens_per_step = path, steps, tokens_per_step
+    def __init__(self, path: Path, *, step: int, steps: int, silent: bool = False) -> None:
+        self.path, self.steps, self.silent = path, steps, silent
         self.rows = [row for row in _read_rows(path) if row["step"] <= step]
-        path.write_text("".join(json.dumps(row) + "\n" for row in self.rows), "utf-8")
+        if not silent:
+            path.write_text("".join(json.dumps(row) + "\n" for row in self.rows), "utf-8")
+        self.tokens = self.rows[-1]["tokens"] if self.rows else 0
         self.seconds_before = self.rows[-1]["seconds"] if self.rows else 0.0
         self._started = time.perf_counter()
         self._busy = 0.0
-        self._last = (step, self._busy)
+        self._last = (self.tokens, self._busy)
         self._step_began = self._started
         self._console = Console(stderr=True, highlight=False)
         columns = (
@@ -41,7 +44,7 @@ class Journal:
             TextColumn("{task.description}"),
             TimeRemainingColumn(),
         )
-        self._progress = Progress(*columns, console=self._console, disable=not sys.stderr.isatty())
+        self._progress = Progress(*columns, console=self._console, disable=silent or not sys.stderr.isatty())
         self._task = self._progress.add_task("", total=steps, completed=step)
         self._progress.start()
 
@@ -49,6 +52,10 @@ class Journal:
     def seconds(self) -> float:
         """Wall time of the whole training so far, interrupted parts included."""
         return self.seconds_before + time.perf_counter() - self._started
+
+    def count(self, tokens: int) -> None:
+        """Count the tokens of a step, padding left out, of all processes together."""
+        self.tokens += tokens
 
     def step_begins(self) -> None:
         """Start the clock of a step, so that throughput leaves validation and saving out."""
@@ -64,18 +71,20 @@ class Journal:
         row: dict[str, Any] = {"step": step, **values}
         if "loss" in values:
             before, busy = self._last
-            row["tokens_per_second"] = round((step - before) * self.tokens_per_step / max(self._busy - busy, 1e-9))
-            self._last = (step, self._busy)
-        row["tokens"] = step * self.tokens_per_step
+            row["tokens_per_second"] = round((self.tokens - before) / max(self._busy - busy, 1e-9))
+            self._last = (self.tokens, self._busy)
+        row["tokens"] = self.tokens
         row["seconds"] = round(self.seconds, 1)
         row["peak_memory_mib"] = peak_memory_mib()
         self.rows.append(row)
+        if self.silent:
+            return
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
         self._show(row)
 
     def _show(self, row: dict[str, Any]) -> None:
-        shown = {key: value for key, value in row.items() if key.startswith(("loss", "val", "learning"))}
+        shown = {key: value for key, value in row.items() if re.match(r"loss|val|learning|.*accuracy", key)}
         text = "  ".join(f"{key} {value:.4g}" for key, value in shown.items())
         text = f"step {row['step']}/{self.steps}  {text}"
         if "tokens_per_second" in row:
@@ -87,7 +96,8 @@ class Journal:
 
     def note(self, text: str) -> None:
         """Show a line without writing it to the file."""
-        self._console.print(text)
+        if not self.silent:
+            self._console.print(text)
 
     def close(self) -> None:
         """Take the progress bar away."""

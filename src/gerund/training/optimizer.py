@@ -29,6 +29,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
         lr: Learning rate of both.
         weight_decay: Of the matrices; the others are not decayed.
         betas: AdamW's.
+        epsilon: AdamW's.
         momentum: Muon's.
     """
 
@@ -40,6 +41,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
         lr: float,
         weight_decay: float,
         betas: tuple[float, float] = (0.9, 0.95),
+        epsilon: float = 1e-8,
         momentum: float = 0.95,
     ) -> None:
         if not hasattr(torch.optim, "Muon"):
@@ -47,7 +49,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
         self.muon = torch.optim.Muon(
             matrices, lr=lr, weight_decay=weight_decay, momentum=momentum, adjust_lr_fn="match_rms_adamw"
         )
-        self.adamw = torch.optim.AdamW(others, lr=lr, weight_decay=0.0, betas=betas)
+        self.adamw = torch.optim.AdamW(others, lr=lr, weight_decay=0.0, betas=betas, eps=epsilon)
         super().__init__([{"params": [*matrices, *others]}], {"lr": lr})
         self._share_groups()
 
@@ -73,17 +75,25 @@ class MuonWithAdamW(torch.optim.Optimizer):
         self._share_groups()
 
 
-def build_optimizer(model: nn.Module, config: "OptimizerConfig") -> torch.optim.Optimizer:
-    """Return the optimizer that the recipe asks for, over the trainable parameters of ``model``."""
-    matrices, others = split_parameters(model)
+def build_optimizer(module: nn.Module, config: "OptimizerConfig") -> torch.optim.Optimizer:
+    """Return the optimizer that the recipe asks for, over the trainable parameters of ``module``.
+
+    What lies in its ``losses`` serves the training only, and may have a learning rate of its own.
+    """
     betas = (config.beta1, config.beta2)
+    rate, decay = config.learning_rate, config.weight_decay
     if config.name == "muon":
-        return MuonWithAdamW(matrices, others, lr=config.learning_rate, weight_decay=config.weight_decay, betas=betas)
-    groups = [
-        {"params": matrices, "weight_decay": config.weight_decay},
-        {"params": others, "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(groups, lr=config.learning_rate, betas=betas)
+        matrices, others = split_parameters(module)
+        return MuonWithAdamW(matrices, others, lr=rate, weight_decay=decay, betas=betas, epsilon=config.epsilon)
+    heads = getattr(module, "losses", None)
+    served = {id(parameter) for parameter in heads.parameters()} if heads is not None else set()
+    groups = []
+    for parameters, own_decay in zip(split_parameters(module), (decay, 0.0), strict=True):
+        for in_heads, own_rate in ((False, rate), (True, config.head_learning_rate or rate)):
+            chosen = [p for p in parameters if (id(p) in served) == in_heads]
+            if chosen:
+                groups.append({"params": chosen, "weight_decay": own_decay, "lr": own_rate})
+    return torch.optim.AdamW(groups, lr=rate, betas=betas, eps=config.epsilon)
 
 
 def split_parameters(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
@@ -115,8 +125,10 @@ def learning_rate_factor(config: "ScheduleConfig", steps: int) -> Callable[[int]
     def factor(step: int) -> float:
         if step < warmup:
             return (step + 1) / (warmup + 1)
+        progress = (step - warmup) / max(1, steps - warmup)
+        if config.name == "linear":
+            return config.floor + (1 - config.floor) * (1 - min(1.0, progress))
         if config.name == "cosine":
-            progress = (step - warmup) / max(1, steps - warmup)
             return config.floor + (1 - config.floor) * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
         if config.name == "wsd" and step > steps - decay:
             progress = (step - (steps - decay)) / decay

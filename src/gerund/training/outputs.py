@@ -8,21 +8,28 @@ import copy
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from gerund.data.files import write_whole
 from gerund.errors import ConfigError, OutputExistsError
+from gerund.language_model import LanguageModel
+from gerund.models import loading
 from gerund.models.saving import atomic_folder
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerFast
-
     from gerund.training.recipe import Recipe
+    from gerund.training.subject import Subject
 
 # These may differ between a run and its resumption: they do not change what a step computes.
-_FREE = ("output", "steps", "compile", "log_steps", "eval_steps", "save_steps", "keep_checkpoints")
+_FREE = (
+    "output", "steps", "compile", "log_steps", "eval_steps", "save_steps", "keep_checkpoints", "snapshot_steps",
+    "report_to",
+)  # fmt: skip
+# Of the data, and of an objective: neither changes a gradient (but for the order of additions).
+_FREE_DATA = ("folder", "cache", "validation_tokens")
 
 
 def check_output(output: Path, resume: bool) -> None:
@@ -47,7 +54,7 @@ def check_resumable(recipe: "Recipe", output: Path, step: int) -> None:
     before, now = json.loads(path.read_text("utf-8")), json.loads(recipe.model_dump_json())
     differing = sorted(_differences(_compared(before), _compared(now)))
     if differing:
-        raise ConfigError(f"{output}: cannot resume, since these settings have changed: {', '.join(differing)}")
+        raise ConfigError(f"{output}: cannot resume, since settings have changed: {'; '.join(differing)}")
     if step >= recipe.steps and before["steps"] != recipe.steps:
         raise ConfigError(f"{output}: step {step} is reached already; steps={recipe.steps} would undo some")
     if before["steps"] != recipe.steps or before["schedule"] != now["schedule"]:
@@ -59,7 +66,7 @@ def check_resumable(recipe: "Recipe", output: Path, step: int) -> None:
             )
 
 
-def check_same_data(output: Path, summary: list[list[int]], *, resuming: bool) -> None:
+def check_same_data(output: Path, summary: dict[str, list[int]], *, resuming: bool) -> None:
     """Write down what the corpus amounts to, or on a resume refuse another corpus.
 
     Raises:
@@ -73,7 +80,7 @@ def check_same_data(output: Path, summary: list[list[int]], *, resuming: bool) -
 
 def _compared(settings: dict[str, Any]) -> dict[str, Any]:
     kept = {key: value for key, value in settings.items() if key not in _FREE}
-    kept["data"] = {k: v for k, v in kept["data"].items() if k not in ("folder", "cache", "validation_tokens")}
+    kept["data"] = {k: v for k, v in kept["data"].items() if k not in _FREE_DATA}
     kept["schedule"] = {k: v for k, v in kept["schedule"].items() if not k.startswith("decay")}
     return kept
 
@@ -82,31 +89,63 @@ def _differences(before: Any, now: Any, where: str = "") -> Iterator[str]:
     if isinstance(before, dict) and isinstance(now, dict):
         for key in before.keys() | now.keys():
             yield from _differences(before.get(key), now.get(key), f"{where}.{key}" if where else key)
+    elif isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
+        for index, (one, other) in enumerate(zip(before, now, strict=True)):
+            yield from _differences(one, other, f"{where}.{_named(one, index)}")
     elif before != now:
-        yield where
+        yield f"{where} was {json.dumps(before)} and is {json.dumps(now)}"
+
+
+def _named(item: Any, index: int) -> str:
+    """Return what a recipe calls an item of a list."""
+    return str(item.get("kind") or item.get("name") or index) if isinstance(item, dict) else str(index)
 
 
 def _stable_until(settings: dict[str, Any]) -> int:
     """Return the step up to which the learning rate does not depend on the number of steps."""
     schedule = settings["schedule"]
-    if schedule["name"] == "cosine":
+    if schedule["name"] in ("cosine", "linear"):
         return int(schedule["warmup_steps"])
     return int(settings["steps"] - (schedule["decay_steps"] or 0))
 
 
-def write_model(
-    model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerFast", folder: Path, report: dict[str, Any]
-) -> Path:
-    """Write the finished model as bf16 safetensors with its tokenizer and ``training.json``."""
-    from transformers.utils import logging
+def write_model(subject: "Subject", folder: Path, report: dict[str, Any], *, overwrite: bool = False) -> Path:
+    """Write the finished model with its tokenizer, ``gerund.json`` and ``training.json``.
 
-    logging.disable_progress_bar()  # one shard of a few seconds; the journal has its own bar
-    finished = copy.deepcopy(model).to("cpu", torch.bfloat16)
-    with atomic_folder(folder) as partial:
-        finished.save_pretrained(str(partial))
-        tokenizer.save_pretrained(str(partial))
+    Where all weights were trained they are written in the type of the base's checkpoint, bf16 for a model from
+    scratch. Where an adapter was trained, the base is read once more from where it came, so that its weights are
+    the untouched ones, and the adapter lies in a folder of its own: generating does not use it.
+    """
+    with atomic_folder(folder, overwrite=overwrite) as partial:
+        if subject.adapter is None:
+            finished = copy.deepcopy(subject.model).to("cpu", _stored_type(subject))
+            LanguageModel(finished, subject.tokenizer, subject.encoder, name=folder.name).save_into(partial)
+        else:
+            assert subject.source is not None
+            base, tokenizer = loading.read(subject.source, None)
+            with TemporaryDirectory(dir=partial.parent) as room:
+                write_adapter(subject, Path(room))
+                lm = LanguageModel(base, tokenizer, subject.encoder, name=folder.name, adapter_folder=Path(room))
+                lm.save_into(partial)
         write_whole(partial / "training.json", json.dumps(report, indent=1) + "\n")
-        # safetensors writes files that only their owner can read; a model is there to be shared.
-        for weights in partial.glob("*.safetensors"):
-            weights.chmod((partial / "training.json").stat().st_mode)
     return folder
+
+
+def write_adapter(subject: "Subject", folder: Path) -> None:
+    """Write the adapter as PEFT does, with the name of the base but not its place on this machine."""
+    assert subject.adapter is not None
+    assert subject.source is not None
+    config = subject.adapter.peft_config["default"]
+    config.base_model_name_or_path = Path(subject.source.name).name if subject.source.folder else subject.source.name
+    training, config.inference_mode = config.inference_mode, True
+    try:
+        # "auto" would ask the hub whether the base's vocabulary has grown.
+        subject.adapter.save_pretrained(str(folder), safe_serialization=True, save_embedding_layers=False)
+    finally:
+        config.inference_mode = training
+    (folder / "README.md").unlink(missing_ok=True)  # an empty form
+
+
+def _stored_type(subject: "Subject") -> torch.dtype:
+    stored = None if subject.source is None else loading.stored_dtype(subject.source)
+    return stored or torch.bfloat16

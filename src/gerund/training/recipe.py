@@ -4,31 +4,59 @@ Knows: which fields there are, what they mean and what contradicts what. Does no
 training is carried out. An unknown field is refused with the valid ones listed.
 """
 
-import re
-import typing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
+from gerund.attention.plan import AttentionPlan
+from gerund.config import EncoderConfig
 from gerund.errors import ConfigError
+from gerund.training.recipe_objectives import CONTRASTIVE, AnyObjective, CausalConfig, Section, UnimaeConfig
+from gerund.training.recipe_text import explain, read_settings
+
+DEFAULT_BASE = "default"
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())
+class LoraConfig(Section):
+    """Low-rank adapters (LoRA) instead of all weights."""
+
+    rank: int = Field(default=16, ge=1)
+    """Rank of the update of each matrix."""
+    alpha: float = Field(default=32.0, gt=0)
+    """The update is multiplied by alpha / rank."""
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    """Dropout before the update."""
+    target_modules: str | list[str] = "all-linear"
+    """Names of the layers that get an update; ``all-linear`` is every linear layer of attention and feed-forward."""
 
 
-class ModelConfig(_Section):
-    """The model, built from scratch from an architecture."""
+class ModelConfig(Section):
+    """The model: an existing one, or one built from scratch."""
 
-    config: dict[str, Any]
-    """Fields of a Hugging Face config with its ``model_type``; the vocabulary and the ids of the special
-    tokens come from the tokenizer."""
+    base: str | None = None
+    """Folder or hub id of the model to start from; ``default`` is the embedded one. Where the folder has an adapter
+    of its own, that adapter is trained further."""
+    config: dict[str, Any] | None = None
+    """From scratch: fields of a Hugging Face config with its ``model_type``; the vocabulary and the ids of the
+    special tokens come from the tokenizer."""
+    lora: LoraConfig | None = None
+    """Train an adapter and leave the weights alone; left out, all weights are trained."""
+    gradient_checkpointing: bool = False
+    """Keep the states of few layers and compute the others again in the backward pass: less memory, more time."""
+
+    @model_validator(mode="after")
+    def _one_origin(self) -> Self:
+        if (self.base is None) == (self.config is None):
+            raise ValueError("a model has either a base or a config, the one to start from or the one to build")
+        if self.lora is not None and self.base is None:
+            raise ValueError("lora adapts a base; a model from scratch trains all its weights")
+        return self
 
 
-class TokenizerConfig(_Section):
-    """The tokenizer: an existing folder, or one trained on the data."""
+class TokenizerConfig(Section):
+    """The tokenizer of a model from scratch: an existing folder, or one trained on the data."""
 
     path: Path | None = None
     """Folder of an existing tokenizer; left out, one is trained."""
@@ -40,81 +68,130 @@ class TokenizerConfig(_Section):
     """What a trained tokenizer reports as ``model_max_length``."""
 
 
-class SourceConfig(_Section):
+class EncoderSection(Section):
+    """How the model is read as an encoder, while contrastive objectives train it and afterwards.
+
+    What is left out comes from the base's ``gerund.json``, or else is the library's default.
+    """
+
+    attention: str | None = None
+    """Name of an attention plan."""
+    k: int | None = None
+    """Number of converted layers."""
+    k0: int | None = None
+    """For ``mask0+bidir``, how many of them hide the first token."""
+    sink_tokens: int | None = None
+    """How many first tokens a ``mask0`` plan hides."""
+    pooling: str | None = None
+    """``mean``, ``weighted-mean``, ``last`` or ``first``."""
+    prompt: str | None = None
+    """Text put before every text."""
+    prompts: dict[str, str] | None = None
+    """Prompts by name."""
+    pool_prompt: bool | None = None
+    """Whether the prompt's tokens are pooled as well."""
+    append_eos: bool | None = None
+    """Whether an end token is put after every text."""
+    normalize: bool | None = None
+    """Whether vectors have length 1."""
+    max_length: int | None = None
+    """Longest text in tokens."""
+
+    @model_validator(mode="after")
+    def _is_valid(self) -> Self:
+        try:
+            self.changed(EncoderConfig())
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
+        return self
+
+    def changed(self, encoder: EncoderConfig) -> EncoderConfig:
+        """Return ``encoder`` with what is given here put in."""
+        plan_fields = ("attention", "k", "k0", "sink_tokens")
+        plan: AttentionPlan = encoder.attention.with_changes(*(getattr(self, name) for name in plan_fields))
+        given = self.model_dump(exclude_none=True, exclude=set(plan_fields))
+        return replace(encoder, **given, attention=plan, adapter=None)
+
+
+class SourceConfig(Section):
     """One source of documents."""
 
     name: str
     """What logs and reports call it."""
     files: list[Path] = Field(min_length=1)
     """Files to train on, relative to ``data.folder``."""
-    validation: list[Path] = []
+    validation: list[Path] = Field(default_factory=list)
     """Files for the validation loss."""
     weight: float = Field(default=1.0, gt=0)
-    """Share of the training tokens, relative to the other sources."""
+    """Share of the training texts, relative to the other sources."""
     text_column: str = "text"
     """Column or field that holds the text."""
     clean: Literal["none", "gutenberg", "wikipedia"] = "none"
     """Known quirks to remove; see :func:`gerund.data.corpus.clean_text`."""
 
 
-class DataConfig(_Section):
+class DataConfig(Section):
     """What is read."""
 
     folder: Path = Path()
-    """Folder that the sources' files are relative to."""
+    """Folder that all files are relative to."""
     cache: Path | None = None
     """Folder for the tokenised corpus; left out, ``cache`` inside the output folder."""
-    sources: list[SourceConfig] = Field(min_length=1)
+    sources: list[SourceConfig] = Field(default_factory=list)
     """Where documents come from."""
-    sequence_length: int = Field(default=512, ge=2)
-    """Tokens in a block."""
-    batch_tokens: int = Field(default=8192, ge=2)
-    """Tokens of one optimizer step."""
-    micro_batch_tokens: int | None = Field(default=None, ge=2)
-    """Tokens that go through the model at once; left out, the whole batch."""
     validation_tokens: int = Field(default=131072, ge=1)
-    """Upper bound of validation tokens per source."""
+    """Upper bound of validation tokens for each objective (for ``causal`` for each source)."""
 
 
-class OptimizerConfig(_Section):
+class OptimizerConfig(Section):
     """How weights are changed."""
 
     name: Literal["adamw", "muon"] = "adamw"
     """``muon``: Muon for hidden matrices and AdamW for the rest."""
     learning_rate: float = Field(default=3e-4, gt=0)
     """Peak learning rate."""
+    head_learning_rate: float | None = Field(default=None, gt=0)
+    """Peak learning rate of parts that serve the training only, such as UniMAE's decoder; left out, the same."""
     weight_decay: float = Field(default=0.1, ge=0)
     """Decay of matrices; embeddings, norms and biases are not decayed."""
     beta1: float = Field(default=0.9, ge=0, lt=1)
     """AdamW's first decay rate."""
     beta2: float = Field(default=0.95, ge=0, lt=1)
     """AdamW's second decay rate."""
+    epsilon: float = Field(default=1e-8, gt=0)
+    """AdamW's epsilon."""
     max_grad_norm: float = Field(default=1.0, ge=0)
     """Gradients are clipped to this norm; 0 for no clipping."""
 
+    @model_validator(mode="after")
+    def _one_rate_for_muon(self) -> Self:
+        if self.name == "muon" and self.head_learning_rate is not None:
+            raise ValueError("head_learning_rate belongs to adamw; muon has one learning rate")
+        return self
 
-class ScheduleConfig(_Section):
+
+class ScheduleConfig(Section):
     """How the learning rate moves."""
 
-    name: Literal["wsd", "cosine", "constant"] = "constant"
-    """``wsd``: warm up, stay, decay over the last ``decay_steps``."""
+    name: Literal["wsd", "cosine", "linear", "constant"] = "constant"
+    """``wsd``: warm up, stay, decay over the last ``decay_steps``. ``cosine`` and ``linear`` fall all the way."""
     warmup_steps: int = Field(default=0, ge=0)
     """Steps of linear warm-up."""
     decay_steps: int | None = Field(default=None, ge=1)
     """Steps of decay; for ``wsd`` only."""
-    decay_sequence_length: int | None = Field(default=None, ge=2)
-    """Tokens in a block during the decay; left out, ``data.sequence_length``. Long blocks only at the end
-    keep most steps cheap, and the model still learns to use its whole context."""
     floor: float = Field(default=0.0, ge=0, le=1)
     """Share of the peak that is left at the end."""
 
 
-class Recipe(_Section):
+class Recipe(Section):
     """A whole training."""
 
     model: ModelConfig
-    tokenizer: TokenizerConfig = TokenizerConfig()
-    data: DataConfig
+    tokenizer: TokenizerConfig | None = None
+    encoder: EncoderSection = EncoderSection()
+    data: DataConfig = DataConfig()
+    objectives: list[AnyObjective] = Field(min_length=1)
+    """What the model is trained for; their losses are summed by weight."""
     optimizer: OptimizerConfig = OptimizerConfig()
     schedule: ScheduleConfig = ScheduleConfig()
     output: Path
@@ -122,57 +199,98 @@ class Recipe(_Section):
     steps: int = Field(ge=1)
     """Optimizer steps."""
     precision: Literal["auto", "bf16", "fp32"] = "auto"
-    """Arithmetic of the forward pass; weights and optimizer are always fp32. ``auto`` takes bf16 where
+    """Arithmetic of the forward pass; trained weights and the optimizer are always fp32. ``auto`` takes bf16 where
     the device has it."""
     compile: bool = False
-    """Compile the model: faster steps after a start of about a minute."""
+    """Compile the losses of ``causal``: faster steps after a start of about a minute."""
     seed: int = Field(default=0, ge=0)
-    """Decides the initial weights and the order of the data."""
+    """Decides the initial weights, the order of the data, masks, spans and dropout."""
     log_steps: int = Field(default=10, ge=1)
     """A line in the log every so many steps."""
+    report_to: list[Literal["tensorboard", "wandb", "trackio"]] = Field(default_factory=list)
+    """Where else the log goes, beside the terminal and ``log.jsonl``."""
     eval_steps: int = Field(default=500, ge=1)
     """Validation every so many steps, and at the end."""
     save_steps: int = Field(default=500, ge=1)
     """A checkpoint every so many steps, and at the end."""
     keep_checkpoints: int = Field(default=2, ge=2)
     """How many checkpoints stay; two at least, since the newest may be the one that a crash cut short."""
+    snapshot_steps: int | None = Field(default=None, ge=1)
+    """Write the model as it is into ``snapshots/step-N`` every so many steps, to measure how it develops."""
 
     @property
-    def rows(self) -> int:
-        """Blocks in a micro-batch."""
-        return (self.data.micro_batch_tokens or self.data.batch_tokens) // self.data.sequence_length
-
-    @property
-    def accumulation(self) -> int:
-        """Micro-batches in an optimizer step."""
-        return self.data.batch_tokens // (self.data.micro_batch_tokens or self.data.batch_tokens)
+    def batch_tokens(self) -> int:
+        """Upper bound of the tokens of one optimizer step, when every objective takes part and no text is short."""
+        return sum(objective.batch_size * objective.length for objective in self.objectives)
 
     @model_validator(mode="after")
     def _agrees(self) -> Self:
-        data, schedule = self.data, self.schedule
-        micro = data.micro_batch_tokens or data.batch_tokens
-        if micro % data.sequence_length:
-            name = "micro_batch_tokens" if data.micro_batch_tokens else "batch_tokens"
-            raise ValueError(f"data.{name} {micro} is no multiple of data.sequence_length {data.sequence_length}")
-        if data.batch_tokens % micro:
-            raise ValueError(f"data.batch_tokens {data.batch_tokens} is no multiple of data.micro_batch_tokens {micro}")
-        if (schedule.name == "wsd") != (schedule.decay_steps is not None):
-            raise ValueError("schedule.decay_steps belongs to the schedule wsd, and wsd needs it")
-        if schedule.decay_sequence_length and (schedule.name != "wsd" or micro % schedule.decay_sequence_length):
-            raise ValueError("schedule.decay_sequence_length belongs to wsd, and must divide the micro-batch")
-        if schedule.warmup_steps + (schedule.decay_steps or 0) > self.steps:
-            raise ValueError(f"warm-up and decay together are longer than steps {self.steps}")
+        for check in (_check_schedule, _check_sources, _check_objectives, _check_lengths, _check_encoder):
+            check(self)
+        if self.tokenizer is not None and self.model.base is not None:
+            raise ValueError("tokenizer is for a model from scratch; a base brings its own")
         if self.save_steps % self.log_steps:
             # Otherwise the first loss that is logged after a resume would cover half a window.
             raise ValueError(f"save_steps {self.save_steps} is no multiple of log_steps {self.log_steps}")
-        names = [source.name for source in data.sources]
-        if len(set(names)) < len(names):
-            raise ValueError(f"data.sources has a name twice: {', '.join(names)}")
-        longest = self.model.config.get("max_position_embeddings")
-        length = max(data.sequence_length, schedule.decay_sequence_length or 0)
-        if isinstance(longest, int) and length > longest:
-            raise ValueError(f"sequences of {length} tokens exceed max_position_embeddings {longest}")
         return self
+
+
+def _check_schedule(recipe: Recipe) -> None:
+    schedule = recipe.schedule
+    if (schedule.name == "wsd") != (schedule.decay_steps is not None):
+        raise ValueError("schedule.decay_steps belongs to the schedule wsd, and wsd needs it")
+    if schedule.warmup_steps + (schedule.decay_steps or 0) > recipe.steps:
+        raise ValueError(f"warm-up and decay together are longer than steps {recipe.steps}")
+
+
+def _check_sources(recipe: Recipe) -> None:
+    names = [source.name for source in recipe.data.sources]
+    if len(set(names)) < len(names):
+        raise ValueError(f"data.sources has a name twice: {', '.join(names)}")
+    for objective in recipe.objectives:
+        if getattr(objective, "pairs", None) is not None:
+            continue
+        if not names:
+            raise ValueError(f"the objective {objective.kind} reads texts, and data.sources has none")
+        for name in getattr(objective, "sources", []):
+            if name not in names:
+                raise ValueError(f"the objective {objective.kind} reads {name!r}; data.sources has {', '.join(names)}")
+
+
+def _check_objectives(recipe: Recipe) -> None:
+    kinds = [objective.kind for objective in recipe.objectives]
+    if len(set(kinds)) < len(kinds):
+        raise ValueError(f"objectives has a kind twice: {', '.join(kinds)}")
+    changes = {step for objective in recipe.objectives for step, _ in objective.weight if step < recipe.steps}
+    for step in sorted(changes):
+        if not any(objective.weight_at(step) for objective in recipe.objectives):
+            raise ValueError(f"no objective has a weight above 0 from step {step} on")
+    for objective in recipe.objectives:
+        if isinstance(objective, CausalConfig) and objective.decay_length and recipe.schedule.name != "wsd":
+            raise ValueError("decay_length of the objective causal belongs to the schedule wsd")
+
+
+def _check_lengths(recipe: Recipe) -> None:
+    longest = (recipe.model.config or {}).get("max_position_embeddings")
+    for objective in recipe.objectives:
+        length = max(objective.length, getattr(objective, "decay_length", None) or 0)
+        if isinstance(longest, int) and length > longest:
+            raise ValueError(f"texts of {length} tokens exceed max_position_embeddings {longest}")
+
+
+def _check_encoder(recipe: Recipe) -> None:
+    encoder = recipe.encoder
+    for objective in recipe.objectives:
+        if isinstance(objective, UnimaeConfig):
+            wanted = {"attention": "causal", "pooling": "last", "append_eos": True}
+            differing = {name: value for name, value in wanted.items() if getattr(encoder, name) != value}
+            if differing:
+                raise ValueError(
+                    "unimae compresses a text into its end token's state, so the recipe needs "
+                    "encoder: {attention: causal, pooling: last, append_eos: true}"
+                )
+        if isinstance(objective, CONTRASTIVE) and encoder.attention in ("hybrid", "echo"):
+            raise ValueError(f"{objective.kind} cannot train embeddings that are read with {encoder.attention}")
 
 
 def load_recipe(path: str | Path, overrides: list[str] | None = None) -> Recipe:
@@ -180,89 +298,16 @@ def load_recipe(path: str | Path, overrides: list[str] | None = None) -> Recipe:
 
     Args:
         path: The YAML file.
-        overrides: Such as ``optimizer.learning_rate=0.001``; a number picks an item of a list, as in
-            ``data.sources.0.weight=2``. Values are read as YAML.
+        overrides: Such as ``optimizer.learning_rate=0.001``. In a list a number, or the item's ``kind`` or ``name``,
+            says which item is meant, as in ``data.sources.0.weight=2`` or ``objectives.mntp.rate=0.3``. Values are
+            read as YAML.
 
     Raises:
         ConfigError: The file is missing or no YAML, a field is unknown, or settings contradict each other.
     """
     path = Path(path)
-    try:
-        content = _parse(path.read_text("utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(f"{path}: no such recipe") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read ({error})") from error
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: not valid YAML ({' '.join(str(error).split())})") from error
-    if not isinstance(content, dict):
-        raise ConfigError(f"{path}: a recipe is a mapping of settings")
-    for override in overrides or []:
-        _apply(content, override)
+    content = read_settings(path, overrides or [])
     try:
         return Recipe.model_validate(content)
     except ValidationError as error:
-        raise ConfigError(f"{path}: {'; '.join(_explain(problem) for problem in error.errors())}") from None
-
-
-def _apply(content: dict[str, Any], override: str) -> None:
-    key, sign, raw = override.partition("=")
-    if not sign or not key:
-        raise ConfigError(f"override {override!r} has not the form key=value")
-    try:
-        value = _parse(raw)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"override {override!r}: the value is not valid YAML") from error
-    place: Any = content
-    *parents, last = key.split(".")
-    for name in parents:
-        place = _child(place, name, override)
-    if isinstance(place, list):
-        place[_index(place, last, override)] = value
-    else:
-        place[last] = value
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML's safe loader, except that ``1e-3`` is a number, as it is everywhere but in YAML 1.1."""
-
-
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
-)
-
-
-def _parse(text: str) -> Any:
-    return yaml.load(text, _Loader)  # noqa: S506  # a subclass of SafeLoader
-
-
-def _child(place: Any, name: str, override: str) -> Any:
-    child = place[_index(place, name, override)] if isinstance(place, list) else place.setdefault(name, {})
-    if not isinstance(child, dict | list):
-        raise ConfigError(f"override {override!r}: {name!r} has no fields")
-    return child
-
-
-def _index(place: list[Any], name: str, override: str) -> int:
-    if not name.isdigit() or int(name) >= len(place):
-        raise ConfigError(f"override {override!r}: {name!r} is no index of a list of {len(place)}")
-    return int(name)
-
-
-def _explain(problem: Any) -> str:
-    """Return one of pydantic's findings as a sentence; for an unknown field with the valid ones listed."""
-    where = ".".join(str(part) for part in problem["loc"])
-    if problem["type"] == "extra_forbidden":
-        section = _section_at(problem["loc"][:-1])
-        return f"unknown field {where!r}; valid are: {', '.join(section.model_fields)}"
-    message = problem["msg"].removeprefix("Value error, ")
-    return f"{where}: {message[:1].lower()}{message[1:]}" if where else message
-
-
-def _section_at(location: tuple[int | str, ...]) -> type[BaseModel]:
-    section: type[BaseModel] = Recipe
-    for part in location:
-        if isinstance(part, str):
-            annotation = section.model_fields[part].annotation
-            section = (typing.get_args(annotation) or (annotation,))[0]
-    return section
+        raise ConfigError(f"{path}: {'; '.join(explain(problem, Recipe) for problem in error.errors())}") from None

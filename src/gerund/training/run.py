@@ -1,77 +1,52 @@
-"""Carries a recipe out: tokenizer, tokens, model, training, and the finished folder.
+"""Carries a recipe out: model, texts, training, and the finished folder.
 
-Knows: the layout of a run's folder. Does not know: how a step is taken (``trainer.py``).
+Knows: the layout of a run's folder, and which process writes into it. Does not know: how a step is taken.
 
 ::
 
     OUTPUT/recipe.json      the settings, compared on resume
+    OUTPUT/data.json        what the texts amount to, compared on resume
     OUTPUT/log.jsonl        one line a log or validation step
     OUTPUT/cache/           tokenizer and tokens, unless data.cache names another folder
     OUTPUT/checkpoints/     checkpoint-N, each whole only with its manifest
+    OUTPUT/snapshots/       step-N, the model on its way, where snapshot_steps asks for it
+    OUTPUT/tensorboard/     the log once more, where report_to asks for it
     OUTPUT/model/           the finished model; there only when training is done
 """
 
 import errno
-import hashlib
-import json
-import os
+import re
 import shutil
-import time
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
-from torch.utils.data import ConcatDataset
+from torch import distributed
 
-from gerund.data.corpus import clean_text, read_documents
 from gerund.data.files import write_whole
-from gerund.errors import ConfigError, ResourceError, unknown_name
-from gerund.models.saving import atomic_folder
+from gerund.errors import GerundError, ResourceError
+from gerund.training.building import CorpusTexts, build_objectives
 from gerund.training.checkpoints import newest_checkpoint, step_of
+from gerund.training.corpora import Corpora
 from gerund.training.journal import Journal
-from gerund.training.optimizer import build_optimizer
-from gerund.training.outputs import (
-    check_output,
-    check_resumable,
-    check_same_data,
-    write_model,
-)
-from gerund.training.packing import (
-    PackedBlocks,
-    TokenCache,
-    tokenize_corpus,
-    validation_blocks,
-)
-from gerund.training.recipe import Recipe, SourceConfig
-from gerund.training.tokenizer import load_tokenizer, train_tokenizer
-from gerund.training.trainer import GerundTrainer, TrainingModule
+from gerund.training.objectives.base import Objective
+from gerund.training.objectives.causal import BlockBatches
+from gerund.training.outputs import check_output, check_resumable, check_same_data, write_model
+from gerund.training.recipe import Recipe
+from gerund.training.step import StepData, TrainingModule, process_count
+from gerund.training.subject import Subject, check_machine, prepare_subject, uses_bf16
+from gerund.training.trainer import GerundTrainer, is_sharded, trained_tensors, training_arguments
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from transformers import PreTrainedModel, PreTrainedTokenizerFast
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """What ``--dry-run`` finds out."""
-
-    parameters: int
-    """Trainable parameters."""
-    tokens_per_step: int
-    """Tokens of an optimizer step."""
-    tokens: int
-    """Tokens of the whole training."""
-    seconds_per_step: float
-    """Mean of two real steps."""
-    seconds: float
-    """Estimated time of all steps."""
+    from torch import nn
 
 
 def train(recipe: Recipe, *, resume: bool = False) -> Path:
     """Train and return the folder of the finished model.
+
+    Started by ``torchrun`` or ``accelerate launch``, several processes share every batch; the first one writes.
 
     Args:
         recipe: The settings.
@@ -80,41 +55,114 @@ def train(recipe: Recipe, *, resume: bool = False) -> Path:
     Raises:
         OutputExistsError: The output holds a finished model, or an unfinished run and ``resume`` is not set.
         ConfigError: The settings differ from those of the run to be resumed.
+        GerundError: A loss is no finite number any more, or another process has ended.
     """
-    _check_machine(recipe)
+    try:
+        return _train(recipe, resume)
+    except RuntimeError as error:
+        # What gloo and NCCL say in the processes that are left.
+        if process_count() > 1 and re.search(r"by peer|remote process|ncclRemoteError|Broken pipe", str(error)):
+            raise GerundError("another process of this training has ended; what it said tells why") from error
+        raise
+
+
+def _train(recipe: Recipe, resume: bool) -> Path:
+    check_machine(recipe)
     output = recipe.output
+    # Joins the processes, where there are several, before the first file is written.
+    first = training_arguments(recipe, output / "checkpoints").process_index == 0
     check_output(output, resume)
     checkpoint, skipped = newest_checkpoint(output / "checkpoints")
     step = step_of(checkpoint) if checkpoint else 0
     if checkpoint is not None:
         check_resumable(recipe, output, step)
-    check_architecture(recipe)
+    _wait()  # nobody writes before everybody has looked
     output.mkdir(parents=True, exist_ok=True)
-    tokenizer = prepare_tokenizer(recipe)
-    caches = [_tokens(recipe, source, source.files, tokenizer) for source in recipe.data.sources]
-    check_same_data(output, [cache.summary() for cache in caches], resuming=checkpoint is not None)
-    phases, validation = _training_blocks(recipe, caches), _validation(recipe, tokenizer)
-    module = TrainingModule(build_model(recipe, tokenizer), bf16=uses_bf16(recipe), compiled=recipe.compile)
-
-    # From here on the folder holds a run; what failed above was only a mistake.
-    write_whole(output / "recipe.json", recipe.model_dump_json(indent=1))
-    journal = Journal(output / "log.jsonl", step=step, steps=recipe.steps, tokens_per_step=recipe.data.batch_tokens)
-    for path, problem in skipped.items():
-        journal.note(f"removing {path.name}: {problem}")
-        # It would be counted among the checkpoints to keep, and push a whole one out.
-        shutil.rmtree(path)
-    journal.note(f"{'resuming' if checkpoint else 'starting'} at step {step} of {recipe.steps}")
-    try:
+    subject, objectives = _prepare(recipe, first, resuming=checkpoint is not None)
+    module = TrainingModule(
+        subject.model, {objective.name: objective.losses for objective in objectives}, bf16=uses_bf16(recipe)
+    )
+    if first:
+        # From here on the folder holds a run; what failed above was only a mistake.
+        write_whole(output / "recipe.json", recipe.model_dump_json(indent=1))
+    journal = Journal(output / "log.jsonl", step=step, steps=recipe.steps, silent=not first)
+    _tell(journal, recipe, objectives, skipped, step)
+    with _explained(output, journal):
         trainer = GerundTrainer(
             module,
             recipe,
-            data=ConcatDataset(phases),
-            validation=validation,
+            objectives=objectives,
+            data=StepData(objectives, steps=recipe.steps, processes=process_count()),
             checkpoints=output / "checkpoints",
             journal=journal,
+            snapshot=lambda at: _snapshot(recipe, subject, output / "snapshots" / f"step-{at}", at),
         )
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         losses = trainer.last_validation()
+        subject = _gathered(recipe, subject, module, first)
+        if first:
+            write_model(subject, output / "model", _report(recipe, losses, journal, objectives, module))
+    _wait()
+    return output / "model"
+
+
+def _prepare(recipe: Recipe, first: bool, *, resuming: bool) -> tuple[Subject, list[Objective]]:
+    """Return the model and its objectives; the first process tokenises, the others find the tokens there."""
+    if not first:
+        _wait()
+    subject = prepare_subject(recipe)
+    corpora = Corpora(recipe, subject.tokenizer)
+    objectives = build_objectives(recipe, subject, CorpusTexts(corpora))
+    if first:
+        check_same_data(recipe.output, corpora.summary(), resuming=resuming)
+        _wait()
+    return subject, objectives
+
+
+def _wait() -> None:
+    """Wait until all processes are here."""
+    if process_count() > 1:
+        distributed.barrier()
+
+
+def _gathered(recipe: Recipe, subject: Subject, module: TrainingModule, first: bool) -> Subject:
+    """Return the subject with whole weights: where FSDP has cut them, a new copy of it in the first process."""
+    if not is_sharded(module):
+        return subject
+    trained = trained_tensors(module, keep=first)
+    if not first:
+        return subject
+    copy = prepare_subject(recipe)
+    with torch.no_grad():
+        for name, parameter in copy.model.named_parameters():
+            if parameter.requires_grad:
+                parameter.copy_(trained[f"model.{name}"])
+    return copy
+
+
+def _tell(journal: Journal, recipe: Recipe, objectives: list[Objective], skipped: dict[Path, str], step: int) -> None:
+    for path, problem in skipped.items():
+        journal.note(f"removing {path.name}: {problem}")
+        if not journal.silent:
+            # It would be counted among the checkpoints to keep, and push a whole one out.
+            shutil.rmtree(path)
+    for objective in objectives:
+        if objective.batches.skipped:
+            journal.note(f"{objective.name}: {objective.batches.skipped} texts are too short and left out")
+    names = ", ".join(objective.name for objective in objectives)
+    journal.note(f"{'resuming' if step else 'starting'} at step {step} of {recipe.steps}: {names}")
+
+
+def _snapshot(recipe: Recipe, subject: Subject, folder: Path, step: int) -> None:
+    # What an interrupted run left there may come from a decay that the resumed one does not have.
+    write_model(subject, folder, {"step": step, "recipe": _published(recipe)}, overwrite=True)
+
+
+@contextmanager
+def _explained(output: Path, journal: Journal) -> Iterator[None]:
+    """Close the journal whatever happens, and turn an exhausted machine into a plain sentence."""
+    try:
+        yield
     except BaseException as error:
         if (output / "checkpoints").is_dir():
             journal.note("stopped; --resume goes on from the newest checkpoint")
@@ -124,210 +172,46 @@ def train(recipe: Recipe, *, resume: bool = False) -> Path:
         raise
     finally:
         journal.close()
-    return write_model(module.model, tokenizer, output / "model", _report(recipe, losses, journal, phases))
-
-
-def estimate(recipe: Recipe) -> Estimate:
-    """Time two real steps on random tokens; reads no data and writes nothing."""
-    _check_machine(recipe)
-    check_architecture(recipe)
-    for source in recipe.data.sources:
-        _existing(recipe, source.files + source.validation)
-    size = recipe.tokenizer.vocab_size
-    tokenizer = load_tokenizer(recipe.tokenizer.path) if recipe.tokenizer.path else None
-    model = build_model(recipe, tokenizer)
-    module = TrainingModule(model, bf16=uses_bf16(recipe), compiled=recipe.compile)
-    module.to("cuda" if torch.cuda.is_available() else "cpu")
-    optimizer = build_optimizer(module, recipe.optimizer)
-    shape = (recipe.rows, recipe.data.sequence_length)
-    ids = torch.randint(size if tokenizer is None else len(tokenizer), shape, device=model.device)
-    times = []
-    for _ in range(3):
-        start = time.perf_counter()
-        for _ in range(recipe.accumulation):
-            total, count = module(ids)
-            (total / count).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        times.append(time.perf_counter() - start)
-    # The first step compiles and allocates; it is counted once and not averaged in.
-    per_step = sum(times[1:]) / 2
-    return Estimate(
-        parameters=sum(p.numel() for p in model.parameters() if p.requires_grad),
-        tokens_per_step=recipe.data.batch_tokens,
-        tokens=recipe.steps * recipe.data.batch_tokens,
-        seconds_per_step=per_step,
-        seconds=times[0] + per_step * (recipe.steps - 1),
-    )
-
-
-def uses_bf16(recipe: Recipe) -> bool:
-    """Return whether the forward pass runs in bf16."""
-    if recipe.precision != "auto":
-        return recipe.precision == "bf16"
-    if torch.cuda.is_available():
-        return torch.cuda.is_bf16_supported()
-    native = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
-    return bool(native and native())
-
-
-def check_architecture(recipe: Recipe) -> None:
-    """Refuse an unknown architecture, or a field that it does not have; transformers would ignore it.
-
-    Raises:
-        ConfigError: With the valid names.
-    """
-    from transformers import CONFIG_MAPPING
-
-    kind = recipe.model.config.get("model_type")
-    if kind is None:
-        raise ConfigError("model.config has no model_type; 'llama' is one")
-    if kind not in CONFIG_MAPPING:
-        raise ConfigError(f"model.config.model_type {kind!r} is unknown to transformers; 'llama' is one it knows")
-    known = CONFIG_MAPPING[kind]().to_dict().keys() | {"rope_theta"}
-    for name in recipe.model.config:
-        if name not in known:
-            raise unknown_name("field of model.config", name, sorted(known))
-
-
-def build_model(recipe: Recipe, tokenizer: "PreTrainedTokenizerFast | None") -> "PreTrainedModel":
-    """Return a freshly initialised model; the same seed gives the same weights.
-
-    Raises:
-        ConfigError: The architecture's fields do not fit together.
-    """
-    from transformers import AutoConfig, AutoModelForCausalLM, set_seed
-
-    vocabulary: dict[str, Any] = {"vocab_size": recipe.tokenizer.vocab_size}
-    if tokenizer is not None:
-        ids = {key: getattr(tokenizer, key) for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
-        vocabulary = {"vocab_size": len(tokenizer), **ids}
-    set_seed(recipe.seed)
-    try:
-        config = AutoConfig.for_model(**{**recipe.model.config, **vocabulary})
-        return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    except (ValueError, TypeError, RuntimeError, StrictDataclassError) as error:
-        raise ConfigError(f"model.config makes no model: {' '.join(str(error).split())}") from error
-
-
-def prepare_tokenizer(recipe: Recipe) -> "PreTrainedTokenizerFast":
-    """Open the recipe's tokenizer, or train it, or take the one trained on the same data before."""
-    settings = recipe.tokenizer
-    if settings.path is not None:
-        return load_tokenizer(settings.path)
-    sources = [(s.clean, s.weight, s.text_column, _stamps(recipe, s.files)) for s in recipe.data.sources]
-    content = [1, settings.vocab_size, settings.sample_mb, settings.max_length, sources]
-    key = hashlib.sha256(json.dumps(content).encode()).hexdigest()[:20]
-    folder = _cache(recipe) / f"tokenizer-{key}"
-    if not folder.is_dir():
-        tokenizer = train_tokenizer(_sample(recipe), vocab_size=settings.vocab_size, max_length=settings.max_length)
-        with atomic_folder(folder) as partial:
-            tokenizer.save_pretrained(str(partial))
-    # Read back also when just trained, so that the first run and a resumed one use the very same object.
-    return load_tokenizer(folder)
-
-
-def _sample(recipe: Recipe) -> "Iterator[str]":
-    total = sum(source.weight for source in recipe.data.sources)
-    for source in recipe.data.sources:
-        budget = recipe.tokenizer.sample_mb * 1e6 * source.weight / total
-        for document in read_documents(_existing(recipe, source.files), text_column=source.text_column):
-            text = clean_text(document.text, source.clean)
-            yield text
-            budget -= len(text.encode("utf-8"))
-            if budget <= 0:
-                break
-
-
-def _training_blocks(recipe: Recipe, caches: list[TokenCache]) -> list[PackedBlocks]:
-    """Return the micro-batches of the stable phase, and those of the decay if its blocks are longer."""
-    schedule, length = recipe.schedule, recipe.data.sequence_length
-    decay = (schedule.decay_steps or 0) if schedule.decay_sequence_length else 0
-    phases = [(recipe.steps - decay, length, recipe.seed)]
-    if decay:
-        # A seed of its own, or the long blocks would begin where the first short ones began.
-        phases.append((decay, schedule.decay_sequence_length or length, recipe.seed + 1))
-    return [
-        PackedBlocks(
-            caches,
-            [source.weight for source in recipe.data.sources],
-            length=length,
-            rows=recipe.rows * recipe.data.sequence_length // length,
-            items=steps * recipe.accumulation,
-            seed=seed,
-        )
-        for steps, length, seed in phases
-    ]
-
-
-def _validation(recipe: Recipe, tokenizer: "PreTrainedTokenizerFast") -> dict[str, list[dict[str, torch.Tensor]]]:
-    return {
-        source.name: validation_blocks(
-            _tokens(recipe, source, source.validation, tokenizer),
-            length=recipe.data.sequence_length,
-            rows=recipe.rows,
-            limit=recipe.data.validation_tokens,
-        )
-        for source in recipe.data.sources
-        if source.validation
-    }
-
-
-def _tokens(
-    recipe: Recipe, source: SourceConfig, files: list[Path], tokenizer: "PreTrainedTokenizerFast"
-) -> TokenCache:
-    paths = _existing(recipe, files)
-    return tokenize_corpus(paths, tokenizer, _cache(recipe), clean=source.clean, text_column=source.text_column)
-
-
-def _cache(recipe: Recipe) -> Path:
-    return recipe.data.cache or recipe.output / "cache"
-
-
-def _existing(recipe: Recipe, files: list[Path]) -> list[Path]:
-    paths = [recipe.data.folder / file for file in files]
-    for path in paths:
-        if not path.is_file():
-            raise ConfigError(f"{path}: no such file; data.folder is {str(recipe.data.folder)!r}")
-    return paths
-
-
-def _stamps(recipe: Recipe, files: list[Path]) -> list[tuple[str, int]]:
-    return [(path.name, path.stat().st_size) for path in _existing(recipe, files)]
-
-
-def _check_machine(recipe: Recipe) -> None:
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        # The order of micro-batches over several processes is not settled yet; wrong data would go unnoticed.
-        raise ConfigError("training runs in one process; start it without torchrun")
-    compilers = (os.environ.get("CXX"), "c++", "g++", "clang++")
-    if recipe.compile and not any(name and shutil.which(name) for name in compilers):
-        raise ConfigError("compile=true needs a C++ compiler and there is none; install one or set compile=false")
 
 
 def _exhaustion(error: BaseException) -> ResourceError | None:
     """Return a plain sentence where memory or disk ran out; torch and safetensors have no type for it."""
     text = str(error)
-    full = isinstance(error, OSError) and error.errno == errno.ENOSPC
-    if full or "No space left" in text:
+    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+    # torch.save only says that the file is shorter than what was written into it.
+    if full or "No space left" in text or "inline_container" in text:
         return ResourceError("the disk is full; whole checkpoints are kept, make room and go on with --resume")
     if isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in text:
-        return ResourceError("memory ran out; lower data.micro_batch_tokens in a new output folder")
+        return ResourceError(
+            "memory ran out; set a smaller micro_batch_size for the objectives, or model.gradient_checkpointing: true"
+        )
     return None
 
 
-def _report(recipe: Recipe, losses: dict[str, float], journal: Journal, phases: list[PackedBlocks]) -> dict[str, Any]:
-    names = [source.name for source in recipe.data.sources]
-    epochs = zip(*(phase.epochs() for phase in phases), strict=True)
-    return {
+def _published(recipe: Recipe) -> dict[str, Any]:
+    """Return the settings without folders, which say something about a machine and nothing about the model."""
+    return recipe.model_dump(mode="json", exclude={"output": True, "data": {"folder", "cache"}})
+
+
+def _report(
+    recipe: Recipe, losses: dict[str, float], journal: Journal, objectives: list[Objective], module: "nn.Module"
+) -> dict[str, Any]:
+    report: dict[str, Any] = {
         "steps": recipe.steps,
-        "tokens": recipe.steps * recipe.data.batch_tokens,
-        "epochs": {name: round(sum(parts), 3) for name, parts in zip(names, epochs, strict=True)},
+        "tokens": journal.tokens,
+        "trained_parameters": sum(p.numel() for p in module.parameters() if p.requires_grad),
         "validation_loss": {name.removeprefix("val_"): round(value, 4) for name, value in losses.items()},
         "seconds": round(journal.seconds, 1),
         "torch": torch.__version__,
-        # Folders say something about a machine and nothing about the model.
-        "recipe": recipe.model_dump(mode="json", exclude={"output": True, "data": {"folder", "cache"}}),
+        "recipe": _published(recipe),
     }
+    for objective in objectives:
+        if isinstance(objective.batches, BlockBatches):
+            names = [s.name for s in recipe.data.sources if not (o := _sources(recipe)) or s.name in o]
+            epochs = zip(names, objective.batches.epochs(), strict=True)
+            report["epochs"] = {name: round(value, 3) for name, value in epochs}
+    return report
+
+
+def _sources(recipe: Recipe) -> list[str]:
+    return next((objective.sources for objective in recipe.objectives if objective.kind == "causal"), [])

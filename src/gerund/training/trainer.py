@@ -1,64 +1,35 @@
-"""transformers' ``Trainer``, taught to run our objectives: sums and counts in, whole checkpoints out.
+"""transformers' ``Trainer``, taught to run our objectives: steps in, whole checkpoints out.
 
-Knows: how a micro-batch becomes a gradient, what is saved when. Does not know: files, recipes' folders,
-tokenizers. The Trainer's own loop, optimizer states, random states and accumulation are used as they are.
+Knows: how a step is driven, logged and saved. Does not know: files, recipes' folders, tokenizers, how a loss is
+computed. The Trainer's own loop, optimizer states, random states and distribution are used as they are; what it
+calls accumulation is done inside a step, each objective in parts of its own size.
 """
 
 import math
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from torch import nn
+from torch import Tensor, distributed, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils.data import Dataset
-from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
+from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments, set_seed
+from transformers.integrations import TensorBoardCallback
 
 from gerund.errors import GerundError
 from gerund.training.checkpoints import write_manifest
-from gerund.training.objectives.causal import causal_count, causal_loss
+from gerund.training.objectives.base import Objective
 from gerund.training.optimizer import build_optimizer, learning_rate_factor
+from gerund.training.step import TrainingModule, evaluate_batches, process_count, run_step, unwrapped
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
     from gerund.training.journal import Journal
     from gerund.training.recipe import Recipe
 
 WEIGHTS = "trainable.safetensors"
-
-
-class TrainingModule(nn.Module):
-    """The language model together with what it is trained for; called once a micro-batch.
-
-    The loss is computed inside and only scalars leave, so that no wrapper around the module copies the
-    logits. Weights stay fp32; ``bf16`` runs the forward pass under autocast.
-
-    Args:
-        model: The language model.
-        bf16: Whether to autocast.
-        compiled: Whether to compile the loss.
-    """
-
-    # Tells the Trainer that the division by the number of tokens is ours.
-    accepts_loss_kwargs = False
-
-    def __init__(self, model: "PreTrainedModel", *, bf16: bool = False, compiled: bool = False) -> None:
-        super().__init__()
-        self.model = model
-        self.bf16 = bf16
-        # Static shapes: there are two or three of them (validation, long blocks), each worth its own kernels.
-        self._loss = torch.compile(causal_loss, dynamic=False) if compiled else causal_loss
-
-    def forward(self, input_ids: torch.Tensor) -> tuple[torch.Tensor, int]:
-        """Return the summed loss and the number of tokens it sums over."""
-        autocast: AbstractContextManager = nullcontext()
-        if self.bf16:
-            autocast = torch.autocast(input_ids.device.type, torch.bfloat16)
-        with autocast:
-            return self._loss(self.model, input_ids), causal_count(input_ids)
 
 
 class GerundTrainer(Trainer):
@@ -67,10 +38,11 @@ class GerundTrainer(Trainer):
     Args:
         module: What is trained.
         recipe: The settings.
-        data: The micro-batches in their order.
-        validation: For each source's name its validation micro-batches.
+        objectives: What it is trained for.
+        data: The steps in their order.
         checkpoints: Folder for checkpoints.
         journal: Where losses are written down.
+        snapshot: Called with the step where the model is to be written as it is.
     """
 
     def __init__(
@@ -78,25 +50,32 @@ class GerundTrainer(Trainer):
         module: TrainingModule,
         recipe: "Recipe",
         *,
+        objectives: list[Objective],
         data: Dataset,
-        validation: dict[str, list[dict[str, torch.Tensor]]],
         checkpoints: Path,
         journal: "Journal",
+        snapshot: Callable[[int], None] | None = None,
     ) -> None:
-        self.recipe, self.validation, self.journal = recipe, validation, journal
+        self.recipe, self.objectives, self.journal = recipe, objectives, journal
         self.optimizer: torch.optim.Optimizer | None
         self.lr_scheduler: torch.optim.lr_scheduler.LRScheduler | None
         super().__init__(
             model=module,
-            args=_arguments(recipe, checkpoints),
+            args=training_arguments(recipe, checkpoints),
             train_dataset=data,
-            eval_dataset=next(iter(validation.values()), None),
+            eval_dataset=data,
             data_collator=_only_item,
-            callbacks=[_Bookkeeping(journal)],
+            callbacks=[_Bookkeeping(journal, recipe.snapshot_steps, snapshot)],
         )
-        self.loss_is_scaled_for_ga = True
+        self._validation = {name: [self._batch(made, i) for i in range(count)] for name, made, count in self._listed()}
         self._validated: tuple[int, dict[str, float]] = (-1, {})
+        self._since_log: dict[str, list[Tensor]] = {}
         self.remove_callback(PrinterCallback)
+        for callback in self.callback_handler.callbacks:
+            if isinstance(callback, TensorBoardCallback) and callback.logging_dir is None:
+                callback.logging_dir = str(checkpoints.parent / "tensorboard")
+        # Otherwise the processes would drop the same units out, each on its own texts.
+        set_seed(recipe.seed + self.args.process_index)
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         """Return the recipe's optimizer."""
@@ -116,27 +95,45 @@ class GerundTrainer(Trainer):
 
     def get_batch_samples(
         self, epoch_iterator: Iterator, num_batches: int, device: torch.device
-    ) -> tuple[list, torch.Tensor | int | None]:
-        """Collect the micro-batches of a step and count what their losses sum over."""
-        batches, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
-        return batches, sum(causal_count(batch["input_ids"]) for batch in batches)
+    ) -> tuple[list, Tensor | int | None]:
+        """Take the steps as they come: they know their own counts."""
+        del device
+        return [item for _, item in zip(range(num_batches), epoch_iterator, strict=False)], None
 
-    def compute_loss(
-        self,
-        model: nn.Module,
-        inputs: dict[str, Any],
-        return_outputs: bool = False,
-        num_items_in_batch: torch.Tensor | int | None = None,
-    ) -> Any:
-        """Return this micro-batch's share of the step's mean loss."""
-        total, count = model(**inputs)
-        loss = total / (num_items_in_batch or count)
-        return (loss, {}) if return_outputs else loss
+    def training_step(
+        self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Tensor | int | None = None
+    ) -> Tensor:
+        """Run one step of all objectives and return its loss.
+
+        Raises:
+            GerundError: a loss or a gradient is no finite number; the batch is saved beside the checkpoints.
+        """
+        del num_items_in_batch
+        model.train()
+        prepared = self._prepare_inputs(inputs)
+        result = run_step(model, self.objectives, prepared)
+        self.journal.count(result.tokens)
+        for name, value in result.losses.items():
+            self._since_log.setdefault(name, []).append(value)
+        total = torch.as_tensor(result.total)
+        self._demand_finite(model, total, result.losses, inputs)
+        return total
 
     def evaluate(self, *_: Any, **__: Any) -> dict[str, float]:
-        """Return and log the mean loss per token of each source's validation blocks."""
-        values = validation_losses(self.model, self.validation, self.args.device)
-        if values:
+        """Return and log the mean losses on the validation texts."""
+        values: dict[str, float] = {}
+        if self._validation:
+            self.model.eval()
+            for objective in self.objectives:
+                for name in objective.validation:
+                    batches = [self._prepare_inputs(batch) for batch in self._validation[name]]
+                    found = evaluate_batches(self.model, objective, batches)
+                    # Plain language modelling is validated on each source by itself, under the source's name.
+                    own = {f"val_{key}": value for key, value in found.items()}
+                    values.update({f"val_{name}": found["causal"]} if list(found) == ["causal"] else own)
+            self.model.train()
+            # Trackers file losses under "train" unless they are called this.
+            super().log({f"eval_{name.removeprefix('val_')}": value for name, value in values.items()})
             self.journal.write(self.state.global_step, values)
         self._validated = (self.state.global_step, values)
         return values
@@ -147,26 +144,95 @@ class GerundTrainer(Trainer):
         return values if step == self.state.global_step else self.evaluate()
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Write losses down, and stop when they are no numbers any more."""
+        """Write losses down."""
+        if "loss" in logs:
+            logs = {**logs, **self._losses_since_log()}
         super().log(logs, start_time)
         if "loss" in logs:
-            if not math.isfinite(logs["loss"]):
-                raise GerundError(
-                    f"the loss is {logs['loss']} at step {self.state.global_step}; lower optimizer.learning_rate"
-                )
-            kept: dict[str, float] = {key: logs[key] for key in ("loss", "learning_rate", "grad_norm") if key in logs}
-            self.journal.write(self.state.global_step, kept)
+            left_out = ("epoch", "train_runtime")
+            self.journal.write(self.state.global_step, {k: v for k, v in logs.items() if k not in left_out})
+
+    def _losses_since_log(self) -> dict[str, float]:
+        """Return the mean of each loss over the steps in which it took part, over all processes."""
+        means = {name: torch.stack(values).mean() for name, values in self._since_log.items()}
+        self._since_log.clear()
+        if process_count() > 1:
+            for value in means.values():
+                distributed.all_reduce(value)
+        return {name if name.endswith("_accuracy") else f"loss_{name}": float(value) for name, value in means.items()}
+
+    def _demand_finite(self, model: nn.Module, total: Tensor, losses: dict[str, Tensor], inputs: Any) -> None:
+        """Stop before a step that would spoil the weights."""
+        gradients = [p.grad for p in model.parameters() if p.grad is not None]
+        norm = _whole(torch.nn.utils.get_total_norm(gradients))
+        if math.isfinite(float(total + norm)):
+            return
+        step = self.state.global_step + 1
+        told = ", ".join(f"{name} {float(value):.4g}" for name, value in losses.items())
+        what = "the gradient" if math.isfinite(float(total)) else "the loss"
+        # Each process has texts of its own, and any of them may be the bad one.
+        own = f"-process-{self.args.process_index}" if process_count() > 1 else ""
+        path = Path(self.args.output_dir).parent / f"failed-step-{step}{own}.safetensors"
+        save_file({key: value.contiguous().cpu().clone() for key, value in _flattened(inputs)}, path)
+        raise GerundError(
+            f"{what} of step {step} is no finite number ({told}); its batch lies in {path}; "
+            "lower optimizer.learning_rate, or train in precision: fp32"
+        )
+
+    def _listed(self) -> list[tuple[str, Any, int]]:
+        """Return every list of validation batches: its name, the objective's texts, how many batches."""
+        return [
+            (name, (batches, objective.config.batch_size), count)
+            for objective in self.objectives
+            for name, (batches, count) in objective.validation.items()
+        ]
+
+    @staticmethod
+    def _batch(made: Any, index: int) -> Any:
+        batches, size = made
+        return batches.make(0, index * size, size)
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Write the trained parameters; every process takes part, and the first one writes."""
+        # The Trainer's own way fails on tied embeddings inside a wrapper and pickles its arguments.
+        tensors = trained_tensors(unwrapped(self.model), keep=self.args.should_save)
+        if self.args.should_save:
+            self._save(output_dir, state_dict=tensors)
 
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
-        # The Trainer's own way fails on tied embeddings inside a wrapper and pickles its arguments.
-        del state_dict
+        assert state_dict is not None
         folder = Path(output_dir or self.args.output_dir)
         folder.mkdir(parents=True, exist_ok=True)
-        tensors = {name: p.detach().contiguous() for name, p in self.model.named_parameters() if p.requires_grad}
-        save_file(tensors, folder / WEIGHTS)
+        save_file(state_dict, folder / WEIGHTS)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
-        load_weights(model or self.model, Path(resume_from_checkpoint))
+        load_weights(unwrapped(model or self.model), Path(resume_from_checkpoint))
+
+
+def trained_tensors(module: nn.Module, *, keep: bool = True) -> dict[str, Tensor]:
+    """Return the trained parameters, whole and on the CPU.
+
+    Args:
+        module: What is trained. Where it is sharded, every process has to ask at the same time.
+        keep: Whether this process wants them; without it nothing is returned.
+    """
+    found = {}
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad:
+            whole = _whole(parameter.detach())
+            if keep:
+                found[name] = whole.cpu().contiguous()
+    return found
+
+
+def is_sharded(module: nn.Module) -> bool:
+    """Return whether no process has all weights."""
+    return any(isinstance(parameter, DTensor) for parameter in module.parameters())
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    """Put together what lies in shards."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def load_weights(module: nn.Module, checkpoint: Path) -> None:
@@ -178,35 +244,26 @@ def load_weights(module: nn.Module, checkpoint: Path) -> None:
         raise GerundError(f"{checkpoint}: its weights are those of another model (for example {', '.join(differing)})")
     with torch.no_grad():
         for name, parameter in trainable.items():
-            parameter.copy_(tensors[name])
-
-
-def validation_losses(
-    module: nn.Module, validation: dict[str, list[dict[str, torch.Tensor]]], device: torch.device
-) -> dict[str, float]:
-    """Return ``{"val_NAME": mean loss per token}`` over each list of micro-batches."""
-    module.eval()
-    values = {}
-    with torch.no_grad():
-        for name, batches in validation.items():
-            results = [module(batch["input_ids"].to(device)) for batch in batches]
-            values[f"val_{name}"] = sum(float(total) for total, _ in results) / sum(count for _, count in results)
-    module.train()
-    return values
+            value = tensors[name]
+            if isinstance(parameter, DTensor):
+                value = distribute_tensor(value.to(parameter.device), parameter.device_mesh, parameter.placements)
+            parameter.copy_(value)
 
 
 class _Bookkeeping(TrainerCallback):
-    """Clocks the steps, and declares a checkpoint whole once everything is in it."""
+    """Clocks the steps, asks for snapshots, and declares a checkpoint whole once everything is in it."""
 
-    def __init__(self, journal: "Journal") -> None:
-        self.journal = journal
+    def __init__(self, journal: "Journal", every: int | None, snapshot: Callable[[int], None] | None) -> None:
+        self.journal, self.every, self.snapshot = journal, every, snapshot
 
     def on_step_begin(self, *_: Any, **__: Any) -> None:
         self.journal.step_begins()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        del args, control
+        del control
         self.journal.step_ends(state.global_step)
+        if self.every and self.snapshot and state.global_step % self.every == 0 and args.process_index == 0:
+            self.snapshot(state.global_step)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         del args, state
@@ -215,20 +272,34 @@ class _Bookkeeping(TrainerCallback):
 
     def on_save(self, args: TrainingArguments, state: Any, control: Any, **_: Any) -> None:
         del control
-        write_manifest(Path(args.output_dir) / f"checkpoint-{state.global_step}")
+        if process_count() > 1:
+            distributed.barrier()  # each process writes its own random state
+        if args.process_index == 0:
+            write_manifest(Path(args.output_dir) / f"checkpoint-{state.global_step}")
 
 
 def _only_item(items: list[Any]) -> Any:
-    """Collate nothing: an item of the data set is a whole micro-batch already."""
+    """Collate nothing: an item of the data set is a whole step already."""
     return items[0]
 
 
-def _arguments(recipe: "Recipe", checkpoints: Path) -> TrainingArguments:
+def _flattened(inputs: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors of nested dictionaries under dotted names."""
+    if isinstance(inputs, Tensor):
+        yield name, inputs
+    elif isinstance(inputs, dict):
+        for key, value in inputs.items():
+            yield from _flattened(value, f"{name}.{key}" if name else key)
+
+
+def training_arguments(recipe: "Recipe", checkpoints: Path) -> TrainingArguments:
+    """Return what the Trainer is told."""
+    cuda = torch.cuda.is_available()
     return TrainingArguments(
         output_dir=str(checkpoints),
         max_steps=recipe.steps,
         per_device_train_batch_size=1,
-        gradient_accumulation_steps=recipe.accumulation,
+        gradient_accumulation_steps=1,
         max_grad_norm=recipe.optimizer.max_grad_norm,
         logging_steps=recipe.log_steps,
         logging_nan_inf_filter=False,
@@ -240,9 +311,12 @@ def _arguments(recipe: "Recipe", checkpoints: Path) -> TrainingArguments:
         train_sampling_strategy="sequential",
         remove_unused_columns=False,
         label_names=["labels"],
+        # Named for one process too, accelerate would look for a group that nobody has made.
+        ddp_backend=("nccl" if cuda else "gloo") if int(os.environ.get("WORLD_SIZE", "1")) > 1 else None,
+        ddp_find_unused_parameters=False,
         seed=recipe.seed,
-        use_cpu=not torch.cuda.is_available(),
-        dataloader_pin_memory=torch.cuda.is_available(),
-        report_to="none",
+        use_cpu=not cuda,
+        dataloader_pin_memory=cuda,
+        report_to=list(recipe.report_to) or "none",
         disable_tqdm=True,
     )

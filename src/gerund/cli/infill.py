@@ -1,0 +1,157 @@
+"""``gerund infill``: fill the gaps of a text on the terminal, or of many texts in a file."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gerund.cli import json_lines
+from gerund.cli import sampling_options as options
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gerund.config import Sampling
+    from gerund.data.tables import Rows
+    from gerund.language_model import LanguageModel
+
+_LOT = 128
+_BLANK = "[blank]"
+
+
+def command(
+    text: Annotated[
+        str | None,
+        typer.Argument(help="The text, with a blank for each gap; - reads it from standard input.", show_default=False),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option("--model", "-m", help="A folder or hub id; left out, the embedded default.", show_default=False),
+    ] = None,
+    file: Annotated[
+        str | None,
+        typer.Option("--file", "-f", help="Many texts: a .txt file (one a line), .jsonl, .csv, .tsv, .parquet, or - ."),
+    ] = None,
+    column: Annotated[str | None, typer.Option(help="Column with the texts; left out, text.")] = None,
+    format: Annotated[
+        str | None, typer.Option(help="txt, jsonl, csv, tsv or parquet, where the file's ending does not say it.")
+    ] = None,
+    blank: Annotated[str, typer.Option(help="What marks a gap.")] = _BLANK,
+    method: Annotated[
+        str,
+        typer.Option(help="infill, left-only, or a prompt: blank, contextual, prefix-suffix or line-by-line."),
+    ] = "infill",
+    max_tokens: Annotated[int, typer.Option(help="Longest gap in tokens that is tried.")] = 32,
+    length: Annotated[
+        list[int] | None,
+        typer.Option(help="Length of a gap in tokens; given more than once, each is tried.", show_default=False),
+    ] = None,
+    beams: Annotated[int, typer.Option(help="Follow so many of the likeliest fillings at a time.")] = 1,
+    samples: Annotated[int, typer.Option(help="Draw so many fillings of each length and keep the best.")] = 1,
+    shots: Annotated[int, typer.Option(help="Solved examples in a prompt, 0 to 5.")] = 0,
+    temperature: options.Temperature = None,
+    top_p: options.TopP = None,
+    top_k: options.TopK = None,
+    typical_p: options.TypicalP = None,
+    seed: options.Seed = None,
+    adapter: Annotated[
+        Path | None, typer.Option(help="A PEFT folder, active while both sides are seen.", show_default=False)
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write JSON lines to this file.", show_default=False)
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the output file.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object instead of the text.")] = False,
+    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")] = "auto",
+) -> None:
+    """Fill the gaps of a text, or of every text of a file, seeing both sides of each.
+
+    For one text the whole text is printed. With --file, --json or -o there is one JSON object a text: text (with its
+    gaps filled), spans (what stands in them), scores (mean log-probability a token) and lengths (in tokens).
+
+    How long a gap is, the model finds out by trying lengths up to --max-tokens; --length says which to try instead.
+    The method left-only continues what stands before the gap; the prompts ask the untouched model for what is missing.
+
+    For example:
+
+        gerund infill "The old man looked at [blank] and went home."
+
+        gerund infill "She opened [blank], and [blank] was gone." --length 2 --length 4 --beams 4 --json
+
+        gerund infill "It rained. ___ So we stayed in." --blank ___ --method line-by-line --shots 5 -m ./model
+
+        gerund infill --file texts.jsonl -m ./model --temperature 0.8 --samples 4 --seed 1 -o filled.jsonl
+    """
+    sampling = options.sampling_of(temperature, top_p, top_k, typical_p, seed)
+    json_lines.refuse_existing(output, force=force)
+    lots = _texts(text, file, column, format, blank)
+    settings: dict[str, Any] = {"blank": blank, "method": method, "max_tokens": max_tokens, "beams": beams}
+    settings |= {"samples": samples, "shots": shots, "lengths": length or None}
+    from gerund.entry import load
+
+    # How texts are encoded does not matter here: infilling has a plan of its own.
+    lm = load(model, attention="causal", adapter=adapter, dtype=dtype, device=device)
+    found = _filled(lm, lots, sampling, settings)
+    if file is None and output is None and not as_json:
+        typer.echo(next(found)["text"])
+        return
+    json_lines.write(_lines(found), output, sum(map(len, lots)), "infilling")
+
+
+def _texts(text: str | None, file: str | None, column: str | None, format: str | None, blank: str) -> "list[Rows]":
+    """Read and check all texts at once: what is wrong with the last shows before the first is filled."""
+    import sys
+
+    from gerund.data.files import decode
+    from gerund.data.tables import Rows, open_table, read_rows
+    from gerund.errors import ConfigError, DataError, TextError
+    from gerund.inference.blanks import BlankedText
+
+    if (text is None) == (file is None):
+        raise ConfigError("give either a text or --file" + (", not both" if file else ""))
+    if file is None:
+        if text == "-":
+            text = decode(sys.stdin.buffer.read(), "standard input").removesuffix("\n")
+        lots = [Rows([0], [text or ""], [1], "the text", unit="")]
+    else:
+        table = open_table(file, format=format, column=column)
+        lots = list(read_rows(table, max_rows=_LOT))
+        if not lots:
+            raise DataError(f"{table.name} has no texts")
+    for rows in lots:
+        for index, one in enumerate(rows.texts):
+            try:
+                BlankedText.of(one, blank)
+            except TextError as error:
+                raise _placed(rows, index, error) from error
+    return lots
+
+
+def _filled(
+    lm: "LanguageModel", lots: "list[Rows]", sampling: "Sampling", settings: dict[str, Any]
+) -> "Iterator[dict[str, Any]]":
+    from gerund.errors import TextError
+
+    number = 0
+    for rows in lots:
+        for index, text in enumerate(rows.texts):
+            try:
+                result = lm.infill(text, sampling=options.seed_of_lot(sampling, number), **settings)
+            except TextError as error:
+                raise _placed(rows, index, error) from error
+            number += 1
+            scores = [round(score, 6) for score in result.scores]
+            yield {"text": result.text, "spans": result.spans, "scores": scores, "lengths": result.lengths}
+
+
+def _lines(found: "Iterator[dict[str, Any]]") -> "Iterator[str]":
+    import json
+
+    for record in found:
+        yield json.dumps(record, ensure_ascii=False)
+
+
+def _placed(rows: "Rows", index: int, error: Exception) -> Exception:
+    """Return an error about one text of a file with the text's place."""
+    return type(error)(f"{rows.place(index)}: {error}") if rows.unit else error

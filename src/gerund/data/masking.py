@@ -1,0 +1,188 @@
+"""Corrupts token ids for training: masked tokens, spans to be written, and masks at random.
+
+Knows: numpy, rates, which positions may be touched. Does not know: tokenizers, models, losses. Every function is a
+pure function of its arguments and the generator; none changes what it is given.
+
+Shapes: T tokens of one text. ``maskable_T`` is True where a token may be touched: never at special tokens,
+prompts or padding.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from gerund.errors import ConfigError
+
+
+def mask_tokens(
+    ids_T: np.ndarray,
+    maskable_T: np.ndarray,
+    *,
+    rate: float,
+    mask_id: int,
+    random_ids: Sequence[int] | np.ndarray,
+    rng: np.random.Generator,
+    mask_share: float = 0.8,
+    random_share: float = 0.1,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Select tokens to be predicted and hide most of them (Devlin et al. 2019, section 3.1; MNTP of LLM2Vec, MAGNET).
+
+    Each maskable token is selected with probability ``rate``, independently of the others; where chance selects none,
+    one is drawn, so that every text with a maskable token teaches something. A selected token becomes the mask
+    token, a random one, or stays as it is.
+
+    >>> ids, maskable = np.arange(10, 16), np.array([False, True, True, True, True, True])
+    >>> rng = np.random.default_rng(0)
+    >>> mask_tokens(ids, maskable, rate=0.4, mask_id=0, random_ids=[7], rng=rng)
+    (array([10,  0,  0, 13, 14, 15]), array([False,  True,  True,  True, False, False]))
+
+    Args:
+        ids_T: token ids.
+        maskable_T: which may be selected.
+        rate: probability that a token is selected, above 0.
+        mask_id: the mask token.
+        random_ids: what random tokens are drawn from; a draw may give the very token that was there.
+        rng: decides.
+        mask_share: share of the selected tokens that become the mask token.
+        random_share: share of them that become a random token; the rest stay.
+
+    Returns:
+        The corrupted ids, shape (T,), and which tokens were selected, shape (T,), bool.
+
+    Raises:
+        ConfigError: a rate or share is impossible.
+    """
+    if not 0 < rate <= 1:
+        raise ConfigError(f"the masking rate must lie above 0 and be at most 1, and is {rate}")
+    if min(mask_share, random_share) < 0 or mask_share + random_share > 1:
+        raise ConfigError(f"mask_share {mask_share} and random_share {random_share} must be shares of one whole")
+    if random_share and not len(random_ids):
+        raise ConfigError("random_share needs random_ids to draw from")
+    maskable_T = _checked(ids_T, maskable_T)
+    selected_T = maskable_T & (rng.random(len(ids_T)) < rate)
+    if maskable_T.any() and not selected_T.any():
+        selected_T[rng.choice(np.flatnonzero(maskable_T))] = True
+    fate_T = rng.random(len(ids_T))
+    masked_T = selected_T & (fate_T < mask_share)
+    replaced_T = selected_T & (fate_T >= mask_share) & (fate_T < mask_share + random_share)
+    corrupted_T = np.where(masked_T, mask_id, ids_T).astype(ids_T.dtype)
+    if random_share:
+        drawn_T = rng.choice(np.asarray(random_ids), size=len(ids_T))
+        corrupted_T[replaced_T] = drawn_T[replaced_T]
+    return corrupted_T, selected_T
+
+
+def corrupt(
+    ids_T: np.ndarray, maskable_T: np.ndarray, *, rate: float, mask_id: int, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """Replace each maskable token by the mask token with probability ``rate``, independently (MAR of UniMAE).
+
+    >>> ids, maskable = np.arange(10, 16), np.array([False, True, True, True, True, True])
+    >>> corrupt(ids, maskable, rate=0.5, mask_id=0, rng=np.random.default_rng(0))[0]
+    array([10,  0,  0,  0, 14, 15])
+
+    Args:
+        ids_T: token ids.
+        maskable_T: which may be replaced.
+        rate: the probability, from 0 to 1.
+        mask_id: the mask token.
+        rng: decides.
+
+    Returns:
+        The corrupted ids, shape (T,), and which tokens were replaced, shape (T,), bool.
+
+    Raises:
+        ConfigError: the rate is impossible.
+    """
+    if not 0 <= rate <= 1:
+        raise ConfigError(f"the masking rate must lie between 0 and 1, and is {rate}")
+    selected_T = _checked(ids_T, maskable_T) & (rng.random(len(ids_T)) < rate)
+    return np.where(selected_T, mask_id, ids_T).astype(ids_T.dtype), selected_T
+
+
+def sample_spans(
+    maskable_T: np.ndarray, *, count: int = 2, shortest: int = 4, longest: int = 128, rng: np.random.Generator
+) -> np.ndarray:
+    """Draw the spans that a model learns to write (MSG of MAGNET).
+
+    How many is uniform from 1 to ``count`` (fewer where a text has no room), how long each one is uniform from
+    ``shortest`` to the smaller of ``longest`` and what fits: the greatest length that all of them could have side by
+    side. Then every arrangement of them is equally likely. At least one token lies between two spans, one maskable
+    token at least is left as context, and position 0 belongs to no span, since a token is predicted at the
+    position before it.
+
+    >>> maskable = np.array([False] + [True] * 11)
+    >>> sample_spans(maskable, shortest=3, rng=np.random.default_rng(0))
+    array([0, 1, 1, 1, 1, 0, 2, 2, 2, 2, 0, 0])
+
+    Args:
+        maskable_T: which tokens may belong to a span. Padding, if any, stands on the right.
+        count: how many spans at most.
+        shortest: tokens of a span, at least.
+        longest: tokens of a span, at most.
+        rng: decides.
+
+    Returns:
+        0 for context and 1, 2, ... for the spans from left to right, shape (T,), int64; all 0 where the text is too
+        short for any.
+
+    Raises:
+        ConfigError: the settings leave no possible span.
+    """
+    if count < 1 or not 1 <= shortest <= longest:
+        raise ConfigError(f"spans need count >= 1 and 1 <= shortest <= longest, not {count}, {shortest} and {longest}")
+    free_T = np.array(maskable_T, dtype=bool)
+    tokens = int(free_T.sum())
+    free_T[:1] = False
+    span_T = np.zeros(len(free_T), dtype=np.int64)
+    number = int(rng.integers(1, count + 1))
+    while number and _what_fits(free_T, number, tokens, longest) < shortest:
+        number -= 1
+    if not number:
+        return span_T
+    fits = _what_fits(free_T, number, tokens, longest)
+    lengths = rng.integers(shortest, fits + 1, size=number).tolist()
+    for index, start in enumerate(_arrange(free_T, lengths, rng)):
+        span_T[start : start + lengths[index]] = index + 1
+    return span_T
+
+
+def _checked(ids_T: np.ndarray, maskable_T: np.ndarray) -> np.ndarray:
+    maskable_T = np.asarray(maskable_T, dtype=bool)
+    if ids_T.ndim != 1 or ids_T.shape != maskable_T.shape:
+        raise ConfigError(f"ids and maskable are of one text each, not of shapes {ids_T.shape} and {maskable_T.shape}")
+    return maskable_T
+
+
+def _what_fits(free_T: np.ndarray, number: int, tokens: int, longest: int) -> int:
+    """Return the greatest length that ``number`` spans could all have, 0 for none; ``tokens`` are maskable."""
+    edges = np.flatnonzero(np.diff(free_T, prepend=False, append=False))
+    runs = edges[1::2] - edges[::2]
+    # One maskable token is kept as context, so the spans share the rest.
+    lengths = np.arange(1, min(longest, (tokens - 1) // number) + 1)
+    # n spans of m tokens and the n - 1 between them lie within a run of r tokens as long as n(m + 1) <= r + 1.
+    room = ((runs[:, None] + 1) // (lengths + 1)).sum(axis=0)
+    return int((room >= number).sum())
+
+
+def _arrange(free_T: np.ndarray, lengths: list[int], rng: np.random.Generator) -> list[int]:
+    """Return where spans of these lengths begin, in this order; every arrangement is equally likely."""
+    # Counted from the right: rest[p] is how many ways the spans that follow have when none begins before p.
+    rest = np.ones(len(free_T) + 2)
+    before = np.concatenate([[0], np.cumsum(free_T)])
+    ways = []
+    for length in reversed(lengths):
+        starts = np.arange(len(free_T) - length + 1)
+        fits = before[starts + length] - before[starts] == length
+        ways.append(fits * rest[starts + length + 1])
+        counted = np.zeros_like(rest)
+        counted[starts] = ways[-1]
+        rest = counted[::-1].cumsum()[::-1]
+    found: list[int] = []
+    earliest = 0
+    for length, weights in zip(lengths, reversed(ways), strict=True):
+        weights[:earliest] = 0
+        # The counts grow like T to the power of the spans; divided, they are probabilities.
+        found.append(int(rng.choice(len(weights), p=weights / weights.sum())))
+        earliest = found[-1] + length + 1
+    return found

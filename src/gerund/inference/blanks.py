@@ -1,0 +1,99 @@
+"""A text with blanks: its pieces, their tokens, and how spans are put between them.
+
+Knows: texts, tokenizers, white space. Does not know: models, how spans are written.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from gerund.errors import ConfigError, ModelError, TextError
+from gerund.inference.tokens import check_texts, check_unicode
+
+# What a piece is tokenised behind, so that its first token is one that occurs inside a text.
+_ANCHORS = ("a", ".", "1", "\n", ")")
+# A space before a gap is part of the gap's first token in most tokenizers. A line break is not, and stays.
+_SPACES = " \t"
+
+
+@dataclass(frozen=True)
+class BlankedText:
+    """The n + 1 pieces around the n blanks of a text, of which only the outer two may be empty.
+
+    Spaces before a blank are taken away: the model writes them. White space behind a blank belongs to the piece
+    there.
+
+    >>> BlankedText.of("He ran [blank] home.", "[blank]").pieces
+    ('He ran', ' home.')
+    """
+
+    pieces: tuple[str, ...]
+
+    @classmethod
+    def of(cls, text: Any, blank: Any) -> "BlankedText":
+        """Split a text at its blanks.
+
+        Raises:
+            TextError: it is no string, has no blank or nothing else, or two blanks stand next to each other.
+            ConfigError: the blank is no text.
+        """
+        if not isinstance(text, str):
+            raise TextError(f"the text to fill is a string, not {type(text).__name__}")
+        if not isinstance(blank, str) or not blank.strip():
+            raise ConfigError(f"a blank is written as some text, not {blank!r}")
+        check_texts([text])
+        check_unicode("the text", text)
+        pieces = text.split(blank)
+        if len(pieces) == 1:
+            raise TextError(f"the text has no {blank} to fill" if text.strip() else "the text is empty")
+        if not any(piece.strip() for piece in pieces):
+            raise TextError(f"the text is nothing but {blank}; give some text around it, or use generate")
+        for number, piece in enumerate(pieces[1:-1], start=1):
+            if not piece.strip():
+                raise TextError(f"blanks {number} and {number + 1} have nothing between them; make them one")
+        return cls((*(piece.rstrip(_SPACES) for piece in pieces[:-1]), pieces[-1]))
+
+    @property
+    def gaps(self) -> int:
+        """How many gaps there are."""
+        return len(self.pieces) - 1
+
+    def trimmed(self, gap: int, span: str) -> str:
+        """Return a span without spaces at its end where the piece behind the gap begins with white space."""
+        return span.rstrip() if self.pieces[gap + 1][:1].isspace() else span
+
+    def joined(self, spans: Sequence[str]) -> str:
+        """Return the whole text with its gaps filled."""
+        return self.pieces[0] + "".join(span + piece for span, piece in zip(spans, self.pieces[1:], strict=True))
+
+    def ids(self, tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
+        """Return the tokens of every piece but the first, as they are inside a text.
+
+        White space that ends the whole text is left out: it says nothing about a gap.
+        """
+        *inner, last = self.pieces[1:]
+        return [ids_inside(tokenizer, piece) for piece in [*inner, last.rstrip()]]
+
+
+def ids_inside(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    """Return the tokens of a text that stands inside another one, without special tokens.
+
+    Tokenizers of the SentencePiece kind put a space before whatever begins a text, and a space more before
+    " home". So the text is read behind a short one from which a token boundary divides it.
+
+    Raises:
+        ModelError: the tokenizer is not a fast one.
+    """
+    if not text:
+        return []
+    if not tokenizer.is_fast:
+        raise ModelError("infilling needs a fast tokenizer (tokenizer.json): this model has none")
+    for anchor in _ANCHORS:
+        batch = tokenizer(anchor + text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        offsets = batch["offset_mapping"]
+        if not any(start < len(anchor) < end for start, end in offsets):
+            first = next((place for place, (_, end) in enumerate(offsets) if end > len(anchor)), len(offsets))
+            return list(batch["input_ids"][first:])
+    return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])

@@ -1,0 +1,119 @@
+"""Where the texts of a training come from: the recipe's sources as token caches, the tokenizer of a new model.
+
+Knows: the recipe's data section, token caches. Does not know: models, objectives.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gerund.data.corpus import clean_text, read_documents
+from gerund.errors import ConfigError
+from gerund.models.saving import atomic_folder
+from gerund.training.recipe import Recipe, SourceConfig, TokenizerConfig
+from gerund.training.token_cache import TokenCache, Unit, tokenize_corpus
+from gerund.training.tokenizer import load_tokenizer, train_tokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+
+class Corpora:
+    """The recipe's sources, tokenised when they are asked for and kept on the disk.
+
+    Args:
+        recipe: The settings.
+        tokenizer: The model's tokenizer.
+    """
+
+    def __init__(self, recipe: Recipe, tokenizer: "PreTrainedTokenizerBase") -> None:
+        self.recipe, self.tokenizer = recipe, tokenizer
+        self.opened: dict[str, TokenCache] = {}
+
+    def chosen(self, names: list[str]) -> list[SourceConfig]:
+        """Return the sources of these names; all where there are none."""
+        return [source for source in self.recipe.data.sources if not names or source.name in names]
+
+    def training(self, names: list[str], *, unit: Unit = "documents", min_words: int = 0) -> list[TokenCache]:
+        """Return the training texts of these sources."""
+        return [self._tokens(source, source.files, unit, min_words) for source in self.chosen(names)]
+
+    def validation(
+        self, names: list[str], *, unit: Unit = "documents", min_words: int = 0
+    ) -> tuple[list[SourceConfig], list[TokenCache]]:
+        """Return which of these sources have validation texts, and the texts."""
+        found = [source for source in self.chosen(names) if source.validation]
+        return found, [self._tokens(source, source.validation, unit, min_words) for source in found]
+
+    def summary(self) -> dict[str, list[int]]:
+        """Return what must agree for a resume: the counts of every cache that was opened."""
+        return {name: cache.summary() for name, cache in sorted(self.opened.items())}
+
+    def _tokens(self, source: SourceConfig, files: list[Path], unit: Unit, min_words: int) -> TokenCache:
+        part = "training" if files is source.files else "validation"
+        name = f"{source.name} {part} {unit} {min_words}"
+        if name not in self.opened:
+            self.opened[name] = tokenize_corpus(
+                existing(self.recipe, files),
+                self.tokenizer,
+                cache_folder(self.recipe),
+                clean=source.clean,
+                text_column=source.text_column,
+                unit=unit,
+                min_words=min_words,
+            )
+        return self.opened[name]
+
+
+def prepare_tokenizer(recipe: Recipe) -> "PreTrainedTokenizerFast":
+    """Open the tokenizer of a new model, or train it, or take the one trained on the same data before."""
+    settings = recipe.tokenizer or TokenizerConfig()
+    if settings.path is not None:
+        return load_tokenizer(settings.path)
+    sources = [(s.clean, s.weight, s.text_column, _stamps(recipe, s.files)) for s in recipe.data.sources]
+    content = [1, settings.vocab_size, settings.sample_mb, settings.max_length, sources]
+    key = hashlib.sha256(json.dumps(content).encode()).hexdigest()[:20]
+    folder = cache_folder(recipe) / f"tokenizer-{key}"
+    if not folder.is_dir():
+        texts = _sample(recipe, settings.sample_mb)
+        tokenizer = train_tokenizer(texts, vocab_size=settings.vocab_size, max_length=settings.max_length)
+        with atomic_folder(folder) as partial:
+            tokenizer.save_pretrained(str(partial))
+    # Read back also when just trained, so that the first run and a resumed one use the very same object.
+    return load_tokenizer(folder)
+
+
+def existing(recipe: Recipe, files: list[Path]) -> list[Path]:
+    """Return the paths of the recipe's files.
+
+    Raises:
+        ConfigError: One of them is not there.
+    """
+    paths = [recipe.data.folder / file for file in files]
+    for path in paths:
+        if not path.is_file():
+            raise ConfigError(f"{path}: no such file; data.folder is {str(recipe.data.folder)!r}")
+    return paths
+
+
+def cache_folder(recipe: Recipe) -> Path:
+    """Return where tokens are kept."""
+    return recipe.data.cache or recipe.output / "cache"
+
+
+def _sample(recipe: Recipe, megabytes: float) -> Iterator[str]:
+    total = sum(source.weight for source in recipe.data.sources)
+    for source in recipe.data.sources:
+        budget = megabytes * 1e6 * source.weight / total
+        for document in read_documents(existing(recipe, source.files), text_column=source.text_column):
+            text = clean_text(document.text, source.clean)
+            yield text
+            budget -= len(text.encode("utf-8"))
+            if budget <= 0:
+                break
+
+
+def _stamps(recipe: Recipe, files: list[Path]) -> list[tuple[str, int]]:
+    return [(path.name, path.stat().st_size) for path in existing(recipe, files)]

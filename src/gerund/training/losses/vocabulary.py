@@ -1,0 +1,175 @@
+"""Cross-entropy over a vocabulary without ever holding the logits of all positions.
+
+Knows: states, targets, a function from states to logits. Does not know: which positions are predicted, or why.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from transformers import PreTrainedModel
+
+from gerund.errors import ConfigError, ModelError
+from gerund.inference.likelihood import TokenHead
+from gerund.training.losses.graph import trained_leaves
+
+# From last hidden states ``(N, D)`` to logits ``(N, V)``.
+Head = Callable[[Tensor], Tensor]
+
+# Logits that are held at once. On a CPU 8 MiB in float32, which stay in its caches and are not asked of the system anew
+# each time, but no fewer rows than a matrix product wants; a GPU takes 128 MiB.
+_LOGITS_AT_ONCE = {"cpu": 2**21}
+_LOGITS_AT_ONCE_ELSEWHERE = 2**25
+_SMALLEST_CHUNK = 256
+
+
+def token_loss(
+    head: Head,
+    states_ND: Tensor,
+    targets_N: Tensor,
+    *,
+    parameters: Sequence[nn.Parameter] = (),
+    chunk: int | None = None,
+) -> Tensor:
+    """Return the summed cross-entropy of N positions, holding the logits of a few of them at a time.
+
+    Logits, their loss and the gradients of both the states and the head are computed chunk by chunk in the forward
+    pass; the backward pass only scales them. What is kept is as large as the states and the head's weights, whatever
+    the vocabulary. A sum, because only the trainer knows what to divide by. Gradients of gradients are not offered.
+
+    Args:
+        head: from states ``(n, D)`` to logits ``(n, V)``, row by row; see ``head_of``.
+        states_ND: the state that predicts each target.
+        targets_N: token ids. There is no id that is passed over: leave such rows out.
+        parameters: all of the head's parameters that may be trained; those that are frozen cost nothing.
+        chunk: positions a chunk; None takes what suits the device.
+
+    Returns:
+        A scalar, computed in float32 whatever the type of the logits (in float64 where they are float64).
+
+    Raises:
+        ConfigError: ``chunk`` is no positive number.
+        ModelError: the head uses trained parameters that were not given, or not those that were given.
+
+    >>> states, targets = torch.eye(3), torch.tensor([0, 1, 2])
+    >>> round(token_loss(nn.Identity(), states, targets, chunk=2).item(), 4)
+    1.6543
+    """
+    if states_ND.ndim != 2 or targets_N.shape != states_ND.shape[:1]:
+        raise ValueError(f"states {tuple(states_ND.shape)} and targets {tuple(targets_N.shape)} do not fit")
+    if chunk is not None and chunk < 1:
+        raise ConfigError(f"a chunk has at least one position, not {chunk}")
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    if not len(targets_N):
+        return _nothing(states_ND, trained)
+    if chunk is None:
+        # Not under no_grad: autocast in older torch would remember the weights that it casts here as constants.
+        at_once = _LOGITS_AT_ONCE.get(states_ND.device.type, _LOGITS_AT_ONCE_ELSEWHERE)
+        chunk = max(_SMALLEST_CHUNK, at_once // head(states_ND[:1].detach()).shape[-1])
+    if len(targets_N) <= chunk:
+        return -_at(_logprobs(head(states_ND)), targets_N).sum()
+    if torch.is_grad_enabled() and (states_ND.requires_grad or trained):
+        loss: Tensor = _ChunkedLoss.apply(head, chunk, targets_N, states_ND, *trained)
+        return loss
+    with torch.no_grad():
+        parts = [-_at(_logprobs(head(own_CD)), own_C).sum() for own_CD, own_C in _chunks(states_ND, targets_N, chunk)]
+    return torch.stack(parts).sum()
+
+
+def head_of(model: PreTrainedModel) -> tuple[Head, list[nn.Parameter]]:
+    """Return the way from last hidden states (after the final norm) to logits, and what is trained on it.
+
+    The way is the model's own forward pass behind the decoder, so scaled and capped logits are those of the model.
+
+    Args:
+        model: a causal language model, perhaps with PEFT layers in it or a PEFT model around it.
+
+    Returns:
+        The function from ``(N, D)`` to ``(N, V)``, and the parameters of the output embedding that require a
+        gradient; where the embeddings are tied, that is the shared table.
+
+    Raises:
+        ModelError: the model computes its logits from more than the last hidden state.
+    """
+    unwrap = getattr(model, "get_base_model", None)
+    own: PreTrainedModel = unwrap() if unwrap is not None else model
+    head = TokenHead(own)
+    return head.logits, [p for p in own.get_output_embeddings().parameters() if p.requires_grad]
+
+
+class _ChunkedLoss(torch.autograd.Function):
+    """The summed loss of all chunks; its gradients are computed along with it."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, head: Head, chunk: int, targets_N: Tensor, states_ND: Tensor, *trained: nn.Parameter
+    ) -> Tensor:
+        """Compute loss and gradients, a chunk at a time."""
+        wants_states = states_ND.requires_grad
+        losses: list[Tensor] = []
+        state_gradients: list[Tensor] = []
+        # Many small contributions: summed up in float32 even where the weights are bfloat16.
+        sums = [torch.zeros_like(p, dtype=torch.promote_types(p.dtype, torch.float32)) for p in trained]
+        for own_CD, own_C in _chunks(states_ND, targets_N, chunk):
+            inputs_CD = own_CD.detach().requires_grad_(wants_states)
+            with torch.enable_grad():
+                logits_CV = head(inputs_CD)
+            wanted = [inputs_CD, *trained] if wants_states else list(trained)
+            if not losses:
+                _check(logits_CV, inputs_CD, trained)
+            logprobs_CV = _logprobs(logits_CV.detach())
+            losses.append(-_at(logprobs_CV, own_C).sum())
+            # The gradient of the loss by its logits: softmax minus one-hot, in the place of the log-probabilities.
+            gradient_CV = logprobs_CV.exp_()
+            gradient_CV.scatter_add_(1, own_C[:, None], gradient_CV.new_full((len(own_C), 1), -1.0))
+            # As in an ordinary backward pass, which lies outside autocast.
+            with torch.autocast(logits_CV.device.type, enabled=False):
+                found = list(torch.autograd.grad(logits_CV, wanted, gradient_CV.to(logits_CV.dtype)))
+            if wants_states:
+                state_gradients.append(found.pop(0))
+            for total, part in zip(sums, found, strict=True):
+                total += part
+        kept = [torch.cat(state_gradients)] if wants_states else []
+        kept += [total.to(p.dtype) for total, p in zip(sums, trained, strict=True)]
+        ctx.save_for_backward(*kept)
+        ctx.wants_states = wants_states
+        return torch.stack(losses).sum()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        """Scale what the forward pass found."""
+        scaled: list[Tensor | None] = [gradient * upstream.to(gradient.dtype) for gradient in ctx.saved_tensors]
+        return None, None, None, *(scaled if ctx.wants_states else [None, *scaled])
+
+
+def _chunks(states_ND: Tensor, targets_N: Tensor, chunk: int) -> Iterator[tuple[Tensor, Tensor]]:
+    return zip(states_ND.split(chunk), targets_N.split(chunk), strict=True)
+
+
+def _logprobs(logits_NV: Tensor) -> Tensor:
+    return logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32)).log_softmax(dim=-1)
+
+
+def _at(logprobs_NV: Tensor, targets_N: Tensor) -> Tensor:
+    # Unlike torch's cross_entropy this passes over no id: -100 is an error, as is any other id out of range.
+    return logprobs_NV.gather(1, targets_N[:, None])[:, 0]
+
+
+def _nothing(states_ND: Tensor, trained: Sequence[nn.Parameter]) -> Tensor:
+    """Return a zero that depends on everything, so that processes without a target stay in step with others."""
+    parts = [tensor.flatten()[:0].sum() for tensor in (states_ND, *trained)]
+    dtype = torch.float64 if states_ND.dtype == torch.float64 else torch.float32
+    return torch.stack([part.to(dtype) for part in parts]).sum()
+
+
+def _check(logits_CV: Tensor, inputs_CD: Tensor, trained: Sequence[nn.Parameter]) -> None:
+    """Demand that the head is trained in exactly what the caller named: the rest would stay without a gradient."""
+    used = {id(leaf) for leaf in trained_leaves(logits_CV)} - {id(inputs_CD)}
+    named = {id(parameter) for parameter in trained}
+    if used - named:
+        raise ModelError("the output head has trained parameters that the loss was not told of; freeze or name them")
+    if named - used:
+        raise ModelError("a parameter that is to be trained has no part in the logits; leave it out or freeze it")

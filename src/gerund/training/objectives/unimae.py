@@ -1,0 +1,134 @@
+"""UniMAE: masked auto-regression, and reconstruction of the text from the state of its end token.
+
+UniMAE, sections 2.3 and 2.4: the model reads a corrupted text causally. Every position predicts the original
+next token (MAR). The state of the end token, with what a one-layer decoder sees of the original tokens, has to
+give the text back (MRC). The decoder serves the training only.
+
+Knows: how a text is corrupted, the two losses, the decoder. Does not know: where texts come from.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gerund.data.masking import corrupt
+from gerund.models.pooling import pool
+from gerund.training.losses.reconstruction import ReconstructionDecoder, reconstruction_mask
+from gerund.training.losses.vocabulary import head_of, token_loss
+from gerund.training.objectives.base import (
+    Batch,
+    Batches,
+    TokenLosses,
+    padded,
+    row_generator,
+    text_batch,
+)
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from gerund.training.framing import Framing
+    from gerund.training.recipe_objectives import UnimaeConfig
+    from gerund.training.texts import Texts
+
+
+class UnimaeBatches(Batches):
+    """Corrupted texts that end with the end token.
+
+    Args:
+        texts: Token ids by number.
+        framing: Puts special tokens around them; appends the end token.
+        config: Share of masked tokens, and of what the decoder does not see.
+        mask_id: The mask token.
+        pad: The padding token.
+        seed: Decides both masks.
+    """
+
+    def __init__(
+        self, texts: "Texts", framing: "Framing", config: "UnimaeConfig", *, mask_id: int, pad: int, seed: int
+    ) -> None:
+        self.texts, self.framing, self.config = texts, framing, config
+        self.mask_id, self.pad, self.seed = mask_id, pad, seed
+
+    @property
+    def skipped(self) -> int:
+        """How many texts were too short to be used."""
+        return self.texts.skipped
+
+    def make(self, step: int, first: int, count: int) -> dict[str, Any]:
+        """Return a batch.
+
+        ``input_ids`` (corrupted), ``real``, ``labels`` (the whole text) and ``inside`` (True for the text's own
+        tokens) are ``(B, T)``; ``text`` (only the text's own tokens) and ``text_real`` ``(B, S)``; ``sees``
+        ``(B, S, 1 + S)`` is what each position of the decoder sees.
+        """
+        del step
+        framed, corrupted, inside, texts, seeds = [], [], [], [], []
+        for number in range(first, first + count):
+            text = self.framing.frame(self.texts.row(number))
+            rng = row_generator(self.seed, number)
+            places = self.framing.places(text)
+            inside_T = np.zeros(len(text), dtype=bool)
+            inside_T[places.start : places.stop] = True
+            view_T, _ = corrupt(np.asarray(text.ids), inside_T, rate=self.config.p_mar, mask_id=self.mask_id, rng=rng)
+            framed.append(text)
+            corrupted.append(view_T)
+            inside.append(inside_T)
+            texts.append(text.ids[places.start : places.stop])
+            seeds.append(int(rng.integers(2**62)))
+        batch = text_batch(framed, self.pad)
+        batch["labels"] = batch["input_ids"]
+        batch["input_ids"] = padded(corrupted, self.pad)
+        batch["inside"] = padded(inside).bool()
+        batch["text"] = padded(texts, self.pad)
+        lengths_B = torch.tensor([len(ids) for ids in texts])
+        batch["text_real"] = torch.arange(batch["text"].shape[1]) < lengths_B[:, None]
+        batch["sees"] = torch.cat([
+            # One text at a time, so that a text's mask does not depend on its neighbours in the batch.
+            self._sees(batch["text_real"][row], length, seed)
+            for row, (length, seed) in enumerate(zip(lengths_B.tolist(), seeds, strict=True))
+        ])  # fmt: skip
+        return batch
+
+    def _sees(self, real_S: Tensor, length: int, seed: int) -> Tensor:
+        generator = torch.Generator().manual_seed(seed)
+        width = len(real_S)
+        own = reconstruction_mask(torch.ones(1, length, dtype=torch.bool), self.config.p_mrc, generator)
+        sees = torch.zeros(1, width, 1 + width, dtype=torch.bool)
+        sees[..., 0] = True
+        sees[:, :length, : 1 + length] = own
+        return sees
+
+
+class UnimaeLosses(TokenLosses):
+    """``mar`` (equation 1) and ``mrc`` (equation 5).
+
+    Args:
+        width: Size of a hidden state.
+        heads: Attention heads of the decoder.
+        longest: Tokens of the longest text.
+    """
+
+    def __init__(self, width: int, heads: int, longest: int) -> None:
+        super().__init__()
+        self.decoder = ReconstructionDecoder(width, heads, longest)
+
+    def counts(self, batch: Batch) -> dict[str, int]:
+        """Return how many tokens are predicted; a text's first token has no predecessor where nothing begins it."""
+        return {"mar": int(batch["inside"][:, 1:].sum()), "mrc": int(batch["text_real"].sum())}
+
+    def forward(self, model: "PreTrainedModel", batch: Batch) -> dict[str, Tensor]:
+        """Return the summed cross-entropies."""
+        # Padding stands on the right, where causal attention does not look.
+        hidden_BTD = model.base_model(input_ids=batch["input_ids"], use_cache=False).last_hidden_state
+        head, parameters = head_of(model)
+        inside_BT = batch["inside"][:, 1:]
+        mar = token_loss(head, hidden_BTD[:, :-1][inside_BT], batch["labels"][:, 1:][inside_BT], parameters=parameters)
+        end_BD = pool(hidden_BTD, batch["real"], "last")
+        embeddings_BSD = model.get_input_embeddings()(batch["text"])
+        states_BSD = self.decoder(end_BD, embeddings_BSD, batch["text_real"], mask_BTS=batch["sees"])
+        real_BS = batch["text_real"]
+        mrc = token_loss(head, states_BSD[real_BS], batch["text"][real_BS], parameters=parameters)
+        return {"mar": mar, "mrc": mrc}

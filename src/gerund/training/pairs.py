@@ -1,0 +1,211 @@
+"""Reads training pairs and triples from files, and deals them in shuffled epochs.
+
+Knows: columns, file and line of each example. Does not know: tokens, prompts, losses.
+"""
+
+import csv
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gerund.data.files import checked_text, decode, opened
+from gerund.data.tables import open_table, read_rows
+from gerund.errors import ConfigError, DataError
+from gerund.training.mixture import Mixture
+
+
+@dataclass(frozen=True)
+class Example:
+    """A query, what belongs to it, and what does not."""
+
+    query: str
+    """The query."""
+    positive: str
+    """A text that belongs to it."""
+    negatives: tuple[str, ...]
+    """Texts that do not; there may be none."""
+
+
+# Where a row stood, and its columns.
+_Record = tuple[str, Mapping[str, Any]]
+
+
+def read_examples(
+    paths: Iterable[str | Path], *, query: str = "query", positive: str = "positive", negatives: str = "negatives"
+) -> list[Example]:
+    """Read examples from .jsonl, .csv, .tsv or .parquet files (text formats also .gz, .xz).
+
+    Args:
+        paths: The files.
+        query: Column or field of the query.
+        positive: Column or field of the positive: a text, or a list of texts whose first is taken.
+        negatives: Column or field of the negatives: a text or a list of texts. It may be absent or empty.
+
+    Returns:
+        One example a row, in order.
+
+    Raises:
+        DataError: A file is missing, malformed or has no rows, a column is missing, or a text is empty or none; the
+            message names file and line.
+    """
+    examples: list[Example] = []
+    for path in map(Path, paths):
+        if not path.is_file():
+            raise DataError(f"{path}: no such file")
+        form = open_table(path).format
+        if form not in _READERS:
+            raise DataError(f"{path}: a {form} file has no columns; valid formats are: {', '.join(_READERS)}")
+        before = len(examples)
+        for where, values in _READERS[form](path, (query, positive, negatives)):
+            examples.append(
+                Example(
+                    _text(_present(values, query, where), where, query),
+                    _first(_present(values, positive, where), where, positive),
+                    _negatives(values.get(negatives), where, negatives),
+                )
+            )
+        if len(examples) == before:
+            raise DataError(f"{path}: no examples in there")
+    return examples
+
+
+class Examples:
+    """Examples in shuffled epochs without repetition; row ``i`` is a pure function of the seed and ``i``.
+
+    Args:
+        examples: What is dealt.
+        seed: Decides all orders and negatives.
+        hard_negatives: How many negatives each row gets, drawn anew each time. An example with more gives different
+            ones; one with fewer gives all of them and repeats them as evenly as can be.
+
+    Raises:
+        ConfigError: ``hard_negatives`` is negative.
+        DataError: There are no examples, or one without negatives where they are wanted.
+    """
+
+    def __init__(self, examples: Sequence[Example], *, seed: int, hard_negatives: int = 0) -> None:
+        if hard_negatives < 0:
+            raise ConfigError(f"hard_negatives must not be negative, and is {hard_negatives}")
+        if not examples:
+            raise DataError("there are no examples to train on")
+        lacking = [number for number, example in enumerate(examples, start=1) if not example.negatives]
+        if hard_negatives and lacking:
+            raise DataError(
+                f"hard_negatives={hard_negatives} needs negatives, and {len(lacking)} of {len(examples)} examples have "
+                f"none; the first is number {lacking[0]}, {examples[lacking[0] - 1].query[:60]!r}"
+            )
+        self.examples, self.seed, self.hard_negatives = examples, seed, hard_negatives
+        self._mixture = Mixture([len(examples)], [1.0], seed=seed)
+
+    def __len__(self) -> int:
+        """Return how many different examples there are."""
+        return len(self.examples)
+
+    def row(self, number: int) -> Example:
+        """Return example ``number`` of the training, with exactly ``hard_negatives`` negatives."""
+        example = self.examples[self._mixture.turn(number).item]
+        if not self.hard_negatives:
+            return replace(example, negatives=())
+        order = np.random.default_rng([self.seed, 2, number]).permutation(len(example.negatives))
+        drawn = np.resize(order, self.hard_negatives).tolist()
+        return replace(example, negatives=tuple(example.negatives[index] for index in drawn))
+
+    def epochs(self, rows: int) -> list[float]:
+        """Return how often the examples are read by the first ``rows`` rows, as a list of one number."""
+        return self._mixture.epochs(rows)
+
+
+def _present(values: Mapping[str, Any], name: str, where: str) -> object:
+    if name not in values:
+        raise DataError(f"{where}: no field {name!r}; present are: {', '.join(values) or 'none'}")
+    return values[name]
+
+
+def _text(value: object, where: str, name: str) -> str:
+    text = checked_text(value, where, name)
+    if not text.strip():
+        raise DataError(f"{where}: {name!r} is empty")
+    return text
+
+
+def _first(value: object, where: str, name: str) -> str:
+    if isinstance(value, list):
+        if not value:
+            raise DataError(f"{where}: {name!r} is empty")
+        texts = [_text(item, where, name) for item in value]
+        return texts[0]
+    return _text(value, where, name)
+
+
+def _negatives(value: object, where: str, name: str) -> tuple[str, ...]:
+    # An empty cell of a table is how an absent text looks there; an empty text in a list is a mistake.
+    if value is None or value == "":
+        return ()
+    return tuple(_text(item, where, name) for item in (value if isinstance(value, list) else [value]))
+
+
+def _read_jsonl(path: Path, names: tuple[str, str, str]) -> Iterator[_Record]:
+    del names
+    with opened(path) as file:
+        for number, raw in enumerate(file, start=1):
+            where = f"{path}, line {number}"
+            line = decode(raw, where)
+            line = line.removeprefix("\ufeff") if number == 1 else line
+            if not line.strip():
+                continue
+            try:
+                values = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise DataError(f"{where}: not valid JSON ({error})") from error
+            if not isinstance(values, dict):
+                raise DataError(f"{where}: expected a JSON object, found {type(values).__name__}")
+            yield where, values
+
+
+def _read_table(path: Path, names: tuple[str, str, str]) -> Iterator[_Record]:
+    """Read the columns of a .csv or .tsv file side by side, each with the reader of tables of one text a row."""
+    present = _header(path)
+    columns = list(dict.fromkeys(names[:2] + tuple(name for name in names[2:] if name in present)))
+    tables = (open_table(path, column=column, id_column="") for column in columns)
+    streams = [
+        ((rows.place(index), text) for rows in read_rows(table, max_rows=1024) for index, text in enumerate(rows.texts))
+        for table in tables
+    ]
+    for cells in zip(*streams, strict=True):
+        yield cells[0][0], {column: text for column, (_, text) in zip(columns, cells, strict=True)}
+
+
+def _header(path: Path) -> list[str]:
+    with opened(path) as file:
+        line = decode(file.readline(), f"{path}, line 1").removeprefix("\ufeff")
+    return next(csv.reader([line], delimiter="\t" if open_table(path).format == "tsv" else ","), [])
+
+
+def _read_parquet(path: Path, names: tuple[str, str, str]) -> Iterator[_Record]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(path) as file:
+            present = file.schema_arrow.names
+            for name in names[:2]:
+                _present(dict.fromkeys(present), name, str(path))
+            row = 0
+            for batch in file.iter_batches(batch_size=1024, columns=[name for name in names if name in present]):
+                for values in batch.to_pylist():
+                    row += 1
+                    yield f"{path}, row {row}", values
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: not a readable parquet file ({' '.join(str(error).split())})") from error
+
+
+_READERS: dict[str, Callable[[Path, tuple[str, str, str]], Iterator[_Record]]] = {
+    "jsonl": _read_jsonl,
+    "csv": _read_table,
+    "tsv": _read_table,
+    "parquet": _read_parquet,
+}

@@ -1,0 +1,135 @@
+"""From the text of a recipe to plain data: YAML, ``key=value`` overrides, findings as sentences.
+
+Knows: YAML, dotted keys, pydantic's findings. Does not know: which fields a recipe has.
+"""
+
+import re
+import typing
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel
+
+from gerund.errors import ConfigError
+
+
+def read_settings(path: Path, overrides: list[str]) -> dict[str, Any]:
+    """Return the settings in a YAML file with the overrides put in.
+
+    Raises:
+        ConfigError: the file is missing or no YAML, or an override has no place.
+    """
+    try:
+        content = _parse(path.read_text("utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such recipe") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read ({error})") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: not valid YAML ({' '.join(str(error).split())})") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path}: a recipe is a mapping of settings")
+    for override in overrides:
+        _apply(content, override)
+    return content
+
+
+def explain(problem: Any, root: type[BaseModel]) -> str:
+    """Return one of pydantic's findings as a sentence; for an unknown field with the valid ones listed."""
+    section, names = _walk(root, problem["loc"])
+    where = ".".join(names)
+    if problem["type"] == "extra_forbidden" and section is not None:
+        return f"unknown field {where!r}; valid are: {', '.join(section.model_fields)}"
+    if problem["type"] == "union_tag_invalid":
+        return f"{where}: unknown kind {problem['ctx']['tag']!r}; valid are: {problem['ctx']['expected_tags']}"
+    if problem["type"] == "union_tag_not_found":
+        return f"{where}: needs a kind, the name of an objective"
+    message = problem["msg"].removeprefix("Value error, ")
+    return f"{where}: {message[:1].lower()}{message[1:]}" if where else message
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML's safe loader, except that ``1e-3`` is a number, as it is everywhere but in YAML 1.1."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
+)
+
+
+def _parse(text: str) -> Any:
+    return yaml.load(text, _Loader)  # noqa: S506  # a subclass of SafeLoader
+
+
+def _apply(content: dict[str, Any], override: str) -> None:
+    key, sign, raw = override.partition("=")
+    if not sign or not key:
+        raise ConfigError(f"override {override!r} has not the form key=value")
+    try:
+        value = _parse(raw)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"override {override!r}: the value is not valid YAML") from error
+    place: Any = content
+    *parents, last = key.split(".")
+    for name in parents:
+        place = _child(place, name, override)
+    if isinstance(place, list):
+        place[_index(place, last, override)] = value
+    else:
+        place[last] = value
+
+
+def _child(place: Any, name: str, override: str) -> Any:
+    child = place[_index(place, name, override)] if isinstance(place, list) else place.setdefault(name, {})
+    if not isinstance(child, dict | list):
+        raise ConfigError(f"override {override!r}: {name!r} has no fields")
+    return child
+
+
+def _index(place: list[Any], name: str, override: str) -> int:
+    """Return which item of a list is meant: a number, or the ``name`` or ``kind`` of an item."""
+    for index, item in enumerate(place):
+        if isinstance(item, dict) and name in (item.get("kind"), item.get("name")):
+            return index
+    if not name.isdigit() or int(name) >= len(place):
+        raise ConfigError(f"override {override!r}: {name!r} is no index of a list of {len(place)}")
+    return int(name)
+
+
+def _walk(root: type[BaseModel], location: tuple[int | str, ...]) -> tuple[type[BaseModel] | None, list[str]]:
+    """Return the innermost section on the way to a finding, and the way in the user's words."""
+    section: type[BaseModel] | None = root
+    here: Any = root
+    names = []
+    for part in location:
+        sections = list(_sections(here))
+        if isinstance(part, int):
+            names.append(str(part))
+            continue
+        tagged = [one for one in sections if part in typing.get_args(_annotation(one, "kind"))]
+        if tagged and part not in sections[0].model_fields:
+            # pydantic puts the kind of the objective into the way; the user has not written it there.
+            section = here = tagged[0]
+            continue
+        names.append(str(part))
+        owners = [one for one in sections if part in one.model_fields]
+        if owners:
+            section = owners[0]
+            here = section.model_fields[str(part)].annotation
+            inner = list(_sections(here))
+            section = inner[0] if len(inner) == 1 and part != location[-1] else section
+    return section, names
+
+
+def _annotation(section: type[BaseModel], field: str) -> Any:
+    found = section.model_fields.get(field)
+    return None if found is None else found.annotation
+
+
+def _sections(annotation: Any) -> typing.Iterator[type[BaseModel]]:
+    """Yield the sections that a field's annotation names."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for part in typing.get_args(annotation):
+        yield from _sections(part)

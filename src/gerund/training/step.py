@@ -1,0 +1,282 @@
+"""One optimizer step's gradients: every active objective in parts that fit the memory, summed by weight.
+
+Token losses are divided by the number of tokens of the whole step, over all parts and processes, so parts of
+unequal size weigh what they should. Contrastive losses see all texts of the step at once through cached gradients.
+Processes exchange gradients once, in the last backward pass of the step.
+
+Knows: objectives, parts, processes. Does not know: the Trainer, files, optimizers.
+"""
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import Dataset
+
+from gerund.training.losses.cached import cached_loss
+from gerund.training.objectives.base import (
+    Objective,
+    PairLosses,
+    TokenLosses,
+    groups,
+    split_rows,
+    tokens_in,
+)
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+class TrainingModule(nn.Module):
+    """The language model together with what serves its training only; called once a part.
+
+    Losses and vectors are computed inside and only they leave, so that no wrapper around the module copies logits.
+    Trained weights stay fp32; ``bf16`` runs the forward pass under autocast.
+
+    Args:
+        model: The language model.
+        losses: The losses of each objective, by its name.
+        bf16: Whether to autocast.
+    """
+
+    # Tells the Trainer that the division by the number of tokens is ours.
+    accepts_loss_kwargs = False
+
+    def __init__(self, model: "PreTrainedModel", losses: Mapping[str, nn.Module], *, bf16: bool = False) -> None:
+        super().__init__()
+        self.model = model
+        self.losses = nn.ModuleDict(losses)
+        self.bf16 = bf16
+
+    def forward(self, name: str, part: dict[str, Tensor], *, touch_all: bool = False) -> Any:
+        """Return what the losses of objective ``name`` make of ``part``.
+
+        With ``touch_all`` every trained parameter takes part, with gradient zero where it is not needed: the one
+        pass in which processes exchange gradients must know them all.
+        """
+        with self._autocast(next(iter(part.values())).device.type):
+            result = self.losses[name](self.model, part)
+        if touch_all:
+            nothing = sum((0 * p.view(-1)[0] for p in self.parameters() if p.requires_grad), torch.zeros(()))
+            if isinstance(result, dict):
+                return {key: value + nothing for key, value in result.items()}
+            return result + nothing
+        return result
+
+    def _autocast(self, device: str) -> AbstractContextManager:
+        return torch.autocast(device, torch.bfloat16) if self.bf16 else nullcontext()
+
+
+class StepData(Dataset[dict[str, Any]]):
+    """Item ``i`` is everything that process ``i % processes`` reads in step ``i // processes``.
+
+    A pure function of ``i``: a resumed training sees exactly what the interrupted one would have seen, and several
+    processes together read what one would have read.
+
+    Args:
+        objectives: What is trained.
+        steps: Optimizer steps.
+        processes: How many processes there are; they divide every batch size.
+    """
+
+    def __init__(self, objectives: list[Objective], *, steps: int, processes: int = 1) -> None:
+        self.objectives, self.steps, self.processes = objectives, steps, processes
+
+    def __len__(self) -> int:
+        return self.steps * self.processes
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """Return the batches of the objectives that are active in the step, by name, and the step itself."""
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        step, rank = divmod(index, self.processes)
+        item: dict[str, Any] = {"step": step}
+        for objective in self.objectives:
+            if objective.is_active(step):
+                rows = objective.config.batch_size // self.processes
+                first = step * objective.config.batch_size + rank * rows
+                item[objective.name] = objective.batches.make(step, first, rows)
+        return item
+
+
+class StepResult:
+    """The losses of one step, as this process's shares of the means, and the tokens of all processes."""
+
+    def __init__(self) -> None:
+        self.total: Tensor | float = 0.0
+        self.losses: dict[str, Tensor] = {}
+        self.tokens = 0
+
+    def add(self, name: str, value: Tensor) -> None:
+        """Add a part's share of loss ``name``."""
+        self.losses[name] = self.losses[name] + value.detach() if name in self.losses else value.detach()
+
+
+def run_step(module: nn.Module, objectives: list[Objective], inputs: dict[str, Any]) -> StepResult:
+    """Add the gradients of one optimizer step to the parameters.
+
+    Args:
+        module: A :class:`TrainingModule`, perhaps wrapped for several processes.
+        objectives: What is trained.
+        inputs: An item of :class:`StepData`, on the module's device.
+
+    Returns:
+        The losses; ``total`` is their weighted sum.
+    """
+    step = inputs["step"]
+    active = [objective for objective in objectives if objective.name in inputs]
+    result = StepResult()
+    counts, result.tokens = _counts(active, inputs)
+    for objective in active:
+        batch = inputs[objective.name]
+        last = objective is active[-1]
+        weights = objective.weights(step)
+        if isinstance(objective.losses, TokenLosses):
+            _token_step(module, objective, batch, weights, counts, last, result)
+        else:
+            _pair_step(module, objective, batch, next(iter(weights.values())), last, result)
+    _settle(module, [objective for objective in objectives if objective not in active])
+    return result
+
+
+def _settle(module: nn.Module, resting: list[Objective]) -> None:
+    """Make gradients of zero out of none, but for the heads of objectives that do not take part.
+
+    An optimizer leaves alone what has no gradient, and goes on by its momentum where there is one of zero. In several
+    processes everything has one, because DDP waits for all; so it has to be the same in one.
+    """
+    heads = {id(parameter) for objective in resting for parameter in objective.losses.parameters()}
+    for parameter in module.parameters():
+        if id(parameter) in heads:
+            parameter.grad = None
+        elif parameter.requires_grad and parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+
+
+def _token_step(
+    module: nn.Module,
+    objective: Objective,
+    batch: dict[str, Tensor],
+    weights: dict[str, float],
+    counts: dict[str, float],
+    last: bool,
+    result: StepResult,
+) -> None:
+    processes = process_count()
+    parts = split_rows(batch, objective.config.micro_batch_size)
+    for index, part in enumerate(parts):
+        touch_all = _exchange_gradients(module, last and index == len(parts) - 1)
+        sums = module(objective.name, part, touch_all=touch_all)
+        # DDP takes the mean over processes of what is a sum over them.
+        loss = sum(weights[name] * value / counts[name] for name, value in sums.items()) * processes
+        loss.backward()
+        for name, value in sums.items():
+            result.add(name, value / counts[name])
+        result.total = result.total + loss.detach()
+
+
+def _pair_step(
+    module: nn.Module,
+    objective: Objective,
+    batch: dict[str, dict[str, Tensor]],
+    weight: float,
+    last: bool,
+    result: StepResult,
+) -> None:
+    losses = objective.losses
+    assert isinstance(losses, PairLosses)
+    processes = process_count()
+    # A micro-batch is so many queries; its parts are that many texts of each group.
+    parts = list(groups(batch, objective.config.micro_batch_size))
+    right = 0
+    done = 0
+
+    def embed(part: dict[str, Tensor]) -> Tensor:
+        nonlocal done
+        done += torch.is_grad_enabled()
+        touch_all = _exchange_gradients(module, last and done == len(parts))
+        vectors: Tensor = module(objective.name, part, touch_all=touch_all)
+        return vectors
+
+    def compare(vectors_ND: Tensor) -> Tensor:
+        nonlocal right
+        loss, right = losses.compare(vectors_ND, batch, gather=True)
+        return weight * loss
+
+    with losses.during(unwrapped(module).model):
+        loss = cached_loss(embed, parts, compare)
+    queries = len(next(iter(next(iter(batch.values())).values())))
+    result.add(objective.name, loss / weight / processes)
+    # On the device of the loss: processes on GPUs cannot exchange what lies on the CPU.
+    share = torch.as_tensor(right / queries / processes, dtype=torch.float32, device=loss.device)
+    result.add(f"{objective.name}_accuracy", share)
+    result.total = result.total + loss
+
+
+@torch.no_grad()
+def evaluate_batches(module: nn.Module, objective: Objective, batches: list[dict[str, Any]]) -> dict[str, float]:
+    """Return the means of an objective's losses over ``batches``, in evaluation mode, of this process alone."""
+    losses = objective.losses
+    sums: dict[str, float] = {}
+    counts: dict[str, float] = {}
+    for batch in batches:
+        if isinstance(losses, TokenLosses):
+            for name, count in losses.counts(batch).items():
+                counts[name] = counts.get(name, 0) + count
+            for part in split_rows(batch, objective.config.micro_batch_size):
+                for name, value in unwrapped(module)(objective.name, part).items():
+                    sums[name] = sums.get(name, 0.0) + float(value)
+        else:
+            parts = groups(batch, objective.config.micro_batch_size)
+            vectors_ND = torch.cat([unwrapped(module)(objective.name, part) for part in parts])
+            loss, _ = losses.compare(vectors_ND, batch, gather=False)
+            sums[objective.name] = sums.get(objective.name, 0.0) + float(loss)
+            counts[objective.name] = counts.get(objective.name, 0) + 1
+    return {name: total / max(1, counts[name]) for name, total in sums.items()}
+
+
+def process_count() -> int:
+    """Return how many processes train together."""
+    return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
+
+
+def unwrapped(module: nn.Module) -> TrainingModule:
+    """Return the training module inside what wraps it for several processes."""
+    inner = module.module if isinstance(module, DistributedDataParallel) else module
+    assert isinstance(inner, TrainingModule)
+    return inner
+
+
+def _exchange_gradients(module: nn.Module, wanted: bool) -> bool:
+    """Say whether the next backward pass exchanges gradients, and return whether it has to touch all parameters.
+
+    What DDP's ``no_sync`` does, without its block. FSDP exchanges a layer's gradients whenever it has some.
+    """
+    if isinstance(module, DistributedDataParallel):
+        module.require_backward_grad_sync = wanted
+        return wanted
+    return False
+
+
+def _counts(active: list[Objective], inputs: dict[str, Any]) -> tuple[dict[str, float], int]:
+    """Return over how many tokens each loss sums in this step, at least 1, and how many are read: in all processes."""
+    own: dict[str, float] = {}
+    for objective in active:
+        if isinstance(objective.losses, TokenLosses):
+            own.update(objective.losses.counts(inputs[objective.name]))
+    numbers = [float(sum(tokens_in(inputs[objective.name]) for objective in active)), *own.values()]
+    if process_count() > 1:
+        reduced = torch.tensor(numbers, dtype=torch.float64, device=_device(inputs))
+        distributed.all_reduce(reduced)
+        numbers = reduced.tolist()
+    tokens, *counts = numbers
+    return {name: max(1.0, count) for name, count in zip(own, counts, strict=True)}, int(tokens)
+
+
+def _device(inputs: Mapping[str, Any]) -> torch.device:
+    """Return where the tensors of nested dictionaries lie."""
+    values = [value for value in inputs.values() if isinstance(value, Tensor | Mapping)]
+    return values[0].device if isinstance(values[0], Tensor) else _device(values[0])

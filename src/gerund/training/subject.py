@@ -1,0 +1,274 @@
+"""The model that a recipe trains: built or loaded, with or without an adapter, and how it is read as an encoder.
+
+Knows: models, tokenizers, LoRA, attention plans. Does not know: data, objectives, the trainer.
+"""
+
+import importlib.util
+import os
+import shutil
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+
+from gerund.attention.interface import attach
+from gerund.attention.plan import AttentionPlan
+from gerund.attention.probe import prove
+from gerund.attention.streams import attach_streams, decoder_layers
+from gerund.config import EncoderConfig, read_encoder_config
+from gerund.errors import ConfigError, MissingDependencyError, ModelError, unknown_name
+from gerund.inference.encoding import Reader
+from gerund.models import loading
+from gerund.training.corpora import prepare_tokenizer
+from gerund.training.recipe import DEFAULT_BASE, LoraConfig, Recipe, TokenizerConfig
+from gerund.training.recipe_objectives import CONTRASTIVE, MntpConfig, MsgConfig, ObjectiveConfig
+from gerund.training.tokenizer import load_tokenizer
+
+if TYPE_CHECKING:
+    from peft import PeftModel
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+# Any of the packages will do.
+_TRACKERS = {"tensorboard": ("tensorboard", "tensorboardX"), "wandb": ("wandb",), "trackio": ("trackio",)}
+
+
+@dataclass
+class Subject:
+    """What is trained, before any objective is attached to it."""
+
+    model: "PreTrainedModel"
+    """The language model, with the adapter's layers inside where there is one."""
+    tokenizer: "PreTrainedTokenizerBase"
+    """Its tokenizer."""
+    encoder: EncoderConfig
+    """How it is read as an encoder."""
+    source: loading.Source | None = None
+    """Where it was loaded from; None for a model from scratch."""
+    adapter: "PeftModel | None" = None
+    """The adapter that is trained; None where all weights are."""
+
+    @property
+    def reader(self) -> Reader:
+        """What the encoder's plan makes of the model."""
+        plan = self.encoder.attention.resolve(self.n_layers)
+        return Reader(self.model, self.tokenizer, self.encoder, plan, sends_plan=not plan.is_causal)
+
+    @property
+    def n_layers(self) -> int:
+        """How many decoder layers it has."""
+        return len(decoder_layers(self.model))
+
+    @property
+    def pad(self) -> int:
+        """The token that padding is filled with; it is never looked at."""
+        return int(self.tokenizer.pad_token_id or self.tokenizer.eos_token_id or 0)
+
+
+def prepare_subject(recipe: Recipe, *, write: bool = True) -> Subject:
+    """Build or load the recipe's model and make it trainable.
+
+    Args:
+        recipe: The settings.
+        write: Whether a tokenizer may be trained and kept; without it a new model gets the recipe's vocabulary size
+            and no tokenizer is made.
+
+    Raises:
+        ConfigError: The architecture's fields do not fit together, or settings do not fit the model.
+        ModelError: The base cannot be loaded, or its adapter is of another shape than the recipe's.
+        UnsupportedModelError: An attention plan that is needed does not reach every layer.
+    """
+    from transformers import set_seed
+
+    set_seed(recipe.seed)
+    if recipe.model.base is None:
+        check_architecture(recipe)
+        tokenizer = prepare_tokenizer(recipe) if write else _known_tokenizer(recipe)
+        subject = Subject(build_model(recipe, tokenizer), tokenizer, recipe.encoder.changed(EncoderConfig()))
+    else:
+        subject = _load(recipe, recipe.model.base)
+    attach(subject.model)
+    attach_streams(decoder_layers(subject.model))
+    for plan in _plans(recipe, subject):
+        prove(subject.model, plan.resolve(subject.n_layers))
+    _check_lengths(recipe, subject)
+    adapter_folder = _own_adapter(subject.source)
+    if recipe.model.lora is not None or adapter_folder is not None:
+        subject.adapter = _adapted(subject.model, recipe, adapter_folder)
+    else:
+        subject.model.float()
+        subject.model.requires_grad_(True)
+    if recipe.model.gradient_checkpointing:
+        old_name = subject.model.gradient_checkpointing_enable
+        getattr(subject.model, "activation_checkpointing_enable", old_name)({"use_reentrant": False})
+    return subject
+
+
+def _load(recipe: Recipe, base: str) -> Subject:
+    source = loading.find(None if base == DEFAULT_BASE else base)
+    settings = loading.settings_folder(source)
+    stored = None if settings is None else read_encoder_config(settings)
+    # On a GPU frozen weights need no more precision than they are computed in.
+    frozen = recipe.model.lora is not None and torch.cuda.is_available() and uses_bf16(recipe)
+    model, tokenizer = loading.read(source, torch.bfloat16 if frozen else torch.float32)
+    return Subject(model, tokenizer, recipe.encoder.changed(stored or EncoderConfig()), source)
+
+
+def _plans(recipe: Recipe, subject: Subject) -> list[AttentionPlan]:
+    """Return the attention plans that the objectives read the model with."""
+    plans = []
+    for objective in recipe.objectives:
+        if isinstance(objective, CONTRASTIVE):
+            plans.append(subject.encoder.attention)
+        if isinstance(objective, MntpConfig | MsgConfig):
+            plans.append(AttentionPlan("hybrid" if isinstance(objective, MsgConfig) else "bidir"))
+    return plans
+
+
+def _check_lengths(recipe: Recipe, subject: Subject) -> None:
+    from gerund.inference.tokens import context_length
+
+    longest = context_length(subject.model.config, subject.tokenizer) if subject.tokenizer else None
+    for objective in recipe.objectives:
+        if longest is not None and _longest(objective) > longest:
+            raise ConfigError(f"{objective.kind}: texts of {_longest(objective)} tokens exceed the model's {longest}")
+
+
+def _longest(objective: ObjectiveConfig) -> int:
+    return max(objective.length, getattr(objective, "decay_length", None) or 0)
+
+
+def _own_adapter(source: loading.Source | None) -> Path | None:
+    """Return the folder of the adapter that a base was saved with."""
+    settings = None if source is None else loading.settings_folder(source)
+    stored = None if settings is None else read_encoder_config(settings)
+    return None if settings is None or stored is None or stored.adapter is None else settings / stored.adapter
+
+
+def _adapted(model: "PreTrainedModel", recipe: Recipe, folder: Path | None) -> "PeftModel":
+    """Put a new adapter into the model, or the base's own to be trained further."""
+    from peft import LoraConfig as PeftLora
+    from peft import PeftModel, get_peft_model
+
+    lora = recipe.model.lora
+    with loading.quiet(), warnings.catch_warnings():
+        # PEFT asks transformers for something under its old name.
+        warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
+        if folder is not None:
+            adapter = PeftModel.from_pretrained(model, str(folder), is_trainable=True)
+            _demand_same_shape(adapter, lora, folder)
+            return adapter
+        assert lora is not None
+        config = PeftLora(
+            r=lora.rank,
+            lora_alpha=lora.alpha,
+            lora_dropout=lora.dropout,
+            target_modules=lora.target_modules,
+            task_type="CAUSAL_LM",
+        )
+        try:
+            adapter = get_peft_model(model, config)
+        except ValueError as error:
+            raise ConfigError(f"model.lora.target_modules: {' '.join(str(error).split())[:300]}") from error
+    return adapter
+
+
+def _demand_same_shape(adapter: "PeftModel", lora: LoraConfig | None, folder: Path) -> None:
+    """Refuse a recipe that asks for another adapter than the one that is trained further."""
+    config = adapter.peft_config["default"]
+    if lora is not None and (config.r, float(config.lora_alpha)) != (lora.rank, lora.alpha):
+        raise ModelError(
+            f"{folder} has rank {config.r} and alpha {config.lora_alpha}, and model.lora asks for rank {lora.rank} "
+            f"and alpha {lora.alpha:g}; leave model.lora out to train it further, or merge it into the weights first"
+        )
+
+
+def uses_bf16(recipe: Recipe) -> bool:
+    """Return whether the forward pass runs in bf16."""
+    if recipe.precision != "auto":
+        return recipe.precision == "bf16"
+    if torch.cuda.is_available():
+        return torch.cuda.is_bf16_supported()
+    native = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
+    return bool(native and native())
+
+
+def check_machine(recipe: Recipe) -> None:
+    """Refuse what this machine cannot do, or what several processes cannot share.
+
+    Raises:
+        ConfigError: With what is missing, or what does not divide.
+        MissingDependencyError: A tracker is not installed.
+    """
+    compilers = (os.environ.get("CXX"), "c++", "g++", "clang++")
+    if recipe.compile and not any(name and shutil.which(name) for name in compilers):
+        raise ConfigError("compile=true needs a C++ compiler and there is none; install one or set compile=false")
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    for objective in recipe.objectives:
+        if objective.batch_size % processes:
+            raise ConfigError(f"{objective.kind}: {processes} processes cannot share a batch of {objective.batch_size}")
+        long = getattr(objective, "decay_length", None)
+        if long is not None and (objective.batch_size * objective.length) % (long * processes):
+            blocks = objective.batch_size * objective.length // long
+            raise ConfigError(f"{objective.kind}: {processes} processes cannot share {blocks} blocks of the decay")
+    if os.environ.get("ACCELERATE_USE_FSDP", "").lower() in ("1", "true"):
+        _check_sharding(recipe)
+    for name in recipe.report_to:
+        if not any(importlib.util.find_spec(package) for package in _TRACKERS[name]):
+            raise MissingDependencyError(f"report_to names {name}, which is not installed: pip install {name}")
+
+
+def _check_sharding(recipe: Recipe) -> None:
+    """Refuse what needs whole weights in one place during the training."""
+    if recipe.optimizer.name == "muon":
+        raise ConfigError("optimizer muon works on whole matrices, and FSDP cuts them; use adamw")
+    if recipe.snapshot_steps is not None:
+        raise ConfigError("snapshot_steps needs whole weights, and FSDP cuts them; leave it out")
+
+
+def check_architecture(recipe: Recipe) -> None:
+    """Refuse an unknown architecture, or a field that it does not have; transformers would ignore it.
+
+    Raises:
+        ConfigError: With the valid names.
+    """
+    from transformers import CONFIG_MAPPING
+
+    fields = recipe.model.config or {}
+    kind = fields.get("model_type")
+    if kind is None:
+        raise ConfigError("model.config has no model_type; 'llama' is one")
+    if kind not in CONFIG_MAPPING:
+        raise ConfigError(f"model.config.model_type {kind!r} is unknown to transformers; 'llama' is one it knows")
+    known = CONFIG_MAPPING[kind]().to_dict().keys() | {"rope_theta"}
+    for name in fields:
+        if name not in known:
+            raise unknown_name("field of model.config", name, sorted(known))
+
+
+def build_model(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase | None") -> "PreTrainedModel":
+    """Return a freshly initialised model; the same seed gives the same weights.
+
+    Raises:
+        ConfigError: The architecture's fields do not fit together.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM, set_seed
+
+    vocabulary: dict[str, Any] = {"vocab_size": (recipe.tokenizer or TokenizerConfig()).vocab_size}
+    if tokenizer is not None:
+        ids = {key: getattr(tokenizer, key) for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
+        vocabulary = {"vocab_size": len(tokenizer), **ids}
+    set_seed(recipe.seed)
+    try:
+        config = AutoConfig.for_model(**{**(recipe.model.config or {}), **vocabulary})
+        return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    except (ValueError, TypeError, RuntimeError, StrictDataclassError) as error:
+        raise ConfigError(f"model.config makes no model: {' '.join(str(error).split())}") from error
+
+
+def _known_tokenizer(recipe: Recipe) -> Any:
+    """Return the tokenizer of a new model if it is there already."""
+    settings = recipe.tokenizer
+    return load_tokenizer(settings.path) if settings is not None and settings.path is not None else None

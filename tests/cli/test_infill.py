@@ -1,0 +1,171 @@
+"""``gerund infill``: one text as text, many as JSON lines."""
+
+import json
+from unittest.mock import patch
+
+import pytest
+
+import gerund
+from gerund import Infill, Sampling
+from gerund.language_model import LanguageModel
+from tests.adapters import PEFT_WARNINGS, make_adapter
+from tests.cli.helpers import run_cli
+from tests.tiny import save_tiny
+
+TEXT = "He ran [blank] home."
+FAST = ["--length", 2, "--length", 3]
+
+
+def records(text):
+    return [json.loads(line) for line in text.splitlines()]
+
+
+@pytest.fixture
+def called():
+    """Stands in for the engine; holds what it was called with."""
+    calls = []
+
+    def infill(self, text, **settings):
+        calls.append((text, settings))
+        return Infill(text.replace("[blank]", "é"), ["é"], [[7]], [-1.23456789], [1])
+
+    with patch.object(LanguageModel, "infill", infill):
+        yield calls
+
+
+def test_the_whole_text_is_printed(tiny_folder):
+    wanted = gerund.load(tiny_folder).infill(TEXT, lengths=[2, 3])
+    ran = run_cli("infill", TEXT, "-m", tiny_folder, *FAST)
+    assert (ran.code, ran.err) == (0, "")
+    assert ran.out == wanted.text + "\n"
+    [record] = records(run_cli("infill", TEXT, "-m", tiny_folder, *FAST, "--json").out)
+    assert record == {
+        "text": wanted.text,
+        "spans": wanted.spans,
+        "scores": [pytest.approx(score, abs=1e-5) for score in wanted.scores],
+        "lengths": wanted.lengths,
+    }
+    assert list(record) == ["text", "spans", "scores", "lengths"]
+
+
+def test_every_option_reaches_the_engine(tiny_folder, called):
+    options = ["--blank", "___", "--method", "left-only", "--max-tokens", 9, "--beams", 2, "--samples", 3]
+    draws = ["--temperature", 0.5, "--top-p", 0.9, "--top-k", 4, "--typical-p", 0.8, "--seed", 5]
+    assert run_cli("infill", "a ___ b", "-m", tiny_folder, *FAST, "--shots", 1, *options, *draws).code == 0
+    assert run_cli("infill", "a [blank] b", "-m", tiny_folder).out == "a é b\n"
+    wanted = {"blank": "___", "method": "left-only", "max_tokens": 9, "beams": 2, "samples": 3, "shots": 1}
+    wanted |= {"lengths": [2, 3], "sampling": Sampling(0.5, top_k=4, top_p=0.9, typical_p=0.8, seed=5)}
+    plain = {"blank": "[blank]", "method": "infill", "max_tokens": 32, "beams": 1, "samples": 1, "shots": 0}
+    plain |= {"lengths": None, "sampling": Sampling()}
+    assert called == [("a ___ b", wanted), ("a [blank] b", plain)]
+
+
+def test_standard_input_is_one_text(tiny_folder, called):
+    ran = run_cli("infill", "-", "-m", tiny_folder, "--json", stdin="two\n[blank] lines\n")
+    assert records(ran.out) == [{"text": "two\né lines", "spans": ["é"], "scores": [-1.234568], "lengths": [1]}]
+
+
+@pytest.mark.parametrize(
+    "name, content",
+    [
+        ("a.txt", "one [blank].\n[blank] other\n"),
+        ("a.jsonl", '{"text": "one [blank]."}\n{"text": "[blank] other"}'),
+        ("a.csv", "n,text\n1,one [blank].\n2,[blank] other\n"),
+    ],
+)
+def test_many_texts(tiny_folder, tmp_path, called, name, content):
+    source = tmp_path / name
+    source.write_text(content)
+    ran = run_cli("infill", "--file", source, "-m", tiny_folder)
+    assert (ran.code, ran.err) == (0, "")
+    assert [record["text"] for record in records(ran.out)] == ["one é.", "é other"]
+    piped = run_cli("infill", "-f", "-", "-m", tiny_folder, stdin="one [blank].\n[blank] other\n")
+    assert piped.out == ran.out
+
+
+def test_texts_draw_apart(tiny_folder, called):
+    run_cli("infill", "-f", "-", "-m", tiny_folder, "--top-k", 5, "--seed", 1, stdin="a [blank]\na [blank]\n")
+    seeds = [settings["sampling"].seed for _, settings in called]
+    assert seeds[0] == 1
+    assert seeds[1] != 1
+
+
+def test_into_a_file(tiny_folder, tmp_path, called):
+    out = tmp_path / "new" / "out.jsonl"
+    arguments = ["infill", "x [blank]", "-m", tiny_folder, "-o", out]
+    ran = run_cli(*arguments)
+    assert (ran.code, ran.out, ran.err) == (0, "", "")
+    assert records(out.read_text())[0]["text"] == "x é"
+    assert f"{out} exists already" in run_cli(*arguments).mistake
+    assert run_cli(*arguments, "--force").code == 0
+    assert [path.name for path in out.parent.iterdir()] == ["out.jsonl"]
+
+
+@pytest.mark.filterwarnings(*PEFT_WARNINGS)
+def test_an_adapter_takes_part(tiny_folder, tmp_path):
+    adapter = make_adapter(tiny_folder, tmp_path / "lora")
+    lm = gerund.load(tiny_folder, adapter=adapter)
+    [with_it] = records(run_cli("infill", TEXT, "-m", tiny_folder, *FAST, "--json", "--adapter", adapter).out)
+    [without] = records(run_cli("infill", TEXT, "-m", tiny_folder, *FAST, "--json").out)
+    assert with_it["scores"] == pytest.approx(lm.infill(TEXT, lengths=[2, 3]).scores, abs=1e-5)
+    assert with_it["scores"] != without["scores"]
+
+
+@pytest.mark.parametrize("method", ["left-only", "blank", "contextual", "prefix-suffix", "line-by-line"])
+def test_every_method_fills(tmp_path, method):
+    folder = save_tiny(tmp_path / "long", max_position_embeddings=1000)
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps({**settings, "model_max_length": 1000}))
+    ran = run_cli("infill", TEXT, "-m", folder, "--method", method, "--max-tokens", 3, "--json")
+    assert (ran.code, ran.err) == (0, "")
+    wanted = gerund.load(folder).infill(TEXT, method=method, max_tokens=3)
+    assert records(ran.out)[0]["text"] == wanted.text
+
+
+class TestMistakes:
+    @pytest.mark.parametrize(
+        "arguments, message",
+        [
+            ([], "give either a text or --file"),
+            ([TEXT, "--file", "b.txt"], "not both"),
+            (["no gap"], "the text has no [blank] to fill"),
+            (["[blank]"], "the text is nothing but [blank]"),
+            ([""], "the text is empty"),
+            ([TEXT, "--blank", " "], "a blank is written as some text"),
+            ([TEXT, "--blank", "___"], "the text has no ___ to fill"),
+            ([TEXT, "--method", "magic"], "unknown way to infill 'magic'; valid are: infill, left-only, blank"),
+            ([TEXT, "--length", "0"], "a length is a whole number of at least 1, not 0"),
+            ([TEXT, "--max-tokens", "0"], "max_tokens is a whole number of at least 1, not 0"),
+            ([TEXT, "--beams", "0"], "beams is a whole number of at least 1, not 0"),
+            ([TEXT, "--beams", "2", "--top-k", "5"], "beams look for the most probable span"),
+            ([TEXT, "--shots", "5"], "shots=5 belongs to the methods that prompt"),
+            ([TEXT, "--method", "contextual", "--shots", "5"], "takes no solved examples"),
+            ([TEXT, "--method", "blank"], "the model's context ends at 64"),
+            ([TEXT, "--method", "blank", "--length", "3"], "takes no lengths"),
+            ([TEXT, "--seed", "1"], "--seed decides draws and greedy decoding makes none"),
+            ([TEXT, "--temperature", "0", "--top-p", "0.9"], "--top-p chooses among sampled tokens"),
+            ([TEXT, "--adapter", "absent"], "is not an adapter folder"),
+            ([TEXT, "-m", "./absent"], "there is no folder"),
+            (["x" * 70 + TEXT], "the model's context ends at 64"),
+            (["--file", "absent.txt"], "absent.txt: no such file"),
+        ],
+    )
+    def test_arguments(self, tiny_folder, arguments, message):
+        assert message in run_cli("infill", "-m", tiny_folder, *arguments).mistake
+
+    @pytest.mark.parametrize(
+        "name, content, message",
+        [
+            ("a.txt", b"", "a.txt has no texts"),
+            ("a.txt", b"one [blank]\ntwo", "a.txt, line 2: the text has no [blank] to fill"),
+            ("a.txt", b"one [blank]\n\n", "a.txt, line 2: the text is empty"),
+            ("a.txt", b"one [blank]\n\xff", "a.txt, line 2: not valid UTF-8"),
+            ("a.jsonl", b'{"prompt": "one"}', "a.jsonl, line 1: no column 'text'; present are: prompt"),
+            ("a.txt", b"a [blank]\n" + b"x" * 99 + b" [blank]", "a.txt, line 2: the text before the first gap has 10"),
+        ],
+    )
+    def test_files(self, tiny_folder, tmp_path, name, content, message):
+        (tmp_path / name).write_bytes(content)
+        out = tmp_path / "out.jsonl"
+        assert message in run_cli("infill", "-f", tmp_path / name, "-m", tiny_folder, "-o", out, *FAST).mistake
+        assert not out.exists()

@@ -1,0 +1,177 @@
+"""InfoNCE against the sums written out, one query and one key at a time."""
+
+import math
+
+import pytest
+import torch
+
+from gerund.errors import ConfigError
+from gerund.training.losses.contrastive import accuracy, excluded_pairs, info_nce, symmetric_info_nce
+
+B, K, D = 4, 7, 5
+
+
+def similar(left, right, similarity):
+    dot = sum(a * b for a, b in zip(left, right, strict=True))
+    if similarity == "dot":
+        return dot
+    lengths = [math.sqrt(sum(a.item() ** 2 for a in side)) for side in (left, right)]
+    if not all(lengths):
+        return 0.0 * dot
+    left_length, right_length = ((side * side).sum().sqrt() for side in (left, right))
+    return dot / (left_length * right_length)
+
+
+def slow(queries, keys, positives, temperature, similarity, excluded=None):
+    total = torch.zeros((), dtype=queries.dtype)
+    for i, query in enumerate(queries):
+        others = [
+            (similar(query, key, similarity) / temperature).exp()
+            for j, key in enumerate(keys)
+            if excluded is None or j == positives[i] or not excluded[i][j]
+        ]
+        own = (similar(query, keys[positives[i]], similarity) / temperature).exp()
+        total = total - (own / sum(others)).log()
+    return total
+
+
+def case(dtype=torch.float64, n_keys=K):
+    torch.manual_seed(0)
+    queries = torch.randn(B, D, dtype=dtype, requires_grad=True)
+    keys = torch.randn(n_keys, D, dtype=dtype, requires_grad=True)
+    return queries, keys, torch.tensor([2, 0, 2, 3])
+
+
+EXCLUDED = torch.tensor([[1, 0, 1, 0, 1, 0, 0], [0] * 7, [1] * 7, [0, 1, 1, 0, 0, 0, 1]]).bool()
+
+
+@pytest.mark.parametrize("similarity", ["cosine", "dot"])
+@pytest.mark.parametrize("temperature", [0.05, 1.0])
+@pytest.mark.parametrize("excluded", [None, EXCLUDED])
+def test_info_nce(similarity, temperature, excluded):
+    queries, keys, positives = case()
+    temperature = torch.tensor(temperature, dtype=torch.float64, requires_grad=True)
+    ends = (queries, keys, temperature)
+    expected = slow(queries, keys, positives, temperature, similarity, excluded)
+    loss = info_nce(queries, keys, positives, temperature=temperature, similarity=similarity, excluded_BK=excluded)
+    torch.testing.assert_close(loss, expected, rtol=1e-12, atol=1e-12)
+    for own, other in zip(torch.autograd.grad(loss, ends), torch.autograd.grad(expected, ends), strict=True):
+        torch.testing.assert_close(own, other, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("similarity", ["cosine", "dot"])
+@pytest.mark.parametrize("excluded", [None, EXCLUDED[:, :B]])
+def test_symmetric_info_nce(similarity, excluded):
+    left, right, _ = case(n_keys=B)
+    own = torch.arange(B)
+    back = None if excluded is None else excluded.T
+    expected = slow(left, right, own, 0.1, similarity, excluded) + slow(right, left, own, 0.1, similarity, back)
+    loss = symmetric_info_nce(left, right, temperature=0.1, similarity=similarity, excluded_BB=excluded)
+    torch.testing.assert_close(loss, expected / 2, rtol=1e-12, atol=1e-12)
+    for mine, other in zip(
+        torch.autograd.grad(loss, (left, right)), torch.autograd.grad(expected / 2, (left, right)), strict=True
+    ):
+        torch.testing.assert_close(mine, other, rtol=1e-9, atol=1e-9)
+
+
+def test_excluding_one_by_one():
+    query_ids, key_ids = [5, 6, 9, 9], [1, 5, 2, 9, 5, 1, 3]
+    positives = [0, 2, 3, 5]
+    found = excluded_pairs(torch.tensor(query_ids), torch.tensor(key_ids), torch.tensor(positives))
+    assert found.dtype == torch.bool
+    for i, query in enumerate(query_ids):
+        for j, key in enumerate(key_ids):
+            expected = j != positives[i] and (key in (key_ids[positives[i]], query))
+            assert bool(found[i, j]) is expected, (i, j)
+
+
+def test_what_is_excluded_gets_no_gradient_and_the_positive_always_does():
+    queries, keys, positives = case()
+    info_nce(queries, keys, positives, temperature=0.1, excluded_BK=torch.ones(B, K).bool()).backward()
+    # Alone with its positive, a query has nothing to learn.
+    assert torch.equal(keys.grad, torch.zeros_like(keys))
+    excluded = torch.zeros(B, K).bool()
+    excluded[:, 4] = True
+    keys.grad = None
+    info_nce(queries, keys, positives, temperature=0.1, excluded_BK=excluded).backward()
+    assert keys.grad[4].abs().max() == 0
+    assert (keys.grad.abs().sum(dim=1) > 0).sum() == K - 1
+
+
+@pytest.mark.parametrize("similarity", ["cosine", "dot"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_zero_vectors_do_no_harm(similarity, dtype):
+    queries, keys, positives = case(dtype)
+    with torch.no_grad():
+        queries[0], keys[2], keys[6] = 0.0, 0.0, 0.0
+    loss = info_nce(queries, keys, positives, temperature=0.05, similarity=similarity)
+    loss.backward()
+    expected = slow(queries.detach().double(), keys.detach().double(), positives, 0.05, similarity)
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
+    for gradient in (queries.grad, keys.grad):
+        assert gradient.isfinite().all()
+        assert gradient.abs().max() < 1e3
+
+
+def test_autocast_does_not_blur_similarities():
+    queries, keys, positives = case(torch.float32)
+    plain = info_nce(queries, keys, positives, temperature=0.05)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = info_nce(queries, keys, positives, temperature=0.05)
+        both = symmetric_info_nce(queries, keys[:B], temperature=0.05)
+    assert torch.equal(loss, plain)
+    assert torch.equal(both, symmetric_info_nce(queries, keys[:B], temperature=0.05))
+    blurred = info_nce(queries.bfloat16(), keys.bfloat16(), positives, temperature=0.05)
+    assert blurred.dtype == torch.float32
+
+
+def test_no_queries():
+    queries, keys, _ = case(torch.float32)
+    nothing = torch.zeros(0, dtype=torch.long)
+    loss = info_nce(queries[:0], keys, nothing, temperature=0.1)
+    loss.backward()
+    assert loss.item() == 0
+    assert torch.equal(keys.grad, torch.zeros_like(keys))
+    assert accuracy(queries[:0], keys, nothing).item() == 0
+
+
+@pytest.mark.parametrize("similarity", ["cosine", "dot"])
+@pytest.mark.parametrize("excluded", [None, EXCLUDED])
+def test_accuracy(similarity, excluded):
+    for seed in range(20):
+        torch.manual_seed(seed)
+        queries, keys = torch.randn(B, D), torch.randn(K, D)
+        positives = torch.randint(0, K, (B,))
+        keys[positives] += 1.5 * queries
+        count = 0
+        for i in range(B):
+            own = similar(queries[i], keys[positives[i]], similarity)
+            others = [
+                similar(queries[i], keys[j], similarity)
+                for j in range(K)
+                if j != positives[i] and not (excluded is not None and excluded[i][j])
+            ]
+            count += all(own > other for other in others)
+        found = accuracy(queries, keys, positives, similarity=similarity, excluded_BK=excluded)
+        assert found.item() == count
+
+
+def test_vectors_that_are_all_the_same_tell_nothing():
+    same = torch.ones(B, D)
+    assert accuracy(same, same, torch.arange(B)).item() == 0
+    assert accuracy(same, same[:1], torch.zeros(B, dtype=torch.long)).item() == B
+
+
+@pytest.mark.parametrize("temperature", [0.0, -1.0, math.nan, math.inf])
+def test_bad_temperatures(temperature):
+    queries, keys, positives = case()
+    with pytest.raises(ConfigError, match="the temperature is a positive number, not"):
+        info_nce(queries, keys, positives, temperature=temperature)
+
+
+def test_bad_arguments():
+    queries, keys, positives = case()
+    with pytest.raises(ConfigError, match="unknown similarity 'euclid'; valid are: cosine, dot"):
+        info_nce(queries, keys, positives, temperature=0.1, similarity="euclid")
+    with pytest.raises(ValueError, match=r"two sides of one shape, not \(4, 5\) and \(7, 5\)"):
+        symmetric_info_nce(queries, keys, temperature=0.1)

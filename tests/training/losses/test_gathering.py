@@ -1,0 +1,81 @@
+"""Two processes that share their rows learn what one process with all rows learns."""
+
+import os
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import gerund
+from gerund.training.losses.gathering import gather_numbers, gather_rows
+from tests.training.losses import two_processes
+from tests.training.losses.two_processes import ROWS, findings
+
+PROCESSES = 2
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("two")
+    source = str(Path(gerund.__file__).parent.parent)
+    environment = {**os.environ, "PYTHONPATH": source, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    if sys.platform != "linux":
+        environment.pop("GLOO_SOCKET_IFNAME")
+    with ExitStack() as stack:
+        started = []
+        for rank in range(PROCESSES):
+            command = [sys.executable, two_processes.__file__, str(folder), str(rank)]
+            process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+            started.append(stack.enter_context(process))
+            stack.callback(process.kill)  # before the wait that the process's own exit is
+        for process in started:
+            _, said = process.communicate(timeout=60)
+            assert process.returncode == 0, said
+    return [load_file(folder / f"{rank}.safetensors") for rank in range(PROCESSES)]
+
+
+@pytest.mark.parametrize("way", ["plain", "cached"])
+def test_the_averaged_gradients_are_those_of_one_process(found, way):
+    expected = findings(way, slice(0, ROWS), 1)
+    assert len(expected) == 5
+    for results in found:
+        for name, value in expected.items():
+            torch.testing.assert_close(results[name], value, rtol=1e-12, atol=1e-12, msg=lambda text, n=name: n + text)
+
+
+def test_plain_and_cached_agree_in_one_process():
+    plain, cached = (findings(way, slice(0, ROWS), 1) for way in ("plain", "cached"))
+    for one, other in zip(plain.values(), cached.values(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-13, atol=1e-13)
+
+
+def test_rows_come_in_the_order_of_the_ranks(found):
+    for rank, results in enumerate(found):
+        assert results["rows"].tolist() == [[0, 2], [1, 3], [10, 12], [11, 13]]
+        assert results["first"].item() == 2 * rank
+        assert results["numbers"].tolist() == [5, 7, 6, 8]
+        assert results["numbers"].dtype == torch.int64
+
+
+def test_unequal_rows_are_told_in_both_processes(found):
+    said = [
+        {name: bytes(results[name].tolist()).decode() for name in ("more rows", "wider rows", "more numbers")}
+        for results in found
+    ]
+    assert said[0] == said[1]
+    start = "every process has to bring as many rows of one width, but process 0 has 2 of width "
+    assert said[0]["more rows"] == f"{start}3, process 1 has 3 of width 3"
+    assert said[0]["wider rows"] == f"{start}3, process 1 has 2 of width 4"
+    assert said[0]["more numbers"] == f"{start}1, process 1 has 3 of width 1"
+    assert [results["still in step"].flatten().tolist() for results in found] == [[0, 1], [0, 1]]
+
+
+def test_one_process_keeps_its_rows():
+    rows = torch.randn(3, 2, requires_grad=True)
+    assert gather_rows(rows) == (rows, 0)
+    numbers = torch.arange(3)
+    assert gather_numbers(numbers) is numbers

@@ -1,0 +1,96 @@
+"""What one of two processes does: ``python two_processes.py FOLDER RANK``; its findings go to FOLDER.
+
+Not a test by itself; test_gathering.py starts it and compares with one process.
+"""
+
+import sys
+import warnings
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from gerund.errors import DataError
+from gerund.training.losses.cached import cached_loss
+from gerund.training.losses.contrastive import excluded_pairs, info_nce
+from gerund.training.losses.gathering import gather_numbers, gather_rows
+
+ROWS, WIDTH = 6, 5
+
+
+def encoder() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(WIDTH, 7), nn.Tanh(), nn.Linear(7, 4)).double()
+
+
+def batch() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Inputs of queries and keys, all processes together, and the ids of the texts; some texts come twice."""
+    torch.manual_seed(1)
+    left, right = torch.randn(2, ROWS, WIDTH, dtype=torch.float64)
+    return left, right, torch.tensor([0, 1, 2, 3, 9, 5]), torch.tensor([6, 7, 8, 9, 10, 6])
+
+
+def loss(left: torch.Tensor, right: torch.Tensor, left_ids: torch.Tensor, right_ids: torch.Tensor) -> torch.Tensor:
+    """Mean over the own rows of both directions against all rows; in one process these are all there are."""
+    total = torch.zeros((), dtype=torch.float64)
+    for queries, keys, query_ids, key_ids in ((left, right, left_ids, right_ids), (right, left, right_ids, left_ids)):
+        all_keys, first = gather_rows(keys)
+        positives = first + torch.arange(len(queries))
+        excluded = excluded_pairs(query_ids, gather_numbers(key_ids), positives)
+        total = total + info_nce(queries, all_keys, positives, temperature=0.1, excluded_BK=excluded) / 2
+    return total / len(left)
+
+
+def plain(net: nn.Module, left: torch.Tensor, right: torch.Tensor, *ids: torch.Tensor) -> torch.Tensor:
+    value = loss(net(left), net(right), *ids)
+    value.backward()
+    return value.detach()
+
+
+def cached(net: nn.Module, left: torch.Tensor, right: torch.Tensor, *ids: torch.Tensor) -> torch.Tensor:
+    chunks = [*left.split(2), *right.split(2)]
+    return cached_loss(net, chunks, lambda all_ND: loss(*all_ND.chunk(2), *ids))
+
+
+def findings(way: str, own: slice, processes: int) -> dict[str, torch.Tensor]:
+    """Return loss and gradients of a way to compute them, averaged over the processes as DDP does."""
+    net = encoder()
+    value = globals()[way](net, *(part[own] for part in batch()))
+    found = {f"{way}.loss": value, **{f"{way}.{name}": p.grad for name, p in net.named_parameters()}}
+    if processes > 1:
+        for tensor in found.values():
+            torch.distributed.all_reduce(tensor)
+            tensor /= processes
+    return found
+
+
+def complaint(work: object, rows: torch.Tensor) -> torch.Tensor:
+    """Return what an error says, as bytes."""
+    try:
+        work(rows)
+    except DataError as error:
+        return torch.tensor(list(str(error).encode()), dtype=torch.uint8)
+    return torch.zeros(1, dtype=torch.uint8)
+
+
+def main(folder: Path, rank: int) -> None:
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{folder / 'meeting'}", rank=rank, world_size=2)
+    own = slice(rank * ROWS // 2, (rank + 1) * ROWS // 2)
+    found = {**findings("plain", own, 2), **findings("cached", own, 2)}
+    rows = torch.arange(4.0).view(2, 2) + 10 * rank
+    found["rows"], first = gather_rows(rows.T)  # not contiguous
+    found["first"] = torch.tensor(first)
+    found["numbers"] = gather_numbers(torch.tensor([5, 6, 7])[::2] + rank)
+    found["more rows"] = complaint(gather_rows, torch.zeros(2 + rank, 3))
+    found["wider rows"] = complaint(gather_rows, torch.zeros(2, 3 + rank))
+    found["more numbers"] = complaint(gather_numbers, torch.zeros(2 + rank))
+    found["still in step"], _ = gather_rows(torch.full((1, 1), float(rank)))
+    save_file({name: tensor.contiguous() for name, tensor in found.items()}, folder / f"{rank}.safetensors")
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("error")
+    main(Path(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,153 @@
+"""The papers' definitions taken at their word: one text at a time without padding, one position at a time.
+
+Nothing in here uses gerund's masks, batches or losses. A twin is a copy of the model in eager attention.
+"""
+
+import torch
+
+from gerund.attention.plan import AttentionPlan
+from tests.attention.reference import ReferenceModel
+
+
+def causal(query, key, span):
+    return key <= query
+
+
+def hybrid(query, key, span):
+    """MAGNET, section 3.1: a context token sees the context; a span token also its own span so far."""
+    if query == key:
+        return True
+    if span[key] == 0:
+        return True
+    return span[query] == span[key] and key < query
+
+
+def states(twin, ids, sees, span=None):
+    """Return the last hidden states of one text, ``sees`` asked for every pair of its tokens."""
+    n = len(ids)
+    mask = torch.full((1, 1, n, n), torch.finfo(torch.float64).min, dtype=torch.float64)
+    for query in range(n):
+        for key in range(n):
+            if sees(query, key, span):
+                mask[0, 0, query, key] = 0.0
+    return twin.base_model(input_ids=torch.tensor([ids]), attention_mask=mask, use_cache=False).last_hidden_state[0]
+
+
+def plan_states(twin, ids, plan: AttentionPlan):
+    ones = torch.ones(1, len(ids), dtype=torch.long)
+    return ReferenceModel(twin, plan).hidden_states({"input_ids": torch.tensor([ids]), "attention_mask": ones})[0]
+
+
+def surprise(twin, state, token):
+    logits = twin.get_output_embeddings()(state)
+    return logits.exp().sum().log() - logits[token]
+
+
+def texts_of(batch):
+    """Yield each row of a batch as plain lists, padding taken off."""
+    for row in range(len(batch["input_ids"])):
+        n = int(batch["real"][row].sum())
+        assert batch["real"][row, :n].all()
+        yield {name: batch[name][row, :n].tolist() for name in ("input_ids", "labels", "selected", "span", "inside")
+               if name in batch}  # fmt: skip
+
+
+def masked_tokens(twin, batch, predict, sees=hybrid):
+    total = 0.0
+    for text in texts_of(batch):
+        hidden = states(twin, text["input_ids"], sees, text["span"])
+        for place, chosen in enumerate(text["selected"]):
+            if chosen:
+                where = place - 1 if predict == "next" else place
+                total = total + surprise(twin, hidden[where], text["labels"][place])
+    return total
+
+
+def spans(twin, batch):
+    total = 0.0
+    for text in texts_of(batch):
+        hidden = states(twin, text["input_ids"], hybrid, text["span"])
+        for place, span in enumerate(text["span"]):
+            if span > 0:
+                total = total + surprise(twin, hidden[place - 1], text["labels"][place])
+    return total
+
+
+def next_tokens(twin, rows):
+    total = 0.0
+    for ids in rows:
+        hidden = states(twin, ids, causal)
+        for place in range(1, len(ids)):
+            total = total + surprise(twin, hidden[place - 1], ids[place])
+    return total
+
+
+def auto_regression(twin, batch):
+    """UniMAE, equation 1."""
+    total = 0.0
+    for text in texts_of(batch):
+        hidden = states(twin, text["input_ids"], causal)
+        for place in range(1, len(text["labels"])):
+            if text["inside"][place]:
+                total = total + surprise(twin, hidden[place - 1], text["labels"][place])
+    return total
+
+
+def reconstruction(twin, decoder, batch):
+    """UniMAE, equations 3 to 5: a token is told from h, its place, and the others that its row of ``sees`` shows."""
+    total = 0.0
+    for row, text in enumerate(texts_of(batch)):
+        h = normalised(states(twin, text["input_ids"], causal)[-1])
+        original = [token for token, inside in zip(text["labels"], text["inside"], strict=True) if inside]
+        table = twin.get_input_embeddings().weight
+        others = [normalised(table[token]) + decoder.positions[place] for place, token in enumerate(original)]
+        for place, token in enumerate(original):
+            seen = [h, *(other for j, other in enumerate(others) if batch["sees"][row, place, 1 + j])]
+            total = total + surprise(twin, decoded(decoder, h + decoder.positions[place], seen), token)
+    return total
+
+
+def decoded(decoder, query, seen):
+    """Return what one transformer layer and the way to the head make of one query."""
+    width = decoder.width // decoder.heads
+    parts = []
+    for head in range(decoder.heads):
+        own = slice(head * width, (head + 1) * width)
+        scores = [(decoder.query.weight[own] @ query) @ (decoder.key.weight[own] @ key) / width**0.5 for key in seen]
+        weights = torch.stack(scores).exp()
+        values = torch.stack([decoder.value.weight[own] @ key for key in seen])
+        parts.append((weights / weights.sum()) @ values)
+    state = query + decoder.attended.weight @ torch.cat(parts)
+    state = state + decoder.feed_forward(decoder.norm(state))
+    return decoder.to_head(decoder.final_norm(state))
+
+
+def normalised(row):
+    centred = row - row.mean()
+    return centred / (centred.square().mean() + 1e-5).sqrt()
+
+
+def vector(twin, ids, first, plan, pooling):
+    hidden = plan_states(twin, ids, plan)[first:]
+    if pooling == "last":
+        return hidden[-1]
+    if pooling == "first":
+        return hidden[0]
+    weights = [1.0] * len(hidden) if pooling == "mean" else [float(place + 1) for place in range(len(hidden))]
+    return sum(weight * state for weight, state in zip(weights, hidden, strict=True)) / sum(weights)
+
+
+def contrast(queries, positives, negatives, texts, temperature, similarity):
+    """Return the mean loss and the number of hits; ``texts`` are the strings of queries, positives, negatives."""
+    keys, names = positives + negatives, texts["positive"] + texts["negative"]
+    total, hits = 0.0, 0
+    for i, query in enumerate(queries):
+        scores = {}
+        for j, key in enumerate(keys):
+            if j != i and names[j] in (texts["positive"][i], texts["query"][i]):
+                continue
+            dot = (query * key).sum()
+            scores[j] = dot if similarity == "dot" else dot / (query.square().sum() * key.square().sum()).sqrt()
+        total = total - (scores[i] / temperature) + sum((s / temperature).exp() for s in scores.values()).log()
+        hits += all(scores[i] > score for j, score in scores.items() if j != i)
+    return total / len(queries), hits

@@ -1,0 +1,281 @@
+"""Contrastive losses one pair at a time, vectors that are those of ``encode``, and what is no negative."""
+
+import copy
+import random
+
+import pytest
+import torch
+
+from gerund import LanguageModel
+from gerund.attention.plan import AttentionPlan
+from gerund.config import EncoderConfig
+from gerund.inference.encoding import Reader
+from gerund.training.framing import Framing
+from gerund.training.objectives.base import split_rows
+from gerund.training.objectives.contrastive import ContrastiveLosses, Group
+from gerund.training.objectives.simcse import SimcseBatches
+from gerund.training.objectives.sscl import AlteredBatches
+from gerund.training.objectives.supervised import ExampleBatches
+from gerund.training.pairs import Example, Examples
+from gerund.training.recipe_objectives import SsclConfig
+from tests.training.conftest import WORDS
+from tests.training.objectives import slow
+from tests.training.objectives.conftest import Rows, assert_equal_losses, assert_same_rows
+
+ENCODERS = {
+    "unimae": EncoderConfig(attention=AttentionPlan("causal"), pooling="last", append_eos=True),
+    "magnet": EncoderConfig(attention=AttentionPlan("bidir"), pooling="last", prompt="Find: ", append_eos=True),
+    "mean": EncoderConfig(attention=AttentionPlan("bidir"), pooling="mean"),
+    "mask0": EncoderConfig(attention=AttentionPlan("mask0-bidir", k=1), pooling="weighted-mean"),
+    "prompt": EncoderConfig(attention=AttentionPlan("mask0-all", k=1), pooling="mean", prompt="the "),
+    "pooled-prompt": EncoderConfig(attention=AttentionPlan("causal"), pooling="first", prompt="a: ", pool_prompt=True),
+}
+TEXTS = ["the cat", "a small dog runs", "cat", "The house sleeps under the red river.", "blue. " * 6, "x"]
+
+
+def words(seed, count):
+    rng = random.Random(seed)
+    return " ".join(rng.choices(WORDS, k=count))
+
+
+def reader_of(model, tokenizer, encoder):
+    plan = encoder.attention.resolve(2)
+    return Reader(model, tokenizer, encoder, plan, sends_plan=not plan.is_causal)
+
+
+def framing_of(tokenizer, encoder, prompt=None):
+    return Framing(tokenizer, prompt=encoder.prompt if prompt is None else prompt, append_eos=encoder.append_eos)
+
+
+def slow_vector(twin, text, encoder):
+    """Encode one framed text; its prompt counts as its special tokens do, only where no plan hides them."""
+    has_prompt = text.text_from > text.specials_before
+    skips = not encoder.pool_prompt and (has_prompt or encoder.attention.name.startswith("mask0"))
+    return slow.vector(twin, text.ids, text.text_from if skips else 0, encoder.attention, encoder.pooling)
+
+
+EXAMPLES = [
+    Example("the cat", "a cat sleeps", ("a dog runs", "red")),
+    Example("a small dog", "the dog runs", ("the cat", "blue house")),  # a negative that is another's query
+    Example("the river", "a cat sleeps", ("stone", "a dog runs")),  # a positive twice, a negative twice
+    Example("red", "red stone", ("the river is blue and large", "x")),  # a query that is another's negative
+    Example("the cat", "the large cat", ("the dog runs", "under the house")),  # a query twice, a positive as negative
+    Example("blue", "blue", ("but", "with")),  # its own positive
+]
+
+
+@pytest.mark.parametrize("hard_negatives", [0, 1, 2])
+@pytest.mark.parametrize("name", ["unimae", "magnet", "mask0"])
+@pytest.mark.parametrize("similarity, temperature, projection", [("cosine", 0.05, None), ("dot", 3.0, 5)])
+def test_equals_one_pair_at_a_time(
+    model, twin, tokenizer, double, name, similarity, temperature, projection, hard_negatives
+):
+    encoder = ENCODERS[name]
+    reader = reader_of(model, tokenizer, encoder)
+    examples = Examples(EXAMPLES, seed=1, hard_negatives=hard_negatives)
+    prompts = ("ask: ", "") if name == "unimae" else (encoder.prompt, encoder.prompt)
+    queries, documents = (framing_of(tokenizer, encoder, prompt) for prompt in prompts)
+    batch = ExampleBatches(examples, queries, documents, Group(reader, 2), length=40).make(0, 0, 6)
+    torch.manual_seed(2)
+    losses = ContrastiveLosses(reader, temperature=temperature, similarity=similarity, projection=projection).double()
+    vectors = torch.cat([losses(model, group) for group in batch.values()])
+    assert vectors.dtype == torch.float64
+    loss, right = losses.compare(vectors, batch, gather=False)
+
+    rows = [examples.row(number) for number in range(6)]
+    texts = {
+        "query": [row.query for row in rows],
+        "positive": [row.positive for row in rows],
+        "negative": [text for row in rows for text in row.negatives],
+    }
+    assert list(batch) == [group for group in texts if texts[group]]
+    framed = {group: [(queries if group == "query" else documents).frame_text(text, 40) for text in texts[group]]
+              for group in texts}  # fmt: skip
+    own = {group: [slow_vector(twin, text, encoder) for text in framed[group]] for group in texts}
+    if projection:
+        own = {group: [losses.projection.weight @ vector for vector in own[group]] for group in own}
+    expected, hits = slow.contrast(*own.values(), texts, temperature, similarity)
+    heads = [losses.projection] if projection else []
+    assert_equal_losses({"it": loss}, {"it": expected}, model, twin, heads)
+    assert right == hits
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_vectors_are_those_of_encode(model, tokenizer, name):
+    """The text's own tokens of the language model's encoder, whatever the other texts' lengths."""
+    encoder = ENCODERS[name]
+    model.eval()
+    lm = LanguageModel(model, tokenizer, encoder)
+    framing = framing_of(tokenizer, encoder)
+    losses = ContrastiveLosses(lm.reader, temperature=1.0, similarity="cosine")
+    vectors = losses(model, Group(lm.reader, 2)([framing.frame_text(text, 60) for text in TEXTS]))
+    encoded = lm.encode(TEXTS, normalize=False, output="torch")
+    torch.testing.assert_close(vectors, encoded, rtol=1e-6, atol=1e-6)
+    for text, vector in zip(TEXTS, encoded, strict=True):
+        alone = losses(model, Group(lm.reader, 2)([framing.frame_text(text, 60)]))[0]
+        assert torch.equal(alone, lm.encode(text, normalize=False, output="torch"))
+        torch.testing.assert_close(alone, vector, rtol=1e-6, atol=1e-6)
+
+
+def test_last_pooling_reads_the_end_token(model, twin, tokenizer, double):
+    encoder = ENCODERS["magnet"]
+    reader, framing = reader_of(model, tokenizer, encoder), framing_of(tokenizer, encoder)
+    texts = [framing.frame_text(text, 60) for text in TEXTS]
+    batch = Group(reader, 2)(texts)
+    vectors = ContrastiveLosses(reader, temperature=1.0, similarity="dot")(model, batch)
+    for row, text in enumerate(texts):
+        assert text.ids[-1] == tokenizer.eos_token_id == batch["input_ids"][row, len(text) - 1]
+        expected = slow.plan_states(twin, text.ids, encoder.attention)[-1]
+        torch.testing.assert_close(vectors[row], expected, rtol=1e-11, atol=1e-11)
+
+
+def test_autocast_does_not_round_the_pooling(model, tokenizer):
+    """In bfloat16, vectors would be told apart by their last three decimal digits less."""
+    model = copy.deepcopy(model).float()
+    encoder = ENCODERS["mean"]
+    reader, framing = reader_of(model, tokenizer, encoder), framing_of(tokenizer, encoder)
+    batch = Group(reader, 2)([framing.frame_text(text, 60) for text in TEXTS])
+    losses = ContrastiveLosses(reader, temperature=1.0, similarity="cosine", projection=5)
+    kept = []
+    handle = model.base_model.register_forward_hook(lambda *call: kept.append(call[2].last_hidden_state))
+    with torch.autocast("cpu", torch.bfloat16):
+        vectors = losses(model, batch)
+    handle.remove()
+    for row, vector in enumerate(vectors):
+        mean = kept[0][row, : int(batch["real"][row].sum())].float().mean(dim=0)
+        torch.testing.assert_close(vector, losses.projection.weight @ mean, rtol=1e-5, atol=1e-5)
+
+
+class TestIdentity:
+    def group(self, model, tokenizer):
+        return Group(reader_of(model, tokenizer, ENCODERS["mean"]), 2)
+
+    @pytest.mark.parametrize("prompt", ["", "Query: ", "Query:", "x\n"])
+    @pytest.mark.parametrize("eos", [False, True])
+    def test_a_text_is_the_same_behind_any_prompt(self, model, tokenizer, prompt, eos):
+        group = self.group(model, tokenizer)
+        plain = group([Framing(tokenizer).frame_text(text, 60) for text in TEXTS])["identity"]
+        framing = Framing(tokenizer, prompt=prompt, append_eos=eos)
+        assert group([framing.frame_text(text, 60) for text in TEXTS])["identity"].tolist() == plain.tolist()
+        assert len(set(plain.tolist())) == len(TEXTS)
+
+    def test_other_texts_are_others(self, model, tokenizer):
+        texts = [words(seed, 1 + seed % 4) for seed in range(300)] + ["The cat", "the  cat", "the cat."]
+        group = self.group(model, tokenizer)
+        found = group([Framing(tokenizer).frame_text(text, 60) for text in texts])["identity"].tolist()
+        assert len(set(found)) == len(set(texts))
+
+    def test_it_is_the_same_in_every_process(self, model, tokenizer):
+        """Numbers of other processes are compared, so Python's own hash would not do."""
+        group = self.group(model, tokenizer)
+        assert group([Framing(tokenizer).frame_text("the cat", 60)])["identity"].tolist() == [3042635075010022360]
+
+
+class TestSimcse:
+    def batches(self, model, tokenizer, rows):
+        encoder = ENCODERS["mean"]
+        group = Group(reader_of(model, tokenizer, encoder), 2)
+        return SimcseBatches(Rows(rows, skipped=5), framing_of(tokenizer, encoder), group)
+
+    def test_every_text_twice(self, model, tokenizer, ids_of):
+        rows = ids_of(8, 12, 20, 9, 30)
+        batches = self.batches(model, tokenizer, rows)
+        batch = batches.make(0, 0, 5)
+        assert list(batch) == ["query", "positive"]
+        for name, tensor in batch["query"].items():
+            assert torch.equal(tensor, batch["positive"][name])
+        for row, text in enumerate(slow.texts_of(batch["query"])):
+            assert text["input_ids"] == [tokenizer.bos_token_id, *rows[row]]
+        for first, count in [(0, 5), (1, 2), (4, 1)]:
+            assert_same_rows(batch["query"], first, batches.make(3, first, count)["query"])
+        assert batches.skipped == 5
+
+    def test_equals_one_pair_at_a_time(self, model, twin, tokenizer, ids_of, double):
+        rows = [*ids_of(8, 12, 20, 9), ids_of(8)[0]]  # the last is the first once more
+        batch = self.batches(model, tokenizer, rows).make(0, 0, 5)
+        losses = ContrastiveLosses(
+            reader_of(model, tokenizer, ENCODERS["mean"]), temperature=0.05, similarity="cosine", dropout=0.0
+        )
+        vectors = torch.cat([losses(model, group) for group in batch.values()])
+        loss, right = losses.compare(vectors, batch, gather=False)
+        bos = tokenizer.bos_token_id
+        both = [[slow.vector(twin, [bos, *row], 0, AttentionPlan("bidir"), "mean") for row in rows] for _ in range(2)]
+        names = {"query": [str(row) for row in rows], "positive": [str(row) for row in rows], "negative": []}
+        expected, hits = slow.contrast(*both, [], names, 0.05, "cosine")
+        assert_equal_losses({"it": loss}, {"it": expected}, model, twin)
+        # The text that is there twice is no negative of itself, so it does not spoil the count.
+        assert right == hits == 5
+
+
+class TestSscl:
+    def batches(self, model, tokenizer, rows, seed=3, **settings):
+        encoder = ENCODERS["magnet"]
+        reader = reader_of(model, tokenizer, encoder)
+        config = SsclConfig(kind="sscl", **{"length": 64, **settings})
+        options = {"tokenizer": tokenizer, "config": config, "seed": seed}
+        return AlteredBatches(Rows(rows), framing_of(tokenizer, encoder), Group(reader, 2), **options)
+
+    def text(self, tokenizer, ids):
+        return tokenizer.decode(ids, skip_special_tokens=True).removeprefix("Find: ")
+
+    def test_positives_have_the_words_of_the_text(self, model, tokenizer, ids_of):
+        rows = ids_of(*range(20, 40))
+        batch = self.batches(model, tokenizer, rows, deletion=0.3, swap=0.2).make(0, 0, 20)
+        differing = 0
+        pairs = zip(rows, *(slow.texts_of(batch[group]) for group in ("query", "positive")), strict=True)
+        for row, query, positive in pairs:
+            one, other = (self.text(tokenizer, text["input_ids"]) for text in (query, positive))
+            assert one.strip() == tokenizer.decode(row).strip()
+            assert set(other.split()) <= set(one.split())
+            assert query["input_ids"][-1] == positive["input_ids"][-1] == tokenizer.eos_token_id
+            differing += one.split() != other.split()
+        assert differing > 15
+
+    def test_a_batch_depends_on_nothing_but_its_numbers(self, model, tokenizer, ids_of):
+        rows = ids_of(*range(20, 40))
+        whole = self.batches(model, tokenizer, rows).make(0, 4, 10)
+        for first, count in [(4, 10), (4, 1), (7, 5), (13, 1)]:
+            part = self.batches(model, tokenizer, rows).make(8, first, count)
+            for group in whole:
+                assert_same_rows(whole[group], first - 4, part[group])
+        other = self.batches(model, tokenizer, rows, seed=4).make(0, 4, 10)
+        assert other["positive"]["identity"].tolist() != whole["positive"]["identity"].tolist()
+
+    def test_blank_lines_are_their_own_positive(self, model, tokenizer):
+        blank = tokenizer("\n\n \n \n\n", add_special_tokens=False).input_ids
+        assert len(blank) > 1
+        batch = self.batches(model, tokenizer, [blank]).make(0, 0, 2)
+        assert torch.equal(batch["query"]["input_ids"], batch["positive"]["input_ids"])
+
+    def test_equals_one_pair_at_a_time(self, model, twin, tokenizer, ids_of, double):
+        batch = self.batches(model, tokenizer, ids_of(8, 12, 20, 9)).make(0, 0, 4)
+        losses = ContrastiveLosses(
+            reader_of(model, tokenizer, ENCODERS["magnet"]), temperature=0.1, similarity="cosine", projection=6
+        ).double()
+        loss, right = losses.compare(torch.cat([losses(model, group) for group in batch.values()]), batch, gather=False)
+        own = {}
+        for name, group in batch.items():
+            ids = [text["input_ids"] for text in slow.texts_of(group)]
+            last = [slow.plan_states(twin, text, AttentionPlan("bidir"))[-1] for text in ids]
+            own[name] = [losses.projection.weight @ state for state in last]
+        names = {name: [f"{name}{i}" for i in range(4)] for name in own} | {"negative": []}
+        expected, hits = slow.contrast(own["query"], own["positive"], [], names, 0.1, "cosine")
+        assert_equal_losses({"it": loss}, {"it": expected}, model, twin, [losses.projection])
+        assert right == hits
+
+
+def test_examples_depend_on_nothing_but_their_numbers(model, tokenizer):
+    encoder = ENCODERS["magnet"]
+    group, framing = Group(reader_of(model, tokenizer, encoder), 2), framing_of(tokenizer, encoder)
+
+    def make(step, first, count):
+        examples = Examples(EXAMPLES, seed=1, hard_negatives=2)
+        return ExampleBatches(examples, framing, framing, group, length=40).make(step, first, count)
+
+    whole = make(0, 3, 8)
+    for first, count in [(3, 8), (3, 1), (6, 5), (10, 1)]:
+        part = make(4, first, count)
+        for name, rows in part.items():
+            assert len(rows["real"]) == count * (2 if name == "negative" else 1)
+            assert_same_rows(whole[name], (first - 3) * (2 if name == "negative" else 1), rows)
+    assert [len(part["real"]) for part in split_rows(whole["negative"], 5)] == [5, 5, 5, 1]

@@ -1,0 +1,197 @@
+"""Masked tokens and missing spans: the losses one position at a time, and who sees whom, one pair at a time."""
+
+import copy
+import itertools
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+
+from gerund.attention.interface import BoundPlan
+from gerund.attention.plan import AttentionPlan
+from gerund.training.framing import Framing
+from gerund.training.objectives.base import split_rows
+from gerund.training.objectives.causal import causal_loss
+from gerund.training.objectives.hybrid import HybridBatches, HybridLosses
+from gerund.training.recipe_objectives import MntpConfig, MsgConfig
+from tests.training.objectives import slow
+from tests.training.objectives.conftest import Rows, assert_equal_losses, gpt2
+
+LENGTHS = (14, 9, 12, 4, 1, 13)
+CASES = {
+    "mntp": ("next", ("mntp",)),
+    "mntp-same": ("same", ("mntp",)),
+    "msg": ("next", ("msg",)),
+    "both": ("next", ("mntp", "msg")),
+    "both-same": ("same", ("mntp", "msg")),
+}
+
+
+@pytest.fixture
+def make(tokenizer):
+    def make(rows, framing, names, predict="next", seed=3, **msg):
+        return HybridBatches(
+            Rows(rows),
+            framing,
+            mntp=MntpConfig(kind="mntp", rate=0.3, predict=predict) if "mntp" in names else None,
+            msg=MsgConfig(kind="msg", **msg) if "msg" in names else None,
+            mask_id=tokenizer.mask_token_id,
+            random_ids=np.arange(16, len(tokenizer)),
+            pad=tokenizer.pad_token_id,
+            seed=seed,
+        )
+
+    return make
+
+
+def expected_losses(twin, batch, names, predict):
+    ways = {"mntp": lambda: slow.masked_tokens(twin, batch, predict), "msg": lambda: slow.spans(twin, batch)}
+    return {name: ways[name]() for name in names}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_equals_one_position_at_a_time(model, twin, make, framing, ids_of, case):
+    predict, names = CASES[case]
+    batch = make(ids_of(*LENGTHS), framing, names, predict).make(0, 0, len(LENGTHS))
+    losses = HybridLosses(2, names, predict=predict)
+    assert_equal_losses(losses(model, batch), expected_losses(twin, batch, names, predict), model, twin)
+    told = {"mntp": sum(map(sum, batch["selected"].tolist())), "msg": int((batch["span"] > 0).sum())}
+    assert losses.counts(batch) == {name: told[name] for name in names}
+    assert all(told[name] > 5 for name in names)
+
+
+def test_masked_tokens_alone_are_read_in_both_directions(model, twin, make, framing, ids_of):
+    batch = make(ids_of(*LENGTHS), framing, ("mntp",)).make(0, 0, len(LENGTHS))
+    assert not batch["span"].any()
+    expected = slow.masked_tokens(twin, batch, "next", sees=lambda query, key, span: True)
+    found = HybridLosses(2, ("mntp",))(model, batch)["mntp"]
+    torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-11)
+
+
+def test_adapters_get_the_same_gradients(tokenizer, make, framing, ids_of):
+    model = gpt2(len(tokenizer))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        settings = {"target_modules": ["c_attn", "c_fc"], "fan_in_fan_out": True}
+        get_peft_model(model, LoraConfig(r=3, lora_alpha=6, task_type="CAUSAL_LM", **settings))
+    model.double()
+    for name, parameter in model.named_parameters():
+        assert parameter.requires_grad == ("lora_" in name)
+        if parameter.requires_grad:
+            torch.nn.init.normal_(parameter, 0.0, 0.3)
+    twin = copy.deepcopy(model)
+    twin.set_attn_implementation("eager")
+    names = ("mntp", "msg")
+    batch = make(ids_of(*LENGTHS), framing, names).make(0, 0, len(LENGTHS))
+    assert_equal_losses(HybridLosses(2, names)(model, batch), expected_losses(twin, batch, names, "next"), model, twin)
+
+
+@pytest.mark.parametrize("part", [1, 2, 4])
+def test_parts_add_up(model, make, framing, ids_of, part):
+    batch = make(ids_of(*LENGTHS), framing, ("mntp", "msg")).make(0, 0, len(LENGTHS))
+    losses = HybridLosses(2, ("mntp", "msg"))
+    whole = losses(model, batch)
+    parts = [losses(model, own) for own in split_rows(batch, part)]
+    counts = [losses.counts(own) for own in split_rows(batch, part)]
+    for name, value in whole.items():
+        torch.testing.assert_close(sum(own[name] for own in parts), value, rtol=1e-11, atol=1e-11)
+        assert sum(own[name] for own in counts) == losses.counts(batch)[name]
+
+
+class TestWhoSeesWhom:
+    """Layouts: the span of each token, padding not among them."""
+
+    LAYOUTS = (
+        [0, 0, 1, 1, 1, 0, 0],
+        [0, 1, 1, 0, 2, 2, 2, 0],
+        [0, 0, 2, 2, 0, 1, 1],
+        [0, 1, 1, 1, 1],
+        [0, 0, 0],
+        [0],
+    )
+
+    def batch(self):
+        width = max(map(len, self.LAYOUTS))
+        span = torch.tensor([row + [0] * (width - len(row)) for row in self.LAYOUTS])
+        real = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in self.LAYOUTS]).bool()
+        return span, real
+
+    def test_mask(self):
+        span, real = self.batch()
+        bound = BoundPlan(AttentionPlan("hybrid").resolve(2), real, span)
+        width = span.shape[1]
+        for layer in range(2):
+            mask = bound.mask(layer, torch.zeros(len(span), 1, width, 1), None, None)
+            assert mask.shape == (len(span), 1, width, width)
+            for row, layout in enumerate(self.LAYOUTS):
+                for query, key in itertools.product(range(width), repeat=2):
+                    if query < len(layout):
+                        expected = key < len(layout) and slow.hybrid(query, key, layout)
+                        assert mask[row, 0, query, key] == expected, (layout, query, key)
+                    else:
+                        # Nobody looks at padding; it sees something, so that no softmax is empty.
+                        assert mask[row, 0, query].any()
+
+    def test_the_loss_sees_no_more(self, tokenizer):
+        """Change one token at a time: in a model of one layer just those states move that see it."""
+        model = gpt2(len(tokenizer), n_layer=1).eval()
+        span, real = self.batch()
+        generator = torch.Generator().manual_seed(0)
+        ids = torch.randint(16, len(tokenizer), span.shape, generator=generator)
+        batch = {"input_ids": ids, "labels": ids, "real": real, "span": span, "selected": torch.zeros_like(real)}
+        before = self.states(model, batch)
+        for key in range(ids.shape[1]):
+            changed = ids.clone()
+            changed[:, key] = (ids[:, key] - 16 + 7) % (len(tokenizer) - 16) + 16
+            moved = (self.states(model, {**batch, "input_ids": changed}) - before).abs().amax(dim=2) > 1e-9
+            for row, layout in enumerate(self.LAYOUTS):
+                for query in range(len(layout)):
+                    expected = key < len(layout) and slow.hybrid(query, key, layout)
+                    assert moved[row, query] == expected, (layout, query, key)
+
+    def states(self, model, batch):
+        kept = []
+        handle = model.base_model.register_forward_hook(lambda *call: kept.append(call[2].last_hidden_state.detach()))
+        HybridLosses(1, ("msg",))(model, batch)
+        handle.remove()
+        return kept[0]
+
+
+@pytest.mark.parametrize("eos", [False, True])
+def test_a_text_that_is_one_span_is_plain_language_modelling(model, make, ids_of, tokenizer, eos, double):
+    rows = ids_of(20, 9, 14)
+    batches = make(rows, Framing(tokenizer, append_eos=eos), ("mntp", "msg"), whole_share=1.0)
+    batch = batches.make(0, 0, 3)
+    found = HybridLosses(2, ("mntp", "msg"))(model, batch)
+    framed = [[tokenizer.bos_token_id, *row] for row in rows]
+    expected = sum(causal_loss(model, torch.tensor([row])) for row in framed)
+    torch.testing.assert_close(found["msg"], expected, rtol=1e-11, atol=1e-11)
+    assert found["mntp"].item() == 0.0
+    assert HybridLosses(2, ("mntp", "msg")).counts(batch) == {"mntp": 0, "msg": 20 + 9 + 14}
+    assert [text["input_ids"] for text in slow.texts_of(batch)] == framed
+
+
+def test_both_in_one_pass_are_each_alone_on_the_same_view(model, make, framing, ids_of):
+    batch = make(ids_of(*LENGTHS), framing, ("mntp", "msg")).make(0, 0, len(LENGTHS))
+    both = HybridLosses(2, ("mntp", "msg"))(model, batch)
+    spans = HybridLosses(2, ("msg",))(model, batch)["msg"]
+    torch.testing.assert_close(both["msg"], spans, rtol=1e-12, atol=1e-12)
+    # One pass of the model, whatever the number of losses.
+    passes = []
+    handle = model.base_model.register_forward_hook(lambda *_: passes.append(1))
+    HybridLosses(2, ("mntp", "msg"))(model, batch)
+    handle.remove()
+    assert len(passes) == 1
+
+
+def test_texts_without_room_give_zero_and_no_gradient(model, make, framing, ids_of):
+    # One token is no room for a span; it can be masked, where something precedes it.
+    batch = make(ids_of(1, 2, 3), framing, ("msg",)).make(0, 0, 3)
+    losses = HybridLosses(2, ("msg",))
+    assert losses.counts(batch) == {"msg": 0}
+    loss = losses(model, batch)["msg"]
+    assert loss.item() == 0.0
+    loss.backward()
+    assert all(p.grad is None or not p.grad.any() for p in model.parameters())

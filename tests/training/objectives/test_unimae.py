@@ -1,0 +1,189 @@
+"""UniMAE's two losses one position at a time, what is hidden from whom, and the state of the end token."""
+
+import pytest
+import torch
+
+from gerund.training.framing import Framing
+from gerund.training.objectives.base import split_rows
+from gerund.training.objectives.causal import causal_loss
+from gerund.training.objectives.unimae import UnimaeBatches, UnimaeLosses
+from gerund.training.recipe_objectives import UnimaeConfig
+from tests.tiny import byte_tokenizer
+from tests.training import tokenizers
+from tests.training.objectives import slow
+from tests.training.objectives.conftest import Rows, assert_equal_losses, assert_same_rows
+from tests.training.objectives.test_hybrid_batches import MASK, random_rows
+
+LENGTHS = (11, 9, 12, 4, 1, 13)
+
+
+@pytest.fixture
+def make(tokenizer):
+    def make(rows, seed=3, framing=None, **settings):
+        config = UnimaeConfig(kind="unimae", **settings)
+        framing = framing or Framing(tokenizer, append_eos=True)
+        return UnimaeBatches(Rows(rows), framing, config, mask_id=tokenizer.mask_token_id, pad=2, seed=seed)
+
+    return make
+
+
+def head(heads=2):
+    torch.manual_seed(1)
+    losses = UnimaeLosses(16, heads, 40).double()
+    for parameter in losses.parameters():
+        torch.nn.init.normal_(parameter, 0.0, 0.4)
+    return losses
+
+
+@pytest.mark.parametrize(
+    "heads, settings", [(1, {}), (4, {"p_mar": 0.0, "p_mrc": 0.0}), (2, {"p_mar": 0.9, "p_mrc": 1.0})]
+)
+def test_equals_one_position_at_a_time(model, twin, make, ids_of, double, settings, heads):
+    batch = make(ids_of(*LENGTHS), **settings).make(0, 0, len(LENGTHS))
+    losses = head(heads)
+    expected = {
+        "mar": slow.auto_regression(twin, batch),
+        "mrc": slow.reconstruction(twin, losses.decoder, batch),
+    }
+    assert_equal_losses(losses(model, batch), expected, model, twin, [losses])
+    assert losses.counts(batch) == {"mar": sum(LENGTHS), "mrc": sum(LENGTHS)}
+
+
+def test_without_a_token_before_the_text(model, twin, ids_of, double):
+    """Nothing precedes the first token, so it is rebuilt but not predicted."""
+    tokenizer = tokenizers.without_bos()
+    config = UnimaeConfig(kind="unimae")
+    framing = Framing(tokenizer, append_eos=True)
+    batch = UnimaeBatches(Rows(ids_of(*LENGTHS)), framing, config, mask_id=3, pad=0, seed=1).make(0, 0, len(LENGTHS))
+    losses = head()
+    assert losses.counts(batch) == {"mar": sum(LENGTHS) - len(LENGTHS), "mrc": sum(LENGTHS)}
+    expected = {"mar": slow.auto_regression(twin, batch), "mrc": slow.reconstruction(twin, losses.decoder, batch)}
+    assert_equal_losses(losses(model, batch), expected, model, twin, [losses])
+
+
+def test_without_masks_mar_is_plain_language_modelling(model, make, ids_of, double):
+    rows = ids_of(20, 9, 14)
+    found = head()(model, make(rows, p_mar=0.0).make(0, 0, 3))["mar"]
+    # The end token behind a text is not predicted.
+    expected = sum(causal_loss(model, torch.tensor([[0, *row]])) for row in rows)
+    torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("part", [1, 4])
+def test_parts_add_up(model, make, ids_of, double, part):
+    batch = make(ids_of(*LENGTHS)).make(0, 0, len(LENGTHS))
+    losses = head()
+    whole, parts = losses(model, batch), [losses(model, own) for own in split_rows(batch, part)]
+    for name, value in whole.items():
+        torch.testing.assert_close(sum(own[name] for own in parts), value, rtol=1e-11, atol=1e-11)
+
+
+class TestReach:
+    """What moves when one token of the original, or of the corrupted text, is another."""
+
+    def states(self, losses, model, batch):
+        kept = {}
+        handles = [
+            losses.decoder.register_forward_hook(lambda *call: kept.update(h=call[1][0].detach(), out=call[2].detach()))
+        ]
+        losses(model, batch)
+        for handle in handles:
+            handle.remove()
+        return kept["h"], kept["out"]
+
+    def test_a_token_rebuilds_itself_through_the_vector_alone(self, model, make, ids_of):
+        batch, losses = make(ids_of(*LENGTHS)).make(0, 0, len(LENGTHS)), head()
+        h, out = self.states(losses, model, batch)
+        for place in range(max(LENGTHS)):
+            original = batch["text"].clone()
+            original[:, place] = (original[:, place] + 5) % 300 + 16
+            new_h, new_out = self.states(losses, model, {**batch, "text": original})
+            assert torch.equal(new_h, h)
+            moved = (new_out - out).abs().amax(dim=2) > 1e-9
+            assert not moved[:, place].any()
+            assert torch.equal(moved & batch["text_real"], batch["sees"][:, :, 1 + place] & batch["text_real"])
+
+    def test_the_vector_is_the_last_real_tokens_and_reads_the_corrupted_text(self, model, make, ids_of):
+        batch, losses = make(ids_of(*LENGTHS)).make(0, 0, len(LENGTHS)), head()
+        h, out = self.states(losses, model, batch)
+        for row, text in enumerate(slow.texts_of(batch)):
+            assert text["input_ids"][-1] == text["labels"][-1] == 1  # EOS
+            alone = model.base_model(input_ids=torch.tensor([text["input_ids"]])).last_hidden_state[0, -1]
+            torch.testing.assert_close(h[row].double(), alone, rtol=1e-6, atol=1e-6)
+        # What the mask hides cannot be told from the vector: the labels are not read.
+        again, _ = self.states(losses, model, {**batch, "labels": batch["labels"].flip(0)})
+        assert torch.equal(h, again)
+        # And every row of every text depends on the vector: no row is empty.
+        moved = (self.states(losses, model, {**batch, "input_ids": batch["input_ids"].roll(1, 0)})[1] - out).abs()
+        assert (moved.amax(dim=2) > 1e-9)[batch["text_real"]].all()
+
+    def test_padding_changes_nothing(self, model, make, ids_of):
+        batch, losses = make(ids_of(*LENGTHS)).make(0, 0, len(LENGTHS)), head()
+        found = losses(model, batch)
+        ids = batch["input_ids"].masked_fill(~batch["real"], 77)
+        text = batch["text"].masked_fill(~batch["text_real"], 77)
+        changed = losses(model, {**batch, "input_ids": ids, "text": text})
+        assert all(torch.equal(found[name], changed[name]) for name in found)
+
+
+def test_what_each_position_sees(make, ids_of):
+    rows = random_rows(40, longest=40)
+    batch = make(rows).make(0, 0, 40)
+    kept = pairs = 0
+    for row, text in enumerate(rows):
+        n = len(text)
+        assert batch["text"][row, :n].tolist() == text.tolist()
+        assert batch["text_real"][row].tolist() == [place < n for place in range(batch["text"].shape[1])]
+        assert batch["sees"][row, :, 0].all()  # h, and so no row is empty
+        others = batch["sees"][row, :, 1:]
+        assert not others.diagonal().any()
+        assert not others[:, n:].any()
+        assert not others[n:].any()
+        kept += int(others.sum())
+        pairs += n * (n - 1)
+        # Drawn for every pair, not one token for all.
+        assert len({str(line) for line in others[:n].int().tolist()}) > n * 0.8
+    assert kept / pairs == pytest.approx(0.5, abs=0.02)
+    for rate in (0.0, 1.0):
+        sees = make(rows, p_mrc=rate).make(0, 0, 1)["sees"][0, :, 1:]
+        assert int(sees.sum()) == (1 - rate) * len(rows[0]) * (len(rows[0]) - 1)
+
+
+@pytest.mark.parametrize("rate", [0.5, 0.2])
+@pytest.mark.parametrize("build", [byte_tokenizer, tokenizers.without_bos, tokenizers.with_both])
+def test_what_is_masked(build, rate):
+    tokenizer = build()
+    rows = random_rows(200, shortest=1, longest=60)
+    config = UnimaeConfig(kind="unimae", p_mar=rate)
+    framing = Framing(tokenizer, append_eos=True)
+    batch = UnimaeBatches(Rows(rows), framing, config, mask_id=MASK, pad=0, seed=1).make(0, 0, len(rows))
+    hidden = 0
+    for row, text in enumerate(slow.texts_of(batch)):
+        framed = framing.frame(rows[row])
+        assert text["labels"] == framed.ids
+        assert text["labels"][-1] == tokenizer.eos_token_id
+        assert [place for place, inside in enumerate(text["inside"]) if inside] == list(framing.places(framed))
+        assert sum(text["inside"]) == len(rows[row])
+        for own, original, inside in zip(text["input_ids"], text["labels"], text["inside"], strict=True):
+            assert own == original or (inside and own == MASK)
+            hidden += own == MASK
+    assert hidden / sum(map(len, rows)) == pytest.approx(rate, abs=0.02)
+
+
+def test_a_batch_depends_on_nothing_but_its_numbers(make):
+    rows = random_rows(40, longest=50)
+    whole = make(rows).make(2, 6, 12)
+    for first, count in [(6, 12), (6, 1), (6, 3), (9, 4), (13, 5), (17, 1)]:
+        assert_same_rows(whole, first - 6, make(rows).make(7, first, count))
+    other = make(rows, seed=4).make(2, 6, 12)
+    for name in ("input_ids", "sees"):
+        assert (other[name] != whole[name]).any()
+    again = make(rows[:1]).make(0, 0, 3)
+    for name in ("input_ids", "sees"):
+        assert len({str(row.tolist()) for row in again[name]}) == 3
+
+
+def test_texts_that_are_too_short_are_counted(make):
+    batches = make(random_rows(3))
+    batches.texts.skipped = 7
+    assert batches.skipped == 7

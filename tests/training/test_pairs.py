@@ -1,0 +1,182 @@
+"""Pairs and triples out of files of every format, and the order in which they are dealt."""
+
+import csv
+import gzip
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from gerund.errors import ConfigError, DataError
+from gerund.training.mixture import Mixture
+from gerund.training.pairs import Example, Examples, read_examples
+
+ROWS = [
+    {"query": "how tall is it", "positive": "It is 3 m\thigh, “roughly”.", "negatives": "Blue."},
+    {"query": "who, exactly", "positive": 'She said "me".', "negatives": ""},
+    {"query": "日本", "positive": "Japan", "negatives": "Jupiter"},
+]
+EXPECTED = [Example(r["query"], r["positive"], tuple(filter(None, [r["negatives"]]))) for r in ROWS]
+
+
+def written(path, rows, names=None):
+    names = names or list(rows[0])
+    if path.suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    elif path.suffix == ".csv":
+        with path.open("w", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, names)
+            writer.writeheader()
+            writer.writerows(rows)
+    elif path.suffix == ".tsv":
+        lines = ["\t".join(names), *("\t".join(row[name].replace("\t", " ") for name in names) for row in rows)]
+        path.write_text("\n".join(lines) + "\n", "utf-8")
+    else:
+        text = "".join(json.dumps(row) + "\n\n" for row in rows)  # blank lines are passed over
+        path.write_text(text, "utf-8")
+    return path
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "csv", "tsv", "parquet"])
+def test_every_format_gives_the_same(tmp_path, ending):
+    found = read_examples([written(tmp_path / f"a.{ending}", ROWS)])
+    tabs = " " if ending == "tsv" else "\t"
+    assert found == [Example(e.query, e.positive.replace("\t", tabs), e.negatives) for e in EXPECTED]
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "csv", "tsv", "parquet"])
+def test_columns_by_name_and_without_negatives(tmp_path, ending):
+    rows = [{"left": "a", "other": "x", "right": "b"}, {"left": "c", "other": "y", "right": "d"}]
+    found = read_examples([written(tmp_path / f"a.{ending}", rows)], query="left", positive="right")
+    assert found == [Example("a", "b", ()), Example("c", "d", ())]
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
+def test_lists_as_in_bge(tmp_path, ending):
+    rows = [{"query": "q", "pos": ["p", "more"], "neg": ["n", "m"]}, {"query": "r", "pos": ["s"], "neg": []}]
+    found = read_examples([written(tmp_path / f"a.{ending}", rows)], positive="pos", negatives="neg")
+    assert found == [Example("q", "p", ("n", "m")), Example("r", "s", ())]
+
+
+def test_several_files_in_order_compressed_and_with_a_byte_order_mark(tmp_path):
+    packed = tmp_path / "a.jsonl.gz"
+    with gzip.open(packed, "wt", encoding="utf-8") as file:
+        file.write("\ufeff" + json.dumps({"query": "a", "positive": "b", "negatives": None}) + "\n")
+    table = tmp_path / "b.csv"
+    table.write_text('\ufeffquery,positive\nc,"d\ne"\n', "utf-8")
+    assert read_examples([packed, str(table)]) == [Example("a", "b", ()), Example("c", "d\ne", ())]
+
+
+def test_the_same_column_for_both(tmp_path):
+    path = written(tmp_path / "a.csv", [{"text": "a"}])
+    assert read_examples([path], query="text", positive="text") == [Example("a", "a", ())]
+
+
+@pytest.mark.parametrize(
+    "line, message",
+    [
+        ("{", "line 2: not valid JSON"),
+        ("[" * 200_000, "line 2: not valid JSON"),
+        ("[1]", "line 2: expected a JSON object, found list"),
+        ('{"positive": "b"}', "line 2: no field 'query'; present are: positive"),
+        ('{"query": "a"}', "line 2: no field 'positive'; present are: query"),
+        ('{"query": " ", "positive": "b"}', "line 2: 'query' is empty"),
+        ('{"query": "a", "positive": ""}', "line 2: 'positive' is empty"),
+        ('{"query": "a", "positive": []}', "line 2: 'positive' is empty"),
+        ('{"query": "a", "positive": ["b", 3]}', "line 2: 'positive' is not a text but int"),
+        ('{"query": "a", "positive": null}', "line 2: 'positive' is not a text but NoneType"),
+        ('{"query": ["a"], "positive": "b"}', "line 2: 'query' is not a text but list"),
+        ('{"query": "a\\ud800", "positive": "b"}', "line 2: 'query' holds a lone surrogate at character 1"),
+        ('{"query": "a", "positive": "b", "negatives": ["c", " "]}', "line 2: 'negatives' is empty"),
+        ('{"query": "a", "positive": "b", "negatives": {"c": 1}}', "line 2: 'negatives' is not a text but dict"),
+    ],
+)
+def test_what_is_wrong_in_a_line_is_said_with_the_line(tmp_path, line, message):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"query": "a", "positive": "b"}\n' + line + "\n", "utf-8")
+    with pytest.raises(DataError) as caught:
+        read_examples([path])
+    assert str(caught.value).startswith(f"{path}, {message}")
+
+
+@pytest.mark.parametrize(
+    "name, content, message",
+    [
+        ("a.csv", "query,positive\na,b\n,d\n", ", line 3: 'query' is empty"),
+        ("a.csv", "query,positive\na,b,c\n", ", line 2: malformed row"),
+        ("a.csv", "query,answer\na,b\n", ", line 1: no column 'positive'; present are: query, answer"),
+        ("a.tsv", "query\tpositive\na\tb\nc\t\n", ", line 3: 'positive' is empty"),
+        ("a.jsonl", "\n", ": no examples in there"),
+        ("a.csv", "query,positive\n", ": no examples in there"),
+        ("a.csv", "", ": no examples in there"),
+        ("a.txt", "one\n", ": a txt file has no columns; valid formats are: jsonl, csv, tsv, parquet"),
+        ("a.parquet", "one\n", ": not a readable parquet file"),
+        ("a.odd", "one\n", ": unknown file format"),
+    ],
+)
+def test_mistakes_in_files(tmp_path, name, content, message):
+    path = tmp_path / name
+    path.write_text(content, "utf-8")
+    with pytest.raises(DataError) as caught:
+        read_examples([path])
+    assert str(caught.value).startswith(f"{path}{message}")
+
+
+def test_mistakes_in_parquet(tmp_path):
+    path = written(tmp_path / "a.parquet", [{"query": "a", "positive": "b"}, {"query": "c", "positive": "  "}])
+    with pytest.raises(DataError, match=r"a\.parquet, row 2: 'positive' is empty"):
+        read_examples([path])
+    with pytest.raises(DataError, match=r"a\.parquet: no field 'pos'; present are: query, positive"):
+        read_examples([path], positive="pos")
+    binary = written(tmp_path / "b.parquet", [{"query": b"a", "positive": "b"}])
+    with pytest.raises(DataError, match=r"b\.parquet, row 1: 'query' is not a text but bytes"):
+        read_examples([binary])
+    with pytest.raises(DataError, match="no such file"):
+        read_examples([tmp_path / "absent.jsonl"])
+
+
+def example(number, negatives=3):
+    return Example(f"q{number}", f"p{number}", tuple(f"n{number}.{i}" for i in range(negatives)))
+
+
+def test_rows_are_dealt_in_shuffled_epochs():
+    listed = [example(number) for number in range(20)]
+    data = Examples(listed, seed=4)
+    order = Mixture([20], [1.0], seed=4)
+    rows = [data.row(number) for number in range(60)]
+    assert [row.query for row in rows] == [f"q{order.turn(number).item}" for number in range(60)]
+    for epoch in range(3):
+        assert {row.query for row in rows[20 * epoch : 20 * epoch + 20]} == {one.query for one in listed}
+    assert all(row.negatives == () for row in rows)
+    assert all(row.positive == row.query.replace("q", "p") for row in rows)
+    assert (len(data), data.epochs(50)) == (20, [2.5])
+
+
+def test_negatives_depend_on_seed_and_number_only():
+    listed = [example(number, 10) for number in range(5)]
+    one, again, other = (Examples(listed, seed=seed, hard_negatives=3) for seed in (0, 0, 1))
+    rows = [one.row(number) for number in range(100)]
+    for number in (99, 7, 50, 7):
+        assert again.row(number) == rows[number]
+    assert [other.row(number) for number in range(100)] != rows
+    for row in rows:
+        assert len(set(row.negatives)) == 3
+        assert all(negative.startswith(row.query.replace("q", "n")) for negative in row.negatives)
+    # All of them get their turn, in every place.
+    assert {row.negatives[0][3:] for row in rows} == set("0123456789")
+
+
+@pytest.mark.parametrize("there, wanted, counts", [(1, 3, [3]), (2, 3, [1, 2]), (3, 3, [1, 1, 1]), (2, 4, [2, 2])])
+def test_too_few_negatives_are_repeated_evenly(there, wanted, counts):
+    row = Examples([example(0, there)], seed=0, hard_negatives=wanted).row(5)
+    assert sorted(map(row.negatives.count, set(row.negatives))) == counts
+
+
+def test_examples_without_negatives_where_they_are_wanted():
+    with pytest.raises(DataError, match=r"hard_negatives=2 needs negatives, and 1 of 2 examples .* number 2, 'q1'"):
+        Examples([example(0), example(1, 0)], seed=0, hard_negatives=2)
+    with pytest.raises(DataError, match="no examples"):
+        Examples([], seed=0)
+    with pytest.raises(ConfigError, match="must not be negative"):
+        Examples([example(0)], seed=0, hard_negatives=-1)

@@ -1,0 +1,240 @@
+"""Two processes train what one trains, leave one log and one set of files, and resume exactly."""
+
+import json
+import multiprocessing
+import socket
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from gerund.training.recipe import load_recipe
+from gerund.training.run import train
+from tests.training.conftest import sentences
+from tests.training.test_run import read_log
+from tests.training.two_processes import state, watched, work
+
+ROOT = Path(__file__).parents[2]
+TEXTS = {"sources": ["a"], "batch_size": 4, "micro_batch_size": 1, "length": 24}
+PAIRS = {"files": ["pairs.jsonl"]}
+
+
+def run_two(folder, jobs):
+    """Carry the jobs out in two processes; return what stopped each job in each of them."""
+    folder.mkdir()
+    (folder / "jobs.json").write_text(json.dumps(jobs))
+    # From a server that has imported everything once: two interpreters of their own would do it twice.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.training.two_processes"])
+    port = free_port()
+    started = [context.Process(target=work, args=(folder, rank, port)) for rank in range(2)]
+    for process in started:
+        process.start()
+    for process in started:
+        process.join(timeout=400)
+    told = [(folder / f"told-{rank}.txt").read_text() for rank in range(2)]
+    codes = [process.exitcode for process in started]
+    for process in started:
+        process.kill()
+    assert codes == [0, 0], "\n".join(told)
+    # Only the first process shows its log.
+    assert "step 1/" in told[0]
+    assert "step" not in told[1]
+    return list(zip(*(json.loads((folder / f"stopped-{rank}.json").read_text()) for rank in range(2)), strict=True))
+
+
+def free_port():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+def recipes(corpus, base, cache):
+    """Return the recipes of this file by name, as plain data without an output."""
+    common = {
+        "data": {
+            "folder": str(corpus),
+            "cache": str(cache),
+            "sources": [
+                {"name": "a", "files": ["a.train.jsonl"], "validation": ["a.valid.jsonl"], "weight": 2},
+                {"name": "b", "files": ["b.train.jsonl"]},
+            ],
+            "validation_tokens": 128,
+        },
+        # With Adam's usual epsilon a rounding error of a small gradient becomes a whole step.
+        "optimizer": {"learning_rate": 0.01, "epsilon": 0.01, "max_grad_norm": 0.5},
+        "steps": 4,
+        "precision": "fp32",
+        "log_steps": 1,
+        "save_steps": 2,
+        "eval_steps": 2,
+    }
+    llama = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    scratch = {"config": {"model_type": "llama", "max_position_embeddings": 64, "tie_word_embeddings": True, **llama}}
+    adapter = {"base": str(base), "lora": {"rank": 4, "alpha": 8}}
+    causal = {"kind": "causal", "length": 16, "batch_size": 8, "micro_batch_size": 2, "decay_length": 32}
+    contrastive = {"kind": "contrastive", "batch_size": 4, "micro_batch_size": 1, "length": 24, "pairs": PAIRS}
+    simcse = {"kind": "simcse", **TEXTS, "unit": "sentences"}
+    end_token = {"attention": "causal", "pooling": "last", "append_eos": True}
+    return {
+        "causal": {
+            **common,
+            "model": scratch,
+            "tokenizer": {"vocab_size": 320, "max_length": 64},
+            "objectives": [causal],
+            "schedule": {"name": "wsd", "warmup_steps": 1, "decay_steps": 2},
+        },
+        "hybrid": {
+            **common,
+            "model": {**adapter, "gradient_checkpointing": True},
+            "objectives": [
+                {"kind": "mntp", **TEXTS, "weight": [[0, 1], [3, 0]]},
+                {"kind": "msg", **TEXTS, "longest": 8, "weight": [[0, 0.5], [3, 0]]},
+                {**simcse, "dropout": 0.0, "weight": [[0, 0], [1, 1]]},
+                {**causal, "decay_length": None, "weight": [[0, 1], [1, 0], [3, 1]]},
+            ],
+        },
+        "unimae": {
+            **common,
+            "model": adapter,
+            "encoder": end_token,
+            "objectives": [
+                {"kind": "unimae", **TEXTS, "weight": [[0, 1], [2, 0]]},
+                {**contrastive, "hard_negatives": 2, "projection": 8, "weight": [[0, 0], [1, 1]]},
+            ],
+        },
+        "dropout": {
+            **common,
+            "model": {**adapter, "lora": {"rank": 4, "alpha": 8, "dropout": 0.1}, "gradient_checkpointing": True},
+            "encoder": end_token,
+            "objectives": [
+                {"kind": "unimae", **TEXTS, "weight": [[0, 1], [3, 0.2]]},
+                {**simcse, "dropout": 0.3, "weight": [[0, 0], [1, 1]]},
+            ],
+        },
+    }
+
+
+@pytest.fixture(scope="module")
+def paired_corpus(corpus):
+    rows = [
+        {"query": sentences(f"q{i}", 1), "positive": sentences(f"p{i}", 1), "negatives": [sentences(f"n{i}", 2), "The"]}
+        for i in range(12)
+    ]
+    (corpus / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    return corpus
+
+
+@pytest.fixture(scope="module")
+def compared(paired_corpus, base, tmp_path_factory):
+    """Train every recipe in one process and in two; return the folder of both, and what stopped the two."""
+    folder = tmp_path_factory.mktemp("processes")
+    files = {}
+    for name, content in recipes(paired_corpus, base, folder / "cache").items():
+        files[name] = folder / f"{name}.yaml"
+        files[name].write_text(yaml.safe_dump({**content, "output": "out"}), "utf-8")
+
+    def job(name, output, *more, **options):
+        return {"recipe": str(files[name]), "overrides": [f"output={folder / output}", *more], **options}
+
+    jobs = [job(name, f"two-{name}") for name in ("causal", "hybrid", "unimae", "dropout")]
+    jobs += [job("dropout", "two-broken", crash=2), job("dropout", "two-broken", resume=True)]
+    jobs += [job("hybrid", "refused", "objectives.mntp.batch_size=3", "objectives.mntp.micro_batch_size=null")]
+    jobs += [job("causal", "refused", "objectives.causal.batch_size=6")]
+    stopped = run_two(folder / "findings", jobs)
+    gradients = {}
+    for name in ("causal", "hybrid", "unimae"):
+        gradients[name] = {}
+        with watched(gradients[name]):
+            train(load_recipe(files[name], [f"output={folder / f'one-{name}'}"]))
+    return folder, stopped, gradients
+
+
+SAME = ("causal", "hybrid", "unimae")
+
+
+class TestSameAsOneProcess:
+    @pytest.mark.parametrize("name", SAME)
+    def test_gradients_of_every_step(self, compared, name):
+        folder, _, gradients = compared
+        one, two = gradients[name], load_file(folder / "findings" / f"gradients-{SAME.index(name)}.safetensors")
+        steps = {key.split(".")[0] for key in two}
+        assert steps == set("0123")
+        # The same parameters have a gradient: the heads of an objective that rests have none, and stay as they are.
+        assert two.keys() == one.keys()
+        for key, expected in one.items():
+            scale = max(gradients[name][other].abs().max().item() for other in one if other[0] == key[0])
+            torch.testing.assert_close(two[key], expected, rtol=1e-4, atol=1e-5 * scale)
+
+    @pytest.mark.parametrize("name", SAME)
+    def test_weights(self, compared, name):
+        folder = compared[0]
+        one, two = (
+            load_file(folder / f"{count}-{name}/checkpoints/checkpoint-4/trainable.safetensors")
+            for count in ("one", "two")
+        )
+        assert one.keys() == two.keys()
+        for key, tensor in one.items():
+            torch.testing.assert_close(
+                two[key], tensor, rtol=1e-4, atol=2e-6, msg=lambda text, key=key: f"{key}: {text}"
+            )
+
+    @pytest.mark.parametrize("name", SAME)
+    def test_log_has_each_line_once_and_says_the_same(self, compared, name):
+        folder = compared[0]
+        one, two = (read_log(folder / f"{count}-{name}") for count in ("one", "two"))
+        assert [row["step"] for row in two] == [row["step"] for row in one] == [1, 2, 2, 3, 4, 4]
+        for mine, other in zip(two, one, strict=True):
+            timing = {"tokens_per_second", "seconds", "peak_memory_mib"}
+            assert mine.keys() == other.keys()
+            for key in mine.keys() - timing:
+                assert mine[key] == pytest.approx(other[key], rel=1e-4), (mine["step"], key)
+        finished = [
+            json.loads((folder / f"{count}-{name}/model/training.json").read_text()) for count in ("one", "two")
+        ]
+        assert finished[0]["tokens"] == finished[1]["tokens"] == one[-1]["tokens"]
+
+    def test_the_objectives_of_the_log_take_turns(self, compared):
+        """What the comparison would not see: an objective that never takes part in either."""
+        rows = [row for row in read_log(compared[0] / "two-hybrid") if "loss" in row]
+        seen = [{key.removeprefix("loss_") for key in row if key.startswith("loss_")} for row in rows]
+        masked = {"mntp", "msg"}
+        assert seen == [masked | {"causal"}, *[masked | {"simcse"}] * 2, {"simcse", "causal"}]
+
+
+class TestResume:
+    def test_is_exact_in_two_processes(self, compared):
+        folder, stopped, _ = compared
+        assert stopped[4] == ("CrashError", "CrashError")
+        assert stopped[5] == (None, None)
+        whole, broken = state(folder / "two-dropout"), state(folder / "two-broken")
+        assert whole.keys() == broken.keys()
+        assert any("decoder" in name for name in whole)
+        for name in whole:
+            assert torch.equal(whole[name], broken[name]), name
+        logs = [
+            [{k: v for k, v in row.items() if k.startswith(("loss", "val", "grad", "tok"))} for row in read_log(path)]
+            for path in (folder / "two-dropout", folder / "two-broken")
+        ]
+        for row in [*logs[0], *logs[1]]:
+            row.pop("tokens_per_second", None)
+        assert logs[0] == logs[1]
+
+    def test_each_process_has_its_random_state_in_the_checkpoint(self, compared):
+        checkpoint = compared[0] / "two-dropout/checkpoints/checkpoint-4"
+        listed = json.loads((checkpoint / "manifest.json").read_text())
+        assert {"rng_state_0.pth", "rng_state_1.pth"} <= listed.keys()
+        assert listed.keys() | {"manifest.json"} == {path.name for path in checkpoint.iterdir()}
+        # Each drops out other units: the same ones on other texts would be half the noise.
+        states = [torch.load(checkpoint / f"rng_state_{rank}.pth", weights_only=False)["cpu"] for rank in range(2)]
+        assert not torch.equal(*states)
+
+
+class TestMistakes:
+    def test_batches_that_cannot_be_shared(self, compared):
+        folder, stopped, _ = compared
+        assert stopped[6] == ("mntp: 2 processes cannot share a batch of 3",) * 2
+        assert stopped[7] == ("causal: 2 processes cannot share 3 blocks of the decay",) * 2
+        assert not (folder / "refused").exists()

@@ -1,0 +1,241 @@
+"""Adapters, heads, dropout, parts and weight schedules together: a broken run ends as an unbroken one would have."""
+
+import copy
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from safetensors import SafetensorError
+
+from gerund.errors import ConfigError, ResourceError
+from gerund.training import trainer
+from gerund.training.checkpoints import newest_checkpoint
+from gerund.training.recipe import load_recipe
+from gerund.training.run import train
+from gerund.training.trainer import GerundTrainer
+from tests.training.test_run import assert_equal_states, read_log, state
+from tests.training.two_processes import CrashError, watched
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def everything(adapting):
+    """Return a recipe in which whatever draws random numbers or holds state takes part."""
+    texts = {"sources": ["a"], "batch_size": 4, "length": 24}
+    adapting["model"]["lora"]["dropout"] = 0.1
+    adapting["model"]["gradient_checkpointing"] = True
+    adapting["encoder"] = {"attention": "causal", "pooling": "last", "append_eos": True}
+    adapting["objectives"] = [
+        {"kind": "unimae", **texts, "micro_batch_size": 2, "weight": [[0, 1], [5, 0.2]]},
+        {"kind": "simcse", **texts, "micro_batch_size": 2, "unit": "sentences", "weight": [[0, 0], [1, 1], [4, 0.5]]},
+        {"kind": "mntp", **texts, "micro_batch_size": 3, "batch_size": 3, "weight": [[0, 1], [2, 0], [4, 1]]},
+    ]
+    adapting["optimizer"] = {"learning_rate": 0.01, "head_learning_rate": 0.02}
+    adapting["schedule"] = {"name": "wsd", "warmup_steps": 1, "decay_steps": 2}
+    adapting.update(steps=7, save_steps=2, log_steps=1, eval_steps=3, snapshot_steps=3)
+    adapting["data"]["validation_tokens"] = 96
+    return adapting
+
+
+@pytest.fixture
+def run(everything, write_recipe, tmp_path):
+    def run(output, *overrides, resume=False, crash=None, gradients=None):
+        recipe = load_recipe(write_recipe(everything), [f"output={tmp_path / output}", *overrides])
+        with watched({} if gradients is None else gradients, crash):
+            return train(recipe, resume=resume)
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def finished():
+    """Keep the run that all are compared with, so that it is carried out once."""
+    return {}
+
+
+@pytest.fixture
+def whole(finished, run, tmp_path, tmp_path_factory):
+    if not finished:
+        run("whole")
+        finished["folder"] = tmp_path_factory.mktemp("finished") / "whole"
+        shutil.copytree(tmp_path / "whole", finished["folder"])
+    return finished["folder"]
+
+
+def told_losses(folder):
+    """Return what the log says about the training and nothing about the machine."""
+    timing = ("tokens_per_second", "seconds", "peak_memory_mib")
+    return [{key: value for key, value in row.items() if key not in timing} for row in read_log(folder)]
+
+
+def files(folder):
+    """Return the contents of a model's files, without what says how long it took."""
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name != "training.json"
+    }
+
+
+def assert_equal_runs(one, other):
+    assert_equal_states(one, other)
+    assert told_losses(one) == told_losses(other)
+    assert sorted(path.name for path in (one / "snapshots").iterdir()) == ["step-3", "step-6"]
+    for name in ("model", "snapshots/step-3", "snapshots/step-6"):
+        assert files(one / name) == files(other / name), name
+    tokens = [json.loads((folder / "model/training.json").read_text())["tokens"] for folder in (one, other)]
+    assert tokens[0] == tokens[1] > 0
+
+
+class TestBrokenRuns:
+    # Before the first checkpoint; after an uneven step; in the decay, with a snapshot that is younger than the
+    # checkpoint.
+    @pytest.mark.parametrize("crash", [0, 2, 5])
+    def test_end_bit_equal(self, whole, run, tmp_path, crash):
+        with pytest.raises(CrashError):
+            run("broken", crash=crash)
+        run("broken", resume=True)
+        assert_equal_runs(whole, tmp_path / "broken")
+        names = state(whole)
+        assert any("lora_A" in name for name in names)
+        assert any("losses.unimae.decoder" in name for name in names)
+
+    def test_a_snapshot_changes_nothing(self, whole, run, tmp_path):
+        run("plain", "snapshot_steps=null")
+        assert_equal_states(whole, tmp_path / "plain")
+
+    def test_a_snapshot_of_an_abandoned_end_is_replaced(self, whole, run, tmp_path):
+        """Here step 6 was in the decay of the first attempt, and it is not in that of the second."""
+        with pytest.raises(CrashError):
+            run("cut", crash=5)
+        old = files(tmp_path / "cut/snapshots/step-6")
+        shutil.rmtree(tmp_path / "cut/checkpoints/checkpoint-6")
+        run("cut", "steps=9", resume=True)
+        new = files(tmp_path / "cut/snapshots/step-6")
+        assert old == files(whole / "snapshots/step-6")
+        differing = {name for name in old if old[name] != new[name]}
+        assert differing == {"adapter/adapter_model.safetensors"}
+
+    @pytest.mark.parametrize("method", ["_save_optimizer_and_scheduler", "_save_rng_state"])
+    def test_a_half_written_checkpoint_is_not_taken(self, whole, run, tmp_path, monkeypatch, method):
+        original = getattr(GerundTrainer, method)
+
+        def dying(self, folder):
+            if self.state.global_step == 4:
+                raise CrashError
+            original(self, folder)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(GerundTrainer, method, dying)
+            with pytest.raises(CrashError):
+                run("broken")
+        newest, broken = newest_checkpoint(tmp_path / "broken/checkpoints")
+        assert newest.name == "checkpoint-2"
+        assert {path.name: problem for path, problem in broken.items()} == {
+            "checkpoint-4": "cut short before it was complete"
+        }
+        run("broken", resume=True)
+        assert_equal_runs(whole, tmp_path / "broken")
+
+    @pytest.mark.parametrize("content", ["[]", "{}", "null", "\0\0"])
+    def test_a_manifest_that_is_none(self, tmp_path, content):
+        folder = tmp_path / "checkpoint-2"
+        folder.mkdir()
+        (folder / "manifest.json").write_text(content)
+        assert newest_checkpoint(tmp_path) == (None, {folder: "its manifest is unreadable"})
+
+    def test_changed_objectives_are_refused_with_both_values(self, run, tmp_path):
+        with pytest.raises(CrashError):
+            run("broken", crash=3)
+        refused = {
+            "objectives.simcse.temperature=0.1": "objectives.simcse.temperature was 0.05 and is 0.1",
+            "objectives.unimae.weight=2": "objectives.unimae.weight was [[0, 1.0], [5, 0.2]] and is [[0, 2.0]]",
+            "model.lora.dropout=0": "model.lora.dropout was 0.1 and is 0.0",
+            "encoder.prompt=Read": 'encoder.prompt was null and is "Read"',
+            "objectives.mntp.rate=0.3": "objectives.mntp.rate was 0.2 and is 0.3",
+        }
+        for override, told in refused.items():
+            with pytest.raises(ConfigError, match=re.escape(f"since settings have changed: {told}") + "$"):
+                run("broken", override, resume=True)
+
+    def test_an_objective_that_is_left_out_is_refused(self, run, everything):
+        with pytest.raises(CrashError):
+            run("broken", crash=3)
+        removed = copy.deepcopy(everything["objectives"])
+        everything["objectives"].pop()
+        with pytest.raises(ConfigError, match=r"settings have changed: objectives") as refusal:
+            run("broken", resume=True)
+        assert "mntp" in str(refusal.value)
+        everything["objectives"] = removed
+
+
+class TestFullDisk:
+    @pytest.mark.parametrize(
+        "place", [(trainer, "save_file", SafetensorError), (torch, "save", RuntimeError)], ids=["weights", "optimizer"]
+    )
+    def test_keeps_whole_checkpoints_and_resumes(self, whole, run, tmp_path, monkeypatch, place):
+        module, name, error = place
+        told = {
+            "save_file": "Error while serializing: I/O error: No space left on device (os error 28)",
+            "save": "[enforce fail at inline_container.cc:672] . unexpected pos 576 vs 534",
+        }[name]
+        original = getattr(module, name)
+
+        def full(*args, **kwargs):
+            if (tmp_path / "broken/checkpoints/checkpoint-2/manifest.json").exists():
+                raise error(told)
+            return original(*args, **kwargs)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(module, name, full)
+            with pytest.raises(ResourceError, match=r"^the disk is full; whole checkpoints are kept, make room and go"):
+                run("broken")
+        assert newest_checkpoint(tmp_path / "broken/checkpoints")[0].name == "checkpoint-2"
+        run("broken", resume=True)
+        assert_equal_runs(whole, tmp_path / "broken")
+
+    def test_at_the_finished_model(self, whole, run, tmp_path, monkeypatch):
+        def full(*_, **__):
+            raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+        with monkeypatch.context() as patch:
+            patch.setattr("peft.peft_model.safe_save_file", full)
+            with pytest.raises(ResourceError, match=r"^the disk is full"):
+                run("broken", "snapshot_steps=null")
+        assert not [path for path in (tmp_path / "broken").iterdir() if "model" in path.name]
+        run("broken", "snapshot_steps=null", resume=True)
+        assert files(tmp_path / "broken/model") == files(whole / "model")
+        assert told_losses(tmp_path / "broken") == told_losses(whole)
+
+
+@pytest.mark.slow
+def test_killed_process_resumes_bit_equal(everything, tmp_path):
+    everything.update(steps=60, save_steps=4, snapshot_steps=None, eval_steps=60)
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(yaml.safe_dump(everything), "utf-8")
+    output = tmp_path / "killed"
+    train(load_recipe(recipe, [f"output={tmp_path / 'whole'}"]))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "gerund", "train", str(recipe), f"output={output}"],
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        stderr=subprocess.DEVNULL,
+    )
+    while not (output / "checkpoints" / "checkpoint-12" / "manifest.json").exists():
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (output / "model").exists()
+    train(load_recipe(recipe, [f"output={output}"]), resume=True)
+    assert_equal_states(tmp_path / "whole", output)
+    assert told_losses(tmp_path / "whole") == told_losses(output)
