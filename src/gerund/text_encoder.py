@@ -71,7 +71,7 @@ class TextEncoder:
         if adapter_folder is not None:
             load_adapter(model, adapter_folder)
         # Now, not when it is asked for: the files may have changed by then.
-        self._adapter_hash = adapter_hash(adapter_folder)
+        self.adapter_hash = adapter_hash(adapter_folder)
         prove(model, plan)
         self.reader = encoding.Reader(
             model,
@@ -264,7 +264,7 @@ class TextEncoder:
         """
         if dimensions == self.dimensions:
             dimensions = None
-        return fingerprint(self.weights_hash, self._adapter_hash, self.encoder, self.n_layers, dimensions=dimensions)
+        return fingerprint(self.weights_hash, self.adapter_hash, self.encoder, self.n_layers, dimensions=dimensions)
 
     def tokens(
         self,

@@ -14,22 +14,20 @@ from gerund.training.recipe import load_recipe
 from gerund.training.run import train
 from tests.training.conftest import sentences
 from tests.training.test_run import read_log
-from tests.training.two_processes import state, watched, work
+from tests.training.two_processes import assert_equal_states, one_step, state, watched, work, work_sharded
 
 ROOT = Path(__file__).parents[2]
 TEXTS = {"sources": ["a"], "batch_size": 4, "micro_batch_size": 1, "length": 24}
 PAIRS = {"files": ["pairs.jsonl"]}
 
 
-def run_two(folder, jobs):
-    """Carry the jobs out in two processes; return what stopped each job in each of them."""
-    folder.mkdir()
-    (folder / "jobs.json").write_text(json.dumps(jobs))
+def start_two(target, folder):
+    """Run ``target`` in two processes; return what each of them told."""
     # From a server that has imported everything once: two interpreters of their own would do it twice.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.training.two_processes"])
     port = free_port()
-    started = [context.Process(target=work, args=(folder, rank, port)) for rank in range(2)]
+    started = [context.Process(target=target, args=(folder, rank, port)) for rank in range(2)]
     for process in started:
         process.start()
     for process in started:
@@ -39,6 +37,14 @@ def run_two(folder, jobs):
     for process in started:
         process.kill()
     assert codes == [0, 0], "\n".join(told)
+    return told
+
+
+def run_two(folder, jobs):
+    """Carry the jobs out in two processes; return what stopped each job in each of them."""
+    folder.mkdir()
+    (folder / "jobs.json").write_text(json.dumps(jobs))
+    told = start_two(work, folder)
     # Only the first process shows its log.
     assert "step 1/" in told[0]
     assert "step" not in told[1]
@@ -177,9 +183,7 @@ class TestSameAsOneProcess:
         )
         assert one.keys() == two.keys()
         for key, tensor in one.items():
-            torch.testing.assert_close(
-                two[key], tensor, rtol=1e-4, atol=2e-6, msg=lambda text, key=key: f"{key}: {text}"
-            )
+            torch.testing.assert_close(two[key], tensor, rtol=1e-4, atol=2e-6)
 
     @pytest.mark.parametrize("name", SAME)
     def test_log_has_each_line_once_and_says_the_same(self, compared, name):
@@ -191,10 +195,9 @@ class TestSameAsOneProcess:
             assert mine.keys() == other.keys()
             for key in mine.keys() - timing:
                 assert mine[key] == pytest.approx(other[key], rel=1e-4), (mine["step"], key)
-        finished = [
-            json.loads((folder / f"{count}-{name}/model/training.json").read_text()) for count in ("one", "two")
-        ]
-        assert finished[0]["tokens"] == finished[1]["tokens"] == one[-1]["tokens"]
+        for count in ("one", "two"):
+            report = json.loads((folder / f"{count}-{name}/model/training.json").read_text())
+            assert report["tokens"] == one[-1]["tokens"]
 
     def test_the_objectives_of_the_log_take_turns(self, compared):
         """What the comparison would not see: an objective that never takes part in either."""
@@ -209,11 +212,8 @@ class TestResume:
         folder, stopped, _ = compared
         assert stopped[4] == ("CrashError", "CrashError")
         assert stopped[5] == (None, None)
-        whole, broken = state(folder / "two-dropout"), state(folder / "two-broken")
-        assert whole.keys() == broken.keys()
-        assert any("decoder" in name for name in whole)
-        for name in whole:
-            assert torch.equal(whole[name], broken[name]), name
+        assert_equal_states(folder / "two-dropout", folder / "two-broken")
+        assert any("decoder" in name for name in state(folder / "two-dropout"))
         logs = [
             [{k: v for k, v in row.items() if k.startswith(("loss", "val", "grad", "tok"))} for row in read_log(path)]
             for path in (folder / "two-dropout", folder / "two-broken")
@@ -238,3 +238,19 @@ class TestMistakes:
         assert stopped[6] == ("mntp: 2 processes cannot share a batch of 3",) * 2
         assert stopped[7] == ("causal: 2 processes cannot share 3 blocks of the decay",) * 2
         assert not (folder / "refused").exists()
+
+
+class TestSharded:
+    @pytest.mark.parametrize("name", ["hybrid", "unimae"])
+    def test_a_step_equals_that_of_one_process(self, paired_corpus, base, tmp_path, name):
+        """Token losses under a plan and contrastive ones with a head, in parts, by FSDP2 itself without the Trainer."""
+        content = recipes(paired_corpus, base, tmp_path / "cache")[name]
+        path = tmp_path / "recipe.yaml"
+        path.write_text(yaml.safe_dump({**content, "output": str(tmp_path / "out")}), "utf-8")
+        expected = one_step(load_recipe(path), 1)
+        start_two(work_sharded, tmp_path)
+        found = load_file(tmp_path / "sharded.safetensors")
+        assert found.keys() == expected.keys()
+        scale = max(value.abs().max().item() for value in expected.values())
+        for key, value in expected.items():
+            torch.testing.assert_close(found[key], value, rtol=1e-4, atol=1e-6 * scale, msg=key)

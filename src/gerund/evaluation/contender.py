@@ -75,6 +75,11 @@ class Contender:
         """What the scores of generation tasks depend on: the weights alone."""
         return BM25 if self._lm is None else self._lm.weights_hash
 
+    @property
+    def adapter(self) -> str:
+        """The hash of the encoder's adapter; empty without one."""
+        return "" if self._lm is None else self._lm.adapter_hash
+
     def encode(
         self, texts: Sequence[str], *, prompt: str | None = None, normalize: bool = False, show: bool | None = None
     ) -> np.ndarray:

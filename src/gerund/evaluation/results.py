@@ -107,6 +107,7 @@ def reading_of(contender: Contender) -> dict[str, Any]:
         "n_layers": lm.n_layers,
         "fingerprint": lm.fingerprint(),
         "weights": lm.weights_hash,
+        "adapter": lm.adapter_hash,
         "compute_dtype": str(lm.compute_dtype).removeprefix("torch."),
     }
 
@@ -122,6 +123,8 @@ def options_of(task: Task) -> dict[str, Any]:
 def key_of(task: Task, contender: Contender, settings: Settings) -> str:
     """Return the hash of everything that decides a score: 16 hexadecimal digits."""
     who = contender.decides if task.reads_plan else contender.decides_writing
+    if task.reads_adapter and contender.adapter:
+        who += f"-{contender.adapter}"
     relevant = {**settings.to_dict(), "prompts": task.prompt(settings) if task.reads_plan else None}
     parts = [task.name, json.dumps(options_of(task), sort_keys=True, default=str)]
     parts += [json.dumps(relevant, sort_keys=True), who, _digest(task.files)]

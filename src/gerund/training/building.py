@@ -108,11 +108,17 @@ def build_objectives(recipe: Recipe, subject: "Subject", source: TextSource) -> 
         DataError: A source has no usable text.
     """
     builder = _Builder(recipe, subject, source)
-    by_kind: dict[str, Any] = {config.kind: config for config in recipe.objectives}
+    # What never takes part needs no texts.
+    active = [config for config in recipe.objectives if _takes_part(config, recipe.steps)]
+    by_kind: dict[str, Any] = {config.kind: config for config in active}
     if "mntp" in by_kind and "msg" in by_kind and _share_a_pass(by_kind["mntp"], by_kind["msg"]):
         mntp, msg = by_kind.pop("mntp"), by_kind.pop("msg")
         return [builder.hybrid(mntp, msg), *(builder.one(config) for config in by_kind.values())]
     return [builder.one(config) for config in by_kind.values()]
+
+
+def _takes_part(config: ObjectiveConfig, steps: int) -> bool:
+    return any(weight > 0 and first < steps for first, weight in config.weight)
 
 
 def _share_a_pass(mntp: MntpConfig, msg: MsgConfig) -> bool:

@@ -5,7 +5,7 @@ Knows: the recipe's data section, token caches. Does not know: models, objective
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,10 +26,13 @@ class Corpora:
     Args:
         recipe: The settings.
         tokenizer: The model's tokenizer.
+        tell: Told what takes long.
     """
 
-    def __init__(self, recipe: Recipe, tokenizer: "PreTrainedTokenizerBase") -> None:
-        self.recipe, self.tokenizer = recipe, tokenizer
+    def __init__(
+        self, recipe: Recipe, tokenizer: "PreTrainedTokenizerBase", tell: Callable[[str], None] = lambda _: None
+    ) -> None:
+        self.recipe, self.tokenizer, self.tell = recipe, tokenizer, tell
         self.opened: dict[str, TokenCache] = {}
 
     def chosen(self, names: list[str]) -> list[SourceConfig]:
@@ -63,6 +66,8 @@ class Corpora:
                 text_column=source.text_column,
                 unit=unit,
                 min_words=min_words,
+                limit=source.limit if part == "training" else None,
+                begins=lambda: self.tell(f"tokenising the {part} {unit} of {source.name}"),
             )
         return self.opened[name]
 

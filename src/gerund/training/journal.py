@@ -15,6 +15,11 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 
+def announce(text: str) -> None:
+    """Show a line on the terminal's error stream."""
+    Console(stderr=True, highlight=False).print(text)
+
+
 class Journal:
     """Writes ``log.jsonl`` and shows progress: a bar on a terminal, plain lines elsewhere.
 

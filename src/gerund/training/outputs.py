@@ -116,7 +116,8 @@ def write_model(subject: "Subject", folder: Path, report: dict[str, Any], *, ove
     scratch. Where an adapter was trained, the base is read once more from where it came, so that its weights are
     the untouched ones, and the adapter lies in a folder of its own: generating does not use it.
     """
-    with atomic_folder(folder, overwrite=overwrite) as partial:
+    # Loading the base draws random numbers, and a snapshot must not change the dropout of the steps after it.
+    with torch.random.fork_rng(devices=[]), atomic_folder(folder, overwrite=overwrite) as partial:
         if subject.adapter is None:
             finished = copy.deepcopy(subject.model).to("cpu", _stored_type(subject))
             LanguageModel(finished, subject.tokenizer, subject.encoder, name=folder.name).save_into(partial)

@@ -124,6 +124,8 @@ class SourceConfig(Section):
     """Files for the validation loss."""
     weight: float = Field(default=1.0, gt=0)
     """Share of the training texts, relative to the other sources."""
+    limit: int | None = Field(default=None, ge=1)
+    """Read only so many documents, the first; left out, all."""
     text_column: str = "text"
     """Column or field that holds the text."""
     clean: Literal["none", "gutenberg", "wikipedia"] = "none"

@@ -30,7 +30,7 @@ from gerund.errors import GerundError, ResourceError
 from gerund.training.building import CorpusTexts, build_objectives
 from gerund.training.checkpoints import newest_checkpoint, step_of
 from gerund.training.corpora import Corpora
-from gerund.training.journal import Journal
+from gerund.training.journal import Journal, announce
 from gerund.training.objectives.base import Objective
 from gerund.training.objectives.causal import BlockBatches
 from gerund.training.outputs import check_output, check_resumable, check_same_data, write_model
@@ -111,7 +111,7 @@ def _prepare(recipe: Recipe, first: bool, *, resuming: bool) -> tuple[Subject, l
     if not first:
         _wait()
     subject = prepare_subject(recipe)
-    corpora = Corpora(recipe, subject.tokenizer)
+    corpora = Corpora(recipe, subject.tokenizer, announce)
     objectives = build_objectives(recipe, subject, CorpusTexts(corpora))
     if first:
         check_same_data(recipe.output, corpora.summary(), resuming=resuming)

@@ -11,10 +11,10 @@ others are whole. A corpus is never held in memory whole, neither its text nor i
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
-from itertools import accumulate
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Literal, get_args
 
@@ -83,6 +83,8 @@ def tokenize_corpus(
     text_column: str = "text",
     unit: Unit = "documents",
     min_words: int = 0,
+    limit: int | None = None,
+    begins: Callable[[], None] | None = None,
 ) -> TokenCache:
     """Tokenise files into ``folder``, or return what is there from an earlier time.
 
@@ -100,6 +102,8 @@ def tokenize_corpus(
         text_column: Column or field that holds the text.
         unit: What counts as a text of its own: whole ``documents``, or each of their ``sentences``.
         min_words: Texts of fewer words are left out. (MAGNET, Appendix A: lines of more than 20 words.)
+        limit: Read only so many documents, the first; None reads all.
+        begins: Called where nothing is there yet and the work begins.
 
     Raises:
         ConfigError: An unknown unit or cleaning, or a negative ``min_words``.
@@ -119,12 +123,14 @@ def tokenize_corpus(
             raise DataError(f"{path}: no such file")
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    target = folder / f"{_cache_key(files, tokenizer, [clean, text_column, unit, min_words])}.tokens"
+    target = folder / f"{_cache_key(files, tokenizer, [clean, text_column, unit, min_words, limit])}.tokens"
     card = target.with_suffix(".json")
     found = _read_card(card, target)
     if found is not None:
         return found
-    corpus = _Corpus(files, clean=clean, text_column=text_column, unit=unit, min_words=min_words)
+    if begins is not None:
+        begins()
+    corpus = _Corpus(files, clean=clean, text_column=text_column, unit=unit, min_words=min_words, limit=limit)
     cache = _write(corpus, tokenizer, target)
     fields = {name: value for name, value in asdict(cache).items() if name != "path"}
     write_whole(card, json.dumps({**fields, "files": [path.name for path in files]}))
@@ -134,12 +140,15 @@ def tokenize_corpus(
 class _Corpus:
     """The texts of a corpus in order; counts on the way how many documents they come from."""
 
-    def __init__(self, files: list[Path], *, clean: str, text_column: str, unit: Unit, min_words: int) -> None:
-        self.files, self.clean, self.text_column, self.unit, self.min_words = files, clean, text_column, unit, min_words
+    def __init__(
+        self, files: list[Path], *, clean: str, text_column: str, unit: Unit, min_words: int, limit: int | None
+    ) -> None:
+        self.files, self.clean, self.text_column = files, clean, text_column
+        self.unit, self.min_words, self.limit = unit, min_words, limit
         self.documents_read = self.documents_used = 0
 
     def __iter__(self) -> Iterator[str]:
-        for document in read_documents(self.files, text_column=self.text_column):
+        for document in islice(read_documents(self.files, text_column=self.text_column), self.limit):
             self.documents_read += 1
             texts = self._texts(clean_text(document.text, self.clean))
             self.documents_used += bool(texts)

@@ -132,9 +132,12 @@ class GerundTrainer(Trainer):
                     own = {f"val_{key}": value for key, value in found.items()}
                     values.update({f"val_{name}": found["causal"]} if list(found) == ["causal"] else own)
             self.model.train()
-            # Trackers file losses under "train" unless they are called this.
-            super().log({f"eval_{name.removeprefix('val_')}": value for name, value in values.items()})
-            self.journal.write(self.state.global_step, values)
+            step = self.state.global_step
+            # A run that was cut off before the model was written comes here a second time.
+            if not any(row["step"] == step and values.keys() <= row.keys() for row in self.journal.rows):
+                # Trackers file losses under "train" unless they are called this.
+                super().log({f"eval_{name.removeprefix('val_')}": value for name, value in values.items()})
+                self.journal.write(step, values)
         self._validated = (self.state.global_step, values)
         return values
 

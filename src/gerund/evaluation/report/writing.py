@@ -101,13 +101,19 @@ def _of_the_same_weights(results: list[Result]) -> list[Result]:
     """Return what contenders of the same weights share and only one of them has."""
     there = {(result.task, result.contender) for result in results}
     readings = {result.contender: result.reading for result in results}
-    shared = {(result.task, result.reading.get("weights")): result for result in results if not result.reads_plan}
+    shared = {(result.task, *_shared(result, result.reading)): result for result in results if not result.reads_plan}
     return [
         replace(result, contender=label, reading=reading)
         for label, reading in readings.items()
-        for (task, weights), result in shared.items()
-        if weights is not None and weights == reading.get("weights") and (task, label) not in there
+        for (task, *what), result in shared.items()
+        if what[0] is not None and tuple(what) == _shared(result, reading) and (task, label) not in there
     ]
+
+
+def _shared(result: Result, reading: Mapping[str, Any]) -> tuple[str | None, str]:
+    """Return what of a contender decides a score that does not depend on its plan."""
+    adapter = reading.get("adapter", "") if result.kind == "infilling" else ""
+    return reading.get("weights"), adapter
 
 
 def _named_by_model(results: list[Result], contenders: Sequence[Contender]) -> list[Result]:

@@ -32,7 +32,8 @@ _SPAN_TOKENS = (8, 32)
 class InfillingTask(FileTask):
     """Perplexity of hidden tokens alone (Donahue et al., 2020), in two readings of the same model.
 
-    ``infill`` sees both sides under MAGNET's hybrid mask; ``left_only`` reads causally. A model that was not trained
+    ``infill`` sees both sides under MAGNET's hybrid mask, with the encoder's adapter where there is one;
+    ``left_only`` reads causally, without it. A model that was not trained
     for it does worse with the mask than without. ``settings.limit`` counts texts.
     """
 
@@ -40,6 +41,7 @@ class InfillingTask(FileTask):
     unit: ClassVar[Unit] = "perplexity"
     higher_is_better: ClassVar[bool] = False
     reads_plan: ClassVar[bool] = False
+    reads_adapter: ClassVar[bool] = True
     kind: ClassVar[str] = "infilling"
 
     samples: int = field(default=200, metadata={"help": "Texts, the first of the file."})
@@ -64,7 +66,8 @@ class InfillingTask(FileTask):
         readings: dict[str, SpanReading] = {"infill": "infill", "left_only": "causal"}
         values = {}
         for name, reading in readings.items():
-            logprobs = span_logprobs(lm.model, lm.tokenizer, texts, reading, show=settings.show_progress)
+            gate = lm.reader.gate
+            logprobs = span_logprobs(lm.model, lm.tokenizer, texts, reading, show=settings.show_progress, gate=gate)
             flat = np.concatenate([own for spans in logprobs for own in spans])
             values[name] = math.exp(-float(flat.mean(dtype=np.float64)))
         spans = sum(len(item.spans) for item in texts)
