@@ -2,7 +2,10 @@
 
 import json
 import multiprocessing
+import os
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -241,16 +244,42 @@ class TestMistakes:
 
 
 class TestSharded:
-    @pytest.mark.parametrize("name", ["hybrid", "unimae"])
-    def test_a_step_equals_that_of_one_process(self, paired_corpus, base, tmp_path, name):
+    def test_a_step_equals_that_of_one_process(self, paired_corpus, base, tmp_path):
         """Token losses under a plan and contrastive ones with a head, in parts, by FSDP2 itself without the Trainer."""
-        content = recipes(paired_corpus, base, tmp_path / "cache")[name]
-        path = tmp_path / "recipe.yaml"
-        path.write_text(yaml.safe_dump({**content, "output": str(tmp_path / "out")}), "utf-8")
-        expected = one_step(load_recipe(path), 1)
+        contents = recipes(paired_corpus, base, tmp_path / "cache")
+        expected = {}
+        for name in ("hybrid", "unimae"):
+            path = tmp_path / f"{name}.yaml"
+            path.write_text(yaml.safe_dump({**contents[name], "output": str(tmp_path / "out")}), "utf-8")
+            expected[name] = one_step(load_recipe(path), 1)
         start_two(work_sharded, tmp_path)
-        found = load_file(tmp_path / "sharded.safetensors")
-        assert found.keys() == expected.keys()
-        scale = max(value.abs().max().item() for value in expected.values())
-        for key, value in expected.items():
-            torch.testing.assert_close(found[key], value, rtol=1e-4, atol=1e-6 * scale, msg=key)
+        for name, one in expected.items():
+            found = load_file(tmp_path / f"{name}.safetensors")
+            assert found.keys() == one.keys()
+            scale = max(value.abs().max().item() for value in one.values())
+            for key, value in one.items():
+                torch.testing.assert_close(found[key], value, rtol=1e-4, atol=1e-6 * scale, msg=key)
+
+
+@pytest.mark.slow
+def test_a_mistake_in_one_process_ends_both_soon(paired_corpus, base, tmp_path):
+    """The first process alone reads files; the other must not wait for it in vain."""
+    content = recipes(paired_corpus, base, tmp_path / "cache")["unimae"]
+    content["objectives"][1]["pairs"] = {"files": ["absent.jsonl"]}
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump({**content, "output": str(tmp_path / "out")}), "utf-8")
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "gerund", "train"]
+    done = subprocess.run(
+        [*command, str(tmp_path / "recipe.yaml")],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src"), "OMP_NUM_THREADS": "1"},
+        timeout=150,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    assert done.returncode != 0
+    told = [line for line in done.stderr.splitlines() if line.startswith("gerund: error: ")]
+    assert f"gerund: error: {paired_corpus / 'absent.jsonl'}: no such file" in told[0]
+    # The other is stopped by the launcher, or finds out and says so.
+    assert all("another process of this training has ended" in line for line in told[1:])
+    assert "distributed.barrier" not in done.stderr
+    assert not (tmp_path / "out" / "recipe.json").exists()

@@ -142,9 +142,10 @@ def work_sharded(folder: Path, rank: int, port: int) -> None:
     """Take one step with FSDP2 as process ``rank`` of two."""
     with joined(folder, rank, port):
         torch.distributed.init_process_group("gloo", rank=rank, world_size=2)
-        found = one_step(load_recipe(folder / "recipe.yaml"), 1, sharded=True)
-        if rank == 0:
-            save_file(found, folder / "sharded.safetensors")
+        for path in sorted(folder.glob("*.yaml")):
+            found = one_step(load_recipe(path), 1, sharded=True)
+            if rank == 0:
+                save_file(found, path.with_suffix(".safetensors"))
         torch.distributed.barrier()
         torch.distributed.destroy_process_group()
 

@@ -59,6 +59,8 @@ class TrainingModule(nn.Module):
         """
         with self._autocast(next(iter(part.values())).device.type):
             result = self.losses[name](self.model, part)
+        if isinstance(result, Tensor):
+            result = result.clone()  # vectors may be a view, which FSDP does not want to see leave a module
         if touch_all:
             nothing = sum((0 * p.view(-1)[0] for p in self.parameters() if p.requires_grad), torch.zeros(()))
             if isinstance(result, dict):
