@@ -191,17 +191,21 @@ def _pair_step(
     losses = objective.losses
     assert isinstance(losses, PairLosses)
     processes = process_count()
-    # A micro-batch is so many queries; its parts are that many texts of each group.
-    parts = list(groups(batch, objective.config.micro_batch_size))
+    size = objective.config.micro_batch_size
+    if size is None and not isinstance(module, DistributedDataParallel):
+        # Everything at once needs no second pass. (DDP takes one forward pass for each backward pass.)
+        chunks = [list(batch.values())]
+    else:
+        # A micro-batch is so many queries; its parts are that many texts of each group.
+        chunks = [[part] for part in groups(batch, size)]
     right = 0
     done = 0
 
-    def embed(part: dict[str, Tensor]) -> Tensor:
+    def embed(chunk: list[dict[str, Tensor]]) -> Tensor:
         nonlocal done
         done += torch.is_grad_enabled()
-        touch_all = _exchange_gradients(module, last and done == len(parts))
-        vectors: Tensor = module(objective.name, part, touch_all=touch_all)
-        return vectors
+        touch_all = _exchange_gradients(module, last and done == len(chunks))
+        return torch.cat([module(objective.name, part, touch_all=touch_all) for part in chunk])
 
     def compare(vectors_ND: Tensor) -> Tensor:
         nonlocal right
@@ -209,7 +213,7 @@ def _pair_step(
         return weight * loss
 
     with losses.during(unwrapped(module).model):
-        loss = cached_loss(embed, parts, compare)
+        loss = cached_loss(embed, chunks, compare)
     queries = len(next(iter(next(iter(batch.values())).values())))
     result.add(objective.name, loss / weight / processes)
     # On the device of the loss: processes on GPUs cannot exchange what lies on the CPU.

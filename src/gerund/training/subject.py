@@ -89,6 +89,7 @@ def prepare_subject(recipe: Recipe, *, write: bool = True) -> Subject:
         subject = Subject(build_model(recipe, tokenizer), tokenizer, recipe.encoder.changed(EncoderConfig()))
     else:
         subject = _load(recipe, recipe.model.base)
+    _check_encoder(recipe, subject.encoder)
     attach(subject.model)
     attach_streams(decoder_layers(subject.model))
     for plan in _plans(recipe, subject):
@@ -125,6 +126,16 @@ def _plans(recipe: Recipe, subject: Subject) -> list[AttentionPlan]:
         if isinstance(objective, MntpConfig | MsgConfig):
             plans.append(AttentionPlan("hybrid" if isinstance(objective, MsgConfig) else "bidir"))
     return plans
+
+
+def _check_encoder(recipe: Recipe, encoder: EncoderConfig) -> None:
+    """Refuse to train vectors of layouts that read a text in another way; a base may bring one."""
+    name = encoder.attention.name
+    for objective in recipe.objectives:
+        if isinstance(objective, CONTRASTIVE) and name in ("hybrid", "echo"):
+            raise ConfigError(
+                f"{objective.kind} cannot train vectors that are read with {name}; set another encoder.attention"
+            )
 
 
 def _check_lengths(recipe: Recipe, subject: Subject) -> None:

@@ -247,7 +247,7 @@ def _dtype_of(tokenizer: "PreTrainedTokenizerFast") -> str:
     return "uint16" if max(tokenizer.get_vocab().values()) < 2**16 else "uint32"
 
 
-def _cache_key(paths: list[Path], tokenizer: "PreTrainedTokenizerFast", settings: list[str | int]) -> str:
+def _cache_key(paths: list[Path], tokenizer: "PreTrainedTokenizerFast", settings: list[str | int | None]) -> str:
     files = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
     content = [_FORMAT, files, settings, _specials(tokenizer), _bare(tokenizer).to_str()]
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:20]
