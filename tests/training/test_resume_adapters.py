@@ -100,7 +100,7 @@ def assert_equal_runs(one, other):
 class TestBrokenRuns:
     # Before the first checkpoint; after an uneven step; in the decay, with a snapshot that is younger than the
     # checkpoint.
-    @pytest.mark.parametrize("crash", [0, 2, 5])
+    @pytest.mark.parametrize("crash", [pytest.param(0, marks=pytest.mark.slow), 2, 5])
     def test_end_bit_equal(self, whole, run, tmp_path, crash):
         with pytest.raises(CrashError):
             run("broken", crash=crash)
@@ -125,7 +125,9 @@ class TestBrokenRuns:
         assert old == files(whole / "snapshots/step-6")
         assert {name for name in old if old[name] != new[name]} == {"adapter/adapter_model.safetensors", "gerund.json"}
 
-    @pytest.mark.parametrize("method", ["_save_optimizer_and_scheduler", "_save_rng_state"])
+    @pytest.mark.parametrize(
+        "method", [pytest.param("_save_optimizer_and_scheduler", marks=pytest.mark.slow), "_save_rng_state"]
+    )
     def test_a_half_written_checkpoint_is_not_taken(self, whole, run, tmp_path, monkeypatch, method):
         original = getattr(GerundTrainer, method)
 
@@ -180,7 +182,11 @@ class TestBrokenRuns:
 
 class TestFullDisk:
     @pytest.mark.parametrize(
-        "place", [(trainer, "save_file", SafetensorError), (torch, "save", RuntimeError)], ids=["weights", "optimizer"]
+        "place",
+        [
+            pytest.param((trainer, "save_file", SafetensorError), marks=pytest.mark.slow, id="weights"),
+            pytest.param((torch, "save", RuntimeError), id="optimizer"),
+        ],
     )
     def test_keeps_whole_checkpoints_and_resumes(self, whole, run, tmp_path, monkeypatch, place):
         module, name, error = place
@@ -219,7 +225,7 @@ class TestFullDisk:
 
 @pytest.mark.slow
 def test_killed_process_resumes_bit_equal(everything, tmp_path):
-    everything.update(steps=60, save_steps=4, snapshot_steps=None, eval_steps=60)
+    everything.update(steps=30, save_steps=2, snapshot_steps=None, eval_steps=30)
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(yaml.safe_dump(everything), "utf-8")
     output = tmp_path / "killed"
@@ -229,7 +235,7 @@ def test_killed_process_resumes_bit_equal(everything, tmp_path):
         env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
         stderr=subprocess.DEVNULL,
     )
-    while not (output / "checkpoints" / "checkpoint-12" / "manifest.json").exists():
+    while not (output / "checkpoints" / "checkpoint-8" / "manifest.json").exists():
         assert process.poll() is None
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)

@@ -200,7 +200,7 @@ class GerundTrainer(Trainer):
         # The Trainer's own way fails on tied embeddings inside a wrapper and pickles its arguments.
         tensors = trained_tensors(unwrapped(self.model), keep=self.args.should_save)
         if self.args.should_save:
-            self._save(output_dir, state_dict=tensors)
+            self._save(output_dir, tensors)
 
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
         assert state_dict is not None
