@@ -14,6 +14,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from gerund.data.files import write_whole
+
 
 def announce(text: str) -> None:
     """Show a line on the terminal's error stream."""
@@ -35,7 +37,7 @@ class Journal:
         self.path, self.steps, self.silent = path, steps, silent
         self.rows = [row for row in _read_rows(path) if row["step"] <= step]
         if not silent:
-            path.write_text("".join(json.dumps(row) + "\n" for row in self.rows), "utf-8")
+            write_whole(path, "".join(json.dumps(row) + "\n" for row in self.rows))
         self.tokens = self.rows[-1]["tokens"] if self.rows else 0
         self.seconds_before = self.rows[-1]["seconds"] if self.rows else 0.0
         self._started = time.perf_counter()
