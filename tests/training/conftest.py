@@ -25,7 +25,7 @@ def corpus(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def tokenizer():
-    from gerund.training.tokenizer import train_tokenizer
+    from gerund.training.corpus.tokenizer import train_tokenizer
 
     return train_tokenizer([sentences(i, 30) for i in range(20)], vocab_size=320, max_length=64)
 

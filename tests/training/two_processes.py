@@ -21,7 +21,7 @@ from torch.distributed.fsdp import fully_shard
 from gerund.errors import GerundError
 from gerund.training.building import CorpusTexts, build_objectives
 from gerund.training.checkpoints import newest_checkpoint
-from gerund.training.corpora import Corpora
+from gerund.training.corpus.sources import Sources
 from gerund.training.recipe import load_recipe
 from gerund.training.run import _gathered, train
 from gerund.training.step import StepData, TrainingModule, process_count, run_step
@@ -92,7 +92,7 @@ def assert_equal_states(one, other):
 def one_step(recipe, step, *, sharded=False):
     """Return gradients and the norm of one step from fresh adapters, and what sharded weights can be made into."""
     subject = prepare_subject(recipe)
-    objectives = build_objectives(recipe, subject, CorpusTexts(Corpora(recipe, subject.tokenizer)))
+    objectives = build_objectives(recipe, subject, CorpusTexts(Sources(recipe, subject.tokenizer)))
     module = TrainingModule(subject.model, {objective.name: objective.losses for objective in objectives})
     torch.manual_seed(3)
     for name, parameter in module.named_parameters():

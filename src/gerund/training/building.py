@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from gerund.errors import ConfigError
-from gerund.training.corpora import Corpora, existing
-from gerund.training.framing import Framing
-from gerund.training.mask_token import pick_mask_token
+from gerund.training.corpus.framing import Framing
+from gerund.training.corpus.mask_token import pick_mask_token
+from gerund.training.corpus.packing import PackedBlocks, SpreadBlocks
+from gerund.training.corpus.pairs import Examples, read_examples
+from gerund.training.corpus.sources import Sources, existing
+from gerund.training.corpus.texts import Texts
 from gerund.training.objectives.base import Batches, Objective
 from gerund.training.objectives.causal import BlockBatches, CausalLosses
 from gerund.training.objectives.contrastive import ContrastiveLosses, Group
@@ -19,8 +22,6 @@ from gerund.training.objectives.simcse import SimcseBatches
 from gerund.training.objectives.sscl import AlteredBatches
 from gerund.training.objectives.supervised import ExampleBatches
 from gerund.training.objectives.unimae import UnimaeBatches, UnimaeLosses
-from gerund.training.packing import PackedBlocks, SpreadBlocks
-from gerund.training.pairs import Examples, read_examples
 from gerund.training.recipe import Recipe
 from gerund.training.recipe_objectives import (
     CausalConfig,
@@ -34,7 +35,6 @@ from gerund.training.recipe_objectives import (
     TextConfig,
     UnimaeConfig,
 )
-from gerund.training.texts import Texts
 
 if TYPE_CHECKING:
     from gerund.training.subject import Subject
@@ -50,13 +50,13 @@ class TextSource(Protocol):
     """What gives texts to objectives: a corpus, or in a dry run random tokens."""
 
     def texts(self, config: TextConfig, length: int, seed: int) -> Any:
-        """Return training texts of at most ``length`` tokens; see :class:`~gerund.training.texts.Texts`."""
+        """Return training texts of at most ``length`` tokens; see :class:`~gerund.training.corpus.texts.Texts`."""
 
     def validation_texts(self, config: TextConfig, length: int, seed: int) -> Any | None:
         """Return validation texts; None where there are none."""
 
     def blocks(self, config: CausalConfig, length: int, seed: int) -> Any:
-        """Return packed blocks; see :class:`~gerund.training.packing.PackedBlocks`."""
+        """Return packed blocks; see :class:`~gerund.training.corpus.packing.PackedBlocks`."""
 
     def validation_blocks(self, config: CausalConfig) -> dict[str, Any]:
         """Return validation blocks by the name of their source."""
@@ -66,21 +66,21 @@ class CorpusTexts:
     """Texts of the recipe's sources.
 
     Args:
-        corpora: The sources as tokens.
+        sources: The sources as tokens.
     """
 
-    def __init__(self, corpora: Corpora) -> None:
-        self.corpora = corpora
+    def __init__(self, sources: Sources) -> None:
+        self.sources = sources
 
     def texts(self, config: TextConfig, length: int, seed: int) -> Texts:
         """Return training texts."""
-        caches = self.corpora.training(config.sources, unit=config.unit, min_words=config.min_words)
-        weights = [source.weight for source in self.corpora.chosen(config.sources)]
+        caches = self.sources.training(config.sources, unit=config.unit, min_words=config.min_words)
+        weights = [source.weight for source in self.sources.chosen(config.sources)]
         return Texts(caches, weights, length=length, seed=seed, min_tokens=min(_SHORTEST_TEXT, length))
 
     def validation_texts(self, config: TextConfig, length: int, seed: int) -> Texts | None:
         """Return validation texts."""
-        sources, caches = self.corpora.validation(config.sources, unit=config.unit, min_words=config.min_words)
+        sources, caches = self.sources.validation(config.sources, unit=config.unit, min_words=config.min_words)
         if not sources:
             return None
         weights = [source.weight for source in sources]
@@ -88,14 +88,14 @@ class CorpusTexts:
 
     def blocks(self, config: CausalConfig, length: int, seed: int) -> PackedBlocks:
         """Return packed training blocks."""
-        weights = [source.weight for source in self.corpora.chosen(config.sources)]
-        return PackedBlocks(self.corpora.training(config.sources), weights, length=length, seed=seed)
+        weights = [source.weight for source in self.sources.chosen(config.sources)]
+        return PackedBlocks(self.sources.training(config.sources), weights, length=length, seed=seed)
 
     def validation_blocks(self, config: CausalConfig) -> dict[str, SpreadBlocks]:
         """Return validation blocks of each source."""
-        sources, caches = self.corpora.validation(config.sources)
+        sources, caches = self.sources.validation(config.sources)
         named = zip(sources, caches, strict=True)
-        limit = self.corpora.recipe.data.validation_tokens
+        limit = self.sources.recipe.data.validation_tokens
         options = {"length": config.length, "rows": config.batch_size, "limit": limit}
         return {source.name: SpreadBlocks(cache, **options) for source, cache in named}
 

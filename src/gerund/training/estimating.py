@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from gerund.training.building import build_objectives
-from gerund.training.corpora import existing
+from gerund.training.corpus.sources import existing
 from gerund.training.journal import peak_memory_mib
 from gerund.training.objectives.base import Objective, tokens_in
 from gerund.training.optimizer import build_optimizer

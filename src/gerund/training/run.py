@@ -29,7 +29,7 @@ from gerund.data.files import write_whole
 from gerund.errors import GerundError, ResourceError
 from gerund.training.building import CorpusTexts, build_objectives
 from gerund.training.checkpoints import newest_checkpoint, step_of
-from gerund.training.corpora import Corpora
+from gerund.training.corpus.sources import Sources
 from gerund.training.journal import Journal, announce
 from gerund.training.objectives.base import Objective
 from gerund.training.objectives.causal import BlockBatches
@@ -111,10 +111,10 @@ def _prepare(recipe: Recipe, first: bool, *, resuming: bool) -> tuple[Subject, l
     if not first:
         _wait()
     subject = prepare_subject(recipe)
-    corpora = Corpora(recipe, subject.tokenizer, announce)
-    objectives = build_objectives(recipe, subject, CorpusTexts(corpora))
+    sources = Sources(recipe, subject.tokenizer, announce)
+    objectives = build_objectives(recipe, subject, CorpusTexts(sources))
     if first:
-        check_same_data(recipe.output, corpora.summary(), resuming=resuming)
+        check_same_data(recipe.output, sources.summary(), resuming=resuming)
         _wait()
     return subject, objectives
 

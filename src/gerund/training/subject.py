@@ -22,10 +22,10 @@ from gerund.config import EncoderConfig, read_encoder_config
 from gerund.errors import ConfigError, MissingDependencyError, ModelError, unknown_name
 from gerund.inference.encoding import Reader
 from gerund.models import loading
-from gerund.training.corpora import prepare_tokenizer
+from gerund.training.corpus.sources import prepare_tokenizer
+from gerund.training.corpus.tokenizer import load_tokenizer
 from gerund.training.recipe import DEFAULT_BASE, LoraConfig, Recipe, TokenizerConfig
 from gerund.training.recipe_objectives import CONTRASTIVE, MntpConfig, MsgConfig, ObjectiveConfig
-from gerund.training.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
     from peft import PeftModel

@@ -1,4 +1,4 @@
-"""Corpora are found by their names, and read clean."""
+"""Sources are found by their names, and read clean."""
 
 import json
 

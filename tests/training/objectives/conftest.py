@@ -9,7 +9,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from gerund.attention.interface import attach
 from gerund.attention.streams import attach_streams, decoder_layers
-from gerund.training.framing import Framing
+from gerund.training.corpus.framing import Framing
 from tests.training.conftest import sentences
 
 

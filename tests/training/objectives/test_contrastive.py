@@ -10,13 +10,13 @@ from gerund import LanguageModel
 from gerund.attention.plan import AttentionPlan
 from gerund.config import EncoderConfig
 from gerund.inference.encoding import Reader
-from gerund.training.framing import Framing
+from gerund.training.corpus.framing import Framing
+from gerund.training.corpus.pairs import Example, Examples
 from gerund.training.objectives.base import split_rows
 from gerund.training.objectives.contrastive import ContrastiveLosses, Group
 from gerund.training.objectives.simcse import SimcseBatches
 from gerund.training.objectives.sscl import AlteredBatches
 from gerund.training.objectives.supervised import ExampleBatches
-from gerund.training.pairs import Example, Examples
 from gerund.training.recipe_objectives import SsclConfig
 from tests.training.conftest import WORDS
 from tests.training.objectives import slow

@@ -11,7 +11,7 @@ from peft import LoraConfig, get_peft_model
 
 from gerund.attention.interface import BoundPlan
 from gerund.attention.plan import AttentionPlan
-from gerund.training.framing import Framing
+from gerund.training.corpus.framing import Framing
 from gerund.training.objectives.base import split_rows
 from gerund.training.objectives.causal import causal_loss
 from gerund.training.objectives.hybrid import HybridBatches, HybridLosses

@@ -5,11 +5,11 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from gerund.training.framing import Framing
+from gerund.training.corpus.framing import Framing
 from gerund.training.objectives.hybrid import HybridBatches
 from gerund.training.recipe_objectives import MntpConfig, MsgConfig
 from tests.tiny import byte_tokenizer
-from tests.training import tokenizers
+from tests.training.corpus import tokenizers
 from tests.training.objectives.conftest import Rows, assert_same_rows
 
 N = 300

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 import gerund
 from gerund.attention.plan import Direction
 from gerund.training.building import CorpusTexts, build_objectives
-from gerund.training.corpora import Corpora
+from gerund.training.corpus.sources import Sources
 from gerund.training.recipe import load_recipe
 from gerund.training.run import train
 from gerund.training.step import StepData, TrainingModule, run_step
@@ -128,7 +128,7 @@ def test_gradient_checkpointing_changes_no_gradient(recipe_of, name):
 
 def built(recipe):
     subject = prepare_subject(recipe)
-    return subject, build_objectives(recipe, subject, CorpusTexts(Corpora(recipe, subject.tokenizer)))
+    return subject, build_objectives(recipe, subject, CorpusTexts(Sources(recipe, subject.tokenizer)))
 
 
 class TestBuilding:

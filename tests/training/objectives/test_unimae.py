@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from gerund.training.framing import Framing
+from gerund.training.corpus.framing import Framing
 from gerund.training.objectives.base import split_rows
 from gerund.training.objectives.causal import causal_loss
 from gerund.training.objectives.unimae import UnimaeBatches, UnimaeLosses
 from gerund.training.recipe_objectives import UnimaeConfig
 from tests.tiny import byte_tokenizer
-from tests.training import tokenizers
+from tests.training.corpus import tokenizers
 from tests.training.objectives import slow
 from tests.training.objectives.conftest import Rows, assert_equal_losses, assert_same_rows
 from tests.training.objectives.test_hybrid_batches import MASK, random_rows

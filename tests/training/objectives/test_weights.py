@@ -7,13 +7,13 @@ import torch
 from gerund.attention.plan import AttentionPlan
 from gerund.config import EncoderConfig
 from gerund.inference.encoding import Reader
-from gerund.training.framing import Framing
+from gerund.training.corpus.framing import Framing
+from gerund.training.corpus.pairs import Example, Examples
 from gerund.training.objectives.base import Batches, Objective
 from gerund.training.objectives.contrastive import ContrastiveLosses, Group
 from gerund.training.objectives.hybrid import HybridBatches, HybridLosses
 from gerund.training.objectives.supervised import ExampleBatches
 from gerund.training.objectives.unimae import UnimaeBatches, UnimaeLosses
-from gerund.training.pairs import Example, Examples
 from gerund.training.recipe_objectives import MntpConfig, MsgConfig, SupervisedConfig, UnimaeConfig
 from gerund.training.step import StepData, TrainingModule, evaluate_batches, run_step
 from tests.training.objectives.conftest import Rows, gpt2

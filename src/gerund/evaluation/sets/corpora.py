@@ -1,4 +1,4 @@
-"""Corpora of plain documents in a folder of data: which there are, and their texts, cleaned.
+"""Sources of plain documents in a folder of data: which there are, and their texts, cleaned.
 
 Knows: names of files, the two kinds of raw text that have quirks. Does not know: tokens, what is measured.
 """

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from gerund.errors import ConfigError
+from gerund.training.corpus.packing import PackedBlocks, SpreadBlocks
 from gerund.training.objectives.base import Batch, Batches, TokenLosses
-from gerund.training.packing import PackedBlocks, SpreadBlocks
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from gerund.inference.tokens import Tokens
-    from gerund.training.framing import Framing
+    from gerund.training.corpus.framing import Framing
+    from gerund.training.corpus.texts import Texts
     from gerund.training.recipe_objectives import MntpConfig, MsgConfig
-    from gerund.training.texts import Texts
 
 
 class HybridBatches(Batches):

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from gerund.inference.tokens import Tokens
-    from gerund.training.framing import Framing
+    from gerund.training.corpus.framing import Framing
+    from gerund.training.corpus.texts import Texts
     from gerund.training.objectives.contrastive import Group
     from gerund.training.recipe_objectives import SsclConfig
-    from gerund.training.texts import Texts
 
 
 class AlteredBatches(Batches):

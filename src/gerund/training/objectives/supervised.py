@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from gerund.training.objectives.base import Batches
 
 if TYPE_CHECKING:
-    from gerund.training.framing import Framing
+    from gerund.training.corpus.framing import Framing
+    from gerund.training.corpus.pairs import Examples
     from gerund.training.objectives.contrastive import Group
-    from gerund.training.pairs import Examples
 
 
 class ExampleBatches(Batches):

@@ -29,9 +29,9 @@ from gerund.training.objectives.base import (
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from gerund.training.framing import Framing
+    from gerund.training.corpus.framing import Framing
+    from gerund.training.corpus.texts import Texts
     from gerund.training.recipe_objectives import UnimaeConfig
-    from gerund.training.texts import Texts
 
 
 class UnimaeBatches(Batches):

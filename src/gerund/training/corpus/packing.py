@@ -7,14 +7,14 @@ import numpy as np
 import torch
 
 from gerund.errors import DataError
-from gerund.training.mixture import Mixture
-from gerund.training.token_cache import TokenCache
+from gerund.training.corpus.mixture import Mixture
+from gerund.training.corpus.token_cache import TokenCache
 
 
 class PackedBlocks:
     """Packed blocks by number; block ``i`` is a pure function of the seed and ``i``.
 
-    Each source is cut into blocks of ``length`` tokens, which :class:`~gerund.training.mixture.Mixture` deals
+    Each source is cut into blocks of ``length`` tokens, which :class:`~gerund.training.corpus.mixture.Mixture` deals
     without repetition until the source is used up; then a new order (and a new place of the first cut) begins.
 
     Args:

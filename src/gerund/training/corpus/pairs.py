@@ -15,7 +15,7 @@ import numpy as np
 from gerund.data.files import checked_text, decode, opened
 from gerund.data.tables import open_table, read_rows
 from gerund.errors import ConfigError, DataError
-from gerund.training.mixture import Mixture
+from gerund.training.corpus.mixture import Mixture
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from gerund.errors import ConfigError
-from gerund.training.mixture import Mixture, Turn
+from gerund.training.corpus.mixture import Mixture, Turn
 
 
 def dealt_out(sizes, counts, seed, shifts, rows):

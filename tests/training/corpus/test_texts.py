@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from gerund.errors import ConfigError, DataError
-from gerund.training.mixture import Mixture
-from gerund.training.texts import Texts
-from gerund.training.token_cache import TokenCache, tokenize_corpus
+from gerund.training.corpus.mixture import Mixture
+from gerund.training.corpus.texts import Texts
+from gerund.training.corpus.token_cache import TokenCache, tokenize_corpus
 from tests.tiny import byte_tokenizer
-from tests.training import tokenizers
+from tests.training.corpus import tokenizers
 
 
 def cache_of(folder, tokenizer, texts, **settings):

@@ -3,10 +3,10 @@
 import pytest
 
 from gerund.errors import ConfigError
-from gerund.training.mask_token import pick_mask_token
-from gerund.training.tokenizer import MASK, train_tokenizer
+from gerund.training.corpus.mask_token import pick_mask_token
+from gerund.training.corpus.tokenizer import MASK, train_tokenizer
 from tests.tiny import byte_tokenizer
-from tests.training import tokenizers
+from tests.training.corpus import tokenizers
 
 
 @pytest.fixture(scope="module")

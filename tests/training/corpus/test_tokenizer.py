@@ -6,7 +6,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from gerund.errors import ConfigError
-from gerund.training.tokenizer import SPECIAL_TOKENS, load_tokenizer, train_tokenizer
+from gerund.training.corpus.tokenizer import SPECIAL_TOKENS, load_tokenizer, train_tokenizer
 from tests.training.conftest import sentences
 
 

@@ -9,8 +9,8 @@ from typing import Literal, get_args
 import numpy as np
 
 from gerund.errors import ConfigError, DataError, unknown_name
-from gerund.training.mixture import Mixture
-from gerund.training.token_cache import TokenCache
+from gerund.training.corpus.mixture import Mixture
+from gerund.training.corpus.token_cache import TokenCache
 
 Cut = Literal["pieces", "head"]
 
@@ -18,7 +18,7 @@ Cut = Literal["pieces", "head"]
 class Texts:
     """Texts of one or several sources; row ``i`` is a pure function of the seed and ``i``.
 
-    :class:`~gerund.training.mixture.Mixture` deals the texts of each source in a shuffled order without
+    :class:`~gerund.training.corpus.mixture.Mixture` deals the texts of each source in a shuffled order without
     repetition, then anew; sources alternate in proportion to their weights.
 
     Args:

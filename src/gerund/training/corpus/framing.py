@@ -60,7 +60,7 @@ class Framing:
         :func:`gerund.inference.tokens.tokenize` makes of that text, cut to ``room + len(ids)`` tokens.
 
         Args:
-            ids: Token ids of the text alone, such as a row of :class:`gerund.training.texts.Texts`.
+            ids: Token ids of the text alone, such as a row of :class:`gerund.training.corpus.texts.Texts`.
 
         Returns:
             At most ``room + len(ids)`` tokens. Prompt and text may have grown together: :meth:`places` says where

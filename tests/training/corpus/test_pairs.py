@@ -9,8 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from gerund.errors import ConfigError, DataError
-from gerund.training.mixture import Mixture
-from gerund.training.pairs import Example, Examples, read_examples
+from gerund.training.corpus.mixture import Mixture
+from gerund.training.corpus.pairs import Example, Examples, read_examples
 
 ROWS = [
     {"query": "how tall is it", "positive": "It is 3 m\thigh, “roughly”.", "negatives": "Blue."},

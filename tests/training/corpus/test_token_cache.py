@@ -11,9 +11,9 @@ import pytest
 from gerund.data.corpus import read_documents
 from gerund.data.passages import split_sentences
 from gerund.errors import ConfigError, DataError, ModelError, ResourceError
-from gerund.training import token_cache
-from gerund.training.token_cache import tokenize_corpus
-from tests.training import tokenizers
+from gerund.training.corpus import token_cache
+from gerund.training.corpus.token_cache import tokenize_corpus
+from tests.training.corpus import tokenizers
 
 
 @pytest.fixture

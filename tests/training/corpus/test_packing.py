@@ -3,8 +3,8 @@
 import pytest
 
 from gerund.errors import DataError
-from gerund.training.packing import PackedBlocks, SpreadBlocks
-from gerund.training.token_cache import tokenize_corpus
+from gerund.training.corpus.packing import PackedBlocks, SpreadBlocks
+from gerund.training.corpus.token_cache import tokenize_corpus
 
 
 @pytest.fixture

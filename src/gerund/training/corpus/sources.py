@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING
 from gerund.data.corpus import clean_text, read_documents
 from gerund.errors import ConfigError
 from gerund.models.saving import atomic_folder
+from gerund.training.corpus.token_cache import TokenCache, Unit, tokenize_corpus
+from gerund.training.corpus.tokenizer import load_tokenizer, train_tokenizer
 from gerund.training.recipe import Recipe, SourceConfig, TokenizerConfig
-from gerund.training.token_cache import TokenCache, Unit, tokenize_corpus
-from gerund.training.tokenizer import load_tokenizer, train_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 
-class Corpora:
+class Sources:
     """The recipe's sources, tokenised when they are asked for and kept on the disk.
 
     Args:

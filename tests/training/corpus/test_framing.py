@@ -9,11 +9,11 @@ from transformers import AutoTokenizer
 
 from gerund.errors import ConfigError, ModelError, TextError
 from gerund.inference.tokens import Reading, Tokens, tokenize
-from gerund.training.framing import Framing
-from gerund.training.tokenizer import train_tokenizer
+from gerund.training.corpus.framing import Framing
+from gerund.training.corpus.tokenizer import train_tokenizer
 from tests.tiny import byte_tokenizer
-from tests.training import tokenizers
 from tests.training.conftest import sentences
+from tests.training.corpus import tokenizers
 
 PROMPTS = ["", "Query: ", "Query:", "x", "th", "Given the sentence, find its representation:", "日本 ", "Q\n"]
 TEXTS = [
