@@ -57,9 +57,7 @@ def main() -> None:
     ways = {"one pass": one_pass, "two passes": two_passes}
     first, second = (gradients(model, way) for way in ways.values())
     worst = max(float((a - b).abs().max() / b.abs().max().clamp(min=1e-9)) for a, b in zip(first, second, strict=True))
-    print(
-        f"{arguments.texts} texts of {arguments.length} tokens; gradients differ by {worst:.1e} of the largest"
-    )
+    print(f"{arguments.texts} texts of {arguments.length} tokens; gradients differ by {worst:.1e} of the largest")
     if worst > 1e-3:
         raise SystemExit("the two sides do not compute the same")
     times: dict[str, list[float]] = {name: [] for name in ways}

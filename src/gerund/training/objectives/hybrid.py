@@ -146,7 +146,8 @@ class HybridLosses(TokenLosses):
         super().__init__()
         self.names, self.predict = names, predict
         # Without spans the hybrid mask is the bidirectional one, which needs no mask tensor where nothing is padded.
-        self.plan = AttentionPlan("hybrid" if "msg" in names else "bidir").resolve(n_layers)
+        self.has_spans = "msg" in names
+        self.plan = AttentionPlan("hybrid" if self.has_spans else "bidir").resolve(n_layers)
 
     def counts(self, batch: Batch) -> dict[str, int]:
         """Return how many tokens are predicted."""
@@ -155,7 +156,7 @@ class HybridLosses(TokenLosses):
 
     def forward(self, model: "PreTrainedModel", batch: Batch) -> dict[str, Tensor]:
         """Return the summed cross-entropies; MAGNET, equations 2 and 4 without their constant divisors."""
-        span_BT = batch["span"] if "msg" in self.names else None
+        span_BT = batch["span"] if self.has_spans else None
         bound = BoundPlan(self.plan, batch["real"], span_BT)
         output = model.base_model(input_ids=batch["input_ids"], attention_plan=bound, use_cache=False)
         hidden_BTD = output.last_hidden_state
