@@ -128,7 +128,9 @@ class LanguageModel(TextEncoder):
         Where the right side stands depends on how long the gap is, so a gap is filled once for each candidate
         length. Each filling is scored: the sum of the log-probabilities of its tokens under the hybrid mask and of
         the first 16 tokens behind the gap (up to the next gap) under the untouched causal model, divided by how many
-        they are. The highest score wins. The encoder's adapter takes part under the hybrid mask only.
+        they are. Of each length the filling with the highest score is kept; which length is taken, the text behind
+        the gap decides alone, where there is any, since a mean over a long span nearly always looks better. The
+        encoder's adapter takes part under the hybrid mask only.
 
         Several gaps are filled from left to right; each sees the earlier fillings, and the text behind later gaps at
         a distance that leaves room for them. A length above 32 is filled 32 tokens at a time, each chunk becoming

@@ -185,7 +185,12 @@ def candidate_lengths(lengths: int | Sequence[int] | None, max_tokens: int) -> l
 def _best(
     reader: Reader, left: Sequence[int], pieces: Sequence[Sequence[int]], search: Search, gap: int
 ) -> tuple[Path, float]:
-    """Return the filling of a gap between ``left`` and ``pieces`` that scores highest, the shortest such one."""
+    """Return the best filling of a gap between ``left`` and ``pieces``, and its score.
+
+    Of each length the filling with the highest score is kept. Which length is best, the text behind the gap tells: the
+    tokens of a long span are easy to predict one after the other, so a mean with them in it would nearly always take
+    the longest.
+    """
     room = median_low(search.lengths)
     right = [token for piece in pieces for token in piece] if search.sees_right else []
     offset = _offsets(pieces, room)
@@ -210,28 +215,30 @@ def _best(
         chunk=search.chunk if search.sees_right else max(search.lengths),
         rows_each=search.beams,
     )
-    scores = _scores(reader, left, [(path.tokens, path.logprob) for path in written], pieces[0][:FOLLOWING])
-    best = max(range(len(written)), key=scores.__getitem__)
+    following = pieces[0][:FOLLOWING]
+    behind = _behind(reader, left, [path.tokens for path in written], following)
+    scores = [
+        (path.logprob + after) / max(1, len(path.tokens) + len(following))
+        for path, after in zip(written, behind, strict=True)
+    ]
+    best_of: dict[int, int] = {}
+    for index, path in enumerate(written):
+        if path.length not in best_of or scores[index] > scores[best_of[path.length]]:
+            best_of[path.length] = index
+    decides = behind if following else scores
+    best = max(best_of.values(), key=decides.__getitem__)
     return written[best], scores[best]
 
 
-def _scores(
-    reader: Reader, left: Sequence[int], spans: Sequence[tuple[Sequence[int], float]], following: Sequence[int]
+def _behind(
+    reader: Reader, left: Sequence[int], spans: Sequence[Sequence[int]], following: Sequence[int]
 ) -> list[float]:
-    """Return the mean log-probability of each span's tokens and of the tokens that follow it.
-
-    Those of the span are given, as the reading that wrote it has them. The untouched causal model tells those of
-    what follows, after the left side and the span.
-    """
-    sums = [0.0] * len(spans)
-    if following:
-        sequences = [([*left, *tokens, *following], len(left) + len(tokens)) for tokens, _ in spans]
-        behind = sequence_logprobs(reader.model, reader.tokenizer, sequences, show=False)
-        sums = [float(logprobs.sum(dtype="float64")) for logprobs in behind]
-    return [
-        (logprob + after) / max(1, len(tokens) + len(following))
-        for (tokens, logprob), after in zip(spans, sums, strict=True)
-    ]
+    """Return how well ``following`` follows the left side and each span: its log-probability under the causal model."""
+    if not following:
+        return [0.0] * len(spans)
+    sequences = [([*left, *tokens, *following], len(left) + len(tokens)) for tokens in spans]
+    behind = sequence_logprobs(reader.model, reader.tokenizer, sequences, show=False)
+    return [float(logprobs.sum(dtype="float64")) for logprobs in behind]
 
 
 def _offsets(pieces: Sequence[Sequence[int]], room: int) -> list[int]:
