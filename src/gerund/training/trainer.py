@@ -67,7 +67,11 @@ class GerundTrainer(Trainer):
             data_collator=_only_item,
             callbacks=[_Bookkeeping(journal, recipe.snapshot_steps, snapshot)],
         )
-        self._validation = {name: [self._batch(made, i) for i in range(count)] for name, made, count in self._listed()}
+        self._validation = {
+            name: [batches.make(0, i * o.config.batch_size, o.config.batch_size) for i in range(count)]
+            for o in objectives
+            for name, (batches, count) in o.validation.items()
+        }
         self._validated: tuple[int, dict[str, float]] = (-1, {})
         self._since_log: dict[str, list[Tensor]] = {}
         self.remove_callback(PrinterCallback)
@@ -181,19 +185,6 @@ class GerundTrainer(Trainer):
             f"{what} of step {step} is no finite number ({told}); its batch lies in {path}; "
             "lower optimizer.learning_rate, or train in precision: fp32"
         )
-
-    def _listed(self) -> list[tuple[str, Any, int]]:
-        """Return every list of validation batches: its name, the objective's texts, how many batches."""
-        return [
-            (name, (batches, objective.config.batch_size), count)
-            for objective in self.objectives
-            for name, (batches, count) in objective.validation.items()
-        ]
-
-    @staticmethod
-    def _batch(made: Any, index: int) -> Any:
-        batches, size = made
-        return batches.make(0, index * size, size)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Write the trained parameters; every process takes part, and the first one writes."""
