@@ -155,6 +155,8 @@ def joined(folder, rank, port):
     """Be process ``rank`` of two, whose words go to a file."""
     names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_PORT": port}
     os.environ.update({name: str(value) for name, value in names.items()}, MASTER_ADDR="127.0.0.1")
+    # As torchrun does; accelerate warns where nobody has.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     warnings.simplefilter("error")
     torch.set_num_threads(1)
     with (folder / f"told-{rank}.txt").open("w", buffering=1) as told:
