@@ -341,6 +341,12 @@ class TestModel:
         weights = load_file(tmp_path / "out/checkpoints/checkpoint-12/trainable.safetensors")
         assert {tensor.dtype for tensor in weights.values()} == {torch.float32}
 
+    def test_estimate_of_every_kind_of_text_before_there_is_a_tokenizer(self, settings, write_recipe, tmp_path):
+        objectives = "objectives=[{kind: mntp, length: 16, batch_size: 2}, {kind: simcse, length: 16, batch_size: 2}]"
+        encoder = "encoder={attention: bidir, append_eos: true}"
+        found = estimate(load_recipe(write_recipe(settings), [objectives, encoder, f"output={tmp_path / 'out'}"]))
+        assert found.objectives == {"mntp": 32, "simcse": 64}
+
     def test_estimate_writes_nothing(self, settings, write_recipe, tmp_path):
         found = estimate(load_recipe(write_recipe(settings), [f"output={tmp_path / 'out'}"]))
         assert (found.tokens_per_step, found.tokens) == (128, 1536)

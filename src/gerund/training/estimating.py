@@ -107,11 +107,10 @@ def estimate(recipe: Recipe) -> Estimate:
     module.to("cuda" if torch.cuda.is_available() else "cpu")
     module.train()
     optimizer = build_optimizer(module, recipe.optimizer)
-    steps = [_busiest(recipe, objectives)] * 3
     data = StepData(objectives, steps=recipe.steps)
-    items = [_moved(data[step], subject.model.device) for step in steps]
+    item = _moved(data[_busiest(recipe, objectives)], subject.model.device)
     times = []
-    for item in items:
+    for _ in range(3):
         start = time.perf_counter()
         run_step(module, objectives, item)
         optimizer.step()
@@ -121,7 +120,7 @@ def estimate(recipe: Recipe) -> Estimate:
         times.append(time.perf_counter() - start)
     # The first step compiles and allocates; it is counted once and not averaged in.
     per_step = sum(times[1:]) / 2
-    tokens = {objective.name: tokens_in(items[0].get(objective.name, {})) for objective in objectives}
+    tokens = {objective.name: tokens_in(item.get(objective.name, {})) for objective in objectives}
     active = {o.name: sum(o.is_active(step) for step in range(recipe.steps)) for o in objectives}
     return Estimate(
         parameters=sum(p.numel() for p in subject.model.parameters()),

@@ -23,7 +23,7 @@ from gerund.errors import ConfigError, MissingDependencyError, ModelError, unkno
 from gerund.inference.encoding import Reader
 from gerund.models import loading
 from gerund.training.corpus.sources import prepare_tokenizer
-from gerund.training.corpus.tokenizer import load_tokenizer
+from gerund.training.corpus.tokenizer import load_tokenizer, train_tokenizer
 from gerund.training.recipe import DEFAULT_BASE, LoraConfig, Recipe, TokenizerConfig
 from gerund.training.recipe_objectives import CONTRASTIVE, MntpConfig, MsgConfig, ObjectiveConfig
 
@@ -33,6 +33,10 @@ if TYPE_CHECKING:
 
 # Any of the packages will do.
 _TRACKERS = {"tensorboard": ("tensorboard", "tensorboardX"), "wandb": ("wandb",), "trackio": ("trackio",)}
+
+# Of the tokenizer that stands in for one that is not trained yet.
+_SMALLEST_VOCABULARY = 272
+_LONGEST = 2**20
 
 
 @dataclass
@@ -86,7 +90,10 @@ def prepare_subject(recipe: Recipe, *, write: bool = True) -> Subject:
     if recipe.model.base is None:
         check_architecture(recipe)
         tokenizer = prepare_tokenizer(recipe) if write else _known_tokenizer(recipe)
-        subject = Subject(build_model(recipe, tokenizer), tokenizer, recipe.encoder.changed(EncoderConfig()))
+        model = build_model(recipe, tokenizer)
+        # A dry run only needs the special tokens, which any tokenizer of ours has.
+        tokenizer = tokenizer or train_tokenizer(["a"], vocab_size=_SMALLEST_VOCABULARY, max_length=_LONGEST)
+        subject = Subject(model, tokenizer, recipe.encoder.changed(EncoderConfig()))
     else:
         subject = _load(recipe, recipe.model.base)
     _check_encoder(recipe, subject.encoder)
@@ -141,7 +148,7 @@ def _check_encoder(recipe: Recipe, encoder: EncoderConfig) -> None:
 def _check_lengths(recipe: Recipe, subject: Subject) -> None:
     from gerund.inference.tokens import context_length
 
-    longest = context_length(subject.model.config, subject.tokenizer) if subject.tokenizer else None
+    longest = context_length(subject.model.config, subject.tokenizer)
     for objective in recipe.objectives:
         if longest is not None and _longest(objective) > longest:
             raise ConfigError(f"{objective.kind}: texts of {_longest(objective)} tokens exceed the model's {longest}")
