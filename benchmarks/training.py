@@ -28,7 +28,6 @@ from gerund.language_model import LanguageModel
 from gerund.training.recipe import load_recipe
 from gerund.training.run import train
 
-RECIPES = Path(__file__).parent.parent / "recipes"
 REPRESENTATION = (
     "sts/stsb", "sts/sts12", "retrieval/medline", "retrieval/cranfield", "linear-probe/banking77",
     "clustering/stackoverflow",
@@ -127,7 +126,7 @@ def trained(arm: Arm, seed: int, data: Path, work: Path) -> Path:
         if not (output / "model").is_dir():
             settings = [f"data.folder={data / 'lm'}", f"data.cache={work / 'cache'}", f"output={output}"]
             settings += [f"seed={seed}", *overrides, *([f"model.base={folder}"] if number else [])]
-            train(load_recipe(RECIPES / f"{name}.yaml", settings), resume=True)
+            train(load_recipe(name, settings), resume=True)
         folder = output / "model"
     return folder
 

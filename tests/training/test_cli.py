@@ -55,3 +55,26 @@ def test_mistakes_end_in_one_sentence_and_status_2(gerund, settings, write_recip
     assert (code, out) == (2, "")
     assert err.startswith("gerund: error:")
     assert err.count("\n") == 1
+
+
+def test_own_texts(gerund, settings, write_recipe, tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "a.jsonl").write_text(200 * '{"text": "The old man looked at the sea and went home."}\n')
+    recipe, output = write_recipe(settings), tmp_path / "out"
+    code, _, err = gerund("train", recipe, "--texts", tmp_path / "mine", f"output={output}", "steps=6")
+    assert code == 0
+    assert "tokenising the training documents of texts" in err
+    code, _, err = gerund("train", recipe, "--texts", tmp_path / "absent", f"output={output}")
+    assert (code, err) == (2, f"gerund: error: {tmp_path / 'absent'}: no such file or folder\n")
+
+
+def test_lists_and_prints_recipes(gerund):
+    code, out, _ = gerund("recipes")
+    assert code == 0
+    assert any(line.startswith("unimae-default ") for line in out.splitlines())
+    code, out, _ = gerund("recipes", "--json")
+    assert "unimae-default" in json.loads(out)
+    code, out, _ = gerund("recipes", "unimae-default")
+    assert (code, out.splitlines()[0][:8]) == (0, "# UniMAE")
+    code, out, err = gerund("recipes", "unimae-defalt")
+    assert (code, out, err.count("\n")) == (2, "", 1)

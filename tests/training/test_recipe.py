@@ -6,8 +6,7 @@ import pytest
 
 from gerund.errors import ConfigError
 from gerund.training.recipe import load_recipe
-
-RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml"))
+from gerund.training.shipped import shipped_recipes
 
 
 def test_reads_and_derives(settings, write_recipe):
@@ -18,9 +17,9 @@ def test_reads_and_derives(settings, write_recipe):
     assert recipe.optimizer.beta2 == 0.95
 
 
-@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
-def test_shipped_recipes_are_valid(path):
-    load_recipe(path)
+@pytest.mark.parametrize("name", shipped_recipes())
+def test_shipped_recipes_are_valid(name):
+    load_recipe(name)
 
 
 class TestOverrides:

@@ -13,7 +13,7 @@ from gerund.training.recipe import load_recipe
 from gerund.training.run import train
 from tests.training.test_run import read_log
 
-FSDP = Path(__file__).parents[2] / "recipes" / "accelerate" / "fsdp.yaml"
+FSDP = Path(__file__).parents[2] / "examples" / "accelerate-fsdp.yaml"
 
 
 @pytest.fixture

@@ -9,10 +9,21 @@ import typer
 
 
 def command(
-    recipe: Annotated[Path, typer.Argument(help="The recipe, a YAML file.", show_default=False)],
+    recipe: Annotated[
+        str, typer.Argument(help="A YAML file, or the name of a recipe inside (gerund recipes).", show_default=False)
+    ],
     overrides: Annotated[
         list[str] | None,
         typer.Argument(metavar="[KEY=VALUE]...", help="Settings that replace the recipe's.", show_default=False),
+    ] = None,
+    texts: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--texts",
+            help="Train on this file or folder of texts (.txt, .jsonl, .parquet) in the place of the recipe's; "
+            "may be repeated.",
+            show_default=False,
+        ),
     ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on from the newest whole checkpoint of the output folder.")
@@ -32,17 +43,17 @@ def command(
 
     For example:
 
-        gerund train recipes/unimae-default.yaml data.folder=texts output=runs/mine --dry-run
+        gerund train unimae-default --texts notes/ output=runs/mine --dry-run
 
-        gerund train recipes/unimae-default.yaml data.folder=texts output=runs/mine objectives.unimae.p_mar=0.4
+        gerund train unimae-default --texts notes/ output=runs/mine objectives.unimae.p_mar=0.4
 
-        gerund train recipes/unimae-default.yaml data.folder=texts output=runs/mine --resume
+        gerund train unimae-default --texts notes/ output=runs/mine --resume
 
-        torchrun --nproc-per-node 2 -m gerund train recipes/magnet-llama-2-7b.yaml data.folder=texts
+        torchrun --nproc-per-node 2 -m gerund train magnet-llama-2-7b --texts notes/ --texts books.jsonl
     """
     from gerund.training.recipe import load_recipe
 
-    settings = load_recipe(recipe, overrides)
+    settings = load_recipe(recipe, overrides, texts=texts)
     if dry_run:
         from gerund.training.estimating import estimate
 

@@ -15,6 +15,7 @@ from gerund.config import EncoderConfig
 from gerund.errors import ConfigError
 from gerund.training.recipe_objectives import CONTRASTIVE, AnyObjective, CausalConfig, Section, UnimaeConfig
 from gerund.training.recipe_text import explain, read_settings
+from gerund.training.shipped import find_recipe, text_files
 
 DEFAULT_BASE = "default"
 
@@ -295,20 +296,21 @@ def _check_encoder(recipe: Recipe) -> None:
             raise ValueError(f"{objective.kind} cannot train embeddings that are read with {encoder.attention}")
 
 
-def load_recipe(path: str | Path, overrides: list[str] | None = None) -> Recipe:
+def load_recipe(recipe: str | Path, overrides: list[str] | None = None, *, texts: list[Path] | None = None) -> Recipe:
     """Read a recipe and apply ``key=value`` overrides.
 
     Args:
-        path: The YAML file.
+        recipe: A YAML file, or the name of a recipe that comes inside, such as ``unimae-default``.
         overrides: Such as ``optimizer.learning_rate=0.001``. In a list a number, or the item's ``kind`` or ``name``,
             says which item is meant, as in ``data.sources.0.weight=2`` or ``objectives.mntp.rate=0.3``. Values are
             read as YAML.
+        texts: Files and folders of texts to train on, in the place of the recipe's sources.
 
     Raises:
         ConfigError: The file is missing or no YAML, a field is unknown, or settings contradict each other.
     """
-    path = Path(path)
-    content = read_settings(path, overrides or [])
+    path = find_recipe(recipe)
+    content = read_settings(path, overrides or [], texts=text_files(texts or []))
     try:
         return Recipe.model_validate(content)
     except ValidationError as error:

@@ -5,6 +5,7 @@ Knows: YAML, dotted keys, pydantic's findings. Does not know: which fields a rec
 
 import re
 import typing
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,8 @@ from pydantic import BaseModel
 from gerund.errors import ConfigError
 
 
-def read_settings(path: Path, overrides: list[str]) -> dict[str, Any]:
-    """Return the settings in a YAML file with the overrides put in.
+def read_settings(path: Path, overrides: list[str], texts: Sequence[Path] = ()) -> dict[str, Any]:
+    """Return the settings in a YAML file with other files of texts, if any are given, and the overrides put in.
 
     Raises:
         ConfigError: the file is missing or no YAML, or an override has no place.
@@ -30,6 +31,9 @@ def read_settings(path: Path, overrides: list[str]) -> dict[str, Any]:
         raise ConfigError(f"{path}: not valid YAML ({' '.join(str(error).split())})") from error
     if not isinstance(content, dict):
         raise ConfigError(f"{path}: a recipe is a mapping of settings")
+    if texts:
+        data = content.get("data") or {}
+        content["data"] = {**data, "sources": [{"name": "texts", "files": list(texts)}]}
     for override in overrides:
         _apply(content, override)
     return content

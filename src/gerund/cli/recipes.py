@@ -1,0 +1,32 @@
+"""``gerund recipes``: the trainings that come inside."""
+
+import json
+from typing import Annotated
+
+import typer
+
+
+def command(
+    name: Annotated[str | None, typer.Argument(help="Print this recipe's YAML.", show_default=False)] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print names and descriptions as JSON.")] = False,
+) -> None:
+    """List the recipes that come inside, or print one to start from.
+
+    For example:
+
+        gerund recipes
+
+        gerund recipes unimae-default > mine.yaml
+    """
+    from gerund.training.shipped import find_recipe, shipped_recipes
+
+    if name is not None:
+        typer.echo(find_recipe(name).read_text("utf-8"), nl=False)
+        return
+    found = shipped_recipes()
+    if as_json:
+        typer.echo(json.dumps(found, indent=1))
+        return
+    width = max(map(len, found))
+    for own, summary in found.items():
+        typer.echo(f"{own:{width}}  {summary}")

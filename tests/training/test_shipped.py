@@ -1,0 +1,72 @@
+"""Recipes are found by name, and a user's own texts take the place of theirs."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from gerund.errors import ConfigError
+from gerund.training.recipe import load_recipe
+from gerund.training.shipped import find_recipe, shipped_recipes, text_files
+
+
+def test_every_recipe_says_what_it_is():
+    found = shipped_recipes()
+    assert {"unimae-default", "magnet-llama-2-7b", "llm2vec-mntp-default", "default-base"} <= set(found)
+    assert all(summary.endswith(".") or summary.endswith(":") or len(summary) > 20 for summary in found.values())
+    assert found["unimae-llama-3.2-1b"].startswith("UniMAE with the paper's settings (Appendix C.2)")
+
+
+def test_name_with_dots_is_a_name():
+    assert load_recipe("llm2vec-mntp-sheared-llama-1.3b").steps == 1000
+
+
+def test_own_file_comes_before_a_name_inside(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("unimae-default").write_text("steps: 1")
+    assert find_recipe("unimae-default") == Path("unimae-default")
+
+
+@pytest.mark.parametrize(
+    ("recipe", "message"),
+    [
+        ("unimae-defalt", "unimae-defalt: no such recipe, .*did you mean unimae-default"),
+        ("zzz", "`gerund recipes` lists those inside"),
+        ("folder/unimae-default", "folder/unimae-default: no such recipe"),
+        ("absent.yaml", "absent.yaml: no such recipe"),
+    ],
+)
+def test_what_is_not_there_is_refused(recipe, message):
+    with pytest.raises(ConfigError, match=message):
+        load_recipe(recipe)
+
+
+class TestOwnTexts:
+    def test_take_the_place_of_the_sources(self, tmp_path):
+        (tmp_path / "deep").mkdir()
+        for name in ("b.txt", "a.jsonl.xz", "deep/c.parquet", "notes.md", ".hidden.txt"):
+            (tmp_path / name).touch()
+        recipe = load_recipe("magnet-default", ["data.sources.texts.limit=5"], texts=[tmp_path, tmp_path / "b.txt"])
+        [source] = recipe.data.sources
+        expected = ["a.jsonl.xz", "b.txt", "deep/c.parquet", "b.txt"]
+        assert source.files == [tmp_path / name for name in expected]
+        assert (source.limit, source.clean, source.validation) == (5, "none", [])
+        assert recipe.data.validation_tokens == 16384
+
+    def test_are_absolute_whatever_the_data_folder_is(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        Path("a.txt").touch()
+        assert text_files([Path("a.txt")]) == [tmp_path / "a.txt"]
+
+    def test_missing_or_empty(self, tmp_path):
+        with pytest.raises(ConfigError, match=r"absent: no such file or folder"):
+            text_files([tmp_path / "absent"])
+        with pytest.raises(ConfigError, match=r"no file of texts in it; their endings are \.jsonl"):
+            text_files([tmp_path])
+
+
+def test_printed_recipe_is_a_recipe(tmp_path):
+    copy = tmp_path / "mine.yaml"
+    copy.write_text(find_recipe("unimae-default").read_text("utf-8"), "utf-8")
+    assert load_recipe(copy) == load_recipe("unimae-default")
+    assert yaml.safe_load(copy.read_text("utf-8"))["model"]["base"] == "default"
