@@ -74,7 +74,7 @@ SHORT_STEPS = 100
 
 def _of_magnet(*kinds: str) -> tuple[str, ...]:
     """Return the overrides for a short training by some of MAGNET's objectives."""
-    weights = {"mntp": "1", "msg": "1", "sscl": f"[[0, 0], [{SHORT_STEPS * 4 // 5}, 9]]"}
+    weights = {"mntp": "1", "msg": "1", "sscl": f"[[0, 0], [{SHORT_STEPS * 4 // 5}, 0.3]]"}
     if kinds == ("sscl",):
         weights["sscl"] = "1"
     chosen = [f"objectives.{kind}.weight={weight if kind in kinds else 0}" for kind, weight in weights.items()]

@@ -1,6 +1,7 @@
 """``gerund train`` on the command line."""
 
 import json
+import shutil
 
 import pytest
 
@@ -78,3 +79,37 @@ def test_lists_and_prints_recipes(gerund):
     assert (code, out.splitlines()[0][:8]) == (0, "# UniMAE")
     code, out, err = gerund("recipes", "unimae-defalt")
     assert (code, out, err.count("\n")) == (2, "", 1)
+
+
+def test_place_that_cannot_be_written(gerund, settings, write_recipe, tmp_path):
+    (tmp_path / "file").touch()
+    code, out, err = gerund("train", write_recipe(settings), f"output={tmp_path / 'file' / 'deep'}", "steps=6")
+    assert (code, out, err.count("\n")) == (1, "", 1)
+    assert "cannot be made: Not a directory" in err
+    code, out, err = gerund("infill", "A [blank] b.", "-o", tmp_path / "file" / "deep" / "out.jsonl", "--length", "1")
+    assert (code, out, err.count("\n")) == (1, "", 1)
+
+
+def test_a_line_of_the_log_is_one_line(gerund, settings, write_recipe, tmp_path):
+    _, _, err = gerund("train", write_recipe(settings), f"output={tmp_path / 'out'}", "steps=6")
+    steps = [line for line in err.splitlines() if "learning_rate" in line]
+    assert steps
+    assert all(line.startswith("step ") and line.endswith(" tokens/s") for line in steps)
+
+
+@pytest.mark.parametrize("schedule", [{"name": "linear", "warmup_steps": 4}, {"name": "cosine"}])
+def test_forgotten_steps_do_not_stretch_a_falling_rate(gerund, settings, write_recipe, tmp_path, monkeypatch, schedule):
+    settings |= {"schedule": schedule, "steps": 8, "save_steps": 4, "log_steps": 4}
+    recipe, output = write_recipe(settings), f"output={tmp_path / 'out'}"
+    assert gerund("train", recipe, output)[0] == 0
+    shutil.rmtree(tmp_path / "out" / "model")
+    shutil.rmtree(tmp_path / "out" / "checkpoints" / "checkpoint-8")
+    code, _, err = gerund("train", recipe, output, "steps=80", "--resume")
+    assert code == 2
+    assert "steps was 8 and is 80" in err
+
+
+def test_resume_of_what_is_finished_says_so(gerund, settings, write_recipe, tmp_path):
+    recipe, output = write_recipe(settings), f"output={tmp_path / 'out'}"
+    gerund("train", recipe, output, "steps=6")
+    assert " is finished, " in gerund("train", recipe, output, "steps=6", "--resume")[2]

@@ -124,7 +124,7 @@ class TestMistakes:
             ("schedule.name=cosine", "decay_steps belongs to the schedule wsd"),
             ("objectives.causal.decay_length=48", "decay_length 48 does not divide the 128 tokens of a batch"),
             ("objectives.causal.decay_length=128", "texts of 128 tokens exceed"),
-            ("steps=5", "warm-up and decay together are longer than steps 5"),
+            ("steps=5", "warmup_steps 2 and decay_steps 4 together are longer than steps 5"),
             ("save_steps=5", "save_steps 5 is no multiple of log_steps 2"),
             ("keep_checkpoints=1", "keep_checkpoints: input should be greater than or equal to 2"),
             ("data.sources.1.name=a", "data.sources has a name twice: a, a"),

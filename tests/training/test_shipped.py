@@ -64,6 +64,18 @@ class TestOwnTexts:
         with pytest.raises(ConfigError, match=r"no file of texts in it; their endings are \.jsonl"):
             text_files([tmp_path])
 
+    def test_are_refused_where_pairs_are_read(self, tmp_path):
+        (tmp_path / "a.txt").touch()
+        with pytest.raises(ConfigError, match="unimae-supervised-default reads pairs and no texts"):
+            load_recipe("unimae-supervised-default", texts=[tmp_path])
+
+    @pytest.mark.parametrize("inside", ["", "runs/mine"])
+    def test_are_not_written_into(self, tmp_path, inside):
+        (tmp_path / "a.txt").touch()
+        with pytest.raises(ConfigError, match="lies in the texts' folder"):
+            load_recipe("unimae-default", [f"output={tmp_path / inside}"], texts=[tmp_path])
+        load_recipe("unimae-default", [f"output={tmp_path}-out"], texts=[tmp_path])
+
 
 def test_printed_recipe_is_a_recipe(tmp_path):
     copy = tmp_path / "mine.yaml"

@@ -31,10 +31,10 @@ def write(lines: Iterable[str], output: Path | None, total: int, label: str) -> 
         for line in lines:
             typer.echo(line)
         return
-    from gerund.data.files import whole_file
+    from gerund.data.files import make_folder, whole_file
     from gerund.progress import progress
 
-    output.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(output.parent)
     with whole_file(output) as sink, progress(total, label) as advance:
         for line in lines:
             sink.write(f"{line}\n".encode())

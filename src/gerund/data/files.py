@@ -81,10 +81,23 @@ def whole_file(target: Path) -> Iterator[BinaryIO]:
         part.replace(target)
         flush_names(target.parent)
     except BaseException as error:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):  # where nothing can be written nothing can be removed
+            part.unlink(missing_ok=True)
         if isinstance(error, OSError):
             raise ResourceError(f"{target} was not written: {error.strerror or error}") from error
         raise
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder and those above it, unless they are there.
+
+    Raises:
+        ResourceError: the place is not one that can be written to.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ResourceError(f"the folder {folder} cannot be made: {error.strerror or error}") from error
 
 
 def write_whole(target: Path, text: str) -> None:

@@ -70,10 +70,20 @@ def contenders_of(
             config = reading(model.encoder)
             lm = model if config == model.encoder else model.with_encoder(config)
             label = label_of(config, model.n_layers)
-            named.append((f"{Path(model.name).name}: {label}" if several else label, lm))
+            named.append((f"{_short(model.name)}: {label}" if several else label, lm))
     labels = distinct([label for label, _ in named])
     cache = cache or EmbeddingCache()
     return [Contender(label, lm, cache) for label, (_, lm) in zip(labels, named, strict=True)]
+
+
+def _short(name: str) -> str:
+    """Return the last part of a model's name that says something: a training leaves all of its models in ``model``.
+
+    >>> [_short(name) for name in ("runs/mine/model", "org/name", "model")]
+    ['mine', 'name', 'model']
+    """
+    path = Path(name)
+    return path.parent.name or path.name if path.name == "model" else path.name
 
 
 def evaluate(

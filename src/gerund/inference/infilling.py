@@ -311,7 +311,7 @@ def _check_search(search: Search) -> None:
     if search.beams > 1 and not search.sampling.is_greedy:
         raise ConfigError("beams look for the most probable span and sampling draws one: give one of them")
     if search.samples > 1 and search.sampling.is_greedy:
-        raise ConfigError(f"samples={search.samples} would all be the same span without a temperature; sample")
+        raise ConfigError(f"samples={search.samples} would all be the same span without a temperature above 0")
 
 
 def _check_count(name: str, value: Any) -> None:

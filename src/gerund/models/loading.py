@@ -276,7 +276,8 @@ def _check_folder(path: Path) -> Path:
     is_adapter = (path / "adapter_config.json").is_file()
     if not (path / "config.json").is_file():
         what = "an adapter; give its base model and adapter=" if is_adapter else "no model"
-        raise ModelError(f"{path} holds {what}: it has no config.json")
+        hint = f"; did you mean {path / 'model'}?" if (path / "model" / "config.json").is_file() else ""
+        raise ModelError(f"{path} holds {what}: it has no config.json{hint}")
     if is_adapter:
         # transformers would switch it on for good, also while generating.
         raise ModelError(f"{path} holds a model and an adapter; move the adapter into a folder of its own")

@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from gerund.data.files import write_whole
 
 
 def announce(text: str) -> None:
     """Show a line on the terminal's error stream."""
-    Console(stderr=True, highlight=False).print(text)
+    Console(stderr=True, highlight=False).print(text, soft_wrap=True)
 
 
 class Journal:
@@ -45,12 +45,7 @@ class Journal:
         self._last = (self.tokens, self._busy)
         self._step_began = self._started
         self._console = Console(stderr=True, highlight=False)
-        columns = (
-            TextColumn("training"),
-            BarColumn(),
-            TextColumn("{task.description}"),
-            TimeRemainingColumn(),
-        )
+        columns = (TextColumn("training"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         self._progress = Progress(*columns, console=self._console, disable=silent or not sys.stderr.isatty())
         self._task = self._progress.add_task("", total=steps, completed=step)
         self._progress.start()
@@ -96,15 +91,12 @@ class Journal:
         text = f"step {row['step']}/{self.steps}  {text}"
         if "tokens_per_second" in row:
             text += f"  {row['tokens_per_second']:,} tokens/s"
-        if self._progress.disable or "loss" not in row:
-            self._console.print(text)
-        else:
-            self._progress.update(self._task, description=text)
+        self.note(text)
 
     def note(self, text: str) -> None:
         """Show a line without writing it to the file."""
         if not self.silent:
-            self._console.print(text)
+            self._console.print(text, soft_wrap=True)  # one line is one step, in a pipe and a file as well
 
     def close(self) -> None:
         """Take the progress bar away."""

@@ -37,7 +37,10 @@ def check_output(output: Path, resume: bool) -> None:
     if output.exists() and not output.is_dir():
         raise OutputExistsError(f"{output} is a file; an output is a folder")
     if (output / "model").exists():
-        raise OutputExistsError(f"{output / 'model'} is there already; choose another output or remove it")
+        raise OutputExistsError(
+            f"{output} is finished, {output / 'model'} is there already; choose another output, or remove the whole "
+            "folder to train anew"
+        )
     if not resume and (output / "recipe.json").exists():
         raise OutputExistsError(f"{output} holds an unfinished run; go on with --resume or choose another output")
 
@@ -60,8 +63,9 @@ def check_resumable(recipe: "Recipe", output: Path, step: int) -> None:
     if before["steps"] != recipe.steps or before["schedule"] != now["schedule"]:
         stable = min(_stable_until(before), _stable_until(now))
         if step > stable:
+            changed = f"steps was {before['steps']} and is {recipe.steps}; " if before["steps"] != recipe.steps else ""
             raise ConfigError(
-                f"{output}: steps and decay can only change while the learning rate is stable, "
+                f"{output}: {changed}steps and decay can only change while the learning rate is stable, "
                 f"until step {stable}, and the newest checkpoint is at {step}"
             )
 
@@ -102,10 +106,13 @@ def _named(item: Any, index: int) -> str:
 
 
 def _stable_until(settings: dict[str, Any]) -> int:
-    """Return the step up to which the learning rate does not depend on the number of steps."""
+    """Return the step up to which the learning rate does not depend on the number of steps.
+
+    It does not during a warm-up either; but who resumes a falling schedule with other steps has mistaken them.
+    """
     schedule = settings["schedule"]
     if schedule["name"] in ("cosine", "linear"):
-        return int(schedule["warmup_steps"])
+        return 0
     return int(settings["steps"] - (schedule["decay_steps"] or 0))
 
 

@@ -243,7 +243,10 @@ def _check_schedule(recipe: Recipe) -> None:
     if (schedule.name == "wsd") != (schedule.decay_steps is not None):
         raise ValueError("schedule.decay_steps belongs to the schedule wsd, and wsd needs it")
     if schedule.warmup_steps + (schedule.decay_steps or 0) > recipe.steps:
-        raise ValueError(f"warm-up and decay together are longer than steps {recipe.steps}")
+        raise ValueError(
+            f"schedule.warmup_steps {schedule.warmup_steps} and decay_steps {schedule.decay_steps or 0} together are "
+            f"longer than steps {recipe.steps}"
+        )
 
 
 def _check_sources(recipe: Recipe) -> None:
@@ -312,6 +315,21 @@ def load_recipe(recipe: str | Path, overrides: list[str] | None = None, *, texts
     path = find_recipe(recipe)
     content = read_settings(path, overrides or [], texts=text_files(texts or []))
     try:
-        return Recipe.model_validate(content)
+        found = Recipe.model_validate(content)
     except ValidationError as error:
-        raise ConfigError(f"{path}: {'; '.join(explain(problem, Recipe) for problem in error.errors())}") from None
+        raise ConfigError(f"{recipe}: {'; '.join(explain(problem, Recipe) for problem in error.errors())}") from None
+    if texts:
+        _check_texts(found, texts, str(recipe))
+    return found
+
+
+def _check_texts(recipe: Recipe, texts: list[Path], name: str) -> None:
+    """Refuse texts that the recipe does not read, and an output that would be taken for texts the next time."""
+    if all(getattr(objective, "pairs", None) is not None for objective in recipe.objectives):
+        raise ConfigError(
+            f"{name} reads pairs and no texts; give data.folder or an objective's pairs.files, not --texts"
+        )
+    output = recipe.output.resolve()
+    for path in texts:
+        if path.is_dir() and output.is_relative_to(path.resolve()):
+            raise ConfigError(f"the output {recipe.output} lies in the texts' folder {path}; choose another one")

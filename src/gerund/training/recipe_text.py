@@ -97,7 +97,9 @@ def _index(place: list[Any], name: str, override: str) -> int:
         if isinstance(item, dict) and name in (item.get("kind"), item.get("name")):
             return index
     if not name.isdigit() or int(name) >= len(place):
-        raise ConfigError(f"override {override!r}: {name!r} is no index of a list of {len(place)}")
+        known = [str(item.get("kind") or item.get("name")) for item in place if isinstance(item, dict)]
+        there = f"; there are {', '.join(known)}" if known else ""
+        raise ConfigError(f"override {override!r}: {name!r} is no index of a list of {len(place)}{there}")
     return int(name)
 
 

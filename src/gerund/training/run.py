@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import distributed
 
-from gerund.data.files import write_whole
+from gerund.data.files import make_folder, write_whole
 from gerund.errors import GerundError, ResourceError
 from gerund.training.building import CorpusTexts, build_objectives
 from gerund.training.checkpoints import newest_checkpoint, step_of
@@ -77,7 +77,7 @@ def _train(recipe: Recipe, resume: bool) -> Path:
     if checkpoint is not None:
         check_resumable(recipe, output, step)
     _wait()  # nobody writes before everybody has looked
-    output.mkdir(parents=True, exist_ok=True)
+    make_folder(output)
     subject, objectives = _prepare(recipe, first, resuming=checkpoint is not None)
     module = TrainingModule(
         subject.model, {objective.name: objective.losses for objective in objectives}, bf16=uses_bf16(recipe)
@@ -164,8 +164,11 @@ def _explained(output: Path, journal: Journal) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        if (output / "checkpoints").is_dir():
-            journal.note("stopped; --resume goes on from the newest checkpoint")
+        newest, _ = newest_checkpoint(output / "checkpoints")
+        if newest is None:
+            journal.note("stopped before the first checkpoint")
+        elif not isinstance(error, GerundError):
+            journal.note(f"stopped; --resume goes on from step {step_of(newest)}")
         exhausted = _exhaustion(error)
         if exhausted is not None:
             raise exhausted from error

@@ -99,7 +99,9 @@ def existing(recipe: Recipe, files: list[Path]) -> list[Path]:
     paths = [recipe.data.folder / file for file in files]
     for path in paths:
         if not path.is_file():
-            raise ConfigError(f"{path}: no such file; data.folder is {str(recipe.data.folder)!r}")
+            raise ConfigError(
+                f"{path}: no such file; data.folder is {str(recipe.data.folder)!r}, and --texts names texts of your own"
+            )
     return paths
 
 
