@@ -11,7 +11,21 @@ from typing import Annotated
 
 import typer
 
-from gerund.cli import convert, demo, doctor, embed, eval, export, generate, infill, inspect, recipes, train, tune
+from gerund.cli import (
+    convert,
+    demo,
+    doctor,
+    embed,
+    eval,
+    export,
+    generate,
+    infill,
+    inspect,
+    recipes,
+    score,
+    train,
+    tune,
+)
 from gerund.errors import GerundError
 
 app = typer.Typer(
@@ -33,6 +47,7 @@ app.command("generate")(generate.command)
 app.command("infill")(infill.command)
 app.command("inspect")(inspect.command)
 app.command("recipes")(recipes.command)
+app.command("score")(score.command)
 app.command("train")(train.command)
 app.command("tune")(tune.command)
 
