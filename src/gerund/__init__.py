@@ -16,7 +16,7 @@ from gerund.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from gerund.attention.plan import PLAN_NAMES, AttentionPlan
-    from gerund.config import EncoderConfig, Sampling
+    from gerund.config import EncoderConfig, Rerank, Sampling
     from gerund.entry import load
     from gerund.errors import (
         ConfigError,
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
         UnsupportedModelError,
     )
     from gerund.language_model import LanguageModel
-    from gerund.types import Generation, Infill
+    from gerund.types import Generation, Infill, Ranked
 
 # Imported on first use, so that `import gerund` and the command line's help do not wait for torch.
 _WHERE = {
@@ -41,6 +41,8 @@ _WHERE = {
     "LanguageModel": "gerund.language_model",
     "ModelError": "gerund.errors",
     "PLAN_NAMES": "gerund.attention.plan",
+    "Ranked": "gerund.types",
+    "Rerank": "gerund.config",
     "Sampling": "gerund.config",
     "TextError": "gerund.errors",
     "UnsupportedModelError": "gerund.errors",
@@ -58,6 +60,8 @@ __all__ = [
     "Infill",
     "LanguageModel",
     "ModelError",
+    "Ranked",
+    "Rerank",
     "Sampling",
     "TextError",
     "UnsupportedModelError",

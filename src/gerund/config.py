@@ -15,6 +15,7 @@ from typing import Any
 
 from gerund.attention.plan import AttentionPlan
 from gerund.errors import ConfigError, DataError, unknown_name
+from gerund.types import Scorer
 
 CONFIG_FILE = "gerund.json"
 FORMAT = 1
@@ -152,6 +153,41 @@ class Sampling:
     def is_greedy(self) -> bool:
         """Whether the most probable token is always taken."""
         return self.temperature == 0
+
+
+@dataclass(frozen=True)
+class Rerank:
+    """Write several continuations and keep those that a scorer likes best (RankGen, section 2.3).
+
+    ``Rerank(samples=20)`` writes twenty whole continuations and takes the best. ``Rerank(samples=10, beams=2,
+    every=20)`` is the paper's beam search: after every 20 tokens the two best of twenty are kept and written on.
+
+    >>> Rerank(samples=10, beams=2, every=20).width
+    20
+    """
+
+    samples: int = 20
+    """Continuations drawn from each beam; in the first round ``beams`` times as many from the prompt."""
+
+    beams: int = 1
+    """Continuations that are kept each time."""
+
+    every: int | None = None
+    """Tokens between two rankings; None ranks only what is finished."""
+
+    scorer: "str | Scorer | None" = None
+    """Who ranks: a name, a scorer's folder, or an object with a ``score`` method. None takes ``pmi``."""
+
+    def __post_init__(self) -> None:
+        for name, what in (("samples", "continuation"), ("beams", "continuation"), ("every", "token")):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name}={value} leaves no {what}")
+
+    @property
+    def width(self) -> int:
+        """How many continuations of one prompt are written at a time."""
+        return self.samples * self.beams
 
 
 def read_encoder_config(folder: Path) -> EncoderConfig | None:

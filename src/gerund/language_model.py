@@ -9,21 +9,26 @@ from typing import Literal
 
 import numpy as np
 
-from gerund.config import Sampling
-from gerund.errors import ConfigError
+from gerund.config import Rerank, Sampling
+from gerund.errors import ConfigError, TextError
 from gerund.exporting import formats
 from gerund.exporting.folders import write_settings
 from gerund.exporting.formats import Export
 from gerund.inference import generation, infilling
 from gerund.inference.infilling import BLANK, Method
+from gerund.inference.reranking import Judge, search, stream_search
 from gerund.inference.session import Session, encode_and_keep
 from gerund.inference.spans import SpannedText, SpanReading, span_logprobs
 from gerund.inference.tokens import check_texts
 from gerund.models import loading
 from gerund.models.adapters import base_state
 from gerund.models.saving import atomic_folder
+from gerund.scoring.finding import find_scorer
 from gerund.text_encoder import TextEncoder
-from gerund.types import Generation, Infill
+from gerund.types import Generation, Infill, Scorer
+
+# How tokens are drawn where several continuations are ranked and nothing else is said (RankGen, section 3.2).
+NUCLEUS = Sampling(temperature=1.0, top_p=0.9)
 
 
 class LanguageModel(TextEncoder):
@@ -51,6 +56,7 @@ class LanguageModel(TextEncoder):
         max_new_tokens: int = 64,
         sampling: Sampling | None = None,
         *,
+        rerank: Rerank | None = None,
         batch_size: int = 16,
     ) -> list[Generation]:
         """Continue each prompt with the untouched model.
@@ -58,15 +64,36 @@ class LanguageModel(TextEncoder):
         Args:
             prompts: one prompt or many, of any lengths. The empty prompt starts from nothing.
             max_new_tokens: how much to write at most; less where the model's context ends first.
-            sampling: how tokens are drawn; None is greedy.
-            batch_size: prompts in one pass.
+            sampling: how tokens are drawn; None is greedy, or with ``rerank`` nucleus sampling with p 0.9.
+            rerank: write several continuations and keep what a scorer likes best (RankGen, section 2.3).
+            batch_size: prompts in one pass; with ``rerank`` their continuations decide that.
 
         Returns:
-            One ``Generation`` a prompt, in their order.
+            One ``Generation`` a prompt, in their order; with ``rerank`` a ``Ranked``, which also has the score and
+            all that competed.
 
         Raises:
             TextError: a prompt is no string or fills the model's context.
+            ConfigError: a setting is impossible, such as ranking greedy continuations, which are all the same.
+
+        >>> from gerund import Rerank, Sampling
+        >>> settings = Rerank(samples=2, beams=2, every=4, scorer="overlap")
+        >>> [story] = gerund.load().generate("The old man", 8, Sampling(temperature=1.0, seed=0), rerank=settings)
+        >>> story.rank_score == story.beams[0].rank_score >= story.beams[1].rank_score
+        True
         """
+        if rerank is not None:
+            checked = check_texts(prompts)
+            ranked = search(
+                self.model,
+                self.tokenizer,
+                checked,
+                self._judge(checked, rerank, sampling),
+                rerank,
+                max_new_tokens=max_new_tokens,
+                sampling=sampling or NUCLEUS,
+            )
+            return list(ranked)
         return generation.generate(
             self.model,
             self.tokenizer,
@@ -76,12 +103,66 @@ class LanguageModel(TextEncoder):
             batch_size=batch_size,
         )
 
-    def stream(self, prompt: str, max_new_tokens: int = 64, sampling: Sampling | None = None) -> Iterator[str]:
-        """Continue one prompt and yield the text piece by piece; the arguments are those of ``generate``."""
+    def stream(
+        self,
+        prompt: str,
+        max_new_tokens: int = 64,
+        sampling: Sampling | None = None,
+        *,
+        rerank: Rerank | None = None,
+    ) -> Iterator[str]:
+        """Continue one prompt and yield the text piece by piece; the arguments are those of ``generate``.
+
+        With ``rerank`` a piece comes as soon as all continuations that are kept agree on it.
+        """
         [checked] = check_texts([prompt])
+        if rerank is not None:
+            return stream_search(
+                self.model,
+                self.tokenizer,
+                checked,
+                self._judge([checked], rerank, sampling),
+                rerank,
+                max_new_tokens=max_new_tokens,
+                sampling=sampling or NUCLEUS,
+            )
         return generation.stream(
             self.model, self.tokenizer, checked, max_new_tokens=max_new_tokens, sampling=sampling or Sampling()
         )
+
+    def score(
+        self, prefixes: Sequence[str], continuations: Sequence[Sequence[str]], scorer: str | Scorer | None = None
+    ) -> list[list[float]]:
+        """Say how well texts continue a prefix (RankGen, appendix C.6).
+
+        Args:
+            prefixes: any number of texts.
+            continuations: for each prefix its candidates, as they follow it: with the space that begins them.
+            scorer: ``pmi`` (None too), ``avg_cll``, ``cll``, ``avg_ull``, ``self_certainty``, ``overlap``,
+                ``random``, or an object with a ``score`` method.
+
+        Returns:
+            For each prefix a score for each of its candidates; higher is better. Scores of one prefix by one scorer
+            can be compared, others not.
+
+        Raises:
+            TextError: a text is no string, a candidate is blank, or there are not as many lists as prefixes.
+            ConfigError: there is no such scorer.
+
+        >>> lm = gerund.load()
+        >>> [[right, wrong]] = lm.score(["The king of France and his"], [[" queen went to Paris.", " oil was sold."]])
+        >>> right > wrong
+        True
+        """
+        checked = check_texts(prefixes)
+        if len(continuations) != len(checked):
+            raise TextError(f"{len(checked)} prefixes have {len(continuations)} lists of continuations")
+        return find_scorer(scorer, self).score(checked, [check_texts(own) for own in continuations])
+
+    def _judge(self, prompts: Sequence[str], rerank: Rerank, sampling: Sampling | None) -> Judge:
+        seed = sampling.seed if sampling is not None and sampling.seed is not None else 0
+        scorer = find_scorer(rerank.scorer, self, seed=seed)
+        return lambda numbers, texts: scorer.score([prompts[number] for number in numbers], texts)
 
     def span_logprobs(self, left: str, span: str, right: str, *, reading: SpanReading = "infill") -> np.ndarray:
         """Return the log-probability of every token of ``span`` between its neighbours.

@@ -1,6 +1,8 @@
 """Frozen results: what the verbs give back."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 
 @dataclass(frozen=True)
@@ -38,3 +40,36 @@ class Infill:
     token_ids: list[list[int]] = field(repr=False)
     scores: list[float]
     lengths: list[int]
+
+
+@dataclass(frozen=True)
+class Candidate(Generation):
+    """One continuation with what a scorer says of it.
+
+    Attributes:
+        rank_score: how well it continues the prompt; higher is better, comparable only within one scorer and prompt.
+    """
+
+    rank_score: float
+
+
+@dataclass(frozen=True)
+class Ranked(Candidate):
+    """The continuation that scored best, with those it was chosen from.
+
+    Attributes:
+        beams: what was kept in the end, best first; this one is the first of them.
+        history: for each round all texts so far that competed in it, best first; the first ones were kept.
+    """
+
+    beams: list[Candidate] = field(repr=False)
+    history: list[list[Candidate]] = field(repr=False)
+
+
+class Scorer(Protocol):
+    """What says how well texts continue a prefix."""
+
+    name: str
+
+    def score(self, prefixes: Sequence[str], continuations: Sequence[Sequence[str]]) -> list[list[float]]:
+        """Return a score for each continuation of each prefix; higher is better."""

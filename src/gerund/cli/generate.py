@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gerund.cli import json_lines
+from gerund.cli import rerank_options as ranking
 from gerund.cli import sampling_options as options
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from gerund.config import Sampling
+    from gerund.config import Rerank, Sampling
     from gerund.data.tables import Rows
     from gerund.language_model import LanguageModel
 
@@ -44,6 +45,10 @@ def command(
     top_k: options.TopK = None,
     typical_p: options.TypicalP = None,
     seed: options.Seed = None,
+    rerank: ranking.Scorer = None,
+    samples: ranking.Samples = None,
+    beams: ranking.Beams = None,
+    every: ranking.Every = None,
     batch_size: Annotated[int, typer.Option(help="Prompts in one pass, with --file.")] = 16,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write JSON lines to this file.", show_default=False)
@@ -57,7 +62,10 @@ def command(
 
     For one prompt the prompt and its continuation are printed as they come. With --file, --json or -o there is one
     JSON object a prompt: prompt, text (the continuation alone), score (mean log-probability a token) and finished
-    (whether the model ended the text itself).
+    (whether the model ended the text itself); with --rerank also rank_score.
+
+    With --rerank many continuations are drawn and the best one is kept; with --beams and --every the best ones are
+    chosen again and again while they grow. Left to itself it draws with --top-p 0.9.
 
     For example:
 
@@ -65,10 +73,15 @@ def command(
 
         gerund generate "Once upon a time" --temperature 0.8 --top-p 0.95 --seed 1 --json
 
+        gerund generate "Once upon a time" --rerank pmi --samples 10 --beams 2 --every 20 --seed 1
+
         gerund generate --file prompts.jsonl -m ./model -o continuations.jsonl
     """
     from gerund.errors import ConfigError
 
+    ranked = ranking.rerank_of(rerank, samples, beams, every)
+    if ranked is not None and temperature is top_p is top_k is typical_p is None:
+        top_p = 0.9
     sampling = options.sampling_of(temperature, top_p, top_k, typical_p, seed)
     if batch_size < 1:
         raise ConfigError(f"batch_size={batch_size} leaves no room for a prompt")
@@ -79,9 +92,9 @@ def command(
     # Writing needs no plan: models that no plan reaches write too.
     lm = load(model, attention="causal", dtype=dtype, device=device)
     if file is None and output is None and not as_json:
-        _stream(lm, lots[0], max_new_tokens, sampling)
+        _stream(lm, lots[0], max_new_tokens, sampling, ranked)
         return
-    lines = _lines(lm, lots, max_new_tokens, sampling, batch_size)
+    lines = _lines(lm, lots, max_new_tokens, sampling, batch_size, ranked)
     json_lines.write(lines, output, sum(map(len, lots)), "generating")
 
 
@@ -108,11 +121,13 @@ def _prompts(prompt: str | None, file: str | None, column: str | None, format: s
     return lots
 
 
-def _stream(lm: "LanguageModel", rows: "Rows", max_new_tokens: int, sampling: "Sampling") -> None:
+def _stream(
+    lm: "LanguageModel", rows: "Rows", max_new_tokens: int, sampling: "Sampling", rerank: "Rerank | None"
+) -> None:
     from gerund.errors import TextError
 
     [prompt] = rows.texts
-    pieces = lm.stream(prompt, max_new_tokens, sampling)
+    pieces = lm.stream(prompt, max_new_tokens, sampling, rerank=rerank)
     try:
         first = next(pieces, "")  # a prompt that cannot be continued is not printed
     except TextError as error:
@@ -124,19 +139,27 @@ def _stream(lm: "LanguageModel", rows: "Rows", max_new_tokens: int, sampling: "S
 
 
 def _lines(
-    lm: "LanguageModel", lots: "list[Rows]", max_new_tokens: int, sampling: "Sampling", batch_size: int
+    lm: "LanguageModel",
+    lots: "list[Rows]",
+    max_new_tokens: int,
+    sampling: "Sampling",
+    batch_size: int,
+    rerank: "Rerank | None",
 ) -> "Iterator[str]":
     import json
 
     from gerund.errors import TextError
+    from gerund.types import Ranked
 
     for number, rows in enumerate(lots):
         own = options.seed_of_lot(sampling, number)
         try:
-            results = lm.generate(rows.texts, max_new_tokens, own, batch_size=batch_size)
+            results = lm.generate(rows.texts, max_new_tokens, own, rerank=rerank, batch_size=batch_size)
         except TextError as error:
             raise rows.named(error) from error
         for text, result in zip(rows.texts, results, strict=True):
             record: dict[str, Any] = {"prompt": text, "text": result.text}
             record |= {"score": round(result.score, 6), "finished": result.finished}
+            if isinstance(result, Ranked):
+                record["rank_score"] = round(result.rank_score, 6)
             yield json.dumps(record, ensure_ascii=False)

@@ -11,7 +11,22 @@ from typing import Annotated
 
 import typer
 
-from gerund.cli import convert, demo, doctor, embed, eval, export, generate, infill, inspect, recipes, train, tune
+from gerund.cli import (
+    convert,
+    demo,
+    doctor,
+    embed,
+    eval,
+    export,
+    generate,
+    infill,
+    inspect,
+    negatives,
+    recipes,
+    score,
+    train,
+    tune,
+)
 from gerund.errors import GerundError
 
 app = typer.Typer(
@@ -32,7 +47,9 @@ app.command("export")(export.command)
 app.command("generate")(generate.command)
 app.command("infill")(infill.command)
 app.command("inspect")(inspect.command)
+app.command("negatives")(negatives.command)
 app.command("recipes")(recipes.command)
+app.command("score")(score.command)
 app.command("train")(train.command)
 app.command("tune")(tune.command)
 

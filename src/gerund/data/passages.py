@@ -101,6 +101,56 @@ def cut_passages(
     return passages
 
 
+def draw_passages(
+    text: str,
+    sentences: Sequence[Sentence],
+    draw: np.random.Generator,
+    *,
+    count: int | None = None,
+    prefix_words: int = 256,
+    continuation_words: tuple[int, int] = (10, 128),
+) -> list[Passage]:
+    """Draw passages that a scorer learns from, which may overlap (RankGen, section 2.2: dataset construction).
+
+    A prefix may begin at every sentence and takes sentences up to ``prefix_words`` words. How long its continuation
+    is, is drawn evenly between ``continuation_words``, and it takes the whole sentences that come nearest to that.
+
+    >>> text = "One two. Three four. Five six. Seven."
+    >>> found = draw_passages(
+    ...     text, split_sentences(text), np.random.default_rng(0), prefix_words=4, continuation_words=(1, 2)
+    ... )
+    >>> [(one.prefix, one.continuation) for one in found]
+    [('One two. Three four.', 'Five six.'), ('Three four. Five six.', 'Seven.')]
+
+    Args:
+        text: the document.
+        sentences: its sentences.
+        draw: decides lengths, and which passages where there are more than ``count``.
+        count: how many at most; None for all.
+        prefix_words: words of a prefix at most, and half of them at least.
+        continuation_words: words of a continuation at least and at most.
+
+    Returns:
+        The passages, in the order of the document.
+    """
+    fewest, most = continuation_words
+    found = []
+    for start in range(len(sentences)):
+        middle = _reach(sentences, start, prefix_words)
+        # One number for every start, so that what is drawn for one does not depend on the others.
+        wanted = int(draw.integers(fewest, most + 1))
+        if not start < middle < len(sentences) or not _long_enough(sentences, start, middle, prefix_words):
+            continue
+        end = _nearest(sentences, middle, wanted)
+        words = sum(one.words for one in sentences[middle:end])
+        if fewest <= words <= most:
+            prefix, continuation = _text(text, sentences, start, middle), _text(text, sentences, middle, end)
+            found.append(Passage(prefix, continuation, range(start, end), words))
+    if count is None or len(found) <= count:
+        return found
+    return [found[place] for place in sorted(draw.choice(len(found), count, replace=False).tolist())]
+
+
 def inbook_negatives(
     text: str, sentences: Sequence[Sentence], passage: Passage, count: int, draw: np.random.Generator
 ) -> list[str]:

@@ -68,7 +68,7 @@ def generate(
     seed = sampling.seed if sampling.seed is not None else int(torch.seed() % 2**31)
     for start in range(0, len(order), batch_size):
         rows = order[start : start + batch_size]
-        draw = _Draw(sampling, [_row_seed(seed, row) for row in rows], model.device)
+        draw = _Draw(sampling, [row_seed(seed, row) for row in rows], model.device)
         batch = [ids[row] for row in rows]
         output = _run(model, tokenizer, batch, max_new_tokens, draw)
         width = max(len(prompt) for prompt in batch)
@@ -94,7 +94,7 @@ def stream(
     if max_new_tokens < 1:
         raise ConfigError(f"max_new_tokens={max_new_tokens} writes nothing")
     seed = sampling.seed if sampling.seed is not None else int(torch.seed() % 2**31)
-    draw = _Draw(sampling, [_row_seed(seed, 0)], model.device)
+    draw = _Draw(sampling, [row_seed(seed, 0)], model.device)
     pieces = _Pieces(tokenizer, ids)
     stop = _Stop()
     failure: list[BaseException] = []
@@ -172,7 +172,7 @@ def continue_read(
     if max_new_tokens < 1:
         raise ConfigError(f"max_new_tokens={max_new_tokens} writes nothing")
     seed = sampling.seed if sampling.seed is not None else int(torch.seed() % 2**31)
-    draw = _Draw(sampling, [_row_seed(seed, 0)], model.device)
+    draw = _Draw(sampling, [row_seed(seed, 0)], model.device)
     output = _run(model, tokenizer, [ids], max_new_tokens, draw, decode=decode)
     return _result(model, tokenizer, ids, output[0, len(ids) :].tolist(), draw, 0)
 
@@ -252,7 +252,8 @@ def continuation_text(tokenizer: PreTrainedTokenizerBase, prompt: list[int], ids
     return together[len(before) :]
 
 
-def _row_seed(seed: int, row: int) -> int:
+def row_seed(seed: int, row: int) -> int:
+    """Return the seed of prompt ``row``, so that what it draws does not depend on the batch."""
     return (seed * 1_000_003 + row) % 2**63
 
 

@@ -3,17 +3,12 @@
 Knows: models, token ids, pairs of texts. Does not know: what the numbers are for.
 """
 
-import copy
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
-from weakref import WeakSet
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.nn import functional
+from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gerund.attention.plan import AttentionPlan
@@ -21,14 +16,8 @@ from gerund.attention.streams import decoder_layers
 from gerund.config import EncoderConfig
 from gerund.errors import ModelError, TextError
 from gerund.inference.encoding import Reader, in_batches
+from gerund.inference.token_head import Read, TokenHead
 from gerund.inference.tokens import Reading, Tokens, tokenize
-
-# Logits in float32 that are held at once: 64 MB.
-_LOGITS_AT_ONCE = 2**24
-_PROOF_LENGTH = 6
-# bfloat16 keeps eight bits, and a head may add its numbers up in another order for another number of rows.
-_PROOF_TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-6}
-_PROOF_TOLERANCE_HALF = 3e-2
 
 # Token ids, and the place of the first one that is scored.
 Scored = tuple[Sequence[int], int]
@@ -57,6 +46,7 @@ def sequence_logprobs(
     tokenizer: PreTrainedTokenizerBase,
     sequences: Sequence[Scored],
     *,
+    read: Read | None = None,
     batch_tokens: int | None = None,
     show: bool | None = None,
 ) -> list[np.ndarray]:
@@ -67,6 +57,7 @@ def sequence_logprobs(
         tokenizer: its tokenizer; only its padding side and limit are read here.
         sequences: token ids, and the place (1 or later) of the first one that is scored. The last token is only
             predicted, so a sequence may be one token longer than the model's context.
+        read: what is read off the head in the place of log-probabilities.
         batch_tokens: tokens a batch, padding included; None chooses by device.
         show: whether to show progress; None only on a terminal.
 
@@ -85,7 +76,7 @@ def sequence_logprobs(
         ids, first = sequences[row]
         return range(first, len(ids)), ids[first:]
 
-    return token_logprobs(reader, inputs, wanted, reader.states, batch_tokens=batch_tokens, show=show)
+    return token_logprobs(reader, inputs, wanted, reader.states, read=read, batch_tokens=batch_tokens, show=show)
 
 
 def continuation_logprobs(
@@ -123,16 +114,7 @@ def continuation_logprobs(
         TextError: a continuation has no character but white space, or a text is not valid Unicode.
         ModelError: the tokenizer is not a fast one, or the model's head cannot be run on its own.
     """
-    for index, (_, continuation) in enumerate(pairs):
-        if not continuation.strip():
-            raise TextError(f"continuation {index} is empty")
-    limit = plain_reader(model, tokenizer).max_length
-    texts = tokenize(tokenizer, [prefix + continuation for prefix, continuation in pairs], Reading(), offsets=True)
-    splits = [
-        _split(tokenizer, tokens, len(prefix), limit)
-        for (prefix, _), tokens in zip(pairs, texts, strict=True)
-        if tokens is not None
-    ]
+    splits = _split_pairs(model, tokenizer, pairs)
     sequences = [(item.ids, item.text_from if with_prefix else item.split) for item in splits]
     scores = sequence_logprobs(model, tokenizer, sequences, batch_tokens=batch_tokens, show=show)
     results = []
@@ -140,6 +122,39 @@ def continuation_logprobs(
         before = item.split - first
         results.append(PairLogprobs(logprobs[:before], logprobs[before:], item.lost))
     return results
+
+
+def continuation_certainty(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    pairs: Sequence[tuple[str, str]],
+    *,
+    batch_tokens: int | None = None,
+    show: bool | None = None,
+) -> list[np.ndarray]:
+    """Return how sure the model is at every token of continuations after their prefixes.
+
+    The divergence of the even distribution over the vocabulary from the model's prediction, in nats: 0 where all
+    tokens are as likely as each other. What the token is plays no part.
+
+    Args:
+        model: a causal language model.
+        tokenizer: its tokenizer, a fast one.
+        pairs: as in ``continuation_logprobs``.
+        batch_tokens: as in ``sequence_logprobs``.
+        show: as in ``sequence_logprobs``.
+
+    Returns:
+        One float32 array a pair, in their order.
+
+    Raises:
+        TextError: as in ``continuation_logprobs``.
+        ModelError: as in ``continuation_logprobs``.
+    """
+    sequences = [(item.ids, item.split) for item in _split_pairs(model, tokenizer, pairs)]
+    return sequence_logprobs(
+        model, tokenizer, sequences, read=TokenHead.certainty, batch_tokens=batch_tokens, show=show
+    )
 
 
 def plain_reader(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Reader:
@@ -154,6 +169,7 @@ def token_logprobs(
     wanted: Callable[[int], tuple[Sequence[int], Sequence[int]]],
     states: States,
     *,
+    read: Read | None = None,
     batch_tokens: int | None = None,
     show: bool | None = None,
 ) -> list[np.ndarray]:
@@ -164,6 +180,7 @@ def token_logprobs(
         texts: what the model reads; None is passed over.
         wanted: for the index of a text the places (1 or later) that are scored, and the tokens that stand there.
         states: runs a batch.
+        read: what is read off the head in the place of log-probabilities.
         batch_tokens: as in ``sequence_logprobs``.
         show: as in ``sequence_logprobs``.
 
@@ -175,6 +192,7 @@ def token_logprobs(
         ResourceError: a single text does not fit the memory.
     """
     head = TokenHead(reader.model)
+    read = read or TokenHead.logprobs
     results = [np.zeros(0, dtype=np.float32) for _ in texts]
 
     def keep(rows: list[int], batch: list[Tokens], hidden_BTD: Tensor, begin: Tensor) -> None:
@@ -184,7 +202,7 @@ def token_logprobs(
         place_N = [first + at - 1 for first, (places, _) in zip(begin.tolist(), scored, strict=True) for at in places]
         token_N = [token for _, tokens in scored for token in tokens]
         with reader.gate():  # an adapter may change the head too
-            logprobs = head.logprobs(hidden_BTD[row_N, place_N], torch.tensor(token_N, device=hidden_BTD.device))
+            logprobs = read(head, hidden_BTD[row_N, place_N], torch.tensor(token_N, device=hidden_BTD.device))
         if not np.isfinite(logprobs).all():
             raise ModelError(
                 f"this model's log-probabilities are not numbers in {reader.model.dtype}; load it with another dtype"
@@ -195,121 +213,6 @@ def token_logprobs(
 
     in_batches(reader, texts, states, keep, batch_tokens=batch_tokens, show=show, label="scoring")
     return results
-
-
-class TokenHead:
-    """From last hidden states to the log-probabilities of tokens, by the model's own forward pass.
-
-    Architectures scale or cap their logits in ways of their own, all of which stand in ``forward`` behind the
-    decoder. So ``forward`` runs with a stand-in for the decoder that returns states which are known already:
-    a few rows at a time, and only those that are asked for. No parameter is copied, the model is not touched.
-
-    Args:
-        model: a causal language model.
-
-    Raises:
-        ModelError: that gives other logits than the whole model; found out once a model.
-    """
-
-    def __init__(self, model: PreTrainedModel) -> None:
-        self._model = copy.copy(model)
-        # The copy shares everything; a table of modules of its own lets one of them be another.
-        self._model._modules = {**model._modules, model.base_model_prefix: _StandIn(model.base_model)}
-        if model not in _proved:
-            self._prove(model)
-            _proved.add(model)
-
-    def logits(self, states_ND: Tensor) -> Tensor:
-        """Return the logits ``(N, V)`` of last hidden states, as the model computes them; with gradients if enabled."""
-        # Of the class: hooks that belong to the whole model have nothing to do here.
-        output = type(self._model).forward(self._model, inputs_embeds=states_ND[None], use_cache=False)
-        logits_NV: Tensor = output.logits[0]
-        return logits_NV
-
-    @torch.no_grad()
-    def logprobs(self, states_ND: Tensor, tokens_N: Tensor) -> np.ndarray:
-        """Return the log-probability of each token after the state that predicts it, ``(N,)`` float32."""
-        rows = max(1, _LOGITS_AT_ONCE // self._model.config.get_text_config(decoder=True).vocab_size)
-        parts = [
-            -functional.cross_entropy(self.logits(states_ND[start : start + rows]).float(), part_N, reduction="none")
-            for start, part_N in zip(range(0, len(tokens_N), rows), tokens_N.split(rows), strict=True)
-        ]
-        return torch.cat(parts).cpu().numpy()
-
-    @torch.no_grad()
-    def _prove(self, model: PreTrainedModel) -> None:
-        table = model.get_input_embeddings().weight
-        ids = (torch.arange(_PROOF_LENGTH, device=table.device) * 7 + 3)[None] % len(table)
-        # A model in training drops parts at random; and autocast in older torch (2.8 among them) would remember the
-        # weights that it casts here, cut off from their gradients.
-        with _evaluating(model), torch.autocast(table.device.type, enabled=False):
-            whole = model(ids, use_cache=False).logits[0].float()
-            try:
-                own = self.logits(model.base_model(ids, use_cache=False).last_hidden_state[0]).float()
-            except (AttributeError, TypeError, ValueError) as error:
-                raise ModelError(_unheaded(model)) from error
-        tolerance = _PROOF_TOLERANCE.get(model.dtype, _PROOF_TOLERANCE_HALF) * max(1.0, float(whole.abs().max()))
-        if own.shape != whole.shape or float((own - whole).abs().max()) > tolerance:
-            raise ModelError(_unheaded(model))
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Put every module into evaluation mode until the block ends, and then those back that were not."""
-    training = [module for module in model.modules() if module.training]
-    for module in training:
-        module.training = False
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True
-
-
-def _unheaded(model: PreTrainedModel) -> str:
-    return (
-        f"this {model.config.model_type} model computes its logits from more than the last hidden state, so the "
-        "log-probabilities of texts cannot be measured; take another architecture"
-    )
-
-
-# Models whose head was found to run on its own.
-_proved: WeakSet[PreTrainedModel] = WeakSet()
-
-
-class _StandIn(nn.Module):
-    """Stands where a decoder was, and returns what it is given as if it had computed it."""
-
-    def __init__(self, decoder: nn.Module) -> None:
-        super().__init__()
-        # Not as a module of its own: nothing of the decoder is to run here.
-        self.__dict__["_own"] = decoder
-
-    def __getattr__(self, name: str) -> Any:
-        """Return what else a head reads off its decoder, such as a factor."""
-        return getattr(self.__dict__["_own"], name)
-
-    def forward(self, *_args: Any, inputs_embeds: Tensor, **_kwargs: Any) -> "_Known":
-        """Return the states."""
-        return _Known(inputs_embeds)
-
-    @property
-    def decoder(self) -> nn.Module:
-        """The part of it that OPT and BART call."""
-        return self
-
-
-class _Known:
-    """A decoder's output that has its last hidden states and nothing else."""
-
-    def __init__(self, states_BTD: Tensor) -> None:
-        self.last_hidden_state = states_BTD
-
-    def __getattr__(self, name: str) -> None:
-        """Caches, attentions, routers: there are none."""
-
-    def __getitem__(self, index: int) -> Tensor:
-        return (self.last_hidden_state,)[index]
 
 
 @dataclass(frozen=True)
@@ -329,6 +232,21 @@ def _input(ids: Sequence[int], first: int, index: int, limit: int | None) -> Tok
     if limit is not None and len(ids) - 1 > limit:
         raise TextError(f"sequence {index} has {len(ids)} tokens and the model's context ends at {limit}")
     return Tokens(list(ids[:-1]), 0, 0) if len(ids) > first else None
+
+
+def _split_pairs(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, pairs: Sequence[tuple[str, str]]
+) -> list[_Split]:
+    for index, (_, continuation) in enumerate(pairs):
+        if not continuation.strip():
+            raise TextError(f"continuation {index} is empty")
+    limit = plain_reader(model, tokenizer).max_length
+    texts = tokenize(tokenizer, [prefix + continuation for prefix, continuation in pairs], Reading(), offsets=True)
+    return [
+        _split(tokenizer, tokens, len(prefix), limit)
+        for (prefix, _), tokens in zip(pairs, texts, strict=True)
+        if tokens is not None
+    ]
 
 
 def _split(tokenizer: PreTrainedTokenizerBase, tokens: Tokens, boundary: int, limit: int | None) -> _Split:

@@ -19,7 +19,7 @@ from transformers import DynamicCache
 from gerund.attention.growing import GrowingHybrid
 from gerund.errors import ModelError, UnsupportedModelError
 from gerund.inference.encoding import Reader, takes_positions
-from gerund.inference.likelihood import TokenHead
+from gerund.inference.token_head import TokenHead
 
 
 @dataclass(frozen=True)

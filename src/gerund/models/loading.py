@@ -93,7 +93,7 @@ def read(source: Source, dtype: torch.dtype | None) -> tuple[PreTrainedModel, Pr
     name = str(source.folder or source.name)
     config = _config(source, name)
     _refuse_other_kinds(config, name)
-    model, found = _guarded(
+    model, found = guarded(
         f"cannot load {source.name}",
         AutoModelForCausalLM.from_pretrained,
         name,
@@ -107,8 +107,8 @@ def read(source: Source, dtype: torch.dtype | None) -> tuple[PreTrainedModel, Pr
     if getattr(model, "_hf_peft_config_loaded", False):
         raise ModelError(f"{source.name} is an adapter; give its base model, and the adapter's folder as adapter=")
     _take_away_missing_head(model, found, source.name)
-    _refuse_incomplete(found, source.name)
-    tokenizer = _guarded(
+    refuse_incomplete(found, source.name)
+    tokenizer = guarded(
         f"cannot load the tokenizer of {source.name}",
         AutoTokenizer.from_pretrained,
         name,
@@ -193,7 +193,7 @@ def settings_folder(source: Source) -> Path | None:
 
     what = f"cannot find the settings of {source.name}"
     try:
-        return Path(_guarded(what, snapshot_download, source.name, allow_patterns=[CONFIG_FILE, "adapter/*"]))
+        return Path(guarded(what, snapshot_download, source.name, allow_patterns=[CONFIG_FILE, "adapter/*"]))
     except ModelError:
         return None  # reading the model will say why
 
@@ -209,7 +209,7 @@ def original_files(source: Source) -> list[Path]:
         from huggingface_hub import snapshot_download
 
         folder = Path(
-            _guarded(f"cannot find the files of {source.name}", snapshot_download, source.name, allow_patterns=_FILES)
+            guarded(f"cannot find the files of {source.name}", snapshot_download, source.name, allow_patterns=_FILES)
         )
     index = folder / "model.safetensors.index.json"
     if (folder / "model.safetensors").is_file():
@@ -250,7 +250,7 @@ def _config(source: Source, name: str) -> Any:
     what = f"cannot read the config of {source.name}"
     if source.folder is None:
         what += ", taken as a hub id since there is no such folder"
-    return _guarded(
+    return guarded(
         what,
         AutoConfig.from_pretrained,
         name,
@@ -307,7 +307,7 @@ def _take_away_missing_head(model: PreTrainedModel, found: dict[str, Any], name:
         found["missing_keys"] = []
 
 
-def _refuse_incomplete(found: dict[str, Any], name: str) -> None:
+def refuse_incomplete(found: dict[str, Any], name: str) -> None:
     """Refuse a checkpoint that lacks weights, which transformers would fill with random numbers."""
     lacking = sorted(found.get("missing_keys") or ())
     wrong = sorted(str(item[0] if isinstance(item, tuple) else item) for item in found.get("mismatched_keys") or ())
@@ -317,7 +317,7 @@ def _refuse_incomplete(found: dict[str, Any], name: str) -> None:
             raise ModelError(f"cannot load {name}: {keys[0]}{more} {what} its weights")
 
 
-def _guarded(what: str, load: Any, name: str, **options: Any) -> Any:
+def guarded(what: str, load: Any, name: str, **options: Any) -> Any:
     """Call a loader of transformers, quietly, and turn whatever it raises into one sentence."""
     try:
         with quiet(), warnings.catch_warnings():

@@ -5,7 +5,8 @@ from collections import Counter
 
 import pytest
 
-from gerund.evaluation.metrics.repetition import overlap, rep_n, rep_sentences, rep_window, sentences_of, words_of
+from gerund.evaluation.metrics.repetition import rep_n, rep_sentences, rep_window, sentences_of
+from gerund.scoring.words import overlap, words_of
 
 
 def texts():

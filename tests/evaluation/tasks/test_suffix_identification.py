@@ -8,9 +8,9 @@ import pytest
 import gerund
 from gerund.errors import ConfigError, DataError
 from gerund.evaluation.contender import Contender
-from gerund.evaluation.scorers import SCORERS, Evidence
 from gerund.evaluation.task import Settings
 from gerund.evaluation.tasks.suffix_identification import ChoiceTask, InbookTask, accuracy, find
+from gerund.scoring.likelihood import MEASURES, Evidence
 from tests.data.test_passages import SENTENCES
 
 ROWS = [
@@ -57,7 +57,7 @@ def test_accuracies_are_those_of_the_scorers(data, lm):
     [task] = [task for task in find(data) if isinstance(task, ChoiceTask)]
     score = task.run(Contender("tiny", lm), Settings(seed=5))
     evidence = Evidence(lm, [row["prefix"] for row in ROWS], [row["suffixes"] for row in ROWS], seed=5, show=False)
-    for name, scorer in SCORERS.items():
+    for name, scorer in MEASURES.items():
         right = [int(np.argmax(own)) == row["gold"] for own, row in zip(scorer(evidence), ROWS, strict=True)]
         if name != "overlap":  # which has ties
             assert score.metrics[name] == pytest.approx(np.mean(right)), name
@@ -91,7 +91,7 @@ def test_two_of_the_eleven(data, lm):
     choices = task.choices(12, Settings())
     evidence = Evidence(lm, [c.prefix for c in choices], [c.candidates for c in choices], show=False)
     for name in ("avg_cll", "pmi"):
-        found = SCORERS[name](evidence)
+        found = MEASURES[name](evidence)
         eleven = [own.argmax() == choice.gold for own, choice in zip(found, choices, strict=True)]
         others = [0 if choice.gold else 1 for choice in choices]
         two = [own[c.gold] > own[other] for own, c, other in zip(found, choices, others, strict=True)]

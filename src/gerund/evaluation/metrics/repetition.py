@@ -12,19 +12,6 @@ from collections.abc import Hashable, Sequence
 WINDOW = 20
 
 
-def words_of(text: str) -> list[str]:
-    """Split a text at white space, as letters stand, punctuation left on its word.
-
-    Words, not a model's tokens, so that models with different tokenizers can be compared. Human continuations
-    come to a ``rep_window`` of 0.16 to 0.17 so on English books and Wikipedia; RankGen (Table 16) has 0.158 and
-    0.150.
-
-    >>> words_of("To be, or not to be.")
-    ['To', 'be,', 'or', 'not', 'to', 'be.']
-    """
-    return text.split()
-
-
 def sentences_of(text: str, language: str = "en") -> list[str]:
     """Split a text into sentences without the white space around them; what follows the last full stop is one too.
 
@@ -80,18 +67,3 @@ def rep_window(tokens: Sequence[Hashable], prefix: Sequence[Hashable] = (), *, w
     places = range(len(prefix), len(everything))
     copied = sum(everything[place] in everything[max(0, place - window) : place] for place in places)
     return copied / len(tokens)
-
-
-def overlap(continuation: Sequence[Hashable], prefix: Sequence[Hashable]) -> float:
-    """Return the share of a continuation's tokens that also occur in its prefix (RankGen, appendix D.3).
-
-    Every occurrence counts, and so do the most frequent words. RankGen's Table 17 says "all tokens" but its human
-    texts (0.140 and 0.207) are only met when stop words are left out, so its figures are much lower than these.
-
-    >>> overlap("the dog and the cat".split(), "a dog saw the".split())
-    0.6
-    """
-    if not continuation:
-        return 0.0
-    known = set(prefix)
-    return sum(token in known for token in continuation) / len(continuation)

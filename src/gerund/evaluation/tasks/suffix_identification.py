@@ -27,7 +27,7 @@ _WAYS = 11
 
 @dataclass(frozen=True, kw_only=True)
 class SuffixTask(FileTask):
-    """Accuracy of choosing the candidate with the highest score, for every scorer of ``evaluation.scorers``.
+    """Accuracy of choosing the candidate with the highest score, for every measure of ``scoring.likelihood``.
 
     The main metric is the average conditional log-likelihood, ``avg_cll``. Candidates that score the same share the
     point. ``settings.limit`` counts prefixes.
@@ -49,7 +49,7 @@ class SuffixTask(FileTask):
         Raises:
             DataError: the file is malformed, or no document is long enough.
         """
-        from gerund.evaluation.scorers import SCORERS, Evidence
+        from gerund.scoring.likelihood import MEASURES, Evidence
 
         choices = self.choices(min(self.samples, settings.limit or self.samples), settings)
         evidence = Evidence(
@@ -59,7 +59,7 @@ class SuffixTask(FileTask):
             seed=settings.seed,
             show=settings.show_progress,
         )
-        scores = {name: scorer(evidence) for name, scorer in SCORERS.items()}
+        scores = {name: measure(evidence) for name, measure in MEASURES.items()}
         metrics = self.accuracies(scores, [choice.gold for choice in choices])
         lost = sum(one.lost > 0 for own in evidence.conditional for one in own)
         notes = [f"95% interval of {_MAIN}: within {100 * _half_width(metrics[_MAIN], len(choices)):.1f} points"]

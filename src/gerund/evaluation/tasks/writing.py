@@ -18,10 +18,11 @@ import numpy as np
 from gerund.errors import ConfigError, DataError, unknown_name
 from gerund.evaluation.contender import Contender
 from gerund.evaluation.metrics import mauve as mauve_metric
-from gerund.evaluation.metrics.repetition import overlap, rep_n, rep_sentences, rep_window, sentences_of, words_of
+from gerund.evaluation.metrics.repetition import rep_n, rep_sentences, rep_window, sentences_of
 from gerund.evaluation.sets.corpora import corpora_in, read_texts
 from gerund.evaluation.task import FileTask, Score, Settings, Task
 from gerund.progress import progress
+from gerund.scoring.words import overlap, words_of
 
 if TYPE_CHECKING:
     from gerund.language_model import LanguageModel

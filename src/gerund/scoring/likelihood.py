@@ -1,6 +1,6 @@
-"""Ways to say which continuation belongs to a prefix, each by what a causal model's likelihoods or words tell.
+"""Scores of continuations by what a causal model's likelihoods tell.
 
-RankGen, appendix C.6 and Table 15. A scorer takes ``Evidence``, in which whatever several scorers need is computed
+RankGen, appendix C.6 and Table 15. A measure takes ``Evidence``, in which whatever several measures need is computed
 once, and gives one array of scores a prefix, higher is better.
 
 Knows: log-probabilities, words. Does not know: data sets, which candidate is right.
@@ -11,9 +11,9 @@ from functools import cached_property
 
 import numpy as np
 
-from gerund.evaluation.metrics.repetition import overlap, words_of
-from gerund.inference.likelihood import PairLogprobs, continuation_logprobs
-from gerund.language_model import LanguageModel
+from gerund.inference.likelihood import PairLogprobs, continuation_certainty, continuation_logprobs
+from gerund.scoring.words import overlap, words_of
+from gerund.text_encoder import TextEncoder
 
 
 class Evidence:
@@ -23,33 +23,32 @@ class Evidence:
         lm: the model.
         prefixes: one text each.
         candidates: continuations of each prefix.
-        seed: of scorers that draw.
+        seed: of measures that draw.
         show: whether to show progress; None only on a terminal.
+        joint: what stands between prefix and candidate.
     """
 
     def __init__(
         self,
-        lm: LanguageModel,
+        lm: TextEncoder,
         prefixes: Sequence[str],
         candidates: Sequence[Sequence[str]],
         *,
         seed: int = 0,
         show: bool | None = None,
+        joint: str = " ",
     ) -> None:
         self.prefixes = prefixes
         self.candidates = candidates
         self.seed = seed
         self._lm = lm
         self._show = show
+        self._joint = joint
 
     @cached_property
     def conditional(self) -> list[list[PairLogprobs]]:
         """Every candidate after its prefix, the prefix's own tokens included."""
-        pairs = [
-            (prefix, f" {candidate}")
-            for prefix, own in zip(self.prefixes, self.candidates, strict=True)
-            for candidate in own
-        ]
+        pairs = self._pairs()
         return self._grouped(
             continuation_logprobs(self._lm.model, self._lm.tokenizer, pairs, with_prefix=True, show=self._show)
         )
@@ -57,15 +56,29 @@ class Evidence:
     @cached_property
     def unconditional(self) -> list[list[PairLogprobs]]:
         """Every candidate after nothing."""
-        pairs = [("", f" {candidate}") for own in self.candidates for candidate in own]
+        pairs = [("", self._joint + candidate) for own in self.candidates for candidate in own]
         return self._grouped(continuation_logprobs(self._lm.model, self._lm.tokenizer, pairs, show=self._show))
+
+    @cached_property
+    def certainty(self) -> list[list[np.ndarray]]:
+        """For every token of a candidate after its prefix, how far the prediction of it is from none at all."""
+        found = continuation_certainty(self._lm.model, self._lm.tokenizer, self._pairs(), show=self._show)
+        rest = iter(found)
+        return [[next(rest) for _ in own] for own in self.candidates]
+
+    def _pairs(self) -> list[tuple[str, str]]:
+        return [
+            (prefix, self._joint + candidate)
+            for prefix, own in zip(self.prefixes, self.candidates, strict=True)
+            for candidate in own
+        ]
 
     def _grouped(self, found: list[PairLogprobs]) -> list[list[PairLogprobs]]:
         rest = iter(found)
         return [[next(rest) for _ in own] for own in self.candidates]
 
 
-Scorer = Callable[[Evidence], list[np.ndarray]]
+Measure = Callable[[Evidence], list[np.ndarray]]
 
 
 def conditional_likelihood(evidence: Evidence) -> list[np.ndarray]:
@@ -97,6 +110,15 @@ def pointwise_mutual_information(evidence: Evidence) -> list[np.ndarray]:
     ]
 
 
+def self_certainty(evidence: Evidence) -> list[np.ndarray]:
+    """Return the mean divergence of the even distribution from the predictions (Kang et al. 2025, equation 8).
+
+    -1/(n V) times the sum of log(V p(token)) over all V tokens of the vocabulary and the n places of the
+    continuation: how sure the model is, whatever stands there.
+    """
+    return [_array(_mean(one) for one in own) for own in evidence.certainty]
+
+
 def unigram_overlap(evidence: Evidence) -> list[np.ndarray]:
     """Return the share of the continuation's words that occur in the prefix."""
     return [
@@ -111,14 +133,40 @@ def chance(evidence: Evidence) -> list[np.ndarray]:
     return [draw.random(len(own)) for own in evidence.candidates]
 
 
-SCORERS: Mapping[str, Scorer] = {
+MEASURES: Mapping[str, Measure] = {
     "avg_cll": average_conditional_likelihood,
     "cll": conditional_likelihood,
     "avg_ull": average_unconditional_likelihood,
     "pmi": pointwise_mutual_information,
+    "self_certainty": self_certainty,
     "overlap": unigram_overlap,
     "random": chance,
 }
+
+
+class LikelihoodScorer:
+    """A measure as a scorer of continuations as they stand, the space that begins them included.
+
+    Args:
+        lm: the model whose likelihoods are read; its encoder plays no part.
+        measure: a name of ``MEASURES``.
+        seed: of the measure that draws.
+
+    >>> import gerund
+    >>> scorer = LikelihoodScorer(gerund.load(), "overlap")
+    >>> scorer.score(["The old man saw the sea."], [[" The sea saw him.", " No rain."]])
+    [[0.5, 0.0]]
+    """
+
+    def __init__(self, lm: TextEncoder, measure: str, *, seed: int = 0) -> None:
+        self.name = measure
+        self._lm = lm
+        self._seed = seed
+
+    def score(self, prefixes: Sequence[str], continuations: Sequence[Sequence[str]]) -> list[list[float]]:
+        """Return a score for each continuation of each prefix; higher is better."""
+        evidence = Evidence(self._lm, prefixes, continuations, seed=self._seed, show=False, joint="")
+        return [own.tolist() for own in MEASURES[self.name](evidence)]
 
 
 def _information(given: np.ndarray, alone: np.ndarray) -> float:

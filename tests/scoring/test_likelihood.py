@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import gerund
-from gerund.evaluation.scorers import SCORERS, Evidence
+from gerund.scoring.likelihood import MEASURES, Evidence, LikelihoodScorer
 from tests.tiny import save_tiny
 
 PREFIXES = ["the cat sat in", "an inn"]
@@ -29,11 +29,17 @@ def by_hand(lm, prefix, candidate):
     before = len(logprobs(lm, prefix))
     whole, alone = logprobs(lm, f"{prefix} {candidate}"), logprobs(lm, f" {candidate}")
     given = whole[before:]
+    ids = lm.tokenizer(f"{prefix} {candidate}")["input_ids"]
+    with torch.no_grad():
+        all_logprobs = lm.model(torch.tensor([ids])).logits[0].float().log_softmax(-1)[before:-1]
+    vocabulary = all_logprobs.shape[-1]
+    sure = -(all_logprobs + np.log(vocabulary)).sum() / (len(all_logprobs) * vocabulary)
     known = prefix.split()
     return {
         "cll": sum(given),
         "avg_cll": sum(given) / len(given),
         "avg_ull": sum(whole) / len(whole),
+        "self_certainty": sure.item(),
         "pmi": sum(given) - sum(alone),
         "overlap": np.mean([word in known for word in candidate.split()]),
     }
@@ -41,7 +47,7 @@ def by_hand(lm, prefix, candidate):
 
 def test_every_scorer(lm):
     evidence = Evidence(lm, PREFIXES, CANDIDATES, show=False)
-    for name, scorer in SCORERS.items():
+    for name, scorer in MEASURES.items():
         found = scorer(evidence)
         assert [len(own) for own in found] == [3, 2]
         if name == "random":
@@ -51,8 +57,16 @@ def test_every_scorer(lm):
             np.testing.assert_allclose(own, expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("name", [name for name in MEASURES if name != "random"])
+def test_scorer_reads_continuations_as_they_stand(lm, name):
+    spaced = [[f" {candidate}" for candidate in own] for own in CANDIDATES]
+    found = LikelihoodScorer(lm, name).score(PREFIXES, spaced)
+    expected = MEASURES[name](Evidence(lm, PREFIXES, CANDIDATES, show=False))
+    assert found == [own.tolist() for own in expected]
+
+
 def test_chance_depends_on_the_seed_alone(lm):
-    draws = [SCORERS["random"](Evidence(lm, PREFIXES, CANDIDATES, seed=seed))[0].tolist() for seed in (1, 1, 2)]
+    draws = [MEASURES["random"](Evidence(lm, PREFIXES, CANDIDATES, seed=seed))[0].tolist() for seed in (1, 1, 2)]
     assert draws[0] == draws[1] != draws[2]
 
 
@@ -60,7 +74,7 @@ def test_without_a_beginning_token_the_first_token_of_a_text_counts_nowhere(tmp_
     lm = gerund.load(save_tiny(tmp_path / "bare", bos=False))
     lm.tokenizer.bos_token = None
     evidence = Evidence(lm, ["a tin", ""], [["and x"], ["x", "the"]], show=False)
-    scores = {name: scorer(evidence) for name, scorer in SCORERS.items()}
+    scores = {name: scorer(evidence) for name, scorer in MEASURES.items()}
     # The helper leaves the first token out. " and x" is five tokens, of which four are predicted when it stands alone.
     whole, alone = logprobs(lm, "a tin and x"), logprobs(lm, " and x")
     assert (len(whole), len(alone)) == (8, 4)

@@ -1,0 +1,126 @@
+"""``gerund score``: which continuation belongs to a prefix, on the terminal or for many prefixes in a file."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gerund.cli import json_lines
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gerund.language_model import LanguageModel
+
+# Prefixes that are scored in one call: enough to sort texts of like length together, few enough that results come soon.
+_LOT = 32
+
+Pair = tuple[str, list[str]]
+
+
+def command(
+    prefix: Annotated[str | None, typer.Argument(help="What comes first.", show_default=False)] = None,
+    continuations: Annotated[
+        list[str] | None, typer.Argument(help="What might follow it, each as one argument.", show_default=False)
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option("--model", "-m", help="A folder or hub id; left out, the embedded default.", show_default=False),
+    ] = None,
+    scorer: Annotated[str, typer.Option(help="pmi, avg_cll, cll, avg_ull, self_certainty, overlap or random.")] = "pmi",
+    file: Annotated[
+        Path | None,
+        typer.Option(
+            "--file",
+            "-f",
+            help='Many prefixes: a .jsonl file whose lines have "prefix" and "continuations", a list.',
+            show_default=False,
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write JSON lines to this file.", show_default=False)
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the output file.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object instead of a list.")] = False,
+    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")] = "auto",
+) -> None:
+    """Say how well texts continue a prefix.
+
+    For one prefix its continuations are listed with their scores, the best first. With --file, --json or -o there is
+    one JSON object a prefix: prefix, scores (in the order of the continuations) and best (the number of the best one,
+    counted from 0). A continuation that begins without a space is put behind one.
+
+    pmi is how much likelier the continuation is behind the prefix than alone; cll and avg_cll are its log-likelihood,
+    in all and for a token; avg_ull is that of both together; self_certainty is how sure the model is while it reads;
+    overlap is the share of words that the prefix has too.
+
+    For example:
+
+        gerund score "The old man looked at the sea." "The waves were high." "Interest rates rose."
+
+        gerund score --file candidates.jsonl -m ./model --scorer avg_cll -o scores.jsonl
+    """
+    json_lines.refuse_existing(output, force=force)
+    pairs = _pairs(prefix, continuations or [], file)
+    from gerund.entry import load
+    from gerund.scoring.finding import find_scorer
+
+    lm = load(model, attention="causal", dtype=dtype, device=device)
+    find_scorer(scorer, lm)  # a mistyped name shows before anything is scored
+    found = _scored(lm, pairs, scorer)
+    if file is None and output is None and not as_json:
+        [(_, texts)] = pairs
+        scores = next(found)["scores"]
+        for score, text in sorted(zip(scores, texts, strict=True), key=lambda pair: -pair[0]):
+            typer.echo(f"{score:10.4f}  {text.strip()}")
+        return
+    json_lines.write(_lines(found), output, len(pairs), "scoring")
+
+
+def _pairs(prefix: str | None, continuations: list[str], file: Path | None) -> list[Pair]:
+    """Read all prefixes at once: what is wrong with the last shows before the first is scored."""
+    from gerund.data.files import checked_text
+    from gerund.errors import ConfigError, DataError
+    from gerund.evaluation.sets.rows import read_json_lines
+
+    if (prefix is None) == (file is None):
+        raise ConfigError("give either a prefix with its continuations or --file" + (", not both" if file else ""))
+    if file is None:
+        if not continuations:
+            raise ConfigError("give at least one continuation behind the prefix")
+        return [_spaced(prefix or "", continuations, "the command line")]
+    pairs = []
+    for row in read_json_lines(file):
+        texts = row.values.get("continuations")
+        if not isinstance(texts, list) or not texts:
+            raise DataError(f"{row.where}: needs 'continuations', a list of texts")
+        checked = [checked_text(text, row.where, "continuations") for text in texts]
+        pairs.append(_spaced(row.text("prefix"), checked, row.where))
+    return pairs
+
+
+def _spaced(prefix: str, continuations: list[str], where: str) -> Pair:
+    from gerund.errors import DataError
+
+    for text in continuations:
+        if not text.strip():
+            raise DataError(f"{where}: a continuation is empty")
+    joined = not prefix or prefix[-1].isspace()
+    return prefix, [text if joined or text[0].isspace() else f" {text}" for text in continuations]
+
+
+def _scored(lm: "LanguageModel", pairs: list[Pair], scorer: str) -> "Iterator[dict[str, Any]]":
+    for start in range(0, len(pairs), _LOT):
+        lot = pairs[start : start + _LOT]
+        found = lm.score([prefix for prefix, _ in lot], [texts for _, texts in lot], scorer)
+        for (prefix, _), scores in zip(lot, found, strict=True):
+            best = max(range(len(scores)), key=lambda index, own=scores: own[index])  # type: ignore[misc]
+            yield {"prefix": prefix, "scores": [round(score, 6) for score in scores], "best": best}
+
+
+def _lines(found: "Iterator[dict[str, Any]]") -> "Iterator[str]":
+    import json
+
+    for record in found:
+        yield json.dumps(record, ensure_ascii=False)

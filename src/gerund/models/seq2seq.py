@@ -1,0 +1,111 @@
+"""T5 encoders with a projection: the layout of RankGen's published checkpoints, read without any code of theirs.
+
+Knows: transformers' T5, that layout. Does not know: markers, scores.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, T5Config, T5EncoderModel, T5PreTrainedModel
+from transformers.utils import cached_file
+
+from gerund.errors import ModelError
+from gerund.models.loading import Source, guarded, refuse_incomplete
+
+ARCHITECTURE = "T5EncoderWithProjection"
+# The published checkpoints bring no tokenizer; theirs is that of the T5 they were made from, which its width tells.
+_TOKENIZERS = {768: "google/t5-v1_1-base", 1024: "google/t5-v1_1-large", 2048: "google/t5-v1_1-xl"}
+
+
+class T5EncoderWithProjection(T5PreTrainedModel):
+    """The first state of a T5 encoder, projected (RankGen, section 2.2; the released model).
+
+    Parameters are called as in the published checkpoints: ``t5_encoder.*`` and ``projection.weight``.
+
+    Args:
+        config: of the T5; its decoder plays no part.
+    """
+
+    config_class = T5Config
+
+    def __init__(self, config: T5Config) -> None:
+        super().__init__(config)
+        self.t5_encoder = T5EncoderModel(config)
+        self.projection = nn.Linear(config.d_model, config.d_model, bias=False)
+        self.post_init()
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        """Return one vector a text, ``(B, D)``."""
+        hidden_BTD = self.t5_encoder(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+        vectors_BD: Tensor = self.projection(hidden_BTD[:, 0])
+        return vectors_BD
+
+
+def is_t5_scorer(folder: Path) -> bool:
+    """Whether a folder holds a checkpoint of this layout."""
+    try:
+        config = json.loads((folder / "config.json").read_text("utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(config, dict) and ARCHITECTURE in (config.get("architectures") or [])
+
+
+def read_t5_scorer(
+    source: Source, dtype: torch.dtype | None = None
+) -> tuple[T5EncoderWithProjection, PreTrainedTokenizerBase]:
+    """Load model and tokenizer, in evaluation mode.
+
+    A published checkpoint has its weights in a file of the old format, of which only tensors are read.
+
+    Args:
+        source: folder or hub id.
+        dtype: type of the weights; None for the checkpoint's own.
+
+    Raises:
+        ModelError: no checkpoint of this layout, weights missing, no tokenizer, or not to be had.
+    """
+    name = str(source.folder or source.name)
+    local = source.folder is not None
+    config = guarded(f"cannot read the config of {source.name}", T5Config.from_pretrained, name, local_files_only=local)
+    if ARCHITECTURE not in (config.architectures or []):
+        raise ModelError(f"{source.name} is no T5 scorer: its config does not name {ARCHITECTURE}")
+    model, found = guarded(
+        f"cannot load {source.name}",
+        T5EncoderWithProjection.from_pretrained,
+        name,
+        config=config,
+        dtype="auto" if dtype is None else dtype,
+        output_loading_info=True,
+        weights_only=True,
+        local_files_only=local,
+    )
+    refuse_incomplete(found, source.name)
+    return model.eval(), _tokenizer(source, name, config)
+
+
+def _tokenizer(source: Source, name: str, config: T5Config) -> PreTrainedTokenizerBase:
+    # Without files transformers would make an empty tokenizer up.
+    options: dict[str, Any] = {
+        "local_files_only": source.folder is not None,
+        "_raise_exceptions_for_missing_entries": False,
+    }
+    what = f"cannot load the tokenizer of {source.name}"
+    if not any(
+        guarded(what, cached_file, name, filename=file, **options) for file in ("tokenizer.json", "spiece.model")
+    ):
+        other = _TOKENIZERS.get(config.d_model)
+        if source.folder is not None or other is None:
+            hint = f"; put the files of {other} into the folder" if other else ""
+            raise ModelError(f"{source.name} has no tokenizer{hint}")
+        name = other
+    tokenizer: PreTrainedTokenizerBase = guarded(
+        what,
+        AutoTokenizer.from_pretrained,
+        name,
+        local_files_only=source.folder is not None,
+        trust_remote_code=False,
+    )
+    return tokenizer

@@ -1,0 +1,1 @@
+"""Says which continuation belongs to a prefix."""

@@ -1,0 +1,125 @@
+"""T5 encoders as scorers: RankGen's published checkpoints, and others of their layout.
+
+Knows: markers, where long texts are cut. Does not know: how a checkpoint is read.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from gerund.errors import TextError
+from gerund.inference.tokens import check_texts
+from gerund.models import loading
+from gerund.models.seq2seq import T5EncoderWithProjection, read_t5_scorer
+from gerund.scoring.vectors import VectorScorer
+
+# Tokens of a batch, padding included.
+_BATCH_TOKENS = 8192
+
+
+@dataclass(frozen=True)
+class Side:
+    """How the texts of one side are read.
+
+    Attributes:
+        marker: put before each.
+        most: tokens at most, marker and end token included.
+        keep: which end of a longer text is kept. ``start`` cuts behind the first tokens, end token and all, as the
+            released code does; ``end`` keeps marker, last tokens and end token.
+    """
+
+    marker: str
+    most: int
+    keep: Literal["start", "end"] = "start"
+
+    def read(self, tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+        """Return the token ids of a text."""
+        ids: list[int] = tokenizer(self.marker + text, verbose=False)["input_ids"]
+        if len(ids) <= self.most:
+            return ids
+        if self.keep == "start":
+            return ids[: self.most]
+        marker: list[int] = tokenizer(self.marker, add_special_tokens=False)["input_ids"]
+        return [*marker, *ids[len(marker) - self.most :]]
+
+
+# Of the released encoder; the paper has special tokens.
+PREFIX = Side("pre ", 512)
+CONTINUATION = Side("suffi ", 128)
+
+
+class T5Scorer(VectorScorer):
+    """A T5 encoder with a projection, as RankGen published four of them.
+
+    Args:
+        model: the encoder.
+        tokenizer: its tokenizer.
+        name: what results call it.
+        prefix: how prefixes are read.
+        continuation: how continuations are read; the space that begins them is left out.
+    """
+
+    def __init__(
+        self,
+        model: T5EncoderWithProjection,
+        tokenizer: PreTrainedTokenizerBase,
+        name: str,
+        *,
+        prefix: Side = PREFIX,
+        continuation: Side = CONTINUATION,
+    ) -> None:
+        super().__init__(
+            name,
+            lambda texts: self.encode(texts, prefix),
+            lambda texts: self.encode([text.strip() for text in texts], continuation),
+        )
+        self.model = model
+        self.tokenizer = tokenizer
+
+    @classmethod
+    def load(cls, model: str | Path, *, dtype: str = "auto", device: str = "auto") -> "T5Scorer":
+        """Load a folder or a hub id, such as ``kalpeshk2011/rankgen-t5-base-all``.
+
+        Args:
+            model: where it is.
+            dtype: as in ``gerund.load``.
+            device: as in ``gerund.load``.
+
+        Raises:
+            ModelError: there is no such checkpoint, or it has another layout.
+        """
+        source = loading.find(model)
+        loaded, tokenizer = read_t5_scorer(source, loading.pick_dtype(dtype))
+        return cls(loaded.to(loading.pick_device(device)), tokenizer, source.name)
+
+    @torch.no_grad()
+    def encode(self, texts: Sequence[str], side: Side) -> np.ndarray:
+        """Return the vectors of texts, ``(n, D)`` float32.
+
+        Raises:
+            TextError: a text is no string, or blank.
+        """
+        checked = check_texts(texts)
+        for index, text in enumerate(checked):
+            if not text.strip():
+                raise TextError(f"text {index} is empty")
+        ids = [side.read(self.tokenizer, text) for text in checked]
+        vectors = np.zeros((len(ids), self.model.config.d_model), dtype=np.float32)
+        order = sorted(range(len(ids)), key=lambda index: len(ids[index]))
+        while order:
+            # The longest first: it decides how many fit.
+            width = len(ids[order[-1]])
+            rows = [order.pop() for _ in range(min(len(order), max(1, _BATCH_TOKENS // width)))]
+            ids_BT = torch.zeros(len(rows), width, dtype=torch.long)
+            real_BT = torch.zeros_like(ids_BT)
+            for place, row in enumerate(rows):
+                ids_BT[place, : len(ids[row])] = torch.tensor(ids[row])
+                real_BT[place, : len(ids[row])] = 1
+            device = self.model.device
+            vectors[rows] = self.model(ids_BT.to(device), real_BT.to(device)).float().cpu().numpy()
+        return vectors

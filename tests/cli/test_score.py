@@ -1,0 +1,112 @@
+"""``gerund score`` and ``gerund generate --rerank``."""
+
+import json
+
+import pytest
+
+import gerund
+from gerund.config import Rerank, Sampling
+from tests.cli.helpers import run_cli
+
+
+@pytest.fixture(scope="module")
+def lm(tiny_folder):
+    return gerund.load(tiny_folder, attention="causal")
+
+
+def test_lists_the_best_first(tiny_folder, lm):
+    ran = run_cli("score", "the cat", "in the rain", " an end", "-m", tiny_folder)
+    assert (ran.code, ran.err) == (0, "")
+    [scores] = lm.score(["the cat"], [[" in the rain", " an end"]])
+    expected = sorted(zip(scores, ["in the rain", "an end"], strict=True), reverse=True)
+    assert [line.split(maxsplit=1) for line in ran.out.splitlines()] == [[f"{s:.4f}", text] for s, text in expected]
+
+
+@pytest.mark.parametrize("scorer", ["avg_cll", "overlap"])
+def test_json(tiny_folder, lm, scorer):
+    ran = run_cli("score", "the cat ", "sat", "the", "-m", tiny_folder, "--json", "--scorer", scorer)
+    [scores] = lm.score(["the cat "], [["sat", "the"]], scorer)
+    record = json.loads(ran.out)
+    assert record["scores"] == pytest.approx(scores, abs=1e-6)
+    assert record["best"] == scores.index(max(scores))
+
+
+def test_file(tiny_folder, lm, tmp_path):
+    rows = [{"prefix": f"the cat {n}", "continuations": [" sat", "in a tin"]} for n in range(40)]
+    source, target = tmp_path / "in.jsonl", tmp_path / "out" / "scores.jsonl"
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert run_cli("score", "--file", source, "-m", tiny_folder, "-o", target).code == 0
+    found = [json.loads(line) for line in target.read_text().splitlines()]
+    expected = lm.score([row["prefix"] for row in rows], [[" sat", " in a tin"]] * 40)
+    assert [record["prefix"] for record in found] == [row["prefix"] for row in rows]
+    for record, scores in zip(found, expected, strict=True):
+        assert record["scores"] == pytest.approx(scores, abs=1e-4)
+    assert "exists already" in run_cli("score", "--file", source, "-m", tiny_folder, "-o", target).mistake
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"prefix": "a"}', "line 1: needs 'continuations', a list of texts"),
+        ('{"prefix": "a", "continuations": "b"}', "needs 'continuations', a list of texts"),
+        ('{"prefix": "a", "continuations": []}', "needs 'continuations', a list of texts"),
+        ('{"prefix": "a", "continuations": [" "]}', "line 1: a continuation is empty"),
+        ('{"prefix": "a", "continuations": [3]}', "line 1"),
+        ('{"continuations": ["b"]}', "no field 'prefix'"),
+        ("[", "not valid JSON"),
+        ("", "the file is empty"),
+    ],
+)
+def test_bad_files(tmp_path, line, message):
+    source = tmp_path / "in.jsonl"
+    source.write_text(line)
+    assert message in run_cli("score", "-f", source).mistake
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "give either a prefix with its continuations or --file"),
+        (["a"], "give at least one continuation"),
+        (["a", ""], "a continuation is empty"),
+        (["a", "b", "-f", "c.jsonl"], "not both"),
+        (["a", "b", "--scorer", "pmy"], "unknown scorer 'pmy'"),
+        (["-f", "absent.jsonl"], "absent.jsonl: no such file"),
+    ],
+)
+def test_mistakes(arguments, message):
+    assert message in run_cli("score", *arguments).mistake
+
+
+class TestGenerate:
+    def test_one_prompt(self, tiny_folder, lm):
+        options = ["--rerank", "overlap", "--samples", 3, "--beams", 2, "--every", 2, "--seed", 1]
+        ran = run_cli("generate", "the cat", "-m", tiny_folder, "--max-new-tokens", 6, *options)
+        rerank = Rerank(3, beams=2, every=2, scorer="overlap")
+        [one] = lm.generate("the cat", 6, Sampling(temperature=1.0, top_p=0.9, seed=1), rerank=rerank)
+        assert (ran.code, ran.out) == (0, f"the cat{one.text}\n")
+
+    def test_many_prompts(self, tiny_folder, lm, tmp_path):
+        source = tmp_path / "prompts.txt"
+        source.write_text("the cat\nan inn\n")
+        options = ["--rerank", "pmi", "--samples", 3, "--temperature", 1, "--seed", 1, "--max-new-tokens", 5]
+        ran = run_cli("generate", "-f", source, "-m", tiny_folder, *options)
+        found = [json.loads(line) for line in ran.out.splitlines()]
+        expected = lm.generate(["the cat", "an inn"], 5, Sampling(temperature=1.0, seed=1), rerank=Rerank(3))
+        assert [record["text"] for record in found] == [one.text for one in expected]
+        assert [record["rank_score"] for record in found] == pytest.approx(
+            [one.rank_score for one in expected], abs=1e-5
+        )
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            (["--samples", 3], "--samples belongs to --rerank SCORER"),
+            (["--every", 3], "--every belongs to --rerank SCORER"),
+            (["--rerank", "pmi", "--samples", 0], "samples=0 leaves no continuation"),
+            (["--rerank", "pmy"], "unknown scorer 'pmy'"),
+            (["--rerank", "pmi", "--temperature", 0], "there is nothing to rank"),
+        ],
+    )
+    def test_mistakes(self, tiny_folder, options, message):
+        assert message in run_cli("generate", "a", "-m", tiny_folder, *options).mistake

@@ -1,0 +1,106 @@
+"""``lm.score``, and ``lm.generate`` and ``lm.stream`` with ``rerank``."""
+
+import pytest
+
+import gerund
+from gerund import ConfigError, Generation, Ranked, Rerank, Sampling, TextError
+from gerund.scoring.likelihood import MEASURES, LikelihoodScorer
+
+SAMPLING = Sampling(temperature=1.0, seed=5)
+
+
+@pytest.fixture(scope="module")
+def lm(tiny_folder):
+    return gerund.load(tiny_folder, dtype="float32")
+
+
+class Longest:
+    """A scorer of one's own."""
+
+    name = "longest"
+
+    def score(self, prefixes, continuations):
+        """Score by length."""
+        assert len(prefixes) == len(continuations)
+        return [[float(len(text)) for text in own] for own in continuations]
+
+
+class TestScore:
+    def test_default_is_pmi(self, lm):
+        texts = [[" the rain", " a tin"], [" an end"]]
+        assert lm.score(["the cat", "a"], texts) == lm.score(["the cat", "a"], texts, "pmi")
+
+    @pytest.mark.parametrize("name", MEASURES)
+    def test_every_name(self, lm, name):
+        [scores] = lm.score(["the cat sat"], [[" the rain", " a tin"]], name)
+        assert scores == LikelihoodScorer(lm, name).score(["the cat sat"], [[" the rain", " a tin"]])[0]
+
+    def test_scorer_of_ones_own(self, lm):
+        assert lm.score(["a"], [[" b", " cde"]], Longest()) == [[2.0, 4.0]]
+
+    def test_nothing_to_score(self, lm):
+        assert lm.score([], []) == []
+
+    @pytest.mark.parametrize(
+        ("prefixes", "texts", "scorer", "error", "message"),
+        [
+            (["a", "b"], [[" c"]], None, TextError, "2 prefixes have 1 lists of continuations"),
+            (["a"], [["  "]], None, TextError, "continuation 0 is empty"),
+            (["a"], [[3]], None, TextError, "text 0 is not a string"),
+            (["a"], [[" b"]], "pmy", ConfigError, "unknown scorer 'pmy'; valid are: avg_cll, cll"),
+            (["a"], [[" b"]], 7, ConfigError, "a scorer is a name or an object with a method score, not 7"),
+        ],
+    )
+    def test_mistakes(self, lm, prefixes, texts, scorer, error, message):
+        with pytest.raises(error, match=message):
+            lm.score(prefixes, texts, scorer)
+
+
+class TestGenerate:
+    @pytest.mark.parametrize("scorer", [*MEASURES, Longest()])
+    def test_the_best_by_its_scorer(self, lm, scorer):
+        [one] = lm.generate("the cat", 8, SAMPLING, rerank=Rerank(4, scorer=scorer))
+        assert isinstance(one, Ranked)
+        [competing] = one.history
+        if scorer != "random":
+            texts = [candidate.text for candidate in competing]
+            [scores] = lm.score(["the cat"], [texts], scorer)
+            assert [candidate.rank_score for candidate in competing] == pytest.approx(scores, abs=1e-4)
+        assert one.rank_score == max(candidate.rank_score for candidate in competing)
+
+    def test_several_prompts_are_scored_with_their_own(self, lm):
+        prompts = ["the cat", "an inn in the rain", "a"]
+        for prompt, one in zip(
+            prompts, lm.generate(prompts, 6, SAMPLING, rerank=Rerank(3, beams=2, every=2)), strict=True
+        ):
+            [scores] = lm.score([prompt], [[candidate.text for candidate in one.beams]])
+            assert [candidate.rank_score for candidate in one.beams] == pytest.approx(scores, abs=1e-3)
+
+    def test_nucleus_where_nothing_is_said(self, lm):
+        [one] = lm.generate("the cat", 6, rerank=Rerank(3))
+        assert len(one.history[0]) > 1
+
+    def test_without_it_nothing_changes(self, lm):
+        [plain] = lm.generate("the cat", 6, SAMPLING)
+        assert type(plain) is Generation
+
+    def test_stream(self, lm):
+        rerank = Rerank(3, beams=2, every=2)
+        [one] = lm.generate("the cat", 9, SAMPLING, rerank=rerank)
+        assert "".join(lm.stream("the cat", 9, SAMPLING, rerank=rerank)) == one.text
+
+    def test_mistakes(self, lm):
+        with pytest.raises(ConfigError, match="unknown scorer 'x'"):
+            lm.generate("a", 3, rerank=Rerank(3, scorer="x"))
+        with pytest.raises(ConfigError, match="there is nothing to rank"):
+            lm.generate("a", 3, Sampling(), rerank=Rerank(3))
+        with pytest.raises(ConfigError, match="samples=0 leaves no continuation"):
+            Rerank(0)
+
+
+def test_ranks_by_meaning(stories_folder):
+    """A trained model of stories knows what follows."""
+    lm = gerund.load(stories_folder, dtype="float32")
+    prefix = "Once upon a time, there was a little girl named Lily. She loved to play in the"
+    [[right, wrong]] = lm.score([prefix], [[" park with her friends.", " was a said dog the."]])
+    assert right > wrong

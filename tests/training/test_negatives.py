@@ -1,0 +1,197 @@
+"""Passages with negatives: what they are, and that an interrupted run ends as an uninterrupted one."""
+
+import json
+import shutil
+
+import pytest
+
+import gerund
+from gerund.config import Sampling
+from gerund.errors import ConfigError, DataError, OutputExistsError
+from gerund.scoring.finding import find_scorer
+from gerund.training.negatives import NegativesSettings, cut_to_words, fitting, make_negatives
+from tests.cli.helpers import run_cli
+
+SENTENCES = [" ".join([f"W{i}", *(["a"] * (1 + i % 5)), "in."]) for i in range(60)]
+SMALL = {"prefix_words": 12, "fewest_words": 3, "most_words": 9}
+
+
+@pytest.fixture(scope="module")
+def lm(tiny_folder):
+    return gerund.load(tiny_folder, attention="causal")
+
+
+@pytest.fixture
+def books(tmp_path):
+    path = tmp_path / "books.jsonl"
+    texts = [" ".join(SENTENCES[i : i + 20]) for i in (0, 10, 20, 30)] + ["Too short."]
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return path
+
+
+def rows(folder):
+    return [json.loads(line) for path in sorted(folder.glob("part-*.jsonl")) for line in path.read_text().splitlines()]
+
+
+def make(books, folder, lm=None, **changes):
+    settings = {**SMALL, "generate": 0.0, "part_documents": 2, **changes}
+    more = {name: settings.pop(name) for name in ("resume", "scorer") if name in settings}
+    return make_negatives([books], folder, NegativesSettings(**settings), lm=lm, **more)
+
+
+class TestPassages:
+    def test_are_whole_sentences_that_follow_each_other(self, books, tmp_path):
+        made = make(books, tmp_path / "out")
+        found = rows(tmp_path / "out")
+        texts = [json.loads(line)["text"] for line in books.read_text().splitlines()]
+        assert (made.documents, made.short, made.passages, made.generated) == (5, 1, len(found), 0)
+        assert len(found) > 40
+        for row in found:
+            assert f"{row['prefix']} {row['continuation']}" in texts[row["document"]]
+            assert row["prefix"].startswith("W")
+            assert row["prefix"].endswith("in.")
+            assert row["continuation"].startswith("W")
+            assert 6 <= len(row["prefix"].split()) <= 12
+            assert 3 <= len(row["continuation"].split()) <= 9
+        assert len({len(row["continuation"].split()) for row in found}) > 3
+
+    def test_at_most_so_many_of_a_document(self, books, tmp_path):
+        assert make(books, tmp_path / "out", per_document=3).passages == 12
+
+    def test_seed_decides(self, books, tmp_path):
+        for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+            make(books, tmp_path / name, per_document=3, seed=seed)
+        assert rows(tmp_path / "a") == rows(tmp_path / "b") != rows(tmp_path / "c")
+
+
+class TestNegatives:
+    def test_generated_ones_are_the_models(self, books, tmp_path, lm):
+        made = make(books, tmp_path / "out", lm, generate=0.5, per_document=8)
+        found = rows(tmp_path / "out")
+        texts = [text for row in found for text in row.get("generated", [])]
+        assert made.generated == len(texts)
+        assert 4 < sum("generated" in row for row in found) < 28
+        assert all(text.strip() == text and text for text in texts)
+
+    def test_hard_ones_are_those_that_the_scorer_takes(self, books, tmp_path, lm):
+        class Longest:
+            name = "longest"
+
+            def score(self, prefixes, continuations):
+                return [[float(len(text)) for text in own] for own in continuations]
+
+        make(books, tmp_path / "out", hard=2, scorer=Longest(), per_document=2)
+        documents = [json.loads(line)["text"] for line in books.read_text().splitlines()]
+        for row in rows(tmp_path / "out"):
+            assert len(row["hard"]) == 2
+            assert len(row["hard"][0]) >= len(row["hard"][1])
+            for text in row["hard"]:
+                assert text in documents[row["document"]]
+                assert text not in row["prefix"]
+                assert text != row["continuation"]
+
+
+class TestResume:
+    def test_ends_with_the_same_files(self, books, tmp_path, lm):
+        whole, broken = tmp_path / "whole", tmp_path / "broken"
+        settings = {"generate": 1.0, "per_document": 4}
+        made = make(books, whole, lm, **settings)
+        shutil.copytree(whole, broken)
+        (broken / "part-00001.jsonl").unlink()
+        assert make(books, broken, lm, **settings, resume=True) == made
+        assert rows(broken) == rows(whole)
+
+    def test_begins_where_nothing_is(self, books, tmp_path):
+        assert make(books, tmp_path / "out", resume=True).passages
+
+    def test_other_settings_are_refused_with_both_values(self, books, tmp_path):
+        make(books, tmp_path / "out")
+        with pytest.raises(ConfigError, match="was begun otherwise: seed was 0 and is 1"):
+            make(books, tmp_path / "out", seed=1, resume=True)
+        with pytest.raises(OutputExistsError, match="exists already; resume it"):
+            make(books, tmp_path / "out")
+
+    def test_other_data_are_refused(self, books, tmp_path):
+        make(books, tmp_path / "out")
+        books.write_text(books.read_text() + '{"text": "More."}\n')
+        with pytest.raises(ConfigError, match="was begun otherwise: files was"):
+            make(books, tmp_path / "out", resume=True)
+
+
+def test_long_prefixes_lose_their_start(lm):
+    prefix = " ".join(SENTENCES[:10])
+    kept = fitting(lm, prefix, 20)
+    assert prefix.endswith(kept)
+    assert 40 <= len(lm.tokenizer(kept)["input_ids"]) <= 44
+    assert len(lm.generate(kept, 20)[0].token_ids) >= 1
+    assert fitting(lm, "He left.", 20) == "He left."
+    with pytest.raises(ConfigError, match="leave no prefix in a context of 64"):
+        fitting(lm, prefix, 64)
+
+
+def test_texts_are_cut_at_sentences():
+    text = " One two three. Four five. Six"
+    assert [cut_to_words(text, words) for words in (1, 3, 5, 50)] == [
+        "One two three.", "One two three.", "One two three. Four five.", "One two three. Four five.",
+    ]  # fmt: skip
+    assert cut_to_words("  ", 3) == ""
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"generate": 0.5}, ConfigError, "generated continuations need a model"),
+        ({"hard": 2}, ConfigError, "hard negatives need a scorer"),
+        ({"generate": 1.5}, ConfigError, "no share between 0 and 1"),
+        ({"per_document": 0}, ConfigError, "per_document=0 is below 1"),
+        ({"fewest_words": 20}, ConfigError, "none are so long"),
+        ({"prefix_words": 0}, ConfigError, "leaves no prefix"),
+        ({"prefix_words": 4000}, DataError, "no document is long enough"),
+    ],
+)
+def test_mistakes(books, tmp_path, changes, error, message):
+    with pytest.raises(error, match=message):
+        make(books, tmp_path / "out", **changes)
+
+
+class TestCommandLine:
+    def test_makes_and_resumes(self, books, tmp_path, tiny_folder, lm):
+        words = ["--prefix-words", 12, "--fewest-words", 3, "--most-words", 9, "--per-document", 3]
+        ran = run_cli("negatives", books, "-o", tmp_path / "out", "-m", tiny_folder, "--generate", 1, *words, "--json")
+        assert ran.code == 0
+        made = json.loads(ran.out)
+        assert (made["passages"], made["short"]) == (12, 1)
+        settings = NegativesSettings(**SMALL, per_document=3, generate=1.0, sampling=Sampling(1.0, top_p=0.9))
+        make_negatives([books], tmp_path / "other", settings, lm=lm)
+        assert rows(tmp_path / "out") == rows(tmp_path / "other")
+        ran = run_cli(
+            "negatives", books, "-o", tmp_path / "out", "-m", tiny_folder, "--generate", 1, *words, "--resume"
+        )
+        assert ran.out.startswith("12 passages of 4 documents in ")
+        assert "1 documents were too short" in ran.out
+
+    def test_hard(self, books, tmp_path, tiny_folder, lm):
+        words = ["--prefix-words", 12, "--fewest-words", 3, "--most-words", 9, "--per-document", 2]
+        options = ["--generate", 0, "--hard", 1, "--scorer", "overlap"]
+        ran = run_cli("negatives", books.parent, "-o", tmp_path / "out" / "deep", "-m", tiny_folder, *options, *words)
+        assert (ran.code, ran.err) == (0, "")
+        settings = NegativesSettings(**SMALL, per_document=2, generate=0.0, hard=1)
+        make_negatives([books], tmp_path / "other", settings, scorer=find_scorer("overlap", lm))
+        assert rows(tmp_path / "out" / "deep") == rows(tmp_path / "other")
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            (["--hard", 3], "--hard and --scorer belong together"),
+            (["--scorer", "pmi"], "--hard and --scorer belong together"),
+            (["--batch-size", 0], "batch_size=0"),
+            (["--generate", 2], "no share"),
+            (["--hard", 1, "--scorer", "pmy"], "unknown scorer 'pmy'"),
+        ],
+    )
+    def test_mistakes(self, books, tmp_path, options, message):
+        assert message in run_cli("negatives", books, "-o", tmp_path / "out", *options).mistake
+        assert not (tmp_path / "out").exists()
+
+    def test_missing_file(self, tmp_path):
+        assert "absent: no such file or folder" in run_cli("negatives", "absent", "-o", tmp_path / "out").mistake
