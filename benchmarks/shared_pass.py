@@ -10,7 +10,6 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 from torch import nn
@@ -21,7 +20,7 @@ from gerund.training.objectives.hybrid import HybridLosses
 from gerund.training.recipe import load_recipe
 from gerund.training.subject import prepare_subject
 
-RECIPE = Path(__file__).parent.parent / "recipes" / "magnet-default.yaml"
+RECIPE = "magnet-default"
 
 
 def main() -> None:

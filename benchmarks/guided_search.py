@@ -1,0 +1,156 @@
+"""RankGen's beam search beside the released algorithm, on the same generator, scorer and prefix.
+
+    python benchmarks/guided_search.py [--every 20 5] [--rounds 3] [--layers 6] [--width 384]
+
+A random GPT-2 writes and a random T5 encoder scores, both of 6 layers and width 384, behind a prefix of 256 tokens:
+B = 2, N = 10, 115 new tokens. The peer is the released `RankGenGenerator.beam_search`, mended where it does not end:
+it tokenises prefix and text anew in every round, has transformers' `generate` read both for every sample, and scores
+the texts so far against the prefix's vector, which it computes once. Checks first that, without chance and with
+one sample, both write the same text, and that both score texts alike.
+"""
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel, T5Config
+
+import gerund
+from gerund.config import Rerank, Sampling
+from gerund.models.seq2seq import T5EncoderWithProjection
+from gerund.scoring.t5 import CONTINUATION, PREFIX, T5Scorer
+
+BEAMS, SAMPLES, NEW_TOKENS, PREFIX_TOKENS = 2, 10, 115, 256
+TEXT = "The old man looked at the sea, and the waves came in as they had come in all the years of his life. "
+
+
+class Released:
+    """The released search on given models.
+
+    Args:
+        lm: the generator.
+        scorer: the scorer.
+    """
+
+    def __init__(self, lm: gerund.LanguageModel, scorer: T5Scorer) -> None:
+        self.model, self.tokenizer, self.scorer = lm.model, lm.tokenizer, scorer
+
+    @torch.inference_mode()
+    def search(
+        self, prefix: str, beams: int, samples: int, every: int, new_tokens: int, *, greedy: bool = False
+    ) -> tuple[str, float]:
+        """Return the best text and its score."""
+        [vector_D] = self.scorer.encode([prefix], PREFIX)
+        kept = [("", False)] * beams
+        written, score = 0, 0.0
+        while written < new_tokens and not all(ended for _, ended in kept):
+            room = min(every, new_tokens - written)
+            pool = []
+            for text, ended in kept:
+                if ended:
+                    pool.append((text, True))
+                    continue
+                inputs = self.tokenizer(prefix + text, return_tensors="pt", truncation=True, max_length=1024 - room)
+                draws = {"do_sample": False} if greedy else {"do_sample": True, "top_p": 0.9, "top_k": 0}
+                output = self.model.generate(
+                    **inputs,
+                    **draws,
+                    max_new_tokens=room,
+                    num_return_sequences=samples,
+                    pad_token_id=self.tokenizer.eos_token_id,
+                )
+                new = output[:, inputs["input_ids"].shape[1] :]
+                texts = self.tokenizer.batch_decode(new, skip_special_tokens=True)
+                ends = (new == self.tokenizer.eos_token_id).any(dim=1).tolist()
+                pool += [(text + more, end) for more, end in zip(texts, ends, strict=True)]
+            written += room
+            scores = [
+                float(own_D @ vector_D)
+                for own_D in self.scorer.encode([t.strip() or "." for t, _ in pool], CONTINUATION)
+            ]
+            order = sorted(range(len(pool)), key=lambda place: -scores[place])[:beams]
+            kept, score = [pool[place] for place in order], scores[order[0]]
+        return kept[0][0], score
+
+
+def main() -> None:
+    """Run the comparison and print it."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--every", type=int, nargs="+", default=[20, 5])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--layers", type=int, default=6)
+    parser.add_argument("--width", type=int, default=384)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        lm, scorer = models(Path(folder), arguments.layers, arguments.width)
+    prefix = lm.tokenizer.decode(lm.tokenizer(TEXT * 20)["input_ids"][:PREFIX_TOKENS], skip_special_tokens=True)
+    peer = Released(lm, scorer)
+    check(lm, peer, scorer, prefix)
+    print(f"B={BEAMS} N={SAMPLES}, prefix of {PREFIX_TOKENS} tokens, {NEW_TOKENS} new tokens")
+    for every in arguments.every:
+        rerank = Rerank(SAMPLES, beams=BEAMS, every=every, scorer=scorer)
+
+        def ours(seed: int, rerank: Rerank = rerank) -> object:
+            return lm.generate(prefix, NEW_TOKENS, Sampling(1.0, top_p=0.9, seed=seed), rerank=rerank)
+
+        def theirs(seed: int, every: int = every) -> object:
+            torch.manual_seed(seed)
+            return peer.search(prefix, BEAMS, SAMPLES, every, NEW_TOKENS)
+
+        times: dict[str, list[float]] = {"ours": [], "released": []}
+        for seed in range(arguments.rounds):
+            for name, way in (("ours", ours), ("released", theirs)):
+                times[name].append(seconds(way, seed))
+        own, other = (statistics.median(times[name]) for name in ("ours", "released"))
+        print(f"L={every:3}: ours {own:6.2f} s, released {other:6.2f} s, ratio {other / own:.1f}", flush=True)
+
+
+def models(folder: Path, layers: int, width: int) -> tuple[gerund.LanguageModel, T5Scorer]:
+    """Return a random generator and a random scorer, both with the tokenizer of the model inside."""
+    tokenizer = AutoTokenizer.from_pretrained(str(Path(gerund.__file__).parent / "assets" / "default"))
+    torch.manual_seed(0)
+    vocabulary = len(tokenizer)
+    config = GPT2Config(
+        vocab_size=vocabulary, n_embd=width, n_layer=layers, n_head=6, n_positions=1024,
+        bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id,
+    )  # fmt: skip
+    generator = GPT2LMHeadModel(config)
+    with torch.no_grad():
+        # A text that ends at once would leave nothing to measure.
+        generator.transformer.wte.weight[tokenizer.eos_token_id] = 0
+        generator.transformer.wte.weight *= 3
+    generator.save_pretrained(folder / "gpt2")
+    tokenizer.save_pretrained(folder / "gpt2")
+    t5 = T5Config(
+        vocab_size=vocabulary, d_model=width, d_kv=64, d_ff=4 * width, num_layers=layers, num_decoder_layers=layers,
+        num_heads=6, feed_forward_proj="gated-gelu", tie_word_embeddings=False,
+    )  # fmt: skip
+    lm = gerund.load(folder / "gpt2", attention="causal", dtype="float32")
+    return lm, T5Scorer(T5EncoderWithProjection(t5).eval(), tokenizer, "random")
+
+
+def check(lm: gerund.LanguageModel, peer: Released, scorer: T5Scorer, prefix: str) -> None:
+    """Raise unless both sides write and score alike where no chance takes part."""
+    text, score = peer.search(prefix, 1, 1, 20, 40, greedy=True)
+    [own] = lm.generate(prefix, 40, Sampling(), rerank=Rerank(1, every=20, scorer=scorer))
+    if own.text != text:
+        raise SystemExit(f"the sides write different texts: {own.text!r} and {text!r}")
+    [[again]] = lm.score([prefix], [[text]], scorer)
+    if abs(score - again) > 1e-3 * max(1.0, abs(score)):
+        raise SystemExit(f"the sides score differently: {again} and {score}")
+    print("both write the same text greedily and score it alike")
+
+
+def seconds(way: Callable[[int], object], seed: int) -> float:
+    """Return how long a call takes."""
+    start = time.perf_counter()
+    way(seed)
+    return time.perf_counter() - start
+
+
+if __name__ == "__main__":
+    main()
