@@ -2,13 +2,14 @@
 
 import pytest
 import torch
-from transformers import DynamicCache, DynamicLayer
+from transformers import DynamicCache
 
 from gerund.attention.interface import BoundPlan, attach
 from gerund.attention.masks import hybrid_visible, visible
 from gerund.attention.plan import AttentionPlan, Direction, View
 from gerund.errors import ConfigError, ModelError, UnsupportedModelError
 from gerund.inference.likelihood import plain_reader
+from gerund.inference.roomy_cache import RoomyLayer
 from gerund.inference.span_pass import Context, SpanPass
 from tests.attention.reference import ReferenceModel
 from tests.tiny import CONFIGS, VOCAB, byte_tokenizer, tiny
@@ -154,7 +155,7 @@ def test_a_plan_of_a_whole_text_still_refuses_a_cache():
 def test_sliding_models_keep_every_token():
     span_pass = SpanPass(reader_of("mistral"), [context(4, 3, 5)], sees_right=True)
     assert isinstance(span_pass._cache, DynamicCache)
-    assert {type(layer) for layer in span_pass._cache.layers} == {DynamicLayer}
+    assert {type(layer) for layer in span_pass._cache.layers} == {RoomyLayer}
     assert span_pass._cache.get_seq_length() == 9
 
 

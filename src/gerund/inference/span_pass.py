@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache
 
 from gerund.attention.growing import GrowingHybrid
 from gerund.errors import ModelError, UnsupportedModelError
 from gerund.inference.encoding import Reader, takes_positions
+from gerund.inference.roomy_cache import roomy_cache
 from gerund.inference.token_head import TokenHead
 
 
@@ -62,7 +62,7 @@ class SpanPass:
                 f"this {reader.model.config.model_type} model takes no position_ids, so the right side of a gap cannot "
                 "be put where it belongs; use method='left-only'"
             )
-        self._cache = DynamicCache()  # a bare one keeps what lies behind a window, as the row order is not the text's
+        self._cache = roomy_cache()  # it keeps what lies behind a window, as the row order is not the text's
         ids_BT, position_BT, real_BT = _rows(contexts, reader.tokenizer.pad_token_id or 0)
         self._real_BT = None if bool(real_BT.all()) else real_BT.to(reader.device)
         self._next_B = torch.tensor([len(context.left) for context in contexts])
