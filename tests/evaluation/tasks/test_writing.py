@@ -14,10 +14,11 @@ from gerund.data.corpus import clean_text
 from gerund.errors import ConfigError, DataError
 from gerund.evaluation.contender import BM25, Contender
 from gerund.evaluation.metrics.mauve import mauve
-from gerund.evaluation.metrics.repetition import overlap, rep_n, rep_sentences, rep_window, sentences_of
+from gerund.evaluation.metrics.repetition import rep_n, rep_sentences, rep_window, sentences_of
 from gerund.evaluation.results import key_of
 from gerund.evaluation.task import Settings
 from gerund.evaluation.tasks.writing import DECODINGS, Writing, _cut_up, find
+from gerund.scoring.words import overlap
 
 WORDS = ["the", "a", "cat", "hat", "in", "an", "inn", "thin", "man", "ran.", "here", "there.", "then", "other"]
 
