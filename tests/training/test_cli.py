@@ -113,3 +113,23 @@ def test_resume_of_what_is_finished_says_so(gerund, settings, write_recipe, tmp_
     recipe, output = write_recipe(settings), f"output={tmp_path / 'out'}"
     gerund("train", recipe, output, "steps=6")
     assert " is finished, " in gerund("train", recipe, output, "steps=6", "--resume")[2]
+
+
+def test_few_texts_are_told(gerund, settings, write_recipe, tmp_path):
+    rows = [{"text": f"The old man number {n} looked at the sea and went home."} for n in range(5)]
+    (tmp_path / "few.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    settings["objectives"] = [{"kind": "simcse", "batch_size": 8, "length": 64, "unit": "documents"}]
+    settings["schedule"] = {"name": "constant"}
+    settings["optimizer"] = {"name": "adamw"}
+    code, _, err = gerund(
+        "train", write_recipe(settings), "--texts", tmp_path / "few.jsonl", f"output={tmp_path / 'out'}"
+    )
+    assert code == 0
+    assert "simcse: only 5 texts for batches of 8, which repeat them" in err
+
+
+def test_mistakes_leave_no_empty_folder(gerund, tmp_path):
+    missing, output = tmp_path / "absent", tmp_path / "out"
+    code, _, err = gerund("train", "llm2vec-simcse-default", f"model.base={missing}", f"output={output}")
+    assert (code, err) == (2, f"gerund: error: model.base: there is no folder '{missing}'\n")
+    assert not output.exists()

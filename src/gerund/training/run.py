@@ -18,7 +18,7 @@ import errno
 import re
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -78,7 +78,12 @@ def _train(recipe: Recipe, resume: bool) -> Path:
         check_resumable(recipe, output, step)
     _wait()  # nobody writes before everybody has looked
     make_folder(output)
-    subject, objectives = _prepare(recipe, first, resuming=checkpoint is not None)
+    try:
+        subject, objectives = _prepare(recipe, first, resuming=checkpoint is not None)
+    except BaseException:
+        with suppress(OSError):  # a mistake leaves no empty folder behind; one that holds something stays
+            output.rmdir()
+        raise
     module = TrainingModule(
         subject.model, {objective.name: objective.losses for objective in objectives}, bf16=uses_bf16(recipe)
     )
@@ -149,6 +154,10 @@ def _tell(journal: Journal, recipe: Recipe, objectives: list[Objective], skipped
     for objective in objectives:
         if objective.batches.skipped:
             journal.note(f"{objective.name}: {objective.batches.skipped} texts are too short and left out")
+        available = objective.batches.available
+        if available is not None and available < objective.config.batch_size:
+            size = objective.config.batch_size
+            journal.note(f"{objective.name}: only {available} texts for batches of {size}, which repeat them")
     names = ", ".join(objective.name for objective in objectives)
     journal.note(f"{'resuming' if step else 'starting'} at step {step} of {recipe.steps}: {names}")
 

@@ -115,7 +115,10 @@ def prepare_subject(recipe: Recipe, *, write: bool = True) -> Subject:
 
 
 def _load(recipe: Recipe, base: str) -> Subject:
-    source = loading.find(None if base == DEFAULT_BASE else base)
+    try:
+        source = loading.find(None if base == DEFAULT_BASE else base)
+    except ModelError as error:
+        raise ModelError(f"model.base: {error}") from error
     settings = loading.settings_folder(source)
     stored = None if settings is None else read_encoder_config(settings)
     # On a GPU frozen weights need no more precision than they are computed in.

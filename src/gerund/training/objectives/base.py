@@ -30,7 +30,13 @@ Batch = dict[str, Tensor]
 
 
 class Batches(ABC):
-    """Makes the texts of one optimizer step into tensors."""
+    """Makes the texts of one optimizer step into tensors.
+
+    Attributes:
+        texts: What deals them by number; None for those that are not dealt one by one.
+    """
+
+    texts: Any = None
 
     @abstractmethod
     def make(self, step: int, first: int, count: int) -> dict[str, Any]:
@@ -42,7 +48,12 @@ class Batches(ABC):
     @property
     def skipped(self) -> int:
         """How many texts were too short to be used."""
-        return 0
+        return getattr(self.texts, "skipped", 0)
+
+    @property
+    def available(self) -> int | None:
+        """How many different texts there are; None where they are not counted."""
+        return None if self.texts is None else len(self.texts)
 
 
 class TokenLosses(nn.Module, ABC):

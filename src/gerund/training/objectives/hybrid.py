@@ -68,11 +68,6 @@ class HybridBatches(Batches):
         self.texts, self.framing, self.mntp, self.msg = texts, framing, mntp, msg
         self.mask_id, self.random_ids, self.pad, self.seed = mask_id, random_ids, pad, seed
 
-    @property
-    def skipped(self) -> int:
-        """How many texts were too short to be used."""
-        return self.texts.skipped
-
     def make(self, step: int, first: int, count: int) -> dict[str, Any]:
         """Return ``input_ids`` (corrupted), ``real``, ``labels`` (the text), ``selected`` and ``span``, all (B, T)."""
         del step

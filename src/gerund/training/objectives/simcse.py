@@ -25,11 +25,6 @@ class SimcseBatches(Batches):
     def __init__(self, texts: "Texts", framing: "Framing", group: "Group") -> None:
         self.texts, self.framing, self.group = texts, framing, group
 
-    @property
-    def skipped(self) -> int:
-        """How many texts were too short to be used."""
-        return self.texts.skipped
-
     def make(self, step: int, first: int, count: int) -> dict[str, Any]:
         """Return the groups ``query`` and ``positive`` with the same texts; dropout tells them apart."""
         del step

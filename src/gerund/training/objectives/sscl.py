@@ -48,11 +48,6 @@ class AlteredBatches(Batches):
         self.texts, self.framing, self.group = texts, framing, group
         self.tokenizer, self.config, self.seed = tokenizer, config, seed
 
-    @property
-    def skipped(self) -> int:
-        """How many texts were too short to be used."""
-        return self.texts.skipped
-
     def make(self, step: int, first: int, count: int) -> dict[str, Any]:
         """Return the groups ``query`` and ``positive``."""
         del step

@@ -27,13 +27,13 @@ class ExampleBatches(Batches):
     def __init__(
         self, examples: "Examples", queries: "Framing", documents: "Framing", group: "Group", *, length: int
     ) -> None:
-        self.examples, self.queries, self.documents = examples, queries, documents
+        self.texts, self.queries, self.documents = examples, queries, documents
         self.group, self.length = group, length
 
     def make(self, step: int, first: int, count: int) -> dict[str, Any]:
         """Return the groups ``query``, ``positive`` and, where examples have any, ``negative``."""
         del step
-        rows = [self.examples.row(number) for number in range(first, first + count)]
+        rows = [self.texts.row(number) for number in range(first, first + count)]
         groups = {
             "query": [self.queries.frame_text(row.query, self.length) for row in rows],
             "positive": [self.documents.frame_text(row.positive, self.length) for row in rows],

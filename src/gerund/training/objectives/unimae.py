@@ -52,11 +52,6 @@ class UnimaeBatches(Batches):
         self.texts, self.framing, self.config = texts, framing, config
         self.mask_id, self.pad, self.seed = mask_id, pad, seed
 
-    @property
-    def skipped(self) -> int:
-        """How many texts were too short to be used."""
-        return self.texts.skipped
-
     def make(self, step: int, first: int, count: int) -> dict[str, Any]:
         """Return a batch.
 
