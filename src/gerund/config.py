@@ -176,7 +176,8 @@ class Rerank:
     """Tokens between two rankings; None ranks only what is finished."""
 
     scorer: "str | Scorer | None" = None
-    """Who ranks: a name, a scorer's folder, or an object with a ``score`` method. None takes ``pmi``."""
+    """Who ranks: a name, a scorer's folder, or an object with a ``score`` method. None takes the model's own scorer
+    where it was trained to be one, else ``pmi``."""
 
     def __post_init__(self) -> None:
         for name, what in (("samples", "continuation"), ("beams", "continuation"), ("every", "token")):

@@ -1,19 +1,14 @@
 """``gerund.load``: from a name and a few settings to a proven ``LanguageModel``.
 
-Knows: which setting wins (the call, then ``gerund.json``, then the default). Does not know: how models are
-read from the disk, or what is done with them.
+Knows: what the user may say. Does not know: which setting wins, or what is done with the model.
 """
 
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
-
-import torch
 
 from gerund.attention.plan import AttentionPlan
-from gerund.config import EncoderConfig, read_encoder_config
 from gerund.language_model import LanguageModel
-from gerund.models import loading
+from gerund.models.opening import open_model
+from gerund.scoring.dual import DualScorer, has_scorer
 
 
 def load(
@@ -62,28 +57,20 @@ def load(
     >>> scores.shape
     (1, 2)
     """
-    weights_type = loading.pick_dtype(dtype)
-    where = loading.pick_device(device)
-    source = loading.find(model)
-    settings = loading.settings_folder(source)
-    stored = None if settings is None else read_encoder_config(settings)
-    encoder = stored or EncoderConfig()
-    given = {"pooling": pooling, "prompt": prompt, "max_length": max_length}
-    changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    encoder = replace(encoder, attention=encoder.attention.with_changes(attention, k, k0, sink_tokens), **changes)
-    folder = None if adapter is None else Path(adapter)
-    if folder is None and encoder.adapter is not None and settings is not None:
-        folder = settings / encoder.adapter
-    if weights_type is None and where.type == "cpu" and not loading.cpu_has_bfloat16():
-        # Half precision would be emulated, slowly; float32 holds the same values.
-        stored_type = loading.stored_dtype(source)
-        weights_type = torch.float32 if stored_type in (torch.bfloat16, torch.float16) else None
-    loaded, tokenizer = loading.read(source, weights_type)
-    return LanguageModel(
-        loaded.to(where),
-        tokenizer,
-        encoder,
-        name=source.name,
-        adapter_folder=folder,
-        autocast=dtype == "auto" and (where.type == "cuda" or loading.cpu_has_bfloat16()),
+    opened = open_model(
+        model,
+        attention=attention,
+        k=k,
+        k0=k0,
+        sink_tokens=sink_tokens,
+        pooling=pooling,
+        prompt=prompt,
+        adapter=adapter,
+        dtype=dtype,
+        device=device,
+        max_length=max_length,
     )
+    lm = LanguageModel(opened.model, opened.tokenizer, opened.encoder, **opened.options)
+    if opened.settings is not None and has_scorer(opened.settings):
+        lm.scorer = DualScorer.beside(lm, opened.settings)
+    return lm

@@ -23,6 +23,7 @@ from gerund.inference.tokens import check_texts
 from gerund.models import loading
 from gerund.models.adapters import base_state
 from gerund.models.saving import atomic_folder
+from gerund.scoring.dual import DualScorer
 from gerund.scoring.finding import find_scorer
 from gerund.text_encoder import TextEncoder
 from gerund.types import Generation, Infill, Scorer
@@ -44,6 +45,9 @@ class LanguageModel(TextEncoder):
         name: what it was loaded from.
         reader: model, settings and resolved plan together, as the functions of ``inference`` take them.
     """
+
+    scorer: DualScorer | None = None
+    """The encoder's own scorer of continuations, where it was trained to be one."""
 
     def __repr__(self) -> str:
         plan = self.encoder.attention.with_defaults(self.n_layers)
@@ -138,8 +142,9 @@ class LanguageModel(TextEncoder):
         Args:
             prefixes: any number of texts.
             continuations: for each prefix its candidates, as they follow it: with the space that begins them.
-            scorer: ``pmi`` (None too), ``avg_cll``, ``cll``, ``avg_ull``, ``self_certainty``, ``overlap``,
-                ``random``, or an object with a ``score`` method.
+            scorer: ``pmi``, ``avg_cll``, ``cll``, ``avg_ull``, ``self_certainty``, ``overlap``, ``random``; the
+                folder or hub id of a scorer; or an object with a ``score`` method. None takes this model's own
+                scorer where it was trained to be one, else ``pmi``.
 
         Returns:
             For each prefix a score for each of its candidates; higher is better. Scores of one prefix by one scorer
@@ -157,11 +162,11 @@ class LanguageModel(TextEncoder):
         checked = check_texts(prefixes)
         if len(continuations) != len(checked):
             raise TextError(f"{len(checked)} prefixes have {len(continuations)} lists of continuations")
-        return find_scorer(scorer, self).score(checked, [check_texts(own) for own in continuations])
+        return find_scorer(scorer, self, own=self.scorer).score(checked, [check_texts(own) for own in continuations])
 
     def _judge(self, prompts: Sequence[str], rerank: Rerank, sampling: Sampling | None) -> Judge:
         seed = sampling.seed if sampling is not None and sampling.seed is not None else 0
-        scorer = find_scorer(rerank.scorer, self, seed=seed)
+        scorer = find_scorer(rerank.scorer, self, own=self.scorer, seed=seed)
         return lambda numbers, texts: scorer.score([prompts[number] for number in numbers], texts)
 
     def span_logprobs(self, left: str, span: str, right: str, *, reading: SpanReading = "infill") -> np.ndarray:
@@ -283,6 +288,8 @@ class LanguageModel(TextEncoder):
         """Write the files of ``save`` into a folder that is there."""
         loading.save_model(self.model, self.tokenizer, base_state(self.model), folder)
         write_settings(folder, self.encoder, self.n_layers, self.fingerprint(), adapter=self.adapter_folder)
+        if self.scorer is not None:
+            self.scorer.save(folder)
 
     def export(
         self, folder: str | Path, format: Literal["sentence-transformers", "merged"], *, overwrite: bool = False

@@ -198,3 +198,25 @@ def context_length(config: Any, tokenizer: PreTrainedTokenizerBase) -> int | Non
     # Tokenizers without a limit say 10^30.
     limits = [int(value) for value in known if isinstance(value, (int, float)) and 0 < value < 10**9]
     return min(limits, default=None)
+
+
+def keep_end(tokenizer: PreTrainedTokenizerBase, text: str, most: int) -> str:
+    """Return the end of a text that has at most so many tokens, special ones not counted; a short one is unchanged.
+
+    Args:
+        tokenizer: a fast tokenizer.
+        text: the text, not blank.
+        most: how many tokens, at least 1.
+    """
+    [tokens] = tokenize(tokenizer, [text], Reading(), offsets=True)
+    assert tokens is not None
+    excess = len(tokens.offsets) - most
+    while excess > 0:
+        kept = text[tokens.offsets[excess][0] :].lstrip()
+        # Cut anew, a text may have other tokens at its beginning, and more of them.
+        [again] = tokenize(tokenizer, [kept], Reading(), offsets=True)
+        assert again is not None
+        if len(again.offsets) <= most:
+            return kept
+        excess += len(again.offsets) - most
+    return text

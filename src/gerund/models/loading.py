@@ -193,7 +193,9 @@ def settings_folder(source: Source) -> Path | None:
 
     what = f"cannot find the settings of {source.name}"
     try:
-        return Path(guarded(what, snapshot_download, source.name, allow_patterns=[CONFIG_FILE, "adapter/*"]))
+        return Path(
+            guarded(what, snapshot_download, source.name, allow_patterns=[CONFIG_FILE, "adapter/*", "scorer.*"])
+        )
     except ModelError:
         return None  # reading the model will say why
 

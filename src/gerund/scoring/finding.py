@@ -6,6 +6,7 @@ Knows: which scorers there are. Does not know: how they score.
 from pathlib import Path
 
 from gerund.errors import ConfigError, unknown_name
+from gerund.scoring.dual import DualScorer, has_scorer
 from gerund.scoring.likelihood import MEASURES, LikelihoodScorer
 from gerund.scoring.t5 import T5Scorer
 from gerund.text_encoder import TextEncoder
@@ -14,12 +15,15 @@ from gerund.types import Scorer
 DEFAULT = "pmi"
 
 
-def find_scorer(scorer: str | Path | Scorer | None, lm: TextEncoder, *, seed: int = 0) -> Scorer:
+def find_scorer(
+    scorer: str | Path | Scorer | None, lm: TextEncoder, *, own: Scorer | None = None, seed: int = 0
+) -> Scorer:
     """Return the scorer of this name, or what is one already.
 
     Args:
         scorer: a name of ``MEASURES``; the folder or hub id of a T5 scorer; an object with a ``score`` method; or
-            None for ``pmi``, the best measure of likelihood in RankGen's Table 15.
+            None for the model's own scorer, or ``pmi``, the best measure of likelihood in RankGen's Table 15.
+        own: the scorer that the model was trained to be.
         lm: the model whose likelihoods a measure reads.
         seed: of the measure that draws.
 
@@ -28,13 +32,13 @@ def find_scorer(scorer: str | Path | Scorer | None, lm: TextEncoder, *, seed: in
         ModelError: the folder holds no scorer.
     """
     if scorer is None:
-        scorer = DEFAULT
+        scorer = own or DEFAULT
     if isinstance(scorer, str) and scorer in MEASURES:
         return LikelihoodScorer(lm, scorer, seed=seed)
     if isinstance(scorer, str | Path):
         if not Path(scorer).expanduser().is_dir() and "/" not in str(scorer):
             raise unknown_name("scorer", str(scorer), [*MEASURES, "the folder or hub id of one"])
-        return T5Scorer.load(scorer)
+        return DualScorer.load(scorer) if has_scorer(Path(scorer).expanduser()) else T5Scorer.load(scorer)
     if not callable(getattr(scorer, "score", None)):
         raise ConfigError(f"a scorer is a name or an object with a method score, not {scorer!r}")
     return scorer

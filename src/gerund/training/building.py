@@ -3,21 +3,26 @@
 Knows: every objective. Does not know: steps, the trainer, files of a run.
 """
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
+import torch
+from torch import nn
 
 from gerund.errors import ConfigError
 from gerund.training.corpus.framing import Framing
 from gerund.training.corpus.mask_token import pick_mask_token
 from gerund.training.corpus.packing import PackedBlocks, SpreadBlocks
 from gerund.training.corpus.pairs import Examples, read_examples
+from gerund.training.corpus.passages import Passages, read_passages
 from gerund.training.corpus.sources import Sources, existing
 from gerund.training.corpus.texts import Texts
 from gerund.training.objectives.base import Batches, Objective
 from gerund.training.objectives.causal import BlockBatches, CausalLosses
 from gerund.training.objectives.contrastive import ContrastiveLosses, Group
 from gerund.training.objectives.hybrid import HybridBatches, HybridLosses
+from gerund.training.objectives.rankgen import PassageBatches
 from gerund.training.objectives.simcse import SimcseBatches
 from gerund.training.objectives.sscl import AlteredBatches
 from gerund.training.objectives.supervised import ExampleBatches
@@ -29,6 +34,7 @@ from gerund.training.recipe_objectives import (
     MntpConfig,
     MsgConfig,
     ObjectiveConfig,
+    RankgenConfig,
     SimcseConfig,
     SsclConfig,
     SupervisedConfig,
@@ -41,7 +47,7 @@ if TYPE_CHECKING:
 
 _SHORTEST_TEXT = 8
 # The seeds of the objectives differ, so that two of them do not read the same texts in the same order.
-_SEEDS = {"causal": 0, "mntp": 10, "msg": 10, "unimae": 20, "simcse": 30, "sscl": 40, "contrastive": 50}
+_SEEDS = {"causal": 0, "mntp": 10, "msg": 10, "unimae": 20, "simcse": 30, "sscl": 40, "contrastive": 50, "rankgen": 60}
 # What is added for validation texts.
 _VALIDATION_SEED = 5
 
@@ -140,17 +146,17 @@ class _Builder:
 
     def one(self, config: Any) -> Objective:
         """Return the objective of these settings."""
-        if isinstance(config, CausalConfig):
-            return self.causal(config)
-        if isinstance(config, MntpConfig):
-            return self.hybrid(config, None)
-        if isinstance(config, MsgConfig):
-            return self.hybrid(None, config)
-        if isinstance(config, UnimaeConfig):
-            return self.unimae(config)
-        if isinstance(config, SimcseConfig | SsclConfig):
-            return self.self_supervised(config)
-        return self.supervised(config)
+        makers: dict[str, Callable[[Any], Objective]] = {
+            "causal": self.causal,
+            "mntp": lambda own: self.hybrid(own, None),
+            "msg": lambda own: self.hybrid(None, own),
+            "unimae": self.unimae,
+            "simcse": self.self_supervised,
+            "sscl": self.self_supervised,
+            "contrastive": self.supervised,
+            "rankgen": self.rankgen,
+        }
+        return makers[config.kind](config)
 
     def causal(self, config: CausalConfig) -> Objective:
         recipe = self.recipe
@@ -231,6 +237,40 @@ class _Builder:
         prompts = (config.query_prompt, config.document_prompt)
         batches = self._examples(config, config.pairs, config.hard_negatives, prompts)
         return Objective(config.kind, batches, self._contrastive(config), {config.kind: config})
+
+    def rankgen(self, config: RankgenConfig) -> Objective:
+        with_negatives = config.negatives != "inbook"
+        found = read_passages([self.recipe.data.folder / path for path in config.passages])
+        if with_negatives:
+            found = [example for example in found if example.negatives]
+            if not found:
+                raise ConfigError(
+                    "rankgen: none of the passages has a generated or hard continuation; make some with "
+                    "`gerund negatives --generate 1`, or set negatives: inbook"
+                )
+        batches = PassageBatches(
+            Passages(found, seed=self._seed(config)),
+            self._framing(config, config.prefix_marker),
+            self._framing(config, config.continuation_marker),
+            Group(self.subject.reader, self.subject.pad),
+            lengths=(config.length, config.continuation_length),
+            with_negatives=with_negatives,
+        )
+        if config.continuation_length <= batches.continuations.room + 1:
+            raise ConfigError(f"rankgen: continuation_length {config.continuation_length} leaves no room for text")
+        width = self.subject.reader.width
+        losses = ContrastiveLosses(
+            self.subject.reader,
+            temperature=config.temperature,
+            similarity=config.similarity,
+            projection=width if config.projection else None,
+            in_batch=config.negatives != "generative",
+        )
+        if isinstance(losses.projection, nn.Linear):
+            with torch.no_grad():
+                # The states' own directions to begin with, and products of about the square root of the width.
+                losses.projection.weight.copy_(torch.eye(width) * width**-0.25)
+        return Objective(config.kind, batches, losses, {config.kind: config})
 
     def _examples(
         self,

@@ -20,7 +20,7 @@ from gerund.data.corpus import read_documents
 from gerund.data.files import write_whole
 from gerund.data.passages import Passage, Sentence, draw_passages, inbook_negatives, split_sentences
 from gerund.errors import ConfigError, DataError, OutputExistsError
-from gerund.inference.tokens import Reading, context_length, tokenize
+from gerund.inference.tokens import context_length, keep_end
 from gerund.language_model import LanguageModel
 from gerund.progress import progress
 from gerund.types import Scorer
@@ -237,10 +237,10 @@ def fitting(lm: LanguageModel, prefix: str, room: int) -> str:
         return prefix
     if limit <= room + 1:
         raise ConfigError(f"{room} new tokens leave no prefix in a context of {limit}; choose shorter continuations")
-    [tokens] = tokenize(lm.tokenizer, [prefix], Reading(), offsets=True)
-    assert tokens is not None
-    excess = len(tokens) - (limit - room)
-    return prefix if excess <= 0 else prefix[tokens.offsets[excess][0] :].lstrip()
+    specials = len(lm.tokenizer(prefix, verbose=False)["input_ids"]) - len(
+        lm.tokenizer(prefix, add_special_tokens=False, verbose=False)["input_ids"]
+    )
+    return keep_end(lm.tokenizer, prefix, limit - room - specials)
 
 
 def cut_to_words(text: str, words: int) -> str:

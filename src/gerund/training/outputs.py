@@ -6,7 +6,7 @@ know: how the model was trained.
 
 import copy
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -116,8 +116,15 @@ def _stable_until(settings: dict[str, Any]) -> int:
     return int(settings["steps"] - (schedule["decay_steps"] or 0))
 
 
-def write_model(subject: "Subject", folder: Path, report: dict[str, Any], *, overwrite: bool = False) -> Path:
-    """Write the finished model with its tokenizer, ``gerund.json`` and ``training.json``.
+def write_model(
+    subject: "Subject",
+    folder: Path,
+    report: dict[str, Any],
+    *,
+    more: Callable[[Path], None] = lambda _folder: None,
+    overwrite: bool = False,
+) -> Path:
+    """Write the finished model with its tokenizer, ``gerund.json`` and ``training.json``, and what ``more`` writes.
 
     Where all weights were trained they are written in the type of the base's checkpoint, bf16 for a model from
     scratch. Where an adapter was trained, the base is read once more from where it came, so that its weights are
@@ -135,6 +142,7 @@ def write_model(subject: "Subject", folder: Path, report: dict[str, Any], *, ove
                 write_adapter(subject, Path(room))
                 lm = LanguageModel(base, tokenizer, subject.encoder, name=folder.name, adapter_folder=Path(room))
                 lm.save_into(partial)
+        more(partial)
         write_whole(partial / "training.json", json.dumps(report, indent=1) + "\n")
     return folder
 

@@ -13,7 +13,14 @@ from pydantic import Field, ValidationError, model_validator
 from gerund.attention.plan import AttentionPlan
 from gerund.config import EncoderConfig
 from gerund.errors import ConfigError
-from gerund.training.recipe_objectives import CONTRASTIVE, AnyObjective, CausalConfig, Section, UnimaeConfig
+from gerund.training.recipe_objectives import (
+    CONTRASTIVE,
+    AnyObjective,
+    CausalConfig,
+    Section,
+    UnimaeConfig,
+    reads_texts,
+)
 from gerund.training.recipe_text import explain, read_settings
 from gerund.training.shipped import find_recipe, text_files
 
@@ -254,7 +261,7 @@ def _check_sources(recipe: Recipe) -> None:
     if len(set(names)) < len(names):
         raise ValueError(f"data.sources has a name twice: {', '.join(names)}")
     for objective in recipe.objectives:
-        if getattr(objective, "pairs", None) is not None:
+        if not reads_texts(objective):
             continue
         if not names:
             raise ValueError(f"the objective {objective.kind} reads texts, and data.sources has none")

@@ -239,8 +239,45 @@ class SupervisedConfig(ObjectiveConfig, ContrastiveConfig):
     """Put before positives and negatives; left out, the encoder's prompt."""
 
 
+class RankgenConfig(ObjectiveConfig):
+    """An encoder that scores continuations of a prefix (RankGen, section 2.2)."""
+
+    kind: Literal["rankgen"]
+    passages: list[Path] = Field(min_length=1)
+    """What ``gerund negatives`` made: folders or files, relative to ``data.folder``."""
+    negatives: Literal["both", "inbook", "generative"] = "both"
+    """``inbook``: the other continuations of the batch, which is from one document. ``generative``: the generated (and
+    hard) ones of the batch. ``both``: all of them. With the last two, passages that have none are left out."""
+    batch_size: int = Field(default=64, ge=2)
+    length: int = Field(default=512, ge=2)
+    """Longest prefix in tokens, marker and special tokens included; of a longer one the end is kept."""
+    continuation_length: int = Field(default=128, ge=2)
+    """Longest continuation in tokens, marker and special tokens included."""
+    prefix_marker: str = "pre "
+    """Put before prefixes."""
+    continuation_marker: str = "suffi "
+    """Put before continuations."""
+    similarity: Similarity = "dot"
+    """``dot``, as in the paper, or ``cosine``."""
+    temperature: float = Field(default=1.0, gt=0)
+    """Scores are divided by it."""
+    projection: bool = True
+    """Whether a linear map without bias makes a state into a vector; it is kept with the model."""
+
+    @model_validator(mode="after")
+    def _texts_may_differ(self) -> Self:
+        if self.similarity == "cosine" and self.temperature == 1.0:
+            raise ValueError("similarity cosine needs a temperature, such as 0.05: cosines lie between -1 and 1")
+        return self
+
+
 AnyObjective = Annotated[
-    CausalConfig | MntpConfig | MsgConfig | UnimaeConfig | SimcseConfig | SsclConfig | SupervisedConfig,
+    CausalConfig | MntpConfig | MsgConfig | UnimaeConfig | SimcseConfig | SsclConfig | SupervisedConfig | RankgenConfig,
     Field(discriminator="kind"),
 ]
-CONTRASTIVE = (SimcseConfig, SsclConfig, SupervisedConfig)
+CONTRASTIVE = (SimcseConfig, SsclConfig, SupervisedConfig, RankgenConfig)
+
+
+def reads_texts(objective: ObjectiveConfig) -> bool:
+    """Whether an objective reads the recipe's sources, rather than files of its own."""
+    return getattr(objective, "pairs", None) is None and not isinstance(objective, RankgenConfig)

@@ -17,7 +17,7 @@ Knows: the layout of a run's folder, and which process writes into it. Does not 
 import errno
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,14 +27,17 @@ from torch import distributed
 
 from gerund.data.files import make_folder, write_whole
 from gerund.errors import GerundError, ResourceError
+from gerund.scoring.dual import ScorerSettings, write_scorer
 from gerund.training.building import CorpusTexts, build_objectives
 from gerund.training.checkpoints import newest_checkpoint, step_of
 from gerund.training.corpus.sources import Sources
 from gerund.training.journal import Journal, announce
 from gerund.training.objectives.base import Objective
 from gerund.training.objectives.causal import BlockBatches
+from gerund.training.objectives.rankgen import PassageBatches
 from gerund.training.outputs import check_output, check_resumable, check_same_data, write_model
 from gerund.training.recipe import Recipe
+from gerund.training.recipe_objectives import RankgenConfig
 from gerund.training.step import StepData, TrainingModule, process_count
 from gerund.training.subject import Subject, check_machine, prepare_subject, uses_bf16
 from gerund.training.trainer import GerundTrainer, is_sharded, trained_tensors, training_arguments
@@ -100,13 +103,15 @@ def _train(recipe: Recipe, resume: bool) -> Path:
             data=StepData(objectives, steps=recipe.steps, processes=process_count()),
             checkpoints=output / "checkpoints",
             journal=journal,
-            snapshot=lambda at: _snapshot(recipe, subject, output / "snapshots" / f"step-{at}", at),
+            snapshot=lambda at: _snapshot(recipe, subject, at, _beside(objectives)),
         )
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         losses = trainer.last_validation()
         subject = _gathered(recipe, subject, module, first)
+        beside = _beside(objectives)  # in every process: FSDP puts weights together only with all of them
         if first:
-            write_model(subject, output / "model", _report(recipe, losses, journal, objectives, module))
+            report = _report(recipe, losses, journal, objectives, module)
+            write_model(subject, output / "model", report, more=beside)
     _wait()
     return output / "model"
 
@@ -162,9 +167,30 @@ def _tell(journal: Journal, recipe: Recipe, objectives: list[Objective], skipped
     journal.note(f"{'resuming' if step else 'starting'} at step {step} of {recipe.steps}: {names}")
 
 
-def _snapshot(recipe: Recipe, subject: Subject, folder: Path, step: int) -> None:
+def _snapshot(recipe: Recipe, subject: Subject, step: int, beside: Callable[[Path], None]) -> None:
+    folder = recipe.output / "snapshots" / f"step-{step}"
     # What an interrupted run left there may come from a decay that the resumed one does not have.
-    write_model(subject, folder, {"step": step, "recipe": _published(recipe)}, overwrite=True)
+    write_model(subject, folder, {"step": step, "recipe": _published(recipe)}, more=beside, overwrite=True)
+
+
+def _beside(objectives: list[Objective]) -> Callable[[Path], None]:
+    """Return what writes the files of a scorer beside the model, where one was trained."""
+    for objective in objectives:
+        config, batches, losses = objective.configs.get("rankgen"), objective.batches, objective.losses
+        if not isinstance(batches, PassageBatches) or not isinstance(config, RankgenConfig):
+            continue
+        weight = getattr(getattr(losses, "projection", None), "weight", None)
+        if weight is not None:
+            weight = weight.full_tensor() if hasattr(weight, "full_tensor") else weight
+            weight = weight.detach().float().cpu().numpy().copy()
+        settings = ScorerSettings(
+            prefix=config.prefix_marker,
+            continuation=config.continuation_marker,
+            prefix_tokens=config.length - batches.prefixes.room,
+            continuation_tokens=config.continuation_length - batches.continuations.room,
+        )
+        return lambda folder: write_scorer(folder, settings, weight)
+    return lambda _folder: None
 
 
 @contextmanager

@@ -70,7 +70,8 @@ class ContrastiveLosses(PairLosses):
         reader: How a text becomes a vector.
         temperature: Similarities are divided by it.
         similarity: ``cosine`` or ``dot``.
-        projection: Size of a linear head that only the training uses; None for none.
+        projection: Size of a linear head behind the pooled state; None for none.
+        in_batch: Whether the positives of other queries are negatives; without them only the group ``negative`` is.
         dropout: Dropout of the attention probabilities; None leaves the model's own.
     """
 
@@ -81,12 +82,14 @@ class ContrastiveLosses(PairLosses):
         temperature: float,
         similarity: Similarity,
         projection: int | None = None,
+        in_batch: bool = True,
         dropout: float | None = None,
     ) -> None:
         super().__init__()
         # The plan and the pooling, not the reader: it holds the model, which is no part of the losses.
         self.plan, self.pooling, self.sends_plan = reader.plan, reader.config.pooling, reader.sends_plan
         self.temperature, self.similarity, self.dropout = temperature, similarity, dropout
+        self.in_batch = in_batch
         self.projection = nn.Linear(reader.width, projection, bias=False) if projection else nn.Identity()
         if dropout and not dropout_places(reader.model):
             raise ConfigError(
@@ -117,6 +120,11 @@ class ContrastiveLosses(PairLosses):
             key_ids_K = gather_numbers(key_ids_K)
         positives_B = first + torch.arange(len(queries_BD), device=keys_KD.device)
         excluded_BK = excluded_pairs(groups[0]["identity"], key_ids_K, positives_B)
+        if not self.in_batch:
+            positive_K = torch.cat([torch.full_like(group["identity"], at == 0) for at, group in enumerate(groups[1:])])
+            if gather:
+                positive_K = gather_numbers(positive_K)
+            excluded_BK = (excluded_BK | (positive_K > 0)).scatter(1, positives_B[:, None], False)
         total = info_nce(
             queries_BD,
             keys_KD,

@@ -1,0 +1,182 @@
+"""A decoder-only model as a scorer: the weights that write also turn prefixes and continuations into vectors.
+
+RankGen, section 2.2, with our encoder in the place of T5: a marker before each text, one encoder for both sides, a
+linear map without bias, the dot product. The model's folder has ``scorer.json`` and ``scorer.safetensors`` beside its
+other files; without them it is the same language model and encoder.
+
+Knows: markers, where long texts are cut, the folder. Does not know: how texts become vectors.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+
+from gerund.errors import ConfigError, DataError, unknown_name
+from gerund.inference.tokens import keep_end
+from gerund.models.opening import open_model
+from gerund.scoring.vectors import VectorScorer
+from gerund.text_encoder import TextEncoder
+
+SETTINGS_FILE = "scorer.json"
+WEIGHTS_FILE = "scorer.safetensors"
+FORMAT = 1
+_PROJECTION = "projection.weight"
+
+
+@dataclass(frozen=True)
+class ScorerSettings:
+    """How the two sides are read."""
+
+    prefix: str = "pre "
+    """Put before every prefix."""
+
+    continuation: str = "suffi "
+    """Put before every continuation."""
+
+    prefix_tokens: int = 512
+    """Tokens of a prefix at most, without marker and special tokens; of a longer one the end is kept."""
+
+    continuation_tokens: int = 128
+    """Tokens of a continuation at most; of a longer one the beginning is kept."""
+
+    def __post_init__(self) -> None:
+        for name in ("prefix_tokens", "continuation_tokens"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name}={getattr(self, name)} leaves no text")
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> "ScorerSettings":
+        """Read settings back.
+
+        Raises:
+            ConfigError: an unknown field, or a value that is not valid.
+        """
+        valid = {item.name: type(item.default) for item in fields(cls)}
+        for key, value in data.items():
+            if key not in valid:
+                raise unknown_name(f"field in {SETTINGS_FILE}", key, list(valid))
+            if type(value) is not valid[key]:
+                raise ConfigError(f"{SETTINGS_FILE}: {key} cannot be {value!r}")
+        return cls(**data)
+
+
+class DualScorer(VectorScorer):
+    """The product of two vectors of one encoder.
+
+    Args:
+        encoder: reads both sides, under its own plan and pooling.
+        settings: markers and lengths.
+        projection_DD: the linear map of both vectors; None for none.
+        name: what results call it; left out, the model's name.
+    """
+
+    def __init__(
+        self,
+        encoder: TextEncoder,
+        settings: ScorerSettings | None = None,
+        projection_DD: np.ndarray | None = None,
+        name: str | None = None,
+    ) -> None:
+        own = settings or ScorerSettings()
+        super().__init__(
+            name or encoder.name,
+            lambda texts: self._encode(
+                [keep_end(encoder.tokenizer, text, own.prefix_tokens) if text.strip() else text for text in texts],
+                own.prefix,
+            ),
+            lambda texts: self._encode(
+                [_keep_start(encoder, text.strip(), own.continuation_tokens) for text in texts], own.continuation
+            ),
+        )
+        self.encoder, self.settings, self.projection_DD = encoder, own, projection_DD
+
+    @classmethod
+    def load(cls, model: str | Path, *, dtype: str = "auto", device: str = "auto") -> "DualScorer":
+        """Load the scorer of a folder or hub id.
+
+        Args:
+            model: where it is.
+            dtype: as in ``gerund.load``.
+            device: as in ``gerund.load``.
+
+        Raises:
+            ModelError: no such model.
+            DataError: it has no scorer, or a broken one.
+        """
+        opened = open_model(model, dtype=dtype, device=device)
+        encoder = TextEncoder(opened.model, opened.tokenizer, opened.encoder, **opened.options)
+        return cls.beside(encoder, opened.settings)
+
+    @classmethod
+    def beside(cls, encoder: TextEncoder, folder: Path | None) -> "DualScorer":
+        """Return the scorer whose files lie in a model's folder, around the model that is in memory already.
+
+        Raises:
+            DataError: there are none, or broken ones.
+        """
+        if folder is None or not has_scorer(folder):
+            raise DataError(f"{encoder.name} has no {SETTINGS_FILE}: it was not trained to score continuations")
+        settings, projection_DD = read_scorer(folder)
+        if projection_DD is not None and projection_DD.shape != (encoder.dimensions, encoder.dimensions):
+            raise DataError(f"{folder / WEIGHTS_FILE} does not fit vectors of {encoder.dimensions} dimensions")
+        return cls(encoder, settings, projection_DD)
+
+    def save(self, folder: Path) -> None:
+        """Write the scorer's own files into a model's folder."""
+        write_scorer(folder, self.settings, self.projection_DD)
+
+    def _encode(self, texts: Sequence[str], marker: str) -> np.ndarray:
+        vectors_ND = self.encoder.encode(texts, prompt=marker, normalize=False, show_progress=False)
+        return vectors_ND if self.projection_DD is None else vectors_ND @ self.projection_DD.T
+
+
+def has_scorer(folder: Path) -> bool:
+    """Whether a model's folder holds a scorer."""
+    return (folder / SETTINGS_FILE).is_file()
+
+
+def read_scorer(folder: Path) -> tuple[ScorerSettings, np.ndarray | None]:
+    """Return settings and projection ``(D, D)`` of a folder.
+
+    Raises:
+        DataError: the files are broken.
+        ConfigError: they were written by a newer version, or hold unknown fields.
+    """
+    path = folder / SETTINGS_FILE
+    try:
+        data = json.loads(path.read_text("utf-8"))
+    except (ValueError, OSError) as error:
+        raise DataError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(data, dict) or not isinstance(data.get("scorer"), dict):
+        raise DataError(f"{path} has no 'scorer' entry")
+    if data.get("format") != FORMAT:
+        raise ConfigError(f"{path} has format {data.get('format')!r}; this version of gerund reads format {FORMAT}")
+    weights = folder / WEIGHTS_FILE
+    projection_DD = None
+    if weights.is_file():
+        try:
+            projection_DD = load_file(weights)[_PROJECTION].float().numpy()
+        except Exception as error:  # safetensors has an exception outside the built-in ones
+            raise DataError(f"{weights} cannot be read: {error}") from error
+    return ScorerSettings.from_dict(data["scorer"]), projection_DD
+
+
+def write_scorer(folder: Path, settings: ScorerSettings, projection_DD: np.ndarray | None) -> None:
+    """Write settings and projection into a model's folder."""
+    if projection_DD is not None:
+        save_file({_PROJECTION: torch.from_numpy(np.ascontiguousarray(projection_DD))}, folder / WEIGHTS_FILE)
+    data = {"format": FORMAT, "scorer": asdict(settings)}
+    (folder / SETTINGS_FILE).write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _keep_start(encoder: TextEncoder, text: str, most: int) -> str:
+    """Return the beginning of a text that has at most so many tokens."""
+    offsets = encoder.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+    ends = [end for _, end in offsets["offset_mapping"]]
+    return text if len(ends) <= most else text[: ends[most - 1]]

@@ -1,0 +1,272 @@
+"""The encoder of continuations: its batches and loss against slow ones, and training it from end to end."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+import gerund
+from gerund.errors import ConfigError, DataError
+from gerund.scoring.dual import DualScorer
+from gerund.training.building import build_objectives
+from gerund.training.corpus.passages import Passages, read_passages
+from gerund.training.estimating import RandomTexts
+from gerund.training.recipe import load_recipe
+from gerund.training.run import train
+from gerund.training.step import TrainingModule, run_step
+from gerund.training.subject import prepare_subject
+from tests.tiny import save_tiny
+
+WORDS = ["the", "a", "cat", "in", "an", "inn", "then", "ran", "sat", "tin", "rain", "end"]
+
+
+def text(rng, count):
+    return " ".join(rng.choice(WORDS, count)) + "."
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return save_tiny(tmp_path_factory.mktemp("base") / "tiny", max_position_embeddings=64)
+
+
+@pytest.fixture(scope="module")
+def passages(tmp_path_factory):
+    """Two documents with twelve passages each, half of which have a generated continuation."""
+    folder = tmp_path_factory.mktemp("passages")
+    rng = np.random.default_rng(0)
+    for part in range(2):
+        rows = []
+        for number in range(12):
+            row = {"document": part, "prefix": text(rng, 9), "continuation": text(rng, 4)}
+            if number % 2:
+                row["generated"] = [text(rng, 4)]
+            rows.append(row)
+        (folder / f"part-{part:05}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def recipe(base, passages, output="out", overrides=(), **changes):
+    objective = {"kind": "rankgen", "passages": [str(passages)], "batch_size": 6, "length": 48}
+    objective |= {"continuation_length": 24, **changes}
+    content = {
+        "model": {"base": str(base), "lora": {"rank": 4, "alpha": 8}},
+        "encoder": {"attention": "causal", "pooling": "last", "append_eos": True},
+        "objectives": [objective],
+        "optimizer": {"learning_rate": 0.01},
+        "precision": "fp32",
+        "output": str(output),
+        "steps": 4,
+        "save_steps": 2,
+        "log_steps": 2,
+    }
+    path = passages.parent / f"{passages.name}.yaml"
+    path.write_text(json.dumps(content))
+    return load_recipe(path, list(overrides))
+
+
+def built(settings):
+    subject = prepare_subject(settings, write=False)
+    [objective] = build_objectives(settings, subject, RandomTexts(100))
+    return subject, objective, TrainingModule(subject.model, {objective.name: objective.losses}, bf16=False)
+
+
+def slow_loss(vectors, batch, negatives):
+    """Return the loss of RankGen, section 2.2, one passage and one candidate at a time, in float64."""
+    count = len(batch["query"]["identity"])
+    groups = vectors.double().split([len(group["identity"]) for group in batch.values()])
+    own = [group["identity"].tolist() for group in batch.values()]
+    total = 0.0
+    for i in range(count):
+        right = groups[0][i] @ groups[1][i]
+        scores = [right]
+        for j in range(count):
+            same = own[1][j] in (own[1][i], own[0][i])
+            if j != i and negatives != "generative" and not same:
+                scores.append(groups[0][i] @ groups[1][j])
+        if len(groups) > 2:
+            scores += [
+                groups[0][i] @ groups[2][j]
+                for j in range(len(groups[2]))
+                if own[2][j] not in (own[1][i], own[0][i])
+            ]  # fmt: skip
+        total = total + torch.logsumexp(torch.stack(scores), 0) - right
+    return total / count
+
+
+@pytest.mark.parametrize("negatives", ["both", "inbook", "generative"])
+@pytest.mark.parametrize("micro", [None, 2])
+def test_loss_and_gradient_are_those_of_the_slow_one(base, passages, negatives, micro):
+    settings = recipe(base, passages, negatives=negatives, micro_batch_size=micro)
+    _, objective, module = built(settings)
+    batch = objective.batches.make(0, 0, 6)
+    assert list(batch) == (["query", "positive"] if negatives == "inbook" else ["query", "positive", "negative"])
+    result = run_step(module, [objective], {"step": 0, objective.name: batch})
+    found = {name: p.grad.clone() for name, p in module.named_parameters() if p.requires_grad}
+    module.zero_grad()
+    vectors = torch.cat([module(objective.name, part) for part in batch.values()])
+    expected = slow_loss(vectors, batch, negatives)
+    expected.backward()
+    assert float(result.losses["rankgen"]) == pytest.approx(float(expected.detach()), rel=1e-4)
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad:
+            torch.testing.assert_close(found[name], parameter.grad, rtol=1e-3, atol=1e-5)
+
+
+def test_a_continuation_that_is_the_same_text_is_no_negative(base, tmp_path):
+    rows = [{"document": 0, "prefix": f"the cat {n} sat in", "continuation": "an inn."} for n in range(4)]
+    rows += [{"document": 0, "prefix": "then a rain", "continuation": "the end."}]
+    (tmp_path / "p").mkdir()
+    (tmp_path / "p" / "part-00000.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    _, objective, module = built(recipe(base, tmp_path / "p", negatives="inbook", batch_size=5))
+    batch = objective.batches.make(0, 0, 5)
+    vectors = torch.cat([module(objective.name, part) for part in batch.values()])
+    loss, _ = objective.losses.compare(vectors, batch, gather=False)
+    expected = slow_loss(vectors, batch, "inbook").detach()
+    assert float(loss.detach()) == pytest.approx(float(expected), rel=1e-5)
+
+
+class TestBatches:
+    def test_come_from_one_document(self, passages):
+        dealt = Passages(read_passages([passages]), seed=3)
+        for epoch in range(3):
+            documents = [dealt.row(24 * epoch + n)[0].document for n in range(24)]
+            assert len(set(documents[:12])) == len(set(documents[12:])) == 1
+            assert len({dealt.row(24 * epoch + n)[0].prefix for n in range(24)}) == 24
+        orders = {tuple(dealt.row(24 * epoch + n)[0].prefix for n in range(24)) for epoch in range(3)}
+        assert len(orders) == 3
+
+    def test_have_generated_ones_for_every_passage(self, base, passages):
+        _, objective, _ = built(recipe(base, passages))
+        assert objective.batches.available == 12
+        assert len(objective.batches.make(0, 0, 6)["negative"]["identity"]) == 6
+
+    def test_keep_the_end_of_a_prefix_and_the_beginning_of_a_continuation(self, base, tmp_path):
+        long = " ".join(WORDS * 8)
+        (tmp_path / "p").mkdir()
+        row = {"document": 0, "prefix": f"{long} tin", "continuation": f"tin {long}"}
+        (tmp_path / "p" / "part-00000.jsonl").write_text(json.dumps(row) + "\n")
+        subject, objective, _ = built(recipe(base, tmp_path / "p", negatives="inbook"))
+        batch = objective.batches.make(0, 0, 1)
+        decoded = {name: subject.tokenizer.decode(group["input_ids"][0]) for name, group in batch.items()}
+        assert decoded["query"].startswith("<s>pre ")
+        assert decoded["query"].endswith("end tin</s>")
+        assert decoded["positive"].startswith("<s>suffi tin the a")
+        assert batch["query"]["input_ids"].shape[1] <= 48
+        assert batch["positive"]["input_ids"].shape[1] == 24
+
+    def test_are_what_the_scorer_reads(self, base, passages, tmp_path):
+        folder = train(recipe(base, passages, tmp_path / "out"))
+        lm = gerund.load(folder, dtype="float32")
+        settings = recipe(base, passages)
+        _, objective, _ = built(settings)
+        batch = objective.batches.make(0, 0, 6)
+        rows = [objective.batches.texts.row(n)[0] for n in range(6)]
+        subject = lm.scorer.encoder
+        for name, texts, marker in (
+            ("query", [row.prefix for row in rows], "pre "),
+            ("positive", [row.continuation for row in rows], "suffi "),
+        ):
+            for ids, real, own in zip(batch[name]["input_ids"], batch[name]["real"], texts, strict=True):
+                read = subject.tokenizer(marker + own)["input_ids"] + [subject.tokenizer.eos_token_id]
+                assert ids[real.bool()].tolist() == read
+
+
+class TestTraining:
+    def test_leaves_a_scorer_and_an_untouched_generator(self, base, passages, tmp_path):
+        folder = train(recipe(base, passages, tmp_path / "out"))
+        assert {"scorer.json", "scorer.safetensors", "adapter", "gerund.json"} <= {p.name for p in folder.iterdir()}
+        lm, plain = gerund.load(folder, dtype="float32"), gerund.load(base, attention="causal", dtype="float32")
+        assert lm.generate("the cat", 6) == plain.generate("the cat", 6)
+        [scores] = lm.score(["the cat sat in"], [[" the rain", " an end."]])
+        # By its folder it is loaded as it would be for encoding, in bfloat16 where that is near enough.
+        [near] = lm.score(["the cat sat in"], [[" the rain", " an end."]], str(folder))
+        assert near == pytest.approx(scores, rel=0.05)
+        assert DualScorer.load(folder, dtype="float32").score(["the cat sat in"], [[" the rain"]])[0] == [
+            pytest.approx(scores[0], rel=1e-4)
+        ]
+        vectors = lm.encode(["pre the cat sat in", "suffi the rain"], normalize=False)
+        expected = (lm.scorer.projection_DD @ vectors[0]) @ (lm.scorer.projection_DD @ vectors[1])
+        assert scores[0] == pytest.approx(expected, rel=1e-3)
+
+    def test_ranks_its_own_writing(self, base, passages, tmp_path):
+        lm = gerund.load(train(recipe(base, passages, tmp_path / "out")), dtype="float32")
+        sampling = gerund.Sampling(temperature=1.0, seed=0)
+        [one] = lm.generate("the cat", 6, sampling, rerank=gerund.Rerank(4, beams=2, every=2))
+        [scores] = lm.score(["the cat"], [[candidate.text for candidate in one.beams]])
+        assert [candidate.rank_score for candidate in one.beams] == pytest.approx(scores, rel=1e-4)
+
+    def test_learns(self, base, passages, tmp_path):
+        output = tmp_path / "out"
+        train(recipe(base, passages, output, negatives="inbook", overrides=["steps=40", "save_steps=40"]))
+        losses = [json.loads(line)["loss_rankgen"] for line in (output / "log.jsonl").read_text().splitlines()]
+        assert np.mean(losses[-3:]) < 0.6 * np.mean(losses[:3])
+
+    def test_saved_again_it_scores_the_same(self, base, passages, tmp_path):
+        lm = gerund.load(train(recipe(base, passages, tmp_path / "out")), dtype="float32")
+        lm.save(tmp_path / "again")
+        again = gerund.load(tmp_path / "again", dtype="float32")
+        assert again.score(["a"], [[" tin", " inn"]]) == lm.score(["a"], [[" tin", " inn"]])
+        assert again.with_encoder(gerund.EncoderConfig()).score(["a"], [[" tin"]])[0] == lm.score(["a"], [[" tin"]])[0]
+
+    def test_resumes_to_the_same_scorer(self, base, passages, tmp_path):
+        import shutil
+
+        whole = train(recipe(base, passages, tmp_path / "whole"))
+        shutil.copytree(tmp_path / "whole", tmp_path / "broken")
+        shutil.rmtree(tmp_path / "broken" / "model")
+        shutil.rmtree(tmp_path / "broken" / "checkpoints" / "checkpoint-4")
+        again = train(recipe(base, passages, tmp_path / "broken"), resume=True)
+        assert (again / "scorer.safetensors").read_bytes() == (whole / "scorer.safetensors").read_bytes()
+
+
+class TestRefused:
+    @pytest.mark.parametrize(
+        ("changes", "message"),
+        [
+            ({"continuation_length": 5}, "continuation_length 5 leaves no room"),
+            ({"length": 3}, "length 3 leaves no room"),
+            ({"similarity": "cosine"}, "similarity cosine needs a temperature"),
+            ({"negatives": "some"}, "negatives: input should be"),
+        ],
+    )
+    def test_settings(self, base, passages, changes, message):
+        with pytest.raises(ConfigError, match=message):
+            built(recipe(base, passages, **changes))
+
+    def test_no_generated_ones(self, base, tmp_path):
+        (tmp_path / "p").mkdir()
+        (tmp_path / "p" / "part-00000.jsonl").write_text('{"document": 0, "prefix": "a", "continuation": "b"}\n')
+        with pytest.raises(ConfigError, match="make some with `gerund negatives --generate 1`"):
+            built(recipe(base, tmp_path / "p"))
+
+    @pytest.mark.parametrize(
+        ("line", "message"),
+        [
+            ("", "no passages in there"),
+            ("[", "line 1: not valid JSON"),
+            ('{"prefix": "a"}', "with a number 'document'"),
+            ('{"document": 0, "prefix": "a"}', "no field 'continuation'"),
+            ('{"document": 0, "prefix": " ", "continuation": "b"}', "'prefix' is empty"),
+        ],
+    )
+    def test_passages(self, tmp_path, line, message):
+        (tmp_path / "part-00000.jsonl").write_text(line)
+        with pytest.raises(DataError, match=message):
+            read_passages([tmp_path])
+
+    def test_scorers(self, base, tmp_path):
+        with pytest.raises(DataError, match=r"has no scorer\.json"):
+            DualScorer.load(base)
+        lm = gerund.load(base)
+        DualScorer(lm, projection_DD=np.eye(32, dtype=np.float32)).save(tmp_path)
+        (tmp_path / "scorer.json").write_text('{"format": 1, "scorer": {"prefixx": "a"}}')
+        with pytest.raises(ConfigError, match=r"unknown field in scorer\.json 'prefixx'"):
+            DualScorer.beside(lm, tmp_path)
+        (tmp_path / "scorer.json").write_text('{"format": 9, "scorer": {}}')
+        with pytest.raises(ConfigError, match="has format 9"):
+            DualScorer.beside(lm, tmp_path)
+        (tmp_path / "scorer.json").write_text('{"format": 1, "scorer": {}}')
+        DualScorer(lm, projection_DD=np.eye(8, dtype=np.float32)).save(tmp_path)
+        with pytest.raises(DataError, match="does not fit vectors of 32 dimensions"):
+            DualScorer.beside(lm, tmp_path)
