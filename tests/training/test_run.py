@@ -222,7 +222,7 @@ class TestResume:
     def test_crash_before_the_model_is_written(self, run, tmp_path, monkeypatch):
         run("whole")
         with monkeypatch.context() as patch:
-            patch.setattr("gerund.training.run.write_model", lambda *_: (_ for _ in ()).throw(CrashError))
+            patch.setattr("gerund.training.run.write_model", lambda *_, **__: (_ for _ in ()).throw(CrashError))
             with pytest.raises(CrashError):
                 run("broken")
         run("broken", resume=True)
