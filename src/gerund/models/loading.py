@@ -40,6 +40,8 @@ _NOT_COPIED = (
     "modules.json",
     "config_sentence_transformers.json",
     "sentence_bert_config.json",
+    # A scorer of continuations is trained for one reading, and another may be put beside the copy.
+    "scorer.json",
 )
 
 _save_lock = threading.Lock()

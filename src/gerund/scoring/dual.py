@@ -159,7 +159,7 @@ def read_scorer(folder: Path) -> tuple[ScorerSettings, np.ndarray | None]:
         raise ConfigError(f"{path} has format {data.get('format')!r}; this version of gerund reads format {FORMAT}")
     weights = folder / WEIGHTS_FILE
     projection_DD = None
-    if weights.is_file():
+    if data.get("projection"):
         try:
             projection_DD = load_file(weights)[_PROJECTION].float().numpy()
         except Exception as error:  # safetensors has an exception outside the built-in ones
@@ -171,7 +171,7 @@ def write_scorer(folder: Path, settings: ScorerSettings, projection_DD: np.ndarr
     """Write settings and projection into a model's folder."""
     if projection_DD is not None:
         save_file({_PROJECTION: torch.from_numpy(np.ascontiguousarray(projection_DD))}, folder / WEIGHTS_FILE)
-    data = {"format": FORMAT, "scorer": asdict(settings)}
+    data = {"format": FORMAT, "scorer": asdict(settings), "projection": projection_DD is not None}
     (folder / SETTINGS_FILE).write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 

@@ -16,6 +16,7 @@ from gerund.training.recipe import load_recipe
 from gerund.training.run import train
 from gerund.training.step import TrainingModule, run_step
 from gerund.training.subject import prepare_subject
+from tests.cli.helpers import run_cli
 from tests.tiny import save_tiny
 
 WORDS = ["the", "a", "cat", "in", "an", "inn", "then", "ran", "sat", "tin", "rain", "end"]
@@ -209,6 +210,12 @@ class TestTraining:
         assert again.score(["a"], [[" tin", " inn"]]) == lm.score(["a"], [[" tin", " inn"]])
         assert again.with_encoder(gerund.EncoderConfig()).score(["a"], [[" tin"]])[0] == lm.score(["a"], [[" tin"]])[0]
 
+    def test_converted_it_is_no_scorer(self, base, passages, tmp_path):
+        folder = train(recipe(base, passages, tmp_path / "out"))
+        assert run_cli("convert", folder, tmp_path / "other", "--attention", "bidir").code == 0
+        assert not [path for path in (tmp_path / "other").iterdir() if path.name.startswith("scorer")]
+        assert gerund.load(tmp_path / "other").scorer is None
+
     def test_resumes_to_the_same_scorer(self, base, passages, tmp_path):
         import shutil
 
@@ -269,4 +276,7 @@ class TestRefused:
         (tmp_path / "scorer.json").write_text('{"format": 1, "scorer": {}}')
         DualScorer(lm, projection_DD=np.eye(8, dtype=np.float32)).save(tmp_path)
         with pytest.raises(DataError, match="does not fit vectors of 32 dimensions"):
+            DualScorer.beside(lm, tmp_path)
+        (tmp_path / "scorer.safetensors").unlink()
+        with pytest.raises(DataError, match=r"scorer\.safetensors cannot be read"):
             DualScorer.beside(lm, tmp_path)
