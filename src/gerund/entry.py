@@ -6,6 +6,7 @@ Knows: what the user may say. Does not know: which setting wins, or what is done
 from pathlib import Path
 
 from gerund.attention.plan import AttentionPlan
+from gerund.config import read_encoder_config
 from gerund.language_model import LanguageModel
 from gerund.models.opening import open_model
 from gerund.scoring.dual import DualScorer, has_scorer
@@ -71,6 +72,9 @@ def load(
         max_length=max_length,
     )
     lm = LanguageModel(opened.model, opened.tokenizer, opened.encoder, **opened.options)
-    if opened.settings is not None and has_scorer(opened.settings):
-        lm.scorer = DualScorer.beside(lm, opened.settings)
+    # Its scorer was trained for the reading that lies beside it, and would score wrongly by another one.
+    folder = opened.settings
+    own = folder is not None and adapter is None and read_encoder_config(folder) == opened.encoder
+    if own and folder is not None and has_scorer(folder):
+        lm.scorer = DualScorer.beside(lm, folder)
     return lm

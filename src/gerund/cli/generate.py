@@ -91,6 +91,12 @@ def command(
 
     # Writing needs no plan: models that no plan reaches write too.
     lm = load(model, attention="causal", dtype=dtype, device=device)
+    if ranked is not None:  # a scorer's folder is read once, not for every lot
+        from dataclasses import replace
+
+        from gerund.scoring.finding import find_scorer
+
+        ranked = replace(ranked, scorer=find_scorer(ranked.scorer, lm, seed=seed or 0))
     if file is None and output is None and not as_json:
         _stream(lm, lots[0], max_new_tokens, sampling, ranked)
         return

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from gerund.language_model import LanguageModel
+    from gerund.types import Scorer
 
 # Prefixes that are scored in one call: enough to sort texts of like length together, few enough that results come soon.
 _LOT = 32
@@ -67,8 +68,7 @@ def command(
     from gerund.scoring.finding import find_scorer
 
     lm = load(model, attention="causal", dtype=dtype, device=device)
-    find_scorer(scorer, lm)  # a mistyped name shows before anything is scored
-    found = _scored(lm, pairs, scorer)
+    found = _scored(lm, pairs, find_scorer(scorer, lm))  # a scorer's folder is read once
     if file is None and output is None and not as_json:
         [(_, texts)] = pairs
         scores = next(found)["scores"]
@@ -110,7 +110,7 @@ def _spaced(prefix: str, continuations: list[str], where: str) -> Pair:
     return prefix, [text if joined or text[0].isspace() else f" {text}" for text in continuations]
 
 
-def _scored(lm: "LanguageModel", pairs: list[Pair], scorer: str) -> "Iterator[dict[str, Any]]":
+def _scored(lm: "LanguageModel", pairs: list[Pair], scorer: "Scorer") -> "Iterator[dict[str, Any]]":
     for start in range(0, len(pairs), _LOT):
         lot = pairs[start : start + _LOT]
         found = lm.score([prefix for prefix, _ in lot], [texts for _, texts in lot], scorer)

@@ -215,6 +215,8 @@ class TestTraining:
         assert run_cli("convert", folder, tmp_path / "other", "--attention", "bidir").code == 0
         assert not [path for path in (tmp_path / "other").iterdir() if path.name.startswith("scorer")]
         assert gerund.load(tmp_path / "other").scorer is None
+        assert gerund.load(folder, attention="bidir").scorer is None
+        assert gerund.load(folder, attention="causal").scorer is not None
 
     def test_resumes_to_the_same_scorer(self, base, passages, tmp_path):
         import shutil
