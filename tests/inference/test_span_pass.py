@@ -137,7 +137,7 @@ def test_masks_by_position_are_those_by_index_when_tokens_stand_in_order():
 def test_a_cache_that_lets_tokens_go_is_refused():
     reader = reader_of()
     span_pass = SpanPass(reader, [context(4, 3, 5)], sees_right=True)
-    span_pass._cache.crop(-3)
+    span_pass.cache.crop(-3)
     with pytest.raises(UnsupportedModelError, match="sees 7 cached tokens where there are 10"):
         span_pass.advance([0], [5])
 
@@ -154,9 +154,9 @@ def test_a_plan_of_a_whole_text_still_refuses_a_cache():
 
 def test_sliding_models_keep_every_token():
     span_pass = SpanPass(reader_of("mistral"), [context(4, 3, 5)], sees_right=True)
-    assert isinstance(span_pass._cache, DynamicCache)
-    assert {type(layer) for layer in span_pass._cache.layers} == {RoomyLayer}
-    assert span_pass._cache.get_seq_length() == 9
+    assert isinstance(span_pass.cache, DynamicCache)
+    assert {type(layer) for layer in span_pass.cache.layers} == {RoomyLayer}
+    assert span_pass.cache.get_seq_length() == 9
 
 
 def test_a_model_without_positions_reads_the_left_side_only():

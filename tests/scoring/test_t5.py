@@ -10,8 +10,10 @@ from transformers import T5Config, T5EncoderModel
 import gerund
 from gerund.config import Rerank, Sampling
 from gerund.errors import ConfigError, ModelError, TextError
+from gerund.inference.precision import smallest_cosine
 from gerund.models.loading import Source
 from gerund.models.seq2seq import _tokenizer
+from gerund.scoring import t5
 from gerund.scoring.t5 import CONTINUATION, PREFIX, Side, T5Scorer
 from tests.tiny import byte_tokenizer
 
@@ -83,7 +85,7 @@ def by_formula(text, marker, most):
 
 @pytest.mark.parametrize("kind", ["bin", "safetensors"])
 def test_scores_are_those_of_the_released_formula(tmp_path, kind):
-    scorer = T5Scorer.load(save(tmp_path / "scorer", kind=kind))
+    scorer = T5Scorer.load(save(tmp_path / "scorer", kind=kind), dtype="float32")
     found = scorer.score(PREFIXES, CONTINUATIONS)
     for prefix, texts, own in zip(PREFIXES, CONTINUATIONS, found, strict=True):
         one = by_formula(prefix, "pre ", 512)
@@ -92,7 +94,7 @@ def test_scores_are_those_of_the_released_formula(tmp_path, kind):
 
 
 def test_long_texts_keep_their_start_as_released(folder):
-    scorer = T5Scorer.load(folder)
+    scorer = T5Scorer.load(folder, dtype="float32")
     long = "the cat sat in the rain and an inn " * 30
     [vector] = scorer.encode([long], PREFIX)
     np.testing.assert_allclose(vector, by_formula(long, "pre ", 512), rtol=1e-4, atol=1e-4)
@@ -111,7 +113,7 @@ def test_or_their_end():
 
 
 def test_batches_change_nothing(folder, monkeypatch):
-    scorer = T5Scorer.load(folder)
+    scorer = T5Scorer.load(folder, dtype="float32")
     texts = ["a" * n for n in (1, 30, 7, 7, 12)]
     whole = scorer.encode(texts, PREFIX)
     monkeypatch.setattr("gerund.scoring.t5._BATCH_TOKENS", 40)
@@ -129,7 +131,7 @@ def test_ranks_what_another_model_writes(folder, tiny_folder):
 
 
 def test_prefixes_are_encoded_once(folder):
-    scorer = T5Scorer.load(folder)
+    scorer = T5Scorer.load(folder, dtype="float32")
     read = []
     encode = scorer._encode_prefixes
     scorer._encode_prefixes = lambda texts: (read.extend(texts), encode(texts))[1]
@@ -146,12 +148,12 @@ class TestRefused:
     def test_missing_weights(self, tmp_path):
         folder = save(tmp_path / "scorer", state={"projection.weight": None})
         with pytest.raises(ModelError, match=r"projection\.weight missing from its weights"):
-            T5Scorer.load(folder)
+            T5Scorer.load(folder, dtype="float32")
 
     def test_no_tokenizer(self, tmp_path):
         folder = save(tmp_path / "scorer", tokenizer=False)
         with pytest.raises(ModelError, match="scorer has no tokenizer"):
-            T5Scorer.load(folder)
+            T5Scorer.load(folder, dtype="float32")
         with pytest.raises(ModelError, match=r"; put the files of google/t5-v1_1-base into the folder"):
             _tokenizer(Source("it", folder), str(folder), T5Config(d_model=768))
 
@@ -162,7 +164,7 @@ class TestRefused:
 
         folder = save(tmp_path / "scorer", state={"evil": Evil()})
         with pytest.raises(ModelError, match="cannot load"):
-            T5Scorer.load(folder)
+            T5Scorer.load(folder, dtype="float32")
 
     def test_blank_texts(self, folder):
         with pytest.raises(TextError, match="text 1 is empty"):
@@ -174,3 +176,19 @@ class TestRefused:
             lm.score(["a"], [[" b"]], "absent")
         with pytest.raises(ModelError, match="holds no model"):
             lm.score(["a"], [[" b"]], str(tmp_path))
+
+
+def test_bfloat16_is_chosen_where_it_is_quick_and_near_enough(folder, monkeypatch):
+    exact = T5Scorer.load(folder, dtype="float32")
+    assert exact.autocast is None
+    monkeypatch.setattr(t5.loading, "cpu_has_bfloat16", lambda: False)
+    assert T5Scorer.load(folder).autocast is None
+    monkeypatch.setattr(t5.loading, "cpu_has_bfloat16", lambda: True)
+    half = T5Scorer.load(folder)
+    assert half.autocast == torch.bfloat16
+    assert half.model.dtype == torch.float32
+    one, other = exact.encode(PREFIXES, PREFIX), half.encode(PREFIXES, PREFIX)
+    assert not np.array_equal(one, other)
+    assert smallest_cosine(one, other) > 0.999
+    monkeypatch.setattr(t5, "ENOUGH", 1.1)
+    assert T5Scorer.load(folder).autocast is None

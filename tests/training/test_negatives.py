@@ -7,9 +7,11 @@ import pytest
 
 import gerund
 from gerund.config import Sampling
+from gerund.data.passages import cut_to_words
 from gerund.errors import ConfigError, DataError, OutputExistsError
+from gerund.inference.like_length import fitting
 from gerund.scoring.finding import find_scorer
-from gerund.training.negatives import NegativesSettings, cut_to_words, fitting, make_negatives
+from gerund.training.negatives import NegativesSettings, make_negatives
 from tests.cli.helpers import run_cli
 
 SENTENCES = [" ".join([f"W{i}", *(["a"] * (1 + i % 5)), "in."]) for i in range(60)]
@@ -120,13 +122,13 @@ class TestResume:
 
 def test_long_prefixes_lose_their_start(lm):
     prefix = " ".join(SENTENCES[:10])
-    kept = fitting(lm, prefix, 20)
+    kept = fitting(lm.model, lm.tokenizer, prefix, 20)
     assert prefix.endswith(kept)
     assert 40 <= len(lm.tokenizer(kept)["input_ids"]) <= 44
     assert len(lm.generate(kept, 20)[0].token_ids) >= 1
-    assert fitting(lm, "He left.", 20) == "He left."
+    assert fitting(lm.model, lm.tokenizer, "He left.", 20) == "He left."
     with pytest.raises(ConfigError, match="leave no prefix in a context of 64"):
-        fitting(lm, prefix, 64)
+        fitting(lm.model, lm.tokenizer, prefix, 64)
 
 
 def test_texts_are_cut_at_sentences():

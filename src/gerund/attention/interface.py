@@ -126,6 +126,16 @@ class BoundPlan:
         if queries != keys:
             raise ConfigError("an attention plan covers a whole text: it cannot be combined with cached keys")
 
+    def attend(
+        self, module: nn.Module, layer: int, query: Tensor, key: Tensor, value: Tensor, kwargs: dict[str, Any]
+    ) -> Tensor | None:
+        """Return the attention ``(B, T, heads, head_dim)`` where a plan computes it itself; None, the usual, for not.
+
+        ``attention.branches`` does.
+        """
+        del module, layer, query, key, value, kwargs
+        return None
+
     def _width(self, length: int) -> int:
         """Return the smallest window that hides nothing from a pass of ``length`` queries."""
         return length
@@ -213,6 +223,9 @@ def fused_attention(
     """
     if attention_plan is not None:
         layer = _layer_of(module, attention_plan, query, key)
+        own = attention_plan.attend(module, layer, query, key, value, kwargs)
+        if own is not None:
+            return own, None
         attention_mask = attention_plan.mask(layer, query, layer_window(module, kwargs), None)
         kwargs["is_causal"] = attention_plan.view(layer).direction is Direction.CAUSAL
         if attention_plan.record is not None:

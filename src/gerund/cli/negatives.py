@@ -36,6 +36,9 @@ def command(
         int | None,
         typer.Option(help="Passages of a document at most; left out, one from every sentence.", show_default=False),
     ] = None,
+    clean: Annotated[
+        str, typer.Option(help="Quirks to remove first: none, gutenberg (hard-wrapped lines) or wikipedia.")
+    ] = "none",
     text_column: Annotated[str, typer.Option(help="Column or field that holds the text.")] = "text",
     temperature: options.Temperature = None,
     top_p: options.TopP = None,
@@ -59,7 +62,7 @@ def command(
 
         gerund negatives books.jsonl -o passages
 
-        gerund negatives books/ -o passages --per-document 200 --generate 1 -m ./model
+        gerund negatives books/ -o passages --clean gutenberg --per-document 200 --generate 1 -m ./model
 
         gerund negatives books.jsonl -o hard --generate 0 --hard 10 --scorer overlap
     """
@@ -73,6 +76,7 @@ def command(
     drawn = temperature is not None or top_p is not None or top_k is not None or typical_p is not None
     sampling = options.sampling_of(temperature, top_p, top_k, typical_p, None) if drawn else Sampling(1.0, top_p=0.9)
     settings = NegativesSettings(
+        clean=clean,
         prefix_words=prefix_words,
         fewest_words=fewest_words,
         most_words=most_words,

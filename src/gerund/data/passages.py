@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 _WORD = re.compile(r"\S+")
+_SENTENCE_ENDS = (".", "!", "?", '"', "\u201d", "'")
 
 
 @dataclass(frozen=True)
@@ -181,6 +182,28 @@ def inbook_negatives(
             found.setdefault(_text(text, sentences, start, end))
     found.pop(passage.continuation, None)
     return list(found)
+
+
+def cut_to_words(text: str, words: int) -> str:
+    """Return the beginning of a text: the whole sentences that come nearest to so many words.
+
+    A text without the end of a sentence is cut at its last word. Where generated texts stop anywhere and people's at
+    the end of a sentence, that alone would tell them apart.
+
+    >>> cut_to_words(" He left. She stayed for the night. Then", 3)
+    'He left.'
+    >>> cut_to_words(" He left and", 3)
+    'He left and'
+    """
+    sentences = split_sentences(text)
+    if len(sentences) > 1 and not text.rstrip().endswith(_SENTENCE_ENDS):
+        sentences = sentences[:-1]  # the last one was cut off
+    count, best, taken = 0, None, 0
+    for place, sentence in enumerate(sentences):
+        count += sentence.words
+        if best is None or abs(count - words) < best:
+            best, taken = abs(count - words), place
+    return text[sentences[0].start : sentences[taken].end] if sentences else ""
 
 
 def _reach(sentences: Sequence[Sentence], start: int, most: int) -> int:

@@ -15,6 +15,7 @@ from gerund.models.pooling import unit
 if TYPE_CHECKING:
     from gerund.evaluation.embedding_cache import EmbeddingCache
     from gerund.language_model import LanguageModel
+    from gerund.scoring.dual import DualScorer
 
 BM25 = "bm25"
 
@@ -54,6 +55,11 @@ class Contender:
         if self._lm is None:
             raise ConfigError("BM25 ranks documents and does nothing else")
         return self._lm
+
+    @property
+    def scorer(self) -> "DualScorer | None":
+        """The scorer of continuations that the model was trained to be under this reading."""
+        return None if self._lm is None else self._lm.scorer
 
     @property
     def fingerprint(self) -> str:

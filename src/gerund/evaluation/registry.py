@@ -20,6 +20,8 @@ _MODULES = (
     "sts",
     "pair_classification",
     "retrieval",
+    "book_retrieval",
+    "quotation_retrieval",
     "reranking",
     "classification",
     "linear_probe",
@@ -30,6 +32,7 @@ _MODULES = (
     "perplexity",
     "infilling_perplexity",
     "suffix_identification",
+    "human_or_generated",
     "writing",
     "lm_eval_named",
 )
@@ -55,8 +58,19 @@ def tasks_in(folder: Path | None) -> list[Task]:
 def unused_files(folder: Path, tasks: Iterable[Task]) -> list[Path]:
     """Return the files in a folder of data that no task reads, training files apart: mostly slips in a name."""
     known = {path for task in tasks for path in task.files}
-    kinds = ("sts", "pairs", "retrieval", "classification", "clustering", "tokens", "lm", "suffix", "last_word")
-    found = (path for kind in kinds for path in sorted((folder / kind).rglob("*")))
+    folders = [
+        "sts",
+        "pairs",
+        "retrieval",
+        "quotations",
+        "classification",
+        "clustering",
+        "tokens",
+        "lm",
+        "suffix",
+        "last_word",
+    ]
+    found = (path for kind in (*folders, "last_word") for path in sorted((folder / kind).rglob("*")))
     return [path for path in found if path.is_file() and path not in known and "train" not in path.name]
 
 

@@ -125,9 +125,11 @@ def key_of(task: Task, contender: Contender, settings: Settings) -> str:
     who = contender.decides if task.reads_plan else contender.decides_writing
     if task.reads_adapter and contender.adapter:
         who += f"-{contender.adapter}"
+    if task.reads_scorer and contender.scorer is not None:
+        who += f"-{contender.decides}-{contender.scorer.fingerprint}"
     relevant = {**settings.to_dict(), "prompts": task.prompt(settings) if task.reads_plan else None}
     parts = [task.name, json.dumps(options_of(task), sort_keys=True, default=str)]
-    parts += [json.dumps(relevant, sort_keys=True), who, _digest(task.files)]
+    parts += [json.dumps(relevant, sort_keys=True), who, _digest((*task.files, *task.also_read))]
     return hashlib.blake2b("\n".join(parts).encode(), digest_size=8).hexdigest()
 
 

@@ -135,6 +135,8 @@ class Task(ABC):
     reads_plan: ClassVar[bool] = True
     # Whether a score that does not depend on the plan depends on the encoder's adapter, as filling gaps does.
     reads_adapter: ClassVar[bool] = False
+    # Whether a score that does not depend on the plan depends on the model's own scorer of continuations.
+    reads_scorer: ClassVar[bool] = False
     takes_bm25: ClassVar[bool] = False
 
     name: str
@@ -152,6 +154,11 @@ class Task(ABC):
     def title(self) -> str:
         """The second half of the name."""
         return self.name.partition("/")[2]
+
+    @property
+    def also_read(self) -> tuple[Path, ...]:
+        """Files besides the data whose bytes decide whether a finished score still counts."""
+        return ()
 
     @property
     def has_validation(self) -> bool:

@@ -20,8 +20,8 @@ from transformers import (
 
 from gerund.config import Sampling
 
-# Tokens among which a nucleus is looked for first.
-_LIKELIEST = 256
+# Tokens among which a nucleus is looked for first, and then, before it is looked for among all.
+_LIKELIEST = (256, 2048)
 
 
 def filters_of(sampling: Sampling) -> list[LogitsProcessor]:
@@ -55,10 +55,11 @@ class NucleusFilter(LogitsProcessor):
         """Return the scores ``(B, V)`` with minus infinity outside the nucleus."""
         del input_ids
         probabilities_BV = scores.softmax(dim=-1)
-        for count in (min(_LIKELIEST, scores.shape[-1]), scores.shape[-1]):
+        everything = scores.shape[-1]
+        for count in (*(count for count in _LIKELIEST if count < everything), everything):
             best = probabilities_BV.topk(count, dim=-1)
             before_BK = best.values.cumsum(dim=-1) - best.values
-            if count == scores.shape[-1] or bool((before_BK[:, -1] >= self.top_p).all()):
+            if count == everything or bool((before_BK[:, -1] >= self.top_p).all()):
                 break
         kept_BK = before_BK < self.top_p
         kept_BK[:, 0] = True

@@ -30,8 +30,13 @@ def bfloat16_cosine(reader: Reader) -> float:
     tokens = [replace(item, ids=item.ids[: reader.max_length]) for item in found]
     own = encode(replace(reader, autocast=None), tokens, show=False)
     half = encode(replace(reader, autocast=torch.bfloat16), tokens, show=False)
-    norms = np.linalg.norm(own, axis=1) * np.linalg.norm(half, axis=1)
-    return float(((own * half).sum(axis=1) / np.maximum(norms, 1e-12)).min())
+    return smallest_cosine(own, half)
+
+
+def smallest_cosine(one_ND: np.ndarray, other_ND: np.ndarray) -> float:
+    """Return the smallest cosine of two vectors of the same text."""
+    norm_N = np.linalg.norm(one_ND, axis=1) * np.linalg.norm(other_ND, axis=1)
+    return float(((one_ND * other_ND).sum(axis=1) / np.maximum(norm_N, 1e-12)).min())
 
 
 def choose_autocast(reader: Reader) -> torch.dtype | None:

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gerund.config import Rerank, Sampling
 from gerund.errors import ConfigError, ModelError
+from gerund.inference.branch_pass import BranchPass, can_branch
 from gerund.inference.drawing import filters_of, generator_for, with_noise
 from gerund.inference.generation import continuation_text, end_ids, prompt_ids, row_seed
 from gerund.inference.likelihood import plain_reader
@@ -24,6 +25,9 @@ from gerund.types import Candidate, Ranked
 
 # Rows that are written at once; the continuations of one prompt always stay together.
 _ROWS_AT_ONCE = 64
+
+# From so many continuations on, one copy of what was read of their prompt is faster than one for each.
+_WORTH_SHARING = 4
 
 # Scores the continuations of some of the prompts: their numbers, and the texts so far of each.
 Judge = Callable[[Sequence[int], Sequence[Sequence[str]]], Sequence[Sequence[float]]]
@@ -196,9 +200,12 @@ class _Search:
         self.sampling, self.seed = sampling, seed
         self.filters = filters_of(sampling)
         self.ends = set(end_ids(model, tokenizer))
-        self.cache = SpanPass(
-            plain_reader(model, tokenizer), [Context(prompt.ids) for prompt in prompts], sees_right=False
-        )
+        reader, ids = plain_reader(model, tokenizer), [prompt.ids for prompt in prompts]
+        self.cache: BranchPass | SpanPass
+        if rerank.width >= _WORTH_SHARING and can_branch(reader):
+            self.cache = BranchPass(reader, ids)
+        else:
+            self.cache = SpanPass(reader, [Context(own) for own in ids], sees_right=False)
 
     def rounds(self) -> Iterator[None]:
         """Write until nothing goes on, pausing after each round."""

@@ -14,8 +14,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import DynamicCache
 
 from gerund.attention.growing import GrowingHybrid
+from gerund.attention.interface import BoundPlan
 from gerund.errors import ModelError, UnsupportedModelError
 from gerund.inference.encoding import Reader, takes_positions
 from gerund.inference.roomy_cache import roomy_cache
@@ -62,7 +64,7 @@ class SpanPass:
                 f"this {reader.model.config.model_type} model takes no position_ids, so the right side of a gap cannot "
                 "be put where it belongs; use method='left-only'"
             )
-        self._cache = roomy_cache()  # it keeps what lies behind a window, as the row order is not the text's
+        self.cache = roomy_cache()  # it keeps what lies behind a window, as the row order is not the text's
         ids_BT, position_BT, real_BT = _rows(contexts, reader.tokenizer.pad_token_id or 0)
         self._real_BT = None if bool(real_BT.all()) else real_BT.to(reader.device)
         self._next_B = torch.tensor([len(context.left) for context in contexts])
@@ -76,7 +78,7 @@ class SpanPass:
         """
         if list(rows) != list(range(len(self._next_B))):
             index = torch.tensor(list(rows))
-            self._cache.batch_select_indices(index)
+            self.cache.batch_select_indices(index)
             self._next_B = self._next_B[index]
             if self._real_BT is not None:
                 self._real_BT = self._real_BT[index.to(self._real_BT.device)]
@@ -89,24 +91,41 @@ class SpanPass:
         self.logprobs_BV = self._run(torch.tensor(list(tokens))[:, None], self._next_B[:, None])
         self._next_B = self._next_B + 1
 
-    @torch.no_grad()
     def _run(self, ids_BT: Tensor, position_BT: Tensor) -> Tensor:
-        """Return the log-probabilities ``(B, V)`` of what follows each row, float32."""
+        return self.run(ids_BT, position_BT, cache=self.cache, plan=self._plan, real_BT=self._real_BT)
+
+    @torch.no_grad()
+    def run(
+        self,
+        ids_BT: Tensor,
+        position_BT: Tensor,
+        *,
+        cache: DynamicCache,
+        plan: BoundPlan | None,
+        real_BT: Tensor | None = None,
+    ) -> Tensor:
+        """Return the log-probabilities ``(B, V)`` of what follows each row, float32.
+
+        Args:
+            ids_BT: the tokens that are read.
+            position_BT: their positions.
+            cache: what was read before; what is read now is added to it.
+            plan: who sees whom; None for the model's own causal mask.
+            real_BT: without a plan, which tokens of the cache and these are real; None for all.
+        """
         reader = self._reader
         extra: dict[str, Any] = {}
         if self._takes_positions:
             extra["position_ids"] = position_BT.to(reader.device)
-        if self._plan is not None:
-            extra["attention_plan"] = self._plan
-        elif self._real_BT is not None:
-            extra["attention_mask"] = self._real_BT.long()
+        if plan is not None:
+            extra["attention_plan"] = plan
+        elif real_BT is not None:
+            extra["attention_mask"] = real_BT.long()
         with reader.gate():
-            output = reader.model.base_model(
-                ids_BT.to(reader.device), past_key_values=self._cache, use_cache=True, **extra
-            )
+            output = reader.model.base_model(ids_BT.to(reader.device), past_key_values=cache, use_cache=True, **extra)
             logits_BV = self._head.logits(output.last_hidden_state[:, -1]).float()
-        if self._plan is not None:
-            self._plan.check_all_asked(reader.model.config.model_type)
+        if plan is not None:
+            plan.check_all_asked(reader.model.config.model_type)
         if not bool(logits_BV.isfinite().all()):
             raise ModelError(f"this model's logits are not numbers in {reader.model.dtype}; load it with another dtype")
         return logits_BV.log_softmax(dim=-1)

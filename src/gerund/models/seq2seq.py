@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, T5Config, T5EncoderModel, T5PreTrainedModel
+from transformers.activations import NewGELUActivation
 from transformers.utils import cached_file
 
 from gerund.errors import ModelError
@@ -34,6 +35,7 @@ class T5EncoderWithProjection(T5PreTrainedModel):
     def __init__(self, config: T5Config) -> None:
         super().__init__(config)
         self.t5_encoder = T5EncoderModel(config)
+        _fuse_gelu(self.t5_encoder)
         self.projection = nn.Linear(config.d_model, config.d_model, bias=False)
         self.post_init()
 
@@ -42,6 +44,15 @@ class T5EncoderWithProjection(T5PreTrainedModel):
         hidden_BTD = self.t5_encoder(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
         vectors_BD: Tensor = self.projection(hidden_BTD[:, 0])
         return vectors_BD
+
+
+def _fuse_gelu(module: nn.Module) -> None:
+    """Compute GELU's tanh form in one kernel; transformers spells it out in eight, a fifth of the encoder's time."""
+    for name, child in module.named_children():
+        if isinstance(child, NewGELUActivation):
+            setattr(module, name, nn.GELU(approximate="tanh"))
+        else:
+            _fuse_gelu(child)
 
 
 def is_t5_scorer(folder: Path) -> bool:

@@ -7,6 +7,7 @@ other files; without them it is the same language model and encoder.
 Knows: markers, where long texts are cut, the folder. Does not know: how texts become vectors.
 """
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -126,6 +127,13 @@ class DualScorer(VectorScorer):
         if projection_DD is not None and projection_DD.shape != (encoder.dimensions, encoder.dimensions):
             raise DataError(f"{folder / WEIGHTS_FILE} does not fit vectors of {encoder.dimensions} dimensions")
         return cls(encoder, settings, projection_DD)
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of what the scores depend on beside the encoder."""
+        projection = b"" if self.projection_DD is None else np.ascontiguousarray(self.projection_DD).tobytes()
+        settings = json.dumps(asdict(self.settings), sort_keys=True).encode()
+        return hashlib.blake2b(settings + projection, digest_size=8).hexdigest()
 
     def save(self, folder: Path) -> None:
         """Write the scorer's own files into a model's folder."""

@@ -36,9 +36,20 @@ def find_scorer(
     if isinstance(scorer, str) and scorer in MEASURES:
         return LikelihoodScorer(lm, scorer, seed=seed)
     if isinstance(scorer, str | Path):
-        if not Path(scorer).expanduser().is_dir() and "/" not in str(scorer):
-            raise unknown_name("scorer", str(scorer), [*MEASURES, "the folder or hub id of one"])
-        return DualScorer.load(scorer) if has_scorer(Path(scorer).expanduser()) else T5Scorer.load(scorer)
+        return load_scorer(scorer)
     if not callable(getattr(scorer, "score", None)):
         raise ConfigError(f"a scorer is a name or an object with a method score, not {scorer!r}")
     return scorer
+
+
+def load_scorer(where: str | Path) -> Scorer:
+    """Return the scorer of a folder or hub id.
+
+    Raises:
+        ConfigError: it is neither.
+        ModelError: there is no scorer.
+    """
+    folder = Path(where).expanduser()
+    if not folder.is_dir() and "/" not in str(where):
+        raise unknown_name("scorer", str(where), [*MEASURES, "the folder or hub id of one"])
+    return DualScorer.load(where) if has_scorer(folder) else T5Scorer.load(where)

@@ -32,3 +32,20 @@ def overlap(continuation: Sequence[Hashable], prefix: Sequence[Hashable]) -> flo
         return 0.0
     known = set(prefix)
     return sum(token in known for token in continuation) / len(continuation)
+
+
+class OverlapScorer:
+    """The share of a continuation's words that its prefix has, as a scorer without a model.
+
+    >>> OverlapScorer().score(["a dog saw the"], [["the dog and the cat", "no"]])
+    [[0.6, 0.0]]
+    """
+
+    name = "overlap"
+
+    def score(self, prefixes: Sequence[str], continuations: Sequence[Sequence[str]]) -> list[list[float]]:
+        """Return a score for each continuation of each prefix; higher is better."""
+        return [
+            [overlap(words_of(text), words_of(prefix)) for text in own]
+            for prefix, own in zip(prefixes, continuations, strict=True)
+        ]

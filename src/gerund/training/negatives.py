@@ -9,33 +9,34 @@ Knows: passages, generation, files of a run. Does not know: objectives, how a sc
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
 
 import numpy as np
 
 from gerund.config import Sampling
-from gerund.data.corpus import read_documents
+from gerund.data.corpus import CLEANERS, clean_text, read_documents
 from gerund.data.files import write_whole
-from gerund.data.passages import Passage, Sentence, draw_passages, inbook_negatives, split_sentences
-from gerund.errors import ConfigError, DataError, OutputExistsError
-from gerund.inference.tokens import context_length, keep_end
+from gerund.data.passages import Passage, Sentence, cut_to_words, draw_passages, inbook_negatives, split_sentences
+from gerund.errors import ConfigError, DataError, OutputExistsError, unknown_name
+from gerund.inference.like_length import continuations_of_length
 from gerund.language_model import LanguageModel
 from gerund.progress import progress
+from gerund.scoring.hardest import POOL, hardest
 from gerund.types import Scorer
 
 SETTINGS_FILE = "negatives.json"
 PARTS = "part-*.jsonl"
-_SENTENCE_ENDS = (".", "!", "?", '"', "\u201d", "'")
-# Among so many stretches of a document the hardest are looked for.
-_POOL = 100
 
 
 @dataclass(frozen=True, kw_only=True)
 class NegativesSettings:
     """What is made."""
 
+    clean: str = "none"
+    """Quirks to remove from the documents first: a style of ``gerund.data.corpus.clean_text``. Hard-wrapped lines,
+    which no model writes, would tell true continuations from generated ones."""
     prefix_words: int = 256
     """Words of a prefix at most."""
     fewest_words: int = 10
@@ -56,6 +57,8 @@ class NegativesSettings:
     """Documents of a part."""
 
     def __post_init__(self) -> None:
+        if self.clean not in CLEANERS:
+            raise unknown_name("text cleaning", self.clean, list(CLEANERS))
         if not 1 <= self.fewest_words <= self.most_words:
             raise ConfigError(f"continuations of {self.fewest_words} to {self.most_words} words: none are so long")
         if self.prefix_words < 1:
@@ -135,7 +138,8 @@ def make_negatives(
             else:
                 first = number * settings.part_documents
                 maker = _Maker(settings, lm, scorer, batch_size)
-                rows = list(maker.rows([(first + place, one.text) for place, one in enumerate(part)]))
+                texts = [clean_text(one.text, settings.clean) for one in part]
+                rows = list(maker.rows([(first + place, text) for place, text in enumerate(texts)]))
                 write_whole(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
             used = {row["document"] for row in rows}
             made = Made(
@@ -195,74 +199,22 @@ class _Maker:
     def _hard(self, text: str, sentences: Sequence[Sentence], passage: Passage, draw: np.random.Generator) -> list[str]:
         """Return the stretches of the document that the scorer likes best."""
         assert self.scorer is not None
-        pool = inbook_negatives(text, sentences, passage, _POOL, draw)
-        if not pool:
-            return []
-        [scores] = self.scorer.score([passage.prefix], [[f" {one}" for one in pool]])
-        order = sorted(range(len(pool)), key=lambda place: -scores[place])
-        return [pool[place] for place in order[: self.settings.hard]]
+        pool = inbook_negatives(text, sentences, passage, POOL, draw)
+        return hardest(self.scorer, passage.prefix, pool, self.settings.hard)
 
     def _generated(self, passages: Sequence[Passage], number: int) -> list[str]:
         """Return a continuation of each prefix, of about as many words as the true one; blank where none came."""
         assert self.lm is not None
-        lengths = [
-            len(self.lm.tokenizer(" " + one.continuation, add_special_tokens=False)["input_ids"]) for one in passages
-        ]
-        # Those of like length together, and a little more than is needed, for the last sentence to end.
-        order = sorted(range(len(passages)), key=lambda place: lengths[place])
-        texts = [""] * len(passages)
-        for start in range(0, len(order), self.batch_size):
-            rows = order[start : start + self.batch_size]
-            seed = int(np.random.SeedSequence([self.settings.seed, number, start]).generate_state(1)[0])
-            room = max(lengths[row] for row in rows) * 5 // 4 + 8
-            found = self.lm.generate(
-                [fitting(self.lm, passages[row].prefix, room) for row in rows],
-                room,
-                replace(self.settings.sampling, seed=seed),
-                batch_size=self.batch_size,
-            )
-            for row, one in zip(rows, found, strict=True):
-                texts[row] = cut_to_words(one.text, passages[row].words)
-        return texts
-
-
-def fitting(lm: LanguageModel, prefix: str, room: int) -> str:
-    """Return as much of a prefix's end as leaves ``room`` tokens in the model's context.
-
-    Raises:
-        ConfigError: the context has no room for anything else.
-    """
-    limit = context_length(lm.model.config, lm.tokenizer)
-    if limit is None:
-        return prefix
-    if limit <= room + 1:
-        raise ConfigError(f"{room} new tokens leave no prefix in a context of {limit}; choose shorter continuations")
-    specials = len(lm.tokenizer(prefix, verbose=False)["input_ids"]) - len(
-        lm.tokenizer(prefix, add_special_tokens=False, verbose=False)["input_ids"]
-    )
-    return keep_end(lm.tokenizer, prefix, limit - room - specials)
-
-
-def cut_to_words(text: str, words: int) -> str:
-    """Return the beginning of a text: the whole sentences that come nearest to so many words.
-
-    A text without the end of a sentence is cut at its last word. Where generated texts stop anywhere and people's at
-    the end of a sentence, that alone would tell them apart.
-
-    >>> cut_to_words(" He left. She stayed for the night. Then", 3)
-    'He left.'
-    >>> cut_to_words(" He left and", 3)
-    'He left and'
-    """
-    sentences = split_sentences(text)
-    if len(sentences) > 1 and not text.rstrip().endswith(_SENTENCE_ENDS):
-        sentences = sentences[:-1]  # the last one was cut off
-    count, best, taken = 0, None, 0
-    for place, sentence in enumerate(sentences):
-        count += sentence.words
-        if best is None or abs(count - words) < best:
-            best, taken = abs(count - words), place
-    return text[sentences[0].start : sentences[taken].end] if sentences else ""
+        raw = continuations_of_length(
+            self.lm.model,
+            self.lm.tokenizer,
+            [one.prefix for one in passages],
+            [" " + one.continuation for one in passages],
+            self.settings.sampling,
+            batch_size=self.batch_size,
+            key=(self.settings.seed, number),
+        )
+        return [cut_to_words(text, one.words) for text, one in zip(raw, passages, strict=True)]
 
 
 def _prepare(

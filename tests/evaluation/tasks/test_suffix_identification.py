@@ -20,6 +20,9 @@ ROWS = [
 ]
 
 
+NOBODY = Contender("nobody", None)
+
+
 @pytest.fixture(scope="module")
 def lm(tiny_folder):
     lm = gerund.load(tiny_folder)
@@ -71,7 +74,7 @@ def test_a_tie_shares_the_point():
 
 
 def test_the_right_continuation_stands_anywhere_among_ten_others(data):
-    choices = inbook(data).choices(40, Settings(seed=1))
+    choices = inbook(data).choices(40, Settings(seed=1), NOBODY)
     assert len(choices) == 40
     assert {len(choice.candidates) for choice in choices} == {11}
     assert len({choice.gold for choice in choices}) > 5
@@ -80,15 +83,15 @@ def test_the_right_continuation_stands_anywhere_among_ten_others(data):
         assert f"{choice.prefix} {choice.candidates[choice.gold]}" in book
         wrong = [text for place, text in enumerate(choice.candidates) if place != choice.gold]
         assert not any(f"{choice.prefix} {text}" in book for text in wrong)
-    assert inbook(data).choices(40, Settings(seed=1)) == choices
-    assert inbook(data).choices(40, Settings(seed=2)) != choices
-    assert inbook(data).choices(5, Settings(split="validation")) != inbook(data).choices(5, Settings())
+    assert inbook(data).choices(40, Settings(seed=1), NOBODY) == choices
+    assert inbook(data).choices(40, Settings(seed=2), NOBODY) != choices
+    assert inbook(data).choices(5, Settings(split="validation"), NOBODY) != inbook(data).choices(5, Settings(), NOBODY)
 
 
 def test_two_of_the_eleven(data, lm):
     task = inbook(data, samples=12)
     score = task.run(Contender("tiny", lm), Settings())
-    choices = task.choices(12, Settings())
+    choices = task.choices(12, Settings(), NOBODY)
     evidence = Evidence(lm, [c.prefix for c in choices], [c.candidates for c in choices], show=False)
     for name in ("avg_cll", "pmi"):
         found = MEASURES[name](evidence)
@@ -102,7 +105,7 @@ def test_two_of_the_eleven(data, lm):
 
 def test_mistakes(data, tmp_path):
     with pytest.raises(DataError, match="no document is long enough for prefixes of 5000 words"):
-        inbook(data, prefix_words=5000).choices(3, Settings())
+        inbook(data, prefix_words=5000).choices(3, Settings(), NOBODY)
     with pytest.raises(ConfigError, match="samples=0"):
         inbook(data, samples=0)
     with pytest.raises(ConfigError, match="at least 10 words"):

@@ -26,6 +26,15 @@ def corpora_in(folder: Path) -> dict[str, dict[str, Path]]:
     return found
 
 
+def test_files(folder: Path) -> dict[str, tuple[Path, ...]]:
+    """Return by name the files of every corpus that has a test file: that, then the validation file if there is one."""
+    return {
+        name: tuple(files[split] for split in ("test", "validation") if split in files)
+        for name, files in corpora_in(folder).items()
+        if "test" in files
+    }
+
+
 def style_of(path: Path) -> str:
     """Return the cleaning that a corpus wants; see ``gerund.data.corpus.clean_text``.
 

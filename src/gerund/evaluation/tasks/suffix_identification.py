@@ -1,6 +1,6 @@
 """Suffix identification: which continuation belongs to a prefix?
 
-RankGen, section 2.1 and appendices C.2, C.5, C.6 (Tables 1, 11, 14, 15).
+RankGen, section 2.1 and appendices C.1, C.2, C.5, C.6 (Tables 1, 11, 14, 15).
 
 Knows: prefixes with candidates, from files and from documents. Does not know: how candidates are scored.
 """
@@ -17,41 +17,75 @@ import numpy as np
 from gerund.data.passages import cut_passages, inbook_negatives, split_sentences
 from gerund.errors import ConfigError, DataError
 from gerund.evaluation.contender import Contender
+from gerund.evaluation.scorers import HELP, chosen_scorer, files_of, fixed_scorer
 from gerund.evaluation.sets.choices import Choice, choice_files, read_choices
-from gerund.evaluation.sets.corpora import corpora_in, read_texts
+from gerund.evaluation.sets.corpora import read_texts, test_files
 from gerund.evaluation.task import FileTask, Score, Settings, Side, Task
+from gerund.scoring.hardest import POOL, hardest
 
 _MAIN = "avg_cll"
+_SCORER = "scorer"
 _WAYS = 11
+# Measures that need no model, and are taken even where likelihoods are not.
+_CHEAP = ("overlap", "random")
 
 
 @dataclass(frozen=True, kw_only=True)
 class SuffixTask(FileTask):
     """Accuracy of choosing the candidate with the highest score, for every measure of ``scoring.likelihood``.
 
-    The main metric is the average conditional log-likelihood, ``avg_cll``. Candidates that score the same share the
-    point. ``settings.limit`` counts prefixes.
+    The main metric is ``scorer`` where a scorer was given or the model was trained to be one, else the average
+    conditional log-likelihood, ``avg_cll``. Candidates that score the same share the point. ``settings.limit`` counts
+    prefixes.
     """
 
     kind: ClassVar[str] = "suffix-identification"
     side: ClassVar[Side] = "generation"
     reads_plan: ClassVar[bool] = False
+    reads_scorer: ClassVar[bool] = True
 
     samples: int = field(default=500, metadata={"help": "Prefixes at most."})
+    scorer: str = field(default="", metadata={"help": HELP})
+    likelihoods: bool = field(default=True, metadata={"help": "Also measure by the model's likelihoods."})
 
     def __post_init__(self) -> None:
         if self.samples < 1:
-            raise ConfigError(f"suffix-identification.samples={self.samples} leaves nothing to score")
+            raise ConfigError(f"{self.kind}.samples={self.samples} leaves nothing to score")
+
+    @property
+    def also_read(self) -> tuple[Path, ...]:
+        """The files of the scorer."""
+        return files_of(self.scorer)
 
     def run(self, contender: Contender, settings: Settings) -> Score:
         """Score every candidate.
 
         Raises:
             DataError: the file is malformed, or no document is long enough.
+            ConfigError: there is no such scorer.
         """
+        scorer = chosen_scorer(self.scorer, contender, settings.seed)
+        choices = self.choices(min(self.samples, settings.limit or self.samples), settings, contender)
+        scores, lost = self._by_likelihood(contender, choices, settings)
+        if scorer is not None:
+            found = scorer.score(
+                [choice.prefix for choice in choices],
+                [[f" {candidate}" for candidate in choice.candidates] for choice in choices],
+            )
+            scores = {_SCORER: [np.array(own) for own in found], **scores}
+        metrics = self.accuracies(scores, [choice.gold for choice in choices])
+        main = next(name for name in (_SCORER, _MAIN, *_CHEAP) if name in scores)
+        notes = [f"95% interval of {main}: within {100 * _half_width(metrics[main], len(choices)):.1f} points"]
+        if lost:
+            notes.append(f"{lost} continuations were cut at the end of the model's context")
+        return Score(main, metrics, size=len(choices), notes=tuple(notes))
+
+    def _by_likelihood(
+        self, contender: Contender, choices: Sequence[Choice], settings: Settings
+    ) -> tuple[dict[str, list[np.ndarray]], int]:
+        """Return the scores of every measure, and how many continuations had to be cut."""
         from gerund.scoring.likelihood import MEASURES, Evidence
 
-        choices = self.choices(min(self.samples, settings.limit or self.samples), settings)
         evidence = Evidence(
             contender.lm,
             [choice.prefix for choice in choices],
@@ -59,16 +93,13 @@ class SuffixTask(FileTask):
             seed=settings.seed,
             show=settings.show_progress,
         )
-        scores = {name: measure(evidence) for name, measure in MEASURES.items()}
-        metrics = self.accuracies(scores, [choice.gold for choice in choices])
-        lost = sum(one.lost > 0 for own in evidence.conditional for one in own)
-        notes = [f"95% interval of {_MAIN}: within {100 * _half_width(metrics[_MAIN], len(choices)):.1f} points"]
-        if lost:
-            notes.append(f"{lost} continuations were cut at the end of the model's context")
-        return Score(_MAIN, metrics, size=len(choices), notes=tuple(notes))
+        chosen = MEASURES if self.likelihoods else {name: MEASURES[name] for name in _CHEAP}
+        scores = {name: measure(evidence) for name, measure in chosen.items()}
+        lost = sum(one.lost > 0 for own in evidence.conditional for one in own) if self.likelihoods else 0
+        return scores, lost
 
     @abstractmethod
-    def choices(self, count: int, settings: Settings) -> list[Choice]:
+    def choices(self, count: int, settings: Settings, contender: Contender) -> list[Choice]:
         """Return up to ``count`` prefixes with their candidates."""
 
     def accuracies(self, scores: dict[str, list[np.ndarray]], gold: Sequence[int]) -> dict[str, float]:
@@ -80,9 +111,9 @@ class SuffixTask(FileTask):
 class ChoiceTask(SuffixTask):
     """Candidates from a file, such as HellaSwag's four and Story Cloze's two."""
 
-    def choices(self, count: int, settings: Settings) -> list[Choice]:
+    def choices(self, count: int, settings: Settings, contender: Contender) -> list[Choice]:
         """Return the first rows of the file."""
-        del settings
+        del settings, contender
         return read_choices(self.files[0])[:count]
 
 
@@ -90,20 +121,30 @@ class ChoiceTask(SuffixTask):
 class InbookTask(SuffixTask):
     """The true continuation among ten other stretches of the same document (INBOOK negatives), all whole sentences.
 
-    Metrics without ending are of all eleven candidates; ``_2way`` is against the first negative alone.
+    Metrics without ending are of all eleven candidates; ``_2way`` is against one negative, drawn at random.
     """
 
     samples: int = field(default=200, metadata={"help": "Prefixes at most, spread over the documents."})
     prefix_words: int = field(default=256, metadata={"help": "Words of a prefix, about."})
     continuation_words: int = field(default=128, metadata={"help": "Words of a continuation at most."})
+    hard_by: str = field(
+        default="",
+        metadata={"help": "Who picks hard negatives (RankGen, C.1): overlap or a scorer's folder; left out, chance."},
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if min(self.prefix_words, self.continuation_words) < 10:
             raise ConfigError("suffix-identification needs prefixes and continuations of at least 10 words")
 
-    def choices(self, count: int, settings: Settings) -> list[Choice]:
+    @property
+    def also_read(self) -> tuple[Path, ...]:
+        """The files of the scorers."""
+        return (*super().also_read, *files_of(self.hard_by))
+
+    def choices(self, count: int, settings: Settings, contender: Contender) -> list[Choice]:
         """Return prefixes from all documents in turn, each with its continuation and ten others."""
+        del contender
         path = self.scored_file(settings)
         draw = np.random.default_rng(settings.seed)
         by_document = [found for text in read_texts(path) if (found := self._of(text, count, draw))]
@@ -113,7 +154,7 @@ class InbookTask(SuffixTask):
             raise DataError(
                 f"{path}: no document is long enough for prefixes of {self.prefix_words} words and eleven continuations"
             )
-        return drawn
+        return self._hardened(drawn, draw) if self.hard_by else drawn
 
     def accuracies(self, scores: dict[str, list[np.ndarray]], gold: Sequence[int]) -> dict[str, float]:
         """Return the accuracy of every scorer, of eleven and of two."""
@@ -126,18 +167,33 @@ class InbookTask(SuffixTask):
         return {**super().accuracies(scores, gold), **two}
 
     def _of(self, text: str, count: int, draw: np.random.Generator) -> list[Choice]:
+        """Return up to ``count`` prefixes of a document; with all of a pool of others where the hardest are wanted."""
         sentences = split_sentences(text)
         lengths = (10, self.continuation_words)
         passages = cut_passages(text, sentences, prefix_words=self.prefix_words, continuation_words=lengths)
+        others = POOL if self.hard_by else _WAYS - 1
         found: list[Choice] = []
         for place in draw.permutation(len(passages)).tolist():
             if len(found) == count:
                 break
-            negatives = inbook_negatives(text, sentences, passages[place], _WAYS - 1, draw)
-            if len(negatives) == _WAYS - 1:
+            negatives = inbook_negatives(text, sentences, passages[place], others, draw)
+            if len(negatives) >= _WAYS - 1:
                 gold = int(draw.integers(_WAYS))
                 candidates = [*negatives[:gold], passages[place].continuation, *negatives[gold:]]
                 found.append(Choice((passages[place].prefix,), tuple(candidates), gold))
+        return found
+
+    def _hardened(self, choices: Sequence[Choice], draw: np.random.Generator) -> list[Choice]:
+        """Return the choices with the ten negatives of each that the scorer likes best, in a random order."""
+        scorer = fixed_scorer(self.hard_by)
+        found = []
+        for one in choices:
+            right = one.candidates[one.gold]
+            pool = [text for place, text in enumerate(one.candidates) if place != one.gold]
+            hard = hardest(scorer, one.prefix, pool, _WAYS - 1)
+            negatives = [hard[place] for place in draw.permutation(len(hard)).tolist()]
+            candidates = (*negatives[: one.gold], right, *negatives[one.gold :])
+            found.append(Choice(one.sentences, candidates, one.gold))
         return found
 
 
@@ -160,12 +216,7 @@ def find(folder: Path) -> list[Task]:
         ChoiceTask(name=f"suffix-identification/{name}", files=(path,)) for name, path in choice_files(folder).items()
     ]
     inbook: Sequence[Task] = [
-        InbookTask(
-            name=f"suffix-identification/{name}",
-            files=tuple(files[split] for split in ("test", "validation") if split in files),
-        )
-        for name, files in corpora_in(folder).items()
-        if "test" in files
+        InbookTask(name=f"suffix-identification/{name}", files=files) for name, files in test_files(folder).items()
     ]
     return sorted([*chosen, *inbook], key=lambda task: task.name)
 

@@ -1,0 +1,107 @@
+"""Retrieval over a book: the continuation of a prefix among all continuations in the same document.
+
+RankGen, appendix C.2 (Table 12).
+
+Knows: documents, passages. Does not know: how candidates are scored.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+
+from gerund.data.passages import Passage, draw_passages, split_sentences
+from gerund.errors import ConfigError, DataError
+from gerund.evaluation.candidates import rank_of, recalls, scores_of
+from gerund.evaluation.contender import Contender
+from gerund.evaluation.scorers import HELP, chosen_scorer, files_of
+from gerund.evaluation.sets.corpora import read_texts, test_files
+from gerund.evaluation.task import FileTask, Score, Settings, Side, Task
+from gerund.progress import progress
+
+
+@dataclass(frozen=True, kw_only=True)
+class BookRetrieval(FileTask):
+    """Recall at 1, 3, 5, 10 and 50 of the true continuation among those of the same document.
+
+    A document is cut into passages, prefix and continuation, that may overlap, as RankGen's data are made; the
+    continuations of all of them are the candidates. They are scored by the model's own scorer or the one that is given;
+    without either by the cosine of the encoder's vectors, so that any embedding model can be compared; BM25 is there
+    too. ``settings.limit`` counts prefixes.
+    """
+
+    kind: ClassVar[str] = "book-retrieval"
+    side: ClassVar[Side] = "representation"
+    reads_scorer: ClassVar[bool] = True
+    takes_bm25: ClassVar[bool] = True
+
+    samples: int = field(default=200, metadata={"help": "Prefixes at most, spread over the documents."})
+    candidates: int = field(default=500, metadata={"help": "Continuations of a document at most."})
+    prefix_words: int = field(default=256, metadata={"help": "Words of a prefix at most."})
+    continuation_words: int = field(default=128, metadata={"help": "Words of a continuation at most."})
+    scorer: str = field(default="", metadata={"help": HELP})
+
+    def __post_init__(self) -> None:
+        if min(self.prefix_words, self.continuation_words) < 10:
+            raise ConfigError("book-retrieval needs prefixes and continuations of at least 10 words")
+        if self.samples < 1 or self.candidates < 2:
+            raise ConfigError("book-retrieval needs at least one prefix and two candidates")
+
+    @property
+    def also_read(self) -> tuple[Path, ...]:
+        """The files of the scorer."""
+        return files_of(self.scorer)
+
+    def run(self, contender: Contender, settings: Settings) -> Score:
+        """Rank the candidates of every prefix.
+
+        Raises:
+            DataError: the file is malformed, or no document is long enough.
+            ConfigError: there is no such scorer.
+        """
+        path = self.scored_file(settings)
+        documents = list(self._documents(path, np.random.default_rng(settings.seed)))
+        if not documents:
+            raise DataError(
+                f"{path}: no document has two passages of {self.prefix_words} words and their continuations"
+            )
+        scorer = None if contender.is_bm25 else chosen_scorer(self.scorer, contender, settings.seed)
+        wanted = min(self.samples, settings.limit or self.samples)
+        ranks: list[int] = []
+        sizes: list[int] = []
+        with progress(len(documents), self.name, show=settings.show_progress) as advance:
+            for number, passages in enumerate(documents):
+                # As many of every document as of the others, one more of the first ones.
+                own = passages[: len(range(number, wanted, len(documents)))]
+                if own:
+                    texts = list(dict.fromkeys(one.continuation for one in passages))
+                    scores = scores_of(contender, scorer, [one.prefix for one in own], texts, self.prompt(settings))
+                    right = [texts.index(one.continuation) for one in own]
+                    ranks += [rank_of(row, place) for row, place in zip(scores, right, strict=True)]
+                    sizes.append(len(texts))
+                advance(1)
+        notes = [f"{np.mean(sizes):.0f} candidates a prefix, on the mean"]
+        if scorer is None and not contender.is_bm25:
+            notes.append("no scorer: ranked by the cosine of the encoder's vectors")
+        return Score("recall_at_1", recalls(ranks), size=len(ranks), notes=tuple(notes))
+
+    def _documents(self, path: Path, draw: np.random.Generator) -> Iterator[list[Passage]]:
+        """Yield each document's passages in a random order."""
+        for text in read_texts(path):
+            found = draw_passages(
+                text,
+                split_sentences(text),
+                draw,
+                count=self.candidates,
+                prefix_words=self.prefix_words,
+                continuation_words=(10, self.continuation_words),
+            )
+            if len({passage.continuation for passage in found}) > 1:
+                yield [found[place] for place in draw.permutation(len(found)).tolist()]
+
+
+def find(folder: Path) -> list[Task]:
+    """Return a task for every corpus of documents with a test file."""
+    return [BookRetrieval(name=f"book-retrieval/{name}", files=files) for name, files in test_files(folder).items()]

@@ -1,0 +1,116 @@
+"""Telling people's continuations from a model's (RankGen, section 2.1 and appendix C.3: Tables 2, 13, 22).
+
+Knows: documents, passages, a model that writes. Does not know: how the two are scored.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import islice, zip_longest
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from gerund.config import Sampling
+from gerund.data.passages import Passage, cut_passages, cut_to_words, split_sentences
+from gerund.errors import ConfigError, DataError
+from gerund.evaluation.contender import Contender
+from gerund.evaluation.scorers import files_of
+from gerund.evaluation.sets.choices import Choice
+from gerund.evaluation.sets.corpora import read_texts, test_files
+from gerund.evaluation.task import Settings, Task
+from gerund.evaluation.tasks.suffix_identification import SuffixTask
+from gerund.inference.like_length import continuations_of_length
+
+if TYPE_CHECKING:
+    from gerund.language_model import LanguageModel
+
+_OWN = "own"
+_BATCH = 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class HumanOrGenerated(SuffixTask):
+    """Accuracy of scoring the continuation in the document above a generated one of about as many words.
+
+    Both are whole sentences. Half of the points is chance; a model's likelihoods come to less, as they like what is
+    generated. Metrics are those of ``suffix-identification``.
+    """
+
+    kind: ClassVar[str] = "human-or-generated"
+
+    samples: int = field(default=200, metadata={"help": "Prefixes at most, spread over the documents."})
+    writer: str = field(
+        default="default",
+        metadata={"help": "Writes what is told apart: default, own (the model that is measured), a folder or hub id."},
+    )
+    top_p: float = field(default=0.9, metadata={"help": "It draws from the likeliest tokens with this share."})
+    prefix_words: int = field(default=256, metadata={"help": "Words of a prefix, about."})
+    continuation_words: int = field(default=128, metadata={"help": "Words of a continuation at most."})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if min(self.prefix_words, self.continuation_words) < 10:
+            raise ConfigError(f"{self.kind} needs prefixes and continuations of at least 10 words")
+
+    @property
+    def also_read(self) -> tuple[Path, ...]:
+        """The files of scorer and writer."""
+        return (*super().also_read, *files_of(self.writer))
+
+    def choices(self, count: int, settings: Settings, contender: Contender) -> list[Choice]:
+        """Return prefixes from all documents in turn, each with the true and the generated continuation."""
+        path = self.scored_file(settings)
+        draw = np.random.default_rng(settings.seed)
+        passages = list(islice(self._passages(path, count, draw), count))
+        if not passages:
+            raise DataError(f"{path}: no document is long enough for prefixes of {self.prefix_words} words")
+        lm = self._writer(contender)
+        texts = continuations_of_length(
+            lm.model,
+            lm.tokenizer,
+            [one.prefix for one in passages],
+            [f" {one.continuation}" for one in passages],
+            Sampling(temperature=1.0, top_p=self.top_p),
+            batch_size=_BATCH,
+            key=(settings.seed,),
+        )
+        found = []
+        for passage, text in zip(passages, texts, strict=True):
+            generated = cut_to_words(text, passage.words).strip()
+            # Silence would be told from a text by anything.
+            if generated:
+                gold = int(draw.integers(2))
+                pair = (passage.continuation, generated)
+                found.append(Choice((passage.prefix,), pair if gold == 0 else pair[::-1], gold))
+        if not found:
+            raise DataError(f"{path}: {lm.name} writes nothing behind any of the prefixes")
+        return found
+
+    def _writer(self, contender: Contender) -> "LanguageModel":
+        from gerund.entry import load
+
+        if self.writer == _OWN:
+            return contender.lm
+        return load(None if self.writer == "default" else self.writer, attention="causal")
+
+    def _passages(self, path: Path, count: int, draw: np.random.Generator) -> Iterator[Passage]:
+        """Yield passages, one of every document before any gives another."""
+        documents = []
+        for text in read_texts(path):
+            found = cut_passages(
+                text,
+                split_sentences(text),
+                prefix_words=self.prefix_words,
+                continuation_words=(10, self.continuation_words),
+            )
+            documents.append([found[place] for place in draw.permutation(len(found))[:count].tolist()])
+        for turn in zip_longest(*documents):
+            yield from (one for one in turn if one is not None)
+
+
+def find(folder: Path) -> list[Task]:
+    """Return a task for every corpus of documents with a test file."""
+    return [
+        HumanOrGenerated(name=f"human-or-generated/{name}", files=files) for name, files in test_files(folder).items()
+    ]
