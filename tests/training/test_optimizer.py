@@ -122,3 +122,36 @@ class TestSchedules:
         assert factor(7) == pytest.approx(0.55)
         assert factor(12) == pytest.approx(0.1)
         assert learning_rate_factor(ScheduleConfig(), 12)(11) == 1.0
+
+
+def test_adafactor_is_that_of_torch_with_a_rate_for_the_heads():
+    torch.manual_seed(0)
+    module = nn.Module()
+    module.model, module.losses = Small(), nn.Linear(4, 3)
+    other = copy.deepcopy(module)
+    config = OptimizerConfig(name="adafactor", learning_rate=0.05, head_learning_rate=0.2, weight_decay=0.01)
+    ours = build_optimizer(module, config)
+    theirs = [
+        torch.optim.Adafactor(parameters, lr=rate, weight_decay=decay)
+        for parameters, rate, decay in (
+            ([other.model.hidden.weight, other.model.out.weight], 0.05, 0.01),
+            ([other.model.embed.weight, other.model.hidden.bias], 0.05, 0.0),
+            ([other.losses.weight], 0.2, 0.01),
+            ([other.losses.bias], 0.2, 0.0),
+        )
+    ]
+    for step in range(3):
+        set_gradients(module, step)
+        set_gradients(other, step)
+        for optimizer in (ours, *theirs):
+            optimizer.step()
+    for mine, reference in zip(module.parameters(), other.parameters(), strict=True):
+        assert torch.equal(mine, reference)
+    # A row and a column for a matrix, in the place of two numbers for each weight.
+    held = ours.state[module.model.hidden.weight]
+    assert sum(value.numel() for value in held.values() if value.ndim) < module.model.hidden.weight.numel()
+
+
+def test_adafactor_refuses_what_it_does_not_have():
+    with pytest.raises(ValueError, match="beta2 belong to adamw and muon"):
+        OptimizerConfig(name="adafactor", beta2=0.9)

@@ -93,6 +93,8 @@ def build_optimizer(module: nn.Module, config: "OptimizerConfig") -> torch.optim
             chosen = [p for p in parameters if (id(p) in served) == in_heads]
             if chosen:
                 groups.append({"params": chosen, "weight_decay": own_decay, "lr": own_rate})
+    if config.name == "adafactor":
+        return torch.optim.Adafactor(groups, lr=rate)
     return torch.optim.AdamW(groups, lr=rate, betas=betas, eps=config.epsilon)
 
 

@@ -60,14 +60,14 @@ def test_the_validation_split_is_another_file(tmp_path, contender):
     both = replace(both, prefix_words=3, max_new_tokens=6, samples=2)
     assert both.run(contender, Settings()) == replace(task, samples=2).run(contender, Settings())
     validation = Settings(split="validation")
-    assert both._passages(2, validation) == replace(task, files=both.files[1:])._passages(2, Settings())
-    assert both._passages(2, validation) != both._passages(2, Settings())
+    assert both.passages(2, validation) == replace(task, files=both.files[1:]).passages(2, Settings())
+    assert both.passages(2, validation) != both.passages(2, Settings())
 
 
 def test_metrics_are_means_over_what_was_written(tmp_path, contender):
     task = corpus(tmp_path, [document(40, seed) for seed in range(5)])
     score = replace(task, samples=8, decoding="ancestral").run(contender, Settings(seed=3))
-    passages, _ = replace(task, samples=8)._passages(8, Settings(seed=3))
+    passages, _ = replace(task, samples=8).passages(8, Settings(seed=3))
     sampling = Sampling(temperature=1.0, seed=3 * 1_000_003)
     written = contender.lm.generate([passage.prefix for passage in passages], 6, sampling)
     rows = []
@@ -105,8 +105,8 @@ def test_mauve_from_a_hundred_texts_on(tmp_path, contender, states):
     task = corpus(tmp_path, [document(45, seed) for seed in range(60)])
     task = replace(task, samples=100, max_new_tokens=6, mauve_states=states)
     score = task.run(contender, Settings())
-    passages, others = task._passages(100, Settings())
-    written = task._continue(contender.lm, [passage.prefix for passage in passages], Settings())
+    passages, others = task.passages(100, Settings())
+    written = task.write(contender.lm, [passage.prefix for passage in passages], Settings())
     reader = gerund.load(contender.lm.name, attention="causal", pooling=states, dtype="float32")
 
     def vectors(items, texts):
@@ -153,9 +153,9 @@ def test_the_seed_decides_passages_and_draws(tmp_path, contender):
     task = replace(corpus(tmp_path, [document(40, seed) for seed in range(9)]), samples=40)
     assert task.run(contender, Settings()) == task.run(contender, Settings())
     assert task.run(contender, Settings()).metrics != task.run(contender, Settings(seed=1)).metrics
-    assert task._passages(3, Settings()) != task._passages(3, Settings(seed=1))
+    assert task.passages(3, Settings()) != task.passages(3, Settings(seed=1))
     # Equal prefixes in two batches must not be continued alike.
-    written = task._continue(contender.lm, ["the cat"] * 33, Settings())
+    written = task.write(contender.lm, ["the cat"] * 33, Settings())
     assert len({one.text for one in written}) > 30
 
 
@@ -172,9 +172,9 @@ def test_the_seed_decides_passages_and_draws(tmp_path, contender):
 def test_decodings_draw_as_they_are_called(contender, decoding, sampling):
     task = Writing(name="writing/x", decoding=decoding, max_new_tokens=20)
     prompts = ["the", "a cat", "in an inn"]
-    assert task._continue(contender.lm, prompts, Settings()) == contender.lm.generate(prompts, 20, sampling)
+    assert task.write(contender.lm, prompts, Settings()) == contender.lm.generate(prompts, 20, sampling)
     if decoding != "ancestral":
-        assert task._continue(contender.lm, prompts, Settings()) != contender.lm.generate(
+        assert task.write(contender.lm, prompts, Settings()) != contender.lm.generate(
             prompts, 20, Sampling(temperature=1, seed=0)
         )
     assert set(DECODINGS) == {"greedy", "ancestral", "nucleus", "top-k", "typical"}
@@ -196,11 +196,11 @@ def test_limit_counts_continuations(tmp_path, contender):
 def test_every_document_gives_its_beginning_before_any_gives_more(tmp_path):
     texts = [document(12, seed) for seed in range(6)] + [document(200, 99)]
     task = corpus(tmp_path, texts)
-    passages, others = task._passages(3, Settings())  # a pool of six, out of seven documents
+    passages, others = task.passages(3, Settings())  # a pool of six, out of seven documents
     assert len(passages) == len(others) == 3
     starts = {" ".join(text.split()[:3]) for text in texts}
     assert {" ".join(item.prefix.split()) for item in passages + others} <= starts
-    many, none = task._passages(20, Settings())
+    many, none = task.passages(20, Settings())
     assert (len(many), none) == (20, [])
 
 
@@ -226,7 +226,7 @@ def test_passages_begin_with_paragraphs_and_do_not_overlap():
 def test_known_corpora_are_cleaned(tmp_path, name, style):
     raw = "_Very_ odd ( , ) things here\nthat go on and on for a while, in long lines"
     task = corpus(tmp_path, [raw], name)
-    [passage], _ = task._passages(1, Settings())
+    [passage], _ = task.passages(1, Settings())
     assert clean_text(raw, style).startswith(passage.prefix + passage.rest)
 
 

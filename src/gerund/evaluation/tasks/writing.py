@@ -19,9 +19,11 @@ from gerund.errors import ConfigError, DataError, unknown_name
 from gerund.evaluation.contender import Contender
 from gerund.evaluation.metrics import mauve as mauve_metric
 from gerund.evaluation.metrics.repetition import rep_n, rep_sentences, rep_window, sentences_of
+from gerund.evaluation.scorers import files_of
 from gerund.evaluation.sets.corpora import corpora_in, read_texts
 from gerund.evaluation.task import FileTask, Score, Settings, Task
 from gerund.progress import progress
+from gerund.scoring.finding import find_scorer
 from gerund.scoring.words import overlap, words_of
 
 if TYPE_CHECKING:
@@ -43,6 +45,7 @@ DECODINGS: Mapping[str, Mapping[str, Any]] = {
 STATES = ("mean", "last")
 _WORD = re.compile(r"\S+")
 _BATCH = 32
+_OWN = "own"
 _GRAMS = (1, 2, 3, 4)
 
 
@@ -57,6 +60,21 @@ class Passage:
 
     prefix: str
     rest: str
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What continuations came to.
+
+    Attributes:
+        metrics: by name.
+        notes: sentences that a reader of them has to know.
+        curve: MAUVE's divergence curve ``(points, 2)``; None for too few texts.
+    """
+
+    metrics: dict[str, float]
+    notes: tuple[str, ...]
+    curve: np.ndarray | None
 
 
 def find(folder: Path) -> list[Task]:
@@ -84,11 +102,22 @@ class Writing(FileTask):
     side: ClassVar = "generation"
     higher_is_better: ClassVar = False
     reads_plan: ClassVar = False
+    reads_scorer: ClassVar = True
 
     samples: int = field(default=200, metadata={"help": "Continuations; at least 100 for MAUVE, better 500."})
     prefix_words: int = field(default=32, metadata={"help": "Words that the model is given."})
     max_new_tokens: int = field(default=128, metadata={"help": "Tokens that it writes at most."})
     decoding: str = field(default="nucleus", metadata={"help": f"How it draws: {', '.join(DECODINGS)}."})
+    rerank: str = field(
+        default="",
+        metadata={
+            "help": "Keep what a scorer likes best: pmi, overlap, ..., a scorer's folder, or own, the model's; left "
+            "out, nothing is ranked."
+        },
+    )
+    rerank_samples: int = field(default=20, metadata={"help": "Continuations that are drawn and ranked."})
+    rerank_beams: int = field(default=1, metadata={"help": "How many are kept each time (beam search)."})
+    rerank_every: int = field(default=0, metadata={"help": "Tokens between two rankings; 0 ranks whole texts."})
     mauve_features: str = field(
         default="",
         metadata={"help": "Whose states MAUVE compares: empty for the model's own, a folder, or 'default'."},
@@ -103,9 +132,16 @@ class Writing(FileTask):
             raise unknown_name("decoding", self.decoding, list(DECODINGS))
         if self.mauve_states not in STATES:
             raise unknown_name("mauve_states", self.mauve_states, STATES)
-        for name in ("samples", "prefix_words", "max_new_tokens"):
+        for name in ("samples", "prefix_words", "max_new_tokens", "rerank_samples", "rerank_beams"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"writing.{name}={getattr(self, name)} leaves nothing to score")
+        if self.rerank and self.decoding == "greedy":
+            raise ConfigError("writing.decoding=greedy draws the same text each time, so there is nothing to rank")
+
+    @property
+    def also_read(self) -> tuple[Path, ...]:
+        """The files of the scorer."""
+        return files_of(self.rerank)
 
     def run(self, contender: Contender, settings: Settings) -> Score:
         """Write and measure.
@@ -118,28 +154,70 @@ class Writing(FileTask):
         n = min(self.samples, settings.limit or self.samples)
         if n >= mauve_metric.LEAST:
             mauve_metric.require_scikit_learn()
-        passages, others = self._passages(n, settings)
+        passages, others = self.passages(n, settings)
         lm = contender.lm
-        written = self._continue(lm, [passage.prefix for passage in passages], settings)
+        written = self.write(lm, [passage.prefix for passage in passages], settings)
+        found = self.compare(lm, passages, written, others)
+        notes = [
+            f"{len(passages)} continuations of at most {self.max_new_tokens} tokens by {self.decoding} decoding"
+            f"{self._ranking}; scores of another number, length, prefix or decoding cannot be compared with these"
+        ]
+        if len(passages) < n:
+            notes.append(f"the corpus has no more than {len(passages)} passages of this length")
+        return Score("rep_4", found.metrics, size=len(passages), notes=(*notes, *found.notes))
+
+    @property
+    def _ranking(self) -> str:
+        if not self.rerank:
+            return ""
+        kept = f", {self.rerank_beams} kept every {self.rerank_every} tokens" if self.rerank_every else ""
+        return f", {self.rerank_samples} ranked by {self.rerank}{kept}"
+
+    def compare(
+        self,
+        lm: "LanguageModel",
+        passages: Sequence[Passage],
+        written: Sequence["Generation"],
+        others: Sequence[Passage] = (),
+    ) -> "Comparison":
+        """Measure what was written, and compare it with what stands in the documents.
+
+        Args:
+            lm: counts tokens, and gives the states that MAUVE compares.
+            passages: what was continued.
+            written: a continuation of each.
+            others: as many more passages, to compare people with people.
+        """
         # One token of the document's own where the model wrote none: silence is not what people write.
         lengths = [max(1, len(item.token_ids)) for item in written]
         human = _cut(lm, [passage.rest for passage in passages], lengths)
+        texts = [item.text for item in written]
         metrics = {
-            **_means(passages, [item.text for item in written]),
+            **_means(passages, texts),
             "length": float(np.mean([len(item.token_ids) for item in written])),
             "ended": float(np.mean([item.finished for item in written])),
             **{f"human_{name}": value for name, value in _means(passages, human).items()},
         }
+        if len(passages) < mauve_metric.LEAST:
+            left_out = f"MAUVE was left out: it needs at least {mauve_metric.LEAST} continuations"
+            return Comparison(metrics, (left_out,), None)
+        reader = self._features(lm)
+        peoples = self._states(reader, passages, human)
+        result = mauve_metric.mauve(self._states(reader, passages, texts), peoples)
+        metrics |= {"mauve": result.value, "mauve_spread": result.spread}
         notes = [
-            f"{len(passages)} continuations of at most {self.max_new_tokens} tokens by {self.decoding} decoding; "
-            "scores of another number, length, prefix or decoding cannot be compared with these"
+            f"MAUVE by the {self.mauve_states} states of {reader.name}, {result.buckets} buckets; by other states or "
+            "with another number of texts it cannot be compared",
+            *result.notes,
         ]
-        if len(passages) < n:
-            notes.append(f"the corpus has no more than {len(passages)} passages of this length")
-        added, more = self._mauve(lm, passages, [item.text for item in written], human, (others, lengths))
-        return Score("rep_4", {**metrics, **added}, size=len(passages), notes=(*notes, *more))
+        if others:
+            cut = _cut(lm, [passage.rest for passage in others], lengths)
+            metrics["mauve_ceiling"] = mauve_metric.mauve(self._states(reader, others, cut), peoples).value
+        else:
+            notes.append("no ceiling for MAUVE: the corpus is too small to compare people with people")
+        return Comparison(metrics, tuple(notes), result.curve)
 
-    def _passages(self, n: int, settings: Settings) -> tuple[list[Passage], list[Passage]]:
+    def passages(self, n: int, settings: Settings) -> tuple[list[Passage], list[Passage]]:
         """Return passages to continue, and as many more to compare people with people; none if there are not enough.
 
         Every document gives its beginning before any gives another passage. Both lists are drawn from one pool,
@@ -157,48 +235,27 @@ class Writing(FileTask):
         drawn = [pool[place] for place in order]
         return drawn[:n], drawn[n:] if len(drawn) == 2 * n else []
 
-    def _continue(self, lm: "LanguageModel", prefixes: list[str], settings: Settings) -> list["Generation"]:
-        from gerund.config import Sampling
+    def write(self, lm: "LanguageModel", prefixes: Sequence[str], settings: Settings) -> list["Generation"]:
+        """Return a continuation of each prefix."""
+        from gerund.config import Rerank, Sampling
 
         sampling = Sampling(**DECODINGS[self.decoding])
+        # Loaded once: a folder would be read anew for every batch.
+        scorer = None if self.rerank in ("", _OWN) else find_scorer(self.rerank, lm, seed=settings.seed)
+        rerank = None
+        if self.rerank:
+            rerank = Rerank(self.rerank_samples, self.rerank_beams, self.rerank_every or None, scorer)
+            if self.rerank == _OWN and lm.scorer is None:
+                raise ConfigError(f"{lm.name} was not trained to score continuations; name a scorer")
         written: list[Generation] = []
         with progress(len(prefixes), self.name, show=settings.show_progress) as advance:
             for start in range(0, len(prefixes), _BATCH):
                 batch = prefixes[start : start + _BATCH]
                 # A seed for every batch, or the first texts of all batches would share their draws.
                 drawing = replace(sampling, seed=settings.seed * 1_000_003 + start)
-                written += lm.generate(batch, self.max_new_tokens, drawing, batch_size=_BATCH)
+                written += lm.generate(batch, self.max_new_tokens, drawing, rerank=rerank, batch_size=_BATCH)
                 advance(len(batch))
         return written
-
-    def _mauve(
-        self,
-        lm: "LanguageModel",
-        passages: list[Passage],
-        written: list[str],
-        human: list[str],
-        spare: tuple[list[Passage], list[int]],
-    ) -> tuple[dict[str, float], list[str]]:
-        """Return MAUVE's metrics and what has to be known of them."""
-        n = len(passages)
-        if n < mauve_metric.LEAST:
-            return {}, [f"MAUVE was left out: it needs at least {mauve_metric.LEAST} continuations"]
-        reader = self._features(lm)
-        peoples = self._states(reader, passages, human)
-        result = mauve_metric.mauve(self._states(reader, passages, written), peoples)
-        metrics = {"mauve": result.value, "mauve_spread": result.spread}
-        notes = [
-            f"MAUVE by the {self.mauve_states} states of {reader.name}, {result.buckets} buckets; by other states or "
-            "with another number of texts it cannot be compared",
-            *result.notes,
-        ]
-        others, lengths = spare
-        if others:
-            cut = _cut(lm, [passage.rest for passage in others], lengths)
-            metrics["mauve_ceiling"] = mauve_metric.mauve(self._states(reader, others, cut), peoples).value
-        else:
-            notes.append("no ceiling for MAUVE: the corpus is too small to compare people with people")
-        return metrics, notes
 
     def _features(self, lm: "LanguageModel") -> "LanguageModel":
         """Return the model whose states are compared: read causally, without an adapter."""
