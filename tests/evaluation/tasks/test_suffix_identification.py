@@ -11,6 +11,7 @@ from gerund.evaluation.contender import Contender
 from gerund.evaluation.task import Settings
 from gerund.evaluation.tasks.suffix_identification import ChoiceTask, InbookTask, accuracy, find
 from gerund.scoring.likelihood import MEASURES, Evidence
+from gerund.scoring.words import overlap
 from tests.data.test_passages import SENTENCES
 
 ROWS = [
@@ -110,3 +111,34 @@ def test_mistakes(data, tmp_path):
         inbook(data, samples=0)
     with pytest.raises(ConfigError, match="at least 10 words"):
         inbook(data, continuation_words=3)
+
+
+def test_hard_negatives_are_those_that_share_most_words(data, lm):
+    easy, hard = (inbook(data, hard_by=name).choices(10, Settings(), NOBODY) for name in ("", "overlap"))
+    shared = [
+        np.mean(
+            [
+                overlap(text.split(), choice.prefix.split())
+                for choice in choices
+                for place, text in enumerate(choice.candidates)
+                if place != choice.gold
+            ]
+        )
+        for choices in (easy, hard)
+    ]
+    assert shared[1] > shared[0]
+    assert {len(choice.candidates) for choice in hard} == {11}
+    book = " ".join(SENTENCES)
+    assert all(f"{choice.prefix} {choice.candidates[choice.gold]}" in book for choice in hard)
+    score = inbook(data, hard_by="overlap", samples=10, likelihoods=False).run(Contender("tiny", lm), Settings())
+    assert set(score.metrics) == {"overlap", "random", "overlap_2way", "random_2way"}
+    with pytest.raises(ConfigError, match="pmi differs from model to model"):
+        inbook(data, hard_by="pmi").choices(2, Settings(), NOBODY)
+
+
+def test_a_scorer_that_is_named(data, lm):
+    score = inbook(data, samples=12, scorer="pmi").run(Contender("tiny", lm), Settings())
+    assert score.main == "scorer"
+    assert score.metrics["scorer"] == score.metrics["pmi"]
+    assert score.metrics["scorer_2way"] == score.metrics["pmi_2way"]
+    assert inbook(data, samples=12).run(Contender("tiny", lm), Settings()).main == "avg_cll"

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import gerund
-from gerund.config import Sampling
+from gerund.config import Rerank, Sampling
 from gerund.data.corpus import clean_text
 from gerund.errors import ConfigError, DataError
 from gerund.evaluation.contender import BM25, Contender
@@ -283,3 +283,31 @@ def test_a_real_model_repeats_itself_when_it_is_greedy(stories_folder, data_fold
     )
     assert greedy["rep_1"] > nucleus["rep_1"]
     assert greedy["rep"] > greedy["human_rep"]
+
+
+def test_what_a_scorer_likes_best_is_kept(tmp_path, contender):
+    task = replace(corpus(tmp_path, [document(40, seed) for seed in range(4)]), samples=4)
+    ranking = {"rerank": "avg_cll", "rerank_samples": 4, "rerank_beams": 2, "rerank_every": 2}
+    beams = replace(task, **ranking).run(contender, Settings())
+    assert "nucleus decoding, 4 ranked by avg_cll, 2 kept every 2 tokens;" in beams.notes[0]
+    passages, _ = task.passages(4, Settings())
+    prompts = [passage.prefix for passage in passages]
+    rerank = Rerank(12, scorer="avg_cll")
+    expected = contender.lm.generate(prompts, 6, Sampling(1.0, top_p=0.9, seed=0), rerank=rerank)
+    found = replace(task, rerank="avg_cll", rerank_samples=12).write(contender.lm, prompts, Settings())
+    assert found == expected
+    plain = task.write(contender.lm, prompts, Settings())
+    for prompt, one, other in zip(prompts, found, plain, strict=True):
+        [[score]] = contender.lm.score([prompt], [[other.text]], "avg_cll")
+        assert one.rank_score >= score - 1e-4
+    assert [one.text for one in found] != [one.text for one in plain]
+
+
+def test_ranking_that_cannot_be(tmp_path, contender):
+    task = corpus(tmp_path, [document(40, 0)])
+    with pytest.raises(ConfigError, match="greedy draws the same text"):
+        replace(task, decoding="greedy", rerank="pmi")
+    with pytest.raises(ConfigError, match="rerank_beams=0"):
+        replace(task, rerank_beams=0)
+    with pytest.raises(ConfigError, match="was not trained to score"):
+        replace(task, rerank="own", samples=1).run(contender, Settings())

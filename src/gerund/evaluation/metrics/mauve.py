@@ -24,6 +24,7 @@ _TEXTS_A_BUCKET = 10
 _VARIANCE = 0.9
 _STARTS = 5
 _ITERATIONS = 500
+_RESAMPLES = 100
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ class MauveResult:
     Attributes:
         value: mean over the k-means seeds, from 0 to 1.
         spread: standard deviation over the seeds; the spread over other samples is larger.
+        error: standard error by drawing the texts anew, with replacement, in the buckets of the median seed.
         curve: ``(points, 2)`` divergence curve of the seed with the median value, from (0, 1) to (1, 0).
         buckets: number of clusters.
         n: vectors of either set.
@@ -41,6 +43,7 @@ class MauveResult:
 
     value: float
     spread: float
+    error: float
     curve: np.ndarray
     buckets: int
     n: int
@@ -84,11 +87,11 @@ def mauve(
     require_scikit_learn()
     points = _reduced(np.concatenate([p[:n], q[:n]]))
     buckets = max(2, round(n / _TEXTS_A_BUCKET))
-    curves = []
+    curves, labelled = [], []
     for seed in range(first_seed, first_seed + seeds):
         labels = _clusters(points, buckets, seed)
-        histograms = [np.bincount(side, minlength=buckets) / n for side in (labels[:n], labels[n:])]
-        curves.append(divergence_curve(*histograms, scaling=scaling))
+        labelled.append((labels[:n], labels[n:]))
+        curves.append(_curve(*labelled[-1], buckets, scaling))
     values = [curve_area(curve) for curve in curves]
     median = int(np.argsort(values)[len(values) // 2])
     notes = []
@@ -99,11 +102,27 @@ def mauve(
     return MauveResult(
         value=float(np.mean(values)),
         spread=float(np.std(values)),
+        error=_resampled(*labelled[median], buckets, scaling, first_seed),
         curve=curves[median],
         buckets=buckets,
         n=n,
         notes=tuple(notes),
     )
+
+
+def _curve(p_labels: np.ndarray, q_labels: np.ndarray, buckets: int, scaling: float) -> np.ndarray:
+    p, q = (np.bincount(side, minlength=buckets) / len(side) for side in (p_labels, q_labels))
+    return divergence_curve(p, q, scaling=scaling)
+
+
+def _resampled(p_labels: np.ndarray, q_labels: np.ndarray, buckets: int, scaling: float, seed: int) -> float:
+    """Return the standard deviation of the area over draws of the texts."""
+    draw = np.random.default_rng(seed)
+    areas = [
+        curve_area(_curve(draw.choice(p_labels, len(p_labels)), draw.choice(q_labels, len(q_labels)), buckets, scaling))
+        for _ in range(_RESAMPLES)
+    ]
+    return float(np.std(areas))
 
 
 def divergence_curve(

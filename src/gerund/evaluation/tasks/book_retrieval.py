@@ -64,9 +64,7 @@ class BookRetrieval(FileTask):
         path = self.scored_file(settings)
         documents = list(self._documents(path, np.random.default_rng(settings.seed)))
         if not documents:
-            raise DataError(
-                f"{path}: no document has two passages of {self.prefix_words} words and their continuations"
-            )
+            raise DataError(f"{path}: no document has two prefixes of {self.prefix_words} words with a continuation")
         scorer = None if contender.is_bm25 else chosen_scorer(self.scorer, contender, settings.seed)
         wanted = min(self.samples, settings.limit or self.samples)
         ranks: list[int] = []

@@ -94,8 +94,8 @@ class Writing(FileTask):
     ``rep`` and ``overlap`` (RankGen, Tables 16 and 17; over words), ``length`` in the model's tokens, ``ended``
     (the share that the model ended itself). With ``human_`` in front: the same of the documents' own
     continuations, each cut to as many tokens as the model wrote. From 100 continuations on also ``mauve``
-    between the two and ``mauve_spread`` over k-means seeds; with text to spare ``mauve_ceiling``, between the
-    documents' continuations and as many others from the same documents.
+    between the two, ``mauve_spread`` over k-means seeds and ``mauve_error`` over draws of the texts; with text to
+    spare ``mauve_ceiling``, between the documents' continuations and as many others from the same documents.
     """
 
     kind: ClassVar = "writing"
@@ -204,7 +204,7 @@ class Writing(FileTask):
         reader = self._features(lm)
         peoples = self._states(reader, passages, human)
         result = mauve_metric.mauve(self._states(reader, passages, texts), peoples)
-        metrics |= {"mauve": result.value, "mauve_spread": result.spread}
+        metrics |= {"mauve": result.value, "mauve_spread": result.spread, "mauve_error": result.error}
         notes = [
             f"MAUVE by the {self.mauve_states} states of {reader.name}, {result.buckets} buckets; by other states or "
             "with another number of texts it cannot be compared",

@@ -1,0 +1,84 @@
+"""The continuation of a prefix among those of its own document."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import gerund
+from gerund.errors import ConfigError, DataError
+from gerund.evaluation.contender import Contender
+from gerund.evaluation.results import key_of
+from gerund.evaluation.task import Settings
+from gerund.evaluation.tasks.book_retrieval import BookRetrieval, find
+
+TITLES = [f"Book{number}" for number in range(3)]
+
+
+def book(title):
+    """Sentences of which each shares its number with the next one alone, so that words tell what follows."""
+    return " ".join(f"{title}x{i} {title}x{i + 1} goes on and on and on over here." for i in range(60))
+
+
+@pytest.fixture
+def task(tmp_path):
+    (tmp_path / "lm").mkdir()
+    rows = [{"text": book(title)} for title in TITLES] + [{"text": "Too short."}]
+    (tmp_path / "lm" / "tales.test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    [found] = find(tmp_path)
+    return replace(found, prefix_words=20, continuation_words=10, samples=20, candidates=30)
+
+
+@pytest.fixture
+def lm(tiny_folder):
+    lm = gerund.load(tiny_folder)
+    lm.tokenizer.model_max_length = lm.model.config.max_position_embeddings = 1024
+    return lm
+
+
+def test_what_follows_is_found_by_its_words(task, lm):
+    assert (task.name, type(task)) == ("book-retrieval/tales", BookRetrieval)
+    score = replace(task, scorer="overlap").run(Contender("tiny", lm), Settings())
+    assert (score.main, score.size) == ("recall_at_1", 20)
+    # Its own two sentences share more words with a prefix, and the one before it as many.
+    assert score.metrics["recall_at_1"] < score.metrics["recall_at_5"] == 1
+    assert score.notes[0].split()[0] == "30"
+
+
+def test_without_a_scorer_by_vectors(task, lm):
+    score = task.run(Contender("tiny", lm), Settings(limit=6))
+    assert score.size == 6
+    assert any("cosine" in note for note in score.notes)
+    pytest.importorskip("bm25s")
+    best = task.run(Contender("bm25", None), Settings())
+    assert best.metrics["recall_at_10"] > score.metrics["recall_at_10"]
+
+
+def test_every_document_gives_as_many(task):
+    documents = list(task._documents(task.files[0], np.random.default_rng(0)))
+    assert [len(passages) for passages in documents] == [30, 30, 30]
+    for title, passages in zip(TITLES, documents, strict=True):
+        assert all(title in passage.prefix and title in passage.continuation for passage in passages)
+
+
+def test_the_scorers_files_decide_too(task, lm, tmp_path):
+    folder = tmp_path / "scorer"
+    folder.mkdir()
+    (folder / "weights").write_text("1")
+    own, one = replace(task, scorer=str(folder)), Contender("tiny", lm)
+    before = key_of(own, one, Settings())
+    assert before == key_of(own, one, Settings())
+    (folder / "weights").write_text("2")
+    assert before != key_of(own, one, Settings())
+
+
+def test_mistakes(task, lm):
+    with pytest.raises(DataError, match="no document has two prefixes of 900 words"):
+        replace(task, prefix_words=900).run(Contender("tiny", lm), Settings())
+    with pytest.raises(ConfigError, match="unknown scorer 'overlp'"):
+        replace(task, scorer="overlp").run(Contender("tiny", lm), Settings())
+    with pytest.raises(ConfigError, match="at least 10 words"):
+        replace(task, prefix_words=3)
+    with pytest.raises(ConfigError, match="two candidates"):
+        replace(task, candidates=1)

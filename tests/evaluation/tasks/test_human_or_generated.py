@@ -1,0 +1,72 @@
+"""A document's own continuation against a generated one."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import gerund
+from gerund.errors import ConfigError, DataError
+from gerund.evaluation.contender import Contender
+from gerund.evaluation.task import Settings
+from gerund.evaluation.tasks.human_or_generated import HumanOrGenerated, find
+from gerund.scoring.likelihood import MEASURES, Evidence
+from tests.data.test_passages import SENTENCES
+
+
+@pytest.fixture(scope="module")
+def contender(tiny_folder):
+    lm = gerund.load(tiny_folder)
+    lm.tokenizer.model_max_length = lm.model.config.max_position_embeddings = 1024
+    return Contender("tiny", lm)
+
+
+@pytest.fixture
+def task(tmp_path):
+    (tmp_path / "lm").mkdir()
+    rows = [{"text": " ".join(SENTENCES[:60])}, {"text": "Too short."}, {"text": " ".join(SENTENCES[100:180])}]
+    (tmp_path / "lm" / "tales.test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    [found] = find(tmp_path)
+    return replace(found, prefix_words=20, continuation_words=12, samples=6, writer="own")
+
+
+def test_one_of_two_is_from_the_document(task, contender):
+    assert (task.name, type(task)) == ("human-or-generated/tales", HumanOrGenerated)
+    choices = task.choices(6, Settings(seed=1), contender)
+    assert len(choices) == 6
+    assert {choice.gold for choice in choices} == {0, 1}
+    for choice in choices:
+        right, wrong = choice.candidates[choice.gold], choice.candidates[1 - choice.gold]
+        assert f"{choice.prefix} {right}" in " ".join(SENTENCES)
+        assert wrong not in " ".join(SENTENCES)
+        assert wrong == wrong.strip() != ""
+    assert task.choices(6, Settings(seed=1), contender) == choices
+    assert task.choices(6, Settings(seed=2), contender) != choices
+
+
+def test_accuracies_are_those_of_the_measures(task, contender):
+    score = task.run(contender, Settings())
+    choices = task.choices(6, Settings(), contender)
+    evidence = Evidence(contender.lm, [c.prefix for c in choices], [c.candidates for c in choices], show=False)
+    found = MEASURES["avg_cll"](evidence)
+    right = [own.argmax() == choice.gold for own, choice in zip(found, choices, strict=True)]
+    assert (score.main, score.size) == ("avg_cll", 6)
+    assert score.metrics["avg_cll"] == pytest.approx(np.mean(right))
+    assert "avg_cll_2way" not in score.metrics
+
+
+def test_the_scorer_alone(task, contender):
+    score = replace(task, scorer="overlap", likelihoods=False).run(contender, Settings())
+    assert score.main == "scorer"
+    assert score.metrics["scorer"] == score.metrics["overlap"]
+    assert set(score.metrics) == {"scorer", "overlap", "random"}
+
+
+def test_mistakes(task, contender):
+    with pytest.raises(DataError, match="no document is long enough for prefixes of 900 words"):
+        replace(task, prefix_words=900).run(contender, Settings())
+    with pytest.raises(ConfigError, match="samples=0 leaves nothing"):
+        replace(task, samples=0)
+    with pytest.raises(ConfigError, match="at least 10 words"):
+        replace(task, continuation_words=9)
