@@ -8,11 +8,13 @@ is the released `RankGenGenerator.beam_search`, mended where it does not end: it
 round, has transformers' `generate` read both for every sample, and scores the texts so far against the prefix's vector,
 which it computes once. Checks first that, without chance and with one sample, both write the same text and score
 it alike. Beside the search in float32 the one with a scorer in bfloat16, which `T5Scorer.load` chooses where the
-processor has it.
+processor has it. Then the same with the generator as its own scorer, by the state of the end token, whose states of a
+text so far the search here keeps.
 """
 
 import argparse
 import copy
+import functools
 import statistics
 import tempfile
 import time
@@ -24,14 +26,19 @@ from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel, T5Config
 from transformers.activations import NewGELUActivation
 
 import gerund
-from gerund.config import Rerank, Sampling
+from gerund.attention.plan import AttentionPlan
+from gerund.config import EncoderConfig, Rerank, Sampling
 from gerund.models.seq2seq import T5EncoderWithProjection
-from gerund.scoring.t5 import CONTINUATION, PREFIX, T5Scorer
+from gerund.scoring.dual import DualScorer
+from gerund.scoring.t5 import T5Scorer
+from gerund.scoring.vectors import VectorScorer
+from gerund.text_encoder import TextEncoder
 
 BEAMS, SAMPLES, NEW_TOKENS, PREFIX_TOKENS = 2, 10, 115, 256
 # Makes a random model about as sure of the next token as a small trained one (about 4 nats of entropy), as
 # the time that nucleus sampling takes here depends on it.
 SHARPNESS = 9
+END_TOKEN = EncoderConfig(attention=AttentionPlan("causal"), pooling="last", append_eos=True)
 TEXT = "The old man looked at the sea, and the waves came in as they had come in all the years of his life. "
 
 
@@ -40,19 +47,21 @@ class Released:
 
     Args:
         lm: the generator.
-        scorer: the scorer.
+        scorer: the scorer, whose vectors are computed anew for whole texts.
     """
 
-    def __init__(self, lm: gerund.LanguageModel, scorer: T5Scorer) -> None:
+    def __init__(self, lm: gerund.LanguageModel, scorer: VectorScorer) -> None:
         self.model, self.tokenizer = lm.model, lm.tokenizer
-        self.scorer = T5Scorer(as_transformers_has_it(scorer.model), scorer.tokenizer, "released")
+        self.scorer = scorer
+        if isinstance(scorer, T5Scorer):
+            self.scorer = T5Scorer(as_transformers_has_it(scorer.model), scorer.tokenizer, "released")
 
     @torch.inference_mode()
     def search(
         self, prefix: str, beams: int, samples: int, every: int, new_tokens: int, *, greedy: bool = False
     ) -> tuple[str, float]:
         """Return the best text and its score."""
-        [vector_D] = self.scorer.encode([prefix], PREFIX)
+        [vector_D] = self.scorer.prefix_vectors([prefix])
         kept = [("", False)] * beams
         written, score = 0, 0.0
         while written < new_tokens and not all(ended for _, ended in kept):
@@ -76,10 +85,8 @@ class Released:
                 ends = (new == self.tokenizer.eos_token_id).any(dim=1).tolist()
                 pool += [(text + more, end) for more, end in zip(texts, ends, strict=True)]
             written += room
-            scores = [
-                float(own_D @ vector_D)
-                for own_D in self.scorer.encode([t.strip() or "." for t, _ in pool], CONTINUATION)
-            ]
+            vectors = self.scorer.continuation_vectors([text.strip() or "." for text, _ in pool])
+            scores = [float(own_D @ vector_D) for own_D in vectors]
             order = sorted(range(len(pool)), key=lambda place: -scores[place])[:beams]
             kept, score = [pool[place] for place in order], scores[order[0]]
         return kept[0][0], score
@@ -96,34 +103,55 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         lm, scorer = models(Path(folder), arguments.layers, arguments.width)
     prefix = lm.tokenizer.decode(lm.tokenizer(TEXT * 20)["input_ids"][:PREFIX_TOKENS], skip_special_tokens=True)
-    peer = Released(lm, scorer)
-    check(lm, peer, scorer, prefix)
-    print(f"B={BEAMS} N={SAMPLES}, prefix of {PREFIX_TOKENS} tokens, {NEW_TOKENS} new tokens")
     half = T5Scorer(scorer.model, scorer.tokenizer, "bfloat16", autocast=torch.bfloat16)
-    for every in arguments.every:
+    own = DualScorer(TextEncoder(lm.model, lm.tokenizer, END_TOKEN), projection_DD=None, name="own")
+    print(f"B={BEAMS} N={SAMPLES}, prefix of {PREFIX_TOKENS} tokens, {NEW_TOKENS} new tokens")
+    for title, peer_scorer, scorers in (
+        ("T5", scorer, {"float32": scorer, "bfloat16": half}),
+        ("the generator itself", own, {"float32": own}),
+    ):
+        peer = Released(lm, peer_scorer)
+        check(lm, peer, peer_scorer, prefix)
+        for every in arguments.every:
+            compare(lm, peer, scorers, prefix, every, arguments.rounds, title)
 
-        def ours(seed: int, scorer: T5Scorer = scorer, every: int = every) -> object:
-            rerank = Rerank(SAMPLES, beams=BEAMS, every=every, scorer=scorer)
-            return lm.generate(prefix, NEW_TOKENS, Sampling(1.0, top_p=0.9, seed=seed), rerank=rerank)
 
-        def quick(seed: int, every: int = every) -> object:
-            return ours(seed, half, every)
+def compare(
+    lm: gerund.LanguageModel,
+    peer: Released,
+    scorers: dict[str, VectorScorer],
+    prefix: str,
+    every: int,
+    rounds: int,
+    title: str,
+) -> None:
+    """Time both sides in turn and print medians and ratios."""
 
-        def theirs(seed: int, every: int = every) -> object:
-            torch.manual_seed(seed)
-            return peer.search(prefix, BEAMS, SAMPLES, every, NEW_TOKENS)
+    def theirs(seed: int) -> object:
+        torch.manual_seed(seed)
+        return peer.search(prefix, BEAMS, SAMPLES, every, NEW_TOKENS)
 
-        ways = {"ours": ours, "ours, scored in bfloat16": quick, "released": theirs}
-        times: dict[str, list[float]] = {name: [] for name in ways}
-        for seed in range(arguments.rounds):
-            for name, way in ways.items():
-                times[name].append(seconds(way, seed))
-        other = statistics.median(times["released"])
-        for name, own in times.items():
-            print(
-                f"L={every:3}: {name:26} {statistics.median(own):6.2f} s, {other / statistics.median(own):.1f}",
-                flush=True,
-            )
+    def ours(seed: int, scorer: VectorScorer) -> object:
+        # Forgets the prefix's vector, which a search computes once.
+        scorer._known.clear()
+        rerank = Rerank(SAMPLES, beams=BEAMS, every=every, scorer=scorer)
+        return lm.generate(prefix, NEW_TOKENS, Sampling(1.0, top_p=0.9, seed=seed), rerank=rerank)
+
+    ways: dict[str, Callable[[int], object]] = {
+        f"ours, {name}": functools.partial(ours, scorer=scorer) for name, scorer in scorers.items()
+    }
+    ways["released"] = theirs
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    for seed in range(rounds):
+        for name, way in ways.items():
+            times[name].append(seconds(way, seed))
+    other = statistics.median(times["released"])
+    for name, measured in times.items():
+        median = statistics.median(measured)
+        print(
+            f"scored by {title}, L={every:3}: {name:16} {median:6.2f} s, released / this {other / median:.1f}",
+            flush=True,
+        )
 
 
 def models(folder: Path, layers: int, width: int) -> tuple[gerund.LanguageModel, T5Scorer]:
@@ -158,7 +186,7 @@ def as_transformers_has_it(model: T5EncoderWithProjection) -> T5EncoderWithProje
     return own
 
 
-def check(lm: gerund.LanguageModel, peer: Released, scorer: T5Scorer, prefix: str) -> None:
+def check(lm: gerund.LanguageModel, peer: Released, scorer: VectorScorer, prefix: str) -> None:
     """Raise unless both sides write and score alike where no chance takes part."""
     # In one round: what the released search does to its tokens between rounds is not to be had twice.
     text, score = peer.search(prefix, 1, 1, 40, 40, greedy=True)

@@ -167,6 +167,8 @@ class LanguageModel(TextEncoder):
     def _judge(self, prompts: Sequence[str], rerank: Rerank, sampling: Sampling | None) -> Judge:
         seed = sampling.seed if sampling is not None and sampling.seed is not None else 0
         scorer = find_scorer(rerank.scorer, self, own=self.scorer, seed=seed)
+        if isinstance(scorer, DualScorer) and rerank.every is not None:
+            scorer = scorer.growing()
         return lambda numbers, texts: scorer.score([prompts[number] for number in numbers], texts)
 
     def span_logprobs(self, left: str, span: str, right: str, *, reading: SpanReading = "infill") -> np.ndarray:

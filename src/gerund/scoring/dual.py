@@ -19,6 +19,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from gerund.errors import ConfigError, DataError, unknown_name
+from gerund.inference.growing_texts import GrowingTexts, can_grow
 from gerund.inference.tokens import keep_end
 from gerund.models.opening import open_model
 from gerund.scoring.vectors import VectorScorer
@@ -96,6 +97,7 @@ class DualScorer(VectorScorer):
             ),
         )
         self.encoder, self.settings, self.projection_DD = encoder, own, projection_DD
+        self._can_grow: bool | None = None
 
     @classmethod
     def load(cls, model: str | Path, *, dtype: str = "auto", device: str = "auto") -> "DualScorer":
@@ -128,6 +130,27 @@ class DualScorer(VectorScorer):
             raise DataError(f"{folder / WEIGHTS_FILE} does not fit vectors of {encoder.dimensions} dimensions")
         return cls(encoder, settings, projection_DD)
 
+    def growing(self) -> "DualScorer":
+        """Return this scorer for a search, whose continuations grow: it reads what is new of them and no more.
+
+        Where the encoder's plan is not causal, so that a beginning looks different with every word that follows, it is
+        this scorer itself.
+        """
+        if self._can_grow is None:
+            self._can_grow = can_grow(self.encoder.reader)
+        if not self._can_grow:
+            return self
+        texts = GrowingTexts(self.encoder.reader)
+        own = DualScorer(self.encoder, self.settings, self.projection_DD, self.name)
+        own._can_grow, own._known = True, self._known
+        own._encode_continuations = lambda continuations: own._grown(texts, continuations)
+        return own
+
+    def _grown(self, texts: GrowingTexts, continuations: Sequence[str]) -> np.ndarray:
+        cut = [_keep_start(self.encoder, text.strip(), self.settings.continuation_tokens) for text in continuations]
+        tokens = self.encoder.tokens(cut, self.settings.continuation)
+        return self._projected(texts.encode([one for one in tokens if one is not None]))
+
     @property
     def fingerprint(self) -> str:
         """Hash of what the scores depend on beside the encoder."""
@@ -141,6 +164,9 @@ class DualScorer(VectorScorer):
 
     def _encode(self, texts: Sequence[str], marker: str) -> np.ndarray:
         vectors_ND = self.encoder.encode(texts, prompt=marker, normalize=False, show_progress=False)
+        return self._projected(vectors_ND)
+
+    def _projected(self, vectors_ND: np.ndarray) -> np.ndarray:
         return vectors_ND if self.projection_DD is None else vectors_ND @ self.projection_DD.T
 
 
