@@ -3,11 +3,14 @@
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from gerund.cli import sampling_options as options
+
+if TYPE_CHECKING:
+    from gerund.types import Scorer
 
 
 def command(
@@ -69,7 +72,9 @@ def command(
     from gerund.config import Sampling
     from gerund.entry import load
     from gerund.errors import ConfigError
-    from gerund.scoring.finding import find_scorer
+    from gerund.scoring.finding import find_scorer, fixed_scorer
+    from gerund.scoring.likelihood import MEASURES
+    from gerund.scoring.words import OverlapScorer
     from gerund.training.negatives import NegativesSettings, make_negatives
     from gerund.training.shipped import text_files
 
@@ -91,8 +96,12 @@ def command(
     if (scorer is None) != (hard == 0):
         raise ConfigError("--hard and --scorer belong together")
     files = text_files(corpus)
-    lm = load(model, attention="causal", dtype=dtype, device=device)
-    judge = None if scorer is None else find_scorer(scorer, lm, seed=seed)
+    # Shared words and trained scorers need no model that writes.
+    measured = scorer in MEASURES and scorer != OverlapScorer.name
+    lm = load(model, attention="causal", dtype=dtype, device=device) if generate or measured else None
+    judge: Scorer | None = None
+    if scorer is not None:
+        judge = fixed_scorer(scorer) if lm is None else find_scorer(scorer, lm, seed=seed)
     made = make_negatives(
         files, output, settings, lm=lm, scorer=judge, text_column=text_column, batch_size=batch_size, resume=resume
     )

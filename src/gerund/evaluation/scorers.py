@@ -5,11 +5,8 @@ Knows: a contender's own scorer, scorers by name. Does not know: what is scored.
 
 from pathlib import Path
 
-from gerund.errors import ConfigError
 from gerund.evaluation.contender import Contender
-from gerund.scoring.finding import find_scorer, load_scorer
-from gerund.scoring.likelihood import MEASURES
-from gerund.scoring.words import OverlapScorer
+from gerund.scoring.finding import find_scorer
 from gerund.types import Scorer
 
 HELP = "Scores continuations: pmi, overlap, ..., or a scorer's folder or hub id; left out, the model's own scorer."
@@ -23,20 +20,6 @@ def chosen_scorer(name: str, contender: Contender, seed: int) -> Scorer | None:
         ModelError: the folder holds no scorer.
     """
     return find_scorer(name, contender.lm, seed=seed) if name else contender.scorer
-
-
-def fixed_scorer(name: str) -> Scorer:
-    """Return a scorer that is the same whoever is measured: ``overlap``, or that of a folder or hub id.
-
-    Raises:
-        ConfigError: it would read the likelihoods of the model that is measured.
-        ModelError: the folder holds no scorer.
-    """
-    if name == OverlapScorer.name:
-        return OverlapScorer()
-    if name in MEASURES:
-        raise ConfigError(f"{name} differs from model to model; take overlap, or a scorer's folder or hub id")
-    return load_scorer(name)
 
 
 def files_of(name: str) -> tuple[Path, ...]:

@@ -9,6 +9,7 @@ from gerund.errors import ConfigError, unknown_name
 from gerund.scoring.dual import DualScorer, has_scorer
 from gerund.scoring.likelihood import MEASURES, LikelihoodScorer
 from gerund.scoring.t5 import T5Scorer
+from gerund.scoring.words import OverlapScorer
 from gerund.text_encoder import TextEncoder
 from gerund.types import Scorer
 
@@ -53,3 +54,17 @@ def load_scorer(where: str | Path) -> Scorer:
     if not folder.is_dir() and "/" not in str(where):
         raise unknown_name("scorer", str(where), [*MEASURES, "the folder or hub id of one"])
     return DualScorer.load(where) if has_scorer(folder) else T5Scorer.load(where)
+
+
+def fixed_scorer(name: str) -> Scorer:
+    """Return a scorer that is the same whoever is measured: ``overlap``, or that of a folder or hub id.
+
+    Raises:
+        ConfigError: it would read the likelihoods of the model that is measured.
+        ModelError: the folder holds no scorer.
+    """
+    if name == OverlapScorer.name:
+        return OverlapScorer()
+    if name in MEASURES:
+        raise ConfigError(f"{name} differs from model to model; take overlap, or a scorer's folder or hub id")
+    return load_scorer(name)

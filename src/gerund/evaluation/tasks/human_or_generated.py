@@ -5,6 +5,7 @@ Knows: documents, passages, a model that writes. Does not know: how the two are 
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import islice, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -62,19 +63,14 @@ class HumanOrGenerated(SuffixTask):
         """Return prefixes from all documents in turn, each with the true and the generated continuation."""
         path = self.scored_file(settings)
         draw = np.random.default_rng(settings.seed)
-        passages = list(islice(self._passages(path, count, draw), count))
+        passages = tuple(islice(self._passages(path, count, draw), count))
         if not passages:
             raise DataError(f"{path}: no document is long enough for prefixes of {self.prefix_words} words")
-        lm = self._writer(contender)
-        texts = continuations_of_length(
-            lm.model,
-            lm.tokenizer,
-            [one.prefix for one in passages],
-            [f" {one.continuation}" for one in passages],
-            Sampling(temperature=1.0, top_p=self.top_p),
-            batch_size=_BATCH,
-            key=(settings.seed,),
-        )
+        sampling = Sampling(temperature=1.0, top_p=self.top_p)
+        if self.writer == _OWN:
+            texts = _written(contender.lm, passages, sampling, settings.seed)
+        else:
+            texts = _written_by(self.writer, passages, sampling, settings.seed)
         found = []
         for passage, text in zip(passages, texts, strict=True):
             generated = cut_to_words(text, passage.words).strip()
@@ -84,15 +80,8 @@ class HumanOrGenerated(SuffixTask):
                 pair = (passage.continuation, generated)
                 found.append(Choice((passage.prefix,), pair if gold == 0 else pair[::-1], gold))
         if not found:
-            raise DataError(f"{path}: {lm.name} writes nothing behind any of the prefixes")
+            raise DataError(f"{path}: {self.writer} writes nothing behind any of the prefixes")
         return found
-
-    def _writer(self, contender: Contender) -> "LanguageModel":
-        from gerund.entry import load
-
-        if self.writer == _OWN:
-            return contender.lm
-        return load(None if self.writer == "default" else self.writer, attention="causal")
 
     def _passages(self, path: Path, count: int, draw: np.random.Generator) -> Iterator[Passage]:
         """Yield passages, one of every document before any gives another."""
@@ -107,6 +96,27 @@ class HumanOrGenerated(SuffixTask):
             documents.append([found[place] for place in draw.permutation(len(found))[:count].tolist()])
         for turn in zip_longest(*documents):
             yield from (one for one in turn if one is not None)
+
+
+# One writer serves all contenders of an evaluation.
+@lru_cache(maxsize=4)
+def _written_by(writer: str, passages: tuple[Passage, ...], sampling: Sampling, seed: int) -> list[str]:
+    from gerund.entry import load
+
+    lm = load(None if writer == "default" else writer, attention="causal")
+    return _written(lm, passages, sampling, seed)
+
+
+def _written(lm: "LanguageModel", passages: tuple[Passage, ...], sampling: Sampling, seed: int) -> list[str]:
+    return continuations_of_length(
+        lm.model,
+        lm.tokenizer,
+        [one.prefix for one in passages],
+        [f" {one.continuation}" for one in passages],
+        sampling,
+        batch_size=_BATCH,
+        key=(seed,),
+    )
 
 
 def find(folder: Path) -> list[Task]:

@@ -17,10 +17,11 @@ import numpy as np
 from gerund.data.passages import cut_passages, inbook_negatives, split_sentences
 from gerund.errors import ConfigError, DataError
 from gerund.evaluation.contender import Contender
-from gerund.evaluation.scorers import HELP, chosen_scorer, files_of, fixed_scorer
+from gerund.evaluation.scorers import HELP, chosen_scorer, files_of
 from gerund.evaluation.sets.choices import Choice, choice_files, read_choices
 from gerund.evaluation.sets.corpora import read_texts, test_files
 from gerund.evaluation.task import FileTask, Score, Settings, Side, Task
+from gerund.scoring.finding import fixed_scorer
 from gerund.scoring.hardest import POOL, hardest
 
 _MAIN = "avg_cll"
