@@ -4,6 +4,7 @@ Knows: every objective. Does not know: steps, the trainer, files of a run.
 """
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -239,23 +240,12 @@ class _Builder:
         return Objective(config.kind, batches, self._contrastive(config), {config.kind: config})
 
     def rankgen(self, config: RankgenConfig) -> Objective:
-        with_negatives = config.negatives != "inbook"
-        found = read_passages([self.recipe.data.folder / path for path in config.passages])
-        if with_negatives:
-            found = [example for example in found if example.negatives]
-            if not found:
-                raise ConfigError(
-                    "rankgen: none of the passages has a generated or hard continuation; make some with "
-                    "`gerund negatives --generate 1`, or set negatives: inbook"
-                )
-        batches = PassageBatches(
-            Passages(found, seed=self._seed(config)),
-            self._framing(config, config.prefix_marker),
-            self._framing(config, config.continuation_marker),
-            Group(self.subject.reader, self.subject.pad),
-            lengths=(config.length, config.continuation_length),
-            with_negatives=with_negatives,
-        )
+        batches = self._passages(config, config.passages, self._seed(config))
+        validation: dict[str, tuple[Batches, int]] = {}
+        if config.validation:
+            # The same batches in every run and at every evaluation.
+            others = self._passages(config, config.validation, _VALIDATION_SEED)
+            validation = {config.kind: (others, max(1, len(others.texts) // config.batch_size))}
         if config.continuation_length <= batches.continuations.room + 1:
             raise ConfigError(f"rankgen: continuation_length {config.continuation_length} leaves no room for text")
         width = self.subject.reader.width
@@ -270,7 +260,26 @@ class _Builder:
             with torch.no_grad():
                 # The states' own directions to begin with, and products of about the square root of the width.
                 losses.projection.weight.copy_(torch.eye(width) * width**-0.25)
-        return Objective(config.kind, batches, losses, {config.kind: config})
+        return Objective(config.kind, batches, losses, {config.kind: config}, validation=validation)
+
+    def _passages(self, config: RankgenConfig, paths: list[Path], seed: int) -> PassageBatches:
+        with_negatives = config.negatives != "inbook"
+        found = read_passages([self.recipe.data.folder / path for path in paths])
+        if with_negatives:
+            found = [example for example in found if example.negatives]
+            if not found:
+                raise ConfigError(
+                    f"rankgen: none of the passages in {', '.join(map(str, paths))} has a generated or hard "
+                    "continuation; make some with `gerund negatives --generate 1`, or set negatives: inbook"
+                )
+        return PassageBatches(
+            Passages(found, seed=seed),
+            self._framing(config, config.prefix_marker),
+            self._framing(config, config.continuation_marker),
+            Group(self.subject.reader, self.subject.pad),
+            lengths=(config.length, config.continuation_length),
+            with_negatives=with_negatives,
+        )
 
     def _examples(
         self,

@@ -245,6 +245,8 @@ class RankgenConfig(ObjectiveConfig):
     kind: Literal["rankgen"]
     passages: list[Path] = Field(min_length=1)
     """What ``gerund negatives`` made: folders or files, relative to ``data.folder``."""
+    validation: list[Path] = []
+    """What it made of other documents, which is measured at every evaluation."""
     negatives: Literal["both", "inbook", "generative"] = "both"
     """``inbook``: the other continuations of the batch, which is from one document. ``generative``: the generated (and
     hard) ones of the batch. ``both``: all of them. With the last two, passages that have none are left out."""

@@ -282,3 +282,17 @@ class TestRefused:
         (tmp_path / "scorer.safetensors").unlink()
         with pytest.raises(DataError, match=r"scorer\.safetensors cannot be read"):
             DualScorer.beside(lm, tmp_path)
+
+
+def test_other_passages_are_measured_at_every_evaluation(base, passages, tmp_path):
+    overrides = [f"objectives.rankgen.passages=[{passages / 'part-00000.jsonl'}]", "eval_steps=2"]
+    validation = [str(passages / "part-00001.jsonl")]
+    settings = recipe(base, passages, tmp_path / "out", overrides, validation=validation)
+    _, objective, _ = built(settings)
+    [(batches, count)] = objective.validation.values()
+    assert (len(batches.texts), count) == (6, 1)  # those with a generated continuation
+    assert {example.document[1] for example in batches.texts.examples} == {1}
+    train(settings)
+    rows = [json.loads(line) for line in (tmp_path / "out" / "log.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows if "val_rankgen" in row] == [2, 4]
+    assert all(np.isfinite(row["val_rankgen"]) for row in rows if "val_rankgen" in row)
