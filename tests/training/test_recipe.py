@@ -71,7 +71,7 @@ class TestMistakes:
             ),
             ("optimizer.lr=1", r"unknown field 'optimizer\.lr'; valid are: name, learning_rate"),
             ("data.sources.0.wait=1", r"unknown field 'data\.sources\.0\.wait'; valid are: name, files"),
-            ("optimizer.name=sgd", r"optimizer\.name: input should be 'adamw' or 'muon'"),
+            ("optimizer.name=sgd", r"optimizer\.name: input should be 'adamw', 'muon' or 'adafactor'"),
             ("optimizer.learning_rate=-1", r"optimizer\.learning_rate: input should be greater than 0"),
             ("optimizer.learning_rate=.inf", r"optimizer\.learning_rate: input should be a finite number"),
             ("steps=many", r"steps: input should be a valid integer"),
