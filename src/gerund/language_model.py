@@ -25,6 +25,7 @@ from gerund.models.adapters import base_state
 from gerund.models.saving import atomic_folder
 from gerund.scoring.dual import DualScorer
 from gerund.scoring.finding import find_scorer
+from gerund.scoring.likelihood import LikelihoodScorer
 from gerund.text_encoder import TextEncoder
 from gerund.types import Generation, Infill, Scorer
 
@@ -167,7 +168,7 @@ class LanguageModel(TextEncoder):
     def _judge(self, prompts: Sequence[str], rerank: Rerank, sampling: Sampling | None) -> Judge:
         seed = sampling.seed if sampling is not None and sampling.seed is not None else 0
         scorer = find_scorer(rerank.scorer, self, own=self.scorer, seed=seed)
-        if isinstance(scorer, DualScorer) and rerank.every is not None:
+        if isinstance(scorer, DualScorer | LikelihoodScorer) and rerank.every is not None:
             scorer = scorer.growing()
         return lambda numbers, texts: scorer.score([prompts[number] for number in numbers], texts)
 

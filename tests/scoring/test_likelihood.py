@@ -5,6 +5,8 @@ import pytest
 import torch
 
 import gerund
+from gerund.inference.growing_texts import GrowingTexts
+from gerund.scoring import likelihood
 from gerund.scoring.likelihood import MEASURES, Evidence, LikelihoodScorer
 from tests.tiny import save_tiny
 
@@ -83,3 +85,43 @@ def test_without_a_beginning_token_the_first_token_of_a_text_counts_nowhere(tmp_
     # After nothing " x" has one token that is predicted, and " the" is a single one.
     np.testing.assert_allclose(scores["avg_cll"][1], [logprobs(lm, " x")[0], 0.0], rtol=1e-4)
     np.testing.assert_allclose(scores["avg_ull"][1], scores["avg_cll"][1])
+
+
+ROUNDS = [
+    [[" the", " a tin", " rain"], [" in"]],
+    [[" the cat", " the end", " rain and the", " rain in", " a tin"], [" in the", " in an inn", " ran"]],
+    [[" the cat sat in the", " rain"], [" in the rain then"]],
+]
+
+
+@pytest.mark.parametrize("measure", ["avg_cll", "cll", "avg_ull", "pmi", "self_certainty"])
+def test_texts_that_grow_have_the_same_scores(tiny_folder, measure):
+    lm = gerund.load(tiny_folder, dtype="float32")
+    prefixes = ["the cat sat in the rain and then the end of it", "an inn"]
+    plain = LikelihoodScorer(lm, measure)
+    growing = plain.growing()
+    for texts in ROUNDS:
+        for own, other in zip(growing.score(prefixes, texts), plain.score(prefixes, texts), strict=True):
+            assert own == pytest.approx(other, abs=2e-5)
+    assert {key[0] for key in growing._known} == set(prefixes)
+    growing.score(["a tin"], [[" inn"]])
+    assert {key[0] for key in growing._known} == {"a tin"}
+
+
+def test_a_prefix_is_read_once_for_many_candidates(tiny_folder, monkeypatch):
+    lm = gerund.load(tiny_folder, dtype="float32")
+    prefix, texts = "the cat sat in the rain and then the end of it", [" the", " a tin", " rain", " in", " an end"]
+    [shared] = LikelihoodScorer(lm, "avg_cll").score([prefix], [texts])
+    read = []
+    run = GrowingTexts._run
+    monkeypatch.setattr(
+        GrowingTexts, "_run", lambda self, ids, *rest: (read.append(tuple(ids.shape)), run(self, ids, *rest))[1]
+    )
+    LikelihoodScorer(lm, "avg_cll").score([prefix], [texts])
+    (one, length), (rows, new) = read
+    assert (one, rows) == (1, 5)
+    assert length > 3 * new
+    monkeypatch.setattr(likelihood, "_WORTH_SHARING", 100)
+    [alone] = LikelihoodScorer(lm, "avg_cll").score([prefix], [texts])
+    assert len(read) == 2
+    assert shared == pytest.approx(alone, abs=2e-5)

@@ -22,6 +22,9 @@ from gerund.inference.precision import ENOUGH, SAMPLE_TEXTS, smallest_cosine
 from gerund.inference.roomy_cache import RoomyLayer, roomy_cache
 from gerund.inference.tokens import Reading, Tokens, tokenize
 
+# A beginning that all texts of a batch share is read by itself from so many tokens on.
+_WORTH_READING_FIRST = 16
+
 
 @dataclass(frozen=True)
 class _Known:
@@ -49,11 +52,20 @@ class GrowingTexts:
         self._reader = reader
         self._known: _Known | None = None
 
-    @torch.no_grad()
     def encode(self, texts: Sequence[Tokens]) -> np.ndarray:
         """Return the vectors ``(n, D)`` float32, not normalised, of texts in one batch."""
+        states_BTD, begin = self.states(texts)
+        return pooled(self._reader, texts, states_BTD, begin)
+
+    @torch.no_grad()
+    def states(self, texts: Sequence[Tokens]) -> tuple[Tensor, Tensor]:
+        """Return last hidden states ``(B, T, D)`` of texts in one batch, and where each begins."""
         ids = [list(text.ids) for text in texts]
         parents, shared = self._parents(ids)
+        common = min((_common(ids[0], own) for own in ids[1:]), default=0)
+        if common >= max(shared) + _WORTH_READING_FIRST:
+            self.states([Tokens(ids[0][:common], 0, 0)])
+            parents, shared = self._parents(ids)
         past, longest = max(shared), max(map(len, ids))
         fresh = [own[count:] for own, count in zip(ids, shared, strict=True)]
         width = max(map(len, fresh))
@@ -76,8 +88,7 @@ class GrowingTexts:
         states_BTD = states_BSD.gather(1, index_BT[..., None].expand(-1, -1, states_BSD.shape[-1]))
         layers = [(_pick(layer.keys, index_BT), _pick(layer.values, index_BT)) for layer in _roomy(cache)]
         self._known = _Known(ids, states_BTD, layers)
-        begin = torch.zeros(len(ids), dtype=torch.long, device=states_BTD.device)
-        return pooled(self._reader, texts, states_BTD, begin)
+        return states_BTD, torch.zeros(len(ids), dtype=torch.long, device=states_BTD.device)
 
     def _parents(self, ids: Sequence[list[int]]) -> tuple[list[int], list[int]]:
         """Return for each text the known one that it shares most of its beginning with, and how many tokens that is."""

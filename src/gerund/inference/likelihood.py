@@ -47,6 +47,7 @@ def sequence_logprobs(
     sequences: Sequence[Scored],
     *,
     read: Read | None = None,
+    states: States | None = None,
     batch_tokens: int | None = None,
     show: bool | None = None,
 ) -> list[np.ndarray]:
@@ -58,6 +59,7 @@ def sequence_logprobs(
         sequences: token ids, and the place (1 or later) of the first one that is scored. The last token is only
             predicted, so a sequence may be one token longer than the model's context.
         read: what is read off the head in the place of log-probabilities.
+        states: runs a batch; None reads every text by itself.
         batch_tokens: tokens a batch, padding included; None chooses by device.
         show: whether to show progress; None only on a terminal.
 
@@ -76,7 +78,8 @@ def sequence_logprobs(
         ids, first = sequences[row]
         return range(first, len(ids)), ids[first:]
 
-    return token_logprobs(reader, inputs, wanted, reader.states, read=read, batch_tokens=batch_tokens, show=show)
+    run = states or reader.states
+    return token_logprobs(reader, inputs, wanted, run, read=read, batch_tokens=batch_tokens, show=show)
 
 
 def continuation_logprobs(
@@ -85,6 +88,7 @@ def continuation_logprobs(
     pairs: Sequence[tuple[str, str]],
     *,
     with_prefix: bool = False,
+    states: States | None = None,
     batch_tokens: int | None = None,
     show: bool | None = None,
 ) -> list[PairLogprobs]:
@@ -104,6 +108,7 @@ def continuation_logprobs(
         pairs: prefix and continuation. After an empty prefix the continuation starts from the beginning token;
             a tokenizer without one leaves the first token unscored.
         with_prefix: score the tokens of the prefixes too.
+        states: as in ``sequence_logprobs``.
         batch_tokens: as in ``sequence_logprobs``.
         show: as in ``sequence_logprobs``.
 
@@ -116,7 +121,7 @@ def continuation_logprobs(
     """
     splits = _split_pairs(model, tokenizer, pairs)
     sequences = [(item.ids, item.text_from if with_prefix else item.split) for item in splits]
-    scores = sequence_logprobs(model, tokenizer, sequences, batch_tokens=batch_tokens, show=show)
+    scores = sequence_logprobs(model, tokenizer, sequences, states=states, batch_tokens=batch_tokens, show=show)
     results = []
     for item, (_, first), logprobs in zip(splits, sequences, scores, strict=True):
         before = item.split - first
@@ -129,6 +134,7 @@ def continuation_certainty(
     tokenizer: PreTrainedTokenizerBase,
     pairs: Sequence[tuple[str, str]],
     *,
+    states: States | None = None,
     batch_tokens: int | None = None,
     show: bool | None = None,
 ) -> list[np.ndarray]:
@@ -141,6 +147,7 @@ def continuation_certainty(
         model: a causal language model.
         tokenizer: its tokenizer, a fast one.
         pairs: as in ``continuation_logprobs``.
+        states: as in ``sequence_logprobs``.
         batch_tokens: as in ``sequence_logprobs``.
         show: as in ``sequence_logprobs``.
 
@@ -153,7 +160,7 @@ def continuation_certainty(
     """
     sequences = [(item.ids, item.split) for item in _split_pairs(model, tokenizer, pairs)]
     return sequence_logprobs(
-        model, tokenizer, sequences, read=TokenHead.certainty, batch_tokens=batch_tokens, show=show
+        model, tokenizer, sequences, read=TokenHead.certainty, states=states, batch_tokens=batch_tokens, show=show
     )
 
 

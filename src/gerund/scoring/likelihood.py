@@ -7,13 +7,26 @@ Knows: log-probabilities, words. Does not know: data sets, which candidate is ri
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from gerund.inference.likelihood import PairLogprobs, continuation_certainty, continuation_logprobs
+from gerund.inference.growing_texts import GrowingTexts, can_grow
+from gerund.inference.likelihood import PairLogprobs, continuation_certainty, continuation_logprobs, plain_reader
+from gerund.progress import progress
 from gerund.scoring.words import overlap, words_of
 from gerund.text_encoder import TextEncoder
+
+# From so many candidates of a prefix on it is read by itself.
+_WORTH_SHARING = 4
+# Candidates that are read at once.
+_ROWS = 32
+
+# What was read of growing texts: by the prefix that they belong to and the text that they are read behind.
+Known = dict[tuple[str, str], GrowingTexts]
 
 
 class Evidence:
@@ -26,6 +39,8 @@ class Evidence:
         seed: of measures that draw.
         show: whether to show progress; None only on a terminal.
         joint: what stands between prefix and candidate.
+        known: what was read of texts that have grown since, by prefix; kept and added to. None for texts that are
+            scored once.
     """
 
     def __init__(
@@ -37,6 +52,7 @@ class Evidence:
         seed: int = 0,
         show: bool | None = None,
         joint: str = " ",
+        known: Known | None = None,
     ) -> None:
         self.prefixes = prefixes
         self.candidates = candidates
@@ -44,38 +60,51 @@ class Evidence:
         self._lm = lm
         self._show = show
         self._joint = joint
+        self._known = known
 
     @cached_property
     def conditional(self) -> list[list[PairLogprobs]]:
         """Every candidate after its prefix, the prefix's own tokens included."""
-        pairs = self._pairs()
-        return self._grouped(
-            continuation_logprobs(self._lm.model, self._lm.tokenizer, pairs, with_prefix=True, show=self._show)
-        )
+        return self._read(partial(continuation_logprobs, with_prefix=True), self.prefixes)
 
     @cached_property
     def unconditional(self) -> list[list[PairLogprobs]]:
         """Every candidate after nothing."""
-        pairs = [("", self._joint + candidate) for own in self.candidates for candidate in own]
-        return self._grouped(continuation_logprobs(self._lm.model, self._lm.tokenizer, pairs, show=self._show))
+        return self._read(continuation_logprobs, [""] * len(self.prefixes))
 
     @cached_property
     def certainty(self) -> list[list[np.ndarray]]:
         """For every token of a candidate after its prefix, how far the prediction of it is from none at all."""
-        found = continuation_certainty(self._lm.model, self._lm.tokenizer, self._pairs(), show=self._show)
-        rest = iter(found)
-        return [[next(rest) for _ in own] for own in self.candidates]
+        return self._read(continuation_certainty, self.prefixes)
 
-    def _pairs(self) -> list[tuple[str, str]]:
-        return [
-            (prefix, self._joint + candidate)
-            for prefix, own in zip(self.prefixes, self.candidates, strict=True)
-            for candidate in own
+    def _read(self, read: Callable[..., list[Any]], before: Sequence[str]) -> list[list[Any]]:
+        """Return what ``read`` gives for every candidate behind the text before it.
+
+        Where a prefix has several candidates it is read once for all of them, on models where that was found to give
+        the same.
+        """
+        model, tokenizer = self._lm.model, self._lm.tokenizer
+        pairs = [
+            [(text, self._joint + candidate) for candidate in own]
+            for text, own in zip(before, self.candidates, strict=True)
         ]
-
-    def _grouped(self, found: list[PairLogprobs]) -> list[list[PairLogprobs]]:
-        rest = iter(found)
-        return [[next(rest) for _ in own] for own in self.candidates]
+        many = max(map(len, pairs), default=0) >= _WORTH_SHARING and any(before)
+        if not (many or self._known is not None) or not _can_grow(model, tokenizer):
+            rest = iter(read(model, tokenizer, [pair for own in pairs for pair in own], show=self._show))
+            return [[next(rest) for _ in own] for own in pairs]
+        reader = plain_reader(model, tokenizer)
+        found = []
+        with progress(len(pairs), "scoring", show=self._show) as advance:
+            for prefix, text, own in zip(self.prefixes, before, pairs, strict=True):
+                growing = GrowingTexts(reader)
+                if self._known is not None:
+                    growing = self._known.setdefault((prefix, text), growing)
+                # Few tokens of each are new, so that many fit into a batch.
+                longest = max((len(one) + len(other) for one, other in own), default=0)
+                states, room = growing.states, _ROWS * longest
+                found.append(read(model, tokenizer, own, states=states, batch_tokens=room, show=False) if own else [])
+                advance(1)
+        return found
 
 
 Measure = Callable[[Evidence], list[np.ndarray]]
@@ -162,10 +191,20 @@ class LikelihoodScorer:
         self.name = measure
         self._lm = lm
         self._seed = seed
+        self._known: Known | None = None
+
+    def growing(self) -> "LikelihoodScorer":
+        """Return this scorer for a search, whose continuations grow: it reads what is new of them and no more."""
+        own = LikelihoodScorer(self._lm, self.name, seed=self._seed)
+        own._known = {}
+        return own
 
     def score(self, prefixes: Sequence[str], continuations: Sequence[Sequence[str]]) -> list[list[float]]:
         """Return a score for each continuation of each prefix; higher is better."""
-        evidence = Evidence(self._lm, prefixes, continuations, seed=self._seed, show=False, joint="")
+        if self._known is not None:
+            # A search goes through its prompts a few at a time, and comes back to none.
+            self._known = {key: texts for key, texts in self._known.items() if key[0] in prefixes}
+        evidence = Evidence(self._lm, prefixes, continuations, seed=self._seed, show=False, joint="", known=self._known)
         return [own.tolist() for own in MEASURES[self.name](evidence)]
 
 
@@ -184,3 +223,12 @@ def _sum(logprobs: np.ndarray) -> float:
 
 def _array(values: Iterable[float]) -> np.ndarray:
     return np.array(list(values), dtype=np.float64)
+
+
+def _can_grow(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> bool:
+    if model not in _grows:
+        _grows[model] = can_grow(plain_reader(model, tokenizer))
+    return _grows[model]
+
+
+_grows: WeakKeyDictionary[PreTrainedModel, bool] = WeakKeyDictionary()
