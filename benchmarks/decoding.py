@@ -76,12 +76,18 @@ def main() -> None:
 def measure(lm: Any, task: Writing, chosen: dict[str, dict[str, Any]], seeds: list[int], output: Path) -> None:
     """Measure every way on one corpus, and write and draw what came out; what is there already is not done again."""
     path = output / f"{task.title}.json"
-    done: dict[str, list[dict[str, Any]]] = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+    setting = [lm.fingerprint(), task.samples, task.prefix_words, task.max_new_tokens]
+    before = json.loads(path.read_text("utf-8")) if path.is_file() else {"setting": setting, "runs": {}}
+    if before["setting"] != setting:
+        raise SystemExit(f"{path} was measured otherwise: {before['setting']}; choose another folder")
+    done: dict[str, list[dict[str, Any]]] = {}
     for name, options in chosen.items():
-        runs = done.setdefault(name, [])
-        for seed in seeds[len(runs) :]:
-            runs.append(once(lm, replace(task, **options), seed))
-            path.write_text(json.dumps(done), "utf-8")
+        known = before["runs"].setdefault(name, {})
+        for seed in seeds:
+            if str(seed) not in known:
+                known[str(seed)] = once(lm, replace(task, **options), seed)
+                path.write_text(json.dumps(before), "utf-8")
+        runs = done[name] = [known[str(seed)] for seed in seeds]
         print(f"{task.title:6} {name:36} " + "  ".join(f"{key} {spread(runs, key)}" for key in (*SHOWN, "seconds")))
     table = [
         "| " + " | ".join([name, *(spread(done[name], key) for key in (*SHOWN, "seconds"))]) + " |" for name in chosen

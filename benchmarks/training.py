@@ -62,6 +62,7 @@ MEAN = Arm("mean", reading=read_as("causal"))
 LAST = Arm("last token", reading=read_as("causal", "last", append_eos=True))
 ECHO = Arm("echo", reading=read_as("echo"))
 UNIMAE = Arm("UniMAE", (("unimae-default", ()),))
+UNIMAE_CAUSAL = Arm("UniMAE + causal", (("unimae-causal-default", ()),))
 UNIMAE_SIMCSE = Arm("UniMAE + SimCSE", (("unimae-simcse-default", ()),))
 # The default recipe's rate pulls a small model away from what its own head reads; this one hardly does.
 UNIMAE_SLOW = Arm("UniMAE, rate 1e-4", (("unimae-default", ("optimizer.learning_rate=1e-4",)),))
@@ -93,9 +94,17 @@ class Study:
 
 
 STUDIES = {
-    "unimae": Study((MEAN, LAST, ECHO, UNIMAE, UNIMAE_SLOW, UNIMAE_SIMCSE, MNTP, MNTP_SIMCSE), REPRESENTATION),
+    "unimae": Study(
+        (MEAN, LAST, ECHO, UNIMAE, UNIMAE_SLOW, UNIMAE_CAUSAL, UNIMAE_SIMCSE, MNTP, MNTP_SIMCSE), REPRESENTATION
+    ),
     "perplexity": Study(
-        (MEAN, *(replace(arm, merged=True) for arm in (UNIMAE, UNIMAE_SLOW, UNIMAE_SIMCSE, MNTP, MNTP_SIMCSE, MAGNET))),
+        (
+            MEAN,
+            *(
+                replace(arm, merged=True)
+                for arm in (UNIMAE, UNIMAE_SLOW, UNIMAE_CAUSAL, UNIMAE_SIMCSE, MNTP, MNTP_SIMCSE, MAGNET)
+            ),
+        ),
         ("perplexity/wiki", "perplexity/books"),
     ),
     "mask-ratio": Study(

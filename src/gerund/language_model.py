@@ -5,11 +5,11 @@ Knows: which function does what. Does not know: how any of it is done.
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
 import numpy as np
 
-from gerund.config import Rerank, Sampling
+from gerund.config import EncoderConfig, Rerank, Sampling
 from gerund.errors import ConfigError, TextError
 from gerund.exporting import formats
 from gerund.exporting.folders import write_settings
@@ -54,6 +54,20 @@ class LanguageModel(TextEncoder):
         plan = self.encoder.attention.with_defaults(self.n_layers)
         k = "" if plan.k is None else f", k={plan.k}"
         return f"<LanguageModel {self.name}: {plan.name}{k}, {self.encoder.pooling}, {self.dimensions} dimensions>"
+
+    def with_encoder(self, encoder: EncoderConfig) -> Self:
+        """Return the same model, in the same memory, read another way.
+
+        A scorer that was trained for one reading does not go with another.
+
+        Raises:
+            UnsupportedModelError: the plan does not reach every layer.
+            ConfigError: the plan does not fit the number of layers.
+        """
+        other = super().with_encoder(encoder)
+        if encoder != self.encoder:
+            other.scorer = None
+        return other
 
     def generate(
         self,

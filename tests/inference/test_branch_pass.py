@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import gerund
+from gerund.attention.branches import Branches
 from gerund.inference import branch_pass, reranking
 from gerund.inference.branch_pass import BranchPass, can_branch
 from gerund.inference.likelihood import plain_reader
@@ -86,3 +87,23 @@ def test_a_search_takes_either(tiny_folder, monkeypatch, worth):
     rerank = gerund.Rerank(3, beams=2, every=2, scorer="random")
     lm.generate(["the cat"], 6, gerund.Sampling(temperature=1.0, seed=1), rerank=rerank)
     assert (BranchPass in made) == (worth == 1)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_prompt_that_is_not_seen_is_found_out_in_every_type(monkeypatch, dtype):
+    lm = gerund.load(dtype=dtype, attention="causal")
+    reader = plain_reader(lm.model, lm.tokenizer)
+    assert can_branch(reader)
+    branch_pass._known.clear()
+    attend = Branches.attend
+
+    def blind(self, *rest):
+        whole, self.trunks = self.trunks, [[(k[:, -1:], v[:, -1:]) for k, v in own] for own in self.trunks]
+        try:
+            return attend(self, *rest)
+        finally:
+            self.trunks = whole
+
+    monkeypatch.setattr(Branches, "attend", blind)
+    assert not can_branch(reader)
+    branch_pass._known.clear()

@@ -79,6 +79,38 @@ def test_not_with_a_window(tmp_path):
     assert not can_grow(lm.reader)
 
 
+@pytest.mark.parametrize(
+    "more", [{"window_size": 8}, {"attention_chunk_size": 8}, {"layer_types": ["full_attention", "linear_attention"]}]
+)
+def test_not_with_a_window_by_another_name(tiny_folder, more):
+    lm = gerund.load(tiny_folder, attention="causal")
+    assert can_grow(lm.reader)
+    for name, value in more.items():
+        setattr(lm.model.config, name, value)
+    assert not can_grow(lm.reader)
+
+
+def test_many_texts_are_read_in_batches(tiny_folder, monkeypatch):
+    lm = gerund.load(tiny_folder, attention="causal", dtype="float32")
+    monkeypatch.setattr(growing_texts, "_ROWS", 2)
+    growing = GrowingTexts(lm.reader)
+    for texts in ROUNDS:
+        np.testing.assert_allclose(grown(growing, lm, texts), anew(lm, texts), atol=2e-5)
+
+
+def test_memory_that_runs_out_halves_a_batch(tiny_folder, monkeypatch):
+    lm = gerund.load(tiny_folder, attention="causal", dtype="float32")
+    run = GrowingTexts._run
+
+    def small(self, ids, *rest):
+        if len(ids) > 2:
+            raise torch.OutOfMemoryError
+        return run(self, ids, *rest)
+
+    monkeypatch.setattr(GrowingTexts, "_run", small)
+    np.testing.assert_allclose(grown(GrowingTexts(lm.reader), lm, ROUNDS[1]), anew(lm, ROUNDS[1]), atol=2e-5)
+
+
 def test_not_where_it_is_found_to_differ(tiny_folder, monkeypatch):
     lm = gerund.load(tiny_folder, attention=AttentionPlan("causal"))
     monkeypatch.setattr(growing_texts, "_anew", lambda reader, texts: torch.randn(len(texts), reader.width).numpy())

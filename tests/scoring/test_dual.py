@@ -1,10 +1,16 @@
 """Our own scorer inside a search: it reads what is new, and the search is the same."""
 
+import gc
+import weakref
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 import gerund
+from gerund.attention.plan import AttentionPlan
 from gerund.config import Rerank, Sampling
+from gerund.inference.growing_texts import GrowingTexts
 from gerund.scoring.dual import DualScorer, ScorerSettings
 
 SAMPLING = Sampling(temperature=1.0, seed=5)
@@ -45,3 +51,35 @@ def test_the_search_is_the_same(tiny_folder, monkeypatch):
     expected = lm.generate(PROMPTS, 12, SAMPLING, rerank=rerank)
     assert [one.token_ids for one in found] == [one.token_ids for one in expected]
     assert [one.rank_score for one in found] == pytest.approx([one.rank_score for one in expected], rel=1e-4)
+
+
+def test_what_a_search_has_read_goes_with_it(tiny_folder):
+    lm = gerund.load(tiny_folder, attention="causal", dtype="float32")
+    scorer = scorer_of(tiny_folder)
+    found = []
+    init = GrowingTexts.__init__
+
+    class Watched(GrowingTexts):
+        def __init__(self, reader):
+            init(self, reader)
+            found.append(weakref.ref(self))
+
+    gc.collect()
+    gc.disable()
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("gerund.scoring.dual.GrowingTexts", Watched)
+            lm.generate(PROMPTS, 6, SAMPLING, rerank=Rerank(2, beams=2, every=2, scorer=scorer))
+        assert found
+        assert all(one() is None for one in found)
+    finally:
+        gc.enable()
+
+
+def test_another_reading_has_no_scorer(tiny_folder):
+    lm = gerund.load(tiny_folder, attention="causal", dtype="float32")
+    lm.scorer = scorer_of(tiny_folder)
+    assert lm.with_encoder(lm.encoder).scorer is lm.scorer
+    other = lm.with_encoder(replace(lm.encoder, attention=AttentionPlan("bidir")))
+    assert other.scorer is None
+    assert lm.scorer is not None

@@ -150,8 +150,3 @@ def test_adafactor_is_that_of_torch_with_a_rate_for_the_heads():
     # A row and a column for a matrix, in the place of two numbers for each weight.
     held = ours.state[module.model.hidden.weight]
     assert sum(value.numel() for value in held.values() if value.ndim) < module.model.hidden.weight.numel()
-
-
-def test_adafactor_refuses_what_it_does_not_have():
-    with pytest.raises(ValueError, match="beta2 belong to adamw and muon"):
-        OptimizerConfig(name="adafactor", beta2=0.9)

@@ -70,7 +70,7 @@ def unused_files(folder: Path, tasks: Iterable[Task]) -> list[Path]:
         "suffix",
         "last_word",
     ]
-    found = (path for kind in (*folders, "last_word") for path in sorted((folder / kind).rglob("*")))
+    found = (path for kind in folders for path in sorted((folder / kind).rglob("*")))
     return [path for path in found if path.is_file() and path not in known and "train" not in path.name]
 
 

@@ -135,8 +135,6 @@ class Task(ABC):
     reads_plan: ClassVar[bool] = True
     # Whether a score that does not depend on the plan depends on the encoder's adapter, as filling gaps does.
     reads_adapter: ClassVar[bool] = False
-    # Whether a score that does not depend on the plan depends on the model's own scorer of continuations.
-    reads_scorer: ClassVar[bool] = False
     takes_bm25: ClassVar[bool] = False
 
     name: str
@@ -154,6 +152,11 @@ class Task(ABC):
     def title(self) -> str:
         """The second half of the name."""
         return self.name.partition("/")[2]
+
+    @property
+    def reads_scorer(self) -> bool:
+        """Whether the score depends on the model's own scorer of continuations."""
+        return False
 
     @property
     def also_read(self) -> tuple[Path, ...]:

@@ -17,11 +17,14 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from gerund.errors import GerundError
-from gerund.inference.encoding import Reader, pooled, takes_positions
+from gerund.inference.encoding import Reader, default_batch_tokens, in_batches, pooled, takes_positions
 from gerund.inference.precision import ENOUGH, SAMPLE_TEXTS, smallest_cosine
 from gerund.inference.roomy_cache import RoomyLayer, roomy_cache
 from gerund.inference.tokens import Reading, Tokens, tokenize
 
+# Texts of a batch at most, and how many times the usual number of tokens, most of which are not read again.
+_ROWS = 32
+_TIMES = 8
 # A beginning that all texts of a batch share is read by itself from so many tokens on.
 _WORTH_READING_FIRST = 16
 
@@ -53,9 +56,24 @@ class GrowingTexts:
         self._known: _Known | None = None
 
     def encode(self, texts: Sequence[Tokens]) -> np.ndarray:
-        """Return the vectors ``(n, D)`` float32, not normalised, of texts in one batch."""
-        states_BTD, begin = self.states(texts)
-        return pooled(self._reader, texts, states_BTD, begin)
+        """Return the vectors ``(n, D)`` float32, not normalised, of texts.
+
+        Raises:
+            ResourceError: a single text does not fit the memory.
+        """
+        vectors = np.zeros((len(texts), self._reader.width), dtype=np.float32)
+
+        def keep(rows: list[int], batch: list[Tokens], hidden_BTD: Tensor, begin: Tensor) -> None:
+            vectors[rows] = pooled(self._reader, batch, hidden_BTD, begin)
+
+        room = self.room(max(map(len, texts), default=0))
+        in_batches(self._reader, texts, self.states, keep, batch_tokens=room, show=False)
+        return vectors
+
+    def room(self, longest: int) -> int:
+        """Return how many tokens a batch may have, where texts have up to ``longest`` of which few are new."""
+        usual = default_batch_tokens(self._reader.device.type, self._reader.width)
+        return max(1, min(_ROWS * longest, _TIMES * usual))
 
     @torch.no_grad()
     def states(self, texts: Sequence[Tokens]) -> tuple[Tensor, Tensor]:
@@ -130,9 +148,8 @@ def can_grow(reader: Reader) -> bool:
     """Whether a reader's texts may grow: its plan is causal, and it was found to give what reading anew gives."""
     if not reader.plan.is_causal or reader.plan.repeats_text or not takes_positions(reader.model):
         return False
-    config = reader.model.config.get_text_config(decoder=True)
     # Known and new tokens stand apart in the cache, and a window counts places there.
-    if getattr(config, "sliding_window", None) is not None:
+    if _has_windows(reader.model.config.get_text_config(decoder=True)):
         return False
     reading = Reading(append_eos=reader.config.append_eos)
     # Cut here: for a context as short as that, a warning would be about texts that nobody gave.
@@ -152,6 +169,12 @@ def can_grow(reader: Reader) -> bool:
     except (GerundError, AttributeError, IndexError, RuntimeError, TypeError, ValueError):
         return False
     return min(smallest_cosine(found, plain), smallest_cosine(expected, plain)) >= ENOUGH
+
+
+def _has_windows(config: Any) -> bool:
+    names = ("sliding_window", "window_size", "attention_chunk_size")
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    return any(getattr(config, name, None) is not None for name in names) or kinds != {"full_attention"}
 
 
 def _anew(reader: Reader, texts: Sequence[Tokens]) -> np.ndarray:

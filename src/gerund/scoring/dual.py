@@ -11,6 +11,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -86,17 +87,10 @@ class DualScorer(VectorScorer):
         name: str | None = None,
     ) -> None:
         own = settings or ScorerSettings()
-        super().__init__(
-            name or encoder.name,
-            lambda texts: self._encode(
-                [keep_end(encoder.tokenizer, text, own.prefix_tokens) if text.strip() else text for text in texts],
-                own.prefix,
-            ),
-            lambda texts: self._encode(
-                [_keep_start(encoder, text.strip(), own.continuation_tokens) for text in texts], own.continuation
-            ),
-        )
+        sides = _Sides(encoder, own, projection_DD)
+        super().__init__(name or encoder.name, sides.prefixes, sides.continuations)
         self.encoder, self.settings, self.projection_DD = encoder, own, projection_DD
+        self._sides = sides
         self._can_grow: bool | None = None
 
     @classmethod
@@ -140,16 +134,10 @@ class DualScorer(VectorScorer):
             self._can_grow = can_grow(self.encoder.reader)
         if not self._can_grow:
             return self
-        texts = GrowingTexts(self.encoder.reader)
         own = DualScorer(self.encoder, self.settings, self.projection_DD, self.name)
         own._can_grow, own._known = True, self._known
-        own._encode_continuations = lambda continuations: own._grown(texts, continuations)
+        own._encode_continuations = partial(own._sides.grown, GrowingTexts(self.encoder.reader))
         return own
-
-    def _grown(self, texts: GrowingTexts, continuations: Sequence[str]) -> np.ndarray:
-        cut = [_keep_start(self.encoder, text.strip(), self.settings.continuation_tokens) for text in continuations]
-        tokens = self.encoder.tokens(cut, self.settings.continuation)
-        return self._projected(texts.encode([one for one in tokens if one is not None]))
 
     @property
     def fingerprint(self) -> str:
@@ -162,9 +150,33 @@ class DualScorer(VectorScorer):
         """Write the scorer's own files into a model's folder."""
         write_scorer(folder, self.settings, self.projection_DD)
 
+
+@dataclass(frozen=True)
+class _Sides:
+    """What both sides' vectors are made of; it does not hold the scorer, whose memory is then freed with it."""
+
+    encoder: TextEncoder
+    settings: ScorerSettings
+    projection_DD: np.ndarray | None
+
+    def prefixes(self, texts: Sequence[str]) -> np.ndarray:
+        most = self.settings.prefix_tokens
+        kept = [keep_end(self.encoder.tokenizer, text, most) if text.strip() else text for text in texts]
+        return self._encode(kept, self.settings.prefix)
+
+    def continuations(self, texts: Sequence[str]) -> np.ndarray:
+        return self._encode(self._cut(texts), self.settings.continuation)
+
+    def grown(self, growing: GrowingTexts, texts: Sequence[str]) -> np.ndarray:
+        tokens = self.encoder.tokens(self._cut(texts), self.settings.continuation)
+        return self._projected(growing.encode([one for one in tokens if one is not None]))
+
+    def _cut(self, texts: Sequence[str]) -> list[str]:
+        return [_keep_start(self.encoder, text.strip(), self.settings.continuation_tokens) for text in texts]
+
     def _encode(self, texts: Sequence[str], marker: str) -> np.ndarray:
-        vectors_ND = self.encoder.encode(texts, prompt=marker, normalize=False, show_progress=False)
-        return self._projected(vectors_ND)
+        vectors = self.encoder.encode(texts, prompt=marker, normalize=False, show_progress=False)
+        return self._projected(vectors)
 
     def _projected(self, vectors_ND: np.ndarray) -> np.ndarray:
         return vectors_ND if self.projection_DD is None else vectors_ND @ self.projection_DD.T

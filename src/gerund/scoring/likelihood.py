@@ -22,8 +22,6 @@ from gerund.text_encoder import TextEncoder
 
 # From so many candidates of a prefix on it is read by itself.
 _WORTH_SHARING = 4
-# Candidates that are read at once.
-_ROWS = 32
 
 # What was read of growing texts: by the prefix that they belong to and the text that they are read behind.
 Known = dict[tuple[str, str], GrowingTexts]
@@ -99,9 +97,8 @@ class Evidence:
                 growing = GrowingTexts(reader)
                 if self._known is not None:
                     growing = self._known.setdefault((prefix, text), growing)
-                # Few tokens of each are new, so that many fit into a batch.
-                longest = max((len(one) + len(other) for one, other in own), default=0)
-                states, room = growing.states, _ROWS * longest
+                # A character is a token at most, or nearly.
+                states, room = growing.states, growing.room(max((len(a) + len(b) for a, b in own), default=0))
                 found.append(read(model, tokenizer, own, states=states, batch_tokens=room, show=False) if own else [])
                 advance(1)
         return found

@@ -245,7 +245,7 @@ class _Builder:
         if config.validation:
             # The same batches in every run and at every evaluation.
             others = self._passages(config, config.validation, _VALIDATION_SEED)
-            validation = {config.kind: (others, max(1, len(others.texts) // config.batch_size))}
+            validation = {config.kind: (others, self._count(config, len(others.texts)))}
         if config.continuation_length <= batches.continuations.room + 1:
             raise ConfigError(f"rankgen: continuation_length {config.continuation_length} leaves no room for text")
         width = self.subject.reader.width

@@ -158,7 +158,8 @@ class OptimizerConfig(Section):
 
     name: Literal["adamw", "muon", "adafactor"] = "adamw"
     """``muon``: Muon for hidden matrices and AdamW for the rest. ``adafactor``: RankGen's, whose state is a row and a
-    column for each matrix; its step is the learning rate times the size of the weights, so the rate is larger."""
+    column for each matrix; its step is the learning rate times the size of the weights, so the rate is larger.
+    It has no use for beta1, beta2 and epsilon."""
     learning_rate: float = Field(default=3e-4, gt=0)
     """Peak learning rate."""
     head_learning_rate: float | None = Field(default=None, gt=0)
@@ -175,12 +176,9 @@ class OptimizerConfig(Section):
     """Gradients are clipped to this norm; 0 for no clipping."""
 
     @model_validator(mode="after")
-    def _fits_the_optimizer(self) -> Self:
+    def _one_rate_for_muon(self) -> Self:
         if self.name == "muon" and self.head_learning_rate is not None:
             raise ValueError("head_learning_rate belongs to adamw and adafactor; muon has one learning rate")
-        idle = {"beta1", "beta2", "epsilon"} & self.model_fields_set
-        if self.name == "adafactor" and idle:
-            raise ValueError(f"{', '.join(sorted(idle))} belong to adamw and muon, not to adafactor")
         return self
 
 

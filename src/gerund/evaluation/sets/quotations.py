@@ -83,11 +83,15 @@ def _of_book(title: str, book: Mapping[str, Any], where: str) -> Iterator[Quotat
         left, start, count, right = _quote(quote, len(sentences), f"{where}, quote {key!r}")
         by_length.setdefault(count, []).append((left, right, start))
     for count, claims in sorted(by_length.items()):
-        starts = _starts(book.get("candidates"), count, len(sentences), where)
+        starts = [
+            start
+            for start in _starts(book.get("candidates"), count, len(sentences), where)
+            if "".join(sentences[start : start + count]).strip()
+        ]
         places = {start: place for place, start in enumerate(starts)}
         missing = [start for _, _, start in claims if start not in places]
         if missing:
-            raise DataError(f"{where}: the quotation at sentence {missing[0]} is not among the candidates")
+            raise DataError(f"{where}: the quotation at sentence {missing[0]} is not among the candidates, or blank")
         yield Quotations(
             title,
             tuple(before for before, _, _ in claims),

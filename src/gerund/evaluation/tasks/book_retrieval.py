@@ -34,7 +34,6 @@ class BookRetrieval(FileTask):
 
     kind: ClassVar[str] = "book-retrieval"
     side: ClassVar[Side] = "representation"
-    reads_scorer: ClassVar[bool] = True
     takes_bm25: ClassVar[bool] = True
 
     samples: int = field(default=200, metadata={"help": "Prefixes at most, spread over the documents."})
@@ -48,6 +47,11 @@ class BookRetrieval(FileTask):
             raise ConfigError("book-retrieval needs prefixes and continuations of at least 10 words")
         if self.samples < 1 or self.candidates < 2:
             raise ConfigError("book-retrieval needs at least one prefix and two candidates")
+
+    @property
+    def reads_scorer(self) -> bool:
+        """Whether no other scorer was named."""
+        return not self.scorer
 
     @property
     def also_read(self) -> tuple[Path, ...]:

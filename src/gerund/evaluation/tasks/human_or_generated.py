@@ -70,7 +70,8 @@ class HumanOrGenerated(SuffixTask):
         if self.writer == _OWN:
             texts = _written(contender.lm, passages, sampling, settings.seed)
         else:
-            texts = _written_by(self.writer, passages, sampling, settings.seed)
+            state = tuple((path, path.stat().st_mtime_ns) for path in files_of(self.writer))
+            texts = _written_by(self.writer, state, passages, sampling, settings.seed)
         found = []
         for passage, text in zip(passages, texts, strict=True):
             generated = cut_to_words(text, passage.words).strip()
@@ -100,7 +101,10 @@ class HumanOrGenerated(SuffixTask):
 
 # One writer serves all contenders of an evaluation.
 @lru_cache(maxsize=4)
-def _written_by(writer: str, passages: tuple[Passage, ...], sampling: Sampling, seed: int) -> list[str]:
+def _written_by(
+    writer: str, state: tuple[tuple[Path, int], ...], passages: tuple[Passage, ...], sampling: Sampling, seed: int
+) -> list[str]:
+    del state  # of its files: a folder that was trained anew is another writer
     from gerund.entry import load
 
     lm = load(None if writer == "default" else writer, attention="causal")

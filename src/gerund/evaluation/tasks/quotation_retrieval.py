@@ -33,7 +33,6 @@ class QuotationRetrieval(FileTask):
 
     kind: ClassVar[str] = "quotation-retrieval"
     side: ClassVar[Side] = "representation"
-    reads_scorer: ClassVar[bool] = True
     takes_bm25: ClassVar[bool] = True
 
     context: str = field(
@@ -45,6 +44,11 @@ class QuotationRetrieval(FileTask):
     def __post_init__(self) -> None:
         if self.context not in _SIDES:
             raise ConfigError(f"quotation-retrieval.context is {' or '.join(_SIDES)}, not {self.context!r}")
+
+    @property
+    def reads_scorer(self) -> bool:
+        """Whether no other scorer was named."""
+        return not self.scorer
 
     @property
     def also_read(self) -> tuple[Path, ...]:

@@ -43,7 +43,6 @@ class SuffixTask(FileTask):
     kind: ClassVar[str] = "suffix-identification"
     side: ClassVar[Side] = "generation"
     reads_plan: ClassVar[bool] = False
-    reads_scorer: ClassVar[bool] = True
 
     samples: int = field(default=500, metadata={"help": "Prefixes at most."})
     scorer: str = field(default="", metadata={"help": HELP})
@@ -52,6 +51,11 @@ class SuffixTask(FileTask):
     def __post_init__(self) -> None:
         if self.samples < 1:
             raise ConfigError(f"{self.kind}.samples={self.samples} leaves nothing to score")
+
+    @property
+    def reads_scorer(self) -> bool:
+        """Whether no other scorer was named."""
+        return not self.scorer
 
     @property
     def also_read(self) -> tuple[Path, ...]:

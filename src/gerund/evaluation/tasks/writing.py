@@ -102,7 +102,6 @@ class Writing(FileTask):
     side: ClassVar = "generation"
     higher_is_better: ClassVar = False
     reads_plan: ClassVar = False
-    reads_scorer: ClassVar = True
 
     samples: int = field(default=200, metadata={"help": "Continuations; at least 100 for MAUVE, better 500."})
     prefix_words: int = field(default=32, metadata={"help": "Words that the model is given."})
@@ -139,9 +138,14 @@ class Writing(FileTask):
             raise ConfigError("writing.decoding=greedy draws the same text each time, so there is nothing to rank")
 
     @property
+    def reads_scorer(self) -> bool:
+        """Whether the model's own scorer ranks."""
+        return self.rerank == _OWN
+
+    @property
     def also_read(self) -> tuple[Path, ...]:
-        """The files of the scorer."""
-        return files_of(self.rerank)
+        """The files of the scorer, and of the model whose states are compared."""
+        return (*files_of(self.rerank), *files_of(self.mauve_features))
 
     def run(self, contender: Contender, settings: Settings) -> Score:
         """Write and measure.
