@@ -157,9 +157,9 @@ class LanguageModel(TextEncoder):
         Args:
             prefixes: any number of texts.
             continuations: for each prefix its candidates, as they follow it: with the space that begins them.
-            scorer: ``pmi``, ``avg_cll``, ``cll``, ``avg_ull``, ``self_certainty``, ``overlap``, ``random``; the
-                folder or hub id of a scorer; or an object with a ``score`` method. None takes this model's own
-                scorer where it was trained to be one, else ``pmi``.
+            scorer: ``pmi``, ``avg_cll``, ``cll``, ``avg_ull``, ``self_certainty``, ``overlap``, ``random``;
+                ``own``, this model's, which it was trained to be; the folder or hub id of a scorer; or an object with
+                a ``score`` method. None takes its own where it has one, else ``pmi``.
 
         Returns:
             For each prefix a score for each of its candidates; higher is better. Scores of one prefix by one scorer

@@ -89,14 +89,17 @@ def command(
     lots = _prompts(prompt, file, column, format)
     from gerund.entry import load
 
-    # Writing needs no plan: models that no plan reaches write too.
-    lm = load(model, attention="causal", dtype=dtype, device=device)
-    if ranked is not None:  # a scorer's folder is read once, not for every lot
+    if ranked is None:
+        # Writing needs no plan: models that no plan reaches write too.
+        lm = load(model, attention="causal", dtype=dtype, device=device)
+    else:
         from dataclasses import replace
 
-        from gerund.scoring.finding import find_scorer
+        from gerund.scoring.finding import find_scorer, plan_for
 
-        ranked = replace(ranked, scorer=find_scorer(ranked.scorer, lm, seed=seed or 0))
+        lm = load(model, attention=plan_for(model, rerank), dtype=dtype, device=device)
+        # A scorer's folder is read once, not for every lot.
+        ranked = replace(ranked, scorer=find_scorer(rerank, lm, own=lm.scorer, seed=seed or 0))
     if file is None and output is None and not as_json:
         _stream(lm, lots[0], max_new_tokens, sampling, ranked)
         return

@@ -28,7 +28,14 @@ def command(
         str | None,
         typer.Option("--model", "-m", help="A folder or hub id; left out, the embedded default.", show_default=False),
     ] = None,
-    scorer: Annotated[str, typer.Option(help="pmi, avg_cll, cll, avg_ull, self_certainty, overlap or random.")] = "pmi",
+    scorer: Annotated[
+        str | None,
+        typer.Option(
+            help="pmi, avg_cll, cll, avg_ull, self_certainty, overlap, random, own, or a scorer's folder or hub id. "
+            "[default: the model's own, else pmi]",
+            show_default=False,
+        ),
+    ] = None,
     file: Annotated[
         Path | None,
         typer.Option(
@@ -65,10 +72,10 @@ def command(
     json_lines.refuse_existing(output, force=force)
     pairs = _pairs(prefix, continuations or [], file)
     from gerund.entry import load
-    from gerund.scoring.finding import find_scorer
+    from gerund.scoring.finding import find_scorer, plan_for
 
-    lm = load(model, attention="causal", dtype=dtype, device=device)
-    found = _scored(lm, pairs, find_scorer(scorer, lm))  # a scorer's folder is read once
+    lm = load(model, attention=plan_for(model, scorer), dtype=dtype, device=device)
+    found = _scored(lm, pairs, find_scorer(scorer, lm, own=lm.scorer))  # a scorer's folder is read once
     if file is None and output is None and not as_json:
         [(_, texts)] = pairs
         scores = next(found)["scores"]

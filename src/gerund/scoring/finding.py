@@ -6,6 +6,7 @@ Knows: which scorers there are. Does not know: how they score.
 from pathlib import Path
 
 from gerund.errors import ConfigError, unknown_name
+from gerund.models import loading
 from gerund.scoring.dual import DualScorer, has_scorer
 from gerund.scoring.likelihood import MEASURES, LikelihoodScorer
 from gerund.scoring.t5 import T5Scorer
@@ -14,6 +15,7 @@ from gerund.text_encoder import TextEncoder
 from gerund.types import Scorer
 
 DEFAULT = "pmi"
+OWN = "own"
 
 
 def find_scorer(
@@ -22,18 +24,22 @@ def find_scorer(
     """Return the scorer of this name, or what is one already.
 
     Args:
-        scorer: a name of ``MEASURES``; the folder or hub id of a T5 scorer; an object with a ``score`` method; or
+        scorer: a name of ``MEASURES``; ``own``; the folder or hub id of a scorer; an object with a ``score`` method; or
             None for the model's own scorer, or ``pmi``, the best measure of likelihood in RankGen's Table 15.
         own: the scorer that the model was trained to be.
         lm: the model whose likelihoods a measure reads.
         seed: of the measure that draws.
 
     Raises:
-        ConfigError: there is no such name, or the object has no ``score``.
+        ConfigError: there is no such name, the object has no ``score``, or the model no scorer of its own.
         ModelError: the folder holds no scorer.
     """
     if scorer is None:
         scorer = own or DEFAULT
+    if scorer == OWN:
+        if own is None:
+            raise ConfigError(f"{lm.name} was not trained to score continuations under this reading; name a scorer")
+        return own
     if isinstance(scorer, str) and scorer in MEASURES:
         return LikelihoodScorer(lm, scorer, seed=seed)
     if isinstance(scorer, str | Path):
@@ -50,10 +56,10 @@ def load_scorer(where: str | Path) -> Scorer:
         ConfigError: it is neither.
         ModelError: there is no scorer.
     """
-    folder = Path(where).expanduser()
-    if not folder.is_dir() and "/" not in str(where):
-        raise unknown_name("scorer", str(where), [*MEASURES, "the folder or hub id of one"])
-    return DualScorer.load(where) if has_scorer(folder) else T5Scorer.load(where)
+    if not Path(where).expanduser().is_dir() and "/" not in str(where):
+        raise unknown_name("scorer", str(where), [*MEASURES, OWN, "the folder or hub id of one"])
+    folder = loading.settings_folder(loading.find(where))
+    return DualScorer.load(where) if folder is not None and has_scorer(folder) else T5Scorer.load(where)
 
 
 def fixed_scorer(name: str) -> Scorer:
@@ -68,3 +74,12 @@ def fixed_scorer(name: str) -> Scorer:
     if name in MEASURES:
         raise ConfigError(f"{name} differs from model to model; take overlap, or a scorer's folder or hub id")
     return load_scorer(name)
+
+
+def plan_for(model: str | Path | None, scorer: str | None) -> str | None:
+    """Return the plan to load a model with that only writes and scores: causal, which every architecture has.
+
+    None, the model's own plan, where its own scorer is asked for, which was trained for that.
+    """
+    asked = scorer in (None, OWN) and model is not None and has_scorer(Path(model).expanduser())
+    return None if asked else "causal"

@@ -210,6 +210,21 @@ class TestTraining:
         assert again.score(["a"], [[" tin", " inn"]]) == lm.score(["a"], [[" tin", " inn"]])
         assert again.with_encoder(gerund.EncoderConfig()).scorer is None
 
+    def test_its_own_scorer_on_the_command_line(self, base, passages, tmp_path):
+        folder = train(recipe(base, passages, tmp_path / "out"))
+        texts = [" tin", " inn"]
+        [expected] = gerund.load(folder).score(["a"], [texts])
+        for more in ([], ["--scorer", "own"], ["--scorer", folder]):
+            done = run_cli("score", "a", *texts, "-m", folder, "--json", *more)
+            assert json.loads(done.out)["scores"] == pytest.approx(expected, abs=1e-5)
+        done = run_cli("score", "a", *texts, "-m", folder, "--json", "--scorer", "pmi")
+        assert json.loads(done.out)["scores"] != pytest.approx(expected, abs=1e-3)
+        options = ["--samples", "3", "--max-new-tokens", "4", "--seed", "1", "--json"]
+        one, other = (run_cli("generate", "a", "-m", folder, "--rerank", name, *options) for name in ("own", folder))
+        assert json.loads(one.out) == json.loads(other.out)
+        done = run_cli("generate", "a", "-m", base, "--rerank", "own", *options)
+        assert "was not trained to score continuations" in done.mistake
+
     def test_converted_it_is_no_scorer(self, base, passages, tmp_path):
         folder = train(recipe(base, passages, tmp_path / "out"))
         assert run_cli("convert", folder, tmp_path / "other", "--attention", "bidir").code == 0

@@ -23,7 +23,7 @@ from gerund.evaluation.scorers import files_of
 from gerund.evaluation.sets.corpora import corpora_in, read_texts
 from gerund.evaluation.task import FileTask, Score, Settings, Task
 from gerund.progress import progress
-from gerund.scoring.finding import find_scorer
+from gerund.scoring.finding import OWN, find_scorer
 from gerund.scoring.words import overlap, words_of
 
 if TYPE_CHECKING:
@@ -45,7 +45,6 @@ DECODINGS: Mapping[str, Mapping[str, Any]] = {
 STATES = ("mean", "last")
 _WORD = re.compile(r"\S+")
 _BATCH = 32
-_OWN = "own"
 _GRAMS = (1, 2, 3, 4)
 
 
@@ -140,7 +139,7 @@ class Writing(FileTask):
     @property
     def reads_scorer(self) -> bool:
         """Whether the model's own scorer ranks."""
-        return self.rerank == _OWN
+        return self.rerank == OWN
 
     @property
     def also_read(self) -> tuple[Path, ...]:
@@ -244,13 +243,11 @@ class Writing(FileTask):
         from gerund.config import Rerank, Sampling
 
         sampling = Sampling(**DECODINGS[self.decoding])
-        # Loaded once: a folder would be read anew for every batch.
-        scorer = None if self.rerank in ("", _OWN) else find_scorer(self.rerank, lm, seed=settings.seed)
         rerank = None
         if self.rerank:
+            # Loaded once: a folder would be read anew for every batch.
+            scorer = find_scorer(self.rerank, lm, own=lm.scorer, seed=settings.seed)
             rerank = Rerank(self.rerank_samples, self.rerank_beams, self.rerank_every or None, scorer)
-            if self.rerank == _OWN and lm.scorer is None:
-                raise ConfigError(f"{lm.name} was not trained to score continuations; name a scorer")
         written: list[Generation] = []
         with progress(len(prefixes), self.name, show=settings.show_progress) as advance:
             for start in range(0, len(prefixes), _BATCH):
