@@ -16,14 +16,14 @@ from gerund.data.passages import Passage, draw_passages, split_sentences
 from gerund.errors import ConfigError, DataError
 from gerund.evaluation.candidates import rank_of, recalls, scores_of
 from gerund.evaluation.contender import Contender
-from gerund.evaluation.scorers import HELP, chosen_scorer, files_of
+from gerund.evaluation.scorers import ScoredTask
 from gerund.evaluation.sets.corpora import read_texts, test_files
-from gerund.evaluation.task import FileTask, Score, Settings, Side, Task
+from gerund.evaluation.task import Score, Settings, Side, Task
 from gerund.progress import progress
 
 
 @dataclass(frozen=True, kw_only=True)
-class BookRetrieval(FileTask):
+class BookRetrieval(ScoredTask):
     """Recall at 1, 3, 5, 10 and 50 of the true continuation among those of the same document.
 
     A document is cut into passages, prefix and continuation, that may overlap, as RankGen's data are made; the
@@ -40,23 +40,12 @@ class BookRetrieval(FileTask):
     candidates: int = field(default=500, metadata={"help": "Continuations of a document at most."})
     prefix_words: int = field(default=256, metadata={"help": "Words of a prefix at most."})
     continuation_words: int = field(default=128, metadata={"help": "Words of a continuation at most."})
-    scorer: str = field(default="", metadata={"help": HELP})
 
     def __post_init__(self) -> None:
         if min(self.prefix_words, self.continuation_words) < 10:
             raise ConfigError("book-retrieval needs prefixes and continuations of at least 10 words")
         if self.samples < 1 or self.candidates < 2:
             raise ConfigError("book-retrieval needs at least one prefix and two candidates")
-
-    @property
-    def reads_scorer(self) -> bool:
-        """Whether no other scorer was named."""
-        return not self.scorer
-
-    @property
-    def also_read(self) -> tuple[Path, ...]:
-        """The files of the scorer."""
-        return files_of(self.scorer)
 
     def run(self, contender: Contender, settings: Settings) -> Score:
         """Rank the candidates of every prefix.
@@ -69,7 +58,7 @@ class BookRetrieval(FileTask):
         documents = list(self._documents(path, np.random.default_rng(settings.seed)))
         if not documents:
             raise DataError(f"{path}: no document has two prefixes of {self.prefix_words} words with a continuation")
-        scorer = None if contender.is_bm25 else chosen_scorer(self.scorer, contender, settings.seed)
+        scorer = self.judge(contender, settings)
         wanted = min(self.samples, settings.limit or self.samples)
         ranks: list[int] = []
         sizes: list[int] = []

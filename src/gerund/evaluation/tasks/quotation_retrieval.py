@@ -14,9 +14,9 @@ import numpy as np
 from gerund.errors import ConfigError, DataError
 from gerund.evaluation.candidates import rank_of, recalls, scores_of
 from gerund.evaluation.contender import Contender
-from gerund.evaluation.scorers import HELP, chosen_scorer, files_of
+from gerund.evaluation.scorers import ScoredTask
 from gerund.evaluation.sets.quotations import Quotations, quotation_files, read_quotations
-from gerund.evaluation.task import FileTask, Score, Settings, Side, Task
+from gerund.evaluation.task import Score, Settings, Side, Task
 from gerund.progress import progress
 
 _BOTH = "both"
@@ -24,7 +24,7 @@ _SIDES = ("before", _BOTH)
 
 
 @dataclass(frozen=True, kw_only=True)
-class QuotationRetrieval(FileTask):
+class QuotationRetrieval(ScoredTask):
     """Recall at 1, 3, 5, 10 and 50 of the quotation among all stretches of the book with as many sentences.
 
     The files are ``quotations/NAME.test.json`` in RELiC's layout. The query is what the claim says before the
@@ -39,21 +39,10 @@ class QuotationRetrieval(FileTask):
         default="before",
         metadata={"help": "The query: the sentences before the quotation, or both, those behind it too."},
     )
-    scorer: str = field(default="", metadata={"help": HELP})
 
     def __post_init__(self) -> None:
         if self.context not in _SIDES:
             raise ConfigError(f"quotation-retrieval.context is {' or '.join(_SIDES)}, not {self.context!r}")
-
-    @property
-    def reads_scorer(self) -> bool:
-        """Whether no other scorer was named."""
-        return not self.scorer
-
-    @property
-    def also_read(self) -> tuple[Path, ...]:
-        """The files of the scorer."""
-        return files_of(self.scorer)
 
     def run(self, contender: Contender, settings: Settings) -> Score:
         """Rank the candidates of every claim.
@@ -63,7 +52,7 @@ class QuotationRetrieval(FileTask):
             ConfigError: there is no such scorer.
         """
         path = self.scored_file(settings)
-        scorer = None if contender.is_bm25 else chosen_scorer(self.scorer, contender, settings.seed)
+        scorer = self.judge(contender, settings)
         ranks: list[int] = []
         sizes: list[int] = []
         silent = 0

@@ -17,10 +17,10 @@ import numpy as np
 from gerund.data.passages import cut_passages, inbook_negatives, split_sentences
 from gerund.errors import ConfigError, DataError
 from gerund.evaluation.contender import Contender
-from gerund.evaluation.scorers import HELP, chosen_scorer, files_of
+from gerund.evaluation.scorers import ScoredTask, files_of
 from gerund.evaluation.sets.choices import Choice, choice_files, read_choices
 from gerund.evaluation.sets.corpora import read_texts, test_files
-from gerund.evaluation.task import FileTask, Score, Settings, Side, Task
+from gerund.evaluation.task import Score, Settings, Side, Task
 from gerund.scoring.finding import fixed_scorer
 from gerund.scoring.hardest import POOL, hardest
 
@@ -32,7 +32,7 @@ _CHEAP = ("overlap", "random")
 
 
 @dataclass(frozen=True, kw_only=True)
-class SuffixTask(FileTask):
+class SuffixTask(ScoredTask):
     """Accuracy of choosing the candidate with the highest score, for every measure of ``scoring.likelihood``.
 
     The main metric is ``scorer`` where a scorer was given or the model was trained to be one, else the average
@@ -45,22 +45,11 @@ class SuffixTask(FileTask):
     reads_plan: ClassVar[bool] = False
 
     samples: int = field(default=500, metadata={"help": "Prefixes at most."})
-    scorer: str = field(default="", metadata={"help": HELP})
     likelihoods: bool = field(default=True, metadata={"help": "Also measure by the model's likelihoods."})
 
     def __post_init__(self) -> None:
         if self.samples < 1:
             raise ConfigError(f"{self.kind}.samples={self.samples} leaves nothing to score")
-
-    @property
-    def reads_scorer(self) -> bool:
-        """Whether no other scorer was named."""
-        return not self.scorer
-
-    @property
-    def also_read(self) -> tuple[Path, ...]:
-        """The files of the scorer."""
-        return files_of(self.scorer)
 
     def run(self, contender: Contender, settings: Settings) -> Score:
         """Score every candidate.
@@ -69,7 +58,7 @@ class SuffixTask(FileTask):
             DataError: the file is malformed, or no document is long enough.
             ConfigError: there is no such scorer.
         """
-        scorer = chosen_scorer(self.scorer, contender, settings.seed)
+        scorer = self.judge(contender, settings)
         choices = self.choices(min(self.samples, settings.limit or self.samples), settings, contender)
         scores, lost = self._by_likelihood(contender, choices, settings)
         if scorer is not None:
