@@ -23,6 +23,7 @@ from gerund.errors import ConfigError, DataError, unknown_name
 from gerund.inference.growing_texts import GrowingTexts, can_grow
 from gerund.inference.tokens import keep_end
 from gerund.models.opening import open_model
+from gerund.models.pooling import unit
 from gerund.scoring.vectors import VectorScorer
 from gerund.text_encoder import TextEncoder
 
@@ -30,6 +31,7 @@ SETTINGS_FILE = "scorer.json"
 WEIGHTS_FILE = "scorer.safetensors"
 FORMAT = 1
 _PROJECTION = "projection.weight"
+SIMILARITIES = ("dot", "cosine")
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,12 @@ class ScorerSettings:
     continuation_tokens: int = 128
     """Tokens of a continuation at most; of a longer one the beginning is kept."""
 
+    similarity: str = "dot"
+    """``dot``, or ``cosine``: the dot product of vectors of length 1."""
+
     def __post_init__(self) -> None:
+        if self.similarity not in SIMILARITIES:
+            raise unknown_name("similarity", self.similarity, list(SIMILARITIES))
         for name in ("prefix_tokens", "continuation_tokens"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)} leaves no text")
@@ -179,7 +186,8 @@ class _Sides:
         return self._projected(vectors)
 
     def _projected(self, vectors_ND: np.ndarray) -> np.ndarray:
-        return vectors_ND if self.projection_DD is None else vectors_ND @ self.projection_DD.T
+        projected_ND = vectors_ND if self.projection_DD is None else vectors_ND @ self.projection_DD.T
+        return unit(projected_ND) if self.settings.similarity == "cosine" else projected_ND
 
 
 def has_scorer(folder: Path) -> bool:

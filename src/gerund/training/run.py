@@ -188,6 +188,7 @@ def _beside(objectives: list[Objective]) -> Callable[[Path], None]:
             continuation=config.continuation_marker,
             prefix_tokens=config.length - batches.prefixes.room,
             continuation_tokens=config.continuation_length - batches.continuations.room,
+            similarity=config.similarity,
         )
         return lambda folder: write_scorer(folder, settings, weight)
     return lambda _folder: None

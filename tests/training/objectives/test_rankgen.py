@@ -190,6 +190,16 @@ class TestTraining:
         expected = (lm.scorer.projection_DD @ vectors[0]) @ (lm.scorer.projection_DD @ vectors[1])
         assert scores[0] == pytest.approx(expected, rel=1e-3)
 
+    def test_trained_on_cosines_it_scores_by_cosines(self, base, passages, tmp_path):
+        settings = {"similarity": "cosine", "temperature": 0.05}
+        lm = gerund.load(train(recipe(base, passages, tmp_path / "out", **settings)), dtype="float32")
+        texts = ["an inn", "a tin then the end"]
+        vectors = lm.scorer.continuation_vectors(texts)
+        assert np.linalg.norm(vectors, axis=1) == pytest.approx([1.0, 1.0], rel=1e-5)
+        [found] = lm.scorer.score(["the cat sat in"], [texts])
+        assert found == pytest.approx((vectors @ lm.scorer.prefix_vectors(["the cat sat in"])[0]).tolist(), rel=1e-5)
+        assert max(map(abs, found)) <= 1.0 + 1e-6
+
     def test_ranks_its_own_writing(self, base, passages, tmp_path):
         lm = gerund.load(train(recipe(base, passages, tmp_path / "out")), dtype="float32")
         sampling = gerund.Sampling(temperature=1.0, seed=0)
