@@ -28,7 +28,7 @@ from transformers.activations import NewGELUActivation
 import gerund
 from gerund.attention.plan import AttentionPlan
 from gerund.config import EncoderConfig, Rerank, Sampling
-from gerund.models.seq2seq import T5EncoderWithProjection
+from gerund.models.t5_scorer import T5EncoderWithProjection
 from gerund.scoring.dual import DualScorer
 from gerund.scoring.t5 import T5Scorer
 from gerund.scoring.vectors import VectorScorer

@@ -28,6 +28,7 @@ ROWS = (
     ("text_encoder",),
     ("scoring",),
     ("language_model",),
+    ("seq2seq_model",),
     ("entry",),
     ("training", "evaluation", "demo", "doctor", "integrations"),
     ("cli", "serving"),

@@ -4,7 +4,14 @@ from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    T5Config,
+    T5ForConditionalGeneration,
+)
 
 VOCAB = 97
 N_LAYERS = 4
@@ -112,5 +119,24 @@ def save_tiny(folder: Path, model_type: str = "llama", *, bos: bool = True, **ch
     model = tiny(model_type, **{"vocab_size": len(tokenizer), **changes})
     model.generation_config.pad_token_id = 0
     model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def save_tiny_t5(folder: Path, *, sentinels: int = 8, seed: int = 0, **changes: object) -> Path:
+    """Save a tiny random T5 with a byte-level tokenizer that closes every text and has sentinels."""
+    tokenizer = byte_tokenizer(bos=False)
+    core = tokenizer.backend_tokenizer
+    core.post_processor = processors.Sequence([
+        processors.ByteLevel(trim_offsets=False),
+        processors.TemplateProcessing(single="$A </s>", pair="$A </s> $B </s>", special_tokens=[("</s>", 2)]),
+    ])  # fmt: skip
+    tokenizer.add_special_tokens({"extra_special_tokens": [f"<extra_id_{i}>" for i in range(sentinels)]})
+    torch.manual_seed(seed)
+    small = dict(d_model=32, d_kv=8, d_ff=48, num_layers=2, num_decoder_layers=2, num_heads=4, dropout_rate=0.0)
+    ends = dict(pad_token_id=0, eos_token_id=2, decoder_start_token_id=0)
+    model = T5ForConditionalGeneration(T5Config(**{**small, **ends, "vocab_size": len(tokenizer), **changes}))
+    _spread(model)
+    model.eval().save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder

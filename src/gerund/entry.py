@@ -8,8 +8,10 @@ from pathlib import Path
 from gerund.attention.plan import AttentionPlan
 from gerund.config import read_encoder_config
 from gerund.language_model import LanguageModel
+from gerund.models import loading
 from gerund.models.opening import open_model
 from gerund.scoring.dual import DualScorer, has_scorer
+from gerund.seq2seq_model import Seq2SeqModel
 
 
 def load(
@@ -26,10 +28,10 @@ def load(
     device: str = "auto",
     max_length: int | None = None,
 ) -> LanguageModel:
-    """Load a decoder-only language model that also encodes.
+    """Load a decoder-only language model that also encodes, or a T5.
 
     What is left out comes from the folder's ``gerund.json``; without one the plan is ``mask0-bidir`` with k
-    about 0.45 of the layers, and the pooling is the mean.
+    about 0.45 of the layers, and the pooling is the mean. A T5 has an encoder of its own, whose plan is ``bidir``.
 
     Args:
         model: a folder, a hub id, or None for the embedded default.
@@ -49,7 +51,7 @@ def load(
         The model, proven to obey the plan in every layer.
 
     Raises:
-        ModelError: no such model, or not a decoder-only one.
+        ModelError: no such model, or neither a decoder-only one nor a T5.
         UnsupportedModelError: the plan does not reach every layer.
         ConfigError: an unknown name or impossible setting.
 
@@ -71,10 +73,22 @@ def load(
         device=device,
         max_length=max_length,
     )
-    lm = LanguageModel(opened.model, opened.tokenizer, opened.encoder, **opened.options)
+    kind = Seq2SeqModel if opened.is_seq2seq else LanguageModel
+    lm = kind(opened.model, opened.tokenizer, opened.encoder, **opened.options)
     # Its scorer was trained for the reading that lies beside it, and would score wrongly by another one.
     folder = opened.settings
     own = folder is not None and adapter is None and read_encoder_config(folder) == opened.encoder
     if own and folder is not None and has_scorer(folder):
         lm.scorer = DualScorer.beside(lm, folder)
     return lm
+
+
+def load_writer(
+    model: str | Path | None = None, *, adapter: str | Path | None = None, dtype: str = "auto", device: str = "auto"
+) -> LanguageModel:
+    """Load a model to write with: no attention plan takes part, so models that no plan reaches write too.
+
+    The arguments and errors are those of ``load``.
+    """
+    seq2seq = loading.is_seq2seq(loading.find(model))
+    return load(model, attention=None if seq2seq else "causal", adapter=adapter, dtype=dtype, device=device)

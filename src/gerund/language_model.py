@@ -307,6 +307,8 @@ class LanguageModel(TextEncoder):
         write_settings(folder, self.encoder, self.n_layers, self.fingerprint(), adapter=self.adapter_folder)
         if self.scorer is not None:
             self.scorer.save(folder)
+        if self.head is not None:
+            self.head.save(folder)
 
     def export(
         self, folder: str | Path, format: Literal["sentence-transformers", "merged"], *, overwrite: bool = False

@@ -16,6 +16,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gerund.attention.interface import attach
+from gerund.attention.plan import ResolvedPlan
 from gerund.attention.probe import prove
 from gerund.attention.streams import attach_streams, decoder_layers
 from gerund.config import EncoderConfig
@@ -26,6 +27,7 @@ from gerund.inference.tokens import Empty, Overflow, Reading, Tokens, check_text
 from gerund.inference.words import WordPooling, check_words, word_vectors
 from gerund.models.adapters import adapter_on, base_state, load_adapter
 from gerund.models.fingerprint import adapter_hash, fingerprint, weights_hash
+from gerund.models.heads import ProjectionHead
 from gerund.models.pooling import unit
 
 Output = Literal["numpy", "torch"]
@@ -43,6 +45,7 @@ class TextEncoder:
         name: str = "a model in memory",
         adapter_folder: Path | None = None,
         autocast: bool = False,
+        head: ProjectionHead | None = None,
     ) -> None:
         """Wrap a model that is in memory, after proving that the attention plan reaches every layer of it.
 
@@ -53,6 +56,7 @@ class TextEncoder:
             name: what to call it in messages.
             adapter_folder: a PEFT adapter that is active only while encoding.
             autocast: encode float32 weights in bfloat16 where that is quick and near enough.
+            head: projects the pooled states; None leaves them.
 
         Raises:
             UnsupportedModelError: the plan does not reach every layer.
@@ -63,27 +67,40 @@ class TextEncoder:
         self.encoder = encoder or EncoderConfig()
         self.name = name
         self.adapter_folder = adapter_folder
-        layers = decoder_layers(model)
-        self.n_layers = len(layers)
+        self.head = head
+        self.n_layers = self._attach()
         plan = self.encoder.attention.resolve(self.n_layers)
-        attach(model)
-        attach_streams(layers)
         if adapter_folder is not None:
             load_adapter(model, adapter_folder)
         # Now, not when it is asked for: the files may have changed by then.
-        self.adapter_hash = adapter_hash(adapter_folder)
-        prove(model, plan)
-        self.reader = encoding.Reader(
-            model,
-            tokenizer,
+        self.adapter_hash = adapter_hash(adapter_folder) + (head.fingerprint if head is not None else "")
+        self._prove(plan)
+        self.reader = self._make_reader(plan)
+        if autocast:
+            self.reader = replace(self.reader, autocast=choose_autocast(self.reader))
+
+    def _attach(self) -> int:
+        """Make the model ready for attention plans, and return how many layers they have a say in."""
+        layers = decoder_layers(self.model)
+        attach(self.model)
+        attach_streams(layers)
+        return len(layers)
+
+    def _prove(self, plan: ResolvedPlan) -> None:
+        """Prove that the plan reaches every layer."""
+        prove(self.model, plan)
+
+    def _make_reader(self, plan: ResolvedPlan) -> encoding.Reader:
+        return encoding.Reader(
+            self.model,
+            self.tokenizer,
             self.encoder,
             plan,
             # A causal pass needs no plan, so architectures that a plan cannot reach still encode causally.
             sends_plan=not plan.is_causal,
-            gate=adapter_on if adapter_folder is not None else nullcontext,
+            gate=adapter_on if self.adapter_folder is not None else nullcontext,
+            head=self.head,
         )
-        if autocast:
-            self.reader = replace(self.reader, autocast=choose_autocast(self.reader))
 
     @property
     def device(self) -> torch.device:
@@ -250,10 +267,11 @@ class TextEncoder:
             ConfigError: the plan does not fit the number of layers.
         """
         plan = encoder.attention.resolve(self.n_layers)
-        prove(self.model, plan)
+        self._prove(plan)
         other = copy(self)
         other.encoder = encoder
-        other.reader = replace(self.reader, config=encoder, plan=plan, sends_plan=not plan.is_causal)
+        sends_plan = self.reader.sends_plan if plan == self.reader.plan else not plan.is_causal
+        other.reader = replace(self.reader, config=encoder, plan=plan, sends_plan=sends_plan)
         return other
 
     def fingerprint(self, dimensions: int | None = None) -> str:

@@ -80,13 +80,23 @@ def test_an_encoder(tmp_path: Path) -> None:
     assert "is an encoder (BertForMaskedLM)" in refusal(tmp_path)
 
 
-def test_an_encoder_decoder(tmp_path: Path) -> None:
-    from transformers import T5Config, T5ForConditionalGeneration
+def test_an_encoder_decoder_of_another_kind(tmp_path: Path) -> None:
+    from transformers import BartConfig, BartForConditionalGeneration
+
+    ends = dict(vocab_size=300, pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=2)
+    half = dict(encoder_layers=1, decoder_layers=1, encoder_attention_heads=2, decoder_attention_heads=2)
+    BartForConditionalGeneration(BartConfig(d_model=16, **half, **ends)).save_pretrained(tmp_path)
+    byte_tokenizer().save_pretrained(tmp_path)
+    assert "is a bart model, not a decoder-only" in refusal(tmp_path)
+
+
+def test_half_a_t5(tmp_path: Path) -> None:
+    from transformers import T5Config, T5EncoderModel
 
     small = dict(d_model=16, d_kv=8, d_ff=16, num_layers=2, num_heads=2, vocab_size=300)
-    T5ForConditionalGeneration(T5Config(**small)).save_pretrained(tmp_path)
+    T5EncoderModel(T5Config(**small)).save_pretrained(tmp_path)
     byte_tokenizer().save_pretrained(tmp_path)
-    assert "is a t5 model, not a decoder-only" in refusal(tmp_path)
+    assert "is a T5EncoderModel; give a T5 with encoder, decoder and output head" in refusal(tmp_path)
 
 
 def test_a_decoder_that_sees_both_ways(tmp_path: Path) -> None:

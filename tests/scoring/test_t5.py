@@ -12,7 +12,7 @@ from gerund.config import Rerank, Sampling
 from gerund.errors import ConfigError, ModelError, TextError
 from gerund.inference.precision import smallest_cosine
 from gerund.models.loading import Source
-from gerund.models.seq2seq import _tokenizer
+from gerund.models.t5_scorer import _tokenizer
 from gerund.scoring import t5
 from gerund.scoring.t5 import CONTINUATION, PREFIX, Side, T5Scorer
 from tests.tiny import byte_tokenizer

@@ -68,6 +68,11 @@ class ResolvedPlan:
         """Whether every layer is the untouched causal one, so that a KV cache stays valid."""
         return self.stream is None and set(self.views) == {View(Direction.CAUSAL)}
 
+    @property
+    def is_bidirectional(self) -> bool:
+        """Whether every layer looks both ways at everything, as an encoder's own attention does."""
+        return self.stream is None and not self.repeats_text and set(self.views) == {View(Direction.BIDIRECTIONAL)}
+
 
 _CAUSAL = View(Direction.CAUSAL)
 

@@ -87,11 +87,10 @@ def command(
         raise ConfigError(f"batch_size={batch_size} leaves no room for a prompt")
     json_lines.refuse_existing(output, force=force)
     lots = _prompts(prompt, file, column, format)
-    from gerund.entry import load
+    from gerund.entry import load, load_writer
 
     if ranked is None:
-        # Writing needs no plan: models that no plan reaches write too.
-        lm = load(model, attention="causal", dtype=dtype, device=device)
+        lm = load_writer(model, dtype=dtype, device=device)
     else:
         from dataclasses import replace
 
@@ -134,6 +133,7 @@ def _stream(
     lm: "LanguageModel", rows: "Rows", max_new_tokens: int, sampling: "Sampling", rerank: "Rerank | None"
 ) -> None:
     from gerund.errors import TextError
+    from gerund.models.halves import reads_apart
 
     [prompt] = rows.texts
     pieces = lm.stream(prompt, max_new_tokens, sampling, rerank=rerank)
@@ -141,7 +141,8 @@ def _stream(
         first = next(pieces, "")  # a prompt that cannot be continued is not printed
     except TextError as error:
         raise rows.named(error) from error
-    typer.echo(prompt + first, nl=False)
+    # What a model with an encoder of its own writes does not continue the prompt.
+    typer.echo(first if reads_apart(lm.model) else prompt + first, nl=False)
     for piece in pieces:
         typer.echo(piece, nl=False)
     typer.echo()

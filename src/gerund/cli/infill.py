@@ -88,10 +88,10 @@ def command(
     lots = _texts(text, file, column, format, blank)
     settings: dict[str, Any] = {"blank": blank, "method": method, "max_tokens": max_tokens, "beams": beams}
     settings |= {"samples": samples, "shots": shots, "lengths": length or None}
-    from gerund.entry import load
+    from gerund.entry import load_writer
 
     # How texts are encoded does not matter here: infilling has a plan of its own.
-    lm = load(model, attention="causal", adapter=adapter, dtype=dtype, device=device)
+    lm = load_writer(model, adapter=adapter, dtype=dtype, device=device)
     found = _filled(lm, lots, sampling, settings)
     if file is None and output is None and not as_json:
         typer.echo(next(found)["text"])

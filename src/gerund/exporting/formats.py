@@ -54,6 +54,8 @@ def export(reader: Reader, folder: str | Path, format: str, *, overwrite: bool =
     if format not in FORMATS:
         raise unknown_name("format", format, FORMATS)
     _refuse_hybrid(reader)
+    if reader.head is not None:
+        raise ConfigError(f"a model with a projection head cannot be exported as {format}; save() keeps the head")
     folder = Path(folder)
     with atomic_folder(folder, overwrite=overwrite) as work:
         if format == "merged":
@@ -95,6 +97,8 @@ def convert(
         for path in loading.original_files(source):
             shutil.copyfile(path, work / path.name)
         write_settings(work, reader.config, reader.n_layers, identity, adapter=adapter)
+        if reader.head is not None:
+            reader.head.save(work)
 
 
 def _refuse_hybrid(reader: Reader) -> None:

@@ -20,6 +20,8 @@ from gerund.config import EncoderConfig
 from gerund.errors import ConfigError, ResourceError
 from gerund.inference.batching import token_batches
 from gerund.inference.tokens import Tokens, context_length
+from gerund.models.halves import encoder_of, reads_apart
+from gerund.models.heads import ProjectionHead
 from gerund.models.pooling import pool
 from gerund.progress import progress
 
@@ -52,6 +54,7 @@ class Reader:
         sends_plan: False for architectures that only the causal plan may be used with: then none is sent.
         autocast: compute in this type while the weights keep theirs; None computes in theirs.
         gate: switches the adapter on for the block; does nothing without one.
+        head: projects pooled states ``(B, D)``; None leaves them.
     """
 
     model: PreTrainedModel
@@ -61,6 +64,7 @@ class Reader:
     sends_plan: bool = True
     autocast: torch.dtype | None = None
     gate: Callable[[], AbstractContextManager[None]] = nullcontext
+    head: ProjectionHead | None = None
 
     @property
     def device(self) -> torch.device:
@@ -69,9 +73,14 @@ class Reader:
         return device
 
     @property
-    def width(self) -> int:
+    def state_width(self) -> int:
         """Size of a hidden state."""
         return int(self.model.config.get_text_config(decoder=True).hidden_size)
+
+    @property
+    def width(self) -> int:
+        """Size of a vector."""
+        return self.state_width if self.head is None else self.head.settings.dimensions
 
     @property
     def n_layers(self) -> int:
@@ -139,11 +148,32 @@ class Reader:
             else nullcontext()
         )
         with self.gate(), cast:
-            output = self.model.base_model(**batch.inputs, use_cache=False, **extra)
+            if reads_apart(self.model):
+                output = encoder_of(self.model)(**batch.inputs)
+            else:
+                output = self.model.base_model(**batch.inputs, use_cache=False, **extra)
         if plan is not None:
             plan.check_all_asked(self.model.config.model_type)
         hidden_BTD: Tensor = output.last_hidden_state
         return hidden_BTD
+
+
+def hidden_states(model: PreTrainedModel, input_ids_BT: Tensor, real_BT: Tensor, plan: ResolvedPlan | None) -> Tensor:
+    """Return last hidden states ``(B, T, D)`` of texts that are padded on the right, with their gradients.
+
+    Args:
+        model: the model; of one with an encoder of its own that encoder reads.
+        input_ids_BT: tokens.
+        real_BT: True for tokens.
+        plan: the attention plan; None sends none: plain causal attention, to which padding on the right is nothing, or
+            the encoder's own.
+    """
+    if reads_apart(model):
+        states_BTD: Tensor = encoder_of(model)(input_ids=input_ids_BT, attention_mask=real_BT.long()).last_hidden_state
+        return states_BTD
+    extra = {} if plan is None else {"attention_plan": BoundPlan(plan, real_BT)}
+    own_BTD: Tensor = model.base_model(input_ids=input_ids_BT, use_cache=False, **extra).last_hidden_state
+    return own_BTD
 
 
 @dataclass(frozen=True)
@@ -192,7 +222,7 @@ def encode_tokens(
     Returns:
         One ``(n_tokens, D)`` float32 array a text, in their order; None gives an array without rows.
     """
-    states = [np.zeros((0, reader.width), dtype=np.float32) for _ in texts]
+    states = [np.zeros((0, reader.state_width), dtype=np.float32) for _ in texts]
 
     def keep(rows: list[int], batch: list[Tokens], hidden_BTD: Tensor, begin: Tensor) -> None:
         for row, own in zip(rows, token_states(batch, hidden_BTD, begin), strict=True):
@@ -202,13 +232,15 @@ def encode_tokens(
     return states
 
 
+@torch.no_grad()
 def pooled(reader: Reader, batch: Sequence[Tokens], hidden_BTD: Tensor, begin: Tensor) -> np.ndarray:
     """Return the vectors ``(B, D)`` of a batch, float32."""
     first = begin + torch.tensor([reader.pool_from(text) for text in batch], device=begin.device)
     end = begin + torch.tensor([len(text) for text in batch], device=begin.device)
     place_T = torch.arange(hidden_BTD.shape[1], device=begin.device)
     pooled_BT = (place_T >= first[:, None]) & (place_T < end[:, None])
-    return np.asarray(pool(hidden_BTD, pooled_BT, reader.config.pooling).cpu().numpy())
+    vectors_BD = pool(hidden_BTD, pooled_BT, reader.config.pooling)
+    return np.asarray((vectors_BD if reader.head is None else reader.head(vectors_BD)).cpu().numpy())
 
 
 def token_states(batch: Sequence[Tokens], hidden_BTD: Tensor, begin: Tensor) -> Iterator[np.ndarray]:
@@ -249,7 +281,7 @@ def in_batches(
     if batch_tokens is not None and batch_tokens < 1:
         raise ConfigError(f"batch_tokens={batch_tokens} leaves no room for a text")
     present = [(index, text) for index, text in enumerate(texts) if text is not None]
-    budget = batch_tokens or default_batch_tokens(reader.device.type, reader.width)
+    budget = batch_tokens or default_batch_tokens(reader.device.type, reader.state_width)
     batches = token_batches([len(text) for _, text in present], budget)
     with progress(len(present), label, show=show) as advance:
         for batch in batches:

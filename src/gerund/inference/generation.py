@@ -28,6 +28,7 @@ from gerund.config import Sampling
 from gerund.errors import ConfigError, TextError
 from gerund.inference.drawing import filters_of, with_noise
 from gerund.inference.tokens import check_unicode, context_length
+from gerund.models.halves import reads_apart
 from gerund.types import Generation
 
 # Enough tokens of the prompt to decode what follows them as it would be read there.
@@ -71,9 +72,11 @@ def generate(
         draw = _Draw(sampling, [row_seed(seed, row) for row in rows], model.device)
         batch = [ids[row] for row in rows]
         output = _run(model, tokenizer, batch, max_new_tokens, draw)
-        width = max(len(prompt) for prompt in batch)
+        # A decoder with an encoder beside it begins with a token of its own instead of the prompt.
+        width = 1 if reads_apart(model) else max(len(prompt) for prompt in batch)
         for place, row in enumerate(rows):
-            results[row] = _result(model, tokenizer, ids[row], output[place, width:].tolist(), draw, place)
+            before = [] if reads_apart(model) else ids[row]
+            results[row] = _result(model, tokenizer, before, output[place, width:].tolist(), draw, place)
     return [results[index] for index in range(len(ids))]
 
 
@@ -95,7 +98,7 @@ def stream(
         raise ConfigError(f"max_new_tokens={max_new_tokens} writes nothing")
     seed = sampling.seed if sampling.seed is not None else int(torch.seed() % 2**31)
     draw = _Draw(sampling, [row_seed(seed, 0)], model.device)
-    pieces = _Pieces(tokenizer, ids)
+    pieces = _Pieces(tokenizer, [] if reads_apart(model) else ids)
     stop = _Stop()
     failure: list[BaseException] = []
 
@@ -134,6 +137,13 @@ def prompt_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, promp
     check_unicode(what, prompt)
     ids: list[int] = tokenizer(prompt, verbose=False)["input_ids"]
     end = tokenizer.eos_token_id
+    if reads_apart(model):
+        if not prompt.strip():
+            raise TextError(f"{what} is empty, and the encoder of this model needs a text to read")
+        limit = context_length(model.config, tokenizer)
+        if limit is not None and len(ids) > limit:
+            raise TextError(f"{what} has {len(ids)} tokens and the model reads {limit}")
+        return ids
     if len(ids) > 1 and end is not None and ids[-1] == end and end != tokenizer.bos_token_id:
         ids = ids[:-1]  # some tokenizers close every text; a prompt is to go on
     if not ids:
@@ -191,7 +201,7 @@ def _run(
 ) -> Tensor:
     width = max(len(ids) for ids in prompts)
     limit = context_length(model.config, tokenizer)
-    if limit is not None:
+    if limit is not None and not reads_apart(model):
         max_new_tokens = min(max_new_tokens, limit - width)
     ends = end_ids(model, tokenizer)
     pad = next(iter([*([tokenizer.pad_token_id] if tokenizer.pad_token_id is not None else []), *ends, 0]))

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
     AutoTokenizer,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -29,10 +30,13 @@ from transformers.utils import logging as hf_logging
 
 from gerund.config import CONFIG_FILE
 from gerund.errors import ConfigError, ModelError, unknown_name
+from gerund.models.halves import SEQ2SEQ
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 DEFAULT_NAME = "the embedded default"
 _LARGEST_SHARD = "48GB"
+# What lies beside the weights for our own use.
+_BESIDE = ("scorer.*", "head.*")
 # What a checkpoint consists of; other weight formats, images and code stay behind.
 _FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt", "LICENSE*", "NOTICE*", "README*"]
 _NOT_COPIED = (
@@ -40,8 +44,9 @@ _NOT_COPIED = (
     "modules.json",
     "config_sentence_transformers.json",
     "sentence_bert_config.json",
-    # A scorer of continuations is trained for one reading, and another may be put beside the copy.
+    # A scorer or a head is trained for one reading, and another may be put beside the copy.
     "scorer.json",
+    "head.json",
 )
 
 _save_lock = threading.Lock()
@@ -89,15 +94,16 @@ def read(source: Source, dtype: torch.dtype | None) -> tuple[PreTrainedModel, Pr
         dtype: type of the weights; None for the checkpoint's own.
 
     Raises:
-        ModelError: not a decoder-only language model, no safetensors, weights missing, no tokenizer, or not to
-            be had.
+        ModelError: neither a decoder-only language model nor a T5, no safetensors, weights missing, no tokenizer, or
+            not to be had.
     """
     name = str(source.folder or source.name)
     config = _config(source, name)
     _refuse_other_kinds(config, name)
+    kind = AutoModelForSeq2SeqLM if config.model_type in SEQ2SEQ else AutoModelForCausalLM
     model, found = guarded(
         f"cannot load {source.name}",
-        AutoModelForCausalLM.from_pretrained,
+        kind.from_pretrained,
         name,
         config=config,
         dtype="auto" if dtype is None else dtype,
@@ -122,6 +128,15 @@ def read(source: Source, dtype: torch.dtype | None) -> tuple[PreTrainedModel, Pr
         tokenizer.init_kwargs.pop(key, None)
     model.eval()
     return model, tokenizer
+
+
+def is_seq2seq(source: Source) -> bool:
+    """Whether a model has an encoder of its own beside its decoder.
+
+    Raises:
+        ModelError: there is no such model.
+    """
+    return _config(source, str(source.folder or source.name)).model_type in SEQ2SEQ
 
 
 def stored_dtype(source: Source) -> torch.dtype | None:
@@ -195,9 +210,7 @@ def settings_folder(source: Source) -> Path | None:
 
     what = f"cannot find the settings of {source.name}"
     try:
-        return Path(
-            guarded(what, snapshot_download, source.name, allow_patterns=[CONFIG_FILE, "adapter/*", "scorer.*"])
-        )
+        return Path(guarded(what, snapshot_download, source.name, allow_patterns=[CONFIG_FILE, "adapter/*", *_BESIDE]))
     except ModelError:
         return None  # reading the model will say why
 
@@ -266,6 +279,10 @@ def _config(source: Source, name: str) -> Any:
 def _refuse_other_kinds(config: Any, name: str) -> None:
     kind = config.model_type
     architectures = getattr(config, "architectures", None) or []
+    if kind in SEQ2SEQ:
+        if architectures and not architectures[0].endswith("ForConditionalGeneration"):
+            raise ModelError(f"{name} is a {architectures[0]}; give a T5 with encoder, decoder and output head")
+        return
     encoder_decoder = getattr(config, "is_encoder_decoder", False)
     if encoder_decoder or kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         raise ModelError(f"{name} is a {kind} model, not a decoder-only language model")

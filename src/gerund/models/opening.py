@@ -13,7 +13,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gerund.attention.plan import AttentionPlan
 from gerund.config import EncoderConfig, read_encoder_config
+from gerund.errors import ConfigError, DataError
 from gerund.models import loading
+from gerund.models.halves import reads_apart
+from gerund.models.heads import ProjectionHead, read_head
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,7 @@ class Opened:
         settings: the folder of its settings, where there is one on this machine.
         adapter_folder: a PEFT adapter that is active only while encoding.
         autocast: whether to encode in bfloat16 where that is quick and near enough.
+        head: what projects its pooled states; None without one.
     """
 
     model: PreTrainedModel
@@ -37,11 +41,22 @@ class Opened:
     settings: Path | None
     adapter_folder: Path | None
     autocast: bool
+    head: ProjectionHead | None = None
 
     @property
     def options(self) -> dict[str, Any]:
         """The keyword arguments of ``TextEncoder``."""
-        return {"name": self.name, "adapter_folder": self.adapter_folder, "autocast": self.autocast}
+        return {
+            "name": self.name,
+            "adapter_folder": self.adapter_folder,
+            "autocast": self.autocast,
+            "head": self.head,
+        }
+
+    @property
+    def is_seq2seq(self) -> bool:
+        """Whether it has an encoder of its own beside its decoder."""
+        return reads_apart(self.model)
 
 
 def open_model(
@@ -61,7 +76,7 @@ def open_model(
     """Load a model with its settings; the arguments are those of ``gerund.load``.
 
     Raises:
-        ModelError: no such model, or not a decoder-only one.
+        ModelError: no such model, or neither a decoder-only one nor a T5.
         ConfigError: an unknown name or impossible setting.
     """
     weights_type = loading.pick_dtype(dtype)
@@ -69,10 +84,13 @@ def open_model(
     source = loading.find(model)
     settings = loading.settings_folder(source)
     stored = None if settings is None else read_encoder_config(settings)
-    encoder = stored or EncoderConfig()
+    seq2seq = loading.is_seq2seq(source)
+    encoder = stored or EncoderConfig(attention=AttentionPlan("bidir" if seq2seq else AttentionPlan().name))
     given = {"pooling": pooling, "prompt": prompt, "max_length": max_length}
     changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     encoder = replace(encoder, attention=encoder.attention.with_changes(attention, k, k0, sink_tokens), **changes)
+    if seq2seq:
+        _check_seq2seq(encoder, source.name, adapter)
     folder = None if adapter is None else Path(adapter)
     if folder is None and encoder.adapter is not None and settings is not None:
         folder = settings / encoder.adapter
@@ -81,6 +99,10 @@ def open_model(
         stored_type = loading.stored_dtype(source)
         weights_type = torch.float32 if stored_type in (torch.bfloat16, torch.float16) else None
     loaded, tokenizer = loading.read(source, weights_type)
+    head = None if settings is None else read_head(settings)
+    width = loaded.config.get_text_config(decoder=True).hidden_size
+    if head is not None and head.settings.width != width:
+        raise DataError(f"the head in {settings} is for states of {head.settings.width} numbers, not {width}")
     return Opened(
         loaded.to(where),
         tokenizer,
@@ -89,4 +111,13 @@ def open_model(
         settings,
         folder,
         autocast=dtype == "auto" and (where.type == "cuda" or loading.cpu_has_bfloat16()),
+        head=None if head is None else head.to(where),
     )
+
+
+def _check_seq2seq(encoder: EncoderConfig, name: str, adapter: str | Path | None) -> None:
+    """Refuse what belongs to decoder-only models."""
+    if encoder.attention.name != "bidir":
+        raise ConfigError(f"{name} has an encoder of its own, which looks both ways: attention is bidir, nothing else")
+    if adapter is not None or encoder.adapter is not None:
+        raise ConfigError(f"{name} has an encoder of its own; an adapter for encoding is for decoder-only models")

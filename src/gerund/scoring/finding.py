@@ -79,7 +79,8 @@ def fixed_scorer(name: str) -> Scorer:
 def plan_for(model: str | Path | None, scorer: str | None) -> str | None:
     """Return the plan to load a model with that only writes and scores: causal, which every architecture has.
 
-    None, the model's own plan, where its own scorer is asked for, which was trained for that.
+    None, the model's own plan, where its own scorer is asked for, which was trained for that, and for a model with an
+    encoder of its own, which has no other.
     """
     asked = scorer in (None, OWN) and model is not None and has_scorer(Path(model).expanduser())
-    return None if asked else "causal"
+    return None if asked or loading.is_seq2seq(loading.find(model)) else "causal"

@@ -16,7 +16,7 @@ from gerund.errors import TextError
 from gerund.inference.precision import ENOUGH, SAMPLE_TEXTS, smallest_cosine
 from gerund.inference.tokens import check_texts
 from gerund.models import loading
-from gerund.models.seq2seq import T5EncoderWithProjection, read_t5_scorer
+from gerund.models.t5_scorer import T5EncoderWithProjection, read_t5_scorer
 from gerund.scoring.vectors import VectorScorer
 
 # Tokens of a batch, padding included.

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from gerund.attention.interface import BoundPlan
 from gerund.errors import ConfigError
+from gerund.inference.encoding import hidden_states
 from gerund.models.pooling import pool
 from gerund.training.losses.contrastive import Similarity, accuracy, excluded_pairs, info_nce
 from gerund.training.losses.gathering import gather_numbers, gather_rows
@@ -87,7 +87,7 @@ class ContrastiveLosses(PairLosses):
     ) -> None:
         super().__init__()
         # The plan and the pooling, not the reader: it holds the model, which is no part of the losses.
-        self.plan, self.pooling, self.sends_plan = reader.plan, reader.config.pooling, reader.sends_plan
+        self.plan, self.pooling = reader.plan if reader.sends_plan else None, reader.config.pooling
         self.temperature, self.similarity, self.dropout = temperature, similarity, dropout
         self.in_batch = in_batch
         self.projection = nn.Linear(reader.width, projection, bias=False) if projection else nn.Identity()
@@ -99,11 +99,7 @@ class ContrastiveLosses(PairLosses):
 
     def forward(self, model: "PreTrainedModel", part: Batch) -> Tensor:
         """Return the vectors ``(B, D)``, as ``encode`` makes them, not normalised."""
-        inputs = {"input_ids": part["input_ids"], "use_cache": False}
-        if self.sends_plan:
-            inputs["attention_plan"] = BoundPlan(self.plan, part["real"])
-        # Without a plan attention is causal, and padding on the right is not looked at.
-        hidden_BTD = model.base_model(**inputs).last_hidden_state
+        hidden_BTD = hidden_states(model, part["input_ids"], part["real"], self.plan)
         # Autocast would add the states up in bfloat16; ``encode`` pools in float32.
         with torch.autocast(hidden_BTD.device.type, enabled=False):
             vectors_BD: Tensor = self.projection(pool(hidden_BTD, part["pooled"], self.pooling))

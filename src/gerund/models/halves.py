@@ -1,0 +1,20 @@
+"""Models of two halves: an encoder that reads and a decoder that writes.
+
+Knows: which kinds there are, which half reads. Does not know: how either is used.
+"""
+
+from transformers import PreTrainedModel
+
+SEQ2SEQ = ("t5", "mt5", "umt5")
+"""What they are called in a config, as ``model_type``."""
+
+
+def reads_apart(model: PreTrainedModel) -> bool:
+    """Whether an encoder of its own reads the text, and the decoder, if there, writes one of its own."""
+    return model.config.model_type in SEQ2SEQ
+
+
+def encoder_of(model: PreTrainedModel) -> PreTrainedModel:
+    """Return the half of such a model that reads; the model itself where it is nothing else."""
+    encoder: PreTrainedModel = getattr(model, "encoder", model)
+    return encoder
