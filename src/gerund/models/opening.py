@@ -85,7 +85,7 @@ def open_model(
     settings = loading.settings_folder(source)
     stored = None if settings is None else read_encoder_config(settings)
     seq2seq = loading.is_seq2seq(source)
-    encoder = stored or EncoderConfig(attention=AttentionPlan("bidir" if seq2seq else AttentionPlan().name))
+    encoder = stored or (_ENCODER if seq2seq else EncoderConfig())
     given = {"pooling": pooling, "prompt": prompt, "max_length": max_length}
     changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     encoder = replace(encoder, attention=encoder.attention.with_changes(attention, k, k0, sink_tokens), **changes)
@@ -113,6 +113,15 @@ def open_model(
         autocast=dtype == "auto" and (where.type == "cuda" or loading.cpu_has_bfloat16()),
         head=None if head is None else head.to(where),
     )
+
+
+def default_reading(model: PreTrainedModel) -> EncoderConfig:
+    """Return how a model without ``gerund.json`` is read as an encoder."""
+    return _ENCODER if reads_apart(model) else EncoderConfig()
+
+
+# An encoder of its own looks both ways by itself.
+_ENCODER = EncoderConfig(attention=AttentionPlan("bidir"))
 
 
 def _check_seq2seq(encoder: EncoderConfig, name: str, adapter: str | Path | None) -> None:

@@ -4,41 +4,34 @@ Knows: every objective. Does not know: steps, the trainer, files of a run.
 """
 
 from collections.abc import Callable
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import nn
 
 from gerund.errors import ConfigError
-from gerund.training.corpus.framing import Framing
+from gerund.training.building_pairs import PairObjectives
 from gerund.training.corpus.mask_token import pick_mask_token
 from gerund.training.corpus.packing import PackedBlocks, SpreadBlocks
-from gerund.training.corpus.pairs import Examples, read_examples
-from gerund.training.corpus.passages import Passages, read_passages
-from gerund.training.corpus.sources import Sources, existing
+from gerund.training.corpus.sources import Sources
 from gerund.training.corpus.texts import Texts
 from gerund.training.objectives.base import Batches, Objective
 from gerund.training.objectives.causal import BlockBatches, CausalLosses
-from gerund.training.objectives.contrastive import ContrastiveLosses, Group
+from gerund.training.objectives.contrastive import Group
 from gerund.training.objectives.hybrid import HybridBatches, HybridLosses
-from gerund.training.objectives.rankgen import PassageBatches
 from gerund.training.objectives.simcse import SimcseBatches
+from gerund.training.objectives.span_corruption import SpanBatches, SpanLosses
 from gerund.training.objectives.sscl import AlteredBatches
-from gerund.training.objectives.supervised import ExampleBatches
 from gerund.training.objectives.unimae import UnimaeBatches, UnimaeLosses
+from gerund.training.parts import VALIDATION_SEED, TextSource
 from gerund.training.recipe import Recipe
 from gerund.training.recipe_objectives import (
     CausalConfig,
-    ContrastiveConfig,
     MntpConfig,
     MsgConfig,
     ObjectiveConfig,
-    RankgenConfig,
     SimcseConfig,
+    SpanConfig,
     SsclConfig,
-    SupervisedConfig,
     TextConfig,
     UnimaeConfig,
 )
@@ -47,26 +40,6 @@ if TYPE_CHECKING:
     from gerund.training.subject import Subject
 
 _SHORTEST_TEXT = 8
-# The seeds of the objectives differ, so that two of them do not read the same texts in the same order.
-_SEEDS = {"causal": 0, "mntp": 10, "msg": 10, "unimae": 20, "simcse": 30, "sscl": 40, "contrastive": 50, "rankgen": 60}
-# What is added for validation texts.
-_VALIDATION_SEED = 5
-
-
-class TextSource(Protocol):
-    """What gives texts to objectives: a corpus, or in a dry run random tokens."""
-
-    def texts(self, config: TextConfig, length: int, seed: int) -> Any:
-        """Return training texts of at most ``length`` tokens; see :class:`~gerund.training.corpus.texts.Texts`."""
-
-    def validation_texts(self, config: TextConfig, length: int, seed: int) -> Any | None:
-        """Return validation texts; None where there are none."""
-
-    def blocks(self, config: CausalConfig, length: int, seed: int) -> Any:
-        """Return packed blocks; see :class:`~gerund.training.corpus.packing.PackedBlocks`."""
-
-    def validation_blocks(self, config: CausalConfig) -> dict[str, Any]:
-        """Return validation blocks by the name of their source."""
 
 
 class CorpusTexts:
@@ -139,11 +112,8 @@ def _share_a_pass(mntp: MntpConfig, msg: MsgConfig) -> bool:
     return msg.shared_pass
 
 
-class _Builder:
+class _Builder(PairObjectives):
     """Makes objectives of one kind each."""
-
-    def __init__(self, recipe: Recipe, subject: "Subject", source: TextSource) -> None:
-        self.recipe, self.subject, self.source = recipe, subject, source
 
     def one(self, config: Any) -> Objective:
         """Return the objective of these settings."""
@@ -155,6 +125,8 @@ class _Builder:
             "simcse": self.self_supervised,
             "sscl": self.self_supervised,
             "contrastive": self.supervised,
+            "span_corruption": self.span_corruption,
+            "gur": self.gur,
             "rankgen": self.rankgen,
         }
         return makers[config.kind](config)
@@ -234,74 +206,14 @@ class _Builder:
             objective.validation = {}
         return objective
 
-    def supervised(self, config: SupervisedConfig) -> Objective:
-        prompts = (config.query_prompt, config.document_prompt)
-        batches = self._examples(config, config.pairs, config.hard_negatives, prompts)
-        return Objective(config.kind, batches, self._contrastive(config), {config.kind: config})
+    def span_corruption(self, config: SpanConfig) -> Objective:
+        corruption = self._corruption(config)
 
-    def rankgen(self, config: RankgenConfig) -> Objective:
-        batches = self._passages(config, config.passages, self._seed(config))
-        validation: dict[str, tuple[Batches, int]] = {}
-        if config.validation:
-            # The same batches in every run and at every evaluation.
-            others = self._passages(config, config.validation, _VALIDATION_SEED)
-            validation = {config.kind: (others, self._count(config, len(others.texts)))}
-        if config.continuation_length <= batches.continuations.room + 1:
-            raise ConfigError(f"rankgen: continuation_length {config.continuation_length} leaves no room for text")
-        width = self.subject.reader.width
-        losses = ContrastiveLosses(
-            self.subject.reader,
-            temperature=config.temperature,
-            similarity=config.similarity,
-            projection=width if config.projection else None,
-            in_batch=config.negatives != "generative",
-        )
-        if isinstance(losses.projection, nn.Linear):
-            with torch.no_grad():
-                # The states' own directions to begin with, and products of about the square root of the width.
-                losses.projection.weight.copy_(torch.eye(width) * width**-0.25)
-        return Objective(config.kind, batches, losses, {config.kind: config}, validation=validation)
+        def batches(texts: Any, seed: int) -> Batches:
+            return SpanBatches(texts, corruption, pad=self.subject.pad, seed=seed)
 
-    def _passages(self, config: RankgenConfig, paths: list[Path], seed: int) -> PassageBatches:
-        with_negatives = config.negatives != "inbook"
-        found = read_passages([self.recipe.data.folder / path for path in paths])
-        if with_negatives:
-            found = [example for example in found if example.negatives]
-            if not found:
-                raise ConfigError(
-                    f"rankgen: none of the passages in {', '.join(map(str, paths))} has a generated or hard "
-                    "continuation; make some with `gerund negatives --generate 1`, or set negatives: inbook"
-                )
-        return PassageBatches(
-            Passages(found, seed=seed),
-            self._framing(config, config.prefix_marker),
-            self._framing(config, config.continuation_marker),
-            Group(self.subject.reader, self.subject.pad),
-            lengths=(config.length, config.continuation_length),
-            with_negatives=with_negatives,
-        )
-
-    def _examples(
-        self,
-        config: Any,
-        pairs: Any,
-        hard_negatives: int,
-        prompts: tuple[str | None, str | None] = (None, None),
-    ) -> ExampleBatches:
-        paths = existing(self.recipe, pairs.files)
-        found = read_examples(paths, query=pairs.query, positive=pairs.positive, negatives=pairs.negatives)
-        examples = Examples(found, seed=self._seed(config), hard_negatives=hard_negatives)
-        queries, documents = (self._framing(config, prompt) for prompt in prompts)
-        group = Group(self.subject.reader, self.subject.pad)
-        return ExampleBatches(examples, queries, documents, group, length=config.length)
-
-    def _contrastive(self, config: ContrastiveConfig) -> ContrastiveLosses:
-        return ContrastiveLosses(
-            self.subject.reader,
-            temperature=config.temperature,  # type: ignore[attr-defined]  # each has one, with its own default
-            similarity=config.similarity,
-            projection=config.projection,
-            dropout=getattr(config, "dropout", None),
+        return self._objective(
+            config.kind, config, batches, SpanLosses(), {config.kind: config}, corruption.framing.room
         )
 
     def _objective(
@@ -309,32 +221,10 @@ class _Builder:
     ) -> Objective:
         """Return an objective on texts of the sources."""
         length, seed = config.length - room, self._seed(config)
-        validation_seed = seed + _VALIDATION_SEED
+        validation_seed = seed + VALIDATION_SEED
         texts = self.source.validation_texts(config, length, validation_seed)
         validation = {}
         if texts is not None:
             validation = {name: (batches(texts, validation_seed), self._count(config, len(texts)))}
         training = batches(self.source.texts(config, length, seed), seed)
         return Objective(name, training, losses, configs, validation=validation)
-
-    def _framing(self, config: Any, prompt: str | None = None) -> Framing:
-        """Return how texts are wrapped: as the encoder reads them; its prompt is for contrastive objectives alone."""
-        encoder = self.subject.encoder
-        own = encoder.prompt if isinstance(config, ContrastiveConfig) else ""
-        framing = Framing(
-            self.subject.tokenizer, prompt=own if prompt is None else prompt, append_eos=encoder.append_eos
-        )
-        if config.length <= framing.room + 1:
-            raise ConfigError(
-                f"{config.kind}: length {config.length} leaves no room for text; prompt and special tokens take "
-                f"{framing.room}"
-            )
-        return framing
-
-    def _seed(self, config: Any) -> int:
-        return self.recipe.seed * 1000 + _SEEDS[config.kind] if config.kind != "causal" else self.recipe.seed
-
-    def _count(self, config: ObjectiveConfig, available: int) -> int:
-        """Return how many validation batches the recipe's limit allows."""
-        wanted = self.recipe.data.validation_tokens // (config.batch_size * config.length)
-        return max(1, min(wanted, available // config.batch_size))

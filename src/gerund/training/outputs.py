@@ -17,7 +17,9 @@ from gerund.data.files import write_whole
 from gerund.errors import ConfigError, OutputExistsError
 from gerund.language_model import LanguageModel
 from gerund.models import loading
+from gerund.models.heads import ProjectionHead
 from gerund.models.saving import atomic_folder
+from gerund.seq2seq_model import Seq2SeqModel
 
 if TYPE_CHECKING:
     from gerund.training.recipe import Recipe
@@ -121,6 +123,7 @@ def write_model(
     folder: Path,
     report: dict[str, Any],
     *,
+    head: ProjectionHead | None = None,
     more: Callable[[Path], None] = lambda _folder: None,
     overwrite: bool = False,
 ) -> Path:
@@ -134,14 +137,15 @@ def write_model(
     with torch.random.fork_rng(devices=[]), atomic_folder(folder, overwrite=overwrite) as partial:
         if subject.adapter is None:
             finished = copy.deepcopy(subject.model).to("cpu", _stored_type(subject))
-            LanguageModel(finished, subject.tokenizer, subject.encoder, name=folder.name).save_into(partial)
+            kind = Seq2SeqModel if subject.reads_apart else LanguageModel
+            kind(finished, subject.tokenizer, subject.encoder, name=folder.name, head=head).save_into(partial)
         else:
             assert subject.source is not None
             base, tokenizer = loading.read(subject.source, None)
             with TemporaryDirectory(dir=partial.parent) as room:
                 write_adapter(subject, Path(room))
-                lm = LanguageModel(base, tokenizer, subject.encoder, name=folder.name, adapter_folder=Path(room))
-                lm.save_into(partial)
+                options: dict[str, Any] = {"name": folder.name, "adapter_folder": Path(room), "head": head}
+                LanguageModel(base, tokenizer, subject.encoder, **options).save_into(partial)
         more(partial)
         write_whole(partial / "training.json", json.dumps(report, indent=1) + "\n")
     return folder

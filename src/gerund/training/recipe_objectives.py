@@ -239,6 +239,80 @@ class SupervisedConfig(ObjectiveConfig, ContrastiveConfig):
     """Put before positives and negatives; left out, the encoder's prompt."""
 
 
+class SpanConfig(TextConfig):
+    """A decoder writes the spans of a text that the encoder does not see (T5). For encoder-decoder models."""
+
+    kind: Literal["span_corruption"]
+    length: int = Field(default=128, ge=8)
+    rate: float = Field(default=0.15, gt=0, lt=1)
+    """Share of the tokens that are hidden."""
+    spans: Literal["hump", "geometric", "t5"] = "hump"
+    """How long spans are: ``hump`` (GUR, equation 3), ``geometric`` (SpanBERT's) or ``t5``."""
+
+
+class PairsOfDocuments(Section):
+    """Files of pairs, as ``gerund mine`` writes them."""
+
+    files: list[Path] = Field(min_length=1)
+    """Files, relative to ``data.folder``."""
+    query: str = "text_a"
+    """Column or field of one side; of pairs with a title, the title."""
+    positive: str = "text_b"
+    """Column or field of the other side."""
+
+
+class GurConfig(ObjectiveConfig, ContrastiveConfig):
+    """Pairs of one document, in one pass for language modelling and contrastive learning (GUR, equation 1)."""
+
+    kind: Literal["gur"]
+    pairs: PairsOfDocuments
+    batch_size: int = Field(default=64, ge=2)
+    """Pairs of one optimizer step; of short ones ``short_factor`` times as many."""
+    length: int = Field(default=128, ge=8)
+    """Longest text in tokens; of a longer one a random stretch is read."""
+    short_length: int | None = Field(default=None, ge=8)
+    """Pairs of two short texts make batches of their own, whose texts have at most so many tokens (GUR has 32); left
+    out, all pairs are dealt together."""
+    short_characters: int = Field(default=64, ge=1)
+    """A text of fewer characters is a short one."""
+    short_factor: int = Field(default=4, ge=1)
+    """A batch of short pairs has so many times ``batch_size``."""
+    temperature: float = Field(default=0.1, gt=0)
+    """Similarities are divided by it."""
+    alpha: float = Field(default=1.0, ge=0)
+    """Weight of the contrastive loss beside language modelling; 0 leaves it out (the paper's GUR-CL)."""
+    lm: bool | None = None
+    """Whether the decoder writes what is hidden of both texts; false leaves it out (the paper's GUR-LM). Left out, it
+    does where there is a decoder beside an encoder. A decoder-only model has objectives of its own for that, such as
+    ``causal`` or ``unimae``, in the same recipe."""
+    rate: float = Field(default=0.15, gt=0, lt=1)
+    """Share of the tokens that are hidden."""
+    spans: Literal["hump", "geometric", "t5"] = "hump"
+    """How long hidden spans are: ``hump`` (equation 3), ``geometric`` (SpanBERT's) or ``t5``."""
+    title_share: float = Field(default=0.1, ge=0, le=1)
+    """So many of the pairs are also read as a text whose ``query``, the title, is to be written; with ``lm`` only."""
+    dimensions: int | None = Field(default=None, ge=1)
+    """Numbers of a vector behind a non-linear projection head, which is kept with the model; GUR has 128. Left out,
+    128 for an encoder-decoder model and no head for others."""
+    variant: Literal["paper", "released"] = "paper"
+    """Of the head: two linear maps with a ReLU between, or that of the released code, gated and normed."""
+
+    @property
+    def losses(self) -> tuple[str, ...]:
+        """Names of its losses in the logs."""
+        return ("gur", "lm")
+
+    @model_validator(mode="after")
+    def _heads_and_lengths(self) -> Self:
+        if self.projection is not None and self.dimensions is not None:
+            raise ValueError("projection is a head for training only, dimensions one that is kept: give one of them")
+        if self.short_length is not None and self.short_length > self.length:
+            raise ValueError(f"short_length {self.short_length} is above length {self.length}")
+        if self.lm is False and self.alpha == 0:
+            raise ValueError("with lm false and alpha 0 nothing is learned")
+        return self
+
+
 class RankgenConfig(ObjectiveConfig):
     """An encoder that scores continuations of a prefix (RankGen, section 2.2)."""
 
@@ -274,10 +348,21 @@ class RankgenConfig(ObjectiveConfig):
 
 
 AnyObjective = Annotated[
-    CausalConfig | MntpConfig | MsgConfig | UnimaeConfig | SimcseConfig | SsclConfig | SupervisedConfig | RankgenConfig,
+    CausalConfig
+    | MntpConfig
+    | MsgConfig
+    | UnimaeConfig
+    | SimcseConfig
+    | SsclConfig
+    | SupervisedConfig
+    | SpanConfig
+    | GurConfig
+    | RankgenConfig,
     Field(discriminator="kind"),
 ]
-CONTRASTIVE = (SimcseConfig, SsclConfig, SupervisedConfig, RankgenConfig)
+CONTRASTIVE = (SimcseConfig, SsclConfig, SupervisedConfig, GurConfig, RankgenConfig)
+WITH_ENCODER = (SpanConfig, GurConfig, SupervisedConfig, SsclConfig)
+"""Objectives of models with an encoder of their own."""
 
 
 def reads_texts(objective: ObjectiveConfig) -> bool:

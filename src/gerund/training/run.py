@@ -27,6 +27,7 @@ from torch import distributed
 
 from gerund.data.files import make_folder, write_whole
 from gerund.errors import GerundError, ResourceError
+from gerund.models.heads import ProjectionHead
 from gerund.scoring.dual import ScorerSettings, write_scorer
 from gerund.training.building import CorpusTexts, build_objectives
 from gerund.training.checkpoints import newest_checkpoint, step_of
@@ -107,11 +108,12 @@ def _train(recipe: Recipe, resume: bool) -> Path:
         )
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         losses = trainer.last_validation()
-        subject = _gathered(recipe, subject, module, first)
-        beside = _beside(objectives)  # in every process: FSDP puts weights together only with all of them
+        head, subject = subject.head, _gathered(recipe, subject, module, first)
+        # In every process: FSDP puts weights together only with all of them.
+        beside, head = _beside(objectives), _whole_head(head)
         if first:
             report = _report(recipe, losses, journal, objectives, module)
-            write_model(subject, output / "model", report, more=beside)
+            write_model(subject, output / "model", report, head=head, more=beside)
     _wait()
     return output / "model"
 
@@ -170,7 +172,8 @@ def _tell(journal: Journal, recipe: Recipe, objectives: list[Objective], skipped
 def _snapshot(recipe: Recipe, subject: Subject, step: int, beside: Callable[[Path], None]) -> None:
     folder = recipe.output / "snapshots" / f"step-{step}"
     # What an interrupted run left there may come from a decay that the resumed one does not have.
-    write_model(subject, folder, {"step": step, "recipe": _published(recipe)}, more=beside, overwrite=True)
+    report = {"step": step, "recipe": _published(recipe)}
+    write_model(subject, folder, report, head=_whole_head(subject.head), more=beside, overwrite=True)
 
 
 def _beside(objectives: list[Objective]) -> Callable[[Path], None]:
@@ -192,6 +195,16 @@ def _beside(objectives: list[Objective]) -> Callable[[Path], None]:
         )
         return lambda folder: write_scorer(folder, settings, weight)
     return lambda _folder: None
+
+
+def _whole_head(head: ProjectionHead | None) -> ProjectionHead | None:
+    """Return a copy of the head as it is now, on the CPU."""
+    if head is None:
+        return None
+    own = ProjectionHead(head.settings)
+    state = head.state_dict()
+    own.load_state_dict({name: t.full_tensor() if hasattr(t, "full_tensor") else t for name, t in state.items()})
+    return own.eval()
 
 
 @contextmanager

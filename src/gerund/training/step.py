@@ -18,6 +18,7 @@ from torch.utils.data import Dataset
 
 from gerund.training.losses.cached import cached_loss
 from gerund.training.objectives.base import (
+    JointLosses,
     Objective,
     PairLosses,
     TokenLosses,
@@ -51,22 +52,27 @@ class TrainingModule(nn.Module):
         self.losses = nn.ModuleDict(losses)
         self.bf16 = bf16
 
-    def forward(self, name: str, part: dict[str, Tensor], *, touch_all: bool = False) -> Any:
+    def forward(self, name: str, part: dict[str, Tensor], *, touch_all: bool = False, joint: bool = False) -> Any:
         """Return what the losses of objective ``name`` make of ``part``.
 
-        With ``touch_all`` every trained parameter takes part, with gradient zero where it is not needed: the one
+        With ``joint`` they are :class:`JointLosses`, and their losses over tokens come with the vectors. With
+        ``touch_all`` every trained parameter takes part, with gradient zero where it is not needed: the one
         pass in which processes exchange gradients must know them all.
         """
         with self._autocast(next(iter(part.values())).device.type):
-            result = self.losses[name](self.model, part)
+            losses: Any = self.losses[name]
+            result = losses.joint(self.model, part) if joint else losses(self.model, part)
+        # Vectors may be a view, which FSDP does not want to see leave a module.
         if isinstance(result, Tensor):
-            result = result.clone()  # vectors may be a view, which FSDP does not want to see leave a module
-        if touch_all:
-            nothing = sum((0 * p.view(-1)[0] for p in self.parameters() if p.requires_grad), torch.zeros(()))
-            if isinstance(result, dict):
-                return {key: value + nothing for key, value in result.items()}
-            return result + nothing
-        return result
+            result = result.clone()
+        elif isinstance(result, tuple):
+            result = (result[0].clone(), result[1])
+        if not touch_all:
+            return result
+        nothing = sum((0 * p.view(-1)[0] for p in self.parameters() if p.requires_grad), torch.zeros(()))
+        if isinstance(result, dict):
+            return {key: value + nothing for key, value in result.items()}
+        return (result[0] + nothing, result[1]) if joint else result + nothing
 
     def _autocast(self, device: str) -> AbstractContextManager:
         return torch.autocast(device, torch.bfloat16) if self.bf16 else nullcontext()
@@ -139,7 +145,7 @@ def run_step(module: nn.Module, objectives: list[Objective], inputs: dict[str, A
         if isinstance(objective.losses, TokenLosses):
             _token_step(module, objective, batch, weights, counts, last, result)
         else:
-            _pair_step(module, objective, batch, next(iter(weights.values())), last, result)
+            _pair_step(module, objective, batch, weights, counts, last, result)
     _settle(module, [objective for objective in objectives if objective not in active])
     return result
 
@@ -184,12 +190,15 @@ def _pair_step(
     module: nn.Module,
     objective: Objective,
     batch: dict[str, dict[str, Tensor]],
-    weight: float,
+    weights: dict[str, float],
+    counts: dict[str, float],
     last: bool,
     result: StepResult,
 ) -> None:
     losses = objective.losses
     assert isinstance(losses, PairLosses)
+    joint = isinstance(losses, JointLosses) and bool(losses.counts(batch))
+    name = next(iter(weights))
     processes = process_count()
     size = objective.config.micro_batch_size
     if size is None and not isinstance(module, DistributedDataParallel):
@@ -200,25 +209,45 @@ def _pair_step(
         chunks = [[part] for part in groups(batch, size)]
     right = 0
     done = 0
+    compared = torch.zeros(())
+    beside: list[Tensor] = []
 
     def embed(chunk: list[dict[str, Tensor]]) -> Tensor:
         nonlocal done
         done += torch.is_grad_enabled()
         touch_all = _exchange_gradients(module, last and done == len(chunks))
-        return torch.cat([module(objective.name, part, touch_all=touch_all) for part in chunk])
+        if not (joint and torch.is_grad_enabled()):
+            return torch.cat([module(objective.name, part, touch_all=touch_all) for part in chunk])
+        made = [module(objective.name, part, touch_all=touch_all, joint=True) for part in chunk]
+        for _, sums in made:
+            for key, value in sums.items():
+                # DDP takes the mean over processes of what is a sum over them.
+                beside.append(weights[key] * value / counts[key] * processes)
+                result.add(key, value / counts[key])
+        return torch.cat([vectors_BD for vectors_BD, _ in made])
 
     def compare(vectors_ND: Tensor) -> Tensor:
-        nonlocal right
+        nonlocal right, compared
         loss, right = losses.compare(vectors_ND, batch, gather=True)
-        return weight * loss
+        compared = loss.detach()
+        return weights[name] * loss
+
+    def push(scalar: Tensor, is_last_chunk: bool) -> None:
+        """Send both losses back through the one pass that they share."""
+        del is_last_chunk
+        for value in beside:
+            scalar = scalar + value
+            result.total = result.total + value.detach()
+        beside.clear()
+        scalar.backward()
 
     with losses.during(unwrapped(module).model):
-        loss = cached_loss(embed, chunks, compare)
-    queries = len(next(iter(next(iter(batch.values())).values())))
-    result.add(objective.name, loss / weight / processes)
+        loss = cached_loss(embed, chunks, compare, backward=push)
+    queries = len(batch["query"]["identity"])
+    result.add(name, compared / processes)
     # On the device of the loss: processes on GPUs cannot exchange what lies on the CPU.
     share = torch.as_tensor(right / queries / processes, dtype=torch.float32, device=loss.device)
-    result.add(f"{objective.name}_accuracy", share)
+    result.add(f"{name}_accuracy", share)
     result.total = result.total + loss
 
 
@@ -236,12 +265,29 @@ def evaluate_batches(module: nn.Module, objective: Objective, batches: list[dict
                 for name, value in unwrapped(module)(objective.name, part).items():
                     sums[name] = sums.get(name, 0.0) + float(value)
         else:
-            parts = groups(batch, objective.config.micro_batch_size)
-            vectors_ND = torch.cat([unwrapped(module)(objective.name, part) for part in parts])
-            loss, _ = losses.compare(vectors_ND, batch, gather=False)
-            sums[objective.name] = sums.get(objective.name, 0.0) + float(loss)
-            counts[objective.name] = counts.get(objective.name, 0) + 1
+            _evaluate_pairs(module, objective, batch, sums, counts)
     return {name: total / max(1, counts[name]) for name, total in sums.items()}
+
+
+def _evaluate_pairs(
+    module: nn.Module, objective: Objective, batch: dict[str, Any], sums: dict[str, float], counts: dict[str, float]
+) -> None:
+    """Add the losses of a batch of pairs, and over how much they are summed."""
+    losses = objective.losses
+    assert isinstance(losses, PairLosses)
+    written = losses.counts(batch) if isinstance(losses, JointLosses) else {}
+    name = next(iter(objective.configs))
+    vectors: list[Tensor] = []
+    for part in groups(batch, objective.config.micro_batch_size):
+        made = unwrapped(module)(objective.name, part, joint=bool(written))
+        vectors.append(made[0] if written else made)
+        for key, value in (made[1] if written else {}).items():
+            sums[key] = sums.get(key, 0.0) + float(value)
+    for key, count in written.items():
+        counts[key] = counts.get(key, 0) + count
+    loss, _ = losses.compare(torch.cat(vectors), batch, gather=False)
+    sums[name] = sums.get(name, 0.0) + float(loss)
+    counts[name] = counts.get(name, 0) + 1
 
 
 def process_count() -> int:
@@ -271,7 +317,7 @@ def _counts(active: list[Objective], inputs: dict[str, Any]) -> tuple[dict[str, 
     """Return over how many tokens each loss sums in this step, at least 1, and how many are read: in all processes."""
     own: dict[str, float] = {}
     for objective in active:
-        if isinstance(objective.losses, TokenLosses):
+        if isinstance(objective.losses, TokenLosses | JointLosses):
             own.update(objective.losses.counts(inputs[objective.name]))
     numbers = [float(sum(tokens_in(inputs[objective.name]) for objective in active)), *own.values()]
     if process_count() > 1:

@@ -22,10 +22,21 @@ from gerund.config import EncoderConfig, read_encoder_config
 from gerund.errors import ConfigError, MissingDependencyError, ModelError, unknown_name
 from gerund.inference.encoding import Reader
 from gerund.models import loading
+from gerund.models.halves import SEQ2SEQ, reads_apart
+from gerund.models.heads import ProjectionHead, read_head
+from gerund.models.opening import default_reading
 from gerund.training.corpus.sources import prepare_tokenizer
 from gerund.training.corpus.tokenizer import load_tokenizer, train_tokenizer
 from gerund.training.recipe import DEFAULT_BASE, LoraConfig, Recipe, TokenizerConfig
-from gerund.training.recipe_objectives import CONTRASTIVE, MntpConfig, MsgConfig, ObjectiveConfig
+from gerund.training.recipe_objectives import (
+    CONTRASTIVE,
+    WITH_ENCODER,
+    GurConfig,
+    MntpConfig,
+    MsgConfig,
+    ObjectiveConfig,
+    SpanConfig,
+)
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -53,17 +64,25 @@ class Subject:
     """Where it was loaded from; None for a model from scratch."""
     adapter: "PeftModel | None" = None
     """The adapter that is trained; None where all weights are."""
+    head: ProjectionHead | None = None
+    """What projects its pooled states, of the base or from an objective; None without one."""
+
+    @property
+    def reads_apart(self) -> bool:
+        """Whether it has an encoder of its own."""
+        return reads_apart(self.model)
 
     @property
     def reader(self) -> Reader:
         """What the encoder's plan makes of the model."""
         plan = self.encoder.attention.resolve(self.n_layers)
-        return Reader(self.model, self.tokenizer, self.encoder, plan, sends_plan=not plan.is_causal)
+        sends_plan = not plan.is_causal and not self.reads_apart
+        return Reader(self.model, self.tokenizer, self.encoder, plan, sends_plan=sends_plan)
 
     @property
     def n_layers(self) -> int:
-        """How many decoder layers it has."""
-        return len(decoder_layers(self.model))
+        """How many layers a plan has a say in."""
+        return int(self.model.config.num_layers) if self.reads_apart else len(decoder_layers(self.model))
 
     @property
     def pad(self) -> int:
@@ -93,14 +112,18 @@ def prepare_subject(recipe: Recipe, *, write: bool = True) -> Subject:
         model = build_model(recipe, tokenizer)
         # A dry run only needs the special tokens, which any tokenizer of ours has.
         tokenizer = tokenizer or train_tokenizer(["a"], vocab_size=_SMALLEST_VOCABULARY, max_length=_LONGEST)
-        subject = Subject(model, tokenizer, recipe.encoder.changed(EncoderConfig()))
+        subject = Subject(model, tokenizer, recipe.encoder.changed(default_reading(model)))
     else:
         subject = _load(recipe, recipe.model.base)
     _check_encoder(recipe, subject.encoder)
-    attach(subject.model)
-    attach_streams(decoder_layers(subject.model))
-    for plan in _plans(recipe, subject):
-        prove(subject.model, plan.resolve(subject.n_layers))
+    if subject.reads_apart:
+        _check_seq2seq(recipe, subject)
+    else:
+        _check_decoder_only(recipe)
+        attach(subject.model)
+        attach_streams(decoder_layers(subject.model))
+        for plan in _plans(recipe, subject):
+            prove(subject.model, plan.resolve(subject.n_layers))
     _check_lengths(recipe, subject)
     adapter_folder = _own_adapter(subject.source)
     if recipe.model.lora is not None or adapter_folder is not None:
@@ -124,7 +147,34 @@ def _load(recipe: Recipe, base: str) -> Subject:
     # On a GPU frozen weights need no more precision than they are computed in.
     frozen = recipe.model.lora is not None and torch.cuda.is_available() and uses_bf16(recipe)
     model, tokenizer = loading.read(source, torch.bfloat16 if frozen else torch.float32)
-    return Subject(model, tokenizer, recipe.encoder.changed(stored or EncoderConfig()), source)
+    # Another objective would leave a head behind that does not know the new states.
+    kept = settings is not None and any(isinstance(objective, GurConfig) for objective in recipe.objectives)
+    head = read_head(settings) if kept and settings is not None else None
+    encoder = recipe.encoder.changed(stored or default_reading(model))
+    return Subject(model, tokenizer, encoder, source, head=head)
+
+
+def _check_seq2seq(recipe: Recipe, subject: Subject) -> None:
+    """Refuse what a model with an encoder of its own cannot be trained for, or read with."""
+    if subject.encoder.attention.name != "bidir":
+        raise ConfigError("this model has an encoder of its own, which looks both ways: encoder.attention is bidir")
+    if recipe.model.lora is not None:
+        raise ConfigError("model.lora is an adapter for encoding; a model with an encoder of its own is trained whole")
+    for objective in recipe.objectives:
+        if not isinstance(objective, WITH_ENCODER):
+            raise ConfigError(
+                f"{objective.kind} is for decoder-only models; a {subject.model.config.model_type} learns by "
+                "span_corruption, gur, contrastive and sscl"
+            )
+
+
+def _check_decoder_only(recipe: Recipe) -> None:
+    for objective in recipe.objectives:
+        if isinstance(objective, SpanConfig) or (isinstance(objective, GurConfig) and objective.lm):
+            what = "gur with lm" if isinstance(objective, GurConfig) else objective.kind
+            raise ConfigError(
+                f"{what} needs a decoder beside an encoder, such as a T5; add causal or unimae for a decoder-only model"
+            )
 
 
 def _plans(recipe: Recipe, subject: Subject) -> list[AttentionPlan]:
@@ -275,7 +325,7 @@ def build_model(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase | None") -> 
     Raises:
         ConfigError: The architecture's fields do not fit together.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM, set_seed
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, set_seed
 
     vocabulary: dict[str, Any] = {"vocab_size": (recipe.tokenizer or TokenizerConfig()).vocab_size}
     if tokenizer is not None:
@@ -283,8 +333,12 @@ def build_model(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase | None") -> 
         vocabulary = {"vocab_size": len(tokenizer), **ids}
     set_seed(recipe.seed)
     try:
-        config = AutoConfig.for_model(**{**(recipe.model.config or {}), **vocabulary})
-        return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        fields = {**(recipe.model.config or {}), **vocabulary}
+        if fields["model_type"] in SEQ2SEQ:
+            # As in T5, whose decoder begins with padding.
+            fields["decoder_start_token_id"] = fields.get("pad_token_id", 0)
+            return AutoModelForSeq2SeqLM.from_config(AutoConfig.for_model(**fields), dtype=torch.float32)
+        return AutoModelForCausalLM.from_config(AutoConfig.for_model(**fields), dtype=torch.float32)
     except (ValueError, TypeError, RuntimeError, StrictDataclassError) as error:
         raise ConfigError(f"model.config makes no model: {' '.join(str(error).split())}") from error
 

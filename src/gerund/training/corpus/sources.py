@@ -7,10 +7,11 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gerund.data.corpus import clean_text, read_documents
 from gerund.errors import ConfigError
+from gerund.models.halves import SEQ2SEQ
 from gerund.models.saving import atomic_folder
 from gerund.training.corpus.token_cache import TokenCache, Unit, tokenize_corpus
 from gerund.training.corpus.tokenizer import load_tokenizer, train_tokenizer
@@ -18,6 +19,9 @@ from gerund.training.recipe import Recipe, SourceConfig, TokenizerConfig
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+# As many as T5 has.
+_SENTINELS = 100
 
 
 class Sources:
@@ -78,12 +82,16 @@ def prepare_tokenizer(recipe: Recipe) -> "PreTrainedTokenizerFast":
     if settings.path is not None:
         return load_tokenizer(settings.path)
     sources = [(s.clean, s.weight, s.text_column, _stamps(recipe, s.files)) for s in recipe.data.sources]
-    content = [1, settings.vocab_size, settings.sample_mb, settings.max_length, sources]
+    sentinels = _SENTINELS if (recipe.model.config or {}).get("model_type") in SEQ2SEQ else 0
+    content: list[Any] = [1, settings.vocab_size, settings.sample_mb, settings.max_length, sources]
+    content += [sentinels] if sentinels else []
     key = hashlib.sha256(json.dumps(content).encode()).hexdigest()[:20]
     folder = cache_folder(recipe) / f"tokenizer-{key}"
     if not folder.is_dir():
         texts = _sample(recipe, settings.sample_mb)
-        tokenizer = train_tokenizer(texts, vocab_size=settings.vocab_size, max_length=settings.max_length)
+        tokenizer = train_tokenizer(
+            texts, vocab_size=settings.vocab_size, max_length=settings.max_length, sentinels=sentinels
+        )
         with atomic_folder(folder) as partial:
             tokenizer.save_pretrained(str(partial))
     # Read back also when just trained, so that the first run and a resumed one use the very same object.

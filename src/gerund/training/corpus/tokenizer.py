@@ -25,16 +25,20 @@ _PATTERN = (
 )
 
 
-def train_tokenizer(texts: Iterable[str], *, vocab_size: int, max_length: int) -> "PreTrainedTokenizerFast":
+def train_tokenizer(
+    texts: Iterable[str], *, vocab_size: int, max_length: int, sentinels: int = 0
+) -> "PreTrainedTokenizerFast":
     """Train a byte-level BPE on ``texts``.
 
     Args:
         texts: Documents, read once.
         vocab_size: Number of tokens, special ones included.
         max_length: What the tokenizer reports as the longest text the model takes.
+        sentinels: For models with an encoder of their own: so many tokens ``<extra_id_0>``, ... stand for spans.
 
     Returns:
-        A tokenizer that puts BOS in front of every text and has bos, eos, pad and mask set.
+        A tokenizer that puts BOS in front of every text and has bos, eos, pad and mask set; with sentinels it also
+        puts EOS behind, as T5's do.
 
     Raises:
         ConfigError: ``vocab_size`` leaves no room for the 256 bytes and the special tokens.
@@ -42,7 +46,8 @@ def train_tokenizer(texts: Iterable[str], *, vocab_size: int, max_length: int) -
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast
 
-    smallest = 256 + len(SPECIAL_TOKENS)
+    special = [*SPECIAL_TOKENS, *(f"<extra_id_{number}>" for number in range(sentinels))]
+    smallest = 256 + len(special)
     if vocab_size < smallest:
         raise ConfigError(f"vocab_size {vocab_size} is too small; bytes and special tokens need {smallest}")
     core = Tokenizer(models.BPE())
@@ -55,13 +60,16 @@ def train_tokenizer(texts: Iterable[str], *, vocab_size: int, max_length: int) -
     core.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
-        special_tokens=list(SPECIAL_TOKENS),
+        special_tokens=special,
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
     core.train_from_iterator(texts, trainer)
+    end = f" {EOS}" if sentinels else ""
     core.post_processor = processors.TemplateProcessing(
-        single=f"{BOS} $A", pair=f"{BOS} $A {BOS} $B", special_tokens=[(BOS, SPECIAL_TOKENS.index(BOS))]
+        single=f"{BOS} $A{end}",
+        pair=f"{BOS} $A{end} {BOS} $B{end}",
+        special_tokens=[(token, SPECIAL_TOKENS.index(token)) for token in ((BOS, EOS) if sentinels else (BOS,))],
     )
     return PreTrainedTokenizerFast(
         tokenizer_object=core,
@@ -72,6 +80,7 @@ def train_tokenizer(texts: Iterable[str], *, vocab_size: int, max_length: int) -
         model_max_length=max_length,
         clean_up_tokenization_spaces=False,
         model_input_names=["input_ids", "attention_mask"],
+        **({"extra_special_tokens": special[len(SPECIAL_TOKENS) :]} if sentinels else {}),
     )
 
 

@@ -2,7 +2,8 @@
 
 Two kinds of losses. :class:`TokenLosses` add up over tokens, so a step may be taken in parts of any size and
 divided by its counts afterwards. :class:`PairLosses` compare every text of a batch with every other, so the
-vectors of all parts have to be there first (``training/step.py`` caches their gradients).
+vectors of all parts have to be there first (``training/step.py`` caches their gradients). :class:`JointLosses` have
+both on one pass.
 
 Knows: batches as dictionaries of tensors. Does not know: recipes, optimizers, processes.
 
@@ -89,6 +90,18 @@ class PairLosses(nn.Module, ABC):
         """Return what holds while these texts are read, forward and backward."""
         del model
         return nullcontext()
+
+
+class JointLosses(PairLosses):
+    """A loss that compares texts, and losses that are sums over tokens, on one pass over the same texts."""
+
+    @abstractmethod
+    def counts(self, batch: Mapping[str, Batch]) -> dict[str, int]:
+        """Return for each loss over tokens how many of ``batch`` it sums; none where there is no such loss."""
+
+    @abstractmethod
+    def joint(self, model: "PreTrainedModel", part: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the vectors ``(B, D)`` of the texts in ``part``, and each loss summed over its tokens."""
 
 
 @dataclass

@@ -48,19 +48,24 @@ class Group:
         place_T = torch.arange(batch["real"].shape[1])
         first_B = torch.tensor([self.reader.pool_from(text) for text in texts])
         batch["pooled"] = batch["real"] & (place_T >= first_B[:, None])
-        batch["identity"] = torch.tensor([self._identity(text) for text in texts])
+        batch["identity"] = self.identities([self._own_text(text) for text in texts])
         return batch
 
-    def _identity(self, text: "Tokens") -> int:
-        """Return a number for the text without its prompt, so that a query and a document may be the same text.
+    @staticmethod
+    def identities(texts: Sequence[str]) -> Tensor:
+        """Return a number for each text ``(B,)``, the same for the same text."""
+        digests = [hashlib.blake2b(text.strip().encode(errors="replace"), digest_size=8).digest() for text in texts]
+        return torch.tensor([int.from_bytes(digest, "little", signed=True) for digest in digests])
+
+    def _own_text(self, text: "Tokens") -> str:
+        """Return a text without its prompt, so that a query and a document may be the same text.
 
         Characters and not tokens: behind a prompt the first word has other ones, with the space before it.
         """
-        own = self.reader.tokenizer.decode(
+        own: str = self.reader.tokenizer.decode(
             text.ids[text.text_from :], skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
-        digest = hashlib.blake2b(own.strip().encode(errors="replace"), digest_size=8).digest()
-        return int.from_bytes(digest, "little", signed=True)
+        return own
 
 
 class ContrastiveLosses(PairLosses):
@@ -90,7 +95,9 @@ class ContrastiveLosses(PairLosses):
         self.plan, self.pooling = reader.plan if reader.sends_plan else None, reader.config.pooling
         self.temperature, self.similarity, self.dropout = temperature, similarity, dropout
         self.in_batch = in_batch
-        self.projection = nn.Linear(reader.width, projection, bias=False) if projection else nn.Identity()
+        self.projection: nn.Module = nn.Identity()
+        if projection:
+            self.projection = nn.Linear(reader.width, projection, bias=False)
         if dropout and not dropout_places(reader.model):
             raise ConfigError(
                 f"{type(reader.model).__name__} has no attention dropout to set; set dropout: 0 and give "
