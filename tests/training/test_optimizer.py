@@ -150,3 +150,14 @@ def test_adafactor_is_that_of_torch_with_a_rate_for_the_heads():
     # A row and a column for a matrix, in the place of two numbers for each weight.
     held = ours.state[module.model.hidden.weight]
     assert sum(value.numel() for value in held.values() if value.ndim) < module.model.hidden.weight.numel()
+
+
+def test_muon_of_an_adapter_has_matrices_alone():
+    joint = MuonWithAdamW([nn.Parameter(torch.ones(3, 2))], [], lr=0.1)
+    [weight] = joint.param_groups[0]["params"]
+    weight.grad = torch.ones_like(weight)
+    joint.step()
+    assert float(weight.detach().max()) < 1.0
+    again = MuonWithAdamW([nn.Parameter(torch.ones(3, 2))], [], lr=0.1)
+    again.load_state_dict(joint.state_dict())
+    assert again.state_dict()["adamw"] is None

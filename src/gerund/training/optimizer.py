@@ -25,7 +25,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
 
     Args:
         matrices: Parameters for Muon, each two-dimensional.
-        others: Parameters for AdamW.
+        others: Parameters for AdamW; an adapter has none.
         lr: Learning rate of both.
         weight_decay: Of the matrices; the others are not decayed.
         betas: AdamW's.
@@ -49,29 +49,32 @@ class MuonWithAdamW(torch.optim.Optimizer):
         self.muon = torch.optim.Muon(
             matrices, lr=lr, weight_decay=weight_decay, momentum=momentum, adjust_lr_fn="match_rms_adamw"
         )
-        self.adamw = torch.optim.AdamW(others, lr=lr, weight_decay=0.0, betas=betas, eps=epsilon)
+        # AdamW refuses to have nothing to do.
+        self.adamw = torch.optim.AdamW(others, lr=lr, weight_decay=0.0, betas=betas, eps=epsilon) if others else None
         super().__init__([{"params": [*matrices, *others]}], {"lr": lr})
         self._share_groups()
 
     def _share_groups(self) -> None:
         # The very dicts of both parts, so that a scheduler writing here reaches both.
-        self.param_groups = [*self.muon.param_groups, *self.adamw.param_groups]
+        self.param_groups = [*self.muon.param_groups, *(self.adamw.param_groups if self.adamw else [])]
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Update all parameters."""
         loss = None if closure is None else closure()
         self.muon.step()
-        self.adamw.step()
+        if self.adamw is not None:
+            self.adamw.step()
         return loss
 
     def state_dict(self) -> dict[str, Any]:
         """Return both parts' state."""
-        return {"muon": self.muon.state_dict(), "adamw": self.adamw.state_dict()}
+        return {"muon": self.muon.state_dict(), "adamw": self.adamw.state_dict() if self.adamw else None}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over both parts' state."""
         self.muon.load_state_dict(state_dict["muon"])
-        self.adamw.load_state_dict(state_dict["adamw"])
+        if self.adamw is not None:
+            self.adamw.load_state_dict(state_dict["adamw"])
         self._share_groups()
 
 
