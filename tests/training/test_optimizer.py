@@ -153,11 +153,11 @@ def test_adafactor_is_that_of_torch_with_a_rate_for_the_heads():
 
 
 def test_muon_of_an_adapter_has_matrices_alone():
-    joint = MuonWithAdamW([nn.Parameter(torch.ones(3, 2))], [], lr=0.1)
+    joint = MuonWithAdamW([nn.Parameter(torch.ones(3, 2))], [], lr=0.1, weight_decay=0.0)
     [weight] = joint.param_groups[0]["params"]
     weight.grad = torch.ones_like(weight)
     joint.step()
     assert float(weight.detach().max()) < 1.0
-    again = MuonWithAdamW([nn.Parameter(torch.ones(3, 2))], [], lr=0.1)
+    again = MuonWithAdamW([nn.Parameter(torch.ones(3, 2))], [], lr=0.1, weight_decay=0.0)
     again.load_state_dict(joint.state_dict())
     assert again.state_dict()["adamw"] is None
