@@ -39,8 +39,14 @@ ARMS: dict[str, tuple[str, ...]] = {
     "both": (),
     "inbook": ("objectives.rankgen.negatives=inbook",),
     "generative": ("objectives.rankgen.negatives=generative",),
-    "both, batch 8": ("objectives.rankgen.batch_size=8",),
-    "both, batch 128": ("objectives.rankgen.batch_size=128", "objectives.rankgen.micro_batch_size=32"),
+    # As many passages as with 32.
+    "both, batch 8": ("objectives.rankgen.batch_size=8", "steps=400"),
+    "both, batch 128": (
+        "objectives.rankgen.batch_size=128",
+        "objectives.rankgen.micro_batch_size=32",
+        "steps=25",
+        "schedule.warmup_steps=3",
+    ),
 }
 
 
