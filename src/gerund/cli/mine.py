@@ -52,7 +52,6 @@ def command(
     workers: Annotated[
         int | None, typer.Option("--workers", "-j", help="Processes; left out, one a core.", show_default=False)
     ] = None,
-    memory: Annotated[str, typer.Option(help="What the sorting takes at most; the rest goes to the disk.")] = "2GB",
     resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run.")] = False,
     force: Annotated[
         bool, typer.Option("--force", help="Replace OUT, and begin anew where something unfinished lies.")
@@ -104,7 +103,6 @@ def command(
             text_column=text_column,
             title_column=title_column,
             workers=workers,
-            memory=memory,
             resume=resume,
             force=force,
         )

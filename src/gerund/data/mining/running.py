@@ -27,7 +27,7 @@ from typing import Any
 from gerund.data.corpus import FORMATS as CORPUS_FORMATS
 from gerund.data.corpus import Record, corpus_format, read_records
 from gerund.data.files import flush_names, make_folder, whole_file
-from gerund.data.mining.gathering import FORMATS, checked_memory, gather, load_duckdb
+from gerund.data.mining.gathering import FORMATS, gather
 from gerund.data.mining.parts import Facts, Lot, Work, make_part, read_facts
 from gerund.data.mining.settings import BadDocument, Mined, MiningSettings
 from gerund.data.working_folder import MINING, PLACING, WorkingFolder, working_folder
@@ -47,7 +47,6 @@ def mine(
     text_column: str = "text",
     title_column: str = "title",
     workers: int | None = None,
-    memory: str = "2GB",
     resume: bool = False,
     force: bool = False,
     show: bool | None = None,
@@ -64,7 +63,6 @@ def mine(
         text_column: column or field that holds the text.
         title_column: the one that holds the title; it may be absent.
         workers: processes; None for one a core. The output does not depend on it.
-        memory: what the sorting at the end takes of it at most.
         resume: go on with what an interrupted run has left, made by the same settings from the same files.
         force: replace the output if there is one, and throw away what does not fit.
         show: whether to show progress; None only on a terminal.
@@ -80,8 +78,6 @@ def mine(
         ResourceError: memory or disk ran out; finished parts are kept.
     """
     settings = settings or MiningSettings()
-    load_duckdb()
-    checked_memory(memory)
     if workers is not None and workers < 1:
         raise ConfigError(f"workers={workers} leaves nobody to work")
     errors_file = _check_places(files, output)
@@ -90,7 +86,7 @@ def mine(
         placed = resume and (folder.manifest() or {}).get("stage") == PLACING
         if not force and not placed:
             _refuse_existing(output, errors_file)
-        job = _Job(files, output, errors_file, settings, folder, workers or cores(), memory, show)
+        job = _Job(files, output, errors_file, settings, folder, workers or cores(), show)
         work = Work(settings, text_column, title_column, "")
         return job.run(work, resume=resume, force=force, placed=placed)
 
@@ -111,11 +107,10 @@ class _Job:
         settings: MiningSettings,
         folder: WorkingFolder,
         workers: int,
-        memory: str,
         show: bool | None,
     ) -> None:
         self.files, self.output, self.errors_file, self.settings = files, output, errors_file, settings
-        self.folder, self.workers, self.memory, self.show = folder, workers, memory, show
+        self.folder, self.workers, self.show = folder, workers, show
         self.parts: dict[int, Facts] = {}
 
     def run(self, work: Work, *, resume: bool, force: bool, placed: bool) -> Mined:
@@ -238,7 +233,7 @@ class _Job:
         joined = self.folder.joined(self.output.name)
         parts = [self.folder.part(index) for index in sorted(self.parts)]
         with progress(None, "sorting", show=self.show):
-            pairs = gather(parts, joined, self.folder.spill(), memory=self.memory, threads=self.workers)
+            pairs = gather(parts, joined, self.folder.spill())
         if not replace_it:
             _refuse_existing(self.output, self.errors_file)
         self.folder.write_manifest({**manifest, "stage": PLACING})
