@@ -118,8 +118,9 @@ def _tell(mined: "Mined", as_json: bool) -> None:
         place = f"{error.file}, line {error.line}" if error.line else error.file
         typer.echo(f"gerund: warning: {place}: {error.reason}", err=True)
     if mined.errors:
+        what = "document" if mined.errors == 1 else "documents"
         more = f"; the first {len(mined.first_errors)} are above" if mined.errors > len(mined.first_errors) else ""
-        typer.echo(f"gerund: warning: {mined.errors:,} documents not used{more}: {mined.errors_file}", err=True)
+        typer.echo(f"gerund: warning: {mined.errors:,} {what} not used{more}: {mined.errors_file}", err=True)
     if as_json:
         typer.echo(json.dumps(asdict(mined), default=str, ensure_ascii=False))
         return
