@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def sentences_of(path: Path, count: int) -> list[str]:
-    """Return consecutive sentences of a file's documents, of at most 128 characters, which is all that the peer takes."""
+    """Return consecutive sentences of documents, of at most 128 characters: the peer takes no longer ones."""
     found: list[str] = []
     with lzma.open(path) as file:
         for line in file:
@@ -238,7 +238,7 @@ def corpus(path: Path, rounds: int) -> None:
     print("\n## A corpus")
     with tempfile.TemporaryDirectory() as folder:
         plain = Path(folder) / "wiki.jsonl"
-        plain.write_bytes(lzma.open(path).read())
+        plain.write_bytes(lzma.decompress(path.read_bytes()))
         for pairs in ("title", "all"):
             for workers in (1, 2):
                 speeds = []
@@ -246,9 +246,8 @@ def corpus(path: Path, rounds: int) -> None:
                     output = Path(folder) / f"{pairs}-{workers}-{number}.parquet"
                     done = mine([plain], output, MiningSettings(pairs=pairs), workers=workers, show=False)
                     speeds.append(done.megabytes_per_second)
-                print(
-                    f"{pairs}, {workers} processes: {median(speeds):.1f} MB/s, {done.pairs:,} pairs of {done.megabytes:.0f} MB"
-                )
+                size = f"{done.pairs:,} pairs of {done.megabytes:.0f} MB"
+                print(f"{pairs}, {workers} processes: {median(speeds):.1f} MB/s, {size}")
 
 
 if __name__ == "__main__":

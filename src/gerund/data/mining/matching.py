@@ -9,6 +9,7 @@ Knows: windows, spans, how often a sentence may be used. Does not know: how a do
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,8 +23,7 @@ from gerund.errors import ConfigError
 SHORT_WEIGHT = 150
 
 
-@dataclass(frozen=True)
-class Match:
+class Match(NamedTuple):
     """Two sentences that are a pair.
 
     Attributes:

@@ -18,6 +18,8 @@ from gerund.errors import ConfigError
 # Letters beyond this code point (the released code's 10000) say as much as several Latin ones: Han, kana, Hangul, ...
 LAST_LIGHT_LETTER = 0x2710
 _CODE_POINTS = 0x110000
+# The planes from here on have no letters: unassigned, tags, private use.
+_BEYOND_LETTERS = 0x40000
 
 
 @dataclass(frozen=True)
@@ -72,8 +74,8 @@ def code_points(text: str) -> np.ndarray:
 @cache
 def _kinds() -> np.ndarray:
     """Return for each code point 0 for no letter, 1 for a letter, 2 for a letter beyond ``LAST_LIGHT_LETTER``."""
-    letters = (unicodedata.category(chr(code)).startswith("L") for code in range(_CODE_POINTS))
-    kinds = np.fromiter(letters, dtype=np.uint8, count=_CODE_POINTS)
+    kinds = np.zeros(_CODE_POINTS, dtype=np.uint8)
+    kinds[:_BEYOND_LETTERS] = [unicodedata.category(chr(code))[0] == "L" for code in range(_BEYOND_LETTERS)]
     kinds[LAST_LIGHT_LETTER + 1 :] *= 2
     kinds.setflags(write=False)
     return kinds

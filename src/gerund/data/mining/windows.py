@@ -91,7 +91,7 @@ class Windows:
 
     Attributes:
         starts: ``(k,)`` int64, where they begin, ascending.
-        ends: ``(N,)`` int64, the end of the window that begins at a symbol; 0 where none does.
+        ends: ``(N,)`` int32 or int64, the end of the window that begins at a symbol; 0 where none does.
         hashes: ``(k,)`` uint64; equal windows of one document have equal hashes.
     """
 
@@ -103,7 +103,7 @@ class Windows:
 def find_windows(texts: Texts, threshold: int) -> Windows:
     """Return the window at every place from which its sentence weighs enough."""
     ends = _reach(texts.weight, threshold)
-    last = np.repeat(texts.bounds[1:], np.diff(texts.bounds))
+    last = np.repeat(texts.bounds[1:].astype(ends.dtype), np.diff(texts.bounds))
     ends[ends > last] = 0
     # A window that is reached by a space goes on to the symbol behind it.
     space = texts.codes == SPACE
@@ -188,8 +188,9 @@ def _reach(weight: np.ndarray, threshold: int) -> np.ndarray:
     if total > 16 * size:
         return np.searchsorted(weight, weight[:-1] + threshold)
     # Which symbol brings a unit of weight: a table to look up is quicker than a search.
-    bringer = np.repeat(np.arange(1, size + 1), np.diff(weight))
-    ends = np.full(size, size + 1)
+    small = np.int32 if size < 2**31 - 2 else np.int64
+    bringer = np.repeat(np.arange(1, size + 1, dtype=small), np.diff(weight))
+    ends = np.full(size, size + 1, dtype=small)
     enough = int(np.searchsorted(weight, total - threshold, side="right")) if total >= threshold else 0
     ends[:enough] = bringer[weight[:enough] + (threshold - 1)]
     return ends
