@@ -21,6 +21,7 @@ from gerund.cli import (
     generate,
     infill,
     inspect,
+    mine,
     negatives,
     recipes,
     score,
@@ -47,6 +48,7 @@ app.command("export")(export.command)
 app.command("generate")(generate.command)
 app.command("infill")(infill.command)
 app.command("inspect")(inspect.command)
+app.command("mine")(mine.command)
 app.command("negatives")(negatives.command)
 app.command("recipes")(recipes.command)
 app.command("score")(score.command)

@@ -7,14 +7,19 @@ are for. A corpus is never held in memory whole.
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from gerund.data.files import checked_text, decode, opened
 from gerund.errors import DataError, unknown_name
 
 FORMATS = (".jsonl", ".jsonl.xz", ".jsonl.gz", ".parquet", ".txt", ".txt.xz", ".txt.gz")
+
+
+# A byte order mark in front of nothing makes no document either.
+_BLANK = b" \t\r\n\f\v\xef\xbb\xbf"
 
 
 @dataclass(frozen=True)
@@ -25,6 +30,28 @@ class Document:
     """The document itself."""
     title: str = ""
     """Its title, empty where the file has none."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """A document as it stands in its file, not looked into yet.
+
+    Attributes:
+        path: the file.
+        number: the line or row that it stands on, counted from 1.
+        unit: ``line`` or ``row``, whichever ``number`` counts; "" where the file is one document.
+        content: the bytes of a line or file, the text and title of a row, or why they cannot be had.
+    """
+
+    path: Path
+    number: int
+    unit: str
+    content: bytes | tuple[object, object] | DataError
+
+    @property
+    def place(self) -> str:
+        """Where it stands, for a message."""
+        return f"{self.path}, {self.unit} {self.number}" if self.unit else str(self.path)
 
 
 def read_documents(
@@ -41,12 +68,40 @@ def read_documents(
         DataError: A file is missing, of an unknown format, not UTF-8, or has a malformed row.
     """
     for path in map(Path, paths):
-        reader = _READERS[_format_of(path)]
-        if not path.is_file():
-            raise DataError(f"{path}: no such file")
-        for document in reader(path, text_column, title_column):
+        for record in read_records(path, text_column=text_column, title_column=title_column):
+            document = document_of(record, text_column=text_column, title_column=title_column)
             if document.text.strip():
                 yield document
+
+
+def read_records(path: Path, *, text_column: str = "text", title_column: str = "title") -> Iterator[Record]:
+    """Yield the documents of a file in order without looking into them, so that one that is malformed stops nothing.
+
+    Raises:
+        DataError: The file is missing, of an unknown format, or cannot be read (on).
+    """
+    reader = _READERS[corpus_format(path)]
+    if not path.is_file():
+        raise DataError(f"{path}: no such file")
+    yield from reader(path, text_column, title_column)
+
+
+def document_of(record: Record, *, text_column: str = "text", title_column: str = "title") -> Document:
+    """Look into a record.
+
+    Raises:
+        DataError: It is not UTF-8, malformed, or has no text.
+    """
+    content, where = record.content, record.place
+    if isinstance(content, DataError):
+        raise content
+    if isinstance(content, tuple):
+        return _document(*content, where, text_column)
+    text = decode(content, where)
+    text = text.lstrip("\ufeff") if record.number == 1 else text
+    if record.unit:
+        return _parse_row(text, where, text_column, title_column)
+    return Document(text=text, title=record.path.name.split(".")[0])
 
 
 def clean_text(text: str, style: str) -> str:
@@ -68,7 +123,12 @@ def clean_text(text: str, style: str) -> str:
     return clean(text)
 
 
-def _format_of(path: Path) -> str:
+def corpus_format(path: Path) -> str:
+    """Return which of ``FORMATS`` a file has, by its name.
+
+    Raises:
+        DataError: None of them.
+    """
     name = path.name.lower()
     for ending in sorted(FORMATS, key=len, reverse=True):
         if name.endswith(ending):
@@ -76,19 +136,18 @@ def _format_of(path: Path) -> str:
     raise DataError(f"{path}: unknown file format; valid endings are: {', '.join(FORMATS)}")
 
 
-def _read_jsonl(path: Path, text_column: str, title_column: str) -> Iterator[Document]:
+def _read_jsonl(path: Path, text_column: str, title_column: str) -> Iterator[Record]:
+    del text_column, title_column
     with opened(path) as file:
         for number, raw in enumerate(file, start=1):
-            where = f"{path}, line {number}"
-            line = decode(raw, where).lstrip("\ufeff") if number == 1 else decode(raw, where)
-            if line.strip():
-                yield _parse_row(line, where, text_column, title_column)
+            if raw.strip(_BLANK):
+                yield Record(path, number, "line", raw)
 
 
 def _parse_row(line: str, where: str, text_column: str, title_column: str) -> Document:
     try:
         row = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{where}: not valid JSON ({error})") from error
     if not isinstance(row, dict):
         raise DataError(f"{where}: expected a JSON object, found {type(row).__name__}")
@@ -101,14 +160,13 @@ def _document(text: object, title: object, where: str, text_column: str) -> Docu
     return Document(text=checked_text(text, where, text_column), title=title if isinstance(title, str) else "")
 
 
-def _read_txt(path: Path, text_column: str, title_column: str) -> Iterator[Document]:
+def _read_txt(path: Path, text_column: str, title_column: str) -> Iterator[Record]:
     del text_column, title_column
     with opened(path) as file:
-        text = decode(file.read(), str(path)).lstrip("\ufeff")
-    yield Document(text=text, title=path.name.split(".")[0])
+        yield Record(path, 1, "", file.read())
 
 
-def _read_parquet(path: Path, text_column: str, title_column: str) -> Iterator[Document]:
+def _read_parquet(path: Path, text_column: str, title_column: str) -> Iterator[Record]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -120,15 +178,37 @@ def _read_parquet(path: Path, text_column: str, title_column: str) -> Iterator[D
             columns = [name for name in (text_column, title_column) if name in present]
             row = 0
             for batch in file.iter_batches(batch_size=256, columns=columns):
-                for values in batch.to_pylist():
+                for values in zip(*(_values(batch.column(name)) for name in columns), strict=True):
                     row += 1
-                    where = f"{path}, row {row}"
-                    yield _document(values[text_column], values.get(title_column), where, text_column)
+                    yield _row_record(path, row, values)
     except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{path}: not a readable parquet file ({error})") from error
+        raise DataError(f"{path}: not a readable parquet file ({' '.join(str(error).split())})") from error
 
 
-_READERS: dict[str, Callable[[Path, str, str], Iterator[Document]]] = {
+def _values(column: Any) -> list[Any]:
+    """Return the values of a column, in the place of each that is not UTF-8 the error."""
+    try:
+        return list(column.to_pylist())
+    except UnicodeDecodeError:
+        return [_value(item) for item in column]
+
+
+def _value(item: Any) -> Any:
+    try:
+        return item.as_py()
+    except UnicodeDecodeError as error:
+        return error
+
+
+def _row_record(path: Path, row: int, values: Sequence[Any]) -> Record:
+    text, title = values if len(values) == 2 else (values[0], None)
+    if isinstance(text, UnicodeDecodeError):
+        error = DataError(f"{path}, row {row}: not valid UTF-8 at byte {text.start}")
+        return Record(path, row, "row", error)
+    return Record(path, row, "row", (text, title))
+
+
+_READERS: dict[str, Callable[[Path, str, str], Iterator[Record]]] = {
     ".jsonl": _read_jsonl,
     ".jsonl.xz": _read_jsonl,
     ".jsonl.gz": _read_jsonl,

@@ -55,18 +55,26 @@ def split_sentences(text: str, language: str = "en") -> list[Sentence]:
     >>> [text[one.start : one.end] for one in split_sentences(text)]
     ['Mr. Smith left.', 'He was late.']
     """
+    bounds = sentence_bounds(text, language)
+    return [Sentence(start, end, len(_WORD.findall(text[start:end]))) for start, end in bounds]
+
+
+def sentence_bounds(text: str, language: str = "en") -> list[tuple[int, int]]:
+    """Return where a text's sentences begin and end, without the white space around them.
+
+    >>> sentence_bounds("Mr. Smith left. He was late.")
+    [(0, 15), (16, 28)]
+    """
     from sentencex import segment
 
     found = []
     place = 0
     for piece in segment(language, text):
-        stripped = piece.strip()
-        if not stripped:
-            continue
-        # What the splitter does to white space between sentences does not matter this way.
-        start = text.index(stripped, place)
-        place = start + len(stripped)
-        found.append(Sentence(start, place, len(_WORD.findall(stripped))))
+        if stripped := piece.strip():
+            # What the splitter does to white space between sentences does not matter this way.
+            start = text.index(stripped, place)
+            place = start + len(stripped)
+            found.append((start, place))
     return found
 
 

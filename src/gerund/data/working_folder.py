@@ -1,15 +1,16 @@
 """The folder ``OUT.parts``: finished parts of a long job, what the job is, and the lock of who works on it.
 
 A part is whole or absent. ``manifest.json`` says what the parts belong to, and at which stage the job is:
-``embedding`` while parts are added, ``placing`` once all are there and the output is put in its place. The
-folder goes away when the output is there; its manifest goes last, so that a job killed in between is known
-as finished.
+``embedding`` or ``mining`` while parts are added, ``placing`` once all are there and the output is put in its
+place. The folder goes away when the output is there; its manifest goes last, so that a job killed in between is
+known as finished.
 
 Knows: files, locks. Does not know: what is in a part.
 """
 
 import json
 import os
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -24,6 +25,7 @@ except ImportError:  # Windows: there two processes are not kept apart
     fcntl = None  # type: ignore[assignment]
 
 EMBEDDING = "embedding"
+MINING = "mining"
 PLACING = "placing"
 _MANIFEST = "manifest.json"
 _LOCK = "lock"
@@ -34,12 +36,14 @@ class WorkingFolder:
 
     Attributes:
         path: the folder.
+        ending: what the names of parts end in.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, ending: str = ".arrow") -> None:
+        self.path, self.ending = path, ending
         for stray in path.glob(".*.part"):
             stray.unlink()
+        shutil.rmtree(self.spill(), ignore_errors=True)
 
     def manifest(self) -> dict[str, Any] | None:
         """Return what the parts belong to; None when nothing was begun."""
@@ -60,7 +64,7 @@ class WorkingFolder:
 
     def part(self, index: int) -> Path:
         """Return the place of a part."""
-        return self.path / f"part-{index:06d}.arrow"
+        return self.path / f"part-{index:06d}{self.ending}"
 
     def parts(self) -> list[Path]:
         """Return the finished parts, up to the first that is missing."""
@@ -69,10 +73,14 @@ class WorkingFolder:
             found.append(path)
         return found
 
+    def begun(self) -> bool:
+        """Tell whether there is a finished part, be it behind one that is missing."""
+        return any(self.path.glob(f"part-*{self.ending}"))
+
     def clear(self) -> None:
         """Forget the manifest and all parts; other files stay."""
         (self.path / _MANIFEST).unlink(missing_ok=True)
-        for path in self.path.glob("part-*.arrow"):
+        for path in self.path.glob(f"part-*{self.ending}"):
             path.unlink()
         flush_names(self.path)
 
@@ -84,9 +92,13 @@ class WorkingFolder:
         """Return the place of an input that can be read only once; ``endings`` such as ``.txt.gz``."""
         return self.path / f"input{endings}"
 
+    def spill(self) -> Path:
+        """Return the place of a folder for what does not fit the memory; who makes it removes it."""
+        return self.path / "spill"
+
     def remove(self) -> None:
         """Delete the folder: everything else, then the manifest, then the lock."""
-        for pattern in ("part-*.arrow", "joined-*", "input*", ".*.part"):
+        for pattern in (f"part-*{self.ending}", "joined-*", "input*", ".*.part"):
             for path in self.path.glob(pattern):
                 path.unlink()
         flush_names(self.path)
@@ -98,8 +110,12 @@ class WorkingFolder:
 
 
 @contextmanager
-def working_folder(output: Path) -> Iterator[WorkingFolder]:
+def working_folder(output: Path, ending: str = ".arrow") -> Iterator[WorkingFolder]:
     """Yield the working folder of ``output``; at the end it goes away unless it holds something to go on from.
+
+    Args:
+        output: the file that is made.
+        ending: what the names of parts end in.
 
     Raises:
         InputError: another process is writing the same output.
@@ -109,11 +125,11 @@ def working_folder(output: Path) -> Iterator[WorkingFolder]:
     handle = None
     try:
         handle = _locked(path, output)
-        folder = WorkingFolder(path)
+        folder = WorkingFolder(path, ending)
         try:
             yield folder
         finally:
-            if path.is_dir() and not folder.parts() and (folder.manifest() or {}).get("stage") != PLACING:
+            if path.is_dir() and not folder.begun() and (folder.manifest() or {}).get("stage") != PLACING:
                 folder.remove()
     except OSError as error:
         raise ResourceError(f"cannot write {output}: {path}: {error.strerror or error}") from error

@@ -1,0 +1,133 @@
+"""``gerund mine``: training pairs out of raw documents."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from gerund.data.mining import Mined
+
+
+def command(
+    corpus: Annotated[
+        list[Path],
+        typer.Argument(help="Files or folders of documents (.jsonl, .txt, .parquet, .gz, .xz).", show_default=False),
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="OUT.parquet or OUT.jsonl.", show_default=False)],
+    method: Annotated[
+        str,
+        typer.Option(
+            help="lcs: sentences that share a long substring; none: the same without that condition; ict: a sentence "
+            "and the passage around it; crops: two crops of a passage."
+        ),
+    ] = "lcs",
+    pairs: Annotated[
+        str, typer.Option(help="title: the title with each sentence; all: any two sentences of a document.")
+    ] = "title",
+    threshold: Annotated[int, typer.Option(help="What the common substring weighs at least.")] = 30,
+    short_threshold: Annotated[
+        int | None,
+        typer.Option(help="A smaller one where a text is short, as in the released code (20).", show_default=False),
+    ] = None,
+    wide_weight: Annotated[int, typer.Option(help="Weight of a letter beyond U+2710: Han, kana, Hangul.")] = 10,
+    letter_weight: Annotated[int, typer.Option(help="Weight of any other letter.")] = 3,
+    other_weight: Annotated[int, typer.Option(help="Weight of anything else.")] = 1,
+    max_uses: Annotated[int, typer.Option(help="How often a sentence or title is used at most; 0 for any number.")] = 4,
+    per_document: Annotated[
+        int | None,
+        typer.Option(help="Pairs of a document at most, drawn by the seed; left out, all.", show_default=False),
+    ] = None,
+    language: Annotated[str, typer.Option(help="Language of the sentence splitter: en, zh, de, ...")] = "en",
+    clean: Annotated[
+        str, typer.Option(help="Quirks to remove first: none, gutenberg (hard-wrapped lines) or wikipedia.")
+    ] = "none",
+    text_column: Annotated[str, typer.Option(help="Column or field that holds the text.")] = "text",
+    title_column: Annotated[str, typer.Option(help="Column or field that holds the title; may be absent.")] = "title",
+    min_length: Annotated[int, typer.Option(help="Characters of a sentence at least.")] = 2,
+    context: Annotated[int, typer.Option(help="Characters of a passage at most, for ict and crops.")] = 1000,
+    seed: Annotated[int, typer.Option(help="Decides the order of the pairs, and draws.")] = 0,
+    workers: Annotated[
+        int | None, typer.Option("--workers", "-j", help="Processes; left out, one a core.", show_default=False)
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace OUT, and begin anew where something unfinished lies.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON on standard output.")] = False,
+) -> None:
+    """Find training pairs in raw documents: sentences of a document that share a long substring.
+
+    A letter weighs 3, one of a script with many signs (Han, kana, Hangul) 10, anything else 1; two sentences are a pair
+    when what they have in common without a gap weighs 30. A document without a title has its first sentence in the
+    title's place. A .txt file is one document.
+
+    OUT has the columns text_a, text_b, document, file, line, start_a, end_a, start_b, end_b, span, weight: the two
+    texts as they stand there, where, and what they share. Each pair is there once, in an order that depends on the
+    seed and not on the number of processes. Documents that cannot be used are counted and listed in OUT.errors.jsonl.
+    An interrupted run goes on with --resume.
+
+    For example:
+
+        gerund mine articles.jsonl -o pairs.parquet
+
+        gerund mine books/ -o pairs.jsonl --pairs all --clean gutenberg --max-uses 2 --per-document 500
+
+        gerund mine baike.parquet -o pairs.parquet --language zh --threshold 40 --workers 8
+    """
+    from gerund.data.mining import MiningSettings, SymbolWeights, mine
+    from gerund.training.shipped import text_files
+
+    settings = MiningSettings(
+        method=method,
+        pairs=pairs,
+        threshold=threshold,
+        short_threshold=short_threshold,
+        weights=SymbolWeights(wide_weight, letter_weight, other_weight),
+        # The methods without uses refuse any but the default.
+        max_uses=max_uses if max_uses != 0 else None,
+        per_document=per_document,
+        language=language,
+        clean=clean,
+        min_length=min_length,
+        context=context,
+        seed=seed,
+    )
+    try:
+        mined = mine(
+            text_files(corpus),
+            output,
+            settings,
+            text_column=text_column,
+            title_column=title_column,
+            workers=workers,
+            resume=resume,
+            force=force,
+        )
+    except KeyboardInterrupt as stop:
+        for note in getattr(stop, "__notes__", ()):
+            typer.echo(f"gerund: interrupted; {note}", err=True)
+        raise
+    _tell(mined, as_json)
+
+
+def _tell(mined: "Mined", as_json: bool) -> None:
+    for error in mined.first_errors:
+        place = f"{error.file}, line {error.line}" if error.line else error.file
+        typer.echo(f"gerund: warning: {place}: {error.reason}", err=True)
+    if mined.errors:
+        what = "document" if mined.errors == 1 else "documents"
+        more = f"; the first {len(mined.first_errors)} are above" if mined.errors > len(mined.first_errors) else ""
+        typer.echo(f"gerund: warning: {mined.errors:,} {what} not used{more}: {mined.errors_file}", err=True)
+    if as_json:
+        typer.echo(json.dumps(asdict(mined), default=str, ensure_ascii=False))
+        return
+    typer.echo(f"{mined.pairs:,} pairs of {mined.documents:,} documents in {mined.output}")
+    typer.echo(
+        f"{mined.sentences:,} sentences ({mined.repeated:,} repeated in their document), "
+        f"{mined.candidates:,} candidate pairs, {mined.found:,} found, {mined.duplicates:,} duplicates dropped"
+    )
+    before = f", {mined.resumed_parts:,} parts of it made before" if mined.resumed_parts else ""
+    typer.echo(f"{mined.megabytes:,.1f} MB in {mined.seconds:.1f} s ({mined.megabytes_per_second:.1f} MB/s{before})")

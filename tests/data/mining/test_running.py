@@ -1,0 +1,419 @@
+"""Whole corpora: the same bytes for any number of processes and interruptions, errors, refusals, full disks."""
+
+import errno
+import gzip
+import json
+import lzma
+import os
+import random
+import shutil
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from gerund.data.mining import MiningSettings, gathering, mine, parts, running
+from gerund.data.mining.symbols import normalised
+from gerund.data.working_folder import WorkingFolder
+from gerund.errors import (
+    ConfigError,
+    DataError,
+    InputError,
+    OutputExistsError,
+    ResourceError,
+)
+from gerund.training.corpus.pairs import read_examples
+from tests.data.mining.corpora import articles, write_jsonl
+
+# A few documents a part.
+SMALL = MiningSettings(part_size=2000)
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    return write_jsonl(tmp_path / "corpus.jsonl", articles(60))
+
+
+@pytest.fixture
+def output(tmp_path):
+    return tmp_path / "pairs.parquet"
+
+
+def run(corpus, output, settings=SMALL, **more):
+    return mine([corpus] if not isinstance(corpus, list) else corpus, output, settings, workers=1, show=False, **more)
+
+
+def rows(output):
+    if output.suffix == ".parquet":
+        return pq.read_table(output).to_pylist()
+    return [json.loads(line) for line in output.read_text().splitlines()]
+
+
+def working(output):
+    return output.with_name(f"{output.name}.parts")
+
+
+def stopped_after(monkeypatch, count, error=KeyboardInterrupt):
+    """Let ``count`` parts be made, then stop."""
+    own, made = running.make_part, []
+
+    def make_part(*given):
+        if len(made) == count:
+            raise error() if isinstance(error, type) else error
+        made.append(1)
+        return own(*given)
+
+    monkeypatch.setattr(running, "make_part", make_part)
+
+
+class TestOutput:
+    def test_rows(self, corpus, output):
+        mined = run(corpus, output)
+        found = rows(output)
+        assert list(found[0]) == list(parts.COLUMNS)
+        assert (mined.pairs, mined.documents, mined.errors) == (len(found), 60, 0)
+        assert mined.found == mined.pairs + mined.duplicates
+        assert 0 < mined.pairs <= mined.candidates <= mined.sentences
+        texts = [json.loads(line) for line in corpus.read_text().splitlines()]
+        for row in found:
+            document = texts[row["document"]]
+            assert (row["file"], row["line"]) == (corpus.name, row["document"] + 1)
+            assert (row["text_a"], row["start_a"], row["end_a"]) == (document["title"], -1, -1)
+            assert document["text"][row["start_b"] : row["end_b"]] == row["text_b"]
+            assert row["weight"] >= 30
+            assert row["span"] in normalised(row["text_a"])
+            assert row["span"] in normalised(row["text_b"])
+        assert not working(output).exists()
+
+    def test_is_shuffled_by_the_seed_alone(self, corpus, tmp_path):
+        found = []
+        for seed in (0, 1):
+            run(corpus, tmp_path / f"{seed}.parquet", MiningSettings(seed=seed))
+            found.append(rows(tmp_path / f"{seed}.parquet"))
+        order = [row["document"] for row in found[0]]
+        assert order != sorted(order)
+        assert found[0] != found[1]
+        assert sorted(map(str, found[0])) == sorted(map(str, found[1]))
+
+    def test_jsonl_has_the_same_rows(self, corpus, output):
+        run(corpus, output)
+        other = output.with_suffix(".jsonl")
+        run(corpus, other)
+        assert rows(other) == rows(output)
+
+    @pytest.mark.parametrize("ending", [".parquet", ".jsonl"])
+    def test_is_read_by_the_training(self, corpus, tmp_path, ending):
+        output = tmp_path / f"pairs{ending}"
+        mined = run(corpus, output)
+        examples = read_examples([output], query="text_a", positive="text_b")
+        assert [(one.query, one.positive) for one in examples] == [(r["text_a"], r["text_b"]) for r in rows(output)]
+        assert len(examples) == mined.pairs
+
+    def test_each_pair_once_and_the_earliest(self, tmp_path, output):
+        one = {"title": "The stone bridge", "text": "The stone bridge is old. Nobody comes."}
+        swapped = {"title": "The stone bridge IS old.", "text": "The stone bridge"}
+        other = {"title": "The stone bridge", "text": "The stone bridge is new."}
+        corpus = write_jsonl(tmp_path / "c.jsonl", [one, other, swapped, one])
+        mined = run(corpus, output, MiningSettings(part_size=1))
+        assert (mined.found, mined.duplicates, mined.pairs) == (4, 2, 2)
+        assert sorted(row["document"] for row in rows(output)) == [0, 1]
+
+
+class TestFormats:
+    def test_all_give_the_same_pairs(self, corpus, tmp_path):
+        content = corpus.read_bytes()
+        (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(content))
+        (tmp_path / "b.jsonl.xz").write_bytes(lzma.compress(content))
+        table = pa.table(
+            {name: [json.loads(line)[name] for line in content.splitlines()] for name in ("title", "text")}
+        )
+        pq.write_table(table, tmp_path / "c.parquet")
+        found = []
+        for name in ("corpus.jsonl", "a.jsonl.gz", "b.jsonl.xz", "c.parquet"):
+            run(tmp_path / name, tmp_path / f"{name}.jsonl")
+            found.append([{**row, "file": ""} for row in rows(tmp_path / f"{name}.jsonl")])
+        assert found[0] == found[1] == found[2] == found[3]
+
+    def test_a_txt_file_is_a_document_titled_by_its_name(self, tmp_path, output):
+        (tmp_path / "Spike is chasing.txt").write_text("Look, spike is chasing Tom. Nobody laughs.")
+        run(tmp_path / "Spike is chasing.txt", output)
+        [row] = rows(output)
+        assert (row["text_a"], row["text_b"], row["line"]) == ("Spike is chasing", "Look, spike is chasing Tom.", 1)
+
+    def test_other_columns(self, tmp_path, output):
+        corpus = write_jsonl(tmp_path / "c.jsonl", [{"name": "The stone bridge", "body": "The stone bridge is old."}])
+        assert run(corpus, output, text_column="body", title_column="name").pairs == 1
+
+    def test_ten_megabytes_in_a_line(self, tmp_path, output):
+        draw = random.Random(0)
+        word = ["".join(draw.choices("abcdefghij", k=8)) for _ in range(2000)]
+        text = " ".join(draw.choices(word, k=1_100_000))
+        corpus = write_jsonl(tmp_path / "c.jsonl", [{"title": f"{word[0]} {word[1]}", "text": text}, *articles(5)])
+        assert len(text) > 9_500_000
+        assert run(corpus, output, MiningSettings()).documents == 6
+
+
+class TestSameBytes:
+    @pytest.fixture
+    def whole(self, corpus, tmp_path):
+        output = tmp_path / "whole.parquet"
+        run(corpus, output)
+        return output.read_bytes()
+
+    def test_for_two_processes(self, corpus, output, whole):
+        mine([corpus], output, SMALL, workers=2, show=False)
+        assert output.read_bytes() == whole
+
+    @pytest.mark.parametrize("count", [1, 3])
+    def test_after_an_interruption(self, corpus, output, whole, monkeypatch, count):
+        with monkeypatch.context() as patch:
+            stopped_after(patch, count)
+            with pytest.raises(KeyboardInterrupt) as caught:
+                run(corpus, output)
+        assert "give --resume to go on from there" in caught.value.__notes__[0]
+        assert not output.exists()
+        mined = run(corpus, output, resume=True)
+        assert mined.resumed_parts == count
+        assert output.read_bytes() == whole
+        assert not working(output).exists()
+
+    def test_with_a_part_missing_or_broken(self, corpus, output, whole, monkeypatch):
+        with monkeypatch.context() as patch:
+            stopped_after(patch, 4)
+            with pytest.raises(KeyboardInterrupt):
+                run(corpus, output)
+        first, second, third, _ = sorted(working(output).glob("part-*"))
+        first.unlink()
+        second.write_bytes(second.read_bytes()[:-20])
+        shutil.copy(third, working(output) / "part-000099.parquet")
+        assert run(corpus, output, resume=True).resumed_parts == 3
+        assert output.read_bytes() == whole
+
+    def test_after_being_killed_at_the_very_end(self, corpus, output, whole, monkeypatch):
+        def killed(folder):
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(WorkingFolder, "remove", killed)
+            with pytest.raises(KeyboardInterrupt):
+                run(corpus, output)
+        assert output.read_bytes() == whole
+        with pytest.raises(OutputExistsError):
+            run(corpus, output)
+        run(corpus, output, resume=True)
+        assert output.read_bytes() == whole
+        assert not working(output).exists()
+
+    def test_nothing_to_resume(self, corpus, output, whole):
+        assert run(corpus, output, resume=True).resumed_parts == 0
+        assert output.read_bytes() == whole
+
+
+class TestUnfinishedWork:
+    @pytest.fixture(autouse=True)
+    def begun(self, corpus, output, monkeypatch):
+        with monkeypatch.context() as patch:
+            stopped_after(patch, 2)
+            with pytest.raises(KeyboardInterrupt):
+                run(corpus, output)
+
+    def test_is_not_thrown_away_unasked(self, corpus, output):
+        with pytest.raises(OutputExistsError, match="is unfinished; give --resume to go on with it, or --force"):
+            run(corpus, output)
+        assert run(corpus, output, force=True).resumed_parts == 0
+
+    @pytest.mark.parametrize(
+        "change, message",
+        [
+            (dict(settings=MiningSettings(part_size=2000, threshold=40)), "threshold was 30 and is 40"),
+            (dict(settings=MiningSettings(part_size=2000, seed=1)), "seed was 0 and is 1"),
+            (dict(text_column="title"), "text_column was 'text' and is 'title'"),
+        ],
+    )
+    def test_of_other_settings_is_refused(self, corpus, output, change, message):
+        with pytest.raises(InputError, match=f"does not fit: {message}"):
+            run(corpus, output, resume=True, **change)
+        assert len(list(working(output).glob("part-*"))) == 2
+        assert run(corpus, output, force=True, settings=MiningSettings(threshold=31)).resumed_parts == 0
+
+    def test_of_other_files_is_refused(self, corpus, output):
+        write_jsonl(corpus, articles(60, seed=1))
+        with pytest.raises(InputError, match="the files of the corpus have changed"):
+            run(corpus, output, resume=True)
+
+
+class TestBadDocuments:
+    LINES = (
+        b'{"title": "The stone bridge", "text": "The stone bridge is old. Nobody comes."}',
+        b'{"text": "half',
+        b'{"text": "\xff\xfe"}',
+        b"",
+        b'{"text": null}',
+        b'{"text": "\\u0000\\u0001 \\u0007"}',
+        b'{"text": "  "}',
+        b'{"title": "no text"}',
+        b"[1, 2]",
+        b'{"text": "\\ud800"}',
+        b"[" * 100_000,
+        b'{"title": "The stone bridge", "text": "The stone bridge is new. One more."}',
+    )
+
+    def test_are_counted_and_listed(self, tmp_path, output):
+        corpus = tmp_path / "c.jsonl"
+        corpus.write_bytes(b"\n".join(self.LINES))
+        mined = run(corpus, output, MiningSettings(part_size=100))
+        assert (mined.documents, mined.pairs, mined.errors) == (2, 2, 9)
+        listed = [json.loads(line) for line in (tmp_path / "pairs.errors.jsonl").read_text().splitlines()]
+        assert mined.errors_file == tmp_path / "pairs.errors.jsonl"
+        assert len(mined.first_errors) == 5
+        assert [error["line"] for error in listed] == [2, 3, 5, 6, 7, 8, 9, 10, 11]
+        assert {error["file"] for error in listed} == {str(corpus)}
+        for error, reason in zip(
+            listed,
+            [
+                "not valid JSON",
+                "not valid UTF-8 at byte 10",
+                "'text' is not a text but NoneType",
+                "the text has nothing but control characters",
+                "the text is empty",
+                "no field 'text'; present are: title",
+                "expected a JSON object, found list",
+                "'text' holds a lone surrogate at character 0",
+                "not valid JSON",
+            ],
+            strict=True,
+        ):
+            assert error["reason"].startswith(reason)
+        # Documents are numbered with the bad ones.
+        assert sorted((row["document"], row["line"]) for row in rows(output)) == [(0, 1), (10, 12)]
+
+    def test_a_broken_file_does_not_stop_the_others(self, tmp_path, corpus, output):
+        broken = tmp_path / "a.jsonl.gz"
+        broken.write_bytes(gzip.compress(corpus.read_bytes())[:-200])
+        (tmp_path / "b.parquet").write_bytes(b"PAR1 not really")
+        pq.write_table(pa.table({"body": ["x"]}), tmp_path / "c.parquet")
+        mined = run([broken, tmp_path / "b.parquet", tmp_path / "c.parquet", corpus], output)
+        assert [error.reason.split(" (")[0] for error in mined.first_errors] == [
+            "broken or truncated archive",
+            "not a readable parquet file",
+            "no column 'text'; present are: body",
+        ]
+        assert mined.documents >= 60
+
+    def test_parquet_that_is_not_utf8(self, tmp_path, output):
+        raw = pa.array([b"The stone bridge is old. Nobody.", b"\xff", None], pa.binary())
+        table = pa.table({"text": pa.Array.from_buffers(pa.string(), 3, raw.buffers(), null_count=1)})
+        table = table.append_column("title", pa.array(["The stone bridge"] * 3))
+        pq.write_table(table, tmp_path / "c.parquet")
+        mined = run(tmp_path / "c.parquet", output)
+        assert (mined.pairs, [error.line for error in mined.first_errors]) == (1, [2, 3])
+
+    def test_the_list_of_an_earlier_run_is_no_leftover(self, tmp_path, corpus, output):
+        errors = tmp_path / "pairs.errors.jsonl"
+        errors.write_text("{}\n")
+        with pytest.raises(OutputExistsError, match=r"errors\.jsonl exists already"):
+            run(corpus, output)
+        assert run(corpus, output, force=True).errors_file is None
+        assert not errors.exists()
+
+
+class TestRefusals:
+    @pytest.fixture
+    def refused(self, tmp_path, output):
+        def refuse(error, message, corpus, *, output=output, **more):
+            before = sorted(tmp_path.rglob("*"))
+            with pytest.raises(error, match=message):
+                run(corpus, output, **more)
+            assert sorted(tmp_path.rglob("*")) == before, "a refusal leaves nothing behind"
+
+        return refuse
+
+    def test_an_empty_corpus(self, refused, tmp_path):
+        corpus = tmp_path / "c.jsonl"
+        corpus.write_bytes(b"\n\n")
+        refused(DataError, "^there is no document to mine$", corpus)
+        corpus.write_bytes(b"{}\n{}\n")
+        refused(
+            DataError, r"mine; 2 documents could not be used, the first: .*c\.jsonl, line 1: no field 'text'", corpus
+        )
+        refused(DataError, "there is no file to mine", [])
+
+    def test_a_corpus_without_pairs(self, refused, tmp_path):
+        corpus = write_jsonl(tmp_path / "c.jsonl", [{"text": "One sentence."}, {"text": "Two of them. Or not."}])
+        refused(DataError, "^no two sentences of 2 documents are a pair by these settings$", corpus)
+
+    def test_files(self, refused, tmp_path, corpus, output):
+        refused(DataError, "absent.jsonl: no such file", tmp_path / "absent.jsonl")
+        (tmp_path / "c.docx").write_bytes(b"x")
+        refused(DataError, "c.docx: unknown file format; valid endings are", tmp_path / "c.docx")
+        refused(ConfigError, "file that ends in .parquet or .jsonl", corpus, output=tmp_path / "pairs.csv")
+        refused(InputError, "is a file of the corpus; choose another output", corpus, output=corpus, force=True)
+        output.mkdir()
+        refused(InputError, "is a folder; choose another output", corpus)
+
+    def test_an_output_that_is_there(self, refused, corpus, output):
+        output.write_bytes(b"mine")
+        refused(OutputExistsError, "exists already; choose another name or give --force to replace it", corpus)
+        assert run(corpus, output, force=True).pairs > 0
+
+    def test_one_that_comes_up_meanwhile(self, corpus, output, monkeypatch):
+        own = running.gather
+
+        def gather(*given, **more):
+            output.write_bytes(b"someone else's")
+            return own(*given, **more)
+
+        monkeypatch.setattr(running, "gather", gather)
+        with pytest.raises(OutputExistsError):
+            run(corpus, output)
+        assert output.read_bytes() == b"someone else's"
+
+    def test_workers(self, corpus, output):
+        with pytest.raises(ConfigError, match="workers=0"):
+            mine([corpus], output, workers=0)
+
+
+class TestFullDisk:
+    @pytest.mark.parametrize("at", [1, 2, 4, 9, 15, 24])
+    def test_keeps_what_is_finished_and_goes_on(self, corpus, output, tmp_path, monkeypatch, at):
+        calls = 0
+        own = os.fsync
+
+        def full(handle):
+            nonlocal calls
+            calls += 1
+            if calls >= at:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            own(handle)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", full)
+            with pytest.raises(ResourceError, match="No space left on device") as caught:
+                run(corpus, output)
+        kept = len(list(working(output).glob("part-*")))
+        assert ("give --resume to go on" in str(caught.value)) == (kept > 0) == working(output).exists()
+        assert not list(tmp_path.rglob(".*")), "no half-written file may take up space"
+        assert run(corpus, output, resume=True).resumed_parts == kept
+
+    def test_while_sorting(self, corpus, output, monkeypatch):
+        def full(*given):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        with monkeypatch.context() as patch:
+            patch.setattr(gathering, "_deal", full)
+            with pytest.raises(ResourceError, match=r"could not be sorted: No space left.*give --resume"):
+                run(corpus, output)
+        assert not (working(output) / "spill").exists()
+        assert run(corpus, output, resume=True).pairs > 0
+
+
+def test_a_process_that_is_killed(corpus, output, monkeypatch):
+    from concurrent.futures.process import BrokenProcessPool
+
+    with monkeypatch.context() as patch:
+        stopped_after(patch, 2, BrokenProcessPool("killed"))
+        future = running.Future()
+        future.set_exception(BrokenProcessPool("killed"))
+        job = running._Job([corpus], output, output, SMALL, WorkingFolder(output), 1, False)
+        with pytest.raises(ResourceError, match="a process was ended from outside, perhaps because memory ran out"):
+            job._collect({future: None}, lambda _: None, running.FIRST_COMPLETED)
