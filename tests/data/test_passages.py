@@ -1,8 +1,11 @@
 """Passages are whole sentences of the wished lengths; negatives are of the same document and overlap nothing."""
 
+from time import perf_counter
+
 import numpy as np
 import pytest
 
+from gerund.data import passages
 from gerund.data.passages import cut_passages, inbook_negatives, split_sentences
 
 # Sentences of 3 to 9 words that can be told apart.
@@ -75,3 +78,18 @@ def test_a_stretch_that_repeats_the_right_continuation_is_no_negative():
     sentences = split_sentences(text)
     [one, *_] = cut_passages(text, sentences, prefix_words=20, continuation_words=(10, 20))
     assert one.continuation not in inbook_negatives(text, sentences, one, 10, np.random.default_rng(0))
+
+
+def test_long_texts_are_split_as_their_paragraphs_are(monkeypatch):
+    text = "\n\n".join(f'He said: "Mr. Smith, number {n}, left." She\nstayed. Did she? Yes!' for n in range(200))
+    whole = passages.sentence_bounds(text)
+    monkeypatch.setattr(passages, "_STRETCH", 300)
+    assert passages.sentence_bounds(text) == whole
+
+
+def test_a_long_paragraph_of_quotations_does_not_take_the_square_of_its_time():
+    text = 'He said: "I have seen it" (once).\nShe " did not . ' * 20_000
+    begin = perf_counter()
+    found = passages.sentence_bounds(text)
+    assert perf_counter() - begin < 20
+    assert len(found) >= 20_000

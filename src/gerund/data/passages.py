@@ -7,12 +7,14 @@ Knows: sentences, words. Does not know: tokens, models, files.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 _WORD = re.compile(r"\S+")
+_STRETCH = 20_000
+_LIKELY_END = re.compile(r"[.!?]['\"”’)]*\s+|[。！？][”’」』）]*|\n\s*\n")
 _SENTENCE_ENDS = (".", "!", "?", '"', "\u201d", "'")
 
 
@@ -69,13 +71,32 @@ def sentence_bounds(text: str, language: str = "en") -> list[tuple[int, int]]:
 
     found = []
     place = 0
-    for piece in segment(language, text):
-        if stripped := piece.strip():
-            # What the splitter does to white space between sentences does not matter this way.
-            start = text.index(stripped, place)
-            place = start + len(stripped)
-            found.append((start, place))
+    for stretch in _stretches(text):
+        for piece in segment(language, stretch):
+            if stripped := piece.strip():
+                # What the splitter does to white space between sentences does not matter this way.
+                start = text.index(stripped, place)
+                place = start + len(stripped)
+                found.append((start, place))
     return found
+
+
+def _stretches(text: str) -> Iterator[str]:
+    """Cut a text between paragraphs, and a very long paragraph at what looks like the end of a sentence.
+
+    The splitter's time grows with the square of a paragraph that has quotations.
+    """
+    start = 0
+    while len(text) - start > _STRETCH:
+        end = text.rfind("\n\n", start + 1, start + _STRETCH) + 2
+        if end < 2:
+            found = _LIKELY_END.search(text, start + _STRETCH)
+            if found is None:
+                break
+            end = found.end()
+        yield text[start:end]
+        start = end
+    yield text[start:]
 
 
 def cut_passages(
