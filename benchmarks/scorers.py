@@ -25,6 +25,7 @@ from gerund.training.recipe import load_recipe
 from gerund.training.run import train
 
 DOCUMENTS, A_DOCUMENT = 64, 64
+LONGER = "inbook, longer"
 PREFIX_WORDS, WORDS = 96, 64
 TASKS = (
     "suffix-identification/books", "suffix-identification/wiki", "human-or-generated/books",
@@ -39,6 +40,8 @@ ARMS: dict[str, tuple[str, ...]] = {
     "both": (),
     "inbook": ("objectives.rankgen.negatives=inbook",),
     "generative": ("objectives.rankgen.negatives=generative",),
+    # Four times the steps, on passages of all books.
+    LONGER: ("objectives.rankgen.negatives=inbook", "steps=400", "schedule.warmup_steps=20"),
     # As many passages as with 32.
     "both, batch 8": ("objectives.rankgen.batch_size=8", "steps=400"),
     "both, batch 128": (
@@ -50,24 +53,32 @@ ARMS: dict[str, tuple[str, ...]] = {
 }
 
 
-def passages_in(work: Path, data: Path) -> Path:
-    """Return the folder of passages, made unless it is there."""
-    folder, books = work / "passages", work / "books.jsonl"
-    if not books.is_file():
+def passages_in(work: Path, data: Path, *, longer: bool = False) -> Path:
+    """Return the folder of passages, made unless it is there; with ``longer`` of all books, without generated ones."""
+    folder, books = work / ("passages-longer" if longer else "passages"), work / "books.jsonl"
+    if longer:
+        books = data / "lm" / "books.train.jsonl.xz"
+    elif not books.is_file():
         # Every second book: the corpus goes by author.
         found = [one.text for one in read_documents([data / "lm" / "books.train.jsonl.xz"])][: 2 * DOCUMENTS : 2]
         books.write_text("".join(json.dumps({"text": text}) + "\n" for text in found), "utf-8")
     settings = NegativesSettings(
-        clean="gutenberg", prefix_words=PREFIX_WORDS, most_words=WORDS, per_document=A_DOCUMENT, generate=1.0
+        clean="gutenberg",
+        prefix_words=PREFIX_WORDS,
+        most_words=WORDS,
+        per_document=A_DOCUMENT,
+        generate=0.0 if longer else 1.0,
     )
-    make_negatives([books], folder, settings, lm=load(attention="causal"), batch_size=128, resume=True)
+    lm = None if longer else load(attention="causal")
+    make_negatives([books], folder, settings, lm=lm, batch_size=128, resume=True)
     return folder
 
 
-def trained(name: str, seed: int, work: Path, passages: Path, more: list[str]) -> Path:
+def trained(name: str, seed: int, work: Path, data: Path, more: list[str]) -> Path:
     """Return the folder of a scorer, trained unless it is there."""
     output = work / "runs" / f"{name.replace(', ', '-').replace(' ', '')}-{seed}"
     if not (output / "model").is_dir():
+        passages = passages_in(work, data, longer=name == LONGER).resolve()
         overrides = [f"objectives.rankgen.passages=[{passages}]", f"output={output}", f"seed={seed}"]
         train(load_recipe("rankgen-default", [*overrides, *ARMS[name], *more]), resume=True)
     return output / "model"
@@ -114,7 +125,6 @@ def main() -> None:
     parser.add_argument("--set", nargs="*", default=[], help="more settings of the recipe, KEY=VALUE")
     arguments = parser.parse_args()
     arguments.work.mkdir(parents=True, exist_ok=True)
-    passages = passages_in(arguments.work, arguments.data)
     print("| | 11-way | 2-way | human | 11-way, wiki | 2-way, wiki | human, wiki | R@1 | R@10 |")
     plain = measured(None, arguments.data, arguments.work, likelihoods=True)
     retrieved = plain.pop("book-retrieval/books")
@@ -126,7 +136,7 @@ def main() -> None:
     for name in arguments.only:
         whole[name] = [
             measured(
-                trained(name, int(seed), arguments.work, passages, arguments.set),
+                trained(name, int(seed), arguments.work, arguments.data, arguments.set),
                 arguments.data,
                 arguments.work,
                 likelihoods=False,
