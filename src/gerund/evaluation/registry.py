@@ -20,6 +20,7 @@ _MODULES = (
     "sts",
     "pair_classification",
     "retrieval",
+    "title_retrieval",
     "book_retrieval",
     "quotation_retrieval",
     "reranking",
