@@ -183,3 +183,5 @@ class TestExpanding:
         source.write_text("the cat\nthe dog\n")
         ran = self.expanded(tiny_folder, "--expand", 1, "-f", source, "--keep", "cat", "-o", tmp_path / "out.jsonl")
         assert "in.txt, line 2: 'cat' is to be kept" in ran.mistake
+        source.write_text("the cat\n\n")
+        assert "in.txt, line 2: the query is empty" in self.expanded(tiny_folder, "--expand", 1, "-f", source).mistake

@@ -60,6 +60,25 @@ def settings_of(
     return {"count": count, "keep": keep or []} | ({} if share is None else {"share": share})
 
 
+def check_queries(lots: "list[Rows]", settings: dict[str, Any]) -> None:
+    """Look at all queries at once: what is wrong with the last shows before the first is expanded.
+
+    Raises:
+        TextError: a query has no word, or lacks one that is to be kept; the message says which.
+    """
+    from gerund.errors import TextError
+    from gerund.inference.expansion import Query
+    from gerund.inference.infilling import BLANK
+
+    for rows in lots:
+        for index, query in enumerate(rows.texts):
+            try:
+                if BLANK not in query:
+                    Query.of(query, settings["keep"])
+            except TextError as error:
+                raise _placed(rows, index, error) from error
+
+
 def expanded(
     lm: "LanguageModel", lots: "list[Rows]", sampling: "Sampling", settings: dict[str, Any]
 ) -> "Iterator[dict[str, Any]]":
@@ -77,6 +96,11 @@ def expanded(
             try:
                 found = lm.expand(query, sampling=own, **settings)
             except TextError as error:
-                raise type(error)(f"{rows.place(index)}: {error}" if rows.unit else str(error)) from error
+                raise _placed(rows, index, error) from error
             number += 1
             yield {"prompt": query, "expansions": found}
+
+
+def _placed(rows: "Rows", index: int, error: Exception) -> Exception:
+    """Return an error about one query of a file with the query's place."""
+    return type(error)(f"{rows.place(index)}: {error}") if rows.unit else error

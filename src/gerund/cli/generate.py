@@ -105,6 +105,8 @@ def command(
         raise ConfigError(f"batch_size={batch_size} leaves no room for a prompt")
     json_lines.refuse_existing(output, force=force)
     lots = _prompts(prompt, file, column, format)
+    if expansion is not None:
+        expanding.check_queries(lots, expansion)
     from gerund.entry import load, load_writer
 
     if ranked is None:

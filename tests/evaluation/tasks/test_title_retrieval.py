@@ -114,9 +114,10 @@ def test_bm25_and_both_together_take_part(tmp_path, tiny_folder):
     assert both.metrics["recall_at_100"] == 1
 
 
-def test_a_plain_text_is_one_document_and_no_corpus_of_titles(tmp_path):
+def test_a_document_alone_is_no_corpus_of_titles(tmp_path):
     written(tmp_path, ROWS)
     (tmp_path / "lm" / "plain.test.txt").write_text("A text. Another.")
+    (tmp_path / "lm" / "book.test.jsonl").write_text(json.dumps(ROWS[0]) + "\n")
     assert [task.name for task in title_retrieval.find(tmp_path)] == ["title-retrieval/zoo"]
 
 
@@ -131,7 +132,7 @@ def test_mistakes(tmp_path):
     with pytest.raises(ConfigError, match="words=0 leaves nothing"):
         replace(written(tmp_path, ROWS), words=0)
     with pytest.raises(DataError, match=r"zoo.test.jsonl: one document or none has a title"):
-        written(tmp_path, ROWS[:1]).run(random_table(["a"]), Settings())
+        written(tmp_path, [ROWS[0], ROWS[2]]).run(random_table(["a"]), Settings())
     with pytest.raises(DataError, match="line 2: no field 'text'"):
         written(tmp_path, [ROWS[0], {"title": "x"}]).run(random_table(["a"]), Settings())
 

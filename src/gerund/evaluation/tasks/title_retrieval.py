@@ -9,10 +9,11 @@ Knows: documents, titles, passages. Does not know: how they are ranked.
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import ClassVar
 
-from gerund.data.corpus import Document
+from gerund.data.corpus import Document, read_documents
 from gerund.data.passages import split_sentences
 from gerund.errors import ConfigError, DataError
 from gerund.evaluation.contender import Contender
@@ -92,12 +93,22 @@ def passages_of(text: str, words: int, *, skip: int = 0) -> Iterator[str]:
 
 
 def find(folder: Path) -> list[Task]:
-    """Return a task for every corpus with a test file of several documents, which a .txt file is not."""
+    """Return a task for every corpus with a test file of several documents."""
     return [
         TitleRetrieval(name=f"title-retrieval/{name}", files=files)
         for name, files in test_files(folder).items()
-        if ".txt" not in files[0].suffixes
+        if _has_several(files[0])
     ]
+
+
+def _has_several(path: Path) -> bool:
+    """Tell whether a file holds more than one document, so that a book alone is not asked for its title."""
+    if ".txt" in path.suffixes:
+        return False
+    try:
+        return len(list(islice(read_documents([path]), 2))) > 1
+    except DataError:
+        return True  # what is malformed is told when it is measured
 
 
 @lru_cache(maxsize=2)
