@@ -14,7 +14,7 @@ from gerund.errors import ConfigError, TextError
 from gerund.exporting import formats
 from gerund.exporting.folders import write_settings
 from gerund.exporting.formats import Export
-from gerund.inference import generation, infilling
+from gerund.inference import expansion, generation, infilling
 from gerund.inference.infilling import BLANK, Method
 from gerund.inference.reranking import Judge, search, stream_search
 from gerund.inference.session import Session, encode_and_keep
@@ -22,6 +22,7 @@ from gerund.inference.spans import SpannedText, SpanReading, span_logprobs
 from gerund.inference.tokens import check_texts
 from gerund.models import loading
 from gerund.models.adapters import base_state
+from gerund.models.halves import reads_apart
 from gerund.models.saving import atomic_folder
 from gerund.scoring.dual import DualScorer
 from gerund.scoring.finding import find_scorer
@@ -282,6 +283,42 @@ class LanguageModel(TextEncoder):
             method=method,
             shots=shots,
             gate=self.reader.gate,
+        )
+
+    def expand(
+        self,
+        query: str,
+        count: int = 5,
+        *,
+        keep: Sequence[str] = (),
+        share: float = expansion.SHARE,
+        max_tokens: int = expansion.MAX_TOKENS,
+        sampling: Sampling | None = None,
+    ) -> list[str]:
+        """Return other ways to ask, with some of a query's words written anew by ``infill`` (GUR, section V-C).
+
+        Args:
+            query: with gaps of its own (``[blank]``) filled as it is; else words are masked at random, anew each time.
+            count: how many at most; what says the same as the query or as each other is left out.
+            keep: words of the query, or several together, that are never masked.
+            share: share of the words that is masked; at least one is.
+            max_tokens: tokens of a filling at most.
+            sampling: how tokens are drawn; None is nucleus sampling with p 0.9. Its seed decides the masks too.
+
+        Returns:
+            The most probable fillings first. A warning says when there are fewer than ``count``.
+
+        Raises:
+            InputError: the query has no word, lacks what is to be kept, or is too long; or a setting is impossible.
+        """
+        return expansion.expand(
+            lambda text, own: self.infill(text, max_tokens=max_tokens, sampling=own),
+            *(query, count),
+            keep=keep,
+            share=share,
+            blank=BLANK,
+            sampling=sampling or NUCLEUS,
+            begins=reads_apart(self.model) or self.tokenizer.bos_token_id is not None,
         )
 
     def save(self, folder: str | Path, *, overwrite: bool = False) -> None:

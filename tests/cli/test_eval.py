@@ -165,3 +165,29 @@ def test_a_malformed_row_is_named_and_earlier_scores_are_kept(tiny_folder, data,
     assert ran.code == 2
     assert "small.test.tsv, line 2: 'score' is not a number: 'high'" in ran.err
     assert len(list((report / "scores").glob("retrieval*.json"))) == 1
+
+
+def test_a_model_and_bm25_together(tiny_folder, data, tmp_path):
+    report = tmp_path / "report"
+    base = ["--data", data, "-o", report, "--no-pictures"]
+    ran = run_cli("eval", tiny_folder, "bm25", "hybrid", "--tasks", "sts,retrieval", *base, "--plan", "causal")
+    assert ran.code == 0, ran.err
+    assert set(scores(report)) == {
+        ("sts/small", "causal"),
+        ("retrieval/small", "causal"), ("retrieval/small", "bm25"), ("retrieval/small", "causal + BM25"),
+    }  # fmt: skip
+    found = json.loads((report / "results.json").read_text())
+    assert all({"recall_at_100", "mrr_at_10"} <= set(row["score"]["metrics"]) for row in found["scores"][:3])
+    assert "recall_<wbr>at_<wbr>100" in (report / "report.html").read_text()
+    # It is known again, and generation, which is the model's, is not given to it.
+    again = run_cli("eval", tiny_folder, "hybrid", "--tasks", "retrieval,perplexity", *base, "--plan", "causal")
+    assert again.code == 0, again.err
+    assert "causal + BM25" in again.err
+    assert "(known already)" in again.err
+    assert ("perplexity/small", "causal + BM25") not in scores(report)
+
+
+def test_hybrid_alone_joins_nothing(data, tmp_path):
+    ran = run_cli("eval", "hybrid", "--tasks", "retrieval", "--data", data, "-o", tmp_path / "report")
+    assert "hybrid joins the ranking of a model with that of BM25; name a model too" in ran.mistake
+    assert not (tmp_path / "report").exists()

@@ -128,3 +128,60 @@ class TestMistakes:
         out = tmp_path / "out.jsonl"
         assert message in run_cli("generate", "-f", tmp_path / name, "-m", tiny_folder, "-o", out).mistake
         assert not out.exists()
+
+
+class TestExpanding:
+    def expanded(self, folder, *arguments):
+        return run_cli("generate", "-m", folder, "--max-new-tokens", 2, "--seed", 1, *arguments)
+
+    def test_one_query_as_lines(self, tiny_folder):
+        ran = self.expanded(tiny_folder, "--expand", 3, "the cat in the rain", "--keep", "cat", "--keep", "in the")
+        assert (ran.code, ran.err) == (0, "")
+        lm = gerund.load(tiny_folder)
+        sampling = gerund.Sampling(temperature=1.0, top_p=0.9, seed=1)
+        keep = ["cat", "in the"]
+        assert ran.out.splitlines() == lm.expand("the cat in the rain", 3, keep=keep, max_tokens=2, sampling=sampling)
+
+    def test_many_queries_as_json(self, tiny_folder, tmp_path):
+        source, out = tmp_path / "in.txt", tmp_path / "out.jsonl"
+        source.write_text("the cat in the rain\nthe cat in the rain\n")
+        ran = self.expanded(tiny_folder, "--expand", 2, "-f", source, "-o", out, "--share", 0.5)
+        assert (ran.code, ran.out, ran.err) == (0, "", "")
+        first, second = records(out.read_text())
+        assert list(first) == ["prompt", "expansions"]
+        assert len(first["expansions"]) == len(second["expansions"]) == 2
+        assert first["expansions"] != second["expansions"]
+        one = self.expanded(tiny_folder, "--expand", 2, "the cat in the rain", "--share", 0.5, "--json")
+        assert records(one.out) == [first]
+
+    @pytest.mark.filterwarnings("always:.*expansions of:UserWarning")
+    def test_fewer_than_asked_are_told(self, tiny_folder):
+        ran = run_cli("generate", "-m", tiny_folder, "--expand", 3, "the [blank] rain", "--temperature", 0)
+        assert ran.code == 0
+        assert len(ran.out.splitlines()) == 1
+        assert ran.err == "gerund: warning: 1 of 3 expansions of 'the [blank] rain' were found\n"
+
+    @pytest.mark.parametrize(
+        "arguments, message",
+        [
+            (["a", "--keep", "a"], "--keep belongs to --expand N"),
+            (["a", "--share", "0.5"], "--share belongs to --expand N"),
+            (["a", "--expand", "0"], "--expand 0 writes nothing"),
+            (["a", "--expand", "1", "--rerank", "pmi"], "--rerank is of no use with --expand"),
+            (["a", "--expand", "1", "--batch-size", "4"], "--batch-size is of no use with --expand"),
+            (["", "--expand", "1"], "the query is empty"),
+            (["a cat", "--expand", "1", "--keep", "dog"], "'dog' is to be kept and is not in the query 'a cat'"),
+            (["a cat", "--expand", "1", "--share", "2"], "lies between 0 and 1, and is 2.0"),
+            (["a [blank]", "--expand", "1", "--keep", "a"], "there is nothing to keep"),
+        ],
+    )
+    def test_mistakes(self, tiny_folder, arguments, message):
+        assert message in run_cli("generate", "-m", tiny_folder, *arguments).mistake
+
+    def test_a_mistake_in_a_file_names_its_line(self, tiny_folder, tmp_path):
+        source = tmp_path / "in.txt"
+        source.write_text("the cat\nthe dog\n")
+        ran = self.expanded(tiny_folder, "--expand", 1, "-f", source, "--keep", "cat", "-o", tmp_path / "out.jsonl")
+        assert "in.txt, line 2: 'cat' is to be kept" in ran.mistake
+        source.write_text("the cat\n\n")
+        assert "in.txt, line 2: the query is empty" in self.expanded(tiny_folder, "--expand", 1, "-f", source).mistake

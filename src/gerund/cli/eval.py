@@ -43,7 +43,8 @@ def command(
         list[str] | None,
         typer.Argument(
             metavar="[MODEL]",
-            help="Folders or hub ids; default for the embedded default; bm25 for BM25, which only ranks.",
+            help="Folders or hub ids; default for the embedded default; bm25 for BM25, which only ranks; hybrid for "
+            "each model once more, its ranking joined with BM25's.",
             show_default=False,
         ),
     ] = None,
@@ -92,7 +93,7 @@ def command(
 
         gerund eval default --tasks sts,retrieval --data ./data -o report
 
-        gerund eval ./model bm25 --tasks retrieval --data ./data --plan causal --plan mask0-bidir:k=6 -o report
+        gerund eval ./model bm25 hybrid --tasks retrieval --data ./data --plan causal --plan mask0-bidir:k=6 -o report
 
         gerund eval ./model --tasks all --data ./data --limit 200 -o report
 
@@ -112,10 +113,10 @@ def command(
     readings = _readings(plan or [])
     lock = report_folder(output)
     loaded = _load(models or [options.DEFAULT_MODEL], max_length, adapter, dtype, device)
-    with lock, goes_on():
-        from gerund.evaluation.run import cache_in, contenders_of, evaluate
+    from gerund.evaluation.run import cache_in, contenders_of, evaluate
 
-        contenders = contenders_of(loaded, readings, cache=cache_in(output))
+    contenders = contenders_of(loaded, readings, cache=cache_in(output))
+    with lock, goes_on():
         done = evaluate(contenders, chosen, settings, folder=output, tell=Teller(len(chosen) * len(contenders)))
         _write(output, done, pictures=pictures, as_json=as_json)
 
@@ -201,10 +202,11 @@ def _load(
 ) -> list["LanguageModel | str"]:
     from gerund.entry import load
     from gerund.evaluation.contender import BM25
+    from gerund.evaluation.hybrid import HYBRID
 
     return [
         name
-        if name == BM25
+        if name in (BM25, HYBRID)
         else load(options.model_name(name), max_length=max_length, adapter=adapter, dtype=dtype, device=device)
         for name in names
     ]

@@ -1,10 +1,11 @@
-"""``gerund generate``: continue a prompt on the terminal, or many prompts in a file."""
+"""``gerund generate``: continue a prompt on the terminal, or many prompts in a file; or find other ways to ask."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gerund.cli import expand_options as expanding
 from gerund.cli import json_lines
 from gerund.cli import rerank_options as ranking
 from gerund.cli import sampling_options as options
@@ -39,7 +40,10 @@ def command(
     format: Annotated[
         str | None, typer.Option(help="txt, jsonl, csv, tsv or parquet, where the file's ending does not say it.")
     ] = None,
-    max_new_tokens: Annotated[int, typer.Option(help="How much to write at most.")] = 64,
+    max_new_tokens: Annotated[
+        int | None,
+        typer.Option(help="How much to write at most. [default: 64, or 8 a gap with --expand]", show_default=False),
+    ] = None,
     temperature: options.Temperature = None,
     top_p: options.TopP = None,
     top_k: options.TopK = None,
@@ -49,7 +53,12 @@ def command(
     samples: ranking.Samples = None,
     beams: ranking.Beams = None,
     every: ranking.Every = None,
-    batch_size: Annotated[int, typer.Option(help="Prompts in one pass, with --file.")] = 16,
+    expand: expanding.Expand = None,
+    keep: expanding.Keep = None,
+    share: expanding.Share = None,
+    batch_size: Annotated[
+        int | None, typer.Option(help="Prompts in one pass, with --file. [default: 16]", show_default=False)
+    ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write JSON lines to this file.", show_default=False)
     ] = None,
@@ -67,6 +76,11 @@ def command(
     With --rerank many continuations are drawn and the best one is kept; with --beams and --every the best ones are
     chosen again and again while they grow. Left to itself it draws with --top-p 0.9.
 
+    With --expand the prompt is a query, and other ways to ask are printed, one a line, the most probable fillings
+    first: some of its words, never those of --keep, are masked and written anew, or the gaps that it marks by [blank]
+    are filled. With --file, --json or -o there is one JSON object a query: prompt and expansions. Left to itself it
+    draws with --top-p 0.9.
+
     For example:
 
         gerund generate "Once upon a time" --max-new-tokens 100
@@ -75,18 +89,24 @@ def command(
 
         gerund generate "Once upon a time" --rerank pmi --samples 10 --beams 2 --every 20 --seed 1
 
+        gerund generate --expand 5 "how to dry damp walls" --keep walls --seed 1
+
         gerund generate --file prompts.jsonl -m ./model -o continuations.jsonl
     """
     from gerund.errors import ConfigError
 
     ranked = ranking.rerank_of(rerank, samples, beams, every)
-    if ranked is not None and temperature is top_p is top_k is typical_p is None:
+    expansion = expanding.settings_of(expand, keep, share, {"--rerank": rerank, "--batch-size": batch_size})
+    if (ranked or expansion) is not None and temperature is top_p is top_k is typical_p is None:
         top_p = 0.9
     sampling = options.sampling_of(temperature, top_p, top_k, typical_p, seed)
+    batch_size = 16 if batch_size is None else batch_size
     if batch_size < 1:
         raise ConfigError(f"batch_size={batch_size} leaves no room for a prompt")
     json_lines.refuse_existing(output, force=force)
     lots = _prompts(prompt, file, column, format)
+    if expansion is not None:
+        expanding.check_queries(lots, expansion)
     from gerund.entry import load, load_writer
 
     if ranked is None:
@@ -99,7 +119,14 @@ def command(
         lm = load(model, attention=plan_for(model, rerank), dtype=dtype, device=device)
         # A scorer's folder is read once, not for every lot.
         ranked = replace(ranked, scorer=find_scorer(rerank, lm, own=lm.scorer, seed=seed or 0))
-    if file is None and output is None and not as_json:
+    alone = file is None and output is None and not as_json
+    if expansion is not None:
+        if max_new_tokens is not None:
+            expansion["max_tokens"] = max_new_tokens
+        _expand(lm, lots, sampling, expansion, output, alone=alone)
+        return
+    max_new_tokens = 64 if max_new_tokens is None else max_new_tokens
+    if alone:
         _stream(lm, lots[0], max_new_tokens, sampling, ranked)
         return
     lines = _lines(lm, lots, max_new_tokens, sampling, batch_size, ranked)
@@ -146,6 +173,26 @@ def _stream(
     for piece in pieces:
         typer.echo(piece, nl=False)
     typer.echo()
+
+
+def _expand(
+    lm: "LanguageModel",
+    lots: "list[Rows]",
+    sampling: "Sampling",
+    settings: dict[str, Any],
+    output: Path | None,
+    *,
+    alone: bool,
+) -> None:
+    import json
+
+    found = expanding.expanded(lm, lots, sampling, settings)
+    if alone:
+        for text in next(found)["expansions"]:
+            typer.echo(text)
+        return
+    lines = (json.dumps(record, ensure_ascii=False) for record in found)
+    json_lines.write(lines, output, sum(map(len, lots)), "expanding")
 
 
 def _lines(

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from gerund.evaluation.contender import Contender
+from gerund.evaluation.hybrid import Hybrid, fused_scores
 from gerund.types import Scorer
 
 DEPTHS = (1, 3, 5, 10, 50)
@@ -18,7 +19,8 @@ def scores_of(
 ) -> np.ndarray:
     """Return how well each candidate follows each query, ``(queries, candidates)`` float64.
 
-    By the scorer; without one by BM25 where that is the contender, else by the cosine of the encoder's vectors.
+    By the scorer; without one by BM25 where that is the contender, else by the cosine of the encoder's vectors. A
+    hybrid joins what its model and BM25 rank.
 
     Args:
         contender: who is measured.
@@ -27,17 +29,25 @@ def scores_of(
         candidates: texts, the same for all queries.
         prompt: for the queries, where vectors are compared.
     """
+    if isinstance(contender, Hybrid):
+        dense_NM = scores_of(contender.dense, scorer, queries, candidates, prompt)
+        return np.array([fused_scores(*pair) for pair in zip(dense_NM, _by_words(queries, candidates), strict=True)])
     if contender.is_bm25:
-        from gerund.evaluation.bm25 import BM25Index
-
-        index = BM25Index(candidates)
-        return np.array([index.scores(query) for query in queries], dtype=np.float64)
+        return _by_words(queries, candidates)
     if scorer is not None:
         texts = [f" {one}" for one in candidates]
         return np.array(scorer.score(queries, [texts for _ in queries]), dtype=np.float64)
     query_ND = contender.encode(queries, prompt=prompt, normalize=True, show=False)
     candidate_MD = contender.encode(candidates, normalize=True, show=False)
     return query_ND.astype(np.float64) @ candidate_MD.astype(np.float64).T
+
+
+def _by_words(queries: Sequence[str], candidates: Sequence[str]) -> np.ndarray:
+    """Return BM25's scores ``(queries, candidates)``."""
+    from gerund.evaluation.bm25 import BM25Index
+
+    index = BM25Index(candidates)
+    return np.array([index.scores(query) for query in queries], dtype=np.float64)
 
 
 def rank_of(scores: np.ndarray, right: int) -> int:

@@ -1,4 +1,4 @@
-"""Who is measured: a language model under one reading, or BM25.
+"""Who is measured: a language model under one reading, or BM25; ``hybrid`` has both together.
 
 Knows: ``LanguageModel``, stored embeddings. Does not know: tasks.
 """
@@ -44,6 +44,11 @@ class Contender:
     def is_bm25(self) -> bool:
         """Whether this is BM25."""
         return self._lm is None
+
+    @property
+    def only_ranks(self) -> bool:
+        """Whether this ranks documents and does nothing else, as BM25."""
+        return self.is_bm25
 
     @property
     def lm(self) -> "LanguageModel":

@@ -93,6 +93,23 @@ def drawn(texts: LabelledTexts, settings: Settings) -> LabelledTexts:
     return chosen(texts, sorted(order[: settings.limit].tolist()))
 
 
+def by_label(labels: list[str], seed: int, number: int) -> list[list[int]]:
+    """Return the places of each label's examples in a random order, label after label.
+
+    The first so many of each are a draw; a smaller draw is part of a larger one.
+
+    Args:
+        labels: of the examples that are drawn from.
+        seed: the evaluation's.
+        number: of the draw.
+    """
+    places: dict[str, list[int]] = {}
+    for place, label in enumerate(labels):
+        places.setdefault(label, []).append(place)
+    rng = np.random.default_rng([seed, number])
+    return [rng.permutation(places[label]).tolist() for label in sorted(places)]
+
+
 def chosen(texts: LabelledTexts, places: list[int]) -> LabelledTexts:
     """Return the texts at some places."""
     return LabelledTexts([texts.texts[place] for place in places], [texts.labels[place] for place in places])

@@ -90,7 +90,7 @@ def run_search(
     Args:
         local: its splits are ``corpus`` (``id``, ``title``, ``text``) and ``queries`` (``id``, ``text``).
         judgements: grades by query and document; what is not judged is not relevant.
-        contender: who.
+        contender: who; a model, BM25, or both together.
         settings: seed and progress.
         prompt: put before queries, never before documents.
         candidates: documents to be ranked by query; None ranks all.
@@ -221,8 +221,11 @@ def _task(local: LocalTask, seed: int) -> Any:
 
 def _model(contender: Contender, settings: Settings, prompts: Mapping[str, str]) -> Any:
     from gerund.evaluation.bm25 import BM25Search
+    from gerund.evaluation.hybrid import Hybrid, HybridSearch
     from gerund.evaluation.mteb_encoder import MTEBEncoder
 
     if contender.is_bm25:
         return BM25Search()
+    if isinstance(contender, Hybrid):
+        return HybridSearch(MTEBEncoder(contender.dense, prompts=prompts, show_progress=settings.show_progress))
     return MTEBEncoder(contender, prompts=prompts, show_progress=settings.show_progress)

@@ -20,12 +20,14 @@ _MODULES = (
     "sts",
     "pair_classification",
     "retrieval",
+    "title_retrieval",
     "book_retrieval",
     "quotation_retrieval",
     "reranking",
     "classification",
     "linear_probe",
     "few_shot",
+    "fine_tuning",
     "zero_shot",
     "clustering",
     "token_labels",
@@ -79,7 +81,7 @@ def select(names: Sequence[str], folder: Path | None) -> list[Task]:
 
     A name is ``kind/name``, its second half where that is one task's alone, a kind, a side
     (``representation``, ``tokens``, ``generation``), ``all``, a pattern (``sts/*``), ``MTEB15``, ``mteb/NAME``
-    (``mteb/`` may be left out) or ``lm-eval/NAME``.
+    (``mteb/`` may be left out) or ``lm-eval/NAME``. A side and ``all`` leave out what takes very long.
 
     Raises:
         ConfigError: a name means nothing; near matches are listed.
@@ -143,10 +145,10 @@ def option_help(task: Task) -> dict[str, str]:
 
 def _local(name: str, tasks: list[Task]) -> list[Task]:
     if name == ALL:
-        return [task for task in tasks if task.kind != "lm-eval"]
+        return [task for task in tasks if task.kind != "lm-eval" and not task.by_name_only]
     for fits in (
         lambda task: task.name == name,
-        lambda task: name in (task.kind, task.side),
+        lambda task: name == task.kind or (name == task.side and not task.by_name_only),
         lambda task: fnmatchcase(task.name, name),
     ):
         if found := [task for task in tasks if fits(task)]:

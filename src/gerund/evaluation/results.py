@@ -17,7 +17,7 @@ from typing import Any
 
 from gerund.data.files import write_whole
 from gerund.errors import DataError
-from gerund.evaluation.contender import Contender
+from gerund.evaluation.contender import BM25, Contender
 from gerund.evaluation.task import Score, Settings, Task
 from gerund.version import __version__
 
@@ -94,10 +94,10 @@ class Result:
 def reading_of(contender: Contender) -> dict[str, Any]:
     """Return how a contender reads: what a reader of its score wants to know."""
     if contender.is_bm25:
-        return {"model": "bm25"}
+        return {"model": BM25}
     lm = contender.lm
     plan = lm.encoder.attention.with_defaults(lm.n_layers)
-    return {
+    reading = {
         "model": lm.name,
         "attention": plan.to_dict(),
         "pooling": lm.encoder.pooling,
@@ -110,6 +110,11 @@ def reading_of(contender: Contender) -> dict[str, Any]:
         "adapter": lm.adapter_hash,
         "compute_dtype": str(lm.compute_dtype).removeprefix("torch."),
     }
+    if contender.only_ranks:
+        # Without weights: it shares with the model alone nothing that depends only on them.
+        del reading["weights"]
+        reading |= {"fingerprint": contender.fingerprint, "with": BM25}
+    return reading
 
 
 def options_of(task: Task) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from gerund.config import EncoderConfig
 from gerund.errors import ConfigError, MissingDependencyError
 from gerund.evaluation.contender import BM25, Contender
 from gerund.evaluation.embedding_cache import EmbeddingCache
+from gerund.evaluation.hybrid import HYBRID, Hybrid
 from gerund.evaluation.prefill import prefill, prefilled_words, word_groups
 from gerund.evaluation.readings import distinct, label_of
 from gerund.evaluation.results import Result, ResultStore, key_of, reading_of
@@ -53,16 +54,19 @@ def contenders_of(
     """Return every model under every reading, with names that tell them apart.
 
     Args:
-        models: models in memory; ``"bm25"`` for BM25.
+        models: models in memory; ``"bm25"`` for BM25; ``"hybrid"`` for every model under every reading once more,
+            its ranking joined with BM25's.
         readings: each turns a model's own settings into others; none leaves a model as it is.
         cache: where embeddings are kept; None keeps them in memory.
 
     Raises:
-        ConfigError: a reading does not fit a model.
+        ConfigError: a reading does not fit a model, or ``"hybrid"`` has no model to join with BM25.
     """
     named: list[tuple[str, LanguageModel | None]] = []
     several = len({model.name for model in models if isinstance(model, LanguageModel)}) > 1
     for model in models:
+        if model == HYBRID:
+            continue
         if not isinstance(model, LanguageModel):
             named.append((BM25, None))
             continue
@@ -73,7 +77,13 @@ def contenders_of(
             named.append((f"{_short(model.name)}: {label}" if several else label, lm))
     labels = distinct([label for label, _ in named])
     cache = cache or EmbeddingCache()
-    return [Contender(label, lm, cache) for label, (_, lm) in zip(labels, named, strict=True)]
+    found = [Contender(label, lm, cache) for label, (_, lm) in zip(labels, named, strict=True)]
+    if HYBRID not in models:
+        return found
+    hybrids = [Hybrid(one) for one in found if not one.is_bm25]
+    if not hybrids:
+        raise ConfigError("hybrid joins the ranking of a model with that of BM25; name a model too")
+    return [*found, *hybrids]
 
 
 def _short(name: str) -> str:
@@ -112,7 +122,7 @@ def evaluate(
         raise ConfigError("an evaluation needs at least one model and one task")
     if len({one.label for one in contenders}) < len(contenders):
         raise ConfigError("two contenders have the same name")
-    if all(one.is_bm25 for one in contenders) and not any(task.takes_bm25 for task in tasks):
+    if all(one.only_ranks for one in contenders) and not any(task.takes_bm25 for task in tasks):
         raise ConfigError("BM25 ranks documents and does nothing else, and none of these tasks is about that")
     done = Evaluation([], list(contenders), list(tasks), settings or Settings())
     store = None if folder is None else ResultStore(folder)
@@ -127,7 +137,7 @@ def cache_in(folder: Path) -> EmbeddingCache:
 
 
 def _measure(task: Task, done: Evaluation, store: ResultStore | None, tell: Tell) -> None:
-    able = [one for one in done.contenders if not one.is_bm25 or task.takes_bm25]
+    able = [one for one in done.contenders if not one.only_ranks or task.takes_bm25]
     results: dict[str, Result] = {}
     for one in able:
         if store is not None and (found := store.find(task, one, done.settings)) is not None:

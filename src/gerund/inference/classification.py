@@ -16,7 +16,8 @@ class TextClassifier(nn.Module):
     """Labels of texts by their vectors; it is called as transformers' ``...ForSequenceClassification`` is.
 
     Args:
-        reader: the model and how it is read. Its weights are trained with the rest unless they are frozen.
+        reader: the model and how it is read, with its adapter. Its weights are trained with the rest unless they are
+            frozen.
         num_labels: how many labels there are.
         dropout: of the vector, while training.
 
@@ -30,12 +31,17 @@ class TextClassifier(nn.Module):
             raise ConfigError(f"num_labels={num_labels}: there is nothing to tell apart")
         self.model, self.head = reader.model, reader.head
         self.plan = reader.plan if reader.sends_plan else None
+        self.gate = reader.gate
         self.pooling = reader.config.pooling
         self.dropout = nn.Dropout(dropout)
         self.classifier = nn.Linear(reader.width, num_labels).to(reader.device)
 
     def forward(
-        self, input_ids: Tensor, attention_mask: Tensor | None = None, labels: Tensor | None = None
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        labels: Tensor | None = None,
+        pooled: Tensor | None = None,
     ) -> SequenceClassifierOutput:
         """Return ``logits`` ``(B, num_labels)`` and, with ``labels`` ``(B,)``, the mean cross-entropy as ``loss``.
 
@@ -43,10 +49,13 @@ class TextClassifier(nn.Module):
             input_ids: tokens ``(B, T)``, padded on the right.
             attention_mask: 1 for tokens and 0 for padding ``(B, T)``; None for no padding.
             labels: the right ones.
+            pooled: True for the tokens that make the vector ``(B, T)``, so that a prompt can be read and left out;
+                None for all of them.
         """
         real_BT = torch.ones_like(input_ids) if attention_mask is None else attention_mask
-        hidden_BTD = hidden_states(self.model, input_ids, real_BT.bool(), self.plan)
-        vectors_BD = pool(hidden_BTD, real_BT.bool(), self.pooling)
+        with self.gate():
+            hidden_BTD = hidden_states(self.model, input_ids, real_BT.bool(), self.plan)
+        vectors_BD = pool(hidden_BTD, real_BT.bool() if pooled is None else pooled, self.pooling)
         if self.head is not None:
             vectors_BD = self.head(vectors_BD)
         logits_BC = self.classifier(self.dropout(vectors_BD))

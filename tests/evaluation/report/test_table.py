@@ -26,7 +26,7 @@ def group_of(comparison, kind):
 def test_rows_columns_and_sections():
     comparison = compare(several())
     assert [column.label for column in comparison.columns] == ["causal", "mask0-bidir k=2", "other: causal", "bm25"]
-    assert [column.is_bm25 for column in comparison.columns] == [False, False, False, True]
+    assert [column.only_ranks for column in comparison.columns] == [False, False, False, True]
     assert [(section.side, [group.kind for group in section.groups]) for section in comparison.sections] == [
         ("representation", ["sts", "retrieval", "classification"]),
         ("tokens", ["ner"]),

@@ -19,6 +19,7 @@ SUMMARY = "Summary"
 
 _READINGS = {
     "model": "Model",
+    "with": "Joined with",
     "attention": "Attention plan",
     "pooling": "Pooling",
     "prompt": "Prompt",

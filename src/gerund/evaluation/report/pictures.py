@@ -45,7 +45,7 @@ def pictures_for(
         tasks: what is at hand, to take texts from.
         settings: what the tasks are told.
     """
-    models = [one for one in contenders if not one.is_bm25]
+    models = [one for one in contenders if not one.only_ranks]
     return drawn(_wanted(comparison, models, tasks, settings))
 
 

@@ -162,9 +162,9 @@ class Column:
     seconds: float
 
     @property
-    def is_bm25(self) -> bool:
-        """Whether this is BM25."""
-        return bool(self.reading.get("model") == BM25)
+    def only_ranks(self) -> bool:
+        """Whether this is BM25, alone or with a model: it ranks documents and does nothing else."""
+        return BM25 in (self.reading.get("model"), self.reading.get("with"))
 
 
 @dataclass(frozen=True)
@@ -212,9 +212,9 @@ def compare(results: Sequence[Result]) -> Comparison:
     Of two results of one task and contender the newer counts. Two numbers that are printed alike are equally good;
     where all are, as on the generation side of one model under several plans, none is marked.
 
-    Means are over the tasks that every contender finished and that were measured alike; BM25, which only ranks,
-    keeps no task out of a mean and has one where it finished all that is in it. A mean of perplexities is the
-    geometric one.
+    Means are over the tasks that every contender finished and that were measured alike; BM25, alone or with a model,
+    only ranks: it keeps no task out of a mean and has one where it finished all that is in it. A mean of perplexities
+    is the geometric one.
     """
     newest: dict[tuple[str, str], Result] = {}
     for result in results:
@@ -343,7 +343,7 @@ def _mean(rows: Sequence[Row], columns: Sequence[Column]) -> Mean | None:
     needed = [
         place
         for place, column in enumerate(columns)
-        if not column.is_bm25 and any(row.cells[place] is not None for row in rows)
+        if not column.only_ranks and any(row.cells[place] is not None for row in rows)
     ]
     shared = [row for row in rows if row.comparable and all(row.cells[place] is not None for place in needed)]
     values = [_mean_of([row.cells[place] for row in shared], first.unit) for place in range(len(columns))]

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from gerund.data.corpus import FORMATS, clean_text, read_documents
+from gerund.data.corpus import FORMATS, Document, clean_text, read_documents
 
 FOLDER = "lm"
 AUTO = "auto"
@@ -55,8 +55,14 @@ def read_texts(path: Path, clean: str = AUTO) -> Iterator[str]:
         DataError: the file is malformed; the message names file and line.
         ConfigError: there is no such style.
     """
+    for document in read_titled(path, clean):
+        yield document.text
+
+
+def read_titled(path: Path, clean: str = AUTO) -> Iterator[Document]:
+    """Yield the documents whose cleaned text is not empty, with their titles; see ``read_texts``."""
     style = style_of(path) if clean == AUTO else clean
     for document in read_documents([path]):
         text = clean_text(document.text, style)
         if text.strip():
-            yield text
+            yield Document(text, document.title.strip())

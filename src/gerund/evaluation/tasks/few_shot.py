@@ -9,11 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-import numpy as np
-
 from gerund.errors import ConfigError
 from gerund.evaluation.classifiers import accuracy, logistic_regression
-from gerund.evaluation.labelled_task import LabelledTask, chosen, labelled_tasks
+from gerund.evaluation.labelled_task import LabelledTask, by_label, chosen, labelled_tasks
 from gerund.evaluation.task import LabelledTexts, Score, Settings
 from gerund.progress import progress
 
@@ -33,7 +31,7 @@ class FewShot(LabelledTask):
     accuracy at 10, whose standard deviation over the draws is the spread.
 
     GUR trains the whole model on these examples; here only the classifier is trained, since the weights are to
-    stay those of the language model.
+    stay those of the language model. The task ``fine-tuning`` trains a copy of the whole encoder.
 
     ``settings.limit`` is at most so many texts of the training set that is drawn from and of the split that is
     scored, drawn by the seed.
@@ -86,13 +84,9 @@ class FewShot(LabelledTask):
 
     def _draws(self, train: LabelledTexts, settings: Settings) -> dict[tuple[int, int], list[int]]:
         """Return by number of shots and of the draw which training texts are learnt from."""
-        by_label: dict[str, list[int]] = {}
-        for place, label in enumerate(train.labels):
-            by_label.setdefault(label, []).append(place)
         draws: dict[tuple[int, int], list[int]] = {}
         for number in range(self.runs):
-            rng = np.random.default_rng([settings.seed, number])
-            orders = [rng.permutation(by_label[label]).tolist() for label in sorted(by_label)]
+            orders = by_label(train.labels, settings.seed, number)
             for shots in SHOTS:
                 draws[shots, number] = [place for order in orders for place in order[:shots]]
         return draws

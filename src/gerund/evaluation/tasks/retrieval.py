@@ -3,6 +3,7 @@
 Knows: collections in BEIR's layout, which of MTEB's evaluators scores them. Does not know: models.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -48,9 +49,7 @@ class CollectionTask(Task):
 
     def texts(self, settings: Settings) -> list[str]:
         """Return the queries, and the documents too unless only queries have the prompt."""
-        collection = self.collection(settings)
-        documents = list(collection.documents.values()) if self.prompt(settings) is None else []
-        return [*collection.queries.values(), *documents]
+        return texts_of(self.collection(settings), self.prompt(settings))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,10 +69,40 @@ class Retrieval(CollectionTask):
             DataError: the collection is malformed.
         """
         collection = self.collection(settings)
-        local = search_task(self.name, "Retrieval", "ndcg_at_10", collection)
-        scores = run_search(local, collection.judgements, contender, settings, self.prompt(settings))
-        others = ("recall_at_10", "recall_at_100", "mrr_at_10", "map_at_1000")
-        return score_of(scores, local.main, others, size=len(collection.queries), notes=notes_on(collection))
+        return retrieved(self.name, collection, contender, settings, self.prompt(settings), notes_on(collection))
+
+
+def retrieved(
+    name: str,
+    collection: Collection,
+    contender: Contender,
+    settings: Settings,
+    prompt: str | None,
+    notes: Sequence[str] = (),
+) -> Score:
+    """Rank all documents of a collection for each of its queries.
+
+    Args:
+        name: the task's.
+        collection: what is ranked, and for whom.
+        contender: who ranks.
+        settings: the evaluation's.
+        prompt: put before queries.
+        notes: what a reader of the score has to know.
+
+    Returns:
+        nDCG@10, and beside it the measures that the papers report.
+    """
+    local = search_task(name, "Retrieval", "ndcg_at_10", collection)
+    scores = run_search(local, collection.judgements, contender, settings, prompt)
+    others = ("recall_at_10", "recall_at_100", "mrr_at_10", "map_at_1000")
+    return score_of(scores, local.main, others, size=len(collection.queries), notes=notes)
+
+
+def texts_of(collection: Collection, prompt: str | None) -> list[str]:
+    """Return the queries, and the documents too unless only queries have the prompt."""
+    documents = list(collection.documents.values()) if prompt is None else []
+    return [*collection.queries.values(), *documents]
 
 
 def search_task(name: str, type_: str, main: str, collection: Collection) -> LocalTask:

@@ -1,0 +1,106 @@
+"""Options that turn ``gerund generate`` to other ways to ask: queries with some of their words written anew."""
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gerund.cli import sampling_options
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gerund.config import Sampling
+    from gerund.data.tables import Rows
+    from gerund.language_model import LanguageModel
+
+Expand = Annotated[
+    int | None,
+    typer.Option(
+        help="Take the prompt for a query and write up to so many others, with some of its words written anew.",
+        show_default=False,
+    ),
+]
+Keep = Annotated[
+    list[str] | None,
+    typer.Option(help="With --expand: a word that stays as it is; may be repeated.", show_default=False),
+]
+Share = Annotated[
+    float | None,
+    typer.Option(help="With --expand: share of the words that is written anew. [default: 0.3]", show_default=False),
+]
+
+
+def settings_of(
+    count: int | None, keep: list[str] | None, share: float | None, refused: dict[str, Any]
+) -> dict[str, Any] | None:
+    """Return the settings that the options make together; None where nothing is expanded.
+
+    Args:
+        count: how many expansions.
+        keep: words that stay.
+        share: share of the words that is written anew.
+        refused: options that are of no use beside ``--expand``, by name; None where they were not given.
+
+    Raises:
+        ConfigError: an option is impossible, or of no use beside the others.
+    """
+    from gerund.errors import ConfigError
+
+    given = {"--keep": keep, "--share": share}
+    if count is None:
+        for name, value in given.items():
+            if value:
+                raise ConfigError(f"{name} belongs to --expand N, such as --expand 5")
+        return None
+    for name, value in refused.items():
+        if value is not None:
+            raise ConfigError(f"{name} is of no use with --expand, which fills gaps one query at a time")
+    if count < 1:
+        raise ConfigError(f"--expand {count} writes nothing")
+    return {"count": count, "keep": keep or []} | ({} if share is None else {"share": share})
+
+
+def check_queries(lots: "list[Rows]", settings: dict[str, Any]) -> None:
+    """Look at all queries at once: what is wrong with the last shows before the first is expanded.
+
+    Raises:
+        TextError: a query has no word, or lacks one that is to be kept; the message says which.
+    """
+    from gerund.errors import TextError
+    from gerund.inference.expansion import Query
+    from gerund.inference.infilling import BLANK
+
+    for rows in lots:
+        for index, query in enumerate(rows.texts):
+            try:
+                if BLANK not in query:
+                    Query.of(query, settings["keep"])
+            except TextError as error:
+                raise _placed(rows, index, error) from error
+
+
+def expanded(
+    lm: "LanguageModel", lots: "list[Rows]", sampling: "Sampling", settings: dict[str, Any]
+) -> "Iterator[dict[str, Any]]":
+    """Yield a record for each query: ``prompt``, and the list ``expansions``.
+
+    Raises:
+        TextError: a query cannot be expanded; the message says which.
+    """
+    from gerund.errors import TextError
+
+    number = 0
+    for rows in lots:
+        for index, query in enumerate(rows.texts):
+            own = sampling_options.seed_of_lot(sampling, number)
+            try:
+                found = lm.expand(query, sampling=own, **settings)
+            except TextError as error:
+                raise _placed(rows, index, error) from error
+            number += 1
+            yield {"prompt": query, "expansions": found}
+
+
+def _placed(rows: "Rows", index: int, error: Exception) -> Exception:
+    """Return an error about one query of a file with the query's place."""
+    return type(error)(f"{rows.place(index)}: {error}") if rows.unit else error

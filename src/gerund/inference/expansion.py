@@ -1,0 +1,206 @@
+"""Query expansion: words of a query are masked, and a model that fills gaps writes others in their place.
+
+GUR, section V-C and Table II: "auto prompts" mask words at random, but never the keywords; "artificial prompts" are
+written by people, with a blank where the model is to write.
+
+Knows: words, masks, which fillings are new. Does not know: how gaps are filled.
+"""
+
+import re
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+
+from gerund.config import Sampling
+from gerund.errors import ConfigError, TextError
+from gerund.inference.tokens import check_unicode
+from gerund.types import Infill
+
+SHARE = 0.3
+"""Share of a query's words that is masked."""
+
+MAX_TOKENS = 8
+"""Tokens of a gap at most: queries are short."""
+
+# Prompts that are filled for each expansion that is asked for: fillings repeat each other, and the query.
+_TRIES = 4
+# A word; where words have no spaces between them, a character.
+_WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]|(?:(?![\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff])\w)+")
+
+# Fills the gaps of a text.
+Fill = Callable[[str, Sampling], Infill]
+
+
+@dataclass(frozen=True)
+class Query:
+    """A query, and which of its words stay.
+
+    Attributes:
+        text: the query.
+        words: where its words stand, from left to right.
+        kept: which of them are never masked.
+    """
+
+    text: str
+    words: list[tuple[int, int]]
+    kept: frozenset[int]
+
+    @classmethod
+    def of(cls, text: str, keep: Sequence[str] = ()) -> "Query":
+        """Find a query's words, and those that are to be kept, wherever they stand; capitals make no difference.
+
+        Args:
+            text: the query.
+            keep: words, or several of them together, as they stand in the query.
+
+        Raises:
+            TextError: the query has no word, or what is to be kept is not in it.
+        """
+        words = [match.span() for match in _WORD.finditer(text)]
+        if not words:
+            raise TextError("the query has no word" if text.strip() else "the query is empty")
+        kept: set[int] = set()
+        for one in keep:
+            own = _words_of(text, one, words)
+            if not own:
+                raise TextError(f"{one!r} is to be kept and is not in the query {text!r}")
+            kept |= own
+        return cls(text, words, frozenset(kept))
+
+    def masked(self, rng: np.random.Generator, *, share: float = SHARE, blank: str, begins: bool = True) -> str:
+        """Return an auto prompt: the query with a blank in the place of some of its words.
+
+        So many words are masked as the share comes to, rounded, at least one; never those that are kept, and never
+        all. Masked words with nothing but white space between them share a blank. Where no word may be masked, the
+        blank is put before the query or behind it.
+
+        Args:
+            rng: decides.
+            share: of the words.
+            blank: what marks a gap.
+            begins: whether the prompt may begin with a blank.
+
+        >>> query = Query.of("How high is a welding platform?", ["platform"])
+        >>> query.masked(np.random.default_rng(0), share=0.5, blank="[blank]")
+        'How high [blank] platform?'
+        """
+        free = [place for place in range(0 if begins else 1, len(self.words)) if place not in self.kept]
+        most = min(len(free), len(self.words) - 1)
+        if not most:
+            behind = rng.random() < 0.5 or not begins
+            return f"{self.text.rstrip()} {blank}" if behind else f"{blank} {self.text.lstrip()}"
+        count = min(max(1, round(share * len(self.words))), most)
+        hidden = sorted(rng.choice(free, size=count, replace=False).tolist())
+        text, end = "", 0
+        for place in hidden:
+            start, stop = self.words[place]
+            between = self.text[end:start]
+            if not text or between.strip():
+                text += between + blank
+            end = stop
+        return text + self.text[end:]
+
+
+def expand(
+    fill: Fill,
+    query: str,
+    count: int,
+    *,
+    keep: Sequence[str] = (),
+    share: float = SHARE,
+    blank: str,
+    sampling: Sampling,
+    begins: bool = True,
+) -> list[str]:
+    """Return other ways to ask: the query with some of its words written anew.
+
+    A query that has blanks is an artificial prompt and is filled as it is; any other is masked at random, anew for each
+    filling. What says the same as the query or an earlier expansion, capitals and white space apart, is left out, and
+    what has grown together with a word beside a mask.
+
+    Args:
+        fill: fills the gaps of a text with one drawn filling.
+        query: the query.
+        count: how many expansions at most; there are fewer where the model finds no more.
+        keep: words of the query that are never masked.
+        share: share of its words that is masked.
+        blank: what marks a gap.
+        sampling: how tokens are drawn; its seed decides the masks too.
+        begins: whether the model can fill a gap that nothing precedes.
+
+    Returns:
+        The expansions, the one with the most probable fillings first, each on one line. A warning says when they are
+        fewer than ``count``.
+
+    Raises:
+        TextError: the query is empty or too long, or a word that is to be kept is not in it.
+        ConfigError: a number is impossible, or something is to be kept in a query with blanks of its own.
+    """
+    if type(count) is not int or count < 1:
+        raise ConfigError(f"count is a whole number of at least 1, not {count!r}")
+    if not 0 < share < 1:
+        raise ConfigError(f"the share of words that is masked lies between 0 and 1, and is {share}")
+    if not isinstance(query, str):
+        raise TextError(f"the query is a string, not {type(query).__name__}")
+    check_unicode("the query", query)
+    if blank in query and keep:
+        raise ConfigError(f"the query says by {blank} what is written anew, so there is nothing to keep")
+    found: dict[str, tuple[float, str]] = {}
+    known = _folded(query)
+    masked = None if blank in query else Query.of(query, keep)
+    mask = None if masked is None else partial(masked.masked, share=share, blank=blank, begins=begins)
+    for prompt, own in _prompts(query, mask, count, sampling):
+        filled = fill(prompt, own)
+        text = " ".join(filled.text.split())
+        scores = [score for span, score in zip(filled.spans, filled.scores, strict=True) if span.strip()]
+        folded = _folded(text)
+        whole = mask is None or _stand_whole(prompt.split(blank), text)
+        if scores and whole and folded != known:
+            score = sum(scores) / len(scores)
+            found[folded] = max(found.get(folded, (score, text)), (score, text))
+        if len(found) == count:
+            break
+    if len(found) < count:
+        warnings.warn(f"{len(found)} of {count} expansions of {query!r} were found", stacklevel=3)
+    return [text for _, text in sorted(found.values(), key=lambda one: -one[0])]
+
+
+def _prompts(
+    query: str, mask: Callable[[np.random.Generator], str] | None, count: int, sampling: Sampling
+) -> Iterator[tuple[str, Sampling]]:
+    """Yield texts with gaps, and how each is filled: every one draws anew."""
+    rng = np.random.default_rng(sampling.seed)
+    if mask is None and sampling.is_greedy:
+        yield query, sampling  # the same each time
+        return
+    for _ in range(_TRIES * count):
+        prompt = query if mask is None else mask(rng)
+        seed = int(rng.integers(1 << 31))
+        yield prompt, sampling if sampling.is_greedy else replace(sampling, seed=seed)
+
+
+def _words_of(text: str, kept: str, words: Sequence[tuple[int, int]]) -> set[int]:
+    """Return the places of the words that ``kept`` takes up, wherever it stands as whole words."""
+    wanted = [match[0].casefold() for match in _WORD.finditer(kept)]
+    have = [text[start:end].casefold() for start, end in words]
+    if not wanted:
+        return set()
+    starts = [place for place in range(len(have)) if have[place : place + len(wanted)] == wanted]
+    return {place for start in starts for place in range(start, start + len(wanted))}
+
+
+def _stand_whole(pieces: Sequence[str], text: str) -> bool:
+    """Tell whether all words around the gaps are words of the filled text, in their order.
+
+    >>> _stand_whole(["dry ", " walls"], "dry old walls"), _stand_whole(["dry ", " walls"], "dryer walls")
+    (True, False)
+    """
+    words = (match[0].casefold() for match in _WORD.finditer(text))
+    return all(match[0].casefold() in words for piece in pieces for match in _WORD.finditer(piece))
+
+
+def _folded(text: str) -> str:
+    return " ".join(text.casefold().split())
