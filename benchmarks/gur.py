@@ -15,11 +15,10 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from gerund.evaluation.hybrid import HYBRID
-
 from gerund.data.mining import MiningSettings, mine
 from gerund.entry import load
 from gerund.evaluation.contender import BM25
+from gerund.evaluation.hybrid import HYBRID
 from gerund.evaluation.registry import select
 from gerund.evaluation.run import contenders_of, evaluate
 from gerund.evaluation.task import Settings

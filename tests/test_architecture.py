@@ -26,6 +26,7 @@ ROWS = (
     ("inference",),
     ("exporting", "plotting"),
     ("text_encoder",),
+    ("seq2seq_encoder",),
     ("scoring",),
     ("language_model",),
     ("seq2seq_model",),

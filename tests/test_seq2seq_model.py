@@ -246,7 +246,7 @@ class TestRefusals:
             gerund.load(folder, adapter=tmp_path)
 
     def test_scorer(self, folder):
-        with pytest.raises(DataError, match="no scorer of continuations"):
+        with pytest.raises(DataError, match=r"has no scorer\.json"):
             DualScorer.load(folder)
 
     @pytest.mark.parametrize(

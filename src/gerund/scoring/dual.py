@@ -24,8 +24,8 @@ from gerund.inference.growing_texts import GrowingTexts, can_grow
 from gerund.inference.tokens import keep_end
 from gerund.models.opening import open_model
 from gerund.models.pooling import unit
-from gerund.models.t5_scorer import ARCHITECTURE
 from gerund.scoring.vectors import VectorScorer
+from gerund.seq2seq_encoder import Seq2SeqEncoder
 from gerund.text_encoder import TextEncoder
 
 SETTINGS_FILE = "scorer.json"
@@ -115,9 +115,8 @@ class DualScorer(VectorScorer):
             DataError: it has no scorer, or a broken one.
         """
         opened = open_model(model, dtype=dtype, device=device)
-        if opened.is_seq2seq:
-            raise DataError(f"{opened.name} is no scorer of continuations; a T5 scorer is a {ARCHITECTURE}")
-        encoder = TextEncoder(opened.model, opened.tokenizer, opened.encoder, **opened.options)
+        kind = Seq2SeqEncoder if opened.is_seq2seq else TextEncoder
+        encoder = kind(opened.model, opened.tokenizer, opened.encoder, **opened.options)
         return cls.beside(encoder, opened.settings)
 
     @classmethod

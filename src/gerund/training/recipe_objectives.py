@@ -361,7 +361,7 @@ AnyObjective = Annotated[
     Field(discriminator="kind"),
 ]
 CONTRASTIVE = (SimcseConfig, SsclConfig, SupervisedConfig, GurConfig, RankgenConfig)
-WITH_ENCODER = (SpanConfig, GurConfig, SupervisedConfig, SsclConfig)
+WITH_ENCODER = (SpanConfig, GurConfig, SupervisedConfig, SsclConfig, RankgenConfig)
 """Objectives of models with an encoder of their own."""
 
 

@@ -164,7 +164,7 @@ def _check_seq2seq(recipe: Recipe, subject: Subject) -> None:
         if not isinstance(objective, WITH_ENCODER):
             raise ConfigError(
                 f"{objective.kind} is for decoder-only models; a {subject.model.config.model_type} learns by "
-                "span_corruption, gur, contrastive and sscl"
+                "span_corruption, gur, contrastive, sscl and rankgen"
             )
 
 

@@ -17,7 +17,7 @@ from gerund.training.run import train
 from gerund.training.step import TrainingModule, run_step
 from gerund.training.subject import prepare_subject
 from tests.cli.helpers import run_cli
-from tests.tiny import save_tiny
+from tests.tiny import save_tiny, save_tiny_t5
 
 WORDS = ["the", "a", "cat", "in", "an", "inn", "then", "ran", "sat", "tin", "rain", "end"]
 
@@ -47,12 +47,12 @@ def passages(tmp_path_factory):
     return folder
 
 
-def recipe(base, passages, output="out", overrides=(), **changes):
+def recipe(base, passages, output="out", overrides=(), model=None, encoder=None, **changes):
     objective = {"kind": "rankgen", "passages": [str(passages)], "batch_size": 6, "length": 48}
     objective |= {"continuation_length": 24, **changes}
     content = {
-        "model": {"base": str(base), "lora": {"rank": 4, "alpha": 8}},
-        "encoder": {"attention": "causal", "pooling": "last", "append_eos": True},
+        "model": {"base": str(base), **({"lora": {"rank": 4, "alpha": 8}} if model is None else model)},
+        "encoder": {"attention": "causal", "pooling": "last", "append_eos": True} if encoder is None else encoder,
         "objectives": [objective],
         "optimizer": {"learning_rate": 0.01},
         "precision": "fp32",
@@ -199,6 +199,19 @@ class TestTraining:
         [found] = lm.scorer.score(["the cat sat in"], [texts])
         assert found == pytest.approx((vectors @ lm.scorer.prefix_vectors(["the cat sat in"])[0]).tolist(), rel=1e-5)
         assert max(map(abs, found)) <= 1.0 + 1e-6
+
+    def test_a_t5_becomes_a_scorer(self, passages, tmp_path):
+        save_tiny_t5(tmp_path / "t5")
+        settings = recipe(tmp_path / "t5", passages, tmp_path / "out", model={}, encoder={})
+        folder = train(settings)
+        lm = gerund.load(folder, dtype="float32")
+        texts = [" the rain", " an end."]
+        [own] = lm.score(["the cat sat in"], [texts])
+        sides = (("the cat sat in", "pre "), ("the rain", "suffi "))
+        vectors = [lm.scorer.projection_DD @ lm.encode(text, prompt=marker, normalize=False) for text, marker in sides]
+        assert own[0] == pytest.approx(vectors[0] @ vectors[1], rel=1e-3)
+        assert DualScorer.load(folder, dtype="float32").score(["the cat sat in"], [texts])[0] == pytest.approx(own)
+        assert lm.scorer.growing() is lm.scorer
 
     def test_ranks_its_own_writing(self, base, passages, tmp_path):
         lm = gerund.load(train(recipe(base, passages, tmp_path / "out")), dtype="float32")

@@ -1,0 +1,39 @@
+"""``Seq2SeqEncoder``: the reading half of a T5.
+
+Knows: which half reads. Does not know: how the other half writes.
+"""
+
+from functools import cached_property
+
+from gerund.attention.plan import ResolvedPlan
+from gerund.errors import ConfigError
+from gerund.inference import encoding
+from gerund.models.adapters import base_state
+from gerund.models.fingerprint import weights_hash
+from gerund.models.halves import encoder_of
+from gerund.text_encoder import TextEncoder
+
+
+class Seq2SeqEncoder(TextEncoder):
+    """The reading half of a T5, with the projection head where there is one.
+
+    Its attention looks both ways by itself, so no plan is sent; the verbs are those of ``TextEncoder``.
+    """
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name}: {self.encoder.pooling}, {self.dimensions} dimensions>"
+
+    @cached_property
+    def weights_hash(self) -> str:
+        """Hash of the encoder's weights: with the decoder or without it, the vectors are the same."""
+        return weights_hash(base_state(encoder_of(self.model)))
+
+    def _attach(self) -> int:
+        return int(self.model.config.num_layers)
+
+    def _prove(self, plan: ResolvedPlan) -> None:
+        if not plan.is_bidirectional:
+            raise ConfigError(f"{self.name} has an encoder of its own, which looks both ways: its plan is bidir")
+
+    def _make_reader(self, plan: ResolvedPlan) -> encoding.Reader:
+        return encoding.Reader(self.model, self.tokenizer, self.encoder, plan, sends_plan=False, head=self.head)
