@@ -213,8 +213,8 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("call", "message"),
         [
-            (lambda lm: lm.score(["a"], [["b"]]), "likelihoods of texts need a decoder-only"),
-            (lambda lm: lm.score(["a"], [["b"]], "pmi"), "likelihoods of texts need a decoder-only"),
+            (lambda lm: lm.score(["a"], [["b"]]), "cannot say how probable a text is"),
+            (lambda lm: lm.score(["a"], [["b"]], "pmi"), "cannot say how probable a text is"),
             (lambda lm: lm.span_logprobs("a", "b", "c"), "hybrid mask"),
             (lambda lm: lm.encode_and_keep("a"), "keep what encoding has read"),
             (lambda lm: lm.export("x", "merged"), "cannot be exported"),
@@ -300,5 +300,28 @@ class TestCommandLine:
     def test_refusals_are_plain(self, folder):
         done = run_cli("score", "a", "b", "-m", folder)
         assert done.code == 2
-        assert "likelihoods of texts need a decoder-only" in done.err
+        assert "cannot say how probable a text is" in done.err
         assert "Traceback" not in done.err
+
+    @pytest.mark.parametrize(
+        "command",
+        [
+            ["doctor", "{m}"],
+            ["demo", "-m", "{m}"],
+            ["inspect", "{m}", "a cat", "--json"],
+            ["negatives", "{texts}", "-o", "{out}", "-m", "{m}"],
+            ["tune", "{m}", "--data", "{data}", "-o", "{out}"],
+        ],
+        ids=lambda command: command[0],
+    )
+    def test_commands_of_decoder_only_models(self, folder, tmp_path, command, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "texts.txt").write_text("A cat sat. " * 40)
+        (tmp_path / "data" / "sts").mkdir(parents=True)
+        (tmp_path / "data" / "sts" / "s.dev.tsv").write_text("1\ta\tb\n5\ta\ta\n")
+        (tmp_path / "data" / "sts" / "s.test.tsv").write_text("1\ta\tb\n5\ta\ta\n")
+        places = {"m": folder, "texts": tmp_path / "texts.txt", "out": tmp_path / "out", "data": tmp_path / "data"}
+        done = run_cli(*(part.format(**places) for part in command))
+        assert done.code == 2, (done.out, done.err)
+        assert "Traceback" not in done.err
+        assert "reads and writes apart" in done.err or "looks both ways" in done.err

@@ -21,6 +21,7 @@ from gerund.entry import load
 from gerund.errors import OutputExistsError, ResourceError
 from gerund.language_model import LanguageModel
 from gerund.models import loading
+from gerund.models.halves import demand_decoder_only
 from gerund.plotting.style import require_matplotlib
 from gerund.types import Generation
 
@@ -134,6 +135,7 @@ class Demo:
             threads = torch.get_num_threads()
             torch.set_num_threads(1)
             self.lm = load(self.model, device=self.device)
+            demand_decoder_only(self.lm.model, "show what the demo shows")
             if self.lm.model.num_parameters() > SMALL:
                 torch.set_num_threads(threads)
         return self.lm

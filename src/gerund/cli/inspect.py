@@ -72,11 +72,13 @@ def command(
     kind = _check_output(output, force) if output is not None else ""
     texts = _texts(text, file, column, format, limit)
     import gerund
+    from gerund.models.halves import demand_decoder_only
 
     lm = gerund.load(
         options.model_name(model),
         attention=attention, k=k, k0=k0, sink_tokens=sink_tokens, dtype=dtype, device=device,
     )  # fmt: skip
+    demand_decoder_only(lm.model, "be looked into: no attention plan applies to it")
     shown = _layers(layers, lm.n_layers)
     from gerund.inference.looking import LONGEST, look
 

@@ -70,8 +70,9 @@ def command(
         gerund negatives books.jsonl -o hard --generate 0 --hard 10 --scorer overlap
     """
     from gerund.config import Sampling
-    from gerund.entry import load
+    from gerund.entry import load_writer
     from gerund.errors import ConfigError
+    from gerund.models.halves import demand_decoder_only
     from gerund.scoring.finding import find_scorer, fixed_scorer
     from gerund.scoring.likelihood import MEASURES
     from gerund.scoring.words import OverlapScorer
@@ -98,7 +99,9 @@ def command(
     files = text_files(corpus)
     # Shared words and trained scorers need no model that writes.
     measured = scorer in MEASURES and scorer != OverlapScorer.name
-    lm = load(model, attention="causal", dtype=dtype, device=device) if generate or measured else None
+    lm = load_writer(model, dtype=dtype, device=device) if generate or measured else None
+    if lm is not None:
+        demand_decoder_only(lm.model, "continue a text")
     judge: Scorer | None = None
     if scorer is not None:
         judge = fixed_scorer(scorer) if lm is None else find_scorer(scorer, lm, seed=seed)

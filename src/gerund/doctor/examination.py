@@ -27,6 +27,7 @@ from gerund.inference.precision import ENOUGH, bfloat16_cosine
 from gerund.inference.tokens import Reading, context_length, tokenize
 from gerund.models import loading
 from gerund.models.adapters import adapter_on, load_adapter
+from gerund.models.halves import demand_decoder_only
 
 # How far states may lie apart that ought to be the same, as a share of the largest of them.
 _NEAR = {torch.float32: 1e-4, torch.float64: 1e-6}
@@ -70,6 +71,7 @@ def examine(
     plan = encoder.attention.with_changes(attention, k, k0, sink_tokens)
     stored = loading.own_dtype(source)
     loaded, tokenizer = loading.read(source, weights_type)
+    demand_decoder_only(loaded, "be examined: no attention plan applies to it")
     adapter = None if encoder.adapter is None or settings is None else settings / encoder.adapter
     start = time.perf_counter()
     examination = _Examination(loaded.to(where), tokenizer, replace(encoder, attention=plan))

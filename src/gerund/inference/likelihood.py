@@ -14,11 +14,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from gerund.attention.plan import AttentionPlan
 from gerund.attention.streams import decoder_layers
 from gerund.config import EncoderConfig
-from gerund.errors import ModelError, TextError, UnsupportedModelError
+from gerund.errors import ModelError, TextError
 from gerund.inference.encoding import Reader, in_batches
 from gerund.inference.token_head import Read, TokenHead
 from gerund.inference.tokens import Reading, Tokens, tokenize
-from gerund.models.halves import reads_apart
+from gerund.models.halves import demand_decoder_only
 
 # Token ids, and the place of the first one that is scored.
 Scored = tuple[Sequence[int], int]
@@ -171,10 +171,7 @@ def plain_reader(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> 
     Raises:
         UnsupportedModelError: an encoder of its own reads the text, so that nothing is a continuation of it.
     """
-    if reads_apart(model):
-        raise UnsupportedModelError(
-            f"a {model.config.model_type} model reads and writes apart; likelihoods of texts need a decoder-only model"
-        )
+    demand_decoder_only(model, "say how probable a text is")
     plan = AttentionPlan("causal").resolve(len(decoder_layers(model)))
     return Reader(model, tokenizer, EncoderConfig(), plan, sends_plan=False)
 

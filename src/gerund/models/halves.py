@@ -5,6 +5,8 @@ Knows: which kinds there are, which half reads. Does not know: how either is use
 
 from transformers import PreTrainedModel
 
+from gerund.errors import UnsupportedModelError
+
 SEQ2SEQ = ("t5", "mt5", "umt5")
 """What they are called in a config, as ``model_type``."""
 
@@ -18,3 +20,19 @@ def encoder_of(model: PreTrainedModel) -> PreTrainedModel:
     """Return the half of such a model that reads; the model itself where it is nothing else."""
     encoder: PreTrainedModel = getattr(model, "encoder", model)
     return encoder
+
+
+def demand_decoder_only(model: PreTrainedModel, what: str) -> None:
+    """Refuse a model of two halves.
+
+    Args:
+        model: any model.
+        what: what it is wanted for, to be read behind "cannot".
+
+    Raises:
+        UnsupportedModelError: it has an encoder of its own.
+    """
+    if reads_apart(model):
+        raise UnsupportedModelError(
+            f"a {model.config.model_type} model reads and writes apart and cannot {what}; take a decoder-only model"
+        )
