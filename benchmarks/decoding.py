@@ -4,15 +4,16 @@
 
 RankGen's Tables 3, 16 and 17 and Figures 3 and 8. Greedy, ancestral, nucleus, top-k and typical sampling; nucleus
 sampling of twenty continuations ranked by chance, by words, by the model's likelihoods and by each scorer; and beam
-search by each scorer. Prefixes are passages of documents that were not trained on. `out` gets a table
-(`CORPUS.txt`), all numbers (`CORPUS.json`), the divergence curves and a picture of time against MAUVE.
+search by each scorer. Prefixes are passages of documents that were not trained on. The twenty continuations of a
+prefix are drawn once for all who rank them. `out` gets a table (`CORPUS.txt`), all numbers (`CORPUS.json`), the
+divergence curves and a picture of time against MAUVE.
 """
 
 import argparse
 import json
 import statistics
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,11 @@ from gerund.evaluation.tasks.writing import DECODINGS, Writing
 from gerund.plotting.curves import TradePoint, trade_off
 from gerund.plotting.divergence import divergence_curves
 from gerund.plotting.style import picture
+from gerund.scoring.finding import find_scorer
 
 LIKELIHOODS = ("random", "overlap", "avg_cll", "pmi", "self_certainty")
+# Prefixes whose continuations are scored at a time.
+_PREFIXES = 16
 SHOWN = ("mauve", "mauve_error", "rep", "overlap", "rep_4", "length")
 
 
@@ -81,11 +85,12 @@ def measure(lm: Any, task: Writing, chosen: dict[str, dict[str, Any]], seeds: li
     if before["setting"] != setting:
         raise SystemExit(f"{path} was measured otherwise: {before['setting']}; choose another folder")
     done: dict[str, list[dict[str, Any]]] = {}
+    drawn: dict[int, Drawn] = {}
     for name, options in chosen.items():
         known = before["runs"].setdefault(name, {})
         for seed in seeds:
             if str(seed) not in known:
-                known[str(seed)] = once(lm, replace(task, **options), seed)
+                known[str(seed)] = once(lm, replace(task, **options), seed, drawn)
                 path.write_text(json.dumps(before), "utf-8")
         runs = done[name] = [known[str(seed)] for seed in seeds]
         print(f"{task.title:6} {name:36} " + "  ".join(f"{key} {spread(runs, key)}" for key in (*SHOWN, "seconds")))
@@ -104,16 +109,48 @@ def measure(lm: Any, task: Writing, chosen: dict[str, dict[str, Any]], seeds: li
         (output / f"{task.title}-time.png").write_bytes(picture(drawn))
 
 
-def once(lm: Any, task: Writing, seed: int) -> dict[str, Any]:
+def once(lm: Any, task: Writing, seed: int, drawn: dict[int, "Drawn"]) -> dict[str, Any]:
     """Return the metrics of one way and seed, with the divergence curve and the seconds for a text."""
     settings = Settings(seed=seed, show_progress=False)
     passages, others = task.passages(task.samples, settings)
+    prefixes = [passage.prefix for passage in passages]
     start = time.perf_counter()
-    written = task.write(lm, [passage.prefix for passage in passages], settings)
+    if task.rerank and not task.rerank_every:
+        if seed not in drawn:
+            drawn[seed] = Drawn.by(lm, task, prefixes, settings)
+            start = time.perf_counter()
+        written = drawn[seed].best(find_scorer(task.rerank, lm, own=lm.scorer, seed=seed), prefixes)
+        start -= drawn[seed].seconds
+    else:
+        written = task.write(lm, prefixes, settings)
     seconds = (time.perf_counter() - start) / len(passages)
     found = task.compare(lm, passages, written, others)
     curve = None if found.curve is None else found.curve.tolist()
     return {**found.metrics, "seconds": seconds, "curve": curve}
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Continuations of each prefix, and the seconds that it took to draw them all."""
+
+    candidates: list[list[Any]]
+    seconds: float
+
+    @classmethod
+    def by(cls, lm: Any, task: Writing, prefixes: list[str], settings: Settings) -> "Drawn":
+        """Draw them: the draws do not depend on who ranks them."""
+        start = time.perf_counter()
+        written: list[Any] = list(replace(task, rerank="random").write(lm, prefixes, settings))
+        return cls([one.history[-1] for one in written], time.perf_counter() - start)
+
+    def best(self, scorer: Any, prefixes: list[str]) -> list[Any]:
+        """Return the continuation of each prefix that a scorer likes best."""
+        chosen = []
+        for start in range(0, len(prefixes), _PREFIXES):
+            own = self.candidates[start : start + _PREFIXES]
+            scores = scorer.score(prefixes[start : start + _PREFIXES], [[one.text for one in lot] for lot in own])
+            chosen += [lot[int(np.argmax(row))] for lot, row in zip(own, scores, strict=True)]
+        return chosen
 
 
 def mean(runs: list[dict[str, Any]], key: str) -> float:
