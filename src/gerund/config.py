@@ -201,18 +201,32 @@ def read_encoder_config(folder: Path) -> EncoderConfig | None:
     path = folder / CONFIG_FILE
     if not path.is_file():
         return None
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise DataError(f"{path} is not valid JSON: {error}") from error
-    if not isinstance(data, dict) or not isinstance(data.get("encoder"), dict):
-        raise DataError(f"{path} has no 'encoder' entry")
-    if data.get("format") != FORMAT:
-        raise ConfigError(f"{path} has format {data.get('format')!r}; this version of gerund reads format {FORMAT}")
-    config = EncoderConfig.from_dict(data["encoder"])
+    config = EncoderConfig.from_dict(read_settings(path, "encoder")["encoder"])
     if config.adapter is not None and not (folder / config.adapter).resolve().is_relative_to(folder.resolve()):
         raise ConfigError(f"{path} names an adapter outside its folder: {config.adapter}")
     return config
+
+
+def read_settings(path: Path, entry: str) -> dict[str, Any]:
+    """Read a JSON file of settings, such as ``gerund.json``.
+
+    Args:
+        path: the file.
+        entry: what it has to hold: an object.
+
+    Raises:
+        DataError: the file cannot be read, is not valid JSON, or has no such entry.
+        ConfigError: it was written by a newer version.
+    """
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise DataError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(data, dict) or not isinstance(data.get(entry), dict):
+        raise DataError(f"{path} has no {entry!r} entry")
+    if data.get("format") != FORMAT:
+        raise ConfigError(f"{path} has format {data.get('format')!r}; this version of gerund reads format {FORMAT}")
+    return data
 
 
 def encoder_config_json(config: EncoderConfig, fingerprint: str) -> str:

@@ -16,11 +16,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from gerund.config import FORMAT, read_settings
 from gerund.errors import ConfigError, DataError, unknown_name
 
 HEAD_FILE = "head.json"
 WEIGHTS_FILE = "head.safetensors"
-FORMAT = 1
 VARIANTS = ("paper", "released")
 _EPSILON = 1e-6
 
@@ -122,15 +122,7 @@ def read_head(folder: Path) -> ProjectionHead | None:
     path = folder / HEAD_FILE
     if not path.is_file():
         return None
-    try:
-        data = json.loads(path.read_text("utf-8"))
-    except (ValueError, OSError) as error:
-        raise DataError(f"{path} is not valid JSON: {error}") from error
-    if not isinstance(data, dict) or not isinstance(data.get("head"), dict):
-        raise DataError(f"{path} has no 'head' entry")
-    if data.get("format") != FORMAT:
-        raise ConfigError(f"{path} has format {data.get('format')!r}; this version of gerund reads format {FORMAT}")
-    head = ProjectionHead(HeadSettings.from_dict(data["head"]))
+    head = ProjectionHead(HeadSettings.from_dict(read_settings(path, "head")["head"]))
     weights = folder / WEIGHTS_FILE
     try:
         head.load_state_dict(load_file(weights))

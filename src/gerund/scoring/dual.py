@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
+from gerund.config import FORMAT, read_settings
 from gerund.errors import ConfigError, DataError, unknown_name
 from gerund.inference.growing_texts import GrowingTexts, can_grow
 from gerund.inference.tokens import keep_end
@@ -30,7 +31,6 @@ from gerund.text_encoder import TextEncoder
 
 SETTINGS_FILE = "scorer.json"
 WEIGHTS_FILE = "scorer.safetensors"
-FORMAT = 1
 _PROJECTION = "projection.weight"
 SIMILARITIES = ("dot", "cosine")
 
@@ -205,14 +205,7 @@ def read_scorer(folder: Path) -> tuple[ScorerSettings, np.ndarray | None]:
         ConfigError: they were written by a newer version, or hold unknown fields.
     """
     path = folder / SETTINGS_FILE
-    try:
-        data = json.loads(path.read_text("utf-8"))
-    except (ValueError, OSError) as error:
-        raise DataError(f"{path} is not valid JSON: {error}") from error
-    if not isinstance(data, dict) or not isinstance(data.get("scorer"), dict):
-        raise DataError(f"{path} has no 'scorer' entry")
-    if data.get("format") != FORMAT:
-        raise ConfigError(f"{path} has format {data.get('format')!r}; this version of gerund reads format {FORMAT}")
+    data = read_settings(path, "scorer")
     weights = folder / WEIGHTS_FILE
     projection_DD = None
     if data.get("projection"):
