@@ -1,6 +1,8 @@
 """A T5 with the verbs of a language model: vectors from its encoder, texts and fillings from its decoder."""
 
+import gc
 import json
+import weakref
 
 import numpy as np
 import pytest
@@ -185,6 +187,15 @@ class TestHalves:
         assert kept == {tensor.data_ptr() for tensor in lm.model.encoder.parameters()}
         assert sum(t.numel() for t in half.model.parameters()) < 0.7 * sum(t.numel() for t in lm.model.parameters())
         assert not hasattr(half, "generate")
+
+    def test_the_decoder_goes_with_the_whole_model(self, folder):
+        lm = gerund.load(folder, dtype="float32")
+        expected = lm.encode(TEXTS)
+        half, decoder = lm.for_representation(), weakref.ref(lm.model.decoder)
+        del lm
+        gc.collect()
+        assert decoder() is None
+        np.testing.assert_array_equal(half.encode(TEXTS), expected)
 
     def test_for_classification_learns(self, folder):
         lm = gerund.load(folder, dtype="float32")

@@ -20,7 +20,7 @@ from gerund.inference.session import Session
 from gerund.inference.spans import SpanReading
 from gerund.inference.tokens import check_texts
 from gerund.language_model import LanguageModel
-from gerund.models.halves import encoder_of
+from gerund.models.halves import encoder_of, own_memory
 from gerund.seq2seq_encoder import Seq2SeqEncoder
 from gerund.types import Generation, Infill
 
@@ -118,14 +118,15 @@ class Seq2SeqModel(Seq2SeqEncoder, LanguageModel):
         )[0]
 
     def for_representation(self) -> Seq2SeqEncoder:
-        """Return encoder and head alone, in the same memory (GUR, section V-A: GurForSequenceRepresentation).
+        """Return encoder and head alone (GUR, section V-A: GurForSequenceRepresentation).
 
-        Nothing is copied; once this model is let go of, the decoder's memory is free. Its vectors and its fingerprint
-        are those of this model.
+        The weights are this model's, so training one trains the other. Once this model is let go of, the decoder's
+        memory is free. The vectors and the fingerprint are those of this model.
         """
-        return Seq2SeqEncoder(
-            encoder_of(self.model), self.tokenizer, self.encoder, name=f"the encoder of {self.name}", head=self.head
-        )
+        half = encoder_of(self.model)
+        own_memory(half)
+        name = f"the encoder of {self.name}"
+        return Seq2SeqEncoder(half, self.tokenizer, self.encoder, name=name, head=self.head)
 
     def for_classification(self, num_labels: int, *, dropout: float = 0.1) -> TextClassifier:
         """Return encoder, head and a linear layer over ``num_labels`` labels, to be trained as any torch module.

@@ -3,6 +3,7 @@
 Knows: which kinds there are, which half reads. Does not know: how either is used.
 """
 
+import torch
 from transformers import PreTrainedModel
 
 from gerund.errors import UnsupportedModelError
@@ -20,6 +21,18 @@ def encoder_of(model: PreTrainedModel) -> PreTrainedModel:
     """Return the half of such a model that reads; the model itself where it is nothing else."""
     encoder: PreTrainedModel = getattr(model, "encoder", model)
     return encoder
+
+
+@torch.no_grad()
+def own_memory(half: PreTrainedModel) -> None:
+    """Give a half's weights memory of their own.
+
+    On a processor weights are pieces of one mapping of their file, which stays whole as long as any piece is used, and
+    a tensor does not tell.
+    """
+    for weight in half.parameters():
+        if weight.device.type == "cpu":
+            weight.data = weight.detach().clone()
 
 
 def demand_decoder_only(model: PreTrainedModel, what: str) -> None:
