@@ -106,7 +106,10 @@ class ContrastiveLosses(PairLosses):
 
     def forward(self, model: "PreTrainedModel", part: Batch) -> Tensor:
         """Return the vectors ``(B, D)``, as ``encode`` makes them, not normalised."""
-        hidden_BTD = hidden_states(model, part["input_ids"], part["real"], self.plan)
+        return self.vectors(hidden_states(model, part["input_ids"], part["real"], self.plan), part)
+
+    def vectors(self, hidden_BTD: Tensor, part: Batch) -> Tensor:
+        """Return the vectors ``(B, D)`` of texts whose last hidden states are known."""
         # Autocast would add the states up in bfloat16; ``encode`` pools in float32.
         with torch.autocast(hidden_BTD.device.type, enabled=False):
             vectors_BD: Tensor = self.projection(pool(hidden_BTD, part["pooled"], self.pooling))

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from gerund.inference.encoding import hidden_states
-from gerund.models.pooling import pool
 from gerund.training.corpus.pairs import Example, Examples
 from gerund.training.losses.contrastive import accuracy, excluded_pairs, info_nce
 from gerund.training.losses.gathering import gather_numbers, gather_rows
@@ -166,8 +165,7 @@ class GurLosses(ContrastiveLosses, JointLosses):
     def joint(self, model: "PreTrainedModel", part: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the vectors ``(B, D)`` and, where something is to be written, the decoder's summed loss."""
         hidden_BTD = hidden_states(model, part["input_ids"], part["real"], self.plan)
-        with torch.autocast(hidden_BTD.device.type, enabled=False):
-            vectors_BD: Tensor = self.projection(pool(hidden_BTD, part["pooled"], self.pooling))
+        vectors_BD = self.vectors(hidden_BTD, part)
         if "labels" not in part:
             return vectors_BD, {}
         return vectors_BD, {"lm": decoder_loss(model, hidden_BTD, part["real"], part["labels"])}
