@@ -21,10 +21,11 @@ from tests.training.two_processes import assert_equal_states, one_step, state, w
 
 ROOT = Path(__file__).parents[2]
 # Those of the recipes below without chance in them.
-SAME = ("causal", "hybrid", "unimae", "rankgen")
+SAME = ("causal", "hybrid", "unimae", "rankgen", "gur")
 TEXTS = {"sources": ["a"], "batch_size": 4, "micro_batch_size": 1, "length": 24}
 TEXTS_ALONE = {name: value for name, value in TEXTS.items() if name != "sources"}
 PAIRS = {"files": ["pairs.jsonl"]}
+T5 = {"num_layers": 2, "num_decoder_layers": 1, "dropout_rate": 0.0}
 
 
 def start_two(target, folder):
@@ -125,6 +126,19 @@ def recipes(corpus, base, cache):
                 {"kind": "rankgen", "passages": ["passages.jsonl"], "continuation_length": 16, **TEXTS_ALONE}
             ],
         },
+        "gur": {
+            **common,
+            "model": {"config": {"model_type": "t5", "d_model": 16, "d_kv": 8, "num_heads": 2, "d_ff": 32, **T5}},
+            "tokenizer": {"vocab_size": 400, "max_length": 64},
+            "objectives": [
+                {
+                    "kind": "gur",
+                    "pairs": {**PAIRS, "query": "query", "positive": "positive"},
+                    **TEXTS_ALONE,
+                    "title_share": 0.5,
+                }
+            ],
+        },
         "dropout": {
             **common,
             "model": {**adapter, "lora": {"rank": 4, "alpha": 8, "dropout": 0.1}, "gradient_checkpointing": True},
@@ -206,7 +220,7 @@ class TestSameAsOneProcess:
     def test_log_has_each_line_once_and_says_the_same(self, compared, name):
         folder = compared[0]
         one, two = (read_log(folder / f"{count}-{name}") for count in ("one", "two"))
-        steps = [1, 2, 3, 4] if name == "rankgen" else [1, 2, 2, 3, 4, 4]  # passages have no validation
+        steps = [1, 2, 3, 4] if name in ("rankgen", "gur") else [1, 2, 2, 3, 4, 4]  # pairs have no validation
         assert [row["step"] for row in two] == [row["step"] for row in one] == steps
         for mine, other in zip(two, one, strict=True):
             timing = {"tokens_per_second", "seconds", "peak_memory_mib"}
@@ -228,8 +242,8 @@ class TestSameAsOneProcess:
 class TestResume:
     def test_is_exact_in_two_processes(self, compared):
         folder, stopped, _ = compared
-        assert stopped[5] == ("CrashError", "CrashError")
-        assert stopped[6] == (None, None)
+        assert stopped[len(SAME) + 1] == ("CrashError", "CrashError")
+        assert stopped[len(SAME) + 2] == (None, None)
         assert_equal_states(folder / "two-dropout", folder / "two-broken")
         assert any("decoder" in name for name in state(folder / "two-dropout"))
         logs = [
@@ -253,8 +267,8 @@ class TestResume:
 class TestMistakes:
     def test_batches_that_cannot_be_shared(self, compared):
         folder, stopped, _ = compared
-        assert stopped[7] == ("mntp: 2 processes cannot share a batch of 3",) * 2
-        assert stopped[8] == ("causal: 2 processes cannot share 3 blocks of the decay",) * 2
+        assert stopped[-2] == ("mntp: 2 processes cannot share a batch of 3",) * 2
+        assert stopped[-1] == ("causal: 2 processes cannot share 3 blocks of the decay",) * 2
         assert not (folder / "refused").exists()
 
 

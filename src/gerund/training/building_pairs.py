@@ -45,10 +45,9 @@ class PairObjectives(Parts):
             similarity=config.similarity,
             projection=config.projection,
         )
-        wanted = apart or self.subject.head is not None
-        dimensions = config.dimensions or (_GUR_DIMENSIONS if wanted and config.projection is None else None)
-        if dimensions is not None:
-            losses.projection = self._head(HeadSettings(self.subject.reader.state_width, dimensions, config.variant))
+        head = self._head(config)
+        if head is not None:
+            losses.projection = head
         framing = self._framing(config)
         seed = self._seed(config)
         batches = GurBatches(
@@ -88,13 +87,20 @@ class PairObjectives(Parts):
                 losses.projection.weight.copy_(torch.eye(width) * width**-0.25)
         return Objective(config.kind, batches, losses, {config.kind: config}, validation=validation)
 
-    def _head(self, settings: HeadSettings) -> ProjectionHead:
-        """Return the base's head, to be trained further, or a new one."""
-        head = self.subject.head or ProjectionHead(settings)
-        if head.settings != settings:
+    def _head(self, config: GurConfig) -> ProjectionHead | None:
+        """Return the base's head, to be trained further, or a new one, or None where the recipe asks for none."""
+        head, asked = self.subject.head, config.dimensions
+        if asked is None and (config.projection is not None or not (self.subject.reads_apart or head)):
+            return None
+        if head is None:
+            shape = HeadSettings(self.subject.reader.state_width, asked or _GUR_DIMENSIONS, config.variant or "paper")
+            head = ProjectionHead(shape)
+        own = head.settings
+        if asked not in (None, own.dimensions) or config.variant not in (None, own.variant):
             raise ConfigError(
-                f"gur: the base has a head of {head.settings.dimensions} dimensions ({head.settings.variant}), and the "
-                f"recipe asks for {settings.dimensions} ({settings.variant})"
+                f"gur: the base has a head of {own.dimensions} dimensions ({own.variant}), and the recipe asks for "
+                f"{asked or own.dimensions} ({config.variant or own.variant}); left out, that of the base is trained "
+                "further"
             )
         self.subject.head = head.float().train()
         return self.subject.head

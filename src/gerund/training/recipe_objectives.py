@@ -293,9 +293,10 @@ class GurConfig(ObjectiveConfig, ContrastiveConfig):
     """So many of the pairs are also read as a text whose ``query``, the title, is to be written; with ``lm`` only."""
     dimensions: int | None = Field(default=None, ge=1)
     """Numbers of a vector behind a non-linear projection head, which is kept with the model; GUR has 128. Left out,
-    128 for an encoder-decoder model and no head for others."""
-    variant: Literal["paper", "released"] = "paper"
-    """Of the head: two linear maps with a ReLU between, or that of the released code, gated and normed."""
+    as many as the base's head has, or 128 for an encoder-decoder model without one, and no head for others."""
+    variant: Literal["paper", "released"] | None = None
+    """Of the head: ``paper``, two linear maps with a ReLU between, or ``released``, that of the released code, gated
+    and normed. Left out, the base's, or ``paper``."""
 
     @property
     def losses(self) -> tuple[str, ...]:

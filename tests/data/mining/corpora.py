@@ -1,8 +1,15 @@
-"""Small corpora to mine."""
+"""Small corpora to mine, and how the tests mine them."""
 
 import json
 import random
 from pathlib import Path
+
+import pyarrow.parquet as pq
+
+from gerund.data.mining import MiningSettings, mine
+
+# A few documents a part.
+SMALL = MiningSettings(part_size=2000)
 
 # fmt: off
 WORDS = (
@@ -31,3 +38,13 @@ def write_jsonl(path: Path, rows: list[dict[str, str]]) -> Path:
     """Write rows as JSON lines."""
     path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
     return path
+
+
+def run(corpus, output, settings=SMALL, **more):
+    return mine([corpus] if not isinstance(corpus, list) else corpus, output, settings, workers=1, show=False, **more)
+
+
+def rows(output):
+    if output.suffix == ".parquet":
+        return pq.read_table(output).to_pylist()
+    return [json.loads(line) for line in output.read_text().splitlines()]

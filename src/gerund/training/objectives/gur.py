@@ -113,10 +113,16 @@ class GurBatches(Batches):
         groups = {
             name: self._side(texts, numbers, bucket.length, place) for place, (name, texts) in enumerate(sides.items())
         }
-        wanted = round(self.title_share * len(rows))
-        if self.titles is not None and wanted:
-            groups["title"] = self._titled(rows[:wanted], bucket.length)
+        # Spread evenly over the whole batch, so that several processes take those that one would.
+        places = range(offset * bucket.factor, (offset + count) * bucket.factor)
+        titled = [row for row, k in zip(rows, places, strict=True) if self._titles(k + 1) > self._titles(k)]
+        if self.titles is not None and titled:
+            groups["title"] = self._titled(titled, bucket.length)
         return groups
+
+    def _titles(self, count: int) -> int:
+        """Return how many of the first ``count`` pairs of a batch are read as text and title."""
+        return int(self.title_share * count + 1e-9)
 
     def _side(self, texts: Sequence[str], numbers: range, length: int, side: int) -> Batch:
         framed, targets = [], []
