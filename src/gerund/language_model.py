@@ -355,7 +355,7 @@ class LanguageModel(TextEncoder):
         Args:
             folder: where to.
             format: ``sentence-transformers``, a folder for ``SentenceTransformer``; or ``merged``, a plain
-                model. Either has an adapter merged into its weights.
+                model with its scorer. Either has an adapter merged into its weights.
             overwrite: replace what is there.
 
         Returns:
@@ -368,7 +368,7 @@ class LanguageModel(TextEncoder):
             OutputExistsError: there is something already.
             ResourceError: the disk is full; nothing is left behind.
         """
-        return formats.export(self.reader, folder, format, overwrite=overwrite)
+        return formats.export(self.reader, folder, format, scorer=self.scorer, overwrite=overwrite)
 
     def encode_and_keep(self, text: str, prompt: str | None = None) -> tuple[np.ndarray, Session]:
         """Encode one text causally and keep what the pass computed, so that generation continues without reading again.

@@ -15,6 +15,7 @@ from gerund.errors import ConfigError, OutputExistsError, ResourceError
 from gerund.exporting import formats
 from gerund.exporting.formats import convert
 from gerund.models import loading, saving
+from gerund.scoring.dual import DualScorer, ScorerSettings
 from tests.adapters import PEFT_WARNINGS, make_adapter
 from tests.tiny import save_tiny
 
@@ -28,7 +29,7 @@ def load(folder: Path, **options) -> gerund.LanguageModel:
 
 def converted(source: Path, target: Path, **options) -> gerund.LanguageModel:
     lm = gerund.load(source, **{"dtype": loading.own_dtype(loading.find(source)), **options})
-    convert(loading.find(source), lm.reader, target, lm.fingerprint(), adapter=lm.adapter_folder)
+    convert(loading.find(source), lm.reader, target, lm.fingerprint(), adapter=lm.adapter_folder, scorer=lm.scorer)
     return lm
 
 
@@ -63,6 +64,24 @@ def test_merged_for_tools_that_know_no_adapters(tmp_path: Path) -> None:
     # The adapter parted two weights that were one.
     assert json.loads((tmp_path / "out" / "config.json").read_text())["tie_word_embeddings"] is False
     assert not (tmp_path / "out" / "adapter").exists()
+
+
+@pytest.mark.filterwarnings(*PEFT_WARNINGS)
+def test_the_scorer_goes_along(tiny_folder: Path, tmp_path: Path) -> None:
+    adapter = make_adapter(tiny_folder, tmp_path / "lora", target_modules=["q_proj"])
+    lm = load(tiny_folder, attention="bidir", adapter=adapter)
+    projection_DD = np.random.default_rng(0).normal(size=(lm.dimensions, lm.dimensions)).astype(np.float32)
+    lm.scorer = DualScorer(lm, ScorerSettings(prefix="p ", similarity="cosine"), projection_DD)
+    lm.save(tmp_path / "scorer")
+    wanted = lm.score(["the cat"], [[" sat", " in"]], scorer="own")
+    lm.export(tmp_path / "merged", "merged")
+    converted(tmp_path / "scorer", tmp_path / "converted")
+    converted(tmp_path / "scorer", tmp_path / "other", attention="causal")
+    for name in ("merged", "converted"):
+        found = load(tmp_path / name).score(["the cat"], [[" sat", " in"]], scorer="own")
+        assert found[0] == pytest.approx(wanted[0], abs=1e-4), name
+    # It was trained for another reading.
+    assert load(tmp_path / "other").scorer is None
 
 
 @pytest.mark.parametrize("format", ["merged", "sentence-transformers"])

@@ -76,7 +76,7 @@ def command(
         identity = lm.export(output, "merged", overwrite=force).fingerprint
     else:
         identity = lm.fingerprint()
-        convert(source, lm.reader, output, identity, adapter=lm.adapter_folder, overwrite=force)
+        convert(source, lm.reader, output, identity, adapter=lm.adapter_folder, scorer=lm.scorer, overwrite=force)
     _tell(lm, output, identity, as_json)
 
 

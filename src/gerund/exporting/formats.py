@@ -6,6 +6,7 @@ Knows: what each format consists of. Does not know: the verbs, the command line.
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from gerund.attention.plan import Direction
 from gerund.errors import ConfigError, unknown_name
@@ -16,6 +17,13 @@ from gerund.models import loading
 from gerund.models.saving import atomic_folder
 
 FORMATS = ("sentence-transformers", "merged")
+
+
+class Kept(Protocol):
+    """What a model's folder holds beside the model: a scorer."""
+
+    def save(self, folder: Path) -> None:
+        """Write its own files."""
 
 
 @dataclass(frozen=True)
@@ -36,13 +44,16 @@ class Export:
     fingerprint: str = ""
 
 
-def export(reader: Reader, folder: str | Path, format: str, *, overwrite: bool = False) -> Export:
+def export(
+    reader: Reader, folder: str | Path, format: str, *, scorer: Kept | None = None, overwrite: bool = False
+) -> Export:
     """Write an encoder for other tools; see ``LanguageModel.export``.
 
     Args:
         reader: the model and how it is read.
         folder: where to.
         format: one of ``FORMATS``.
+        scorer: the encoder's own; ``merged`` keeps it.
         overwrite: replace what is there.
 
     Raises:
@@ -60,6 +71,8 @@ def export(reader: Reader, folder: str | Path, format: str, *, overwrite: bool =
     with atomic_folder(folder, overwrite=overwrite) as work:
         if format == "merged":
             identity = write_merged(reader, work)
+            if scorer is not None:
+                scorer.save(work)
             return Export(folder, f"gerund.load({str(folder)!r})", fingerprint=identity)
         why_custom = sentence_transformers.write(reader, work)
     name = "sentence_transformers.SentenceTransformer"
@@ -75,6 +88,7 @@ def convert(
     identity: str,
     *,
     adapter: Path | None = None,
+    scorer: Kept | None = None,
     overwrite: bool = False,
 ) -> None:
     """Copy a checkpoint, byte for byte, and put ``gerund.json`` beside it.
@@ -85,6 +99,7 @@ def convert(
         folder: where to.
         identity: the encoder's fingerprint.
         adapter: a PEFT folder to be copied along.
+        scorer: the encoder's own.
         overwrite: replace what is there.
 
     Raises:
@@ -99,6 +114,8 @@ def convert(
         write_settings(work, reader.config, reader.n_layers, identity, adapter=adapter)
         if reader.head is not None:
             reader.head.save(work)
+        if scorer is not None:
+            scorer.save(work)
 
 
 def _refuse_hybrid(reader: Reader) -> None:
