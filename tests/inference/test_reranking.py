@@ -8,7 +8,7 @@ import torch
 import gerund
 from gerund.config import Rerank, Sampling
 from gerund.errors import ConfigError, ModelError, TextError
-from gerund.inference.drawing import filters_of, generator_for, with_noise
+from gerund.inference.drawing import chosen_tokens, filters_of, generator_for
 from gerund.inference.generation import continuation_text, end_ids, prompt_ids, row_seed
 from gerund.inference.reranking import search, stream_search
 
@@ -51,9 +51,7 @@ def slow(lm, prompts, rerank, judge, max_new_tokens, sampling):
                             scores = lm.model(torch.tensor([ids + new])).logits[0, -1].float().log_softmax(-1)[None]
                         for filter_ in filters_of(sampling):
                             scores = filter_(None, scores)
-                        if not sampling.is_greedy:
-                            scores = with_noise(scores, [own])
-                        token = int(scores.argmax())
+                        token = int(chosen_tokens(scores, None if sampling.is_greedy else [own]))
                         ended = token in ends
                         if ended:
                             break

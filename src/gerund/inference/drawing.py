@@ -1,7 +1,7 @@
 """Drawing tokens so that draws are repeatable and do not depend on what else is drawn at the same time.
 
-Every row has a generator of its own, and the draw is made by adding Gumbel noise to the filtered scores and
-taking the largest (the Gumbel-max trick), which is a sample from their softmax.
+Every row has a generator of its own, which gives one number a token; the token is the one up to which the
+probabilities sum to more than it.
 
 Knows: ``Sampling``, scores. Does not know: models, what the rows are.
 """
@@ -55,22 +55,38 @@ class NucleusFilter(LogitsProcessor):
         """Return the scores ``(B, V)`` with minus infinity outside the nucleus."""
         del input_ids
         probabilities_BV = scores.softmax(dim=-1)
+        kept_BV = torch.zeros_like(scores, dtype=torch.bool)
         everything = scores.shape[-1]
+        rows = torch.arange(len(scores), device=scores.device)  # whose nucleus is still looked for
         for count in (*(count for count in _LIKELIEST if count < everything), everything):
-            best = probabilities_BV.topk(count, dim=-1)
-            before_BK = best.values.cumsum(dim=-1) - best.values
-            if count == everything or bool((before_BK[:, -1] >= self.top_p).all()):
+            best = probabilities_BV[rows].topk(count, dim=-1)
+            before_RK = best.values.cumsum(dim=-1) - best.values
+            kept_RK = before_RK < self.top_p
+            kept_RK[:, 0] = True
+            kept_BV[rows] = torch.zeros_like(kept_BV[rows]).scatter(-1, best.indices, kept_RK)
+            rows = rows[before_RK[:, -1] < self.top_p]
+            if not len(rows):
                 break
-        kept_BK = before_BK < self.top_p
-        kept_BK[:, 0] = True
-        kept_BV = torch.zeros_like(scores, dtype=torch.bool).scatter(-1, best.indices, kept_BK)
         return scores.masked_fill(~kept_BV, float("-inf"))
 
 
-def with_noise(scores_BV: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
-    """Add each row's Gumbel noise; the largest score of a row is then a draw from its softmax."""
-    noise = [torch.empty(scores_BV.shape[-1]).exponential_(generator=generator) for generator in generators]
-    return scores_BV - torch.stack(noise).to(scores_BV.device).log()
+def chosen_tokens(scores_BV: Tensor, generators: Sequence[torch.Generator] | None) -> Tensor:
+    """Return a token of each row ``(B,)``: drawn from the softmax of its scores, or without generators the likeliest.
+
+    Args:
+        scores_BV: filtered scores; minus infinity for what may not be chosen.
+        generators: one for each row, on the CPU; each gives one number.
+    """
+    if generators is None:
+        return scores_BV.argmax(dim=-1)
+    # Sums of float32 would lose what is unlikely beside what is likely; MPS has nothing longer.
+    exact = torch.float32 if scores_BV.device.type == "mps" else torch.float64
+    summed_BV = scores_BV.softmax(dim=-1).cumsum(dim=-1, dtype=exact)
+    number_B1 = torch.stack([torch.rand(1, generator=generator, dtype=torch.float64) for generator in generators])
+    whole_B1 = summed_BV[:, -1:]
+    # A number that is rounded up to the whole would lead behind the last token.
+    place_B1 = (number_B1.to(whole_B1) * whole_B1).minimum(whole_B1.nextafter(torch.zeros_like(whole_B1)))
+    return torch.searchsorted(summed_BV, place_B1, right=True)[:, 0]
 
 
 def generator_for(*key: int) -> torch.Generator:

@@ -26,7 +26,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from gerund.config import Sampling
 from gerund.errors import ConfigError, TextError
-from gerund.inference.drawing import filters_of, with_noise
+from gerund.inference.drawing import chosen_tokens, filters_of
 from gerund.inference.tokens import check_unicode, context_length
 from gerund.models.halves import reads_apart
 from gerund.types import Generation
@@ -268,7 +268,7 @@ def row_seed(seed: int, row: int) -> int:
 
 
 class _Draw(LogitsProcessor):
-    """Filters the scores, adds each row's noise, and notes the model's own log-probability of the choice."""
+    """Leaves of the scores what is chosen, and notes the model's own log-probability of it."""
 
     def __init__(self, sampling: Sampling, seeds: list[int], device: torch.device) -> None:
         self.sampling = sampling
@@ -282,11 +282,9 @@ class _Draw(LogitsProcessor):
         plain_BV = torch.log_softmax(scores_BV, dim=-1)
         for filter_ in self.filters:
             scores_BV = filter_(input_ids, scores_BV)
-        if not self.sampling.is_greedy:
-            scores_BV = with_noise(scores_BV, self.generators)
-        chosen_B = scores_BV.argmax(dim=-1)
-        self.logprobs.append(plain_BV.gather(1, chosen_B[:, None])[:, 0].tolist())
-        return scores_BV
+        chosen_B1 = chosen_tokens(scores_BV, None if self.sampling.is_greedy else self.generators)[:, None]
+        self.logprobs.append(plain_BV.gather(1, chosen_B1)[:, 0].tolist())
+        return torch.full_like(scores_BV, float("-inf")).scatter(1, chosen_B1, 0.0)
 
 
 class _Pieces(BaseStreamer):

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from gerund.config import Rerank, Sampling
 from gerund.errors import ConfigError, ModelError
 from gerund.inference.branch_pass import BranchPass, can_branch
-from gerund.inference.drawing import filters_of, generator_for, with_noise
+from gerund.inference.drawing import chosen_tokens, filters_of, generator_for
 from gerund.inference.generation import continuation_text, end_ids, prompt_ids, row_seed
 from gerund.inference.likelihood import plain_reader
 from gerund.inference.span_pass import Context, SpanPass
@@ -258,9 +258,8 @@ class _Search:
         scores_PV = logprobs_PV
         for filter_ in self.filters:
             scores_PV = filter_(None, scores_PV)
-        if not self.sampling.is_greedy:
-            scores_PV = with_noise(scores_PV, [written[place][index].draw for place, index in growing])
-        token_P = scores_PV.argmax(dim=-1)
+        draws = None if self.sampling.is_greedy else [written[place][index].draw for place, index in growing]
+        token_P = chosen_tokens(scores_PV, draws)
         own_P = logprobs_PV.gather(1, token_P[:, None])[:, 0]
         for (place, index), token, own in zip(growing, token_P.tolist(), own_P.tolist(), strict=True):
             before = written[place][index]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gerund.config import Sampling
-from gerund.inference.drawing import filters_of, generator_for, with_noise
+from gerund.inference.drawing import chosen_tokens, filters_of, generator_for
 from gerund.inference.encoding import Reader
 from gerund.inference.span_pass import Context, SpanPass
 
@@ -63,13 +63,14 @@ def drawn(sampling: Sampling, banned: Sequence[int], place: int) -> Choose:
         scores_PV = _without(logprobs_PV, banned)
         for filter_ in filters:
             scores_PV = filter_(None, scores_PV)
+        draws = None
         if not sampling.is_greedy:
             keys = [(path.length, path.sample) for path in paths]
             for key in keys:
                 if key not in generators:
                     generators[key] = generator_for(seed, place, *key)
-            scores_PV = with_noise(scores_PV, [generators[key] for key in keys])
-        token_P = scores_PV.argmax(dim=-1)
+            draws = [generators[key] for key in keys]
+        token_P = chosen_tokens(scores_PV, draws)
         own_P = logprobs_PV.gather(1, token_P[:, None])[:, 0]
         grown = zip(paths, token_P.tolist(), own_P.tolist(), strict=True)
         return [(index, path.grown(token, own)) for index, (path, token, own) in enumerate(grown)]
