@@ -216,8 +216,23 @@ class TestHalves:
             optimizer.step()
             optimizer.zero_grad()
         assert losses[-1] < 0.5 * losses[0]
-        with pytest.raises(ConfigError, match="nothing to tell apart"):
-            lm.for_classification(1)
+        for wrong in (1, "a", 2.5, True):
+            with pytest.raises(ConfigError, match="nothing to tell apart"):
+                lm.for_classification(wrong)
+
+    def test_a_trained_encoder_has_another_fingerprint(self, folder, tmp_path):
+        lm = gerund.load(folder, dtype="float32")
+        other = lm.with_encoder(lm.encoder)
+        before = lm.fingerprint()
+        assert other.fingerprint() == before
+        classifier = lm.for_classification(2)
+        batch = lm.tokenizer(TEXTS, padding=True, return_tensors="pt")
+        optimizer = torch.optim.AdamW(classifier.parameters(), lr=1e-2)
+        classifier(batch["input_ids"], batch["attention_mask"], torch.tensor([0, 1, 1])).loss.backward()
+        optimizer.step()
+        assert lm.fingerprint() == other.fingerprint() != before
+        lm.save(tmp_path / "out")
+        assert gerund.load(tmp_path / "out", dtype="float32").fingerprint() == lm.fingerprint()
 
 
 class TestRefusals:

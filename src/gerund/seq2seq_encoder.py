@@ -3,13 +3,14 @@
 Knows: which half reads. Does not know: how the other half writes.
 """
 
-from functools import cached_property
+from collections.abc import Mapping
+
+from torch import Tensor
 
 from gerund.attention.plan import ResolvedPlan
 from gerund.errors import ConfigError
 from gerund.inference import encoding
 from gerund.models.adapters import base_state
-from gerund.models.fingerprint import weights_hash
 from gerund.models.halves import encoder_of
 from gerund.text_encoder import TextEncoder
 
@@ -23,10 +24,9 @@ class Seq2SeqEncoder(TextEncoder):
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name}: {self.encoder.pooling}, {self.dimensions} dimensions>"
 
-    @cached_property
-    def weights_hash(self) -> str:
-        """Hash of the encoder's weights: with the decoder or without it, the vectors are the same."""
-        return weights_hash(base_state(encoder_of(self.model)))
+    def _hashed_state(self) -> Mapping[str, Tensor]:
+        # With the decoder or without it, the vectors are the same.
+        return base_state(encoder_of(self.model))
 
     def _attach(self) -> int:
         return int(self.model.config.num_layers)

@@ -3,16 +3,16 @@
 Knows: which function does what. Does not know: how any of it is done, or that the model writes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from copy import copy
 from dataclasses import replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Self
 
 import numpy as np
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gerund.attention.interface import attach
@@ -73,7 +73,8 @@ class TextEncoder:
         if adapter_folder is not None:
             load_adapter(model, adapter_folder)
         # Now, not when it is asked for: the files may have changed by then.
-        self.adapter_hash = adapter_hash(adapter_folder) + (head.fingerprint if head is not None else "")
+        self._adapter_hash = adapter_hash(adapter_folder)
+        self._hashed: tuple[int, str] | None = None
         self._prove(plan)
         self.reader = self._make_reader(plan)
         if autocast:
@@ -304,10 +305,23 @@ class TextEncoder:
         )
         return tokenize(self.tokenizer, texts, reading, offsets=offsets)
 
-    @cached_property
+    @property
     def weights_hash(self) -> str:
         """Hash of the base weights: what everything that is written depends on."""
-        return weights_hash(base_state(self.model))
+        state = self._hashed_state()
+        # Whoever trains the model changes its tensors in place, and each of them counts how often.
+        changes = sum(0 if tensor.is_inference() else tensor._version for tensor in state.values())
+        if self._hashed is None or self._hashed[0] != changes:
+            self._hashed = changes, weights_hash(state)
+        return self._hashed[1]
+
+    @property
+    def adapter_hash(self) -> str:
+        """Hash of adapter and projection head; empty for neither."""
+        return self._adapter_hash + (self.head.fingerprint if self.head is not None else "")
+
+    def _hashed_state(self) -> Mapping[str, Tensor]:
+        return base_state(self.model)
 
     def _vectors(self, item: Any) -> np.ndarray:
         if isinstance(item, torch.Tensor):

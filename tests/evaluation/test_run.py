@@ -17,7 +17,8 @@ from gerund.evaluation.results import ResultStore
 from gerund.evaluation.run import cache_in, contenders_of, evaluate
 from gerund.evaluation.task import Settings
 from gerund.inference import encoding
-from tests.evaluation.toys import TEXTS, ToyTask, ToyWords, ToyWriting
+from tests.evaluation.toys import TEXTS, ToyLikelihood, ToyTask, ToyWords, ToyWriting
+from tests.tiny import save_tiny_t5
 
 TOY = ToyTask(name="toy/one")
 PLANS = ["causal", "mask0-bidir:k=2", "inter-back:k=1", "causal:pooling=last", "echo"]
@@ -184,6 +185,20 @@ def test_words_that_do_not_fit_together_are_read_in_groups(lm, monkeypatch):
 def test_bm25_alone_with_nothing_to_rank():
     with pytest.raises(ConfigError, match="none of these tasks is about that"):
         evaluate(contenders_of(["bm25"]), [TOY])
+
+
+def test_an_encoder_decoder_leaves_likelihoods_to_others(lm, tmp_path):
+    t5 = gerund.load(save_tiny_t5(tmp_path / "t5"))
+    task = ToyLikelihood(name="toy-likelihood/one")
+    done = evaluate(contenders_of([t5, lm]), [TOY, task])
+    first, second = [one.label for one in done.contenders]
+    assert [(result.task, result.contender) for result in done.results] == [
+        ("toy/one", first),
+        ("toy/one", second),
+        ("toy-likelihood/one", second),
+    ]
+    with pytest.raises(ConfigError, match="how probable a text is, which a model with an encoder of its own cannot"):
+        evaluate(contenders_of([t5]), [task])
 
 
 def test_another_precision_is_another_score(tiny_folder, tmp_path):

@@ -31,6 +31,17 @@ class ToyTask(Task):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ToyLikelihood(ToyTask):
+    """One that asks how probable a text is."""
+
+    kind: ClassVar = "toy-likelihood"
+
+    @property
+    def needs_likelihoods(self) -> bool:
+        return True
+
+
+@dataclass(frozen=True, kw_only=True)
 class ToyWriting(Task):
     """Scores how long the model's continuation is: the same under every plan."""
 

@@ -113,6 +113,13 @@ class TestExpanding:
         with pytest.warns(UserWarning, match="of 9 expansions"):
             found = expand(grown, query, 9, keep=["dry"], blank=BLANK, sampling=NUCLEUS)
         assert found == []
+        # A blank of one's own is no different.
+        with pytest.warns(UserWarning, match="0 of 2 expansions"):
+            assert expand(grown, f"dry {BLANK} walls", 2, blank=BLANK, sampling=NUCLEUS) == []
+
+    def test_half_of_a_character_is_left_out(self):
+        fill = Filler(("old\ufffd", -1.0), ("new", -2.0))
+        assert expand(fill, f"dry {BLANK} walls", 1, blank=BLANK, sampling=NUCLEUS) == ["dry new walls"]
 
     def test_every_filling_draws_anew_and_a_seed_repeats_it(self):
         runs = []
@@ -139,6 +146,7 @@ class TestExpanding:
             ({"count": True}, "not True"),
             ({"share": 0.0}, "lies between 0 and 1, and is 0.0"),
             ({"query": f"a {BLANK}", "keep": ["a"]}, "there is nothing to keep"),
+            ({"query": f"a {BLANK}", "share": 0.5}, "nothing to keep or to share"),
         ):
             with pytest.raises(ConfigError, match=message):
                 go(**settings)

@@ -10,6 +10,7 @@ import numpy as np
 
 from gerund.errors import ConfigError
 from gerund.inference.words import WordPooling
+from gerund.models.halves import reads_apart
 from gerund.models.pooling import unit
 
 if TYPE_CHECKING:
@@ -49,6 +50,11 @@ class Contender:
     def only_ranks(self) -> bool:
         """Whether this ranks documents and does nothing else, as BM25."""
         return self.is_bm25
+
+    @property
+    def has_likelihoods(self) -> bool:
+        """Whether this says how probable a text is."""
+        return self._lm is not None and not reads_apart(self._lm.model)
 
     @property
     def lm(self) -> "LanguageModel":

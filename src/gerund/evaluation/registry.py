@@ -40,6 +40,8 @@ _MODULES = (
 )
 SIDES = ("representation", "tokens", "generation")
 ALL = "all"
+# Kinds of tasks on local data, some of which a folder may lack.
+_KINDS = {name.replace("_", "-") for name in _MODULES} | {"infilling", "ner", "pos", "chunking"}
 _PREFIXES = {"mteb": "mteb_named", "lm-eval": "lm_eval_named"}
 MTEB15 = "MTEB15"
 
@@ -171,7 +173,7 @@ def _fetched(name: str, local: list[Task], folder: Path | None) -> list[Task]:
         return list(_module("mteb_named").named_tasks([MTEB15]))
     offered = [task.name for task in local] + [task.title for task in local] + [task.kind for task in local]
     close = _near(name, offered)
-    if slash or close:
+    if slash or close or name in _KINDS:
         raise ConfigError(f"unknown task {name!r}{close or _where(folder)}")
     mteb = _module("mteb_named")
     if name in mteb.known_names():

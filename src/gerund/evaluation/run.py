@@ -124,6 +124,11 @@ def evaluate(
         raise ConfigError("two contenders have the same name")
     if all(one.only_ranks for one in contenders) and not any(task.takes_bm25 for task in tasks):
         raise ConfigError("BM25 ranks documents and does nothing else, and none of these tasks is about that")
+    if not any(_is_able(one, task) for one in contenders for task in tasks):
+        raise ConfigError(
+            "these tasks ask how probable a text is, which a model with an encoder of its own cannot say; take a "
+            "decoder-only model"
+        )
     done = Evaluation([], list(contenders), list(tasks), settings or Settings())
     store = None if folder is None else ResultStore(folder)
     for task in tasks:
@@ -136,8 +141,14 @@ def cache_in(folder: Path) -> EmbeddingCache:
     return EmbeddingCache(folder / _EMBEDDINGS)
 
 
+def _is_able(one: Contender, task: Task) -> bool:
+    if one.only_ranks:
+        return task.takes_bm25
+    return one.has_likelihoods or not task.needs_likelihoods
+
+
 def _measure(task: Task, done: Evaluation, store: ResultStore | None, tell: Tell) -> None:
-    able = [one for one in done.contenders if not one.only_ranks or task.takes_bm25]
+    able = [one for one in done.contenders if _is_able(one, task)]
     results: dict[str, Result] = {}
     for one in able:
         if store is not None and (found := store.find(task, one, done.settings)) is not None:

@@ -156,6 +156,11 @@ class Task(ABC):
         return self.name.partition("/")[2]
 
     @property
+    def needs_likelihoods(self) -> bool:
+        """Whether the model must say how probable a text is, which one with an encoder of its own cannot."""
+        return False
+
+    @property
     def reads_scorer(self) -> bool:
         """Whether the score depends on the model's own scorer of continuations."""
         return False

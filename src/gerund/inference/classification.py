@@ -27,8 +27,8 @@ class TextClassifier(nn.Module):
 
     def __init__(self, reader: Reader, num_labels: int, *, dropout: float = 0.1) -> None:
         super().__init__()
-        if num_labels < 2:
-            raise ConfigError(f"num_labels={num_labels}: there is nothing to tell apart")
+        if type(num_labels) is not int or num_labels < 2:
+            raise ConfigError(f"num_labels={num_labels!r}: there is nothing to tell apart")
         self.model, self.head = reader.model, reader.head
         self.plan = reader.plan if reader.sends_plan else None
         self.gate = reader.gate

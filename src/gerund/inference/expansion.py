@@ -30,6 +30,9 @@ _TRIES = 4
 # A word; where words have no spaces between them, a character.
 _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]|(?:(?![\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff])\w)+")
 
+# What half of a character is decoded to.
+_BROKEN = "\N{REPLACEMENT CHARACTER}"
+
 # Fills the gaps of a text.
 Fill = Callable[[str, Sampling], Infill]
 
@@ -119,7 +122,7 @@ def expand(
 
     A query that has blanks is an artificial prompt and is filled as it is; any other is masked at random, anew for each
     filling. What says the same as the query or an earlier expansion, capitals and white space apart, is left out, and
-    what has grown together with a word beside a mask.
+    what has grown together with a word beside a mask, or holds half of a character.
 
     Args:
         fill: fills the gaps of a text with one drawn filling.
@@ -146,8 +149,8 @@ def expand(
     if not isinstance(query, str):
         raise TextError(f"the query is a string, not {type(query).__name__}")
     check_unicode("the query", query)
-    if blank in query and keep:
-        raise ConfigError(f"the query says by {blank} what is written anew, so there is nothing to keep")
+    if blank in query and (keep or share != SHARE):
+        raise ConfigError(f"the query says by {blank} what is written anew, so there is nothing to keep or to share")
     found: dict[str, tuple[float, str]] = {}
     known = _folded(query)
     masked = None if blank in query else Query.of(query, keep)
@@ -157,7 +160,7 @@ def expand(
         text = " ".join(filled.text.split())
         scores = [score for span, score in zip(filled.spans, filled.scores, strict=True) if span.strip()]
         folded = _folded(text)
-        whole = mask is None or _stand_whole(prompt.split(blank), text)
+        whole = _stand_whole(prompt.split(blank), text) and _BROKEN not in text
         if scores and whole and folded != known:
             score = sum(scores) / len(scores)
             found[folded] = max(found.get(folded, (score, text)), (score, text))

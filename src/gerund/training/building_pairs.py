@@ -107,7 +107,9 @@ class PairObjectives(Parts):
 
     def _buckets(self, config: GurConfig, seed: int) -> Buckets:
         pairs = config.pairs
-        found = read_examples(existing(self.recipe, pairs.files), query=pairs.query, positive=pairs.positive)
+        found = read_examples(
+            existing(self.recipe, pairs.files, texts=False), query=pairs.query, positive=pairs.positive
+        )
         if config.short_length is None:
             return Buckets([Bucket(Examples(found, seed=seed), config.length)], config.batch_size)
         lots: tuple[list[Example], list[Example]] = ([], [])
@@ -147,7 +149,7 @@ class PairObjectives(Parts):
         hard_negatives: int,
         prompts: tuple[str | None, str | None] = (None, None),
     ) -> ExampleBatches:
-        paths = existing(self.recipe, pairs.files)
+        paths = existing(self.recipe, pairs.files, texts=False)
         found = read_examples(paths, query=pairs.query, positive=pairs.positive, negatives=pairs.negatives)
         examples = Examples(found, seed=self._seed(config), hard_negatives=hard_negatives)
         queries, documents = (self._framing(config, prompt) for prompt in prompts)

@@ -123,7 +123,7 @@ def estimate(recipe: Recipe) -> Estimate:
     tokens = {objective.name: tokens_in(item.get(objective.name, {})) for objective in objectives}
     active = {o.name: sum(o.is_active(step) for step in range(recipe.steps)) for o in objectives}
     return Estimate(
-        parameters=sum(p.numel() for p in subject.model.parameters()),
+        parameters=sum(p.numel() for part in (subject.model, subject.head) if part for p in part.parameters()),
         trained_parameters=sum(p.numel() for p in module.parameters() if p.requires_grad),
         objectives=tokens,
         tokens=sum(count * active[name] for name, count in tokens.items()),

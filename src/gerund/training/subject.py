@@ -25,7 +25,7 @@ from gerund.models import loading
 from gerund.models.halves import SEQ2SEQ, reads_apart
 from gerund.models.heads import ProjectionHead, read_head
 from gerund.models.opening import default_reading
-from gerund.training.corpus.sources import prepare_tokenizer
+from gerund.training.corpus.sources import prepare_tokenizer, sentinels_of
 from gerund.training.corpus.tokenizer import load_tokenizer, train_tokenizer
 from gerund.training.recipe import DEFAULT_BASE, LoraConfig, Recipe, TokenizerConfig
 from gerund.training.recipe_objectives import (
@@ -111,7 +111,10 @@ def prepare_subject(recipe: Recipe, *, write: bool = True) -> Subject:
         tokenizer = prepare_tokenizer(recipe) if write else _known_tokenizer(recipe)
         model = build_model(recipe, tokenizer)
         # A dry run only needs the special tokens, which any tokenizer of ours has.
-        tokenizer = tokenizer or train_tokenizer(["a"], vocab_size=_SMALLEST_VOCABULARY, max_length=_LONGEST)
+        sentinels = sentinels_of(recipe)
+        tokenizer = tokenizer or train_tokenizer(
+            ["a"], vocab_size=_SMALLEST_VOCABULARY + sentinels, max_length=_LONGEST, sentinels=sentinels
+        )
         subject = Subject(model, tokenizer, recipe.encoder.changed(default_reading(model)))
     else:
         subject = _load(recipe, recipe.model.base)
@@ -156,16 +159,16 @@ def _load(recipe: Recipe, base: str) -> Subject:
 
 def _check_seq2seq(recipe: Recipe, subject: Subject) -> None:
     """Refuse what a model with an encoder of its own cannot be trained for, or read with."""
-    if subject.encoder.attention.name != "bidir":
-        raise ConfigError("this model has an encoder of its own, which looks both ways: encoder.attention is bidir")
-    if recipe.model.lora is not None:
-        raise ConfigError("model.lora is an adapter for encoding; a model with an encoder of its own is trained whole")
     for objective in recipe.objectives:
         if not isinstance(objective, WITH_ENCODER):
             raise ConfigError(
                 f"{objective.kind} is for decoder-only models; a {subject.model.config.model_type} learns by "
                 "span_corruption, gur, contrastive, sscl and rankgen"
             )
+    if subject.encoder.attention.name != "bidir":
+        raise ConfigError("this model has an encoder of its own, which looks both ways: encoder.attention is bidir")
+    if recipe.model.lora is not None:
+        raise ConfigError("model.lora is an adapter for encoding; a model with an encoder of its own is trained whole")
 
 
 def _check_decoder_only(recipe: Recipe) -> None:

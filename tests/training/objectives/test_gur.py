@@ -13,6 +13,7 @@ from gerund.inference.sentinels import sentinel_ids
 from gerund.training.building import CorpusTexts, build_objectives
 from gerund.training.corpus.pairs import Example, Examples
 from gerund.training.corpus.sources import Sources
+from gerund.training.estimating import estimate
 from gerund.training.objectives.gur import Bucket, Buckets
 from gerund.training.recipe import load_recipe
 from gerund.training.run import train
@@ -277,6 +278,8 @@ class TestSpanCorruption:
         settings = recipe(
             place, tmp_path / "out", objectives=objectives, model={"config": T5}, overrides=["tokenizer.vocab_size=420"]
         )
+        known = estimate(settings)
+        assert known.parameters == known.trained_parameters > 0
         lm = gerund.load(train(settings), dtype="float32")
         assert len(sentinel_ids(lm.tokenizer)) == 100
         ids = lm.tokenizer("the cat")["input_ids"]
@@ -288,6 +291,10 @@ class TestSpanCorruption:
 
 
 class TestTraining:
+    def test_the_head_is_counted(self, place):
+        known = estimate(recipe(place))
+        assert known.parameters == known.trained_parameters
+
     def test_leaves_a_model_with_its_head(self, place, tmp_path):
         folder = train(recipe(place, tmp_path / "out", encoder={"pooling": "first"}))
         lm = gerund.load(folder, dtype="float32")

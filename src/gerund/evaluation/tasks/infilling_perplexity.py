@@ -50,6 +50,11 @@ class InfillingTask(FileTask):
         if self.samples < 1:
             raise ConfigError(f"infilling.samples={self.samples} leaves nothing to score")
 
+    @property
+    def needs_likelihoods(self) -> bool:
+        """Whether the model must say how probable a text is: it must."""
+        return True
+
     def run(self, contender: Contender, settings: Settings) -> Score:
         """Measure both readings.
 

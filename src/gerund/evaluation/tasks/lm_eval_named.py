@@ -30,6 +30,11 @@ class HarnessTask(Task):
     side: ClassVar[Side] = "generation"
     reads_plan: ClassVar[bool] = False
 
+    @property
+    def needs_likelihoods(self) -> bool:
+        """Whether the model must say how probable a text is: it must."""
+        return True
+
     def run(self, contender: "Contender", settings: Settings) -> Score:
         """Run the harness.
 

@@ -85,6 +85,11 @@ class PerplexityTask(FileTask):
             if value is not None and value < 1:
                 raise ConfigError(f"perplexity.{name}={value} leaves nothing to score")
 
+    @property
+    def needs_likelihoods(self) -> bool:
+        """Whether the model must say how probable a text is: it must."""
+        return True
+
     def run(self, contender: Contender, settings: Settings) -> Score:
         """Score every token.
 

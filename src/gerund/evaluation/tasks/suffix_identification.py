@@ -51,6 +51,11 @@ class SuffixTask(ScoredTask):
         if self.samples < 1:
             raise ConfigError(f"{self.kind}.samples={self.samples} leaves nothing to score")
 
+    @property
+    def needs_likelihoods(self) -> bool:
+        """Whether the model must say how probable a text is, beside a scorer."""
+        return self.likelihoods
+
     def run(self, contender: Contender, settings: Settings) -> Score:
         """Score every candidate.
 

@@ -82,7 +82,7 @@ def prepare_tokenizer(recipe: Recipe) -> "PreTrainedTokenizerFast":
     if settings.path is not None:
         return load_tokenizer(settings.path)
     sources = [(s.clean, s.weight, s.text_column, _stamps(recipe, s.files)) for s in recipe.data.sources]
-    sentinels = _SENTINELS if (recipe.model.config or {}).get("model_type") in SEQ2SEQ else 0
+    sentinels = sentinels_of(recipe)
     content: list[Any] = [1, settings.vocab_size, settings.sample_mb, settings.max_length, sources]
     content += [sentinels] if sentinels else []
     key = hashlib.sha256(json.dumps(content).encode()).hexdigest()[:20]
@@ -98,8 +98,13 @@ def prepare_tokenizer(recipe: Recipe) -> "PreTrainedTokenizerFast":
     return load_tokenizer(folder)
 
 
-def existing(recipe: Recipe, files: list[Path]) -> list[Path]:
-    """Return the paths of the recipe's files.
+def sentinels_of(recipe: Recipe) -> int:
+    """Return how many sentinels the tokenizer of a new model has: those of a T5."""
+    return _SENTINELS if (recipe.model.config or {}).get("model_type") in SEQ2SEQ else 0
+
+
+def existing(recipe: Recipe, files: list[Path], *, texts: bool = True) -> list[Path]:
+    """Return the paths of the recipe's files, which hold texts, or pairs or passages.
 
     Raises:
         ConfigError: One of them is not there.
@@ -107,9 +112,8 @@ def existing(recipe: Recipe, files: list[Path]) -> list[Path]:
     paths = [recipe.data.folder / file for file in files]
     for path in paths:
         if not path.is_file():
-            raise ConfigError(
-                f"{path}: no such file; data.folder is {str(recipe.data.folder)!r}, and --texts names texts of your own"
-            )
+            own = ", and --texts names texts of your own" if texts else ", where such files are looked for"
+            raise ConfigError(f"{path}: no such file; data.folder is {str(recipe.data.folder)!r}{own}")
     return paths
 
 
