@@ -11,7 +11,7 @@ from gerund.data.mining import Match, SymbolWeights, matching_pairs, spans, wind
 from gerund.data.mining.matching import Rule, find_pairs
 from gerund.data.mining.symbols import normalised
 from gerund.data.mining.windows import Texts
-from gerund.errors import ConfigError
+from gerund.errors import ConfigError, TextError
 from tests.data.mining import reference
 
 ALPHABETS = {
@@ -169,6 +169,11 @@ class TestRule:
     def test_mistakes(self, settings, message):
         with pytest.raises(ConfigError, match=message):
             matching_pairs(["a", "b"], **settings)
+
+    @pytest.mark.parametrize("sentences", ["one text", ["one", 2], None, 3])
+    def test_sentences_are_a_list_of_strings(self, sentences):
+        with pytest.raises(TextError, match="a list of strings"):
+            matching_pairs(sentences)
 
     @pytest.mark.parametrize("weight", [0, -1, 1.5, True])
     def test_weights_are_whole_and_positive(self, weight):

@@ -17,7 +17,7 @@ from gerund.data.mining.pairing import Side, all_pairs, greedy_pairs
 from gerund.data.mining.spans import Meetings, heaviest_spans
 from gerund.data.mining.symbols import SymbolWeights, normalised
 from gerund.data.mining.windows import Texts, find_windows, share
-from gerund.errors import ConfigError
+from gerund.errors import ConfigError, TextError
 
 # The released code takes a text for short whose symbols weigh 15 together, in its weights of 1, 0.3 and 0.1.
 SHORT_WEIGHT = 150
@@ -90,7 +90,11 @@ def matching_pairs(
 
     Raises:
         ConfigError: a threshold, weight or number of uses that makes no sense.
+        TextError: what is given is no list of strings.
     """
+    known = not isinstance(sentences, str) and isinstance(sentences, Sequence)
+    if not known or not all(isinstance(sentence, str) for sentence in sentences):
+        raise TextError("the sentences of a document are a list of strings")
     rule = Rule(threshold, short_threshold, weights or SymbolWeights())
     found = find_pairs([[normalised(sentence) for sentence in sentences]], rule, max_uses=max_uses)
     return [Match(*row) for row in zip(*found.columns(), strict=True)]
