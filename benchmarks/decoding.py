@@ -147,8 +147,11 @@ class Drawn:
         """Return the continuation of each prefix that a scorer likes best."""
         chosen = []
         for start in range(0, len(prefixes), _PREFIXES):
-            own = self.candidates[start : start + _PREFIXES]
-            scores = scorer.score(prefixes[start : start + _PREFIXES], [[one.text for one in lot] for lot in own])
+            # What ended at once is chosen only where everything did, as in the library.
+            lots = self.candidates[start : start + _PREFIXES]
+            own = [[one for one in lot if one.text.strip()] or lot[:1] for lot in lots]
+            texts = [[one.text if one.text.strip() else " ." for one in lot] for lot in own]
+            scores = scorer.score(prefixes[start : start + _PREFIXES], texts)
             chosen += [lot[int(np.argmax(row))] for lot, row in zip(own, scores, strict=True)]
         return chosen
 

@@ -131,32 +131,34 @@ class TestMistakes:
 
 
 class TestExpanding:
-    def expanded(self, folder, *arguments):
-        return run_cli("generate", "-m", folder, "--max-new-tokens", 2, "--seed", 1, *arguments)
+    """With the model inside: a random one writes halves of characters."""
 
-    def test_one_query_as_lines(self, tiny_folder):
-        ran = self.expanded(tiny_folder, "--expand", 3, "the cat in the rain", "--keep", "cat", "--keep", "in the")
+    def expanded(self, *arguments):
+        return run_cli("generate", "--max-new-tokens", 2, "--seed", 1, *arguments)
+
+    def test_one_query_as_lines(self):
+        ran = self.expanded("--expand", 3, "the cat in the rain", "--keep", "cat", "--keep", "in the")
         assert (ran.code, ran.err) == (0, "")
-        lm = gerund.load(tiny_folder)
+        lm = gerund.load()
         sampling = gerund.Sampling(temperature=1.0, top_p=0.9, seed=1)
         keep = ["cat", "in the"]
         assert ran.out.splitlines() == lm.expand("the cat in the rain", 3, keep=keep, max_tokens=2, sampling=sampling)
 
-    def test_many_queries_as_json(self, tiny_folder, tmp_path):
+    def test_many_queries_as_json(self, tmp_path):
         source, out = tmp_path / "in.txt", tmp_path / "out.jsonl"
         source.write_text("the cat in the rain\nthe cat in the rain\n")
-        ran = self.expanded(tiny_folder, "--expand", 2, "-f", source, "-o", out, "--share", 0.5)
+        ran = self.expanded("--expand", 2, "-f", source, "-o", out, "--share", 0.5)
         assert (ran.code, ran.out, ran.err) == (0, "", "")
         first, second = records(out.read_text())
         assert list(first) == ["prompt", "expansions"]
         assert len(first["expansions"]) == len(second["expansions"]) == 2
         assert first["expansions"] != second["expansions"]
-        one = self.expanded(tiny_folder, "--expand", 2, "the cat in the rain", "--share", 0.5, "--json")
+        one = self.expanded("--expand", 2, "the cat in the rain", "--share", 0.5, "--json")
         assert records(one.out) == [first]
 
     @pytest.mark.filterwarnings("always:.*expansions of:UserWarning")
-    def test_fewer_than_asked_are_told(self, tiny_folder):
-        ran = run_cli("generate", "-m", tiny_folder, "--expand", 3, "the [blank] rain", "--temperature", 0)
+    def test_fewer_than_asked_are_told(self):
+        ran = run_cli("generate", "--expand", 3, "the [blank] rain", "--temperature", 0)
         assert ran.code == 0
         assert len(ran.out.splitlines()) == 1
         assert ran.err == "gerund: warning: 1 of 3 expansions of 'the [blank] rain' were found\n"
@@ -178,10 +180,10 @@ class TestExpanding:
     def test_mistakes(self, tiny_folder, arguments, message):
         assert message in run_cli("generate", "-m", tiny_folder, *arguments).mistake
 
-    def test_a_mistake_in_a_file_names_its_line(self, tiny_folder, tmp_path):
+    def test_a_mistake_in_a_file_names_its_line(self, tmp_path):
         source = tmp_path / "in.txt"
         source.write_text("the cat\nthe dog\n")
-        ran = self.expanded(tiny_folder, "--expand", 1, "-f", source, "--keep", "cat", "-o", tmp_path / "out.jsonl")
+        ran = self.expanded("--expand", 1, "-f", source, "--keep", "cat", "-o", tmp_path / "out.jsonl")
         assert "in.txt, line 2: 'cat' is to be kept" in ran.mistake
         source.write_text("the cat\n\n")
-        assert "in.txt, line 2: the query is empty" in self.expanded(tiny_folder, "--expand", 1, "-f", source).mistake
+        assert "in.txt, line 2: the query is empty" in self.expanded("--expand", 1, "-f", source).mistake

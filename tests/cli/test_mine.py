@@ -169,7 +169,7 @@ class TestMistakes:
             (["--pairs", "some"], "unknown enumeration of pairs 'some'; valid are: title, all"),
             (["--threshold", "0"], "threshold=0 would make a pair of any two sentences; 1 is the least"),
             (["--letter-weight", "0"], "the weight of a symbol is a whole number from 1 to 1,000,000, and letter=0"),
-            (["--max-uses", "-1"], "max_uses=-1 is below 1"),
+            (["--max-uses", "-1"], "max_uses=-1 is below 1; for any number None, or --max-uses 0"),
             (["--language", "?"], "language='?' is no language code such as en, zh or de"),
             (["--workers", "0"], "workers=0 leaves nobody to work"),
             (["--method", "ict", "--threshold", "40"], "threshold means nothing to the method ict; leave it out"),

@@ -77,7 +77,7 @@ class MiningSettings:
         for name, least in (("max_uses", 1), ("per_document", 1), ("min_length", 1), ("context", 2), ("part_size", 1)):
             value = getattr(self, name)
             if value is not None and value < least:
-                none = "; for any number leave it out (--max-uses 0)" if name == "max_uses" else ""
+                none = "; for any number None, or --max-uses 0" if name == "max_uses" else ""
                 raise ConfigError(f"{name}={value} is below {least}{none}")
         _ = self.rule
         for one in fields(self):
