@@ -105,8 +105,8 @@ def measure(lm: Any, task: Writing, chosen: dict[str, dict[str, Any]], seeds: li
         title = f"{task.title}: {task.samples} continuations"
         (output / f"{task.title}-divergence.png").write_bytes(picture(divergence_curves(curves, title=title)))
         points = [TradePoint(name, mean(done[name], "mauve"), mean(done[name], "seconds")) for name in curves]
-        drawn = trade_off(points, title=title, xlabel="seconds a text", ylabel="MAUVE", percent=False)
-        (output / f"{task.title}-time.png").write_bytes(picture(drawn))
+        trade = trade_off(points, title=title, xlabel="seconds a text", ylabel="MAUVE", percent=False)
+        (output / f"{task.title}-time.png").write_bytes(picture(trade))
 
 
 def once(lm: Any, task: Writing, seed: int, drawn: dict[int, "Drawn"]) -> dict[str, Any]:
