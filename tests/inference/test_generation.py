@@ -83,7 +83,7 @@ def test_the_global_random_state_is_left_alone():
 def test_draws_follow_the_filtered_distribution(sampling):
     logits = torch.tensor([[2.0, 1.5, 1.0, 0.0, -1.0, -3.0]])
     n = 6000
-    draw = _Draw(sampling, list(range(n)), torch.device("cpu"))
+    draw = _Draw(sampling, list(range(n)))
     scores = logits
     for filter_ in draw.filters:
         scores = filter_(None, scores)

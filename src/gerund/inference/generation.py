@@ -69,7 +69,7 @@ def generate(
     seed = sampling.seed if sampling.seed is not None else int(torch.seed() % 2**31)
     for start in range(0, len(order), batch_size):
         rows = order[start : start + batch_size]
-        draw = _Draw(sampling, [row_seed(seed, row) for row in rows], model.device)
+        draw = _Draw(sampling, [row_seed(seed, row) for row in rows])
         batch = [ids[row] for row in rows]
         output = _run(model, tokenizer, batch, max_new_tokens, draw)
         # A decoder with an encoder beside it begins with a token of its own instead of the prompt.
@@ -97,7 +97,7 @@ def stream(
     if max_new_tokens < 1:
         raise ConfigError(f"max_new_tokens={max_new_tokens} writes nothing")
     seed = sampling.seed if sampling.seed is not None else int(torch.seed() % 2**31)
-    draw = _Draw(sampling, [row_seed(seed, 0)], model.device)
+    draw = _Draw(sampling, [row_seed(seed, 0)])
     pieces = _Pieces(tokenizer, [] if reads_apart(model) else ids)
     stop = _Stop()
     failure: list[BaseException] = []
@@ -182,7 +182,7 @@ def continue_read(
     if max_new_tokens < 1:
         raise ConfigError(f"max_new_tokens={max_new_tokens} writes nothing")
     seed = sampling.seed if sampling.seed is not None else int(torch.seed() % 2**31)
-    draw = _Draw(sampling, [row_seed(seed, 0)], model.device)
+    draw = _Draw(sampling, [row_seed(seed, 0)])
     output = _run(model, tokenizer, [ids], max_new_tokens, draw, decode=decode)
     return _result(model, tokenizer, ids, output[0, len(ids) :].tolist(), draw, 0)
 
@@ -270,10 +270,9 @@ def row_seed(seed: int, row: int) -> int:
 class _Draw(LogitsProcessor):
     """Leaves of the scores what is chosen, and notes the model's own log-probability of it."""
 
-    def __init__(self, sampling: Sampling, seeds: list[int], device: torch.device) -> None:
+    def __init__(self, sampling: Sampling, seeds: list[int]) -> None:
         self.sampling = sampling
         self.generators = [torch.Generator().manual_seed(seed) for seed in seeds]
-        self.device = device
         self.logprobs: list[list[float]] = []
         self.filters = filters_of(sampling)
 
