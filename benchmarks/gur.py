@@ -32,14 +32,15 @@ from gerund.training.subject import prepare_subject
 
 T5, DEFAULT = "T5", "default"
 PAIRS = {"pairs.parquet": "lcs", "pairs-none.parquet": "none"}
-# Recipe, and the model that it begins with.
-ARMS: dict[str, tuple[str, str]] = {
-    "GUR": ("gur-default", T5),
-    "GUR-LM": ("gur-lm-default", T5),
-    "GUR-CL": ("gur-cl-default", T5),
-    "GUR-LCS": ("gur-lcs-default", T5),
-    "GUR, causal": ("gur-causal-default", DEFAULT),
-    "GUR, UniMAE": ("gur-unimae-default", DEFAULT),
+# Recipe, the model that it begins with, and settings; "causal LM" is what GUR's half adds nothing to.
+ARMS: dict[str, tuple[str, str, list[str]]] = {
+    "GUR": ("gur-default", T5, []),
+    "GUR-LM": ("gur-lm-default", T5, []),
+    "GUR-CL": ("gur-cl-default", T5, []),
+    "GUR-LCS": ("gur-lcs-default", T5, []),
+    "GUR, causal": ("gur-causal-default", DEFAULT, []),
+    "GUR, UniMAE": ("gur-unimae-default", DEFAULT, []),
+    "causal LM": ("gur-causal-default", DEFAULT, ["objectives.gur.weight=0"]),
 }
 TITLES = "title-retrieval/wiki"
 COLLECTIONS = ("retrieval/cranfield", "retrieval/medline", "retrieval/cisi")
@@ -75,13 +76,13 @@ def pairs_in(data: Path, work: Path) -> None:
 
 def trained(name: str, seed: int, data: Path, work: Path, more: list[str]) -> Path:
     """Return the folder of an arm's model, trained unless it is there."""
-    output = work / "runs" / f"{name.replace(', ', '-')}-{seed}"
-    recipe, base = ARMS[name]
+    output = work / "runs" / f"{name.replace(', ', '-').replace(' ', '-')}-{seed}"
+    recipe, base, own = ARMS[name]
     if not (output / "model").is_dir():
         pairs = work.resolve() / ("pairs-none.parquet" if "lcs" in recipe else "pairs.parquet")
         overrides = [f"model.base={base_of(base, data, work)}", f"objectives.gur.pairs.files=[{pairs}]"]
         overrides += [f"data.folder={data / 'lm'}", f"data.cache={work / 'cache'}", f"output={output}", f"seed={seed}"]
-        train(load_recipe(recipe, [*overrides, *more]), resume=True)
+        train(load_recipe(recipe, [*overrides, *own, *more]), resume=True)
     return output / "model"
 
 
