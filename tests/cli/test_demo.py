@@ -1,6 +1,7 @@
 """The demo, from the command line down to the picture."""
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -8,9 +9,13 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from gerund.attention.plan import AttentionPlan
 from gerund.cli.main import app
-from gerund.demo import HITS, Demo, read_passages
+from gerund.config import EncoderConfig
+from gerund.demo.steps import HITS, SAMPLES, Demo
+from gerund.demo.texts import read_beginnings, read_gaps, read_passages
 from gerund.errors import ModelError, OutputExistsError, TextError
+from gerund.inference.maps import sink_share
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +38,9 @@ def run(*arguments: str) -> str:
 
 def test_searches_writes_proves_and_draws(roomy_folder: Path, tmp_path: Path) -> None:
     output = run("-m", str(roomy_folder), "-o", str(tmp_path / "out"), "--prompt", "One day")
-    assert (tmp_path / "out" / "demo.png").read_bytes().startswith(b"\x89PNG")
+    page = (tmp_path / "out" / "demo.html").read_text(encoding="utf-8")
+    assert page.count('src="data:image/png;base64,') == 3
+    assert not re.search(r'(?:src|href)="(?!data:|#)', page), "nothing is fetched"
     report = json.loads((tmp_path / "out" / "demo.json").read_text(encoding="utf-8"))
     queries = read_passages("queries.jsonl")
     assert [search["query"] for search in report["searches"]] == [query.text for query in queries]
@@ -41,7 +48,18 @@ def test_searches_writes_proves_and_draws(roomy_folder: Path, tmp_path: Path) ->
     assert set(report["right"]) == {"causal", "mask0-bidir"}
     assert report["proof"]["equal"]
     assert report["proof"]["difference"] == 0
-    for line in ("Searches in 48 documents on 6 topics", "bit-equal", "Where the time went", "demo.png"):
+    assert report["written"][0]["prompt"] == "One day"
+    for item in report["written"]:
+        scores = [row["score"] for row in item["ranked"]]
+        assert 1 <= len(scores) <= SAMPLES
+        assert scores == sorted(scores, reverse=True)
+    assert [item["prompt"] for item in report["fitting"]] == [item.text for item in read_beginnings()]
+    for item in report["fitting"]:
+        assert item["is_right"] == (item["candidates"][0]["text"] == item["right"])
+    gaps = [f"{item['before']} [blank]{item['after']}" for item in report["filled"]]
+    assert gaps == [gap.text for gap in read_gaps()]
+    assert report["missing"] == []
+    for line in ("Searches in 48 documents on 6 topics", "bit-equal", "Where the time went", "demo.html"):
         assert line in output
     assert "\x1b" not in output, "piped output must be plain"
     assert not list((tmp_path / "out").glob(".*")), "no half-written file may stay"
@@ -73,10 +91,10 @@ def test_a_changed_weight_is_seen(roomy_folder: Path) -> None:
 def test_json_is_all_that_is_printed(roomy_folder: Path, tmp_path: Path) -> None:
     report = json.loads(run("-m", str(roomy_folder), "-o", str(tmp_path / "out"), "--json"))
     assert report["layers"] == 4
-    assert set(report["seconds"]) >= {"load and prove the plan", "draw the picture"}
+    assert set(report["seconds"]) >= {"load and prove the plan", "draw the pictures"}
 
 
-def test_without_matplotlib_only_the_picture_is_missing(
+def test_without_matplotlib_only_the_pictures_are_missing(
     roomy_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in [name for name in sys.modules if name.split(".")[0] == "matplotlib"]:
@@ -84,7 +102,8 @@ def test_without_matplotlib_only_the_picture_is_missing(
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     output = run("-m", str(roomy_folder), "-o", str(tmp_path / "out"))
     assert "pip install 'gerund[plot]'" in output
-    assert [path.name for path in (tmp_path / "out").iterdir()] == ["demo.json"]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["demo.html", "demo.json"]
+    assert "<img" not in (tmp_path / "out" / "demo.html").read_text(encoding="utf-8")
 
 
 def test_texts_are_balanced_and_labelled() -> None:
@@ -93,6 +112,36 @@ def test_texts_are_balanced_and_labelled() -> None:
     assert set(counts.values()) == {8}
     assert {query.topic for query in queries} == set(counts)
     assert len({item.text for item in documents}) == len(documents)
+
+
+def test_beginnings_have_one_right_sentence_and_gaps_are_single() -> None:
+    for item in read_beginnings():
+        assert item.right not in item.wrong
+        assert all(text.startswith(" ") for text in (item.right, *item.wrong))
+    assert all(gap.text.count("[blank]") == 1 and gap.original not in gap.text for gap in read_gaps())
+
+
+def test_a_gap_that_cannot_be_filled_is_told(roomy_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    demo = Demo(str(roomy_folder))
+    lm = demo.start()
+
+    def refuse(*_: object, **__: object) -> None:
+        raise ModelError("the hybrid mask does not reach layer 3")
+
+    monkeypatch.setattr(type(lm), "infill", refuse)
+    assert demo.fill() == ()
+    assert demo.missing == ["No gap was filled: the hybrid mask does not reach layer 3."]
+
+
+def test_layers_are_looked_at_without_the_sink(roomy_folder: Path) -> None:
+    demo = Demo(str(roomy_folder))
+    lm = demo.start()
+    looked, plan = demo.look()
+    assert plan == lm.encoder.attention.with_defaults(lm.n_layers)
+    demo.lm = lm.with_encoder(EncoderConfig(attention=AttentionPlan("bidir")))
+    looked, plan = demo.look()
+    assert plan.name == "mask0-bidir"
+    assert sink_share(looked.after)[-1] == 0 < sink_share(looked.before)[-1]
 
 
 def test_bad_input_is_one_sentence(roomy_folder: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""``gerund demo``: see one set of weights search and write."""
+"""``gerund demo``: see one set of weights search, write, rank and fill gaps."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -8,26 +8,28 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from gerund.demo import Demo, Found, Proof
-
-PROMPT = "The ship left the harbour early in the morning, and"
+    from gerund.demo.findings import Findings, Found, Proof
+    from gerund.demo.steps import Demo
 
 
 def command(
-    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the picture and the report.")] = Path(
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the page and the report.")] = Path(
         "demo-output"
     ),
     model: Annotated[
         str | None,
         typer.Option("--model", "-m", help="A folder or hub id; left out, the embedded default.", show_default=False),
     ] = None,
-    prompt: Annotated[str, typer.Option("--prompt", "-p", help="What to continue.")] = PROMPT,
+    prompt: Annotated[
+        str | None,
+        typer.Option("--prompt", "-p", help="What to continue, beside what comes with gerund.", show_default=False),
+    ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON and nothing else.")] = False,
 ) -> None:
-    """Search a small collection, then write, with the same weights; on texts that come with gerund.
+    """Search, write, rank and fill gaps, with the same weights; on texts that come with gerund.
 
-    The folder receives demo.png, which shows the documents before and after the conversion, and demo.json.
+    The folder receives demo.html, one page that shows all of it, and demo.json.
 
     For example:
 
@@ -39,7 +41,7 @@ def command(
 
     from gerund.errors import TextError
 
-    if not prompt.strip():
+    if prompt is not None and not prompt.strip():
         raise TextError("the prompt is empty; give some words to continue")
     # Piped, the lines are as long as they are, so that whoever reads them can cut them.
     console = Console(highlight=False, markup=False, emoji=False, quiet=as_json)
@@ -52,44 +54,55 @@ def command(
         typer.echo(json.dumps(report, indent=2, ensure_ascii=False))
 
 
-def _run(console: "Console", model: str | None, output: Path, prompt: str, device: str) -> dict[str, Any]:
+def _run(console: "Console", model: str | None, output: Path, prompt: str | None, device: str) -> dict[str, Any]:
     import time
 
     with _waiting(console, "loading"):
         start = time.perf_counter()
-        from gerund import demo as work
-        from gerund.errors import MissingDependencyError
+        from gerund.demo import pictures, report
+        from gerund.demo.steps import Demo
 
-        demo = work.Demo(model, device)
+        demo = Demo(model, device)
         demo.seconds["import torch and transformers"] = time.perf_counter() - start
         lm = demo.start()
-    work.make_folder(output)
+    report.make_folder(output)
     parameters = sum(parameter.numel() for parameter in lm.model.parameters())
     kind = f"{lm.model.config.model_type}, {lm.n_layers} layers, {parameters / 1e6:.1f} million parameters"
     console.print(f"Loaded {lm.name} ({kind})", style="bold")
     console.print(f"Encoding plan {lm.encoder.attention.name}, proven layer by layer; vectors of {lm.dimensions}\n")
-    with _waiting(console, "embedding"):
-        found, baseline = demo.search(), demo.baseline()
-    _print_searches(console, demo, found, baseline)
-    with _waiting(console, "writing"):
-        written = demo.write(prompt)
-    console.print("The same weights go on writing", style="bold")
-    console.print(f"  {prompt}", style="dim", end="")
-    console.print(f"{written.text}\n")
-    with _waiting(console, "comparing"):
-        proof = demo.prove(prompt)
-    _print_proof(console, proof)
-    try:
-        demo.draw(found, baseline, output / work.PICTURE)
-        picture = f"Picture: {output / work.PICTURE}"
-    except MissingDependencyError as error:
-        picture = f"No picture: {error}"
-    report = work.report(demo, found, baseline, written, proof)
-    work.write_report(output, report)
+    findings = _find(console, demo, prompt)
+    with _waiting(console, "drawing"):
+        looked, plan = demo.look()
+        with demo.timed("draw the pictures"):
+            topics = [item.topic for item in demo.documents]
+            found = pictures.gallery(demo.vectors, topics, looked, plan)
+    page = report.write_page(output, demo, findings, found)
+    told = report.report(demo, findings)
+    path = report.write_report(output, told)
+    for sentence in (*findings.missing, *found.missing):
+        console.print(sentence)
     _print_times(console, demo)
-    console.print(picture)
-    console.print(f"Report:  {output / work.REPORT}")
-    return report
+    console.print(f"Page:    {page}")
+    console.print(f"Report:  {path}")
+    return told
+
+
+def _find(console: "Console", demo: "Demo", prompt: str | None) -> "Findings":
+    """Go through the steps, and print what each finds."""
+    from gerund.demo.findings import Findings
+
+    with _waiting(console, "embedding"):
+        baseline, found = demo.baseline(), demo.search()
+    _print_searches(console, demo, found, baseline)
+    prompts = [*([prompt] if prompt else []), *(item.text for item in demo.beginnings)]
+    with _waiting(console, "writing"):
+        written, fitting = demo.write(prompts), demo.choose()
+        filled = demo.fill()
+        proof = demo.prove(prompts[0])
+    findings = Findings(found, baseline, written, demo.scorer, fitting, filled, proof, tuple(demo.missing))
+    _print_writing(console, findings)
+    _print_proof(console, proof)
+    return findings
 
 
 def _waiting(console: "Console", what: str) -> Any:
@@ -117,6 +130,32 @@ def _print_searches(console: "Console", demo: "Demo", found: "Found", baseline: 
     documents = len(demo.documents)
     others = (documents / topics - 1) / (documents - 1)
     console.print(f"  {'(by chance)':<22}{1 / topics:>17.0%}{others:>31.0%}\n")
+
+
+def _print_writing(console: "Console", findings: "Findings") -> None:
+    first = findings.written[0]
+    console.print("The same weights go on writing", style="bold")
+    console.print(f"  {first.prompt}", style="dim")
+    console.print(f"    once             {_line(first.plain)}")
+    best, worst = first.ranked[0], first.ranked[-1]
+    console.print(f"    the best of {len(first.ranked):<4} {_line(best.text)}  ({best.score:.3f})")
+    console.print(f"    the last of them {_line(worst.text)}  ({worst.score:.3f})\n")
+    right = sum(item.is_right for item in findings.fitting)
+    console.print(f"They know what fits ({findings.scorer})", style="bold")
+    console.print(
+        f"  {right} of {len(findings.fitting)} beginnings: the sentence that follows scored above all others\n"
+    )
+    if findings.filled:
+        console.print("They fill gaps, seeing both sides", style="bold")
+        for item in findings.filled:
+            console.print(f"  {item.before}", style="dim", end="")
+            console.print(item.span, style="cyan", end="")
+            console.print(item.after, style="dim")
+        console.print()
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())
 
 
 def _print_proof(console: "Console", proof: "Proof") -> None:

@@ -5,8 +5,8 @@ import base64
 import pytest
 
 from gerund.evaluation.report.page import SUMMARY, write_page
-from gerund.evaluation.report.rendering import Gallery, Picture, duration
 from gerund.evaluation.report.table import compare
+from gerund.pages.rendering import Gallery, Picture, duration
 from tests.evaluation.report.pages import checked
 from tests.evaluation.report.results import SETTINGS, made, several
 

@@ -14,11 +14,11 @@ from gerund.evaluation.readings import parse_reading
 from gerund.evaluation.report import pictures
 from gerund.evaluation.report.page import SUMMARY
 from gerund.evaluation.report.pictures import pictures_for
-from gerund.evaluation.report.rendering import drawn
 from gerund.evaluation.report.table import compare
 from gerund.evaluation.report.writing import write_report
 from gerund.evaluation.run import contenders_of, evaluate
 from gerund.evaluation.task import LabelledTexts, RatedPairs, Score, Settings
+from gerund.pages.rendering import drawn
 from gerund.plotting import attention, curves, embeddings
 from tests.evaluation.report.pages import checked
 from tests.evaluation.report.results import made, several

@@ -10,8 +10,8 @@ from typing import Any
 
 from gerund.attention.plan import AttentionPlan
 from gerund.evaluation.report.document import shareable, versions
-from gerund.evaluation.report.rendering import Gallery, write_html
 from gerund.evaluation.report.table import Comparison, Group, Mean, Row
+from gerund.pages.rendering import Gallery, write_html
 from gerund.version import __version__
 
 SUMMARY = "Summary"
@@ -70,6 +70,7 @@ def write_page(
     others = Gallery(tuple(picture for picture in gallery.pictures if picture is not trade_off), gallery.missing)
     return write_html(
         folder / "report.html",
+        "gerund.evaluation.report",
         "report.html.jinja",
         title="Evaluation",
         subtitle=_subtitle(comparison),

@@ -14,9 +14,9 @@ from gerund.evaluation.contender import Contender
 from gerund.evaluation.readings import label_of
 from gerund.evaluation.report.document import bare_name
 from gerund.evaluation.report.page import SUMMARY
-from gerund.evaluation.report.rendering import Gallery, Picture, Wanted, drawn
 from gerund.evaluation.report.table import PERCENTS, Column, Comparison, Row, Section
 from gerund.evaluation.task import LabelledTexts, RatedPairs, Settings, Task
+from gerund.pages.rendering import Gallery, Picture, Wanted, drawn
 
 if TYPE_CHECKING:
     from gerund.plotting.curves import ScorePanel

@@ -13,11 +13,11 @@ from typing import Any
 from gerund.config import CONFIG_FILE, encoder_config_json
 from gerund.data.files import write_whole
 from gerund.evaluation.report.document import bare_name, versions
-from gerund.evaluation.report.rendering import Picture, Wanted, drawn, write_html
 from gerund.evaluation.report.table import PERCENTS, shown
 from gerund.evaluation.task import Settings, Task
 from gerund.evaluation.tuning import Trial, Tuned
 from gerund.language_model import LanguageModel
+from gerund.pages.rendering import Picture, Wanted, drawn, write_html
 from gerund.version import __version__
 
 FORMAT = 1
@@ -53,6 +53,7 @@ def write_tuning(folder: str | Path, done: Tuned, lm: LanguageModel, tasks: Sequ
     gallery = drawn(_wanted(done, tasks))
     return write_html(
         folder / "tuning.html",
+        "gerund.evaluation.report",
         "tuning.html.jinja",
         title=f"How to read {bare_name(lm.name)}",
         chosen=chosen_sentence(done, tasks),

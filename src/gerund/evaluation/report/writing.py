@@ -13,11 +13,11 @@ from gerund.evaluation.contender import BM25, Contender
 from gerund.evaluation.report.document import bare_name, results_json
 from gerund.evaluation.report.page import write_page
 from gerund.evaluation.report.pictures import pictures_for
-from gerund.evaluation.report.rendering import Gallery
 from gerund.evaluation.report.table import Comparison, compare
 from gerund.evaluation.report.terminal import render
 from gerund.evaluation.results import Result, ResultStore
 from gerund.evaluation.run import Evaluation
+from gerund.pages.rendering import Gallery
 
 _PIPE_WIDTH = 120
 

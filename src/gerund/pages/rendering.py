@@ -104,16 +104,22 @@ def drawn(wanted: Iterable[Wanted]) -> Gallery:
     return Gallery(tuple(pictures), tuple(dict.fromkeys(missing)))
 
 
-def write_html(path: Path, template: str, **values: object) -> Path:
+def write_html(path: Path, package: str, template: str, **values: object) -> Path:
     """Fill a template and write it; the folder is made where it is missing.
+
+    Args:
+        path: where to.
+        package: whose ``templates`` hold the template; those beside this module are there for all.
+        template: name of its file.
+        values: what it is filled with.
 
     Raises:
         ResourceError: the disk is full or refuses; nothing is left behind.
     """
-    from jinja2 import Environment, PackageLoader, StrictUndefined
+    from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
-        loader=PackageLoader("gerund.evaluation.report"),
+        loader=ChoiceLoader([PackageLoader(package), PackageLoader("gerund.pages")]),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

@@ -1,0 +1,100 @@
+"""The pictures of the demo's page: documents on a plane, how alike they are, where the layers look.
+
+Knows: what the demo found, matplotlib. Does not know: models.
+"""
+
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+
+from gerund.attention.plan import AttentionPlan
+from gerund.inference.looking import Look
+from gerund.pages.rendering import Gallery, Picture, drawn
+from gerund.plotting.attention import attention_figure
+from gerund.plotting.embeddings import embedding_maps
+from gerund.plotting.style import INK, headline, new_figure, picture
+
+SEARCHING, LOOKING = "searching", "looking"
+
+_PANEL_INCHES = 4.6
+
+
+def gallery(vectors: Mapping[str, np.ndarray], topics: Sequence[str], looked: Look, plan: AttentionPlan) -> Gallery:
+    """Draw everything; what cannot be drawn is a sentence.
+
+    Args:
+        vectors: the documents' vectors ``(n, D)``, by the name of the plan that they were read under.
+        topics: the documents' topics.
+        looked: where the layers look.
+        plan: through which plan that was recorded.
+    """
+    # t-SNE is scikit-learn's, which the demo can do without.
+    method = "tsne" if find_spec("sklearn") is not None else "pca"
+    return drawn(
+        [
+            ("The map of the documents", lambda: _map(vectors, topics, method)),
+            ("The picture of similarities", lambda: _similarities(vectors, topics)),
+            ("The picture of attention", lambda: _attention(looked, plan)),
+        ]
+    )
+
+
+def _map(vectors: Mapping[str, np.ndarray], topics: Sequence[str], method: str) -> Picture:
+    named = dict(zip(("before: ", "after: "), vectors, strict=False))
+    maps = {f"{when}{plan}": vectors[plan] for when, plan in named.items()}
+    figure = embedding_maps(maps, topics, title="The documents on a plane", method=method)
+    return Picture(
+        "A map of the documents",
+        "Each point is a document, coloured by a topic that the model never sees: read with the untouched causal "
+        "attention, and as gerund reads it.",
+        "Two scatter plots of the documents, coloured by topic, before and after the conversion.",
+        picture(figure),
+        SEARCHING,
+    )
+
+
+def _similarities(vectors: Mapping[str, np.ndarray], topics: Sequence[str]) -> Picture:
+    figure = new_figure(_PANEL_INCHES * len(vectors), _PANEL_INCHES)
+    headline(figure, "How alike every two documents are")
+    for axes, (plan, own) in zip(figure.subplots(1, len(vectors), squeeze=False)[0], vectors.items(), strict=True):
+        _draw_similarities(axes, plan, topics, own)
+    return Picture(
+        "Similarities",
+        "Cosines of every two documents, sorted by topic. Bright squares on the diagonal are topics that were told "
+        "apart.",
+        "Two matrices of cosines, before and after the conversion.",
+        picture(figure),
+        SEARCHING,
+    )
+
+
+def _draw_similarities(axes: Any, plan: str, topics: Sequence[str], vectors: np.ndarray) -> None:
+    unit_ND = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    cosine_NN = unit_ND @ unit_ND.T
+    low, high = np.percentile(cosine_NN[~np.eye(len(cosine_NN), dtype=bool)], [2, 98])
+    image = axes.imshow(cosine_NN, vmin=low, vmax=high, cmap="viridis", interpolation="nearest")
+    starts = [place for place, topic in enumerate(topics) if place == 0 or topics[place - 1] != topic]
+    middles = [(a + b - 1) / 2 for a, b in zip(starts, [*starts[1:], len(topics)], strict=True)]
+    names = [topics[start] for start in starts]
+    axes.set_xticks(middles, names, rotation=40, ha="right", fontsize=8)
+    axes.set_yticks(middles, names, fontsize=8)
+    for start in starts[1:]:
+        axes.axhline(start - 0.5, color="white", linewidth=0.8)
+        axes.axvline(start - 0.5, color="white", linewidth=0.8)
+    axes.set_title(plan, fontsize=9, color=INK)
+    axes.figure.colorbar(image, ax=axes, shrink=0.8).ax.tick_params(labelsize=7)
+
+
+def _attention(looked: Look, plan: AttentionPlan) -> Picture:
+    title = f"Where the layers look, untouched and under {plan.name}; mean of {len(looked.ids)} sentences"
+    figure = attention_figure(looked.before, looked.after, title=title, even=looked.even)
+    return Picture(
+        "Attention",
+        "Above, how much each token attends to each other one: untouched, with the sink at the first token, "
+        "and under the plan, which hides it. Below, the share of attention that the first token takes in each layer.",
+        "Attention maps of the layers before and after, and the share that the first token takes.",
+        picture(figure),
+        LOOKING,
+    )

@@ -1,0 +1,204 @@
+"""The steps of the demo: searching, writing, ranking, filling gaps, proving that nothing was lost.
+
+Knows: the verbs of ``LanguageModel``, the texts that come with the demo. Does not know: pages, the command line.
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from gerund.attention.plan import AttentionPlan
+from gerund.config import Rerank, Sampling
+from gerund.demo.findings import Filled, Fitting, Found, Hit, Proof, Scored, Written
+from gerund.demo.texts import read_beginnings, read_gaps, read_passages
+from gerund.entry import load
+from gerund.errors import GerundError
+from gerund.inference.infilling import BLANK
+from gerund.inference.looking import Look, look
+from gerund.inference.maps import EXAMPLE_TEXTS
+from gerund.language_model import LanguageModel
+from gerund.models import loading
+from gerund.models.halves import demand_decoder_only
+from gerund.scoring.finding import DEFAULT
+from gerund.types import Ranked
+
+HITS = 3
+SMALL = 50_000_000
+BASELINE = "causal"
+SAMPLES = 8
+NEW_TOKENS = 48
+_SAMPLING = Sampling(temperature=0.8, top_p=0.9, seed=1)
+# Lengths of a gap that are tried.
+_LENGTHS = (1, 2, 3, 4, 6, 8, 12)
+# Through which layers without the attention sink are looked at, where the model's own plan does not hide it.
+_SINKLESS = AttentionPlan("mask0-bidir")
+
+
+class Demo:
+    """The steps of the demo, in the order of the methods; each is timed under its name.
+
+    Attributes:
+        documents: the collection.
+        queries: what is searched for in it.
+        beginnings: texts that are continued.
+        gaps: texts with a gap.
+        missing: a sentence for each thing that this model cannot show.
+        seconds: how long each step took.
+        vectors: the documents' vectors, by the name of the plan.
+        lm: the model, once ``start`` has loaded it.
+    """
+
+    lm: LanguageModel
+
+    def __init__(self, model: str | None = None, device: str = "auto") -> None:
+        """Read the texts.
+
+        Args:
+            model: a folder or hub id; None for the embedded default.
+            device: as in ``gerund.load``.
+        """
+        self.model = model
+        self.device = device
+        self.documents = read_passages("documents.jsonl")
+        self.queries = read_passages("queries.jsonl")
+        self.beginnings = read_beginnings()
+        self.gaps = read_gaps()
+        self.missing: list[str] = []
+        self.seconds: dict[str, float] = {}
+        self.vectors: dict[str, np.ndarray] = {}
+
+    @property
+    def scorer(self) -> str:
+        """Who ranks: the model itself where it was trained to, or a measure of its likelihoods."""
+        return "the model's own scorer" if self.lm.scorer is not None else DEFAULT
+
+    @contextmanager
+    def timed(self, step: str) -> Iterator[None]:
+        """Note how long the block takes under the name of a step."""
+        start = time.perf_counter()
+        yield
+        self.seconds[step] = self.seconds.get(step, 0.0) + time.perf_counter() - start
+
+    def start(self) -> LanguageModel:
+        """Load the model; loading proves that the attention plan reaches every layer.
+
+        A small model leaves the process with one thread: several would wait for each other longer than they
+        compute, and much longer still where something else keeps a core busy.
+        """
+        with self.timed("load and prove the plan"):
+            threads = torch.get_num_threads()
+            torch.set_num_threads(1)
+            self.lm = load(self.model, device=self.device)
+            demand_decoder_only(self.lm.model, "show what the demo shows")
+            if self.lm.model.num_parameters() > SMALL:
+                torch.set_num_threads(threads)
+        return self.lm
+
+    def search(self) -> Found:
+        """Embed collection and searches, and answer them."""
+        with self.timed(f"embed {len(self.documents) + len(self.queries)} texts"):
+            return self._found(self.lm)
+
+    def baseline(self) -> Found:
+        """Do the same with the untouched causal attention: what the conversion is measured against."""
+        with self.timed("the causal baseline"):
+            return self._found(load(self.model, attention=BASELINE, device=self.device))
+
+    def write(self, prompts: list[str]) -> tuple[Written, ...]:
+        """Continue each beginning once, and then several times to keep what a scorer likes best."""
+        with self.timed(f"write {len(prompts)} texts"):
+            plain = self.lm.generate(prompts, NEW_TOKENS, _SAMPLING)
+        with self.timed(f"write {SAMPLES} continuations of each and rank them"):
+            ranked = self.lm.generate(prompts, NEW_TOKENS, _SAMPLING, rerank=Rerank(samples=SAMPLES))
+        written = []
+        for prompt, one, best in zip(prompts, plain, ranked, strict=True):
+            assert isinstance(best, Ranked)
+            rows = tuple(Scored(item.text, item.rank_score) for item in best.history[-1])
+            written.append(Written(prompt, one.text, rows))
+        return tuple(written)
+
+    def choose(self) -> tuple[Fitting, ...]:
+        """Let the scorer choose the sentence that follows each beginning."""
+        with self.timed("choose what fits"):
+            lots = [(item.right, *item.wrong) for item in self.beginnings]
+            scores = self.lm.score([item.text for item in self.beginnings], lots)
+        chosen = []
+        for item, lot, row in zip(self.beginnings, lots, scores, strict=True):
+            rows = sorted(map(Scored, lot, row), key=lambda one: -one.score)
+            chosen.append(Fitting(item.text, tuple(rows), item.right))
+        return tuple(chosen)
+
+    def fill(self) -> tuple[Filled, ...]:
+        """Fill each gap seeing both sides, and seeing the left side alone; nothing where the model cannot."""
+        filled = []
+        with self.timed(f"fill {len(self.gaps)} gaps"):
+            for gap in self.gaps:
+                before, after = gap.text.split(BLANK)
+                try:
+                    spans = [
+                        self.lm.infill(gap.text, lengths=_LENGTHS, method=method).spans[0]
+                        for method in ("infill", "left-only")
+                    ]
+                except GerundError as error:
+                    self.missing.append(f"No gap was filled: {error}.")
+                    return ()
+                both, left = spans
+                filled.append(Filled(before.rstrip(), after, both, left, gap.original))
+        return tuple(filled)
+
+    def look(self) -> tuple[Look, AttentionPlan]:
+        """Record where the layers look, before and after the sink is hidden; and through which plan."""
+        with self.timed("look where the layers look"):
+            own = self.lm.encoder.attention
+            plan = own if any(view.hidden for view in self.lm.reader.plan.views) else _SINKLESS
+            lm = self.lm if plan == own else self.lm.with_encoder(replace(self.lm.encoder, attention=plan))
+            return look(lm.reader, EXAMPLE_TEXTS), plan.with_defaults(self.lm.n_layers)
+
+    def prove(self, prompt: str, max_new_tokens: int = 24) -> Proof:
+        """Compare with the folder as plain transformers opens it: every logit, and a greedy continuation."""
+        with self.timed("compare with plain transformers"):
+            # AutoModelForCausalLM.from_pretrained: no plan, none of our attention functions.
+            plain, _ = loading.read(loading.find(self.model), self.lm.model.dtype)
+            texts = [prompt, *(item.text for item in self.queries)]
+            return _compare(self.lm, plain.to(self.lm.device), texts, max_new_tokens)
+
+    def _found(self, lm: LanguageModel) -> Found:
+        documents = lm.encode([item.text for item in self.documents], show_progress=False)
+        queries = lm.encode([item.text for item in self.queries], show_progress=False)
+        name = lm.encoder.attention.name
+        self.vectors[name] = documents
+        answers = []
+        for query, scores in zip(self.queries, lm.similarity(queries, documents), strict=True):
+            best = np.argsort(-scores)[:HITS]
+            hits = [(self.documents[place], float(scores[place])) for place in best]
+            answers.append(tuple(Hit(item.text, score, item.topic == query.topic) for item, score in hits))
+        right = np.mean([hit.right for hits in answers for hit in hits])
+        return Found(name, tuple(answers), float(right), self._neighbours(lm, documents))
+
+    def _neighbours(self, lm: LanguageModel, documents: np.ndarray) -> float:
+        topics = np.array([item.topic for item in self.documents])
+        scores = lm.similarity(documents, documents)
+        np.fill_diagonal(scores, -np.inf)
+        nearest = np.argsort(-scores, axis=1)[:, :HITS]
+        return float((topics[nearest] == topics[:, None]).mean())
+
+
+@torch.no_grad()
+def _compare(lm: LanguageModel, plain: Any, texts: list[str], max_new_tokens: int) -> Proof:
+    tokens = numbers = 0
+    difference = 0.0
+    for text in texts:
+        ids = lm.tokenizer(text, return_tensors="pt").input_ids.to(lm.device)
+        ours, theirs = lm.model(ids).logits, plain(ids).logits
+        tokens += ids.shape[1]
+        numbers += ours.numel()
+        difference = max(difference, float((ours.double() - theirs.double()).abs().max()))
+    ids = lm.tokenizer(texts[0], return_tensors="pt").input_ids.to(lm.device)
+    settings = {"max_new_tokens": max_new_tokens, "do_sample": False, "pad_token_id": lm.tokenizer.pad_token_id or 0}
+    same = [model.generate(ids, attention_mask=torch.ones_like(ids), **settings) for model in (lm.model, plain)]
+    return Proof(tokens, numbers, difference, torch.equal(*same))

@@ -1,0 +1,1 @@
+"""Pages to look at: one HTML file each, with its pictures, that fetches nothing."""
