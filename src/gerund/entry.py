@@ -9,6 +9,7 @@ from gerund.attention.plan import AttentionPlan
 from gerund.config import read_encoder_config
 from gerund.language_model import LanguageModel
 from gerund.models import loading
+from gerund.models.adapters import NO_ADAPTER
 from gerund.models.opening import open_model
 from gerund.scoring.dual import DualScorer, has_scorer
 from gerund.seq2seq_model import Seq2SeqModel
@@ -41,7 +42,8 @@ def load(
         sink_tokens: how many first tokens a ``mask0`` plan hides.
         pooling: ``mean``, ``weighted-mean``, ``last`` or ``first``.
         prompt: default prompt of ``encode``.
-        adapter: a PEFT folder, active only while encoding.
+        adapter: a PEFT folder, active only while encoding; ``none`` leaves the folder's own aside, and with it the
+            head and the scorer that were trained with it.
         dtype: ``auto`` keeps the checkpoint's type and encodes float32 weights in bfloat16 where the processor
             computes in it and the vectors' cosine to float32 is at least 0.999; or a type by name, for both.
         device: ``auto``, ``cpu``, ``cuda``, ``cuda:1``, ...
@@ -77,7 +79,8 @@ def load(
     lm = kind(opened.model, opened.tokenizer, opened.encoder, **opened.options)
     # Its scorer was trained for the reading that lies beside it, and would score wrongly by another one.
     folder = opened.settings
-    own = folder is not None and adapter is None and read_encoder_config(folder) == opened.encoder
+    other = adapter is not None and str(adapter) != NO_ADAPTER
+    own = folder is not None and not other and read_encoder_config(folder) == opened.encoder
     if own and folder is not None and has_scorer(folder):
         lm.scorer = DualScorer.beside(lm, folder)
     return lm

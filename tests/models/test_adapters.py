@@ -196,6 +196,20 @@ def test_fingerprint_covers_the_adapter(tiny_folder: Path, adapter_folder: Path,
     assert load(tiny_folder, moved).fingerprint() == prints[1]
 
 
+def test_the_own_adapter_left_aside(tiny_folder: Path, adapter_folder: Path, tmp_path: Path) -> None:
+    gerund.load(tiny_folder, adapter=adapter_folder).save(tmp_path / "own")
+    plain, own = gerund.load(tiny_folder), gerund.load(tmp_path / "own")
+    aside = gerund.load(tmp_path / "own", adapter="none")
+    text = "A cat sleeps."
+    assert aside.adapter_folder is None
+    assert np.array_equal(aside.encode(text), plain.encode(text))
+    assert not np.allclose(own.encode(text), plain.encode(text))
+    assert aside.fingerprint() == plain.fingerprint() != own.fingerprint()
+    aside.save(tmp_path / "without")
+    assert not (tmp_path / "without" / "adapter").exists()
+    assert np.array_equal(gerund.load(tmp_path / "without").encode(text), plain.encode(text))
+
+
 def test_saving_over_the_folder_that_it_came_from(tiny_folder: Path, adapter_folder: Path, tmp_path: Path) -> None:
     lm = load(tiny_folder, adapter_folder)
     lm.save(tmp_path / "out")

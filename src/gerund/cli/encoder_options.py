@@ -26,7 +26,12 @@ SinkTokens = Annotated[int | None, typer.Option(help="How many first tokens a ma
 Pooling = Annotated[str | None, typer.Option(help="mean, weighted-mean, last or first.", show_default=False)]
 Prompt = Annotated[str | None, typer.Option(help="Put before every text, and not pooled.", show_default=False)]
 MaxLength = Annotated[int | None, typer.Option(help="Longest text in tokens.", show_default=False)]
-Adapter = Annotated[Path | None, typer.Option(help="A PEFT folder, active only while encoding.", show_default=False)]
+Adapter = Annotated[
+    Path | None,
+    typer.Option(
+        help="A PEFT folder, active only while encoding; none leaves the model's own aside.", show_default=False
+    ),
+]
 Force = Annotated[bool, typer.Option("--force", help="Replace OUT.")]
 Json = Annotated[bool, typer.Option("--json", help="Print what was written as JSON.")]
 

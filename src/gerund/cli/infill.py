@@ -55,7 +55,11 @@ def command(
     typical_p: options.TypicalP = None,
     seed: options.Seed = None,
     adapter: Annotated[
-        Path | None, typer.Option(help="A PEFT folder, active while both sides are seen.", show_default=False)
+        Path | None,
+        typer.Option(
+            help="A PEFT folder, active while both sides are seen; none leaves the model's own aside.",
+            show_default=False,
+        ),
     ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write JSON lines to this file.", show_default=False)

@@ -23,6 +23,7 @@ from gerund.inference.looking import Look, look
 from gerund.inference.maps import EXAMPLE_TEXTS
 from gerund.language_model import LanguageModel
 from gerund.models import loading
+from gerund.models.adapters import NO_ADAPTER
 from gerund.models.halves import demand_decoder_only
 from gerund.scoring.finding import DEFAULT
 from gerund.types import Ranked
@@ -107,7 +108,9 @@ class Demo:
     def baseline(self) -> Found:
         """Do the same with the untouched causal attention: what the conversion is measured against."""
         with self.timed("the causal baseline"):
-            return self._found(load(self.model, attention=BASELINE, device=self.device))
+            return self._found(
+                load(self.model, attention=BASELINE, pooling="mean", adapter=NO_ADAPTER, device=self.device)
+            )
 
     def write(self, prompts: list[str]) -> tuple[Written, ...]:
         """Continue each beginning once, and then several times to keep what a scorer likes best."""

@@ -15,6 +15,7 @@ from gerund.attention.plan import AttentionPlan
 from gerund.config import EncoderConfig, read_encoder_config
 from gerund.errors import ConfigError, DataError
 from gerund.models import loading
+from gerund.models.adapters import NO_ADAPTER
 from gerund.models.halves import reads_apart
 from gerund.models.heads import ProjectionHead, read_head
 
@@ -89,17 +90,21 @@ def open_model(
     given = {"pooling": pooling, "prompt": prompt, "max_length": max_length}
     changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     encoder = replace(encoder, attention=encoder.attention.with_changes(attention, k, k0, sink_tokens), **changes)
-    if seq2seq:
-        _check_seq2seq(encoder, source.name, adapter)
+    head = None if settings is None else read_head(settings)
+    if adapter is not None and str(adapter) == NO_ADAPTER:
+        # A head that was trained with the adapter means nothing without it.
+        head = head if encoder.adapter is None else None
+        adapter, encoder = None, replace(encoder, adapter=None)
     folder = None if adapter is None else Path(adapter)
     if folder is None and encoder.adapter is not None and settings is not None:
         folder = settings / encoder.adapter
+    if seq2seq:
+        _check_seq2seq(encoder, source.name, adapter)
     if weights_type is None and where.type == "cpu" and not loading.cpu_has_bfloat16():
         # Half precision would be emulated, slowly; float32 holds the same values.
         stored_type = loading.stored_dtype(source)
         weights_type = torch.float32 if stored_type in (torch.bfloat16, torch.float16) else None
     loaded, tokenizer = loading.read(source, weights_type)
-    head = None if settings is None else read_head(settings)
     width = loaded.config.get_text_config(decoder=True).hidden_size
     if head is not None and head.settings.width != width:
         raise DataError(f"the head in {settings} is for states of {head.settings.width} numbers, not {width}")
