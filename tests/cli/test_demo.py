@@ -14,6 +14,7 @@ from gerund.cli.main import app
 from gerund.config import EncoderConfig
 from gerund.demo.steps import HITS, SAMPLES, Demo
 from gerund.demo.texts import read_beginnings, read_gaps, read_passages
+from gerund.entry import load
 from gerund.errors import ModelError, OutputExistsError, TextError
 from gerund.inference.maps import sink_share
 
@@ -45,7 +46,7 @@ def test_searches_writes_proves_and_draws(roomy_folder: Path, tmp_path: Path) ->
     queries = read_passages("queries.jsonl")
     assert [search["query"] for search in report["searches"]] == [query.text for query in queries]
     assert all(len(search["answers"]) == HITS for search in report["searches"])
-    assert set(report["right"]) == {"causal", "mask0-bidir"}
+    assert set(report["right"]) == {"untouched", "mask0-bidir"}
     assert report["proof"]["equal"]
     assert report["proof"]["difference"] == 0
     assert report["written"][0]["prompt"] == "One day"
@@ -131,6 +132,28 @@ def test_a_gap_that_cannot_be_filled_is_told(roomy_folder: Path, monkeypatch: py
     monkeypatch.setattr(type(lm), "infill", refuse)
     assert demo.fill() == ()
     assert demo.missing == ["No gap was filled: the hybrid mask does not reach layer 3."]
+
+
+def test_a_model_that_is_read_causally_is_told_from_the_baseline(roomy_folder: Path, tmp_path: Path) -> None:
+    lm = load(roomy_folder, attention="causal", pooling="last")
+    lm.save(tmp_path / "causal")
+    run("-m", str(tmp_path / "causal"), "-o", str(tmp_path / "out"))
+    report = json.loads((tmp_path / "out" / "demo.json").read_text(encoding="utf-8"))
+    assert set(report["right"]) == {"untouched", "causal"}
+
+
+def test_a_plan_that_does_not_reach_the_model_is_told(roomy_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    demo = Demo(str(roomy_folder))
+    demo.lm = demo.start().with_encoder(EncoderConfig(attention=AttentionPlan("causal")))
+
+    def refuse(*_: object) -> None:
+        raise ModelError("the plan does not reach layer 3")
+
+    monkeypatch.setattr(type(demo.lm), "with_encoder", refuse)
+    looked, plan = demo.look()
+    assert plan.name == "causal"
+    assert demo.missing == ["Attention is not shown without the sink: the plan does not reach layer 3."]
+    assert len(looked.after) == 4
 
 
 def test_layers_are_looked_at_without_the_sink(roomy_folder: Path) -> None:

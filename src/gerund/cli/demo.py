@@ -56,6 +56,7 @@ def command(
 
 def _run(console: "Console", model: str | None, output: Path, prompt: str | None, device: str) -> dict[str, Any]:
     import time
+    from dataclasses import replace
 
     with _waiting(console, "loading"):
         start = time.perf_counter()
@@ -73,6 +74,7 @@ def _run(console: "Console", model: str | None, output: Path, prompt: str | None
     findings = _find(console, demo, prompt)
     with _waiting(console, "drawing"):
         looked, plan = demo.look()
+        findings = replace(findings, missing=tuple(demo.missing))
         with demo.timed("draw the pictures"):
             topics = [item.topic for item in demo.documents]
             found = pictures.gallery(demo.vectors, topics, looked, plan)

@@ -17,7 +17,7 @@ class Found:
     """What the searches found, under one attention plan.
 
     Attributes:
-        plan: name of the plan.
+        plan: name of the plan, or what the baseline is called.
         answers: for each search its best documents, best first.
         right: share of those answers whose topic is the search's.
         neighbours: share of the documents' own nearest documents that have the same topic.

@@ -47,8 +47,8 @@ def _map(vectors: Mapping[str, np.ndarray], topics: Sequence[str], method: str) 
     figure = embedding_maps(maps, topics, title="The documents on a plane", method=method)
     return Picture(
         "A map of the documents",
-        "Each point is a document, coloured by a topic that the model never sees: read with the untouched causal "
-        "attention, and as gerund reads it.",
+        "Each point is a document, coloured by a topic that the model never sees: read by the untouched model, and as "
+        "gerund reads it.",
         "Two scatter plots of the documents, coloured by topic, before and after the conversion.",
         picture(figure),
         SEARCHING,
