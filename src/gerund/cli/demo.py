@@ -56,7 +56,6 @@ def command(
 
 def _run(console: "Console", model: str | None, output: Path, prompt: str | None, device: str) -> dict[str, Any]:
     import time
-    from dataclasses import replace
 
     with _waiting(console, "loading"):
         start = time.perf_counter()
@@ -67,21 +66,17 @@ def _run(console: "Console", model: str | None, output: Path, prompt: str | None
         demo.seconds["import torch and transformers"] = time.perf_counter() - start
         lm = demo.start()
     report.make_folder(output)
-    parameters = sum(parameter.numel() for parameter in lm.model.parameters())
-    kind = f"{lm.model.config.model_type}, {lm.n_layers} layers, {parameters / 1e6:.1f} million parameters"
-    console.print(f"Loaded {lm.name} ({kind})", style="bold")
+    console.print(f"Loaded {lm.name} ({demo.kind})", style="bold")
     console.print(f"Encoding plan {lm.encoder.attention.name}, proven layer by layer; vectors of {lm.dimensions}\n")
     findings = _find(console, demo, prompt)
     with _waiting(console, "drawing"):
         looked, plan = demo.look()
-        findings = replace(findings, missing=tuple(demo.missing))
         with demo.timed("draw the pictures"):
-            topics = [item.topic for item in demo.documents]
-            found = pictures.gallery(demo.vectors, topics, looked, plan)
+            found = pictures.gallery(demo.vectors, demo.topics, looked, plan)
     page = report.write_page(output, demo, findings, found)
     told = report.report(demo, findings)
     path = report.write_report(output, told)
-    for sentence in (*findings.missing, *found.missing):
+    for sentence in (*demo.missing, *found.missing):
         console.print(sentence)
     _print_times(console, demo)
     console.print(f"Page:    {page}")
@@ -101,7 +96,7 @@ def _find(console: "Console", demo: "Demo", prompt: str | None) -> "Findings":
         written, fitting = demo.write(prompts), demo.choose()
         filled = demo.fill()
         proof = demo.prove(prompts[0])
-    findings = Findings(found, baseline, written, demo.scorer, fitting, filled, proof, tuple(demo.missing))
+    findings = Findings(found, baseline, written, demo.scorer, fitting, filled, proof)
     _print_writing(console, findings)
     _print_proof(console, proof)
     return findings
@@ -117,7 +112,7 @@ def _waiting(console: "Console", what: str) -> Any:
 def _print_searches(console: "Console", demo: "Demo", found: "Found", baseline: "Found") -> None:
     from rich.text import Text
 
-    topics = len({item.topic for item in demo.documents})
+    topics = len(set(demo.topics))
     console.print(f"Searches in {len(demo.documents)} documents on {topics} topics", style="bold")
     width = max(40, console.width - 14)
     for query, hits in zip(demo.queries, found.answers, strict=True):

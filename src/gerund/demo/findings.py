@@ -125,7 +125,6 @@ class Findings:
         fitting: the same beginnings with sentences to choose from.
         filled: the gaps; empty where the model cannot see both sides of one.
         proof: whether it is still the same language model.
-        missing: a sentence for each thing that could not be shown.
     """
 
     found: Found
@@ -135,4 +134,3 @@ class Findings:
     fitting: tuple[Fitting, ...]
     filled: tuple[Filled, ...]
     proof: Proof
-    missing: tuple[str, ...] = ()

@@ -42,8 +42,7 @@ def gallery(vectors: Mapping[str, np.ndarray], topics: Sequence[str], looked: Lo
 
 
 def _map(vectors: Mapping[str, np.ndarray], topics: Sequence[str], method: str) -> Picture:
-    named = dict(zip(("before: ", "after: "), vectors, strict=False))
-    maps = {f"{when}{plan}": vectors[plan] for when, plan in named.items()}
+    maps = {f"{when}: {plan}": own for when, (plan, own) in zip(("before", "after"), vectors.items(), strict=True)}
     figure = embedding_maps(maps, topics, title="The documents on a plane", method=method)
     return Picture(
         "A map of the documents",

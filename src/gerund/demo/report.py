@@ -4,7 +4,6 @@ Knows: what the demo found. Does not know: models, the command line.
 """
 
 import json
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -54,7 +53,7 @@ def report(demo: Demo, findings: Findings) -> dict[str, Any]:
         "scorer": findings.scorer,
         "fitting": [{**asdict(item), "is_right": item.is_right} for item in findings.fitting],
         "filled": [asdict(item) for item in findings.filled],
-        "missing": list(findings.missing),
+        "missing": demo.missing,
         "proof": {**asdict(findings.proof), "equal": findings.proof.is_equal},
         "seconds": {step: round(value, 3) for step, value in demo.seconds.items()},
     }
@@ -77,25 +76,21 @@ def write_page(folder: Path, demo: Demo, findings: Findings, pictures: Gallery) 
         ResourceError: the disk is full or refuses.
     """
     lm = demo.lm
-    parameters = sum(parameter.numel() for parameter in lm.model.parameters())
+    groups = dict(pictures.groups())
     seconds = sum(demo.seconds.values())
     return write_html(
         folder / PAGE,
         "gerund.demo",
         "demo.html.jinja",
         title=f"{Path(lm.name).name}: one model, four models' work",
-        kind=f"{lm.model.config.model_type}, {lm.n_layers} layers, {parameters / 1e6:.1f} million parameters",
+        kind=demo.kind,
         plan=lm.encoder.attention.name,
         searches=list(zip(demo.queries, findings.found.answers, strict=True)),
         documents=len(demo.documents),
-        topics=len({item.topic for item in demo.documents}),
+        topics=len(set(demo.topics)),
         findings=findings,
-        searching=_of(pictures, SEARCHING),
-        looking=_of(pictures, LOOKING),
-        missing=[*findings.missing, *pictures.missing],
+        searching=groups.get(SEARCHING, []),
+        looking=groups.get(LOOKING, []),
+        missing=[*demo.missing, *pictures.missing],
         seconds=[*((step, value, value / seconds) for step, value in demo.seconds.items()), ("together", seconds, 1.0)],
     )
-
-
-def _of(pictures: Gallery, group: str) -> Sequence[Any]:
-    return [picture for picture in pictures.pictures if picture.group == group]

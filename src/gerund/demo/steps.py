@@ -75,6 +75,19 @@ class Demo:
         self.vectors: dict[str, np.ndarray] = {}
 
     @property
+    def kind(self) -> str:
+        """Architecture and size of the model in a few words."""
+        parameters = sum(parameter.numel() for parameter in self.lm.model.parameters())
+        return (
+            f"{self.lm.model.config.model_type}, {self.lm.n_layers} layers, {parameters / 1e6:.1f} million parameters"
+        )
+
+    @property
+    def topics(self) -> list[str]:
+        """The topic of each document."""
+        return [item.topic for item in self.documents]
+
+    @property
     def scorer(self) -> str:
         """Who ranks: the model itself where it was trained to, or a measure of its likelihoods."""
         return "the model's own scorer" if self.lm.scorer is not None else DEFAULT
@@ -187,7 +200,7 @@ class Demo:
         return Found(name, tuple(answers), float(right), self._neighbours(lm, documents))
 
     def _neighbours(self, lm: LanguageModel, documents: np.ndarray) -> float:
-        topics = np.array([item.topic for item in self.documents])
+        topics = np.array(self.topics)
         scores = lm.similarity(documents, documents)
         np.fill_diagonal(scores, -np.inf)
         nearest = np.argsort(-scores, axis=1)[:, :HITS]

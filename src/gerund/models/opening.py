@@ -93,7 +93,8 @@ def open_model(
     head = None if settings is None else read_head(settings)
     if adapter is not None and str(adapter) == NO_ADAPTER:
         # A head that was trained with the adapter means nothing without it.
-        head = head if encoder.adapter is None else None
+        if encoder.adapter is not None:
+            head = None
         adapter, encoder = None, replace(encoder, adapter=None)
     folder = None if adapter is None else Path(adapter)
     if folder is None and encoder.adapter is not None and settings is not None:
