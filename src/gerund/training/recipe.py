@@ -46,6 +46,8 @@ class ModelConfig(Section):
     base: str | None = None
     """Folder or hub id of the model to start from; ``default`` is the embedded one. Where the folder has an adapter
     of its own, that adapter is trained further."""
+    adapter: Literal["none"] | None = None
+    """``none`` leaves the base's own adapter aside: a new one, or all weights, begin from the untouched base."""
     config: dict[str, Any] | None = None
     """From scratch: fields of a Hugging Face config with its ``model_type``; the vocabulary and the ids of the
     special tokens come from the tokenizer."""
@@ -60,6 +62,8 @@ class ModelConfig(Section):
             raise ValueError("a model has either a base or a config, the one to start from or the one to build")
         if self.lora is not None and self.base is None:
             raise ValueError("lora adapts a base; a model from scratch trains all its weights")
+        if self.adapter is not None and self.base is None:
+            raise ValueError("adapter says what becomes of a base's own one; a model from scratch has none")
         return self
 
 

@@ -22,6 +22,7 @@ from gerund.config import EncoderConfig, read_encoder_config
 from gerund.errors import ConfigError, MissingDependencyError, ModelError, unknown_name
 from gerund.inference.encoding import Reader
 from gerund.models import loading
+from gerund.models.adapters import NO_ADAPTER
 from gerund.models.halves import SEQ2SEQ, reads_apart
 from gerund.models.heads import ProjectionHead, read_head
 from gerund.models.opening import default_reading
@@ -128,7 +129,7 @@ def prepare_subject(recipe: Recipe, *, write: bool = True) -> Subject:
         for plan in _plans(recipe, subject):
             prove(subject.model, plan.resolve(subject.n_layers))
     _check_lengths(recipe, subject)
-    adapter_folder = _own_adapter(subject.source)
+    adapter_folder = None if recipe.model.adapter == NO_ADAPTER else _own_adapter(subject.source)
     if recipe.model.lora is not None or adapter_folder is not None:
         subject.adapter = _adapted(subject.model, recipe, adapter_folder)
     else:
@@ -150,8 +151,9 @@ def _load(recipe: Recipe, base: str) -> Subject:
     # On a GPU frozen weights need no more precision than they are computed in.
     frozen = recipe.model.lora is not None and torch.cuda.is_available() and uses_bf16(recipe)
     model, tokenizer = loading.read(source, torch.bfloat16 if frozen else torch.float32)
-    # Another objective would leave a head behind that does not know the new states.
-    kept = settings is not None and any(isinstance(objective, GurConfig) for objective in recipe.objectives)
+    # Another objective would leave a head behind that does not know the new states, as would another adapter.
+    kept = any(isinstance(objective, GurConfig) for objective in recipe.objectives)
+    kept = kept and (recipe.model.adapter is None or stored is None or stored.adapter is None)
     head = read_head(settings) if kept and settings is not None else None
     encoder = recipe.encoder.changed(stored or default_reading(model))
     return Subject(model, tokenizer, encoder, source, head=head)
@@ -255,7 +257,8 @@ def _demand_same_shape(adapter: "PeftModel", lora: LoraConfig | None, folder: Pa
     if lora is not None and (config.r, float(config.lora_alpha)) != (lora.rank, lora.alpha):
         raise ModelError(
             f"{folder} has rank {config.r} and alpha {config.lora_alpha}, and model.lora asks for rank {lora.rank} "
-            f"and alpha {lora.alpha:g}; leave model.lora out to train it further, or merge it into the weights first"
+            f"and alpha {lora.alpha:g}; leave model.lora out to train it further, set model.adapter to none for a new "
+            "one, or merge it into the weights first"
         )
 
 

@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM
 
 import gerund
 from gerund.attention.plan import Direction
+from gerund.errors import ConfigError, ModelError
 from gerund.training.building import CorpusTexts, build_objectives
 from gerund.training.corpus.sources import Sources
 from gerund.training.recipe import load_recipe
@@ -105,6 +106,37 @@ def test_a_step_of_every_objective(recipe_of, base, name, way, tmp_path):
     assert torch.equal(plain, untouched) == (way == "adapter")
     names = {path.name for path in folder.rglob("*.safetensors")}
     assert names == ({"model.safetensors", "adapter_model.safetensors"} if way == "adapter" else {"model.safetensors"})
+
+
+class TestABaseWithAnAdapterOfItsOwn:
+    @pytest.fixture
+    def of(self, recipe_of, tmp_path):
+        """Return a recipe on a base that was saved with an adapter of rank 4."""
+        folder = train(recipe_of("magnet", f"output={tmp_path / 'first'}"))
+        return lambda *more: recipe_of("magnet", f"model.base={folder}", f"output={tmp_path / 'second'}", *more)
+
+    def test_it_is_trained_further(self, of):
+        recipe = of("model.lora=null")
+        adapter = prepare_subject(recipe).adapter
+        assert adapter is not None
+        assert any(bool(value.any()) for name, value in adapter.named_parameters() if "lora_B" in name)
+
+    def test_left_aside_a_new_one_of_any_shape_begins_at_nothing(self, of):
+        with pytest.raises(ModelError, match=r"set model\.adapter to none for a new one"):
+            prepare_subject(of("model.lora.rank=2"))
+        adapter = prepare_subject(of("model.lora.rank=2", "model.adapter=none")).adapter
+        assert not any(bool(value.any()) for name, value in adapter.named_parameters() if "lora_B" in name)
+        assert adapter.peft_config["default"].r == 2
+
+    def test_left_aside_all_weights_can_be_trained(self, of, base):
+        folder = train(of("model.lora=null", "model.adapter=none"))
+        assert not (folder / "adapter").exists()
+        assert gerund.load(folder).fingerprint() != gerund.load(base).fingerprint()
+
+    def test_a_model_from_scratch_has_none(self, settings, write_recipe):
+        settings["model"]["adapter"] = "none"
+        with pytest.raises(ConfigError, match="from scratch has none"):
+            load_recipe(write_recipe(settings))
 
 
 @pytest.mark.parametrize("name", KINDS)
