@@ -386,7 +386,7 @@ class LanguageModel(TextEncoder):
                 pass would not be one that generation can go on from.
             TextError: the text is empty, no string, or too long; it is never cut.
 
-        >>> lm = gerund.load(attention="causal")
+        >>> lm = gerund.load(attention="causal", adapter="none")
         >>> vector, session = lm.encode_and_keep("The old man looked at")
         >>> session.generate(4).text == lm.generate("The old man looked at", 4)[0].text
         True
@@ -394,7 +394,7 @@ class LanguageModel(TextEncoder):
         if self.adapter_folder is not None:
             raise ConfigError(
                 "this model encodes with an adapter and writes without it, so generation cannot go on from what "
-                "encoding computed; load it without the adapter, or merge it (gerund convert --merge)"
+                'encoding computed; load it with adapter="none", or merge the adapter (gerund convert --merge)'
             )
         [checked] = check_texts([text])
         return encode_and_keep(self.reader, self.encoder.prompt_text(prompt), checked)
