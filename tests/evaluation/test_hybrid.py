@@ -11,7 +11,7 @@ from gerund.evaluation.contender import Contender
 from gerund.evaluation.embedding_cache import EmbeddingCache
 from gerund.evaluation.hybrid import Hybrid, fused, fused_scores
 from gerund.evaluation.prefill import prefill
-from gerund.evaluation.results import key_of, reading_of
+from gerund.evaluation.results import key_of
 from gerund.evaluation.run import contenders_of, evaluate
 from gerund.evaluation.task import Settings
 from gerund.evaluation.tasks import reranking, retrieval
@@ -146,9 +146,9 @@ def test_it_shares_no_score_with_the_model_alone(folder, tiny_folder):
     dense = Contender("tiny", gerund.load(tiny_folder), EmbeddingCache())
     hybrid = Hybrid(dense)
     assert key_of(task, hybrid, Settings()) != key_of(task, dense, Settings())
-    assert hybrid.fingerprint == reading_of(hybrid)["fingerprint"] != dense.fingerprint
-    assert reading_of(hybrid)["with"] == "bm25"
-    assert "weights" not in reading_of(hybrid)
+    assert hybrid.fingerprint == hybrid.reading()["fingerprint"] != dense.fingerprint
+    assert hybrid.reading()["with"] == "bm25"
+    assert "weights" not in hybrid.reading()
     prefill([hybrid, hybrid], task, Settings())  # encodes nothing
 
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from gerund.evaluation.contender import Contender
     from gerund.evaluation.results import Result
     from gerund.evaluation.run import Evaluation
+    from gerund.evaluation.sentence_encoder import SentenceEncoder
     from gerund.evaluation.task import Settings, Task
     from gerund.language_model import LanguageModel
 
@@ -44,7 +45,8 @@ def command(
         typer.Argument(
             metavar="[MODEL]",
             help="Folders or hub ids; default for the embedded default; bm25 for BM25, which only ranks; hybrid for "
-            "each model once more, its ranking joined with BM25's.",
+            "each model once more, its ranking joined with BM25's; st:FOLDER or st:ID for a model of "
+            "sentence-transformers, which only encodes.",
             show_default=False,
         ),
     ] = None,
@@ -96,6 +98,8 @@ def command(
         gerund eval ./model bm25 hybrid --tasks retrieval --data ./data --plan causal --plan mask0-bidir:k=6 -o report
 
         gerund eval ./model --tasks all --data ./data --limit 200 -o report
+
+        gerund eval ./model st:./all-MiniLM-L6-v2 --tasks representation --data ./data -o report
 
         gerund eval ./model --tasks MTEB15 --prompts lbw -o report
 
@@ -199,17 +203,20 @@ def report_folder(output: Path) -> Any:
 
 def _load(
     names: list[str], max_length: int | None, adapter: Path | None, dtype: str, device: str
-) -> list["LanguageModel | str"]:
+) -> list["LanguageModel | SentenceEncoder | str"]:
     from gerund.entry import load
     from gerund.evaluation.contender import BM25
     from gerund.evaluation.hybrid import HYBRID
+    from gerund.evaluation.sentence_encoder import PREFIX, SentenceEncoder
 
-    return [
-        name
-        if name in (BM25, HYBRID)
-        else load(options.model_name(name), max_length=max_length, adapter=adapter, dtype=dtype, device=device)
-        for name in names
-    ]
+    def loaded(name: str) -> "LanguageModel | SentenceEncoder | str":
+        if name in (BM25, HYBRID):
+            return name
+        if name.startswith(PREFIX):
+            return SentenceEncoder(name.removeprefix(PREFIX), device=device, max_length=max_length)
+        return load(options.model_name(name), max_length=max_length, adapter=adapter, dtype=dtype, device=device)
+
+    return [loaded(name) for name in names]
 
 
 class Teller:

@@ -1,10 +1,11 @@
-"""Who is measured: a language model under one reading, or BM25; ``hybrid`` has both together.
+"""Who is measured: a language model under one reading, or BM25; other modules have other contenders.
 
 Knows: ``LanguageModel``, stored embeddings. Does not know: tasks.
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -42,9 +43,19 @@ class Contender:
         self.words: dict[tuple[str | None, str, bool], dict[tuple[str, ...], np.ndarray]] = {}
 
     @property
+    def has_model(self) -> bool:
+        """Whether there is a language model, and so plans, states and layers."""
+        return self._lm is not None
+
+    @property
     def is_bm25(self) -> bool:
         """Whether this is BM25."""
         return self._lm is None
+
+    @property
+    def only_encodes(self) -> bool:
+        """Whether this gives a vector for a whole text and does nothing else."""
+        return False
 
     @property
     def only_ranks(self) -> bool:
@@ -97,6 +108,40 @@ class Contender:
         """The hash of the encoder's adapter; empty without one."""
         return "" if self._lm is None else self._lm.adapter_hash
 
+    @property
+    def name(self) -> str:
+        """What it was loaded from."""
+        return BM25 if self._lm is None else self._lm.name
+
+    @property
+    def dimensions(self) -> int:
+        """Numbers in a vector."""
+        return self.lm.dimensions
+
+    @property
+    def max_length(self) -> int | None:
+        """Longest text in tokens; None where there is no limit."""
+        return self.lm.max_length
+
+    def reading(self) -> dict[str, Any]:
+        """Return how it reads: what a reader of its scores wants to know, ready for JSON."""
+        if self._lm is None:
+            return {"model": BM25}
+        lm = self._lm
+        return {
+            "model": lm.name,
+            "attention": lm.encoder.attention.with_defaults(lm.n_layers).to_dict(),
+            "pooling": lm.encoder.pooling,
+            "prompt": lm.encoder.prompt,
+            "max_length": lm.max_length,
+            "dimensions": lm.dimensions,
+            "n_layers": lm.n_layers,
+            "fingerprint": lm.fingerprint(),
+            "weights": lm.weights_hash,
+            "adapter": lm.adapter_hash,
+            "compute_dtype": _name(lm.compute_dtype),
+        }
+
     def encode(
         self, texts: Sequence[str], *, prompt: str | None = None, normalize: bool = False, show: bool | None = None
     ) -> np.ndarray:
@@ -108,18 +153,22 @@ class Contender:
             normalize: give every vector length 1.
             show: whether to show progress; None only on a terminal.
         """
-
-        def compute(wanted: list[str]) -> np.ndarray:
-            vectors: np.ndarray = self.lm.encode(
-                wanted, prompt=prompt, normalize=False, empty="zeros", show_progress=show
-            )
-            return vectors
-
         if self.cache is None:
-            vectors = compute(list(texts))
+            vectors = self._encoded(list(texts), prompt, show)
         else:
-            vectors = self.cache.vectors(self.decides, self.lm.encoder.prompt_text(prompt), list(texts), compute)
+            own_prompt = self._prompt_text(prompt)
+            compute = partial(self._encoded, prompt=prompt, show=show)
+            vectors = self.cache.vectors(self.decides, own_prompt, list(texts), compute)
         return unit(vectors) if normalize else vectors
+
+    def _encoded(self, texts: list[str], prompt: str | None, show: bool | None) -> np.ndarray:
+        """Compute vectors ``(n, D)`` float32 as they were pooled."""
+        vectors: np.ndarray = self.lm.encode(texts, prompt=prompt, normalize=False, empty="zeros", show_progress=show)
+        return vectors
+
+    def _prompt_text(self, prompt: str | None) -> str:
+        """Return what is put before a text."""
+        return self.lm.encoder.prompt_text(prompt)
 
     def encode_words(
         self,

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from gerund.evaluation.bm25 import BM25Search
-from gerund.evaluation.contender import Contender
+from gerund.evaluation.contender import BM25, Contender
 from gerund.evaluation.mteb_encoder import MTEBEncoder
 
 HYBRID = "hybrid"
@@ -35,8 +35,13 @@ class Hybrid(Contender):
 
     def __init__(self, dense: Contender) -> None:
         # No cache of its own: the vectors are the model's.
-        super().__init__(f"{dense.label} + BM25", dense.lm)
+        super().__init__(f"{dense.label} + BM25", dense.lm if dense.has_model else None)
         self.dense = dense
+
+    @property
+    def is_bm25(self) -> bool:
+        """Whether this is BM25 alone: never."""
+        return False
 
     @property
     def only_ranks(self) -> bool:
@@ -52,6 +57,12 @@ class Hybrid(Contender):
     def decides(self) -> str:
         """What scores depend on to the last digit."""
         return f"{self.dense.decides}+bm25"
+
+    def reading(self) -> dict[str, Any]:
+        """Return how the model reads, and that BM25 takes part."""
+        # Without weights: it shares with the model alone nothing that depends only on them.
+        own = {name: value for name, value in self.dense.reading().items() if name != "weights"}
+        return {**own, "fingerprint": self.fingerprint, "with": BM25}
 
 
 def fused(rankings: Sequence[Sequence[_Document]]) -> dict[_Document, float]:

@@ -49,7 +49,7 @@ class MTEBEncoder:
         show_progress: bool | None = None,
     ) -> None:
         self._contender = model if isinstance(model, Contender) else Contender(model.name, model)
-        self._name = name or self._contender.lm.name
+        self._name = name or self._contender.name
         self._prompts = dict(prompts or {})
         self._normalize = normalize
         self._show = show_progress
@@ -59,8 +59,8 @@ class MTEBEncoder:
         """MTEB's description of the model; its revision is our fingerprint, so that no cache mixes two plans."""
         from mteb.models import ModelMeta
 
-        lm = self._contender.lm
-        known = {"revision": lm.fingerprint(), "embed_dim": lm.dimensions, "max_tokens": lm.max_length}
+        one = self._contender
+        known = {"revision": one.fingerprint, "embed_dim": one.dimensions, "max_tokens": one.max_length}
         return ModelMeta.create_empty(overwrites={"name": self._name, **known})
 
     def encode(

@@ -33,7 +33,7 @@ def prefill(contenders: Sequence[Contender], task: Task, settings: Settings) -> 
     texts = list(dict.fromkeys(task.texts(settings)))
     if not texts:
         return
-    able = [one for one in contenders if not one.is_bm25 and one.cache is not None and _shares(one)]
+    able = [one for one in contenders if one.has_model and one.cache is not None and _shares(one)]
     for _, group in groupby(able, key=_kinship):
         kin = list(group)
         if len(kin) > 1:

@@ -17,7 +17,7 @@ from typing import Any
 
 from gerund.data.files import write_whole
 from gerund.errors import DataError
-from gerund.evaluation.contender import BM25, Contender
+from gerund.evaluation.contender import Contender
 from gerund.evaluation.task import Score, Settings, Task
 from gerund.version import __version__
 
@@ -71,7 +71,7 @@ class Result:
             higher_is_better=task.higher_is_better,
             reads_plan=task.reads_plan,
             contender=contender.label,
-            reading=reading_of(contender),
+            reading=contender.reading(),
             score=score,
             options=options_of(task),
             settings=settings.to_dict(),
@@ -89,32 +89,6 @@ class Result:
     def from_dict(cls, data: Mapping[str, Any]) -> "Result":
         """Read a result back."""
         return cls(**{**data, "score": Score.from_dict(data["score"])})
-
-
-def reading_of(contender: Contender) -> dict[str, Any]:
-    """Return how a contender reads: what a reader of its score wants to know."""
-    if contender.is_bm25:
-        return {"model": BM25}
-    lm = contender.lm
-    plan = lm.encoder.attention.with_defaults(lm.n_layers)
-    reading = {
-        "model": lm.name,
-        "attention": plan.to_dict(),
-        "pooling": lm.encoder.pooling,
-        "prompt": lm.encoder.prompt,
-        "max_length": lm.max_length,
-        "dimensions": lm.dimensions,
-        "n_layers": lm.n_layers,
-        "fingerprint": lm.fingerprint(),
-        "weights": lm.weights_hash,
-        "adapter": lm.adapter_hash,
-        "compute_dtype": str(lm.compute_dtype).removeprefix("torch."),
-    }
-    if contender.only_ranks:
-        # Without weights: it shares with the model alone nothing that depends only on them.
-        del reading["weights"]
-        reading |= {"fingerprint": contender.fingerprint, "with": BM25}
-    return reading
 
 
 def options_of(task: Task) -> dict[str, Any]:
@@ -150,7 +124,7 @@ class ResultStore:
         if not path.is_file():
             return None
         found = _read(path)
-        return Result(**{**_shallow(found), "contender": contender.label, "reading": reading_of(contender)})
+        return Result(**{**_shallow(found), "contender": contender.label, "reading": contender.reading()})
 
     def add(self, task: Task, contender: Contender, settings: Settings, score: Score, seconds: float) -> Result:
         """Keep a score; written whole or not at all.

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from gerund.config import EncoderConfig
@@ -16,7 +17,8 @@ from gerund.evaluation.embedding_cache import EmbeddingCache
 from gerund.evaluation.hybrid import HYBRID, Hybrid
 from gerund.evaluation.prefill import prefill, prefilled_words, word_groups
 from gerund.evaluation.readings import distinct, label_of
-from gerund.evaluation.results import Result, ResultStore, key_of, reading_of
+from gerund.evaluation.results import Result, ResultStore, key_of
+from gerund.evaluation.sentence_encoder import SentenceEncoder
 from gerund.evaluation.task import Settings, Task
 from gerund.language_model import LanguageModel
 
@@ -46,7 +48,7 @@ class Evaluation:
 
 
 def contenders_of(
-    models: Sequence[LanguageModel | str],
+    models: Sequence[LanguageModel | SentenceEncoder | str],
     readings: Sequence[Callable[[EncoderConfig], EncoderConfig]] = (),
     *,
     cache: EmbeddingCache | None = None,
@@ -55,29 +57,35 @@ def contenders_of(
 
     Args:
         models: models in memory; ``"bm25"`` for BM25; ``"hybrid"`` for every model under every reading once more,
-            its ranking joined with BM25's.
+            its ranking joined with BM25's. A model of sentence-transformers has one reading, its own.
         readings: each turns a model's own settings into others; none leaves a model as it is.
         cache: where embeddings are kept; None keeps them in memory.
 
     Raises:
-        ConfigError: a reading does not fit a model, or ``"hybrid"`` has no model to join with BM25.
+        ConfigError: a reading does not fit a model, ``"hybrid"`` has no model to join with BM25, or a name is neither.
     """
-    named: list[tuple[str, LanguageModel | None]] = []
+    cache = cache or EmbeddingCache()
+    named: list[tuple[str, Callable[[str], Contender]]] = []
     several = len({model.name for model in models if isinstance(model, LanguageModel)}) > 1
     for model in models:
         if model == HYBRID:
             continue
+        if isinstance(model, SentenceEncoder):
+            named.append((_short(model.name), partial(model.called, cache=cache)))
+            continue
         if not isinstance(model, LanguageModel):
-            named.append((BM25, None))
+            if model != BM25:
+                raise ConfigError(f"a model in memory, {BM25!r} or {HYBRID!r}, not {model!r}")
+            named.append((BM25, partial(Contender, lm=None, cache=cache)))
             continue
         for reading in readings or (lambda own: own,):
             config = reading(model.encoder)
             lm = model if config == model.encoder else model.with_encoder(config)
             label = label_of(config, model.n_layers)
-            named.append((f"{_short(model.name)}: {label}" if several else label, lm))
+            make = partial(Contender, lm=lm, cache=cache)
+            named.append((f"{_short(model.name)}: {label}" if several else label, make))
     labels = distinct([label for label, _ in named])
-    cache = cache or EmbeddingCache()
-    found = [Contender(label, lm, cache) for label, (_, lm) in zip(labels, named, strict=True)]
+    found = [make(label) for label, (_, make) in zip(labels, named, strict=True)]
     if HYBRID not in models:
         return found
     hybrids = [Hybrid(one) for one in found if not one.is_bm25]
@@ -122,13 +130,8 @@ def evaluate(
         raise ConfigError("an evaluation needs at least one model and one task")
     if len({one.label for one in contenders}) < len(contenders):
         raise ConfigError("two contenders have the same name")
-    if all(one.only_ranks for one in contenders) and not any(task.takes_bm25 for task in tasks):
-        raise ConfigError("BM25 ranks documents and does nothing else, and none of these tasks is about that")
     if not any(_is_able(one, task) for one in contenders for task in tasks):
-        raise ConfigError(
-            "these tasks ask how probable a text is, which a model with an encoder of its own cannot say; take a "
-            "decoder-only model"
-        )
+        raise ConfigError(_why_nobody(contenders))
     done = Evaluation([], list(contenders), list(tasks), settings or Settings())
     store = None if folder is None else ResultStore(folder)
     for task in tasks:
@@ -141,9 +144,26 @@ def cache_in(folder: Path) -> EmbeddingCache:
     return EmbeddingCache(folder / _EMBEDDINGS)
 
 
+def _why_nobody(contenders: Sequence[Contender]) -> str:
+    """Say why none of the tasks is for any of the contenders."""
+    if all(one.only_ranks for one in contenders):
+        return "BM25 ranks documents and does nothing else, and none of these tasks is about that"
+    if all(one.only_ranks or one.only_encodes for one in contenders):
+        return (
+            "a model of sentence-transformers gives vectors of whole texts and does nothing else, and these tasks ask "
+            "for more"
+        )
+    return (
+        "these tasks ask how probable a text is, which a model with an encoder of its own cannot say; take a "
+        "decoder-only model"
+    )
+
+
 def _is_able(one: Contender, task: Task) -> bool:
     if one.only_ranks:
         return task.takes_bm25
+    if one.only_encodes:
+        return task.takes_vectors
     return one.has_likelihoods or not task.needs_likelihoods
 
 
@@ -188,7 +208,7 @@ def _result(
         for other in others:
             # The same weights write the same under every plan.
             if other.key == key_of(task, one, settings):
-                return replace(other, contender=one.label, reading=reading_of(one), seconds=0.0)
+                return replace(other, contender=one.label, reading=one.reading(), seconds=0.0)
     tell(task, one, None)
     return _score(task, one, settings, store)
 

@@ -136,6 +136,8 @@ class Task(ABC):
     # Whether a score that does not depend on the plan depends on the encoder's adapter, as filling gaps does.
     reads_adapter: ClassVar[bool] = False
     takes_bm25: ClassVar[bool] = False
+    # Whether a vector for each whole text is all that it asks of a model.
+    takes_vectors: ClassVar[bool] = False
     # Whether it takes so long that a side's name and `all` do not mean it.
     by_name_only: ClassVar[bool] = False
 

@@ -80,10 +80,14 @@ def find(model: str | Path | None) -> Source:
         return Source(text, _check_folder(path))
     if text and path.exists():
         raise ModelError(f"{path} is a file; give the folder of a model")
-    looks_local = isinstance(model, Path) or text.startswith((".", "/", "~")) or text.count("/") > 1 or not text
-    if looks_local:
+    if isinstance(model, Path) or looks_local(text):
         raise ModelError(f"there is no folder {text!r}")
     return Source(text, None)
+
+
+def looks_local(name: str) -> bool:
+    """Return whether a name can only be meant as a place on this machine, so that no hub is asked for it."""
+    return name.startswith((".", "/", "~")) or name.count("/") > 1 or not name
 
 
 def read(source: Source, dtype: torch.dtype | None) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:

@@ -59,7 +59,7 @@ def _wanted(
         shown = models[:_MOST_PANELS]
         yield from _maps(shown, tasks, settings)
         yield from _histograms(shown, tasks, settings)
-        yield from _attention(models)
+        yield from _attention([one for one in models if one.has_model])
 
 
 def _trade(comparison: Comparison) -> Iterator[Wanted]:

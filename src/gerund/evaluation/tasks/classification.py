@@ -31,6 +31,7 @@ class Classification(LabelledTask):
     """
 
     kind: ClassVar[str] = "classification"
+    takes_vectors: ClassVar[bool] = True
 
     per_label: int = field(default=8, metadata={"help": "Examples a class to learn from (MTEB: 8)."})
     runs: int = field(default=10, metadata={"help": "Repetitions with other examples (MTEB: 10)."})

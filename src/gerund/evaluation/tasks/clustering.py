@@ -29,6 +29,7 @@ class Clustering(Task):
 
     kind: ClassVar[str] = "clustering"
     side: ClassVar[Side] = "representation"
+    takes_vectors: ClassVar[bool] = True
 
     def run(self, contender: Contender, settings: Settings) -> Score:
         """Measure.

@@ -38,6 +38,7 @@ class FewShot(LabelledTask):
     """
 
     kind: ClassVar[str] = "few-shot"
+    takes_vectors: ClassVar[bool] = True
 
     runs: int = field(default=5, metadata={"help": "Draws."})
 

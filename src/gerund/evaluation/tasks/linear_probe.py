@@ -37,6 +37,7 @@ class LinearProbe(LabelledTask):
     """
 
     kind: ClassVar[str] = "linear-probe"
+    takes_vectors: ClassVar[bool] = True
 
     smote: Literal["auto", "always", "never"] = field(
         default="auto",

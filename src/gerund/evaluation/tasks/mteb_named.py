@@ -47,6 +47,7 @@ class MtebNamed(Task):
 
     kind: ClassVar[str] = "mteb"
     side: ClassVar[Side] = "representation"
+    takes_vectors: ClassVar[bool] = True
 
     def run(self, contender: Contender, settings: Settings) -> Score:
         """Fetch the data where they are not there yet, and measure.

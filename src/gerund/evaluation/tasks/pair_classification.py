@@ -29,6 +29,7 @@ class PairClassification(Task):
 
     kind: ClassVar[str] = "pair-classification"
     side: ClassVar[Side] = "representation"
+    takes_vectors: ClassVar[bool] = True
 
     def run(self, contender: Contender, settings: Settings) -> Score:
         """Measure.

@@ -28,6 +28,7 @@ class CollectionTask(Task):
 
     side: ClassVar[Side] = "representation"
     takes_bm25: ClassVar[bool] = True
+    takes_vectors: ClassVar[bool] = True
 
     @property
     def places(self) -> dict[str, Path]:

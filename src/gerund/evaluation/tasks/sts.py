@@ -31,6 +31,7 @@ class Sts(FileTask):
 
     kind: ClassVar[str] = "sts"
     side: ClassVar[Side] = "representation"
+    takes_vectors: ClassVar[bool] = True
 
     def run(self, contender: Contender, settings: Settings) -> Score:
         """Measure.

@@ -39,6 +39,7 @@ class TitleRetrieval(FileTask):
     kind: ClassVar[str] = "title-retrieval"
     side: ClassVar[Side] = "representation"
     takes_bm25: ClassVar[bool] = True
+    takes_vectors: ClassVar[bool] = True
 
     words: int = field(default=64, metadata={"help": "Words of a passage at most; a longer sentence stands alone."})
 

@@ -34,6 +34,7 @@ class ZeroShot(LabelledTask):
     """
 
     kind: ClassVar[str] = "zero-shot"
+    takes_vectors: ClassVar[bool] = True
     needs: ClassVar[tuple[str, ...]] = ("test",)
 
     label_template: str = field(default="{}", metadata={"help": "What is embedded for a class; {} is its name."})
