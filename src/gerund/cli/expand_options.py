@@ -76,7 +76,7 @@ def check_queries(lots: "list[Rows]", settings: dict[str, Any]) -> None:
                 if BLANK not in query:
                     Query.of(query, settings["keep"])
             except TextError as error:
-                raise _placed(rows, index, error) from error
+                raise rows.placed(index, error) from error
 
 
 def expanded(
@@ -96,11 +96,6 @@ def expanded(
             try:
                 found = lm.expand(query, sampling=own, **settings)
             except TextError as error:
-                raise _placed(rows, index, error) from error
+                raise rows.placed(index, error) from error
             number += 1
             yield {"prompt": query, "expansions": found}
-
-
-def _placed(rows: "Rows", index: int, error: Exception) -> Exception:
-    """Return an error about one query of a file with the query's place."""
-    return type(error)(f"{rows.place(index)}: {error}") if rows.unit else error

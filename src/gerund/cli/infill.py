@@ -128,7 +128,7 @@ def _texts(text: str | None, file: str | None, column: str | None, format: str |
             try:
                 BlankedText.of(one, blank)
             except TextError as error:
-                raise _placed(rows, index, error) from error
+                raise rows.placed(index, error) from error
     return lots
 
 
@@ -143,7 +143,7 @@ def _filled(
             try:
                 result = lm.infill(text, sampling=options.seed_of_lot(sampling, number), **settings)
             except TextError as error:
-                raise _placed(rows, index, error) from error
+                raise rows.placed(index, error) from error
             number += 1
             scores = [round(score, 6) for score in result.scores]
             yield {"text": result.text, "spans": result.spans, "scores": scores, "lengths": result.lengths}
@@ -154,8 +154,3 @@ def _lines(found: "Iterator[dict[str, Any]]") -> "Iterator[str]":
 
     for record in found:
         yield json.dumps(record, ensure_ascii=False)
-
-
-def _placed(rows: "Rows", index: int, error: Exception) -> Exception:
-    """Return an error about one text of a file with the text's place."""
-    return type(error)(f"{rows.place(index)}: {error}") if rows.unit else error

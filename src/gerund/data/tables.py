@@ -77,6 +77,10 @@ class Rows:
         """
         return f"{self.name}, {self.unit} {self.lines[index]}" if self.unit else self.name
 
+    def placed(self, index: int, error: InputError) -> InputError:
+        """Return an error about one of these texts with the text's place in front; alone in its table it needs none."""
+        return type(error)(f"{self.place(index)}: {error}") if self.unit else error
+
     def without_empty(self) -> "Rows":
         """Return the rows that have a text."""
         kept = [index for index, text in enumerate(self.texts) if text and not text.isspace()]

@@ -138,6 +138,8 @@ class Task(ABC):
     takes_bm25: ClassVar[bool] = False
     # Whether a vector for each whole text is all that it asks of a model.
     takes_vectors: ClassVar[bool] = False
+    # Whether the model must say how probable a text is, whatever the options.
+    always_needs_likelihoods: ClassVar[bool] = False
     # Whether it takes so long that a side's name and `all` do not mean it.
     by_name_only: ClassVar[bool] = False
 
@@ -160,7 +162,7 @@ class Task(ABC):
     @property
     def needs_likelihoods(self) -> bool:
         """Whether the model must say how probable a text is, which one with an encoder of its own cannot."""
-        return False
+        return self.always_needs_likelihoods
 
     @property
     def reads_scorer(self) -> bool:

@@ -41,6 +41,7 @@ class InfillingTask(FileTask):
     unit: ClassVar[Unit] = "perplexity"
     higher_is_better: ClassVar[bool] = False
     reads_plan: ClassVar[bool] = False
+    always_needs_likelihoods: ClassVar[bool] = True
     reads_adapter: ClassVar[bool] = True
     kind: ClassVar[str] = "infilling"
 
@@ -49,11 +50,6 @@ class InfillingTask(FileTask):
     def __post_init__(self) -> None:
         if self.samples < 1:
             raise ConfigError(f"infilling.samples={self.samples} leaves nothing to score")
-
-    @property
-    def needs_likelihoods(self) -> bool:
-        """Whether the model must say how probable a text is: it must."""
-        return True
 
     def run(self, contender: Contender, settings: Settings) -> Score:
         """Measure both readings.

@@ -29,11 +29,7 @@ class HarnessTask(Task):
     kind: ClassVar[str] = "lm-eval"
     side: ClassVar[Side] = "generation"
     reads_plan: ClassVar[bool] = False
-
-    @property
-    def needs_likelihoods(self) -> bool:
-        """Whether the model must say how probable a text is: it must."""
-        return True
+    always_needs_likelihoods: ClassVar[bool] = True
 
     def run(self, contender: "Contender", settings: Settings) -> Score:
         """Run the harness.

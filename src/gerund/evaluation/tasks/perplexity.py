@@ -61,6 +61,7 @@ class PerplexityTask(FileTask):
     unit: ClassVar[Unit] = "bits"
     higher_is_better: ClassVar[bool] = False
     reads_plan: ClassVar[bool] = False
+    always_needs_likelihoods: ClassVar[bool] = True
 
     window: int | None = field(
         default=None,
@@ -84,11 +85,6 @@ class PerplexityTask(FileTask):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"perplexity.{name}={value} leaves nothing to score")
-
-    @property
-    def needs_likelihoods(self) -> bool:
-        """Whether the model must say how probable a text is: it must."""
-        return True
 
     def run(self, contender: Contender, settings: Settings) -> Score:
         """Score every token.
