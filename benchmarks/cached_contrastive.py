@@ -60,7 +60,7 @@ def peak() -> float:
 
 def work(arguments: argparse.Namespace) -> None:
     """Run one side; print its memory, its times, and what it found."""
-    model = load(dtype="float32", device="cpu").model.train()
+    model = load(adapter="none", dtype="float32", device="cpu").model.train()
     torch.manual_seed(0)
     ids = torch.randint(100, model.config.vocab_size, (arguments.pairs, 2, arguments.tokens))
     ids[:, 1, ::2] = ids[:, 0, ::2]  # the texts of a pair have something in common

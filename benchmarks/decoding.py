@@ -62,7 +62,7 @@ def main() -> None:
     parser.add_argument("--seeds", default="0", help="seeds with commas; each draws prefixes and texts")
     arguments = parser.parse_args()
     arguments.output.mkdir(parents=True, exist_ok=True)
-    lm = load(arguments.model, attention="causal")
+    lm = load(arguments.model, attention="causal", adapter="none")
     seeds = [int(seed) for seed in arguments.seeds.split(",")]
     for corpus in arguments.corpora:
         [task] = select([f"writing/{corpus}"], arguments.data)

@@ -91,7 +91,7 @@ def measured(model: str | Path, data: Path, work: Path, *, hybrid: bool = False)
     if model == BM25:
         contenders, names = contenders_of([BM25]), [TITLES, *COLLECTIONS]
     else:
-        lm = load(None if model == "default" else model)
+        lm = load(adapter="none", attention="mask0-bidir") if model == "default" else load(model)
         contenders = contenders_of([lm, HYBRID] if hybrid else [lm])
         names = [TITLES, *COLLECTIONS, *ZERO_SHOT, *([] if reads_apart(lm.model) else ["perplexity/wiki"])]
     found = []

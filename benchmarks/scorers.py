@@ -20,6 +20,7 @@ from gerund.evaluation.contender import BM25
 from gerund.evaluation.registry import select, with_options
 from gerund.evaluation.run import contenders_of, evaluate
 from gerund.evaluation.task import Settings
+from gerund.language_model import LanguageModel
 from gerund.training.negatives import NegativesSettings, make_negatives
 from gerund.training.recipe import load_recipe
 from gerund.training.run import train
@@ -69,7 +70,7 @@ def passages_in(work: Path, data: Path, *, longer: bool = False) -> Path:
         per_document=A_DOCUMENT,
         generate=0.0 if longer else 1.0,
     )
-    lm = None if longer else load(attention="causal")
+    lm = None if longer else load(attention="causal", adapter="none")
     make_negatives([books], folder, settings, lm=lm, batch_size=128, resume=True)
     return folder
 
@@ -89,9 +90,14 @@ def measured(model: str | Path | None, data: Path, work: Path, *, likelihoods: b
     settings = [*SIZES, f"suffix-identification.likelihoods={str(likelihoods).lower()}"]
     settings += [f"human-or-generated.likelihoods={str(likelihoods).lower()}"]
     tasks = with_options(select(list(TASKS), data), settings)
-    contenders = contenders_of([BM25 if model == BM25 else load(model)])
+    contenders = contenders_of([BM25 if model == BM25 else _opened(model)])
     done = evaluate(contenders, tasks, Settings(show_progress=False), folder=work / "scores")
     return {result.task: dict(result.score.metrics) for result in done.results}
+
+
+def _opened(model: str | Path | None) -> LanguageModel:
+    """Return a model; the one inside without what it was trained for beside writing."""
+    return load(adapter="none", attention="mask0-bidir") if model is None else load(model)
 
 
 def row(name: str, cells: list[list[float | None]]) -> str:

@@ -144,7 +144,9 @@ def trained(arm: Arm, seed: int, data: Path, work: Path) -> Path:
 
 def measured(arm: Arm, seed: int, study: Study, data: Path, work: Path) -> dict[str, dict[str, float]]:
     """Return the metrics of every task for one arm and seed."""
-    lm: LanguageModel = load(trained(arm, seed, data, work) if arm.recipes else None)
+    lm: LanguageModel = (
+        load(trained(arm, seed, data, work)) if arm.recipes else load(adapter="none", attention="mask0-bidir")
+    )
     if arm.merged:
         merged = work / "merged" / f"{arm.name}-{seed}"
         if not merged.is_dir():
