@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 import gerund
 from gerund.errors import ConfigError, DataError, ModelError
-from gerund.models.adapters import adapter_on, base_state, load_adapter, merged_state
+from gerund.models.adapters import adapter_on, base_state, count_parameters, load_adapter, merged_state
 from tests.adapters import PEFT_WARNINGS, make_adapter
 from tests.tiny import save_tiny
 
@@ -208,6 +208,13 @@ def test_the_own_adapter_left_aside(tiny_folder: Path, adapter_folder: Path, tmp
     aside.save(tmp_path / "without")
     assert not (tmp_path / "without" / "adapter").exists()
     assert np.array_equal(gerund.load(tmp_path / "without").encode(text), plain.encode(text))
+
+
+def test_an_adapter_is_not_counted_among_the_parameters(tiny_folder: Path, adapter_folder: Path) -> None:
+    plain, adapted = gerund.load(tiny_folder).model, gerund.load(tiny_folder, adapter=adapter_folder).model
+    own = sum(parameter.numel() for parameter in plain.parameters())
+    assert count_parameters(plain) == count_parameters(adapted) == own
+    assert sum(parameter.numel() for parameter in adapted.parameters()) > own
 
 
 def test_saving_over_the_folder_that_it_came_from(tiny_folder: Path, adapter_folder: Path, tmp_path: Path) -> None:

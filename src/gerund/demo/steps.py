@@ -23,7 +23,7 @@ from gerund.inference.looking import Look, look
 from gerund.inference.maps import EXAMPLE_TEXTS
 from gerund.language_model import LanguageModel
 from gerund.models import loading
-from gerund.models.adapters import NO_ADAPTER
+from gerund.models.adapters import NO_ADAPTER, count_parameters
 from gerund.models.halves import demand_decoder_only
 from gerund.scoring.finding import DEFAULT
 from gerund.types import Ranked
@@ -77,7 +77,7 @@ class Demo:
     @property
     def kind(self) -> str:
         """Architecture and size of the model in a few words."""
-        parameters = sum(parameter.numel() for parameter in self.lm.model.parameters())
+        parameters = count_parameters(self.lm.model)
         return (
             f"{self.lm.model.config.model_type}, {self.lm.n_layers} layers, {parameters / 1e6:.1f} million parameters"
         )

@@ -26,7 +26,7 @@ from gerund.inference.maps import EXAMPLE_TEXTS, causal_plan, even_share, mean_m
 from gerund.inference.precision import ENOUGH, bfloat16_cosine
 from gerund.inference.tokens import Reading, context_length, tokenize
 from gerund.models import loading
-from gerund.models.adapters import adapter_on, load_adapter
+from gerund.models.adapters import adapter_on, count_parameters, load_adapter
 from gerund.models.halves import demand_decoder_only
 
 # How far states may lie apart that ought to be the same, as a share of the largest of them.
@@ -133,7 +133,7 @@ class _Examination:
             name=name,
             architecture=self.model.config.model_type,
             model_class=type(self.model).__name__,
-            parameters=sum(parameter.numel() for parameter in self.model.parameters()),
+            parameters=count_parameters(self.model),
             n_layers=self.n_layers,
             heads=heads,
             kv_heads=int(getattr(config, "num_key_value_heads", None) or heads),

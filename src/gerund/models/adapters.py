@@ -77,6 +77,15 @@ def base_state(model: PreTrainedModel) -> dict[str, Tensor]:
     return _state(model, {name: _own_part(layer) for name, layer in _gated_layers(model).items()})
 
 
+def count_parameters(model: PreTrainedModel) -> int:
+    """Return how many numbers the model's own weights hold: tied ones once, an adapter's not at all.
+
+    >>> count_parameters(gerund.load().model) == count_parameters(gerund.load(adapter="none").model)
+    True
+    """
+    return sum({weight.data_ptr(): weight.numel() for weight in base_state(model).values()}.values())
+
+
 @torch.no_grad()
 def merged_state(model: PreTrainedModel) -> dict[str, Tensor]:
     """Return the weights as the adapter makes them, under the model's own names; the model stays as it is.
