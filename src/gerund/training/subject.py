@@ -152,9 +152,9 @@ def _load(recipe: Recipe, base: str) -> Subject:
     frozen = recipe.model.lora is not None and torch.cuda.is_available() and uses_bf16(recipe)
     model, tokenizer = loading.read(source, torch.bfloat16 if frozen else torch.float32)
     # Another objective would leave a head behind that does not know the new states, as would another adapter.
-    kept = any(isinstance(objective, GurConfig) for objective in recipe.objectives)
-    kept = kept and (recipe.model.adapter is None or stored is None or stored.adapter is None)
-    head = read_head(settings) if kept and settings is not None else None
+    goes_on = any(isinstance(objective, GurConfig) for objective in recipe.objectives)
+    left_aside = recipe.model.adapter == NO_ADAPTER and stored is not None and stored.adapter is not None
+    head = read_head(settings) if settings is not None and goes_on and not left_aside else None
     encoder = recipe.encoder.changed(stored or default_reading(model))
     return Subject(model, tokenizer, encoder, source, head=head)
 
