@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 from gerund.attention.plan import AttentionPlan
 from gerund.errors import ConfigError, DataError, unknown_name
@@ -20,6 +20,10 @@ from gerund.types import Scorer
 CONFIG_FILE = "gerund.json"
 FORMAT = 1
 POOLINGS = ("mean", "weighted-mean", "last", "first")
+
+Job = Literal["encode", "infill", "score"]
+"""What a model does with an adapter awake; it writes with none."""
+JOBS: tuple[Job, ...] = get_args(Job)
 
 _TEXT, _FLAG, _NUMBER, _NOTHING = str, bool, int, type(None)
 _WORDS = {_TEXT: "a text", _FLAG: "true or false", _NUMBER: "a whole number", _NOTHING: "nothing"}
@@ -63,7 +67,7 @@ class EncoderConfig:
     """Longest text in tokens, prompt and special tokens included; None for what the model was made for."""
 
     adapter: str | None = None
-    """A PEFT folder that is active only while encoding, relative to the model's folder."""
+    """A PEFT folder that is awake only while encoding, relative to the model's folder."""
 
     def __post_init__(self) -> None:
         for name, kinds in _KINDS.items():
@@ -201,10 +205,37 @@ def read_encoder_config(folder: Path) -> EncoderConfig | None:
     path = folder / CONFIG_FILE
     if not path.is_file():
         return None
-    config = EncoderConfig.from_dict(read_settings(path, "encoder")["encoder"])
-    if config.adapter is not None and not (folder / config.adapter).resolve().is_relative_to(folder.resolve()):
-        raise ConfigError(f"{path} names an adapter outside its folder: {config.adapter}")
-    return config
+    return EncoderConfig.from_dict(read_settings(path, "encoder")["encoder"])
+
+
+def read_adapters(folder: Path) -> dict[Job, Path]:
+    """Return the PEFT folder of each job that has one, as ``gerund.json`` in a model's folder says.
+
+    The encoder's is awake for the other jobs as well, unless the file's ``adapters`` names another for one of them,
+    or null for none.
+
+    Raises:
+        DataError: the file is not valid JSON.
+        ConfigError: it names an adapter outside the folder or for an unknown job, or was written by a newer version.
+    """
+    path = folder / CONFIG_FILE
+    if not path.is_file():
+        return {}
+    data = read_settings(path, "encoder")
+    own = EncoderConfig.from_dict(data["encoder"]).adapter
+    given = data.get("adapters", {})
+    if not isinstance(given, dict):
+        raise DataError(f"{path}: adapters are folders by job, not {given!r}")
+    for job, place in given.items():
+        if job not in JOBS[1:]:
+            raise unknown_name(f"job among the adapters in {CONFIG_FILE}", job, JOBS[1:])
+        if type(place) not in (_TEXT, _NOTHING):
+            raise DataError(f"{path}: the adapter for {job} is a folder or null, not {place!r}")
+    places = {job: given.get(job, own) for job in JOBS}
+    for place in places.values():
+        if place is not None and not (folder / place).resolve().is_relative_to(folder.resolve()):
+            raise ConfigError(f"{path} names an adapter outside its folder: {place}")
+    return {job: folder / place for job, place in places.items() if place is not None}
 
 
 def read_settings(path: Path, entry: str) -> dict[str, Any]:
@@ -229,7 +260,11 @@ def read_settings(path: Path, entry: str) -> dict[str, Any]:
     return data
 
 
-def encoder_config_json(config: EncoderConfig, fingerprint: str) -> str:
-    """Return the text of ``gerund.json``."""
-    data = {"format": FORMAT, "encoder": config.to_dict(), "fingerprint": fingerprint}
+def encoder_config_json(
+    config: EncoderConfig, fingerprint: str, adapters: Mapping[Job, str | None] | None = None
+) -> str:
+    """Return the text of ``gerund.json``; ``adapters`` are those of other jobs where they are not the encoder's."""
+    data: dict[str, Any] = {"format": FORMAT, "encoder": config.to_dict()}
+    data |= {"adapters": dict(adapters)} if adapters else {}
+    data["fingerprint"] = fingerprint
     return json.dumps(data, indent=2, ensure_ascii=False) + "\n"

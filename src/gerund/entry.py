@@ -6,13 +6,18 @@ Knows: what the user may say. Does not know: which setting wins, or what is done
 from pathlib import Path
 
 from gerund.attention.plan import AttentionPlan
-from gerund.config import read_encoder_config
+from gerund.config import CONFIG_FILE, read_adapters, read_encoder_config, read_settings
+from gerund.errors import DataError
 from gerund.language_model import LanguageModel
 from gerund.models import loading
-from gerund.models.adapters import NO_ADAPTER
-from gerund.models.opening import open_model
-from gerund.scoring.dual import DualScorer, has_scorer
+from gerund.models.adapters import ADAPTER_FILES, NO_ADAPTER
+from gerund.models.fingerprint import fingerprint
+from gerund.models.heads import read_head
+from gerund.models.jobs import Adapters
+from gerund.models.opening import Opened, open_model
+from gerund.scoring.dual import DualScorer, has_scorer, read_reading
 from gerund.seq2seq_model import Seq2SeqModel
+from gerund.text_encoder import TextEncoder
 
 
 def load(
@@ -25,6 +30,8 @@ def load(
     pooling: str | None = None,
     prompt: str | None = None,
     adapter: str | Path | None = None,
+    infill_adapter: str | Path | None = None,
+    scorer: str | Path | None = None,
     dtype: str = "auto",
     device: str = "auto",
     max_length: int | None = None,
@@ -42,8 +49,11 @@ def load(
         sink_tokens: how many first tokens a ``mask0`` plan hides.
         pooling: ``mean``, ``weighted-mean``, ``last`` or ``first``.
         prompt: default prompt of ``encode``.
-        adapter: a PEFT folder, active only while encoding; ``none`` leaves the folder's own aside, and with it the
-            head and the scorer that were trained with it.
+        adapter: a PEFT folder, awake while encoding and filling in and never while writing; ``none`` leaves the
+            folder's own ones aside, and with them the head and the scorer that were trained with them.
+        infill_adapter: another one to fill in with: a PEFT folder, or a model trained from the same weights, whose
+            adapter is taken; ``none`` fills in with the untouched model.
+        scorer: a model trained from the same weights to score continuations, whose adapter and reading are taken.
         dtype: ``auto`` keeps the checkpoint's type and encodes float32 weights in bfloat16 where the processor
             computes in it and the vectors' cosine to float32 is at least 0.999; or a type by name, for both.
         device: ``auto``, ``cpu``, ``cuda``, ``cuda:1``, ...
@@ -56,6 +66,7 @@ def load(
         ModelError: no such model, or neither a decoder-only one nor a T5.
         UnsupportedModelError: the plan does not reach every layer.
         ConfigError: an unknown name or impossible setting.
+        DataError: ``infill_adapter`` or ``scorer`` has nothing to take, or was trained from other weights.
 
     >>> lm = gerund.load()
     >>> scores = lm.similarity(["a dog in the garden"], ["the dog is outside", "interest rates rose"])
@@ -71,19 +82,48 @@ def load(
         pooling=pooling,
         prompt=prompt,
         adapter=adapter,
+        infill_adapter=infill_adapter,
+        scorer=scorer,
         dtype=dtype,
         device=device,
         max_length=max_length,
     )
     kind = Seq2SeqModel if opened.is_seq2seq else LanguageModel
     lm = kind(opened.model, opened.tokenizer, opened.encoder, **opened.options)
-    # Its scorer was trained for the reading that lies beside it, and would score wrongly by another one.
-    folder = opened.settings
-    other = adapter is not None and str(adapter) != NO_ADAPTER
-    own = folder is not None and not other and read_encoder_config(folder) == opened.encoder
-    if own and folder is not None and has_scorer(folder):
-        lm.scorer = DualScorer.beside(lm, folder)
+    for given in (infill_adapter, scorer):
+        if given is not None and str(given) != NO_ADAPTER:
+            _demand_same_weights(lm, given)
+    if scorer is not None and str(scorer) != NO_ADAPTER:
+        lm.scorer = DualScorer.beside(lm, loading.settings_folder(loading.find(scorer)), apart=True)
+    elif scorer is None and _keeps_scorer(opened, adapter):
+        lm.scorer = DualScorer.beside(lm, opened.settings)
     return lm
+
+
+def _keeps_scorer(opened: Opened, adapter: str | Path | None) -> bool:
+    """Whether the scorer in a model's folder goes with what is asked for."""
+    folder = opened.settings
+    if folder is None or not has_scorer(folder):
+        return False
+    if adapter is not None and (str(adapter) != NO_ADAPTER or read_adapters(folder)):
+        return False
+    # Without a reading of its own it was trained for the one beside it, and would score wrongly by another.
+    return read_reading(folder) is not None or read_encoder_config(folder) == opened.encoder
+
+
+def _demand_same_weights(lm: TextEncoder, other: str | Path) -> None:
+    """Refuse what was trained from other weights; of a bare PEFT folder nothing is known."""
+    if (Path(other) / ADAPTER_FILES[0]).is_file():
+        return
+    folder = loading.settings_folder(loading.find(other))
+    encoder = None if folder is None else read_encoder_config(folder)
+    if folder is None or encoder is None:
+        raise DataError(f"{other} has no {CONFIG_FILE}, so nothing says which weights it was trained from")
+    head = read_head(folder)
+    own = Adapters(read_adapters(folder)).hash("encode") + (head.fingerprint if head is not None else "")
+    said = read_settings(folder / CONFIG_FILE, "encoder").get("fingerprint")
+    if fingerprint(lm.weights_hash, own, encoder, lm.n_layers) != said:
+        raise DataError(f"{other} was not trained from the weights of {lm.name} (or its {CONFIG_FILE} was changed)")
 
 
 def load_writer(

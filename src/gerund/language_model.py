@@ -59,14 +59,14 @@ class LanguageModel(TextEncoder):
     def with_encoder(self, encoder: EncoderConfig) -> Self:
         """Return the same model, in the same memory, read another way.
 
-        A scorer that was trained for one reading does not go with another.
+        The model's own scorer does not go with it where it has no reading of its own.
 
         Raises:
             UnsupportedModelError: the plan does not reach every layer.
             ConfigError: the plan does not fit the number of layers.
         """
         other = super().with_encoder(encoder)
-        if encoder != self.encoder:
+        if encoder != self.encoder and self.scorer is not None and not self.scorer.reads_apart:
             other.scorer = None
         return other
 
@@ -194,16 +194,15 @@ class LanguageModel(TextEncoder):
             left: what precedes the span.
             span: the span.
             right: what follows it.
-            reading: ``infill`` sees both sides under MAGNET's hybrid mask (section 3.1), with the encoder's adapter;
-                ``causal`` only the left, without it.
+            reading: ``infill`` sees both sides under MAGNET's hybrid mask (section 3.1), with the adapter for it;
+                ``causal`` only the left, without one.
 
         Returns:
             Natural logarithms ``(n,)`` float32. The tokens are those of the joined text; one that holds a
             character of the span is the span's.
 
         Raises:
-            TextError: a text is no string, or the span is empty, or begins a text that nothing precedes, or the
-                text is too long.
+            TextError: a text is no string or too long, or the span is empty or begins a text that nothing precedes.
             UnsupportedModelError: the hybrid mask does not reach every layer.
 
         >>> lm = gerund.load()
@@ -211,8 +210,8 @@ class LanguageModel(TextEncoder):
         True
         """
         text = SpannedText.between(*check_texts([left, span, right]))
-        [[logprobs]] = span_logprobs(self.model, self.tokenizer, [text], reading, show=False, gate=self.reader.gate)
-        return logprobs
+        own = self.adapters.name("infill")
+        return span_logprobs(self.model, self.tokenizer, [text], reading, show=False, adapter=own)[0][0]
 
     def infill(
         self,
@@ -234,7 +233,7 @@ class LanguageModel(TextEncoder):
         the first 16 tokens behind the gap (up to the next gap) under the untouched causal model, divided by how many
         they are. Of each length the filling with the highest score is kept; which length is taken, the text behind
         the gap decides alone, where there is any, since a mean over a long span nearly always looks better. The
-        encoder's adapter takes part under the hybrid mask only.
+        adapter for filling in takes part under the hybrid mask only.
 
         Several gaps are filled from left to right; each sees the earlier fillings, and the text behind later gaps at
         a distance that leaves room for them. A length above 32 is filled 32 tokens at a time, each chunk becoming
@@ -282,7 +281,7 @@ class LanguageModel(TextEncoder):
             samples=samples,
             method=method,
             shots=shots,
-            gate=self.reader.gate,
+            adapter=self.adapters.name("infill"),
         )
 
     def expand(
@@ -322,7 +321,7 @@ class LanguageModel(TextEncoder):
         )
 
     def save(self, folder: str | Path, *, overwrite: bool = False) -> None:
-        """Save weights, tokenizer and ``gerund.json`` in one step; an adapter goes into a folder of its own.
+        """Save weights, tokenizer and ``gerund.json`` in one step; each adapter goes into a folder of its own.
 
         The folder opens with ``AutoModelForCausalLM`` as a plain language model with the same weights, in the
         type in which they are held here.
@@ -341,7 +340,7 @@ class LanguageModel(TextEncoder):
     def save_into(self, folder: Path) -> None:
         """Write the files of ``save`` into a folder that is there."""
         loading.save_model(self.model, self.tokenizer, base_state(self.model), folder)
-        write_settings(folder, self.encoder, self.n_layers, self.fingerprint(), adapter=self.adapter_folder)
+        write_settings(folder, self.encoder, self.n_layers, self.fingerprint(), adapters=self.adapters)
         if self.scorer is not None:
             self.scorer.save(folder)
         if self.head is not None:
@@ -355,7 +354,7 @@ class LanguageModel(TextEncoder):
         Args:
             folder: where to.
             format: ``sentence-transformers``, a folder for ``SentenceTransformer``; or ``merged``, a plain
-                model with its scorer. Either has an adapter merged into its weights.
+                model with its scorer where that reads as the encoder does. Either has the encoder's adapter merged in.
             overwrite: replace what is there.
 
         Returns:
@@ -368,7 +367,8 @@ class LanguageModel(TextEncoder):
             OutputExistsError: there is something already.
             ResourceError: the disk is full; nothing is left behind.
         """
-        return formats.export(self.reader, folder, format, scorer=self.scorer, overwrite=overwrite)
+        scorer = None if self.scorer is None or self.scorer.reads_apart else self.scorer
+        return formats.export(self.reader, folder, format, scorer=scorer, overwrite=overwrite)
 
     def encode_and_keep(self, text: str, prompt: str | None = None) -> tuple[np.ndarray, Session]:
         """Encode one text causally and keep what the pass computed, so that generation continues without reading again.
@@ -391,7 +391,7 @@ class LanguageModel(TextEncoder):
         >>> session.generate(4).text == lm.generate("The old man looked at", 4)[0].text
         True
         """
-        if self.adapter_folder is not None:
+        if self.reader.adapter is not None:
             raise ConfigError(
                 "this model encodes with an adapter and writes without it, so generation cannot go on from what "
                 'encoding computed; load it with adapter="none", or merge the adapter (gerund convert --merge)'

@@ -4,10 +4,8 @@ Knows: which function does what. Does not know: how any of it is done, or that t
 """
 
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from copy import copy
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -19,15 +17,16 @@ from gerund.attention.interface import attach
 from gerund.attention.plan import ResolvedPlan
 from gerund.attention.probe import prove
 from gerund.attention.streams import attach_streams, decoder_layers
-from gerund.config import EncoderConfig
+from gerund.config import EncoderConfig, Job
 from gerund.errors import ConfigError, unknown_name
 from gerund.inference import encoding
 from gerund.inference.precision import choose_autocast
 from gerund.inference.tokens import Empty, Overflow, Reading, Tokens, check_texts, tokenize
 from gerund.inference.words import WordPooling, check_words, word_vectors
-from gerund.models.adapters import adapter_on, base_state, load_adapter
-from gerund.models.fingerprint import adapter_hash, fingerprint, weights_hash
+from gerund.models.adapters import base_state, load_adapters
+from gerund.models.fingerprint import fingerprint, weights_hash
 from gerund.models.heads import ProjectionHead
+from gerund.models.jobs import Adapters
 from gerund.models.pooling import unit
 
 Output = Literal["numpy", "torch"]
@@ -36,6 +35,9 @@ Output = Literal["numpy", "torch"]
 class TextEncoder:
     """The reading half of ``LanguageModel``: a decoder-only model that turns texts into vectors."""
 
+    job: Job = "encode"
+    """Whose adapter is awake while texts are read."""
+
     def __init__(
         self,
         model: PreTrainedModel,
@@ -43,7 +45,7 @@ class TextEncoder:
         encoder: EncoderConfig | None = None,
         *,
         name: str = "a model in memory",
-        adapter_folder: Path | None = None,
+        adapters: Adapters | None = None,
         autocast: bool = False,
         head: ProjectionHead | None = None,
     ) -> None:
@@ -54,7 +56,7 @@ class TextEncoder:
             tokenizer: its tokenizer.
             encoder: how to read it; None takes the default plan.
             name: what to call it in messages.
-            adapter_folder: a PEFT adapter that is active only while encoding.
+            adapters: PEFT adapters, each awake for its jobs only; they are put into the model.
             autocast: encode float32 weights in bfloat16 where that is quick and near enough.
             head: projects the pooled states; None leaves them.
 
@@ -66,14 +68,12 @@ class TextEncoder:
         self.tokenizer = tokenizer
         self.encoder = encoder or EncoderConfig()
         self.name = name
-        self.adapter_folder = adapter_folder
+        self.adapters = adapters or Adapters()
         self.head = head
         self.n_layers = self._attach()
         plan = self.encoder.attention.resolve(self.n_layers)
-        if adapter_folder is not None:
-            load_adapter(model, adapter_folder)
-        # Now, not when it is asked for: the files may have changed by then.
-        self._adapter_hash = adapter_hash(adapter_folder)
+        if self.adapters.folders:
+            load_adapters(model, self.adapters.by_name)
         self._hashed: tuple[int, str] | None = None
         self._prove(plan)
         self.reader = self._make_reader(plan)
@@ -99,7 +99,7 @@ class TextEncoder:
             plan,
             # A causal pass needs no plan, so architectures that a plan cannot reach still encode causally.
             sends_plan=not plan.is_causal,
-            gate=adapter_on if self.adapter_folder is not None else nullcontext,
+            adapter=self.adapters.name(self.job),
             head=self.head,
         )
 
@@ -275,6 +275,18 @@ class TextEncoder:
         other.reader = replace(self.reader, config=encoder, plan=plan, sends_plan=sends_plan)
         return other
 
+    def for_job(self, job: Job, encoder: EncoderConfig) -> Self:
+        """Return the same model, in the same memory, read another way and with another job's adapter.
+
+        Raises:
+            UnsupportedModelError: the plan does not reach every layer.
+            ConfigError: the plan does not fit the number of layers.
+        """
+        other = self.with_encoder(encoder)
+        other.job, other.head = job, None
+        other.reader = replace(other.reader, adapter=self.adapters.name(job), head=None)
+        return other
+
     def fingerprint(self, dimensions: int | None = None) -> str:
         """Return what tells this encoder from others: 16 hexadecimal digits.
 
@@ -317,8 +329,8 @@ class TextEncoder:
 
     @property
     def adapter_hash(self) -> str:
-        """Hash of adapter and projection head; empty for neither."""
-        return self._adapter_hash + (self.head.fingerprint if self.head is not None else "")
+        """Hash of the encoder's adapter and projection head; empty for neither."""
+        return self.adapters.hash(self.job) + (self.head.fingerprint if self.head is not None else "")
 
     def _hashed_state(self) -> Mapping[str, Tensor]:
         return base_state(self.model)

@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import replace
+from threading import Thread, current_thread, main_thread
 
 import pytest
 import torch
@@ -248,6 +249,30 @@ def test_the_probe_leaves_the_model_as_it_was():
     assert [len(layer._forward_hooks) + len(layer._forward_pre_hooks) for layer in decoder_layers(model)] == hooks
     assert torch.equal(torch.get_rng_state(), state)
     assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_another_thread_reads_on_as_if_nothing_were():
+    model = ready("llama")
+    layers = decoder_layers(model)
+    ids = torch.arange(3, 12)[None]
+    with torch.no_grad():
+        alone = model(ids).logits
+    meanwhile = []
+
+    def read() -> None:
+        with torch.no_grad():
+            meanwhile.append(model(ids).logits)
+
+    def interrupt(*_):
+        if current_thread() is main_thread() and not meanwhile:
+            thread = Thread(target=read)
+            thread.start()
+            thread.join()
+
+    handle = layers[1].register_forward_hook(interrupt)
+    prove(model, RESOLVED["bidir"])
+    handle.remove()
+    assert torch.equal(meanwhile[0], alone)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -89,7 +89,7 @@ def test_convert_with_the_adapter_merged(tmp_path: Path, tied: bool) -> None:
     assert json.loads(ran.out)["fingerprint"] == merged.fingerprint() != encoder.fingerprint()
     assert json.loads((out / "gerund.json").read_text())["fingerprint"] == merged.fingerprint()
     assert not (out / "adapter").exists()
-    assert merged.adapter_folder is None
+    assert merged.adapters.folders == {}
     assert merged.encoder == encoder.encoder
     np.testing.assert_allclose(merged.encode(TEXTS), encoder.encode(TEXTS), atol=1e-5)
     with torch.no_grad():

@@ -63,7 +63,7 @@ def test_the_adapter_takes_part_where_both_sides_are_seen_and_nowhere_else(tiny_
     from gerund.models.adapters import merged_state
 
     merged = gerund.load(tiny_folder)
-    merged.model.load_state_dict(merged_state(lm.model))
+    merged.model.load_state_dict(merged_state(lm.model, "encode"))
     for kind, other in (("infill", merged), ("causal", plain)):
         found = lm.span_logprobs("In the end", " a man", " ran.", reading=kind)
         np.testing.assert_allclose(found, other.span_logprobs("In the end", " a man", " ran.", reading=kind), atol=1e-5)

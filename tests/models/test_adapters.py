@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 import gerund
 from gerund.errors import ConfigError, DataError, ModelError
-from gerund.models.adapters import adapter_on, base_state, count_parameters, load_adapter, merged_state
+from gerund.models.adapters import awake, base_state, count_parameters, load_adapters, merged_state
 from tests.adapters import PEFT_WARNINGS, make_adapter
 from tests.tiny import save_tiny
 
@@ -102,9 +102,9 @@ def test_merging(adapted: tuple[Path, Path], tmp_path: Path) -> None:
     lm.export(tmp_path / "merged", "merged")
     merged = load(tmp_path / "merged")
     np.testing.assert_allclose(merged.encode(TEXTS), lm.encode(TEXTS), atol=1e-5)
-    assert merged.adapter_folder is None
+    assert merged.adapters.folders == {}
     assert merged.encoder.attention == lm.encoder.attention.with_defaults(4)
-    with adapter_on():
+    with awake("encode"):
         np.testing.assert_allclose(logits(merged), logits(lm), atol=1e-4)
     assert all(torch.equal(before[name], tensor) for name, tensor in lm.model.state_dict().items())
 
@@ -174,16 +174,16 @@ def test_one_thread_generates_while_others_encode(tiny_folder: Path, adapter_fol
 def test_the_switch_belongs_to_the_thread(tiny_folder: Path, adapter_folder: Path) -> None:
     lm = load(tiny_folder, adapter_folder)
     asleep = logits(lm)
-    with adapter_on():
-        awake = logits(lm)
+    with awake("encode"):
+        adapted = logits(lm)
         seen: list[torch.Tensor] = []
         thread = threading.Thread(target=lambda: seen.append(logits(lm)))
         thread.start()
         thread.join()
-    assert not torch.equal(awake, asleep)
+    assert not torch.equal(adapted, asleep)
     assert torch.equal(seen[0], asleep)
     assert torch.equal(logits(lm), asleep)
-    with pytest.raises(ValueError, match="x"), adapter_on():
+    with pytest.raises(ValueError, match="x"), awake("encode"):
         raise ValueError("x")
     assert torch.equal(logits(lm), asleep)
 
@@ -201,7 +201,7 @@ def test_the_own_adapter_left_aside(tiny_folder: Path, adapter_folder: Path, tmp
     plain, own = gerund.load(tiny_folder), gerund.load(tmp_path / "own")
     aside = gerund.load(tmp_path / "own", adapter="none")
     text = "A cat sleeps."
-    assert aside.adapter_folder is None
+    assert aside.adapters.folders == {}
     assert np.array_equal(aside.encode(text), plain.encode(text))
     assert not np.allclose(own.encode(text), plain.encode(text))
     assert aside.fingerprint() == plain.fingerprint() != own.fingerprint()
@@ -294,11 +294,11 @@ def test_folders_that_are_no_adapters(tiny_folder: Path, adapter_folder: Path, t
 def test_only_one_adapter(tiny_folder: Path, adapter_folder: Path) -> None:
     lm = load(tiny_folder, adapter_folder)
     with pytest.raises(ConfigError, match="carries an adapter already"):
-        load_adapter(lm.model, adapter_folder)
+        load_adapters(lm.model, {"encode": adapter_folder})
 
 
 def test_without_an_adapter_nothing_is_merged(tiny_folder: Path) -> None:
     model = load(tiny_folder).model
-    merged, own = merged_state(model), model.state_dict()
+    merged, own = merged_state(model, None), model.state_dict()
     assert merged.keys() == own.keys()
     assert all(merged[name].data_ptr() == own[name].data_ptr() for name in own)

@@ -8,6 +8,7 @@ Knows: models and resolved plans. Does not know: texts, tokenizers.
 """
 
 from dataclasses import dataclass
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -151,11 +152,12 @@ class _Recorder:
     """Hooks that disturb one token a row before each layer, and see which outputs differ from row 0.
 
     Row 0 is undisturbed; row j + 1 has token j replaced, padding included. Before every layer all rows start
-    again from row 0's state, so that each layer is seen alone.
+    again from row 0's state, so that each layer is seen alone. Passes of other threads are none of its business.
     """
 
     def __init__(self, generator: torch.Generator) -> None:
         self.generator = generator
+        self.thread = get_ident()
         self.leaks: list[Tensor] = []
         self.moves: list[Tensor] = []
         self.dtype = torch.float32
@@ -168,9 +170,11 @@ class _Recorder:
             handles.append(layer.register_forward_hook(self.after))
         return handles
 
-    def before(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    def before(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
         """Disturb token j in row j + 1."""
         del layer
+        if get_ident() != self.thread:
+            return None
         hidden_RTD = args[0] if args else kwargs["hidden_states"]
         base_TD = hidden_RTD[0]
         # Twice the size and a new direction: a token that the sink drowns out still shows.
@@ -186,6 +190,8 @@ class _Recorder:
     def after(self, layer: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         """Note which outputs moved, as a (query, key) map."""
         del layer, args
+        if get_ident() != self.thread:
+            return
         hidden_RTD = output[0] if isinstance(output, tuple) else output
         self.dtype = hidden_RTD.dtype
         leak = _LEAK.get(hidden_RTD.dtype, _LEAK_HALF)

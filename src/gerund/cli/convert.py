@@ -25,6 +25,21 @@ def command(
     prompt: options.Prompt = None,
     max_length: options.MaxLength = None,
     adapter: options.Adapter = None,
+    infill_adapter: Annotated[
+        str | None,
+        typer.Option(
+            help="Fill in with another adapter: a PEFT folder, or a model trained from the same weights; none for "
+            "the untouched model.",
+            show_default=False,
+        ),
+    ] = None,
+    scorer: Annotated[
+        str | None,
+        typer.Option(
+            help="Score continuations as this model does, which was trained from the same weights.",
+            show_default=False,
+        ),
+    ] = None,
     merge: Annotated[
         bool, typer.Option("--merge", help="Write the adapter into the weights: generation then uses it as well.")
     ] = False,
@@ -37,8 +52,8 @@ def command(
     It still opens as a plain language model and writes what the model wrote. Before anything is written, a probe
     proves that the attention plan reaches every layer.
 
-    An adapter is copied along and stays active only while encoding. With --merge it goes into the weights instead, and
-    the model writes with it too.
+    Adapters are copied along and sleep while the model writes. One can encode, another fill in and a third score, each
+    trained on its own. With --merge the encoder's goes into the weights instead, and the model writes with it too.
 
     For example:
 
@@ -49,6 +64,8 @@ def command(
         gerund convert ./model ./encoder --attention bidir --pooling last --adapter ./lora
 
         gerund convert ./model ./merged --adapter ./lora --merge
+
+        gerund convert runs/gur/model ./all --infill-adapter runs/magnet/model --scorer runs/rankgen/model
     """
     from gerund.entry import load
     from gerund.errors import ConfigError
@@ -67,16 +84,18 @@ def command(
         pooling=pooling,
         prompt=prompt,
         adapter=adapter,
+        infill_adapter=infill_adapter,
+        scorer=scorer,
         max_length=max_length,
         dtype=loading.own_dtype(source),
     )
-    if merge and lm.adapter_folder is None:
+    if merge and lm.reader.adapter is None:
         raise ConfigError("--merge writes an adapter into the weights and this model has none; give --adapter FOLDER")
     if merge:
         identity = lm.export(output, "merged", overwrite=force).fingerprint
     else:
         identity = lm.fingerprint()
-        convert(source, lm.reader, output, identity, adapter=lm.adapter_folder, scorer=lm.scorer, overwrite=force)
+        convert(source, lm.reader, output, identity, adapters=lm.adapters, scorer=lm.scorer, overwrite=force)
     _tell(lm, output, identity, as_json)
 
 

@@ -29,7 +29,7 @@ MaxLength = Annotated[int | None, typer.Option(help="Longest text in tokens.", s
 Adapter = Annotated[
     Path | None,
     typer.Option(
-        help="A PEFT folder, active only while encoding; none leaves the model's own aside.", show_default=False
+        help="A PEFT folder, asleep while the model writes; none leaves the model's own aside.", show_default=False
     ),
 ]
 Force = Annotated[bool, typer.Option("--force", help="Replace OUT.")]

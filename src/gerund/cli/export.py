@@ -29,7 +29,7 @@ def command(
     bidirectional encoders; it is tried, and compared with gerund, before the folder is put in place. Other plans
     need gerund.integrations.sentence_transformers.load("OUT"). README.md in the folder says which it is.
 
-    merged: a plain model with the adapter merged into its weights, for tools that know no adapters.
+    merged: a plain model with the encoder's adapter merged into its weights, for tools that know no adapters.
 
     For example:
 

@@ -144,7 +144,15 @@ def _save(lm: "LanguageModel", done: "Tuned", model: str, folder: Path) -> None:
 
     chosen = lm.with_encoder(done.best.config)
     source = loading.find(options.model_name(model))
-    convert(source, chosen.reader, folder, chosen.fingerprint(), adapter=chosen.adapter_folder, overwrite=False)
+    convert(
+        source,
+        chosen.reader,
+        folder,
+        chosen.fingerprint(),
+        adapters=chosen.adapters,
+        scorer=chosen.scorer,
+        overwrite=False,
+    )
 
 
 def _tell(done: "Tuned", model: str, page: Path) -> None:

@@ -4,9 +4,7 @@ Knows: everything up to ``inference``. Does not know: how the findings are shown
 """
 
 import time
-from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +15,7 @@ from gerund.attention.masks import visible
 from gerund.attention.plan import PLAN_NAMES, AttentionPlan, Direction, ResolvedPlan, View
 from gerund.attention.probe import LENGTH, LayerMap, probe, prove, window_of
 from gerund.attention.streams import attach_streams, decoder_layers
-from gerund.config import EncoderConfig, read_encoder_config
+from gerund.config import EncoderConfig, read_adapters, read_encoder_config
 from gerund.doctor.advice import advise
 from gerund.doctor.findings import Check, Diagnosis, LayerFinding, TokenizerFacts
 from gerund.errors import UnsupportedModelError
@@ -26,8 +24,9 @@ from gerund.inference.maps import EXAMPLE_TEXTS, causal_plan, even_share, mean_m
 from gerund.inference.precision import ENOUGH, bfloat16_cosine
 from gerund.inference.tokens import Reading, context_length, tokenize
 from gerund.models import loading
-from gerund.models.adapters import adapter_on, count_parameters, load_adapter
+from gerund.models.adapters import count_parameters, load_adapters
 from gerund.models.halves import demand_decoder_only
+from gerund.models.jobs import Adapters
 
 # How far states may lie apart that ought to be the same, as a share of the largest of them.
 _NEAR = {torch.float32: 1e-4, torch.float64: 1e-6}
@@ -72,16 +71,15 @@ def examine(
     stored = loading.own_dtype(source)
     loaded, tokenizer = loading.read(source, weights_type)
     demand_decoder_only(loaded, "be examined: no attention plan applies to it")
-    adapter = None if encoder.adapter is None or settings is None else settings / encoder.adapter
+    adapters = Adapters({} if settings is None else read_adapters(settings))
     start = time.perf_counter()
     examination = _Examination(loaded.to(where), tokenizer, replace(encoder, attention=plan))
     logits = examination.logits()
     examination.attach()
-    if adapter is not None:
-        load_adapter(loaded, adapter)
-        examination.gate = adapter_on
+    load_adapters(loaded, adapters.by_name)
+    examination.adapter = adapters.name("encode")
     diagnosis = examination.diagnose(source.name, stored, torch.equal(logits, examination.logits()))
-    diagnosis = replace(diagnosis, adapter=adapter is not None, seconds=time.perf_counter() - start)
+    diagnosis = replace(diagnosis, adapter=examination.adapter is not None, seconds=time.perf_counter() - start)
     return replace(diagnosis, advice=tuple(advise(diagnosis)))
 
 
@@ -96,7 +94,7 @@ class _Examination:
         self.n_layers = len(self.layers)
         self.plan = encoder.attention.resolve(self.n_layers)
         self.causal = causal_plan(self.n_layers)
-        self.gate: Any = nullcontext
+        self.adapter: str | None = None
         reading = Reading(append_eos=encoder.append_eos, repeat_text=self.plan.repeats_text)
         found = [item for item in tokenize(tokenizer, EXAMPLE_TEXTS, reading) if item is not None]
         longest = min(_LONGEST, context_length(model.config, tokenizer) or _LONGEST)
@@ -124,7 +122,7 @@ class _Examination:
         reached, maps, obeyed = self._probe()
         reader = Reader(
             self.model, self.tokenizer, self.encoder, self.plan if reached else self.causal,
-            sends_plan=reached and not self.plan.is_causal, gate=self.gate,
+            sends_plan=reached and not self.plan.is_causal, adapter=self.adapter,
         )  # fmt: skip
         config = self.model.config.get_text_config(decoder=True)
         heads = int(config.num_attention_heads)
@@ -190,7 +188,7 @@ class _Examination:
             before = mean_maps(self.model, ids, None)
         after = None
         if reached:
-            after = before if self.plan.is_causal else mean_maps(self.model, ids, self.plan, gate=self.gate)
+            after = before if self.plan.is_causal else mean_maps(self.model, ids, self.plan, adapter=self.adapter)
             after = [item for item in after if item.run == 0]
         hidden = max(view.hidden for view in self.plan.views)
         sinks = sink_share(before)

@@ -104,9 +104,9 @@ class Contender:
         return BM25 if self._lm is None else self._lm.weights_hash
 
     @property
-    def adapter(self) -> str:
-        """The hash of the encoder's adapter; empty without one."""
-        return "" if self._lm is None else self._lm.adapter_hash
+    def infill_adapter(self) -> str:
+        """The hash of the adapter that gaps are filled with; empty without one."""
+        return "" if self._lm is None else self._lm.adapters.hash("infill")
 
     @property
     def name(self) -> str:
@@ -139,6 +139,7 @@ class Contender:
             "fingerprint": lm.fingerprint(),
             "weights": lm.weights_hash,
             "adapter": lm.adapter_hash,
+            "infill_adapter": self.infill_adapter,
             "compute_dtype": _name(lm.compute_dtype),
         }
 

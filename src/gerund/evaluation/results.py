@@ -102,8 +102,8 @@ def options_of(task: Task) -> dict[str, Any]:
 def key_of(task: Task, contender: Contender, settings: Settings) -> str:
     """Return the hash of everything that decides a score: 16 hexadecimal digits."""
     who = contender.decides if task.reads_plan else contender.decides_writing
-    if task.reads_adapter and contender.adapter:
-        who += f"-{contender.adapter}"
+    if task.reads_adapter and contender.infill_adapter:
+        who += f"-{contender.infill_adapter}"
     if task.reads_scorer and contender.scorer is not None:
         who += f"-{contender.decides}-{contender.scorer.fingerprint}"
     relevant = {**settings.to_dict(), "prompts": task.prompt(settings) if task.reads_plan else None}

@@ -133,7 +133,7 @@ class Task(ABC):
     higher_is_better: ClassVar[bool] = True
     # Whether the score depends on the plan and pooling (True), or only on the weights, as writing does.
     reads_plan: ClassVar[bool] = True
-    # Whether a score that does not depend on the plan depends on the encoder's adapter, as filling gaps does.
+    # Whether a score that does not depend on the plan depends on an adapter, as filling gaps does.
     reads_adapter: ClassVar[bool] = False
     takes_bm25: ClassVar[bool] = False
     # Whether a vector for each whole text is all that it asks of a model.

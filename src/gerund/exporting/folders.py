@@ -4,7 +4,6 @@ Knows: which file holds what. Does not know: which format asked for it.
 """
 
 import json
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,22 +11,21 @@ from typing import Any
 from gerund.config import CONFIG_FILE, EncoderConfig, encoder_config_json
 from gerund.inference.encoding import Reader
 from gerund.models import loading
-from gerund.models.adapters import ADAPTER_FILES, merged_state, merging_unties
+from gerund.models.adapters import merged_state, merging_unties
 from gerund.models.fingerprint import fingerprint, weights_hash
-
-_ADAPTER = "adapter"
+from gerund.models.jobs import Adapters
 
 
 def write_merged(reader: Reader, folder: Path) -> str:
-    """Write a plain model whose weights are what the adapter makes of them, with ``gerund.json`` beside them.
+    """Write a plain model whose weights are what the reader's adapter makes of them, with ``gerund.json``.
 
     Returns:
         The encoder's fingerprint, which the merged weights have a part in.
     """
-    state = merged_state(reader.model)
+    state = merged_state(reader.model, reader.adapter)
     hashed = weights_hash(state)
     loading.save_model(reader.model, reader.tokenizer, state, folder)
-    if merging_unties(reader.model):
+    if merging_unties(reader.model, reader.adapter):
         change_json(folder / "config.json", tie_word_embeddings=False)
     encoder = replace(reader.config, adapter=None)
     identity = fingerprint(hashed, "", encoder, reader.n_layers)
@@ -36,24 +34,22 @@ def write_merged(reader: Reader, folder: Path) -> str:
 
 
 def write_settings(
-    folder: Path, encoder: EncoderConfig, n_layers: int, identity: str, *, adapter: Path | None = None
+    folder: Path, encoder: EncoderConfig, n_layers: int, identity: str, *, adapters: Adapters | None = None
 ) -> None:
-    """Write ``gerund.json``, with k worked out, and copy the adapter into a folder of its own.
+    """Write ``gerund.json``, with k worked out, and copy adapters into folders of their own.
 
     Args:
         folder: a model's folder.
         encoder: how the model is read.
         n_layers: how many layers it has.
         identity: the encoder's fingerprint.
-        adapter: a PEFT folder.
+        adapters: those of its jobs.
     """
-    encoder = replace(encoder, attention=encoder.attention.with_defaults(n_layers), adapter=None)
-    if adapter is not None:
-        encoder = replace(encoder, adapter=_ADAPTER)
-        (folder / _ADAPTER).mkdir()
-        for name in ADAPTER_FILES:
-            shutil.copyfile(adapter / name, folder / _ADAPTER / name)
-    (folder / CONFIG_FILE).write_text(encoder_config_json(encoder, identity), encoding="utf-8")
+    places = (adapters or Adapters()).copy_into(folder)
+    own = places.pop("encode")
+    others = {job: place for job, place in places.items() if place != own}
+    encoder = replace(encoder, attention=encoder.attention.with_defaults(n_layers), adapter=own)
+    (folder / CONFIG_FILE).write_text(encoder_config_json(encoder, identity, others), encoding="utf-8")
 
 
 def change_json(path: Path, **values: Any) -> None:

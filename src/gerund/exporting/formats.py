@@ -14,6 +14,7 @@ from gerund.exporting import sentence_transformers
 from gerund.exporting.folders import write_merged, write_settings
 from gerund.inference.encoding import Reader
 from gerund.models import loading
+from gerund.models.jobs import Adapters
 from gerund.models.saving import atomic_folder
 
 FORMATS = ("sentence-transformers", "merged")
@@ -87,7 +88,7 @@ def convert(
     folder: str | Path,
     identity: str,
     *,
-    adapter: Path | None = None,
+    adapters: Adapters | None = None,
     scorer: Kept | None = None,
     overwrite: bool = False,
 ) -> None:
@@ -98,7 +99,7 @@ def convert(
         reader: the same model, loaded and proven to obey the plan.
         folder: where to.
         identity: the encoder's fingerprint.
-        adapter: a PEFT folder to be copied along.
+        adapters: those of the model's jobs, to be copied along.
         scorer: the encoder's own.
         overwrite: replace what is there.
 
@@ -111,7 +112,7 @@ def convert(
     with atomic_folder(folder, overwrite=overwrite) as work:
         for path in loading.original_files(source):
             shutil.copyfile(path, work / path.name)
-        write_settings(work, reader.config, reader.n_layers, identity, adapter=adapter)
+        write_settings(work, reader.config, reader.n_layers, identity, adapters=adapters)
         if reader.head is not None:
             reader.head.save(work)
         if scorer is not None:

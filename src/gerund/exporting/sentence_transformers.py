@@ -104,7 +104,7 @@ def write_plain(reader: Reader, folder: Path) -> None:
     """Write body, tokenizer, pooling and normalisation, all of which are sentence-transformers' own."""
     model, config = reader.model, reader.config
     body, prefix = model.base_model, f"{model.base_model_prefix}."
-    state = merged_state(model)
+    state = merged_state(model, reader.adapter)
     if body is not model:
         state = {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
     loading.save_model(body, _tokenizer(reader), state, folder)

@@ -9,6 +9,7 @@ from transformers.modeling_outputs import SequenceClassifierOutput
 
 from gerund.errors import ConfigError
 from gerund.inference.encoding import Reader, hidden_states
+from gerund.models.adapters import awake
 from gerund.models.pooling import pool
 
 
@@ -31,7 +32,7 @@ class TextClassifier(nn.Module):
             raise ConfigError(f"num_labels={num_labels!r}: there is nothing to tell apart")
         self.model, self.head = reader.model, reader.head
         self.plan = reader.plan if reader.sends_plan else None
-        self.gate = reader.gate
+        self.adapter = reader.adapter
         self.pooling = reader.config.pooling
         self.dropout = nn.Dropout(dropout)
         self.classifier = nn.Linear(reader.width, num_labels).to(reader.device)
@@ -53,7 +54,7 @@ class TextClassifier(nn.Module):
                 None for all of them.
         """
         real_BT = torch.ones_like(input_ids) if attention_mask is None else attention_mask
-        with self.gate():
+        with awake(self.adapter):
             hidden_BTD = hidden_states(self.model, input_ids, real_BT.bool(), self.plan)
         vectors_BD = pool(hidden_BTD, real_BT.bool() if pooled is None else pooled, self.pooling)
         if self.head is not None:

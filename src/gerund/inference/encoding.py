@@ -6,7 +6,7 @@ Knows: models, bound plans, batches, pooling. Does not know: files, prompts by n
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +20,7 @@ from gerund.config import EncoderConfig
 from gerund.errors import ConfigError, ResourceError
 from gerund.inference.batching import token_batches
 from gerund.inference.tokens import Tokens, context_length
+from gerund.models.adapters import awake
 from gerund.models.halves import encoder_of, reads_apart
 from gerund.models.heads import ProjectionHead
 from gerund.models.pooling import pool
@@ -53,7 +54,7 @@ class Reader:
         plan: the attention plan, resolved.
         sends_plan: False for architectures that only the causal plan may be used with: then none is sent.
         autocast: compute in this type while the weights keep theirs; None computes in theirs.
-        gate: switches the adapter on for the block; does nothing without one.
+        adapter: the name of the adapter that is awake in every pass; None for the untouched model.
         head: projects pooled states ``(B, D)``; None leaves them.
     """
 
@@ -63,7 +64,7 @@ class Reader:
     plan: ResolvedPlan
     sends_plan: bool = True
     autocast: torch.dtype | None = None
-    gate: Callable[[], AbstractContextManager[None]] = nullcontext
+    adapter: str | None = None
     head: ProjectionHead | None = None
 
     @property
@@ -147,7 +148,7 @@ class Reader:
             if self.autocast is not None
             else nullcontext()
         )
-        with self.gate(), cast:
+        with awake(self.adapter), cast:
             if reads_apart(self.model):
                 output = encoder_of(self.model)(**batch.inputs)
             else:

@@ -21,6 +21,7 @@ from gerund.inference.encoding import Reader, default_batch_tokens, in_batches, 
 from gerund.inference.precision import ENOUGH, SAMPLE_TEXTS, smallest_cosine
 from gerund.inference.roomy_cache import RoomyLayer, roomy_cache
 from gerund.inference.tokens import Reading, Tokens, tokenize
+from gerund.models.adapters import awake
 
 # Texts of a batch at most, and how many times the usual number of tokens, most of which are not read again.
 _ROWS = 32
@@ -139,7 +140,7 @@ class GrowingTexts:
             if reader.autocast is None
             else torch.autocast(reader.device.type, dtype=reader.autocast, cache_enabled=False)
         )
-        with reader.gate(), cast:
+        with awake(reader.adapter), cast:
             output = reader.model.base_model(ids_BS.to(reader.device), past_key_values=cache, use_cache=True, **inputs)
         return output.last_hidden_state, cache
 

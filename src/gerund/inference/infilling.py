@@ -6,8 +6,7 @@ once for every candidate length, and the filling is kept after which the text go
 Knows: gaps, candidate lengths, which filling is best. Does not know: masks, caches, how tokens are chosen.
 """
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from statistics import median_low
@@ -73,7 +72,7 @@ def infill(
     samples: int = 1,
     method: str = "infill",
     shots: int = 0,
-    gate: Callable[[], AbstractContextManager[None]] = nullcontext,
+    adapter: str | None = None,
 ) -> Infill:
     """Fill the gaps of a text; see ``LanguageModel.infill``.
 
@@ -89,7 +88,7 @@ def infill(
         samples: how many spans of each length are drawn.
         method: one of ``METHODS``.
         shots: solved examples in the prompt of a prompting method.
-        gate: switches the encoder's adapter on while both sides are seen.
+        adapter: the name of the one that is awake while both sides are seen.
 
     Raises:
         TextError: the text cannot be filled, or is too long.
@@ -109,7 +108,7 @@ def infill(
         return _prompted(model, tokenizer, text.split(blank), text_, prompting)
     if shots != 0:
         raise ConfigError(f"shots={shots} belongs to the methods that prompt, not to {method!r}")
-    return fill(model, tokenizer, text_, search, strict=lengths is not None, gate=gate)
+    return fill(model, tokenizer, text_, search, strict=lengths is not None, adapter=adapter)
 
 
 def fill(
@@ -119,7 +118,7 @@ def fill(
     search: Search,
     *,
     strict: bool = True,
-    gate: Callable[[], AbstractContextManager[None]] = nullcontext,
+    adapter: str | None = None,
 ) -> Infill:
     """Fill the gaps from left to right.
 
@@ -134,7 +133,7 @@ def fill(
         text: the text.
         search: how fillings are looked for.
         strict: whether every candidate length has to fit the model's context, rather than one.
-        gate: switches the encoder's adapter on while both sides are seen.
+        adapter: the name of the one that is awake while both sides are seen.
     """
     reader = plain_reader(model, tokenizer)
     left = prompt_ids(model, tokenizer, text.pieces[0], "the text before the first gap")
@@ -144,7 +143,7 @@ def fill(
     search = replace(search, lengths=lengths)
     if search.sees_right:
         proved_hybrid(reader)
-        reader = replace(reader, gate=gate)
+        reader = replace(reader, adapter=adapter)
     else:
         attach(model)
     spans: list[str] = []

@@ -18,6 +18,7 @@ from gerund.errors import ModelError, TextError
 from gerund.inference.encoding import Reader, in_batches
 from gerund.inference.token_head import Read, TokenHead
 from gerund.inference.tokens import Reading, Tokens, tokenize
+from gerund.models.adapters import awake
 from gerund.models.halves import demand_decoder_only
 
 # Token ids, and the place of the first one that is scored.
@@ -214,7 +215,7 @@ def token_logprobs(
         row_N = [index for index, (places, _) in enumerate(scored) for _ in places]
         place_N = [first + at - 1 for first, (places, _) in zip(begin.tolist(), scored, strict=True) for at in places]
         token_N = [token for _, tokens in scored for token in tokens]
-        with reader.gate():  # an adapter may change the head too
+        with awake(reader.adapter):  # an adapter may change the head too
             logprobs = read(head, hidden_BTD[row_N, place_N], torch.tensor(token_N, device=hidden_BTD.device))
         if not np.isfinite(logprobs).all():
             raise ModelError(

@@ -67,4 +67,4 @@ def _maps(reader: Reader, ids: list[list[int]]) -> tuple[list[AttentionMap], lis
     except UnsupportedModelError:
         before = mean_maps(reader.model, ids, None)
         return before, before
-    return before, mean_maps(reader.model, ids, reader.plan, gate=reader.gate)
+    return before, mean_maps(reader.model, ids, reader.plan, adapter=reader.adapter)

@@ -10,7 +10,6 @@ learned sinks, such as gpt-oss, the sink takes the rest.)
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
 import torch
@@ -21,6 +20,7 @@ from gerund.attention.interface import BoundPlan, Record
 from gerund.attention.plan import Direction, ResolvedPlan, View
 from gerund.attention.streams import decoder_layers
 from gerund.errors import ModelError, TextError, UnsupportedModelError
+from gerund.models.adapters import awake
 
 # Of several kinds, for whoever wants to look at a model and has no text at hand.
 EXAMPLE_TEXTS = (
@@ -33,8 +33,6 @@ EXAMPLE_TEXTS = (
     "The court decided on Tuesday that the company has to pay back the fees that it had charged since March.",
     "Rain is expected in the north until the evening, while the south of the country will stay dry and warm.",
 )
-
-Gate = Callable[[], AbstractContextManager[None]]
 
 
 @dataclass(frozen=True)
@@ -64,7 +62,7 @@ def causal_plan(n_layers: int) -> ResolvedPlan:
 
 
 def attention_maps(
-    model: PreTrainedModel, ids: Sequence[int], plan: ResolvedPlan, *, gate: Gate = nullcontext
+    model: PreTrainedModel, ids: Sequence[int], plan: ResolvedPlan, *, adapter: str | None = None
 ) -> list[AttentionMap]:
     """Return every layer's attention for one text, in the order in which the layers ran.
 
@@ -72,7 +70,7 @@ def attention_maps(
         model: a model attached to gerund's attention functions, in evaluation mode.
         ids: the text's token ids, without padding.
         plan: the plan to look through, resolved.
-        gate: switches an adapter on for the pass; does nothing without one.
+        adapter: the name of the one that is awake in the pass.
 
     Returns:
         One map of ``(heads, T, T)`` a layer, and one more each time that a plan runs a layer again.
@@ -81,7 +79,7 @@ def attention_maps(
         UnsupportedModelError: the plan does not reach every layer.
         TextError: there is no token.
     """
-    return _recorded(model, ids, plan, gate, lambda weights: weights)
+    return _recorded(model, ids, plan, adapter, lambda weights: weights)
 
 
 def mean_maps(
@@ -90,7 +88,7 @@ def mean_maps(
     plan: ResolvedPlan | None,
     *,
     size: int | None = None,
-    gate: Gate = nullcontext,
+    adapter: str | None = None,
 ) -> list[AttentionMap]:
     """Average attention over heads and texts, as in LBW's Figure 3.
 
@@ -102,7 +100,7 @@ def mean_maps(
         plan: the plan to look through, resolved; None for the untouched model where no plan reaches it (see
             ``unplanned_maps``).
         size: rows of the maps; None takes the texts' median length.
-        gate: as in ``attention_maps``.
+        adapter: as in ``attention_maps``.
 
     Returns:
         One map of ``(size, size)`` a layer and run.
@@ -123,7 +121,7 @@ def mean_maps(
         if plan is None:
             maps = [replace(item, weights=shrink(item.weights)) for item in unplanned_maps(model, ids)]
         else:
-            maps = _recorded(model, ids, plan, gate, shrink)
+            maps = _recorded(model, ids, plan, adapter, shrink)
         mean = [_add(a, b, count) for a, b in zip(mean, maps, strict=True)] if mean else maps
     return mean
 
@@ -238,7 +236,11 @@ def _taken(weights: Tensor) -> Tensor:  # (heads, T, T) -> (T - 1,)
 
 @torch.no_grad()
 def _recorded(
-    model: PreTrainedModel, ids: Sequence[int], plan: ResolvedPlan, gate: Gate, keep: Callable[[Tensor], Tensor]
+    model: PreTrainedModel,
+    ids: Sequence[int],
+    plan: ResolvedPlan,
+    adapter: str | None,
+    keep: Callable[[Tensor], Tensor],
 ) -> list[AttentionMap]:
     maps: list[AttentionMap] = []
     runs = [0] * len(plan.views)
@@ -250,17 +252,17 @@ def _recorded(
         weights = weights_BHTT[0].float().cpu()
         maps.append(AttentionMap(layer, view, runs[layer] if twin else 0, keep(weights), _taken(weights)))
 
-    _pass(model, ids, plan, gate, note)
+    _pass(model, ids, plan, adapter, note)
     reached = {item.layer for item in maps}
     if len(reached) < len(decoder_layers(model)):
         raise UnsupportedModelError(f"this {model.config.model_type} model does not give its attention away")
     return maps
 
 
-def _pass(model: PreTrainedModel, ids: Sequence[int], plan: ResolvedPlan, gate: Gate, note: Record) -> None:
+def _pass(model: PreTrainedModel, ids: Sequence[int], plan: ResolvedPlan, adapter: str | None, note: Record) -> None:
     bound = BoundPlan(plan, record=note)
     inputs = _input_ids(model, ids)
-    with gate():
+    with awake(adapter):
         model.base_model(inputs, use_cache=False, attention_plan=bound)
     bound.check_all_asked(model.config.model_type)
 

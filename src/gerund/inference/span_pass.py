@@ -22,6 +22,7 @@ from gerund.errors import ModelError, UnsupportedModelError
 from gerund.inference.encoding import Reader, takes_positions
 from gerund.inference.roomy_cache import roomy_cache
 from gerund.inference.token_head import TokenHead
+from gerund.models.adapters import awake
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class SpanPass:
     """Contexts in a KV cache, each with the span that is being written into its gap.
 
     Args:
-        reader: the model, and the adapter's switch; its plan is not read.
+        reader: the model, and the adapter that is awake; its plan is not read.
         contexts: one a row, of any lengths.
         sees_right: True for MAGNET's hybrid mask; False for the untouched causal model, which has no right side.
 
@@ -121,7 +122,7 @@ class SpanPass:
             extra["attention_plan"] = plan
         elif real_BT is not None:
             extra["attention_mask"] = real_BT.long()
-        with reader.gate():
+        with awake(reader.adapter):
             output = reader.model.base_model(ids_BT.to(reader.device), past_key_values=cache, use_cache=True, **extra)
             logits_BV = self._head.logits(output.last_hidden_state[:, -1]).float()
         if plan is not None:

@@ -3,8 +3,7 @@
 Knows: models, texts with spans, MAGNET's ``hybrid`` mask. Does not know: how spans are chosen.
 """
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 from weakref import WeakSet
@@ -58,7 +57,7 @@ def span_logprobs(
     *,
     batch_tokens: int | None = None,
     show: bool | None = None,
-    gate: Callable[[], AbstractContextManager[None]] = nullcontext,
+    adapter: str | None = None,
 ) -> list[list[np.ndarray]]:
     """Return the log-probability of each token of each span.
 
@@ -75,7 +74,7 @@ def span_logprobs(
             untouched model, which sees whatever stands on the left, earlier spans included.
         batch_tokens: tokens a batch, padding included; None chooses by device.
         show: whether to show progress; None only on a terminal.
-        gate: switches the encoder's adapter on while both sides are seen, as MAGNET trains it for that too; the
+        adapter: the name of the one that is awake while both sides are seen, as MAGNET trains it for that; the
             causal reading is always that of the untouched model.
 
     Returns:
@@ -99,7 +98,7 @@ def span_logprobs(
         if item is not None
     ]
     if reading == "infill":
-        logprobs = _infill(replace(reader, gate=gate), spanned, batch_tokens, show)
+        logprobs = _infill(replace(reader, adapter=adapter), spanned, batch_tokens, show)
     else:
         logprobs = _causal(reader, spanned, batch_tokens, show)
     return [

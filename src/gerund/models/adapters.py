@@ -1,15 +1,15 @@
-"""Adapters that are active only while encoding.
+"""Adapters that sleep until they are woken.
 
 PEFT's own switches belong to the model: one thread that encodes would switch the adapter on under another
 that generates. Here the switch is a context variable, which every thread has for itself; outside the block
-the model's results are those of the model without the adapter, bit for bit.
+the model's results are those of the model without any adapter, bit for bit.
 
-Knows: PEFT. Does not know: plans, texts.
+Knows: PEFT. Does not know: plans, texts, what an adapter is awake for.
 """
 
 import copy
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -27,39 +27,53 @@ NO_ADAPTER = "none"
 
 _PROOF_LENGTH = 8
 
-_active: ContextVar[bool] = ContextVar("gerund_adapter_active", default=False)
+_awake: ContextVar[str | None] = ContextVar("gerund_adapter_awake", default=None)
 _gated: dict[type, type] = {}
 
 
 @contextmanager
-def adapter_on() -> Iterator[None]:
-    """Let the adapter take part in this thread until the block ends."""
-    token = _active.set(True)
+def awake(name: str | None) -> Iterator[None]:
+    """Let the adapter of this name take part in this thread until the block ends; with None none does."""
+    token = _awake.set(name)
     try:
         yield
     finally:
-        _active.reset(token)
+        _awake.reset(token)
 
 
-def load_adapter(model: PreTrainedModel, folder: str | Path) -> None:
-    """Put the PEFT adapter in ``folder`` into ``model``, asleep outside ``adapter_on()``.
+def check_folder(folder: Path) -> None:
+    """Refuse a folder that holds no PEFT adapter.
 
     Raises:
-        DataError: the folder holds no adapter.
-        ConfigError: the model carries an adapter already.
-        ModelError: it is not for this model, or of a kind that changes the model while it sleeps.
+        DataError: with what it lacks.
     """
-    path = Path(folder)
-    if not (path / "adapter_config.json").is_file():
-        raise DataError(f"{path} is not an adapter folder: it has no adapter_config.json")
-    if not (path / "adapter_model.safetensors").is_file():
-        raise DataError(f"{path} has no adapter_model.safetensors")
+    config, weights = ADAPTER_FILES
+    if not (folder / config).is_file():
+        raise DataError(f"{folder} is not an adapter folder: it has no {config}")
+    if not (folder / weights).is_file():
+        raise DataError(f"{folder} has no {weights}")
+
+
+def load_adapters(model: PreTrainedModel, folders: Mapping[str, Path]) -> None:
+    """Put PEFT adapters into ``model``, each asleep outside of ``awake`` with its name.
+
+    Args:
+        model: the model, without any.
+        folders: where each of them lies, by name.
+
+    Raises:
+        DataError: a folder holds no adapter.
+        ConfigError: the model carries an adapter already.
+        ModelError: one is not for this model, or of a kind that changes the model while it sleeps.
+    """
+    for path in folders.values():
+        check_folder(path)
     if _gated_layers(model):
         raise ConfigError("this model carries an adapter already; load the model anew for another one")
     before = _logits(model)
     training = model.training
     own = {id(parameter): parameter.requires_grad for parameter in model.parameters()}
-    _inject(model, path)
+    _inject(model, folders)
     model.train(training)
     for parameter in model.parameters():
         # PEFT freezes the model's weights, and torch multiplies frozen ones another way, with other last bits.
@@ -67,13 +81,14 @@ def load_adapter(model: PreTrainedModel, folder: str | Path) -> None:
     _gate_layers(model)
     if not torch.equal(before, _logits(model)):
         raise ModelError(
-            f"the adapter in {path} changes the model even while it sleeps (it replaces biases or initial weights), "
-            "so generating would no longer be the untouched model's; merge it into the weights instead"
+            f"the adapter in {' or '.join(map(str, folders.values()))} changes the model even while it sleeps (it "
+            "replaces biases or initial weights), so generating would no longer be the untouched model's; merge it "
+            "into the weights instead"
         )
 
 
 def base_state(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Return the model's own weights under their own names, whether or not an adapter was put in."""
+    """Return the model's own weights under their own names, whether or not adapters were put in."""
     return _state(model, {name: _own_part(layer) for name, layer in _gated_layers(model).items()})
 
 
@@ -87,45 +102,53 @@ def count_parameters(model: PreTrainedModel) -> int:
 
 
 @torch.no_grad()
-def merged_state(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Return the weights as the adapter makes them, under the model's own names; the model stays as it is.
+def merged_state(model: PreTrainedModel, adapter: str | None) -> dict[str, Tensor]:
+    """Return the weights as one adapter makes them, under the model's own names; the model stays as it is.
 
     A weight that the adapter changes is no longer shared with another that was tied to it.
+
+    Args:
+        model: the model with its adapters.
+        adapter: the name of one; None for the untouched weights.
 
     Raises:
         ModelError: this kind of adapter cannot be written as weights.
     """
-    return _state(model, {name: _merged(layer) for name, layer in _gated_layers(model).items()})
+    return _state(model, {name: _merged(layer, adapter) for name, layer in _gated_layers(model).items()})
 
 
-def merging_unties(model: PreTrainedModel) -> bool:
+def merging_unties(model: PreTrainedModel, adapter: str | None) -> bool:
     """Tell whether merging changes one of two weights that the model ties, so that they part."""
     if not getattr(model.config.get_text_config(decoder=True), "tie_word_embeddings", False):
         return False
-    ends = (model.get_input_embeddings(), model.get_output_embeddings())
-    return any(type(end) in _gated.values() for end in ends)
+    ends: tuple[Any, ...] = (model.get_input_embeddings(), model.get_output_embeddings())
+    return any(type(end) in _gated.values() and adapter in end.gerund_inside for end in ends)
 
 
-def _inject(model: PreTrainedModel, path: Path) -> None:
+def _inject(model: PreTrainedModel, folders: Mapping[str, Path]) -> None:
     from peft import PeftModel
 
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what PEFT warns of is checked below
-            wrapped = PeftModel.from_pretrained(model, str(path), is_trainable=False, torch_device="cpu")
-            found = wrapped.load_adapter(str(path), "default", torch_device="cpu")
-    except Exception as error:
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise ModelError(f"the adapter in {path} does not fit this model: {reason}") from error
-    if wrapped.peft_config["default"].is_prompt_learning:
-        raise ModelError(f"the adapter in {path} changes no layer (prompt tuning and the like are not supported)")
-    for keys, what in ((found.unexpected_keys, "has weights for"), (found.missing_keys, "lacks weights for")):
-        if keys:
-            raise ModelError(f"the adapter in {path} is not for this model: it {what} {sorted(keys)[0]}")
+    wrapped: PeftModel | None = None
+    for name, path in folders.items():
+        where = str(path)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # what PEFT warns of is checked below
+                if wrapped is None:
+                    wrapped = PeftModel.from_pretrained(model, where, name, is_trainable=False, torch_device="cpu")
+                found = wrapped.load_adapter(where, name, torch_device="cpu")
+        except Exception as error:
+            reason = " ".join(str(error).split())[:200] or type(error).__name__
+            raise ModelError(f"the adapter in {path} does not fit this model: {reason}") from error
+        if wrapped.peft_config[name].is_prompt_learning:
+            raise ModelError(f"the adapter in {path} changes no layer (prompt tuning and the like are not supported)")
+        for keys, what in ((found.unexpected_keys, "has weights for"), (found.missing_keys, "lacks weights for")):
+            if keys:
+                raise ModelError(f"the adapter in {path} is not for this model: it {what} {sorted(keys)[0]}")
 
 
 def _gate_layers(model: PreTrainedModel) -> None:
-    """Put the context variable's switch into every layer that the adapter changes."""
+    """Put the context variable's switch into every layer that an adapter changes."""
     from peft.tuners.tuners_utils import BaseTunerLayer
     from peft.utils.other import AuxiliaryTrainingWrapper, ModulesToSaveWrapper
 
@@ -133,11 +156,12 @@ def _gate_layers(model: PreTrainedModel) -> None:
         if isinstance(module, AuxiliaryTrainingWrapper) and not isinstance(module, ModulesToSaveWrapper):
             raise ModelError(f"the adapter trains single tokens of {name}, which is not supported")
         if isinstance(module, (BaseTunerLayer, ModulesToSaveWrapper)):
+            module.gerund_inside = frozenset(_names(module))  # asked for in every pass
             module.__class__ = _gate(type(module))
 
 
 def _gated_layers(model: PreTrainedModel) -> dict[str, nn.Module]:
-    """Return the outermost modules that an adapter put in, by name."""
+    """Return the outermost modules that adapters put in, by name."""
     kinds = set(_gated.values())
     found: dict[str, nn.Module] = {}
     for name, module in model.named_modules():
@@ -149,25 +173,47 @@ def _gated_layers(model: PreTrainedModel) -> dict[str, nn.Module]:
 def _gate(kind: type) -> type:
     """Return ``kind`` with PEFT's switch replaced by the context variable."""
     if kind not in _gated:
-        off: Callable[[Any], bool] = lambda self: not _active.get()  # noqa: ARG005, E731
-        _gated[kind] = type(kind.__name__, (kind,), {"disable_adapters": property(off), "__module__": kind.__module__})
+        switches = {"disable_adapters": property(_all_asleep), "active_adapters": property(_those_awake)}
+        switches["active_adapter"] = switches["active_adapters"]
+        _gated[kind] = type(kind.__name__, (kind,), {**switches, "__module__": kind.__module__})
     return _gated[kind]
 
 
+def _all_asleep(layer: Any) -> bool:
+    # A layer that only other adapters change is the model's own.
+    name = _awake.get()
+    return name is None or name not in layer.gerund_inside
+
+
+def _those_awake(layer: Any) -> list[str]:
+    name = _awake.get()
+    return [name] if name is not None and name in layer.gerund_inside else []
+
+
+def _names(layer: Any) -> Iterable[str]:
+    """Return the names of the adapters that change this layer."""
+    if "modules_to_save" in layer._modules:
+        return list(layer.modules_to_save)
+    names: set[str] = layer._get_available_adapters()
+    return names
+
+
 def _own_part(layer: Any) -> nn.Module:
-    """Return the module that stood where the adapter put ``layer``."""
+    """Return the module that stood where adapters put ``layer``."""
     part: nn.Module = layer.base_layer if "base_layer" in layer._modules else layer.original_module
     return part
 
 
-def _merged(layer: Any) -> nn.Module:
+def _merged(layer: Any, adapter: str | None) -> nn.Module:
     """Return a copy of the module that stood here, with the adapter in its weights."""
+    if adapter is None or adapter not in layer.gerund_inside:
+        return _own_part(layer)
     if "modules_to_save" in layer._modules:
-        kept: nn.Module = layer.modules_to_save["default"]
+        kept: nn.Module = layer.modules_to_save[adapter]
         return kept
     single = copy.deepcopy(layer)
     try:
-        with adapter_on():
+        with awake(adapter):
             single.merge(safe_merge=True)
     except Exception as error:
         reason = " ".join(str(error).split())[:200] or type(error).__name__

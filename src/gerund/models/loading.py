@@ -36,7 +36,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 DEFAULT_NAME = "the embedded default"
 _LARGEST_SHARD = "48GB"
 # What lies beside the weights for our own use.
-_BESIDE = ("scorer.*", "head.*")
+_BESIDE = ("adapter*/*", "scorer.*", "head.*")
 # What a checkpoint consists of; other weight formats, images and code stay behind.
 _FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt", "LICENSE*", "NOTICE*", "README*"]
 _NOT_COPIED = (
@@ -214,7 +214,7 @@ def settings_folder(source: Source) -> Path | None:
 
     what = f"cannot find the settings of {source.name}"
     try:
-        return Path(guarded(what, snapshot_download, source.name, allow_patterns=[CONFIG_FILE, "adapter/*", *_BESIDE]))
+        return Path(guarded(what, snapshot_download, source.name, allow_patterns=[CONFIG_FILE, *_BESIDE]))
     except ModelError:
         return None  # reading the model will say why
 

@@ -12,12 +12,13 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gerund.attention.plan import AttentionPlan
-from gerund.config import EncoderConfig, read_encoder_config
+from gerund.config import JOBS, EncoderConfig, Job, read_adapters, read_encoder_config
 from gerund.errors import ConfigError, DataError
 from gerund.models import loading
-from gerund.models.adapters import NO_ADAPTER
+from gerund.models.adapters import ADAPTER_FILES, NO_ADAPTER
 from gerund.models.halves import reads_apart
 from gerund.models.heads import ProjectionHead, read_head
+from gerund.models.jobs import Adapters
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Opened:
         encoder: how it is read as an encoder.
         name: what it was loaded from.
         settings: the folder of its settings, where there is one on this machine.
-        adapter_folder: a PEFT adapter that is active only while encoding.
+        adapters: PEFT adapters, each awake for its jobs only.
         autocast: whether to encode in bfloat16 where that is quick and near enough.
         head: what projects its pooled states; None without one.
     """
@@ -40,7 +41,7 @@ class Opened:
     encoder: EncoderConfig
     name: str
     settings: Path | None
-    adapter_folder: Path | None
+    adapters: Adapters
     autocast: bool
     head: ProjectionHead | None = None
 
@@ -49,7 +50,7 @@ class Opened:
         """The keyword arguments of ``TextEncoder``."""
         return {
             "name": self.name,
-            "adapter_folder": self.adapter_folder,
+            "adapters": self.adapters,
             "autocast": self.autocast,
             "head": self.head,
         }
@@ -70,6 +71,8 @@ def open_model(
     pooling: str | None = None,
     prompt: str | None = None,
     adapter: str | Path | None = None,
+    infill_adapter: str | Path | None = None,
+    scorer: str | Path | None = None,
     dtype: str = "auto",
     device: str = "auto",
     max_length: int | None = None,
@@ -91,16 +94,14 @@ def open_model(
     changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     encoder = replace(encoder, attention=encoder.attention.with_changes(attention, k, k0, sink_tokens), **changes)
     head = None if settings is None else read_head(settings)
-    if adapter is not None and str(adapter) == NO_ADAPTER:
+    if seq2seq:
+        _check_seq2seq(encoder, source.name, adapter, infill_adapter, scorer)
+    adapters = _adapters(settings, adapter, infill_adapter, scorer)
+    if str(adapter) == NO_ADAPTER:
         # A head that was trained with the adapter means nothing without it.
         if encoder.adapter is not None:
             head = None
-        adapter, encoder = None, replace(encoder, adapter=None)
-    folder = None if adapter is None else Path(adapter)
-    if folder is None and encoder.adapter is not None and settings is not None:
-        folder = settings / encoder.adapter
-    if seq2seq:
-        _check_seq2seq(encoder, source.name, adapter)
+        encoder = replace(encoder, adapter=None)
     if weights_type is None and where.type == "cpu" and not loading.cpu_has_bfloat16():
         # Half precision would be emulated, slowly; float32 holds the same values.
         stored_type = loading.stored_dtype(source)
@@ -115,7 +116,7 @@ def open_model(
         encoder,
         source.name,
         settings,
-        folder,
+        adapters,
         autocast=dtype == "auto" and (where.type == "cuda" or loading.cpu_has_bfloat16()),
         head=None if head is None else head.to(where),
     )
@@ -130,9 +131,38 @@ def default_reading(model: PreTrainedModel) -> EncoderConfig:
 _ENCODER = EncoderConfig(attention=AttentionPlan("bidir"))
 
 
-def _check_seq2seq(encoder: EncoderConfig, name: str, adapter: str | Path | None) -> None:
+def _adapters(
+    settings: Path | None, adapter: str | Path | None, infill: str | Path | None, scorer: str | Path | None
+) -> Adapters:
+    """Return whose adapters take part: those given, and for the rest those of the model's folder."""
+    folders: dict[Job, Path] = {}
+    if adapter is None and settings is not None:
+        folders = read_adapters(settings)
+    elif adapter is not None and str(adapter) != NO_ADAPTER:
+        folders = dict.fromkeys(JOBS, Path(adapter))
+    given: dict[Job, str | Path | None] = {"infill": infill, "score": scorer}
+    for job, where in given.items():
+        if where is not None:
+            folders.pop(job, None)
+            if str(where) != NO_ADAPTER:
+                folders[job] = _adapter_in(where, job)
+    return Adapters(folders)
+
+
+def _adapter_in(where: str | Path, job: Job) -> Path:
+    """Return the adapter of a job of another model; a PEFT folder is one itself."""
+    if (Path(where) / ADAPTER_FILES[0]).is_file():
+        return Path(where)
+    settings = loading.settings_folder(loading.find(where))
+    found = None if settings is None else read_adapters(settings).get(job)
+    if found is None:
+        raise DataError(f"{where} has no adapter to {job} with; only an adapter can be taken from another model")
+    return found
+
+
+def _check_seq2seq(encoder: EncoderConfig, name: str, *given: str | Path | None) -> None:
     """Refuse what belongs to decoder-only models."""
     if encoder.attention.name != "bidir":
         raise ConfigError(f"{name} has an encoder of its own, which looks both ways: attention is bidir, nothing else")
-    if adapter is not None or encoder.adapter is not None:
+    if encoder.adapter is not None or any(where is not None and str(where) != NO_ADAPTER for where in given):
         raise ConfigError(f"{name} has an encoder of its own; an adapter for encoding is for decoder-only models")

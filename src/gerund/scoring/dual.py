@@ -2,7 +2,8 @@
 
 RankGen, section 2.2, with our encoder in the place of T5: a marker before each text, one encoder for both sides, a
 linear map without bias, the dot product. The model's folder has ``scorer.json`` and ``scorer.safetensors`` beside its
-other files; without them it is the same language model and encoder.
+other files; without them it is the same language model and encoder. A scorer reads as the encoder does, or, where
+``scorer.json`` has an ``encoder``, in a way of its own and with an adapter of its own.
 
 Knows: markers, where long texts are cut, the folder. Does not know: how texts become vectors.
 """
@@ -10,7 +11,7 @@ Knows: markers, where long texts are cut, the folder. Does not know: how texts b
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
-from gerund.config import FORMAT, read_settings
+from gerund.config import FORMAT, EncoderConfig, read_encoder_config, read_settings
 from gerund.errors import ConfigError, DataError, unknown_name
 from gerund.inference.growing_texts import GrowingTexts, can_grow
 from gerund.inference.tokens import keep_end
@@ -85,6 +86,9 @@ class DualScorer(VectorScorer):
         settings: markers and lengths.
         projection_DD: the linear map of both vectors; None for none.
         name: what results call it; left out, the model's name.
+
+    Attributes:
+        reads_apart: whether ``encoder`` is the model under a reading of the scorer's own, whatever the model's is.
     """
 
     def __init__(
@@ -94,6 +98,7 @@ class DualScorer(VectorScorer):
         projection_DD: np.ndarray | None = None,
         name: str | None = None,
     ) -> None:
+        self.reads_apart = encoder.job == "score"
         own = settings or ScorerSettings()
         sides = _Sides(encoder, own, projection_DD)
         super().__init__(name or encoder.name, sides.prefixes, sides.continuations)
@@ -120,15 +125,25 @@ class DualScorer(VectorScorer):
         return cls.beside(encoder, opened.settings)
 
     @classmethod
-    def beside(cls, encoder: TextEncoder, folder: Path | None) -> "DualScorer":
+    def beside(cls, encoder: TextEncoder, folder: Path | None, *, apart: bool = False) -> "DualScorer":
         """Return the scorer whose files lie in a model's folder, around the model that is in memory already.
+
+        Args:
+            encoder: the model.
+            folder: where the files lie.
+            apart: whether the folder is that of another training on the same weights, so that the scorer reads as
+                the encoder there does.
 
         Raises:
             DataError: there are none, or broken ones.
         """
         if folder is None or not has_scorer(folder):
-            raise DataError(f"{encoder.name} has no {SETTINGS_FILE}: it was not trained to score continuations")
+            name = encoder.name if folder is None or not apart else folder
+            raise DataError(f"{name} has no {SETTINGS_FILE}: it was not trained to score continuations")
         settings, projection_DD = read_scorer(folder)
+        reading = read_reading(folder) or (read_encoder_config(folder) if apart else None)
+        if reading is not None:
+            encoder = encoder.for_job("score", replace(reading, adapter=None))
         if projection_DD is not None and projection_DD.shape != (encoder.dimensions, encoder.dimensions):
             raise DataError(f"{folder / WEIGHTS_FILE} does not fit vectors of {encoder.dimensions} dimensions")
         return cls(encoder, settings, projection_DD)
@@ -150,14 +165,16 @@ class DualScorer(VectorScorer):
 
     @property
     def fingerprint(self) -> str:
-        """Hash of what the scores depend on beside the encoder."""
+        """Hash of what the scores depend on beside the model's encoder."""
         projection = b"" if self.projection_DD is None else np.ascontiguousarray(self.projection_DD).tobytes()
         settings = json.dumps(asdict(self.settings), sort_keys=True).encode()
-        return hashlib.blake2b(settings + projection, digest_size=8).hexdigest()
+        reading = self.encoder.fingerprint().encode() if self.reads_apart else b""
+        return hashlib.blake2b(settings + projection + reading, digest_size=8).hexdigest()
 
     def save(self, folder: Path) -> None:
         """Write the scorer's own files into a model's folder."""
-        write_scorer(folder, self.settings, self.projection_DD)
+        reading = self.encoder.encoder if self.reads_apart else None
+        write_scorer(folder, self.settings, self.projection_DD, reading)
 
 
 @dataclass(frozen=True)
@@ -216,11 +233,33 @@ def read_scorer(folder: Path) -> tuple[ScorerSettings, np.ndarray | None]:
     return ScorerSettings.from_dict(data["scorer"]), projection_DD
 
 
-def write_scorer(folder: Path, settings: ScorerSettings, projection_DD: np.ndarray | None) -> None:
-    """Write settings and projection into a model's folder."""
+def read_reading(folder: Path) -> EncoderConfig | None:
+    """Return how the scorer in a model's folder reads, where that is not how the encoder does.
+
+    Raises:
+        DataError: the file is broken.
+        ConfigError: it was written by a newer version, or holds unknown fields.
+    """
+    reading = read_settings(folder / SETTINGS_FILE, "scorer").get("encoder")
+    if reading is None:
+        return None
+    if not isinstance(reading, dict):
+        raise DataError(f"{folder / SETTINGS_FILE}: encoder is how the scorer reads, not {reading!r}")
+    return EncoderConfig.from_dict(reading)
+
+
+def write_scorer(
+    folder: Path,
+    settings: ScorerSettings,
+    projection_DD: np.ndarray | None,
+    reading: EncoderConfig | None = None,
+) -> None:
+    """Write settings and projection into a model's folder, and ``reading`` where it is not the encoder's."""
     if projection_DD is not None:
         save_file({_PROJECTION: torch.from_numpy(np.ascontiguousarray(projection_DD))}, folder / WEIGHTS_FILE)
-    data = {"format": FORMAT, "scorer": asdict(settings), "projection": projection_DD is not None}
+    data: dict[str, Any] = {"format": FORMAT, "scorer": asdict(settings), "projection": projection_DD is not None}
+    if reading is not None:
+        data["encoder"] = reading.to_dict()
     (folder / SETTINGS_FILE).write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 

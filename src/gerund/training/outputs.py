@@ -12,12 +12,15 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors.torch import load_file, save_file
 
 from gerund.data.files import write_whole
 from gerund.errors import ConfigError, OutputExistsError
 from gerund.language_model import LanguageModel
 from gerund.models import loading
+from gerund.models.adapters import ADAPTER_FILES
 from gerund.models.heads import ProjectionHead
+from gerund.models.jobs import Adapters
 from gerund.models.saving import atomic_folder
 from gerund.seq2seq_model import Seq2SeqModel
 
@@ -129,9 +132,9 @@ def write_model(
 ) -> Path:
     """Write the finished model with its tokenizer, ``gerund.json`` and ``training.json``, and what ``more`` writes.
 
-    Where all weights were trained they are written in the type of the base's checkpoint, bf16 for a model from
-    scratch. Where an adapter was trained, the base is read once more from where it came, so that its weights are
-    the untouched ones, and the adapter lies in a folder of its own: generating does not use it.
+    Weights are written in the type of the base's checkpoint, bf16 for a model from scratch. Where an adapter was
+    trained, the base is read once more from where it came, so that its weights are the untouched ones, and the
+    adapter lies in a folder of its own: generating does not use it.
     """
     # Loading the base draws random numbers, and a snapshot must not change the dropout of the steps after it.
     with torch.random.fork_rng(devices=[]), atomic_folder(folder, overwrite=overwrite) as partial:
@@ -144,7 +147,7 @@ def write_model(
             base, tokenizer = loading.read(subject.source, None)
             with TemporaryDirectory(dir=partial.parent) as room:
                 write_adapter(subject, Path(room))
-                options: dict[str, Any] = {"name": folder.name, "adapter_folder": Path(room), "head": head}
+                options: dict[str, Any] = {"name": folder.name, "adapters": Adapters.shared(Path(room)), "head": head}
                 LanguageModel(base, tokenizer, subject.encoder, **options).save_into(partial)
         more(partial)
         write_whole(partial / "training.json", json.dumps(report, indent=1) + "\n")
@@ -152,7 +155,7 @@ def write_model(
 
 
 def write_adapter(subject: "Subject", folder: Path) -> None:
-    """Write the adapter as PEFT does, with the name of the base but not its place on this machine."""
+    """Write the adapter as PEFT does, in the type of the base's checkpoint and without its place on this machine."""
     assert subject.adapter is not None
     assert subject.source is not None
     config = subject.adapter.peft_config["default"]
@@ -164,6 +167,8 @@ def write_adapter(subject: "Subject", folder: Path) -> None:
     finally:
         config.inference_mode = training
     (folder / "README.md").unlink(missing_ok=True)  # an empty form
+    weights, stored_type = folder / ADAPTER_FILES[1], _stored_type(subject)
+    save_file({key: part.to(stored_type) for key, part in load_file(weights).items()}, weights, {"format": "pt"})
 
 
 def _stored_type(subject: "Subject") -> torch.dtype:

@@ -18,7 +18,7 @@ from gerund.attention.interface import attach
 from gerund.attention.plan import AttentionPlan
 from gerund.attention.probe import prove
 from gerund.attention.streams import attach_streams, decoder_layers
-from gerund.config import EncoderConfig, read_encoder_config
+from gerund.config import EncoderConfig, read_adapters, read_encoder_config
 from gerund.errors import ConfigError, MissingDependencyError, ModelError, unknown_name
 from gerund.inference.encoding import Reader
 from gerund.models import loading
@@ -219,8 +219,7 @@ def _longest(objective: ObjectiveConfig) -> int:
 def _own_adapter(source: loading.Source | None) -> Path | None:
     """Return the folder of the adapter that a base was saved with."""
     settings = None if source is None else loading.settings_folder(source)
-    stored = None if settings is None else read_encoder_config(settings)
-    return None if settings is None or stored is None or stored.adapter is None else settings / stored.adapter
+    return None if settings is None else read_adapters(settings).get("encode")
 
 
 def _adapted(model: "PreTrainedModel", recipe: Recipe, folder: Path | None) -> "PeftModel":

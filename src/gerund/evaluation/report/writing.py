@@ -112,7 +112,7 @@ def _of_the_same_weights(results: list[Result]) -> list[Result]:
 
 def _shared(result: Result, reading: Mapping[str, Any]) -> tuple[str | None, str]:
     """Return what of a contender decides a score that does not depend on its plan."""
-    adapter = reading.get("adapter", "") if result.kind == "infilling" else ""
+    adapter = reading.get("infill_adapter", "") if result.kind == "infilling" else ""
     return reading.get("weights"), adapter
 
 

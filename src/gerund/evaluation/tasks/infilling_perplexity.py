@@ -32,7 +32,7 @@ _SPAN_TOKENS = (8, 32)
 class InfillingTask(FileTask):
     """Perplexity of hidden tokens alone (Donahue et al., 2020), in two readings of the same model.
 
-    ``infill`` sees both sides under MAGNET's hybrid mask, with the encoder's adapter where there is one;
+    ``infill`` sees both sides under MAGNET's hybrid mask, with the adapter for it where there is one;
     ``left_only`` reads causally, without it. A model that was not trained
     for it does worse with the mask than without. ``settings.limit`` counts texts.
     """
@@ -67,8 +67,10 @@ class InfillingTask(FileTask):
         readings: dict[str, SpanReading] = {"infill": "infill", "left_only": "causal"}
         values = {}
         for name, reading in readings.items():
-            gate = lm.reader.gate
-            logprobs = span_logprobs(lm.model, lm.tokenizer, texts, reading, show=settings.show_progress, gate=gate)
+            adapter = lm.adapters.name("infill")
+            logprobs = span_logprobs(
+                lm.model, lm.tokenizer, texts, reading, show=settings.show_progress, adapter=adapter
+            )
             flat = np.concatenate([own for spans in logprobs for own in spans])
             values[name] = math.exp(-float(flat.mean(dtype=np.float64)))
         spans = sum(len(item.spans) for item in texts)
