@@ -136,6 +136,16 @@ def test_the_context_ends_the_text():
         lm.generate(["x", "x" * 64])
 
 
+def test_a_prompt_near_the_end_of_the_context_ends_no_other():
+    lm = build()
+    prompts = ["the cat", "x" * 59, "a dog", "y" * 59, "z" * 61]
+    results = lm.generate(prompts, 30)
+    assert [len(one.token_ids) for one in results] == [30, 4, 30, 4, 2]
+    for one, prompt in zip(results, prompts, strict=True):
+        [alone] = lm.generate(prompt, 30)
+        assert one.token_ids == alone.token_ids
+
+
 def test_bad_input():
     lm = build()
     with pytest.raises(ConfigError, match="writes nothing"):

@@ -9,6 +9,7 @@ Knows: models, tokenizers, ``Sampling``. Does not know: attention plans: none is
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -67,8 +68,8 @@ def generate(
     order = sorted(range(len(ids)), key=lambda index: len(ids[index]))
     results: dict[int, Generation] = {}
     seed = sampling.seed if sampling.seed is not None else int(torch.seed() % 2**31)
-    for start in range(0, len(order), batch_size):
-        rows = order[start : start + batch_size]
+    limit = None if reads_apart(model) else context_length(model.config, tokenizer)
+    for rows in _lots(order, [room_after(len(own), max_new_tokens, limit) for own in ids], batch_size):
         draw = _Draw(sampling, [row_seed(seed, row) for row in rows])
         batch = [ids[row] for row in rows]
         output = _run(model, tokenizer, batch, max_new_tokens, draw)
@@ -200,9 +201,8 @@ def _run(
     decode: Callable[..., Tensor] | None = None,
 ) -> Tensor:
     width = max(len(ids) for ids in prompts)
-    limit = context_length(model.config, tokenizer)
-    if limit is not None and not reads_apart(model):
-        max_new_tokens = min(max_new_tokens, limit - width)
+    limit = None if reads_apart(model) else context_length(model.config, tokenizer)
+    max_new_tokens = room_after(width, max_new_tokens, limit)
     ends = end_ids(model, tokenizer)
     pad = next(iter([*([tokenizer.pad_token_id] if tokenizer.pad_token_id is not None else []), *ends, 0]))
     ids = torch.full((len(prompts), width), pad, dtype=torch.long)
@@ -228,6 +228,18 @@ def _run(
         custom_generate=decode,
     )
     return output
+
+
+def room_after(tokens: int, max_new_tokens: int, limit: int | None) -> int:
+    """Return how many tokens can follow so many of a prompt."""
+    return max_new_tokens if limit is None else min(max_new_tokens, limit - tokens)
+
+
+def _lots(order: Sequence[int], rooms: Sequence[int], batch_size: int) -> Iterator[list[int]]:
+    """Yield batches of rows that end alike: a prompt near the end of the context must not end the others."""
+    for _, alike in groupby(order, key=lambda row: rooms[row]):
+        rows = list(alike)
+        yield from (rows[start : start + batch_size] for start in range(0, len(rows), batch_size))
 
 
 def end_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:

@@ -17,7 +17,7 @@ from gerund.config import Rerank, Sampling
 from gerund.errors import ConfigError, ModelError
 from gerund.inference.branch_pass import BranchPass, can_branch
 from gerund.inference.drawing import chosen_tokens, filters_of, generator_for
-from gerund.inference.generation import continuation_text, end_ids, prompt_ids, row_seed
+from gerund.inference.generation import continuation_text, end_ids, prompt_ids, room_after, row_seed
 from gerund.inference.likelihood import plain_reader
 from gerund.inference.span_pass import Context, SpanPass
 from gerund.inference.tokens import context_length
@@ -177,7 +177,9 @@ def _started(
     limit = context_length(model.config, tokenizer)
     for group in _groups([len(own) for own in ids], rerank.width):
         own = [
-            _Prompt(number, ids[number], _room(max_new_tokens, limit, len(ids[number])), [_nothing(seed, number)], [])
+            _Prompt(
+                number, ids[number], room_after(len(ids[number]), max_new_tokens, limit), [_nothing(seed, number)], []
+            )
             for number in group
         ]
         yield _Search(model, tokenizer, own, judge, rerank, sampling, seed)
@@ -340,10 +342,6 @@ def _common(texts: Sequence[str]) -> str:
 def _nothing(seed: int, number: int) -> Hypothesis:
     """Return the empty continuation of a prompt, with the random numbers of plain generation."""
     return Hypothesis((), 0.0, False, False, torch.Generator().manual_seed(row_seed(seed, number)))
-
-
-def _room(max_new_tokens: int, limit: int | None, length: int) -> int:
-    return max_new_tokens if limit is None else min(max_new_tokens, limit - length)
 
 
 def _groups(lengths: Sequence[int], width: int) -> Iterator[list[int]]:
