@@ -5,6 +5,7 @@ import warnings
 import pytest
 import torch
 
+from gerund.attention import interface
 from gerund.attention.interface import BoundPlan, attach
 from gerund.attention.plan import PLAN_NAMES, AttentionPlan
 from gerund.attention.streams import attach_streams, decoder_layers
@@ -142,3 +143,32 @@ def test_gradients_equal_the_reference_with_and_without_checkpointing(name, plan
 def _layer_prefix(model, index):
     layer = decoder_layers(model)[index]
     return next(key for key, module in model.base_model.named_modules() if module is layer) + "."
+
+
+@pytest.mark.parametrize("side", ["left", "right", "none"])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_short_texts_are_trained_as_long_ones(name, side, monkeypatch):
+    inputs = batch(side)
+    real = inputs["attention_mask"].bool()
+    model = tiny(name)
+    attach(model)
+    attach_streams(decoder_layers(model))
+    called = []
+    plain = interface.additive_attention
+    monkeypatch.setattr(
+        interface, "additive_attention", lambda *args, **kwargs: called.append(1) or plain(*args, **kwargs)
+    )
+    for plan in (AttentionPlan("mask0+bidir", k=3, k0=1), AttentionPlan("hybrid"), AttentionPlan("inter-back", k=2)):
+        found = []
+        for short in (192, 0):
+            monkeypatch.setattr(interface, "_SHORT", short)
+            called.clear()
+            model.zero_grad()
+            states = run(model, plan, inputs, spans(inputs["attention_mask"]))
+            states[real].pow(2).sum().backward()
+            # Where the scores are capped it is the architecture's own function in any case, looked up by name.
+            assert bool(called) == (short > 0 and model.config._attn_implementation == interface.FUSED)
+            gradients = [weight.grad for weight in model.parameters() if weight.grad is not None]
+            found.append([states.detach()[real], *gradients])
+        for one, other in zip(*found, strict=True):
+            torch.testing.assert_close(one, other, atol=5e-4 * max(1.0, other.abs().max().item()), rtol=1e-3)
