@@ -31,6 +31,7 @@ from gerund.models.heads import ProjectionHead
 from gerund.scoring.dual import ScorerSettings, write_scorer
 from gerund.training.building import CorpusTexts, build_objectives
 from gerund.training.checkpoints import newest_checkpoint, step_of
+from gerund.training.compiling import compile_layers
 from gerund.training.corpus.sources import Sources
 from gerund.training.journal import Journal, announce
 from gerund.training.objectives.base import Objective
@@ -88,6 +89,8 @@ def _train(recipe: Recipe, resume: bool) -> Path:
         with suppress(OSError):  # a mistake leaves no empty folder behind; one that holds something stays
             output.rmdir()
         raise
+    if recipe.compile and not subject.reads_apart:
+        compile_layers(subject.model)
     module = TrainingModule(
         subject.model, {objective.name: objective.losses for objective in objectives}, bf16=uses_bf16(recipe)
     )

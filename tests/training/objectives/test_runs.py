@@ -2,10 +2,12 @@
 
 import json
 import math
+import shutil
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 import gerund
@@ -211,3 +213,25 @@ class TestBuilding:
         [unimae, *_] = built(recipe_of("unimae"))[1]
         longest = max(int(unimae.batches.make(0, first, 4)["text_real"].sum(1).max()) for first in range(0, 40, 4))
         assert len(unimae.losses.decoder.positions) == longest == 22
+
+
+@pytest.mark.parametrize("name, others", [("magnet", []), ("unimae", ["objectives.simcse.weight=0"])])
+@pytest.mark.skipif(not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="no C++ compiler")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch", "ignore:The .grad attribute:UserWarning")  # torch's own
+def test_compiled_layers_learn_the_same(recipe_of, name, others, tmp_path, monkeypatch):
+    compiled = []
+    original = torch.nn.Module.compile
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda self, **how: compiled.append(self) or original(self, **how))
+    plain, quick = (
+        train(recipe_of(name, f"compile={choice}", f"output={tmp_path / choice}", *others)).parent
+        for choice in ("false", "true")
+    )
+    assert len(compiled) == 2
+    rows = [[json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()] for folder in (plain, quick)]
+    for one, other in zip(*rows, strict=True):
+        # SimCSE's dropout draws other numbers when it is compiled.
+        for key in [key for key in one if ("loss" in key or "val_" in key) and "simcse" not in key]:
+            assert other[key] == pytest.approx(one[key], rel=1e-3), key
+    weights = [load_file(folder / "model" / "adapter" / "adapter_model.safetensors") for folder in (plain, quick)]
+    for key, value in weights[0].items():
+        torch.testing.assert_close(weights[1][key], value, atol=2e-3, rtol=0.05)
