@@ -218,8 +218,8 @@ class Recipe(Section):
     """Arithmetic of the forward pass; trained weights and the optimizer are always fp32. ``auto`` takes bf16 where
     the device has it."""
     compile: bool = False
-    """Compile the decoder's layers, and for ``causal`` the whole loss: steps take about half as long, after a start of
-    about a minute. A T5 is not compiled."""
+    """Compile the decoder's layers, and for ``causal`` the whole loss: steps take half as long on a CPU, after a start
+    of about a minute. A T5 is not compiled."""
     seed: int = Field(default=0, ge=0)
     """Decides the initial weights, the order of the data, masks, spans and dropout."""
     log_steps: int = Field(default=10, ge=1)
