@@ -220,6 +220,7 @@ def test_one_folder_lies_in_the_model_once(runs):
     ("options", "error", "what"),
     [
         ({"infill_adapter": "nowhere"}, ModelError, "nowhere"),
+        ({"scorer": "gerund/nowhere"}, ModelError, "there is no folder gerund/nowhere, and the hub"),
         ({"infill_adapter": "plain"}, DataError, "has no adapter to infill with"),
         ({"scorer": "plain"}, DataError, "has no adapter to score with"),
         ({"scorer": "infill"}, DataError, "was not trained to score"),
@@ -227,11 +228,13 @@ def test_one_folder_lies_in_the_model_once(runs):
         ({"infill_adapter": "elsewhere"}, DataError, "was not trained from the weights"),
     ],
 )
-def test_what_cannot_be_joined(options, error, what, runs, tiny_folder, tmp_path, tmp_path_factory):
+def test_what_cannot_be_joined(options, error, what, runs, tiny_folder, tmp_path, monkeypatch):
     other = save_tiny(tmp_path / "other", seed=5)
     of(other, adapter=make_adapter(other, tmp_path / "lora")).save(tmp_path / "elsewhere")
     places = {"plain": tiny_folder, "elsewhere": tmp_path / "elsewhere", **runs}
-    given = {name: places.get(value, tmp_path / value) for name, value in options.items()}
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    here = {name: tmp_path / value for name, value in options.items() if "/" not in value}
+    given = {name: places.get(value, here.get(name, value)) for name, value in options.items()}
     with pytest.raises(GerundError, match=what) as caught:
         of(runs["encode"], **given)
     assert isinstance(caught.value, error)

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gerund.attention.plan import AttentionPlan
 from gerund.config import JOBS, EncoderConfig, Job, read_adapters, read_encoder_config
-from gerund.errors import ConfigError, DataError
+from gerund.errors import ConfigError, DataError, ModelError
 from gerund.models import loading
 from gerund.models.adapters import ADAPTER_FILES, NO_ADAPTER
 from gerund.models.halves import reads_apart
@@ -154,7 +154,9 @@ def _adapter_in(where: str | Path, job: Job) -> Path:
     if (Path(where) / ADAPTER_FILES[0]).is_file():
         return Path(where)
     settings = loading.settings_folder(loading.find(where))
-    found = None if settings is None else read_adapters(settings).get(job)
+    if settings is None:
+        raise ModelError(f"there is no folder {where}, and the hub has no such model or cannot be reached")
+    found = read_adapters(settings).get(job)
     if found is None:
         raise DataError(f"{where} has no adapter to {job} with; only an adapter can be taken from another model")
     return found
