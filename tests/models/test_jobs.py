@@ -93,10 +93,13 @@ def test_saved_and_loaded_again(joined, runs, tiny_folder, tmp_path):
 
 def test_converted_by_the_command(runs, tiny_folder, tmp_path):
     out = tmp_path / "all"
+    (runs["score"] / "training.json").write_text("{}")
     options = ["--infill-adapter", str(runs["infill"]), "--scorer", str(runs["score"])]
     done = CliRunner().invoke(app, ["convert", str(runs["encode"]), str(out), *options])
     assert done.exit_code == 0, done.output
     check_all_jobs(of(out), runs, of(tiny_folder))
+    assert (out / "training-score.json").read_text() == "{}"
+    assert not (out / "training-infill.json").exists()
     weights = "model.safetensors"
     assert (out / weights).read_bytes() == (runs["encode"] / weights).read_bytes()
 

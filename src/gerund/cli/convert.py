@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -9,8 +10,6 @@ import typer
 from gerund.cli import encoder_options as options
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from gerund.language_model import LanguageModel
 
 
@@ -95,11 +94,19 @@ def command(
         identity = lm.export(output, "merged", overwrite=force).fingerprint
     else:
         identity = lm.fingerprint()
-        convert(source, lm.reader, output, identity, adapters=lm.adapters, scorer=lm.scorer, overwrite=force)
+        kept: dict[str, Any] = {"adapters": lm.adapters, "scorer": lm.scorer}
+        convert(source, lm.reader, output, identity, **kept, more=_reports(infill_adapter, scorer), overwrite=force)
     _tell(lm, output, identity, as_json)
 
 
-def _tell(lm: "LanguageModel", output: "Path", identity: str, as_json: bool) -> None:
+def _reports(infill_adapter: str | None, scorer: str | None) -> dict[str, Path]:
+    """Return how the other adapters were trained, by the names that these reports get beside the model's own."""
+    found = {f"training-{job}.json": where for job, where in (("infill", infill_adapter), ("score", scorer)) if where}
+    paths = {name: Path(where).expanduser() / "training.json" for name, where in found.items()}
+    return {name: path for name, path in paths.items() if path.is_file()}
+
+
+def _tell(lm: "LanguageModel", output: Path, identity: str, as_json: bool) -> None:
     plan = lm.encoder.attention.with_defaults(lm.n_layers)
     numbers: dict[str, Any] = {"k": plan.k, "k0": plan.k0}
     given = {name: value for name, value in numbers.items() if value is not None}

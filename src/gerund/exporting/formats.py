@@ -4,6 +4,7 @@ Knows: what each format consists of. Does not know: the verbs, the command line.
 """
 
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -90,6 +91,7 @@ def convert(
     *,
     adapters: Adapters | None = None,
     scorer: Kept | None = None,
+    more: Mapping[str, Path] | None = None,
     overwrite: bool = False,
 ) -> None:
     """Copy a checkpoint, byte for byte, and put ``gerund.json`` beside it.
@@ -101,6 +103,7 @@ def convert(
         identity: the encoder's fingerprint.
         adapters: those of the model's jobs, to be copied along.
         scorer: the encoder's own.
+        more: further files to copy, by their new names.
         overwrite: replace what is there.
 
     Raises:
@@ -112,6 +115,8 @@ def convert(
     with atomic_folder(folder, overwrite=overwrite) as work:
         for path in loading.original_files(source):
             shutil.copyfile(path, work / path.name)
+        for name, path in (more or {}).items():
+            shutil.copyfile(path, work / name)
         write_settings(work, reader.config, reader.n_layers, identity, adapters=adapters)
         if reader.head is not None:
             reader.head.save(work)
