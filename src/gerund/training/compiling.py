@@ -30,5 +30,7 @@ def compile_layers(model: "PreTrainedModel") -> None:
     # All layers share their code, and each counts as compiling it once more.
     settings.recompile_limit = max(settings.recompile_limit, _VARIANTS * len(layers))
     settings.accumulated_recompile_limit = max(settings.accumulated_recompile_limit, settings.recompile_limit)
+    # Sizes of tensors may vary; a layer's index decides what it does.
+    settings.specialize_int = True
     for layer in layers:
         layer.compile(dynamic=True)

@@ -215,7 +215,15 @@ class TestBuilding:
         assert len(unimae.losses.decoder.positions) == longest == 22
 
 
-@pytest.mark.parametrize("name, others", [("magnet", []), ("unimae", ["objectives.simcse.weight=0"])])
+@pytest.mark.parametrize(
+    ("name", "others"),
+    [
+        ("magnet", []),
+        ("magnet", ["encoder.attention=inter-back"]),
+        ("unimae", ["objectives.simcse.weight=0", "model.gradient_checkpointing=true"]),
+    ],
+    ids=["magnet", "layers-twice", "unimae"],
+)
 @pytest.mark.skipif(not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="no C++ compiler")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch", "ignore:The .grad attribute:UserWarning")  # torch's own
 def test_compiled_layers_learn_the_same(recipe_of, name, others, tmp_path, monkeypatch):
