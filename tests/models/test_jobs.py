@@ -104,6 +104,14 @@ def test_converted_by_the_command(runs, tiny_folder, tmp_path):
     assert (out / weights).read_bytes() == (runs["encode"] / weights).read_bytes()
 
 
+def test_merging_joins_nothing(runs, tmp_path):
+    done = CliRunner().invoke(
+        app, ["convert", str(runs["encode"]), str(tmp_path / "x"), "--merge", "--scorer", "there"]
+    )
+    assert isinstance(done.exception, ConfigError)
+    assert not (tmp_path / "x").exists()
+
+
 def test_a_scorer_with_its_own_reading_stays_under_every_plan(joined, runs, tmp_path):
     expected = of(runs["score"]).score(PREFIXES, CONTINUATIONS)[0]
     other = joined.with_encoder(gerund.EncoderConfig(pooling="weighted-mean"))

@@ -71,6 +71,10 @@ def command(
     from gerund.exporting.formats import convert
     from gerund.models import loading, saving
 
+    if merge and (infill_adapter or scorer):
+        raise ConfigError(
+            "--merge writes the encoder's adapter into the weights, which no other adapter was trained on"
+        )
     saving.refuse_existing(output, overwrite=force)
     name = options.model_name(model)
     source = loading.find(name)
