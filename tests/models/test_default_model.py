@@ -1,0 +1,112 @@
+"""The model inside: what its card promises, and that it is what the recipes say."""
+
+import json
+from importlib import resources
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+import gerund
+from gerund.config import JOBS, read_adapters
+from gerund.demo.texts import read_beginnings, read_passages
+from gerund.training.shipped import find_recipe
+
+FOLDER = Path(str(resources.files("gerund"))) / "assets" / "default"
+RECIPES = {
+    "training-base": "default-base",
+    "training-base-longer": "default-base-longer",
+    "training": "default-encoder",
+    "training-infill": "default-infill",
+    "training-score": "default-scorer",
+}
+# Where files lie is the user's affair; the first training was written down in an older form.
+ELSEWHERE = {"output", "encoder", "data"}
+
+
+@pytest.fixture(scope="module")
+def lm() -> gerund.LanguageModel:
+    return gerund.load()
+
+
+@pytest.fixture(scope="module")
+def base() -> gerund.LanguageModel:
+    return gerund.load(adapter="none", attention="causal", pooling="mean")
+
+
+def test_it_is_small():
+    assert sum(file.stat().st_size for file in FOLDER.rglob("*")) < 40e6
+
+
+def test_each_job_has_an_adapter_of_its_own(lm):
+    places = read_adapters(FOLDER)
+    assert set(places) == set(JOBS)
+    assert len(set(places.values())) == len(JOBS)
+    assert all((FOLDER / place / "adapter_model.safetensors").is_file() for place in places.values())
+    assert lm.scorer is not None
+
+
+def test_it_writes_as_the_base_to_the_bit(lm, base):
+    batch = lm.tokenizer(["The old man looked at the sea and", "In 1825"], return_tensors="pt", padding=True)
+    with torch.no_grad():
+        assert torch.equal(lm.model(**batch).logits, base.model(**batch).logits)
+    assert lm.generate("The old man", 12)[0].text == base.generate("The old man", 12)[0].text
+
+
+def test_it_finds_what_is_meant(lm, base):
+    documents, queries = read_passages("documents.jsonl"), read_passages("queries.jsonl")
+
+    def share(model: gerund.LanguageModel) -> float:
+        """How many of the first three hits are about the topic that was asked for."""
+        similar = model.similarity([one.text for one in queries], model.encode([one.text for one in documents]))
+        best = np.argsort(-similar, axis=1)[:, :3]
+        right = [[documents[i].topic == query.topic for i in row] for query, row in zip(queries, best, strict=True)]
+        return float(np.mean(right))
+
+    assert share(lm) > share(base) + 0.1
+
+
+def test_it_knows_what_follows(lm):
+    beginnings = read_beginnings()
+    lots = [(one.right, *one.wrong) for one in beginnings]
+    scores = lm.score([one.text for one in beginnings], lots)
+    assert sum(int(np.argmax(row)) == 0 for row in scores) > len(beginnings) / 2
+
+
+def test_both_sides_of_a_gap_say_more_than_one(lm):
+    gaps = [
+        ("The king was ill. His", " doctor", " gave him a medicine, and the king was well again."),
+        ("She opened the", " door", " and walked into the house."),
+        ("The river flows through the city and into the", " sea", " near the harbour, where ships lie at anchor."),
+    ]
+    both = [float(np.mean(lm.span_logprobs(*gap))) for gap in gaps]
+    left = [float(np.mean(lm.span_logprobs(*gap, reading="causal"))) for gap in gaps]
+    assert np.mean(both) > np.mean(left)
+
+
+@pytest.mark.parametrize(("written", "recipe"), RECIPES.items())
+def test_it_was_trained_by_the_recipes_inside(written, recipe):
+    record = json.loads((FOLDER / f"{written}.json").read_text("utf-8"))
+    asked = yaml.safe_load(find_recipe(recipe).read_text("utf-8"))
+    if written == "training-base":
+        assert record["steps"] == asked["steps"]
+        assert record["recipe"]["model"] == asked["model"]
+        assert record["recipe"]["optimizer"].items() >= asked["optimizer"].items()
+        return
+    asked["model"].pop("base")
+    _agree(record["recipe"], {name: value for name, value in asked.items() if name not in ELSEWHERE})
+
+
+def _agree(record: object, asked: object) -> None:
+    """Everything that is asked for stands in the record; it has the defaults as well."""
+    if isinstance(asked, dict):
+        for name, value in asked.items():
+            _agree(record[name], value)
+    elif isinstance(asked, list):
+        assert len(record) == len(asked)
+        for one, other in zip(record, asked, strict=True):
+            _agree(one, other)
+    else:
+        assert record == asked
