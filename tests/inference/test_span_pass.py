@@ -82,7 +82,7 @@ def test_cached_equals_whole_texts_under_masks_that_are_written_out(name):
     spans = [ids(4, 20 + index) for index in range(len(rows))]
     found = run(reader_of(name), rows, spans)
     for own, row, span in zip(found, rows, spans, strict=True):
-        torch.testing.assert_close(own, slow(name, row, span), atol=1e-5, rtol=0)
+        torch.testing.assert_close(own, slow(name, row, span), atol=1e-5, rtol=1e-5)
     alone = run(reader_of(name), rows[:1], spans[:1])  # without padding there may be no mask at all
     torch.testing.assert_close(alone[0], slow(name, rows[0], spans[0]), atol=1e-5, rtol=0)
 
