@@ -22,6 +22,7 @@ from gerund.errors import GerundError
 from gerund.training.building import CorpusTexts, build_objectives
 from gerund.training.checkpoints import newest_checkpoint
 from gerund.training.corpus.sources import Sources
+from gerund.training.objectives import by_length
 from gerund.training.recipe import load_recipe
 from gerund.training.run import _gathered, train
 from gerund.training.step import StepData, TrainingModule, process_count, run_step
@@ -106,6 +107,7 @@ def one_step(recipe, step, *, sharded=False):
             fully_shard(layer, mesh=mesh)
         fully_shard(module, mesh=mesh)
         assert is_sharded(module)
+    assert by_length.passes_may_differ(subject.model) != sharded
     module.train()
     data = StepData(objectives, steps=recipe.steps, processes=process_count())
     rank = torch.distributed.get_rank() if process_count() > 1 else 0
@@ -141,6 +143,8 @@ def check_sharded(recipe, subject, module, before):
 def work_sharded(folder: Path, rank: int, port: int) -> None:
     """Take one step with FSDP2 as process ``rank`` of two."""
     with joined(folder, rank, port):
+        # Each would read its texts in a number of passes of its own.
+        by_length._CPU_TOKENS = 1
         torch.distributed.init_process_group("gloo", rank=rank, world_size=2)
         for path in sorted(folder.glob("*.yaml")):
             found = one_step(load_recipe(path), 1, sharded=True)
@@ -171,6 +175,7 @@ def joined(folder, rank, port):
 def work(folder: Path, rank: int, port: int) -> None:
     """Carry out the jobs of ``folder/jobs.json`` as process ``rank`` of two."""
     with joined(folder, rank, port):
+        by_length._CPU_TOKENS = 1
         jobs = json.loads((folder / "jobs.json").read_text())
         stopped = [carry_out(folder, number, **job) for number, job in enumerate(jobs)]
         (folder / f"stopped-{rank}.json").write_text(json.dumps(stopped))

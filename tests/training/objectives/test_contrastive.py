@@ -12,6 +12,7 @@ from gerund.config import EncoderConfig
 from gerund.inference.encoding import Reader
 from gerund.training.corpus.framing import Framing
 from gerund.training.corpus.pairs import Example, Examples
+from gerund.training.objectives import by_length
 from gerund.training.objectives.base import split_rows
 from gerund.training.objectives.contrastive import ContrastiveLosses, Group
 from gerund.training.objectives.simcse import SimcseBatches
@@ -64,12 +65,16 @@ EXAMPLES = [
 ]
 
 
+@pytest.mark.parametrize("min_tokens", [1, 512], ids=["by-length", "one-pass"])
 @pytest.mark.parametrize("hard_negatives", [0, 1, 2])
 @pytest.mark.parametrize("name", ["unimae", "magnet", "mask0"])
 @pytest.mark.parametrize("similarity, temperature, projection", [("cosine", 0.05, None), ("dot", 3.0, 5)])
 def test_equals_one_pair_at_a_time(
-    model, twin, tokenizer, double, name, similarity, temperature, projection, hard_negatives
+    model, twin, tokenizer, double, monkeypatch, name, similarity, temperature, projection, hard_negatives, min_tokens
 ):
+    monkeypatch.setattr(by_length, "_CPU_TOKENS", min_tokens)
+    passes = []
+    model.base_model.register_forward_hook(lambda *call: passes.append(call[2].last_hidden_state.shape[:2]))
     encoder = ENCODERS[name]
     reader = reader_of(model, tokenizer, encoder)
     examples = Examples(EXAMPLES, seed=1, hard_negatives=hard_negatives)
@@ -80,6 +85,11 @@ def test_equals_one_pair_at_a_time(
     losses = ContrastiveLosses(reader, temperature=temperature, similarity=similarity, projection=projection).double()
     vectors = torch.cat([losses(model, group) for group in batch.values()])
     assert vectors.dtype == torch.float64
+    if min_tokens == 1:
+        assert len(passes) > len(batch)
+        assert passes[-1][0] > 1
+    else:
+        assert passes == [group["real"].shape for group in batch.values()]
     loss, right = losses.compare(vectors, batch, gather=False)
 
     rows = [examples.row(number) for number in range(6)]

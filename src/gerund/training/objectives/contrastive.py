@@ -20,6 +20,7 @@ from gerund.models.pooling import pool
 from gerund.training.losses.contrastive import Similarity, accuracy, excluded_pairs, info_nce
 from gerund.training.losses.gathering import gather_numbers, gather_rows
 from gerund.training.objectives.base import Batch, PairLosses, text_batch
+from gerund.training.objectives.by_length import passes_may_differ, read_by_length
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -106,7 +107,12 @@ class ContrastiveLosses(PairLosses):
 
     def forward(self, model: "PreTrainedModel", part: Batch) -> Tensor:
         """Return the vectors ``(B, D)``, as ``encode`` makes them, not normalised."""
-        return self.vectors(hidden_states(model, part["input_ids"], part["real"], self.plan), part)
+
+        def read(texts: Batch) -> Tensor:
+            return self.vectors(hidden_states(model, texts["input_ids"], texts["real"], self.plan), texts)
+
+        texts = {name: part[name] for name in ("input_ids", "real", "pooled")}
+        return read_by_length(read, texts) if passes_may_differ(model) else read(texts)
 
     def vectors(self, hidden_BTD: Tensor, part: Batch) -> Tensor:
         """Return the vectors ``(B, D)`` of texts whose last hidden states are known."""

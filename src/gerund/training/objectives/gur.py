@@ -168,6 +168,12 @@ class GurLosses(ContrastiveLosses, JointLosses):
             return {}
         return {"lm": sum(int((group["labels"] != NOTHING).sum()) for group in batch.values())}
 
+    def forward(self, model: "PreTrainedModel", part: Batch) -> Tensor:
+        """Return the vectors ``(B, D)``, in one pass where ``joint`` reads the same texts under the same dropout."""
+        if "labels" not in part:
+            return super().forward(model, part)
+        return self.vectors(hidden_states(model, part["input_ids"], part["real"], self.plan), part)
+
     def joint(self, model: "PreTrainedModel", part: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the vectors ``(B, D)`` and, where something is to be written, the decoder's summed loss."""
         hidden_BTD = hidden_states(model, part["input_ids"], part["real"], self.plan)
