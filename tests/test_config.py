@@ -1,8 +1,10 @@
-"""Prompts by name, and what is a slip rather than a text."""
+"""Prompts by name, what is a slip rather than a text, and settings that are no settings."""
 
+import numpy as np
 import pytest
 
 import gerund
+from gerund.config import sampling_or
 from gerund.errors import ConfigError
 
 NAMED = gerund.EncoderConfig(prompt="own: ", prompts={"query": "Question: ", "document": ""})
@@ -28,3 +30,48 @@ def test_a_slip_in_a_name_is_not_taken_for_a_text(slip):
     with pytest.raises(ConfigError, match=f"unknown prompt '{slip}'; valid are: query, document"):
         NAMED.prompt_text(slip)
     assert gerund.EncoderConfig().prompt_text(slip) == slip
+
+
+@pytest.mark.parametrize("given", [4, ["query"], b"query"])
+def test_a_prompt_that_is_no_text(given):
+    with pytest.raises(ConfigError, match="a prompt is a text or the name of one, not "):
+        NAMED.prompt_text(given)
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "said"),
+    [
+        (gerund.Sampling, {"temperature": "hot"}, "temperature is a number, not 'hot'"),
+        (gerund.Sampling, {"temperature": True}, "temperature is a number, not True"),
+        (gerund.Sampling, {"temperature": None}, "temperature is a number, not None"),
+        (gerund.Sampling, {"temperature": float("nan")}, "temperature=nan is not a finite number"),
+        (gerund.Sampling, {"temperature": float("inf")}, "temperature=inf is not a finite number"),
+        (gerund.Sampling, {"temperature": -1.0}, "temperature=-1.0 is negative"),
+        (gerund.Sampling, {"seed": "x"}, "seed is a whole number, not 'x'"),
+        (gerund.Sampling, {"seed": 1.0}, "seed is a whole number, not 1.0"),
+        (gerund.Sampling, {"top_k": 2.5}, "top_k is a whole number, not 2.5"),
+        (gerund.Sampling, {"top_p": "0.9"}, "top_p is a number, not '0.9'"),
+        (gerund.Sampling, {"typical_p": [1]}, r"typical_p is a number, not \[1\]"),
+        (gerund.Rerank, {"samples": "5"}, "samples is a whole number, not '5'"),
+        (gerund.Rerank, {"beams": None}, "beams is a whole number, not None"),
+        (gerund.Rerank, {"every": 2.5}, "every is a whole number, not 2.5"),
+    ],
+)
+def test_settings_of_the_wrong_kind(kind, settings, said):
+    with pytest.raises(ConfigError, match=said):
+        kind(**settings)
+
+
+def test_numbers_of_numpy_are_numbers():
+    sampling = gerund.Sampling(temperature=np.float32(0.5), top_k=np.int64(3), top_p=np.float64(0.9), seed=np.int64(7))
+    assert (type(sampling.top_k), type(sampling.seed)) == (int, int)
+    assert sampling == gerund.Sampling(temperature=0.5, top_k=3, top_p=0.9, seed=7)
+
+
+def test_what_stands_for_settings_that_are_left_out():
+    own = gerund.Sampling(temperature=1.0)
+    assert sampling_or(None) == gerund.Sampling()
+    assert sampling_or(None, own) == sampling_or(own) == own
+    for given in (0.8, {}, "greedy"):
+        with pytest.raises(ConfigError, match=r"sampling is a Sampling, such as Sampling\(temperature=0.8\), not "):
+            sampling_or(given)

@@ -7,9 +7,11 @@ Knows: names, ranges, JSON. Does not know: torch.
 """
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from difflib import get_close_matches
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -18,6 +20,8 @@ from gerund.errors import ConfigError, DataError, unknown_name
 from gerund.types import Scorer
 
 CONFIG_FILE = "gerund.json"
+DEFAULT_MODEL = "default"
+"""Means the model inside wherever a model is named; a folder of that name is ``./default``."""
 FORMAT = 1
 POOLINGS = ("mean", "weighted-mean", "last", "first")
 
@@ -36,6 +40,27 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "max_length": (_NUMBER, _NOTHING),
     "adapter": (_TEXT, _NOTHING),
 }
+
+
+def whole_number(name: str, value: Any) -> int:
+    """Return a whole number, also one of numpy's, as Python's own.
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise ConfigError(f"{name} is a whole number, not {value!r}")
+    return int(value)
+
+
+def demand_number(name: str, value: Any) -> None:
+    """Refuse what is no number.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise ConfigError(f"{name} is a number, not {value!r}")
 
 
 @dataclass(frozen=True)
@@ -86,13 +111,16 @@ class EncoderConfig:
         """Return the prompt to use: None for the default, a name from ``prompts``, or the text itself.
 
         Raises:
-            ConfigError: a single word that is all but one of the names: a slip, which would be read as a text.
+            ConfigError: no text; or a single word that is all but one of the names: a slip, which would be read as a
+                text.
 
         >>> EncoderConfig(prompts={"query": "Question: "}).prompt_text("query")
         'Question: '
         """
         if prompt is None:
             return self.prompt
+        if not isinstance(prompt, str):
+            raise ConfigError(f"a prompt is a text or the name of one, not {prompt!r}")
         if prompt not in self.prompts and prompt.isidentifier() and get_close_matches(prompt, self.prompts, cutoff=0.6):
             raise unknown_name("prompt", prompt, list(self.prompts))
         return self.prompts.get(prompt, prompt)
@@ -144,13 +172,25 @@ class Sampling:
     """Makes the draw repeatable. Each prompt of a batch draws on its own, so batching changes nothing."""
 
     def __post_init__(self) -> None:
-        if not self.temperature >= 0:
+        demand_number("temperature", self.temperature)
+        for name in ("top_k", "seed"):
+            if getattr(self, name) is not None:
+                # numpy's whole numbers overflow where Python's do not, and transformers refuses them.
+                object.__setattr__(self, name, whole_number(name, getattr(self, name)))
+        if not math.isfinite(self.temperature):
+            raise ConfigError(
+                f"temperature={self.temperature} is not a finite number; 0 is greedy, 1 the model as it is"
+            )
+        if self.temperature < 0:
             raise ConfigError(f"temperature={self.temperature} is negative; 0 is greedy, 1 the model as it is")
         if self.top_k is not None and self.top_k < 1:
             raise ConfigError(f"top_k={self.top_k} leaves no token to choose from")
         for name in ("top_p", "typical_p"):
             value = getattr(self, name)
-            if value is not None and not 0 < value <= 1:
+            if value is None:
+                continue
+            demand_number(name, value)
+            if not 0 < value <= 1:
                 raise ConfigError(f"{name}={value} is not above 0 and at most 1")
 
     @property
@@ -186,13 +226,45 @@ class Rerank:
     def __post_init__(self) -> None:
         for name, what in (("samples", "continuation"), ("beams", "continuation"), ("every", "token")):
             value = getattr(self, name)
-            if value is not None and value < 1:
+            if value is None and name == "every":
+                continue
+            if whole_number(name, value) < 1:
                 raise ConfigError(f"{name}={value} leaves no {what}")
 
     @property
     def width(self) -> int:
         """How many continuations of one prompt are written at a time."""
         return self.samples * self.beams
+
+
+def sampling_or(given: Sampling | None, default: Sampling = Sampling()) -> Sampling:
+    """Return how tokens are drawn: as given, or by default (greedily) where nothing is said.
+
+    Raises:
+        ConfigError: what is given is no ``Sampling``.
+    """
+    if given is None:
+        return default
+    if not isinstance(given, Sampling):
+        raise ConfigError(f"sampling is a Sampling, such as Sampling(temperature=0.8), not {given!r}")
+    return given
+
+
+def check_dimensions(dimensions: int | None, most: int | None = None) -> None:
+    """Refuse a part of a vector that cannot be.
+
+    Args:
+        dimensions: how many numbers are kept; None for all.
+        most: how many a vector has; None where that is not known yet.
+
+    Raises:
+        ConfigError: it is no whole number, less than 1, or more than ``most``.
+    """
+    if dimensions is None:
+        return
+    if whole_number("dimensions", dimensions) < 1 or (most is not None and dimensions > most):
+        limit = "as many as a vector has" if most is None else f"the model's {most}"
+        raise ConfigError(f"dimensions={dimensions} is not between 1 and {limit}")
 
 
 def read_encoder_config(folder: Path) -> EncoderConfig | None:

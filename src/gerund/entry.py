@@ -42,7 +42,7 @@ def load(
     about 0.45 of the layers, and the pooling is the mean. A T5 has an encoder of its own, whose plan is ``bidir``.
 
     Args:
-        model: a folder, a hub id, or None for the embedded default.
+        model: a folder, a hub id, or None (or ``default``) for the embedded default.
         attention: the name of a plan (``gerund.PLAN_NAMES``) or a plan.
         k: number of converted layers.
         k0: for ``mask0+bidir``, how many of them hide the first token.
@@ -52,8 +52,9 @@ def load(
         adapter: a PEFT folder, awake while encoding and filling in and never while writing; ``none`` leaves the
             folder's own ones aside, and with them the head and the scorer that were trained with them.
         infill_adapter: another one to fill in with: a PEFT folder, or a model trained from the same weights, whose
-            adapter is taken; ``none`` fills in with the untouched model.
-        scorer: a model trained from the same weights to score continuations, whose adapter and reading are taken.
+            adapter is taken, also ``default``; ``none`` fills in with the untouched model.
+        scorer: a model trained from the same weights to score continuations, whose adapter and reading are taken; also
+            ``default``.
         dtype: ``auto`` keeps the checkpoint's type and encodes float32 weights in bfloat16 where the processor
             computes in it and the vectors' cosine to float32 is at least 0.999; or a type by name, for both.
         device: ``auto``, ``cpu``, ``cuda``, ``cuda:1``, ...

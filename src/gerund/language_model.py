@@ -9,8 +9,8 @@ from typing import Literal, Self
 
 import numpy as np
 
-from gerund.config import EncoderConfig, Rerank, Sampling
-from gerund.errors import ConfigError, TextError
+from gerund.config import EncoderConfig, Rerank, Sampling, sampling_or
+from gerund.errors import ConfigError
 from gerund.exporting import formats
 from gerund.exporting.folders import write_settings
 from gerund.exporting.formats import Export
@@ -19,7 +19,7 @@ from gerund.inference.infilling import BLANK, Method
 from gerund.inference.reranking import Judge, search, stream_search
 from gerund.inference.session import Session, encode_and_keep
 from gerund.inference.spans import SpannedText, SpanReading, span_logprobs
-from gerund.inference.tokens import check_texts
+from gerund.inference.tokens import check_candidates, check_texts
 from gerund.models import loading
 from gerund.models.adapters import base_state
 from gerund.models.halves import reads_apart
@@ -111,7 +111,7 @@ class LanguageModel(TextEncoder):
                 self._judge(checked, rerank, sampling),
                 rerank,
                 max_new_tokens=max_new_tokens,
-                sampling=sampling or NUCLEUS,
+                sampling=sampling_or(sampling, NUCLEUS),
             )
             return list(ranked)
         return generation.generate(
@@ -119,7 +119,7 @@ class LanguageModel(TextEncoder):
             self.tokenizer,
             check_texts(prompts),
             max_new_tokens=max_new_tokens,
-            sampling=sampling or Sampling(),
+            sampling=sampling_or(sampling),
             batch_size=batch_size,
         )
 
@@ -144,10 +144,10 @@ class LanguageModel(TextEncoder):
                 self._judge([checked], rerank, sampling),
                 rerank,
                 max_new_tokens=max_new_tokens,
-                sampling=sampling or NUCLEUS,
+                sampling=sampling_or(sampling, NUCLEUS),
             )
         return generation.stream(
-            self.model, self.tokenizer, checked, max_new_tokens=max_new_tokens, sampling=sampling or Sampling()
+            self.model, self.tokenizer, checked, max_new_tokens=max_new_tokens, sampling=sampling_or(sampling)
         )
 
     def score(
@@ -159,8 +159,8 @@ class LanguageModel(TextEncoder):
             prefixes: any number of texts.
             continuations: for each prefix its candidates, as they follow it: with the space that begins them.
             scorer: ``pmi``, ``avg_cll``, ``cll``, ``avg_ull``, ``self_certainty``, ``overlap``, ``random``;
-                ``own``, this model's, which it was trained to be; the folder or hub id of a scorer; or an object with
-                a ``score`` method. None takes its own where it has one, else ``pmi``.
+                ``own``, this model's, if it was trained to be one; ``default``, the embedded default's; a scorer's
+                folder or hub id; or an object with a ``score`` method. None takes its own if it has one, else ``pmi``.
 
         Returns:
             For each prefix a score for each of its candidates; higher is better. Scores of one prefix by one scorer
@@ -175,13 +175,13 @@ class LanguageModel(TextEncoder):
         >>> right > wrong
         True
         """
-        checked = check_texts(prefixes)
-        if len(continuations) != len(checked):
-            raise TextError(f"{len(checked)} prefixes have {len(continuations)} lists of continuations")
-        return find_scorer(scorer, self, own=self.scorer).score(checked, [check_texts(own) for own in continuations])
+        checked, texts = check_candidates(prefixes, continuations)
+        return find_scorer(scorer, self, own=self.scorer).score(checked, texts)
 
     def _judge(self, prompts: Sequence[str], rerank: Rerank, sampling: Sampling | None) -> Judge:
-        seed = sampling.seed if sampling is not None and sampling.seed is not None else 0
+        if not isinstance(rerank, Rerank):
+            raise ConfigError(f"rerank is a Rerank, such as Rerank(scorer='pmi'), not {rerank!r}")
+        seed = sampling_or(sampling).seed or 0
         scorer = find_scorer(rerank.scorer, self, own=self.scorer, seed=seed)
         if isinstance(scorer, DualScorer | LikelihoodScorer) and rerank.every is not None:
             scorer = scorer.growing()
@@ -316,7 +316,7 @@ class LanguageModel(TextEncoder):
             keep=keep,
             share=share,
             blank=BLANK,
-            sampling=sampling or NUCLEUS,
+            sampling=sampling_or(sampling, NUCLEUS),
             begins=reads_apart(self.model) or self.tokenizer.bos_token_id is not None,
         )
 

@@ -10,7 +10,7 @@ from typing import Any, Literal, NoReturn
 
 import numpy as np
 
-from gerund.config import Rerank, Sampling
+from gerund.config import Rerank, Sampling, sampling_or
 from gerund.errors import ConfigError, UnsupportedModelError
 from gerund.exporting.formats import Export
 from gerund.inference import sentinels
@@ -113,7 +113,7 @@ class Seq2SeqModel(Seq2SeqEncoder, LanguageModel):
             checked,
             blank=blank,
             max_tokens=max_tokens,
-            sampling=sampling or Sampling(),
+            sampling=sampling_or(sampling),
             samples=samples,
         )[0]
 

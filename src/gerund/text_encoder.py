@@ -17,7 +17,7 @@ from gerund.attention.interface import attach
 from gerund.attention.plan import ResolvedPlan
 from gerund.attention.probe import prove
 from gerund.attention.streams import attach_streams, decoder_layers
-from gerund.config import EncoderConfig, Job
+from gerund.config import EncoderConfig, Job, check_dimensions
 from gerund.errors import ConfigError, unknown_name
 from gerund.inference import encoding
 from gerund.inference.precision import choose_autocast
@@ -164,8 +164,7 @@ class TextEncoder:
         """
         if output not in ("numpy", "torch"):
             raise unknown_name("output", output, ["numpy", "torch"])
-        if dimensions is not None and not 1 <= dimensions <= self.dimensions:
-            raise ConfigError(f"dimensions={dimensions} is not between 1 and the model's {self.dimensions}")
+        check_dimensions(dimensions, self.dimensions)
         tokens = self.tokens(check_texts(texts), prompt, empty, overflow)
         vectors = encoding.encode(self.reader, tokens, batch_tokens=batch_tokens, show=show_progress)
         vectors = np.ascontiguousarray(vectors[:, :dimensions])

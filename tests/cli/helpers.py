@@ -2,11 +2,12 @@
 
 import io
 import sys
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from unittest.mock import patch
 
 from gerund.cli.main import main
+from gerund.models import loading
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,13 @@ class Ran:
         assert self.err.startswith("gerund: error: ")
         assert self.err.count("\n") == 1
         return self.err.removeprefix("gerund: error: ").rstrip("\n")
+
+
+@contextmanager
+def no_loading():
+    """Let no model be read from the disk until the block ends."""
+    with patch.object(loading, "read", side_effect=AssertionError("a model was loaded")):
+        yield
 
 
 def run_cli(*arguments: object, stdin: str | bytes = b"") -> Ran:

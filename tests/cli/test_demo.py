@@ -16,7 +16,9 @@ from gerund.demo.steps import HITS, SAMPLES, Demo
 from gerund.demo.texts import read_beginnings, read_gaps, read_passages
 from gerund.entry import load
 from gerund.errors import ModelError, OutputExistsError, TextError
-from gerund.inference.maps import sink_share
+from gerund.inference.looking import look
+from gerund.inference.maps import EXAMPLE_TEXTS, sink_share
+from tests.adapters import PEFT_WARNINGS, make_adapter
 
 
 @pytest.fixture(scope="module")
@@ -165,6 +167,23 @@ def test_layers_are_looked_at_without_the_sink(roomy_folder: Path) -> None:
     looked, plan = demo.look()
     assert plan.name == "mask0-bidir"
     assert sink_share(looked.after)[-1] == 0 < sink_share(looked.before)[-1]
+
+
+@pytest.mark.filterwarnings(*PEFT_WARNINGS)
+def test_an_adapter_is_left_aside_where_another_plan_hides_the_sink(roomy_folder: Path, tmp_path: Path) -> None:
+    adapter = make_adapter(roomy_folder, tmp_path / "adapter")
+    plain, own = (load(roomy_folder, attention="inter-bidir", **more) for more in ({}, {"adapter": adapter}))
+    found = []
+    for place, lm in enumerate((plain, own)):
+        lm.save(tmp_path / str(place))
+        demo = Demo(str(tmp_path / str(place)))
+        demo.start()
+        looked, plan = demo.look()
+        assert plan.name == "mask0-bidir"
+        found.append([*sink_share(looked.before), *sink_share(looked.after)])
+    assert found[0] == found[1]
+    own = own.with_encoder(EncoderConfig(attention=AttentionPlan("mask0-bidir")))
+    assert found[0] != [*sink_share(look(own.reader, EXAMPLE_TEXTS).after)]
 
 
 def test_bad_input_is_one_sentence(roomy_folder: Path, tmp_path: Path) -> None:

@@ -232,7 +232,12 @@ def test_advice_about_sinks(found):
     untouched = with_sinks(found, "causal", SINKS, SINKS, converted=())
     assert advise(untouched) == [f"{said}: a mask0 plan will help."]
     beside = with_sinks(found, "inter-back", SINKS, SINKS, converted=())
-    assert "inter-back leaves them as they are" in advise(beside)[0]
+    [sentence] = advise(beside)
+    assert sentence.endswith(
+        "inter-back leaves them as they are and adds layers that look elsewhere. Compare it with mask0-bidir."
+    )
+    [sentence] = advise(replace(beside, adapter=True))
+    assert sentence.endswith("inter-back leaves them as they are and adds layers that look elsewhere.")
     alone = with_sinks(found, "causal", (0.1, 0.9, 0.1, 0.1), SINKS, converted=())
     assert advise(alone) == ["Layer 1 gives 90% of its attention to the first token: a mask0 plan will help."]
 

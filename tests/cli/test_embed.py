@@ -16,7 +16,7 @@ import pytest
 import gerund
 from gerund.data.embedding_files import read_embeddings
 from gerund.errors import ResourceError
-from tests.cli.helpers import run_cli
+from tests.cli.helpers import no_loading, run_cli
 
 TEXTS = [f"{'the cat and ' * (i % 4)}text {i}" for i in range(12)]
 
@@ -196,6 +196,10 @@ class TestMistakes:
     )
     def test_settings(self, refuse, options, message):
         assert message in refuse(*options)
+
+    def test_dimensions_before_a_model_is_loaded(self, refuse):
+        with no_loading():
+            assert refuse("--dimensions", "-1") == "dimensions=-1 is not between 1 and as many as a vector has"
 
     def test_output(self, refuse, tmp_path):
         assert "must end in .parquet or .npy" in refuse(output=tmp_path / "out.csv")

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from tests.cli.helpers import run_cli
+from gerund.cli import eval as eval_command
+from tests.cli.helpers import no_loading, run_cli
 from tests.cli.small_data import write_data
 
 
@@ -125,7 +126,11 @@ def test_list_tells_what_it_cannot_place(tmp_path):
     ("arguments", "message"),
     [
         (["--tasks", "sts"], "give --tasks and -o REPORT, or --list"),
-        (["--list"], "give --data FOLDER"),
+        (["--list"], "--list shows which tasks a folder of data holds; give --data FOLDER"),
+        (["--tasks", "stsb", "-o", "{out}"], "give --data FOLDER for tasks on local data, or an MTEB name; did you"),
+        (["--tasks", "sts", "-o", "{out}", "--data", "{empty}"], "holds no data of any task"),
+        (["--tasks", "stsb", "-o", "{out}", "--data", "{empty}"], "looks like; did you mean mteb/STSB"),
+        (["default", "defualt", "--tasks", "sts", "-o", "{out}", "--data", "{data}"], "did you mean default?"),
         (["--tasks", "stss", "-o", "{out}", "--data", "{data}"], "unknown task 'stss'; did you mean sts"),
         (["--tasks", "sts/smal", "-o", "{out}", "--data", "{data}"], "unknown task 'sts/smal'; did you mean sts/small"),
         (["--tasks", "small", "-o", "{out}", "--data", "{data}"], "'small' may be sts/small, retrieval/small"),
@@ -144,10 +149,19 @@ def test_list_tells_what_it_cannot_place(tmp_path):
     ],
 )  # fmt: skip
 def test_mistakes(data, tmp_path, arguments, message):
-    places = {"out": tmp_path / "out", "data": data}
-    ran = run_cli("eval", *(str(argument).format(**places) for argument in arguments))
+    (tmp_path / "empty").mkdir()
+    places = {"out": tmp_path / "out", "data": data, "empty": tmp_path / "empty"}
+    with no_loading():
+        ran = run_cli("eval", *(str(argument).format(**places) for argument in arguments))
     assert message in ran.mistake
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("mistake", [["--plan", "foo"], ["--limit", "0"], ["-o", "{data}"], ["defualt"]])
+def test_what_is_quick_to_find_comes_before_the_tasks(data, tmp_path, monkeypatch, mistake):
+    monkeypatch.setattr(eval_command, "_tasks", None)
+    arguments = ["--tasks", "STSB", "-o", tmp_path / "out", *(word.format(data=data) for word in mistake)]
+    assert run_cli("eval", "default", *arguments).mistake
 
 
 def test_a_model_that_is_not_there(data, tmp_path):

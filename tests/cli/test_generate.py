@@ -5,7 +5,7 @@ import json
 import pytest
 
 import gerund
-from tests.cli.helpers import run_cli
+from tests.cli.helpers import no_loading, run_cli
 
 OPENING = "Once upon a time, there was a little girl named Lily. She loved to play outside in the park."
 
@@ -89,7 +89,35 @@ def test_models_that_no_plan_reaches_write_too(tmp_path):
     assert run_cli("generate", "one", "-m", folder, "--max-new-tokens", 2).out.startswith("one")
 
 
+@pytest.mark.parametrize("name", [["-"], ["--file", "-"]])
+def test_empty_standard_input_is_no_prompt(tiny_folder, name):
+    assert run_cli("generate", *name, "-m", tiny_folder).mistake.startswith("standard input has no prompt")
+
+
+def test_default_is_the_model_inside():
+    with no_loading():
+        assert "did you mean default?" in run_cli("generate", "a", "-m", "defualt").mistake
+    ran = run_cli("generate", "The old", "-m", "default", "--max-new-tokens", 3)
+    assert ran.out == run_cli("generate", "The old", "--max-new-tokens", 3).out != ""
+
+
 class TestMistakes:
+    @pytest.mark.parametrize(
+        "arguments",
+        [
+            ["--max-new-tokens", "0"],
+            ["--max-new-tokens", "0", "--rerank", "pmi"],
+            ["--expand", "2", "--max-new-tokens", "0"],
+            ["--expand", "2", "--share", "2"],
+            ["--rerank", "pmii"],
+            ["--rerank", "./absent"],
+            ["--rerank", "pmi", "--temperature", "0"],
+        ],
+    )
+    def test_known_before_a_model_is_loaded(self, tiny_folder, arguments):
+        with no_loading():
+            assert run_cli("generate", "a cat", "-m", tiny_folder, *arguments).mistake
+
     @pytest.mark.parametrize(
         "arguments, message",
         [
@@ -104,6 +132,8 @@ class TestMistakes:
             (["a", "--batch-size", "0"], "batch_size=0"),
             (["a", "--max-new-tokens", "0"], "max_new_tokens=0 writes nothing"),
             (["a", "-m", "./absent"], "there is no folder"),
+            (["a", "--column", "x"], "--column says how a file is read; it belongs to --file"),
+            (["a", "--format", "txt"], "--format says how a file is read; it belongs to --file"),
             (["a", "--device", "abacus"], "cannot be used here"),
             (["x" * 99], "the prompt: the text has 100 tokens and the model's context ends at 64"),
             (["x" * 99, "--json"], "the prompt: the text has 100 tokens and the model's context ends at 64"),

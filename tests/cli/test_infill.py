@@ -9,7 +9,7 @@ import gerund
 from gerund import Infill, Sampling
 from gerund.language_model import LanguageModel
 from tests.adapters import PEFT_WARNINGS, make_adapter
-from tests.cli.helpers import run_cli
+from tests.cli.helpers import no_loading, run_cli
 from tests.tiny import save_tiny
 
 TEXT = "He ran [blank] home."
@@ -49,15 +49,18 @@ def test_the_whole_text_is_printed(tiny_folder):
 
 
 def test_every_option_reaches_the_engine(tiny_folder, called):
-    options = ["--blank", "___", "--method", "left-only", "--max-tokens", 9, "--beams", 2, "--samples", 3]
+    options = ["--blank", "___", "--method", "left-only", "--max-tokens", 9, "--samples", 3]
     draws = ["--temperature", 0.5, "--top-p", 0.9, "--top-k", 4, "--typical-p", 0.8, "--seed", 5]
-    assert run_cli("infill", "a ___ b", "-m", tiny_folder, *FAST, "--shots", 1, *options, *draws).code == 0
+    assert run_cli("infill", "a ___ b", "-m", tiny_folder, *FAST, *options, *draws).code == 0
+    assert run_cli("infill", TEXT, "-m", tiny_folder, "--beams", 2).code == 0
+    assert run_cli("infill", TEXT, "-m", tiny_folder, "--method", "blank", "--shots", 1).code == 0
     assert run_cli("infill", "a [blank] b", "-m", tiny_folder).out == "a é b\n"
-    wanted = {"blank": "___", "method": "left-only", "max_tokens": 9, "beams": 2, "samples": 3, "shots": 1}
+    wanted = {"blank": "___", "method": "left-only", "max_tokens": 9, "beams": 1, "samples": 3, "shots": 0}
     wanted |= {"lengths": [2, 3], "sampling": Sampling(0.5, top_k=4, top_p=0.9, typical_p=0.8, seed=5)}
     plain = {"blank": "[blank]", "method": "infill", "max_tokens": 32, "beams": 1, "samples": 1, "shots": 0}
     plain |= {"lengths": None, "sampling": Sampling()}
-    assert called == [("a ___ b", wanted), ("a [blank] b", plain)]
+    others = [(TEXT, plain | {"beams": 2}), (TEXT, plain | {"method": "blank", "shots": 1})]
+    assert called == [("a ___ b", wanted), *others, ("a [blank] b", plain)]
 
 
 def test_standard_input_is_one_text(tiny_folder, called):
@@ -124,10 +127,27 @@ def test_every_method_fills(tmp_path, method):
 
 class TestMistakes:
     @pytest.mark.parametrize(
+        "arguments",
+        [
+            ["--length", "0"],
+            ["--max-tokens", "0"],
+            ["--samples", "3"],
+            ["--beams", "0"],
+            ["--method", "magic"],
+            ["--method", "blank", "--shots", "9"],
+        ],
+    )
+    def test_known_before_a_model_is_loaded(self, tiny_folder, arguments):
+        with no_loading():
+            assert run_cli("infill", TEXT, "-m", tiny_folder, *arguments).mistake
+
+    @pytest.mark.parametrize(
         "arguments, message",
         [
             ([], "give either a text or --file"),
             ([TEXT, "--file", "b.txt"], "not both"),
+            ([TEXT, "--column", "x"], "--column says how a file is read; it belongs to --file"),
+            (["-"], "standard input has no text"),
             (["no gap"], "the text has no [blank] to fill"),
             (["[blank]"], "the text is nothing but [blank]"),
             ([""], "the text is empty"),

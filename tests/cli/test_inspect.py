@@ -83,6 +83,9 @@ def test_architectures_without_plans_show_themselves(tmp_path):
         (["MODEL", TEXT, "--json", "--attention", "hybrid"], "spans"),
         (["MODEL", TEXT, "--json", "--k", "9"], "k=9"),
         (["./absent", TEXT, "--json"], "./absent"),
+        ([TEXT, "-o", "a.png"], "MODEL comes first"),
+        (["Cats.", "-o", "a.png"], "there is no folder 'Cats.'"),
+        (["MODEL", TEXT, "--json", "--column", "x"], "--column says how a file is read"),
     ],
 )
 def test_mistakes_end_in_one_sentence_and_status_2(tiny_folder, tmp_path, monkeypatch, arguments, words):

@@ -6,7 +6,7 @@ import pytest
 
 import gerund
 from gerund.config import Rerank, Sampling
-from tests.cli.helpers import run_cli
+from tests.cli.helpers import no_loading, run_cli
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def test_file(tiny_folder, lm, tmp_path):
         ('{"prefix": "a"}', "line 1: needs 'continuations', a list of texts"),
         ('{"prefix": "a", "continuations": "b"}', "needs 'continuations', a list of texts"),
         ('{"prefix": "a", "continuations": []}', "needs 'continuations', a list of texts"),
-        ('{"prefix": "a", "continuations": [" "]}', "line 1: a continuation is empty"),
+        ('{"prefix": "a", "continuations": [" "]}', "line 1: continuation 0 is empty"),
         ('{"prefix": "a", "continuations": [3]}', "line 1"),
         ('{"continuations": ["b"]}', "no field 'prefix'"),
         ("[", "not valid JSON"),
@@ -68,14 +68,32 @@ def test_bad_files(tmp_path, line, message):
     [
         ([], "give either a prefix with its continuations or --file"),
         (["a"], "give at least one continuation"),
-        (["a", ""], "a continuation is empty"),
+        (["a", "b", ""], "continuation 1 is empty"),
         (["a", "b", "-f", "c.jsonl"], "not both"),
         (["a", "b", "--scorer", "pmy"], "unknown scorer 'pmy'"),
+        (["a", "b", "--scorer", "./absent"], "there is no folder './absent'"),
         (["-f", "absent.jsonl"], "absent.jsonl: no such file"),
     ],
 )
 def test_mistakes(arguments, message):
-    assert message in run_cli("score", *arguments).mistake
+    with no_loading():
+        assert message in run_cli("score", *arguments).mistake
+
+
+def test_default_is_the_scorer_inside(tiny_folder):
+    texts = ["The old man looked at the sea.", "The waves were high.", "Interest rates rose."]
+    ran = run_cli("score", *texts, "-m", tiny_folder, "--scorer", "default")
+    assert (ran.code, ran.out) == (0, run_cli("score", *texts).out)
+
+
+def test_an_empty_prefix_has_no_vector(tmp_path):
+    assert run_cli("score", "", "b").mistake.startswith("the prefix is empty, and this scorer compares it")
+    rows = [{"prefix": "" if n == 34 else "a", "continuations": ["b"]} for n in range(36)]
+    source = tmp_path / "in.jsonl"
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    ran = run_cli("score", "--file", source, "-o", tmp_path / "out.jsonl")
+    assert "in.jsonl, line 35: the prefix is empty, and this scorer" in ran.err
+    assert run_cli("score", "", "b", "--scorer", "avg_cll").code == 0
 
 
 class TestGenerate:
@@ -105,7 +123,7 @@ class TestGenerate:
             (["--every", 3], "--every belongs to --rerank SCORER"),
             (["--rerank", "pmi", "--samples", 0], "samples=0 leaves no continuation"),
             (["--rerank", "pmy"], "unknown scorer 'pmy'"),
-            (["--rerank", "pmi", "--temperature", 0], "there is nothing to rank"),
+            (["--rerank", "pmi", "--temperature", 0], "nothing to rank; set a temperature above 0, such as 1"),
         ],
     )
     def test_mistakes(self, tiny_folder, options, message):

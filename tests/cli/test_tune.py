@@ -65,6 +65,7 @@ def test_mistakes(tiny_folder, data, tmp_path, arguments, message):
     ran = run_cli("tune", tiny_folder, "--data", data, "-o", tmp_path / "t", *given)
     assert ran.code == 2, (ran.out, ran.err)
     assert message in ran.err
+    assert not (tmp_path / "t").exists() or "--pooling" in arguments
 
 
 def test_a_folder_with_nothing_to_choose_on(tiny_folder, tmp_path):

@@ -9,6 +9,7 @@ from gerund.attention.plan import AttentionPlan
 from gerund.errors import ConfigError
 from gerund.evaluation.task import Settings
 from gerund.evaluation.tuning import ONE_K, PLANS, Trial, _Search, most_k, spread, tune
+from tests.adapters import PEFT_WARNINGS, make_adapter
 from tests.evaluation.toys import ToyTask, ToyWriting
 
 TOY = ToyTask(name="toy/one")
@@ -20,7 +21,7 @@ def lm(tiny_folder):
     return gerund.load(tiny_folder)
 
 
-def search(score, *, n, budget, plans=PLANS, configs=(OWN,)):
+def search(score, *, n, budget, plans=PLANS, configs=(OWN,), own=None):
     """Run a search over a made-up score of plan and pooling."""
     asked = []
 
@@ -29,7 +30,7 @@ def search(score, *, n, budget, plans=PLANS, configs=(OWN,)):
         return [Trial(config, str(config), {"toy": score(config)}) for config in configs]
 
     found = _Search(measure, n, list(configs), budget)
-    found.run(plans)
+    found.run(plans, own)
     assert len({str(config) for config in asked}) == len(asked) == len(found.done.trials)
     return found.done
 
@@ -106,6 +107,19 @@ def test_poolings_are_tried_with_every_plan():
     done = search(lambda config: float(config.pooling == "last"), n=4, budget=40, configs=configs)
     assert done.best.config.pooling == "last"
     assert len(done.curves("mean")) == len(done.curves("last"))
+
+
+@pytest.mark.filterwarnings(*PEFT_WARNINGS)
+def test_the_plan_that_an_adapter_was_trained_under_is_tried(tiny_folder, tmp_path):
+    own = AttentionPlan("inter-bidir", k=3)
+    done = search(hill("inter-bidir", 3), n=40, budget=4, plans=["mask0-bidir"], own=own)
+    assert [trial.plan for trial in done.trials[:2]] == [AttentionPlan("causal"), own]
+    assert done.best.plan == own
+    adapter = make_adapter(tiny_folder, tmp_path / "adapter")
+    for options, tried in (({}, []), ({"adapter": adapter}, ["inter-bidir"])):
+        lm = gerund.load(tiny_folder, attention="inter-bidir", k=1, **options)
+        done = tune(lm, [TOY], Settings(), plans=["mask0-bidir"], budget=3)
+        assert [trial.plan.name for trial in done.trials][:-1] == ["causal", *tried, *["mask0-bidir"][: 1 - len(tried)]]
 
 
 def test_scores_are_those_of_each_plan_alone(lm, tmp_path):

@@ -86,6 +86,11 @@ def test_lengths_dimensions_and_shapes():
         lm.encode(TEXTS, dimensions=33)
     with pytest.raises(ConfigError, match="batch_tokens=0"):
         lm.encode(TEXTS, batch_tokens=0)
+    for name in ("dimensions", "batch_tokens"):
+        with pytest.raises(ConfigError, match=f"{name} is a whole number, not '32'"):
+            lm.encode(TEXTS, **{name: "32"})
+    with pytest.raises(ConfigError, match="a prompt is a text or the name of one, not 4"):
+        lm.encode(TEXTS, prompt=4)
     with pytest.raises(ConfigError, match="valid are: numpy, torch"):
         lm.encode(TEXTS, output="list")
 

@@ -57,6 +57,14 @@ class TestMasks:
             assert prompt.count("walls") == 2
             assert "damp walls" in prompt
 
+    def test_one_text_to_keep_is_meant_as_a_whole(self):
+        assert masks("dry damp walls", "damp walls") == masks("dry damp walls", ["damp walls"])
+
+    @pytest.mark.parametrize("keep", [3, [3], None, ["dry", None]])
+    def test_what_is_to_be_kept_is_words(self, keep):
+        with pytest.raises(TextError, match="what is to be kept is a list of words of the query, not "):
+            Query.of("dry damp walls", keep)
+
     def test_a_part_of_a_word_is_not_the_word(self):
         with pytest.raises(TextError, match="'wall' is to be kept and is not in the query"):
             Query.of("dry damp walls", ["wall"])
@@ -145,6 +153,7 @@ class TestExpanding:
             ({"count": 0}, "count is a whole number of at least 1, not 0"),
             ({"count": True}, "not True"),
             ({"share": 0.0}, "lies between 0 and 1, and is 0.0"),
+            ({"share": "0.3"}, "share is a number, not '0.3'"),
             ({"query": f"a {BLANK}", "keep": ["a"]}, "there is nothing to keep"),
             ({"query": f"a {BLANK}", "share": 0.5}, "nothing to keep or to share"),
         ):

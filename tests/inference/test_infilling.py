@@ -21,12 +21,19 @@ from tests.tiny import byte_tokenizer, tiny
 TEXT = "In the end [blank] and ran."
 LEFT, RIGHT = "In the end", " and ran."
 SPECIAL = [0, 1, 2]
+# Behind a word and a space: a letter would go on the word. (The tokenizer has a token a byte.)
+GROWING = [index for token, index in byte_tokenizer().get_vocab().items() if token[0].isalnum()]
 ARCHITECTURES = ["llama", "mistral", "gemma2", "gpt2", "opt", "gpt_oss"]
 
 
 def build(name="llama", bos=True, **changes):
     tokenizer = byte_tokenizer(bos)
     return LanguageModel(tiny(name, **{"vocab_size": len(tokenizer), **changes}), tokenizer, EncoderConfig())
+
+
+def not_here(span):
+    """Return the tokens that cannot follow what is written of a span."""
+    return SPECIAL if len(span) else [*SPECIAL, *GROWING]
 
 
 def left_and_right(lm, left=LEFT, right=RIGHT):
@@ -69,7 +76,8 @@ class Slow:
             options = []
             for span, total in kept:
                 follow = self.hybrid(left, span, right, length)
-                options += [((*span, t), total + float(follow[t])) for t in range(len(follow)) if t not in SPECIAL]
+                banned = not_here(span)
+                options += [((*span, t), total + float(follow[t])) for t in range(len(follow)) if t not in banned]
             kept = sorted(options, key=lambda option: -option[1])[:beams]
         return kept
 
@@ -177,7 +185,7 @@ def test_left_only_continues_the_left_side_causally():
         span, logprob = [], 0.0
         for _ in range(length):
             follow = slow.causal([*left, *span])[-1]
-            follow[SPECIAL] = float("-inf")
+            follow[not_here(span)] = float("-inf")
             span.append(int(follow.argmax()))
             logprob += float(follow.max())
         spans.append((slow.behind(left, span, right), slow.score(left, span, right, logprob), span))
@@ -205,7 +213,7 @@ def test_draws_of_one_token_follow_the_exact_distribution():
     n = 2000
     for sampling in (Sampling(temperature=2.0, seed=5), Sampling(temperature=1.5, top_k=6, seed=6)):
         logits = slow.hybrid(left, (), right, 1)
-        logits[SPECIAL] = float("-inf")
+        logits[not_here(())] = float("-inf")
         logits = logits / sampling.temperature
         if sampling.top_k:
             logits[logits < logits.topk(sampling.top_k).values[-1]] = float("-inf")
@@ -261,7 +269,7 @@ def test_several_gaps_are_filled_from_left_to_right_with_room_for_later_ones():
         real = [1] * (len(left) + len(span)) + [0] * open_ + real_behind
         label = [0] * len(left) + [1] * (len(span) + open_) + [0] * len(behind)
         follow = slow._run(ids, real, label, "hybrid")[len(left) + len(span) - 1]
-        follow[SPECIAL] = float("-inf")
+        follow[not_here(span)] = float("-inf")
         return int(follow.argmax())
 
     span = []
@@ -296,7 +304,7 @@ def test_long_gaps_are_filled_in_chunks_that_become_context():
         for place in range(length):
             begun = span[: place // 3 * 3]  # what was written before is context now
             follow = slow.hybrid([*left, *begun], span[len(begun) :], right, length - len(begun))
-            follow[SPECIAL] = float("-inf")
+            follow[not_here(span)] = float("-inf")
             span.append(int(follow.argmax()))
             total += float(follow.max())
         options.append((slow.behind(left, span, right), slow.score(left, span, right, total), span))
@@ -345,6 +353,22 @@ def test_no_special_token_is_ever_written():
     for settings in ({}, {"beams": 2}, {"sampling": Sampling(temperature=3.0, seed=1)}, {"method": "left-only"}):
         [ids] = lm.infill(TEXT, lengths=12, **settings).token_ids
         assert not banned & set(ids)
+
+
+@pytest.mark.parametrize("settings", [{}, {"beams": 2}, {"method": "left-only"}])
+def test_no_filling_grows_together_with_the_word_before_it(settings):
+    lm = build()
+    letters = lm.tokenizer("abcdefghij", add_special_tokens=False).input_ids
+    with torch.no_grad():
+        lm.model.get_output_embeddings().weight[letters] *= 50
+
+    def begins(text):
+        return lm.infill(text, lengths=4, **settings).spans[0][:1]
+
+    assert not begins("In the end [blank] and ran.").isalnum()
+    # With no space before the gap, or no word, anything may stand there.
+    assert begins("In the end[blank] and ran.").isalnum()
+    assert begins("In the end. [blank] and ran.").isalnum()
 
 
 def test_more_beams_than_there_are_tokens():

@@ -48,10 +48,12 @@ def test_lengths_that_do_not_fit_are_left_out_unless_they_were_asked_for():
     text = f"{'x' * 50} [blank] ab"  # with <s> 51 tokens, and 2 behind the gap
     assert lm.infill(text, max_tokens=32).lengths[0] <= 11
     assert lm.infill(text, lengths=11).lengths == [11]
-    with pytest.raises(TextError, match="the text has 53 tokens and a gap of 12 more, and the model's context ends"):
+    with pytest.raises(TextError, match=r"53 tokens and a gap of 12 more, .* 64; set a length of at most 11"):
         lm.infill(text, lengths=[1, 12])
-    with pytest.raises(TextError, match="59 tokens and 2 gaps of 3 more"):
+    with pytest.raises(TextError, match=r"59 tokens and 2 gaps of 3 more, .* 64; set a length of at most 2"):
         lm.infill(f"{'x' * 54} [blank] ab [blank] c", lengths=3)
+    with pytest.raises(TextError, match=r"63 tokens and 2 gaps of 3 more, .* 64; shorten it"):
+        lm.infill(f"{'x' * 58} [blank] ab [blank] c", lengths=3)
     with pytest.raises(TextError, match=r"text before the first gap has 64 tokens|the text has"):
         lm.infill("x" * 63 + " [blank]")
 
@@ -96,8 +98,9 @@ def test_prompting_methods_are_dispatched_to_and_scored_by_the_untouched_model(m
 
     monkeypatch.setattr(infill_prompts, "fill", answers)
     sampling = Sampling(temperature=1.0, seed=4)
-    result = lm.infill("In  [blank] end [blank] x", method=method, shots=5, max_tokens=7, sampling=sampling)
-    settings = {"method": method, "shots": 5, "max_tokens": 7, "sampling": sampling}
+    shots = 0 if method == "contextual" else 5  # which takes none
+    result = lm.infill("In  [blank] end [blank] x", method=method, shots=shots, max_tokens=7, sampling=sampling)
+    settings = {"method": method, "shots": shots, "max_tokens": 7, "sampling": sampling}
     assert asked == [(lm.model, lm.tokenizer, ["In  ", " end ", " x"], settings)]
     assert result.text == "In  the man end x"
     assert result.spans == ["  the man", ""]

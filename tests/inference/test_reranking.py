@@ -1,6 +1,7 @@
 """The search against a slow one that keeps no cache, and against plain generation."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ import torch
 import gerund
 from gerund.config import Rerank, Sampling
 from gerund.errors import ConfigError, ModelError, TextError
+from gerund.inference import reranking
 from gerund.inference.drawing import chosen_tokens, filters_of, generator_for
 from gerund.inference.generation import continuation_text, end_ids, prompt_ids, row_seed
 from gerund.inference.reranking import search, stream_search
@@ -79,6 +81,25 @@ def test_equals_the_slow_search(lm, rerank):
     expected = slow(lm, PROMPTS, rerank, vowels, 12, SAMPLING)
     assert [[(c.token_ids, c.finished, c.rank_score) for c in one.beams] for one in fast] == expected
     assert [one.token_ids for one in fast] == [own[0][0] for own in expected]
+
+
+@pytest.mark.parametrize("begins", ["shared", "copied"])
+def test_what_is_ranked_at_its_end_is_written_in_parts(lm, monkeypatch, begins):
+    if begins == "copied":
+        monkeypatch.setattr(reranking, "can_branch", lambda reader: False)
+    whole = run(lm, PROMPTS, Rerank(4, beams=2))
+    at_once = []
+    draw = reranking.chosen_tokens
+    monkeypatch.setattr(
+        reranking, "chosen_tokens", lambda scores, own: at_once.append(len(scores)) or draw(scores, own)
+    )
+    monkeypatch.setattr(reranking, "_PART", 3)
+    parts = run(lm, PROMPTS, Rerank(4, beams=2))
+    for one, other in zip(parts, whole, strict=True):
+        for part, candidate in zip(one.history[0], other.history[0], strict=True):
+            assert replace(part, score=0.0) == replace(candidate, score=0.0)
+            assert part.score == pytest.approx(candidate.score, abs=1e-4)
+    assert max(at_once) == 3
 
 
 def test_early_ends_compete_on(lm, monkeypatch):
@@ -165,7 +186,7 @@ class TestBadInput:
             Rerank(**{name: value})
 
     def test_greedy_writes_the_same_again(self, lm):
-        with pytest.raises(ConfigError, match="there is nothing to rank"):
+        with pytest.raises(ConfigError, match="nothing to rank; set a temperature above 0"):
             run(lm, PROMPTS, Rerank(2), sampling=Sampling())
 
     def test_scores_that_are_no_numbers(self, lm):

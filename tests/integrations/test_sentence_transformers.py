@@ -3,6 +3,7 @@
 import importlib
 import json
 import pickle
+import shutil
 import sys
 from pathlib import Path
 
@@ -129,6 +130,12 @@ def test_folders_of_another_kind(tiny_folder: Path, tmp_path: Path) -> None:
     for folder in (tiny_folder, tmp_path / "absent"):
         with pytest.raises(DataError, match="was not exported for sentence-transformers"):
             load(folder)
+
+
+def test_a_folder_that_is_called_like_the_model_inside(tiny_folder: Path, tmp_path: Path, monkeypatch) -> None:
+    shutil.copytree(tiny_folder, tmp_path / "default")
+    monkeypatch.chdir(tmp_path)
+    assert Transformer.load("default").lm.fingerprint() == gerund.load(tiny_folder).fingerprint()
 
 
 def test_without_the_library(monkeypatch) -> None:

@@ -48,6 +48,13 @@ def test_each_job_has_an_adapter_of_its_own(lm):
     assert lm.scorer is not None
 
 
+def test_its_adapters_are_taken_by_its_name(lm):
+    joined = gerund.load(infill_adapter="default", scorer="default")
+    assert joined.adapters.folders == lm.adapters.folders
+    assert joined.scorer is not None
+    assert joined.scorer.fingerprint == lm.scorer.fingerprint
+
+
 def test_it_writes_as_the_base_to_the_bit(lm, base):
     batch = lm.tokenizer(["The old man looked at the sea and", "In 1825"], return_tensors="pt", padding=True)
     with torch.no_grad():

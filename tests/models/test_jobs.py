@@ -112,6 +112,49 @@ def test_merging_joins_nothing(runs, tmp_path):
     assert not (tmp_path / "x").exists()
 
 
+def test_what_a_merged_folder_leaves_behind_is_told(joined, runs, tmp_path):
+    joined.save(tmp_path / "all")
+    warning = (
+        "gerund: warning: its adapter to fill gaps and its scorer fit the weights of before and are left out; the "
+        "model now writes with the adapter that encodes, which may spoil what it writes"
+    )
+    for command in (["convert", "--merge"], ["export", "--format", "merged"]):
+        for model, told in ((tmp_path / "all", [warning]), (runs["encode"], [])):
+            out = tmp_path / "-".join((command[0], model.name))
+            done = CliRunner().invoke(app, [command[0], str(model), str(out), *command[1:]])
+            assert done.exit_code == 0
+            assert done.stderr.splitlines() == told
+
+
+def test_reports_go_with_their_adapters(joined, runs, tmp_path):
+    joined.save(tmp_path / "all")
+    reports = {"training.json", "training-infill.json", "training-score.json"}
+    for name in (*reports, "training-base.json"):
+        (tmp_path / "all" / name).write_text("{}")
+
+    def kept(*options):
+        done = CliRunner().invoke(app, ["convert", str(tmp_path / "all"), str(tmp_path / "out"), "--force", *options])
+        assert done.exit_code == 0
+        return {path.name for path in (tmp_path / "out").glob("training*.json")}
+
+    assert kept() == kept("--attention", "causal") == {*reports, "training-base.json"}
+    assert kept("--infill-adapter", "none") == {"training.json", "training-score.json", "training-base.json"}
+    assert kept("--adapter", "none") == {"training-base.json"}
+    # It does every job then.
+    assert kept("--adapter", str(runs["infill"] / "adapter")) == {"training-infill.json", "training-base.json"}
+
+
+def test_another_plan_for_an_adapter_is_told(runs, tmp_path):
+    def told(*options):
+        arguments = ["convert", str(runs["encode"]), str(tmp_path / "out"), "--force", *options]
+        return CliRunner().invoke(app, arguments).stderr.splitlines()
+
+    assert told("--attention", "mask0-bidir") == [
+        "gerund: warning: the adapter was trained under bidir; --adapter none leaves it aside"
+    ]
+    assert told() == told("--attention", "bidir") == told("--attention", "causal", "--adapter", "none") == []
+
+
 def test_a_scorer_with_its_own_reading_stays_under_every_plan(joined, runs, tmp_path):
     expected = of(runs["score"]).score(PREFIXES, CONTINUATIONS)[0]
     other = joined.with_encoder(gerund.EncoderConfig(pooling="weighted-mean"))

@@ -44,7 +44,7 @@ def test_a_model_folder(folder: Path) -> None:
     assert gerund.load(str(folder), dtype="float32").fingerprint() == lm.fingerprint()
 
 
-@pytest.mark.parametrize("name", ["./absent", "/absent/model", "a/b/c", "", Path("absent")])
+@pytest.mark.parametrize("name", ["./absent", "/absent/model", "a/b/c", "", Path("absent"), "The cat sat.", "cat."])
 def test_no_such_folder(name: object) -> None:
     assert "there is no folder" in refusal(name)
 
@@ -53,8 +53,32 @@ def test_a_folder_without_a_model(tmp_path: Path) -> None:
     assert "holds no model: it has no config.json" in refusal(tmp_path)
 
 
+@pytest.mark.parametrize("model", [5, b"model", ["model"]])
+def test_what_names_no_model(model: object) -> None:
+    assert f"a model is given by its name or its folder, not as {model!r}" in refusal(model, ConfigError)
+
+
 def test_a_file(folder: Path) -> None:
     assert "is a file; give the folder" in refusal(folder / "model.safetensors")
+
+
+@pytest.mark.parametrize("name", ["defualt", "Default", "defalt"])
+def test_a_slip_in_the_name_of_the_model_inside(name: str) -> None:
+    assert refusal(name) == f"there is no folder {name!r}; did you mean default?"
+
+
+@pytest.mark.parametrize("name", ["gpt2", "ctrl", "someone/defualt"])
+def test_other_names_are_the_hubs(name: str) -> None:
+    assert loading.find(name) == loading.Source(name, None)
+
+
+def test_default_is_the_model_inside(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert loading.find("default") == loading.find(Path("default")) == loading.find(None)
+    folder.rename(folder.parent / "default")
+    monkeypatch.chdir(folder.parent)
+    assert loading.find("default") == loading.find(None)
+    assert loading.find("./default").folder == Path("default")
+    assert loading.find(Path("./default")).folder == Path("default")
 
 
 def test_a_hub_id_without_network() -> None:
@@ -63,7 +87,7 @@ def test_a_hub_id_without_network() -> None:
 
 def test_an_adapter_given_as_model(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text("{}")
-    assert "holds an adapter; give its base model and adapter=" in refusal(tmp_path)
+    assert "holds an adapter; give its base model, and this folder as the adapter" in refusal(tmp_path)
 
 
 def test_a_folder_with_model_and_adapter(folder: Path) -> None:
@@ -199,7 +223,9 @@ def test_unknown_names(folder: Path) -> None:
     assert "unknown dtype 'int4'; valid are: auto, float32" in refusal(folder, ConfigError, dtype="int4")
     assert "unknown pooling 'max'" in refusal(folder, ConfigError, pooling="max")
     assert "unknown attention plan 'all'" in refusal(folder, ConfigError, attention="all")
-    assert "device 'toaster' cannot be used" in refusal(folder, ConfigError, device="toaster")
+    for device in ("toaster", "", "cuda:x", []):
+        said = f"device {device!r} cannot be used here; take auto, cpu, cuda (or cuda:1) or mps"
+        assert refusal(folder, ConfigError, device=device) == said
     assert "k=5 is larger than the model's 4 layers" in refusal(folder, ConfigError, k=5)
 
 

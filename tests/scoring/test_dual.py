@@ -10,6 +10,7 @@ import pytest
 import gerund
 from gerund.attention.plan import AttentionPlan
 from gerund.config import Rerank, Sampling
+from gerund.errors import TextError
 from gerund.inference.growing_texts import GrowingTexts
 from gerund.scoring.dual import DualScorer, ScorerSettings
 
@@ -83,3 +84,15 @@ def test_another_reading_has_no_scorer(tiny_folder):
     other = lm.with_encoder(replace(lm.encoder, attention=AttentionPlan("bidir")))
     assert other.scorer is None
     assert lm.scorer is not None
+
+
+@pytest.mark.parametrize(
+    ("prefixes", "continuations", "said"),
+    [
+        (["a", " "], [["b"], ["c"]], "prefix 1 is empty, and this scorer compares it with what follows"),
+        (["a", "a"], [["b"], ["c", ""]], "continuation 1 of prefix 1 is empty"),
+    ],
+)
+def test_of_nothing_there_is_no_vector(tiny_folder, prefixes, continuations, said):
+    with pytest.raises(TextError, match=said):
+        scorer_of(tiny_folder).score(prefixes, continuations)

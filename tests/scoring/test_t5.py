@@ -167,7 +167,7 @@ class TestRefused:
             T5Scorer.load(folder, dtype="float32")
 
     def test_blank_texts(self, folder):
-        with pytest.raises(TextError, match="text 1 is empty"):
+        with pytest.raises(TextError, match="continuation 1 of prefix 0 is empty"):
             T5Scorer.load(folder).score(["a"], [["b", " "]])
 
     def test_names_that_are_no_scorers(self, tiny_folder, tmp_path):

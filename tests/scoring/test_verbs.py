@@ -39,6 +39,13 @@ class TestScore:
     def test_scorer_of_ones_own(self, lm):
         assert lm.score(["a"], [[" b", " cde"]], Longest()) == [[2.0, 4.0]]
 
+    def test_default_is_the_scorer_inside(self, lm):
+        texts = ["the cat sat"], [[" the rain", " a tin"]]
+        inside = gerund.load()
+        assert lm.score(*texts, "default")[0] == pytest.approx(inside.score(*texts)[0], abs=1e-4)
+        [one] = lm.generate("the cat", 4, SAMPLING, rerank=Rerank(2, scorer="default"))
+        assert isinstance(one, Ranked)
+
     def test_nothing_to_score(self, lm):
         assert lm.score([], []) == []
 
@@ -46,7 +53,12 @@ class TestScore:
         ("prefixes", "texts", "scorer", "error", "message"),
         [
             (["a", "b"], [[" c"]], None, TextError, "2 prefixes have 1 lists of continuations"),
-            (["a"], [["  "]], None, TextError, "continuation 0 is empty"),
+            (["a", "b"], [[" c"], [" d", "  "]], None, TextError, "continuation 1 of prefix 1 is empty"),
+            (["a"], [[" "]], "overlap", TextError, "continuation 0 of prefix 0 is empty"),
+            (["a"], ["book"], None, TextError, "each prefix has a list of continuations, .* and not 'book'"),
+            (["a"], "book", None, TextError, "each prefix has a list of continuations, .* and not 'book'"),
+            (["a"], None, None, TextError, "each prefix has a list of continuations, .* and not None"),
+            (["a"], [3], None, TextError, "each prefix has a list of continuations, .* and not 3"),
             (["a"], [[3]], None, TextError, "text 0 is not a string"),
             (["a"], [[" b"]], "pmy", ConfigError, "unknown scorer 'pmy'; valid are: avg_cll, cll"),
             (["a"], [[" b"]], 7, ConfigError, "a scorer is a name or an object with a method score, not 7"),
@@ -97,6 +109,22 @@ class TestGenerate:
             lm.generate("a", 3, Sampling(), rerank=Rerank(3))
         with pytest.raises(ConfigError, match="samples=0 leaves no continuation"):
             Rerank(0)
+
+    @pytest.mark.parametrize("verb", ["generate", "stream"])
+    @pytest.mark.parametrize(
+        ("arguments", "said"),
+        [
+            ({"max_new_tokens": 2.5}, "max_new_tokens is a whole number, not 2.5"),
+            ({"sampling": 0.8}, "sampling is a Sampling, .* not 0.8"),
+            ({"sampling": {}}, "sampling is a Sampling, .* not {}"),
+            ({"sampling": {"seed": 1}, "rerank": Rerank(2)}, "sampling is a Sampling"),
+            ({"max_new_tokens": 2.5, "rerank": Rerank(2)}, "max_new_tokens is a whole number, not 2.5"),
+            ({"rerank": "pmi"}, "rerank is a Rerank, .* not 'pmi'"),
+        ],
+    )
+    def test_arguments_of_the_wrong_kind(self, lm, verb, arguments, said):
+        with pytest.raises(ConfigError, match=said):
+            list(getattr(lm, verb)("a", **arguments))
 
 
 def test_ranks_by_meaning(stories_folder):

@@ -12,7 +12,7 @@ from gerund.errors import ConfigError, DataError, OutputExistsError
 from gerund.inference.like_length import fitting
 from gerund.scoring.finding import find_scorer
 from gerund.training.negatives import NegativesSettings, make_negatives
-from tests.cli.helpers import run_cli
+from tests.cli.helpers import no_loading, run_cli
 
 SENTENCES = [" ".join([f"W{i}", *(["a"] * (1 + i % 5)), "in."]) for i in range(60)]
 SMALL = {"prefix_words": 12, "fewest_words": 3, "most_words": 9}
@@ -192,7 +192,8 @@ class TestCommandLine:
         ],
     )
     def test_mistakes(self, books, tmp_path, options, message):
-        assert message in run_cli("negatives", books, "-o", tmp_path / "out", *options).mistake
+        with no_loading():
+            assert message in run_cli("negatives", books, "-o", tmp_path / "out", *options).mistake
         assert not (tmp_path / "out").exists()
 
     def test_missing_file(self, tmp_path):

@@ -157,6 +157,10 @@ class TestWhole:
         (tmp_path / "file").write_text("x")
         with pytest.raises(OutputExistsError, match="is a file"):
             run("file")
+        before = sorted((tmp_path / "out" / "model").iterdir())
+        with pytest.raises(OutputExistsError, match="is a model's own folder"):
+            run("out/model")
+        assert sorted((tmp_path / "out" / "model").iterdir()) == before
 
     def test_a_loss_that_is_no_number_stops_with_its_batch_saved(self, run, tmp_path, monkeypatch):
         original = CausalLosses.forward

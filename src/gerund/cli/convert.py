@@ -10,7 +10,12 @@ import typer
 from gerund.cli import encoder_options as options
 
 if TYPE_CHECKING:
+    from gerund.config import Job
     from gerund.language_model import LanguageModel
+    from gerund.models.loading import Source
+
+# How the adapters of the other jobs were trained, beside the encoder's own training.json.
+_REPORTS: "dict[Job, str]" = {"infill": "training-infill.json", "score": "training-score.json"}
 
 
 def command(
@@ -94,18 +99,68 @@ def command(
     )
     if merge and lm.reader.adapter is None:
         raise ConfigError("--merge writes an adapter into the weights and this model has none; give --adapter FOLDER")
+    if adapter is None:
+        _warn_of_plan(source, lm)
     if merge:
         identity = lm.export(output, "merged", overwrite=force).fingerprint
+        warn_of_merging(lm)
     else:
         identity = lm.fingerprint()
-        kept: dict[str, Any] = {"adapters": lm.adapters, "scorer": lm.scorer}
+        kept: dict[str, Any] = {"adapters": lm.adapters, "scorer": lm.scorer, "without": _outdated(source, lm)}
         convert(source, lm.reader, output, identity, **kept, more=_reports(infill_adapter, scorer), overwrite=force)
     _tell(lm, output, identity, as_json)
 
 
+def warn_of_merging(lm: "LanguageModel") -> None:
+    """Say what a merged folder leaves behind: what was trained beside the adapter on the weights of before."""
+    left = {
+        "its adapter to fill gaps": lm.adapters.hash("infill") not in ("", lm.adapters.hash("encode")),
+        "its scorer": lm.scorer is not None and lm.scorer.reads_apart,
+    }
+    names = [name for name, is_left in left.items() if is_left]
+    if names:
+        those = f"{' and '.join(names)} {'fit' if names[1:] else 'fits'} the weights of before"
+        typer.echo(
+            f"gerund: warning: {those} and {'are' if names[1:] else 'is'} left out; the model now writes with the "
+            "adapter that encodes, which may spoil what it writes",
+            err=True,
+        )
+
+
+def _warn_of_plan(source: "Source", lm: "LanguageModel") -> None:
+    """Say that the model's own adapter is to be read otherwise than it was trained."""
+    from gerund.config import read_encoder_config
+    from gerund.models.loading import settings_folder
+
+    settings = settings_folder(source)
+    stored = None if settings is None else read_encoder_config(settings)
+    if stored is None or lm.reader.adapter is None:
+        return
+    own = stored.attention.with_defaults(lm.n_layers)
+    if own != lm.encoder.attention.with_defaults(lm.n_layers):
+        typer.echo(
+            f"gerund: warning: the adapter was trained under {own.name}; --adapter none leaves it aside", err=True
+        )
+
+
+def _outdated(source: "Source", lm: "LanguageModel") -> set[str]:
+    """Return the names of the reports about adapters that the new folder does not have."""
+    from gerund.config import read_adapters
+    from gerund.models.jobs import Adapters
+    from gerund.models.loading import settings_folder
+
+    settings = settings_folder(source)
+    if settings is None:
+        return set()
+    before, reports = Adapters(read_adapters(settings)), {"encode": "training.json", **_REPORTS}
+    gone = (job for job in before.folders if before.hash(job) != lm.adapters.hash(job))
+    return {reports[job] for job in gone}
+
+
 def _reports(infill_adapter: str | None, scorer: str | None) -> dict[str, Path]:
     """Return how the other adapters were trained, by the names that these reports get beside the model's own."""
-    found = {f"training-{job}.json": where for job, where in (("infill", infill_adapter), ("score", scorer)) if where}
+    given = {"infill": infill_adapter, "score": scorer}
+    found = {name: where for job, name in _REPORTS.items() if (where := given[job])}
     paths = {name: Path(where).expanduser() / "training.json" for name, where in found.items()}
     return {name: path for name, path in paths.items() if path.is_file()}
 

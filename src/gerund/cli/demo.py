@@ -72,7 +72,7 @@ def _run(console: "Console", model: str | None, output: Path, prompt: str | None
     with _waiting(console, "drawing"):
         looked, plan = demo.look()
         with demo.timed("draw the pictures"):
-            found = pictures.gallery(demo.vectors, demo.topics, looked, plan)
+            found = pictures.gallery(demo.vectors, demo.topics, looked, plan, lm.encoder.attention)
     page = report.write_page(output, demo, findings, found)
     told = report.report(demo, findings)
     path = report.write_report(output, told)
@@ -124,9 +124,8 @@ def _print_searches(console: "Console", demo: "Demo", found: "Found", baseline: 
     console.print("\n  right topic (+)       among the answers   among a document's 3 nearest")
     for item in (baseline, found):
         console.print(f"  {item.plan:<22}{item.right:>17.0%}{item.neighbours:>31.0%}")
-    documents = len(demo.documents)
-    others = (documents / topics - 1) / (documents - 1)
-    console.print(f"  {'(by chance)':<22}{1 / topics:>17.0%}{others:>31.0%}\n")
+    chance, near = demo.chance
+    console.print(f"  {'(by chance)':<22}{chance:>17.0%}{near:>31.0%}\n")
 
 
 def _print_writing(console: "Console", findings: "Findings") -> None:

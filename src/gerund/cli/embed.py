@@ -82,10 +82,12 @@ def command(
 
         zcat crawl.jsonl.gz | gerund embed - --format jsonl -m ./model --empty skip -o crawl.parquet
     """
+    from gerund.config import check_dimensions
     from gerund.data.embedding_store import StoreOptions, embedding_job
     from gerund.data.tables import open_table
     from gerund.errors import unknown_name
 
+    check_dimensions(dimensions)
     if overflow not in ("truncate", "error"):
         raise unknown_name("--overflow", overflow, ["truncate", "error"])
     store = StoreOptions(empty=empty, keep_text=keep_text, shard_rows=shard_rows, force=force)  # type: ignore[arg-type]
@@ -153,10 +155,9 @@ def _encode(lm: "LanguageModel", texts: list[str], settings: dict[str, Any]) -> 
 
 
 def _about(lm: "LanguageModel", prompt: str | None, dimensions: int | None, normalize: bool) -> dict[str, Any]:
-    from gerund.errors import ConfigError
+    from gerund.config import check_dimensions
 
-    if dimensions is not None and not 1 <= dimensions <= lm.dimensions:
-        raise ConfigError(f"dimensions={dimensions} is not between 1 and the model's {lm.dimensions}")
+    check_dimensions(dimensions, lm.dimensions)
     return {
         "fingerprint": lm.fingerprint(dimensions),
         "model": lm.name,

@@ -5,7 +5,9 @@ from typing import Annotated
 
 import typer
 
-DEFAULT_MODEL = "default"
+from gerund import config
+
+DEFAULT_MODEL = config.DEFAULT_MODEL
 
 Model = Annotated[
     str,

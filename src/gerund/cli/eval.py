@@ -112,11 +112,15 @@ def command(
         return
     if tasks is None or output is None:
         raise ConfigError("give --tasks and -o REPORT, or --list to see what a folder of data holds")
-    chosen = _tasks(tasks, data, set_ or [], validation=validation)
-    settings = _settings(chosen, seed=seed, limit=limit, prompts=prompts, validation=validation)
+    # What is quick to find comes first: to know the tasks takes seconds, and the models more.
     readings = _readings(plan or [])
     lock = report_folder(output)
-    loaded = _load(models or [options.DEFAULT_MODEL], max_length, adapter, dtype, device)
+    settings = _settings(seed=seed, limit=limit, validation=validation)
+    models = models or [options.DEFAULT_MODEL]
+    _check_names(models)
+    chosen = _tasks(tasks, data, set_ or [], validation=validation)
+    settings = _prompted(settings, chosen, prompts)
+    loaded = _load(models, max_length, adapter, dtype, device)
     from gerund.evaluation.run import cache_in, contenders_of, evaluate
 
     contenders = contenders_of(loaded, readings, cache=cache_in(output))
@@ -134,7 +138,7 @@ def _list(data: Path | None) -> None:
     from gerund.evaluation.results import options_of
 
     if data is None:
-        raise ConfigError("give --data FOLDER")
+        raise ConfigError("--list shows which tasks a folder of data holds; give --data FOLDER")
     found = sorted(tasks_in(data), key=lambda task: (_SIDES.index(task.side), task.kind))
     if not found:
         raise ConfigError(
@@ -170,12 +174,18 @@ def _tasks(names: str, data: Path | None, changes: list[str], *, validation: boo
     return chosen
 
 
-def _settings(tasks: list["Task"], *, seed: int, limit: int | None, prompts: str, validation: bool) -> "Settings":
-    from gerund.evaluation.prompts import prompt_set
+def _settings(*, seed: int, limit: int | None, validation: bool) -> "Settings":
     from gerund.evaluation.task import Settings
 
-    by_task = prompt_set(prompts, [task.name for task in tasks])
-    return Settings(seed=seed, limit=limit, prompts=by_task, split="validation" if validation else "test")
+    return Settings(seed=seed, limit=limit, split="validation" if validation else "test")
+
+
+def _prompted(settings: "Settings", tasks: list["Task"], prompts: str) -> "Settings":
+    from dataclasses import replace
+
+    from gerund.evaluation.prompts import prompt_set
+
+    return replace(settings, prompts=prompt_set(prompts, [task.name for task in tasks]))
 
 
 def _readings(plans: list[str]) -> list[Any]:
@@ -199,6 +209,18 @@ def report_folder(output: Path) -> Any:
     if output.is_dir() and any(output.iterdir()) and not (output / "scores").is_dir():
         raise OutputExistsError(f"{output} holds other files; choose a new folder or that of an earlier report")
     return held(output / "scores", output)
+
+
+def _check_names(names: list[str]) -> None:
+    """Find a slip in any of the names before the first model is loaded."""
+    from gerund.evaluation.contender import BM25
+    from gerund.evaluation.hybrid import HYBRID
+    from gerund.evaluation.sentence_encoder import PREFIX
+    from gerund.models import loading
+
+    for name in names:
+        if name not in (BM25, HYBRID) and not name.startswith(PREFIX):
+            loading.find(options.model_name(name))
 
 
 def _load(

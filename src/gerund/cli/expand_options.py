@@ -65,16 +65,16 @@ def check_queries(lots: "list[Rows]", settings: dict[str, Any]) -> None:
 
     Raises:
         TextError: a query has no word, or lacks one that is to be kept; the message says which.
+        ConfigError: a number is impossible, or something is to be kept in a query with blanks of its own.
     """
     from gerund.errors import TextError
-    from gerund.inference.expansion import Query
+    from gerund.inference.expansion import demand_possible
     from gerund.inference.infilling import BLANK
 
     for rows in lots:
         for index, query in enumerate(rows.texts):
             try:
-                if BLANK not in query:
-                    Query.of(query, settings["keep"])
+                demand_possible(query, blank=BLANK, **settings)
             except TextError as error:
                 raise rows.placed(index, error) from error
 

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from gerund.cli import encoder_options as options
+from gerund.cli.convert import warn_of_merging
 
 
 def command(
@@ -61,6 +62,8 @@ def command(
         dtype=loading.own_dtype(loading.find(name)),
     )
     done = lm.export(output, format, overwrite=force)  # type: ignore[arg-type]
+    if format == "merged":
+        warn_of_merging(lm)
     if as_json:
         typer.echo(json.dumps({"folder": str(output), "format": format, "load": done.load, "why": done.why_custom}))
         return

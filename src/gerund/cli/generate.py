@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gerund.cli import expand_options as expanding
-from gerund.cli import json_lines
+from gerund.cli import json_lines, text_input
 from gerund.cli import rerank_options as ranking
 from gerund.cli import sampling_options as options
 
@@ -95,6 +95,7 @@ def command(
     """
     from gerund.errors import ConfigError
 
+    text_input.demand_one(prompt, file, "prompt", column=column, format=format)
     ranked = ranking.rerank_of(rerank, samples, beams, every)
     expansion = expanding.settings_of(expand, keep, share, {"--rerank": rerank, "--batch-size": batch_size})
     if (ranked or expansion) is not None and temperature is top_p is top_k is typical_p is None:
@@ -105,8 +106,7 @@ def command(
         raise ConfigError(f"batch_size={batch_size} leaves no room for a prompt")
     json_lines.refuse_existing(output, force=force)
     lots = _prompts(prompt, file, column, format)
-    if expansion is not None:
-        expanding.check_queries(lots, expansion)
+    _check(lots, max_new_tokens, sampling, ranked, expansion)
     from gerund.entry import load, load_writer
 
     if ranked is None:
@@ -135,18 +135,11 @@ def command(
 
 def _prompts(prompt: str | None, file: str | None, column: str | None, format: str | None) -> "list[Rows]":
     """Read all prompts at once: what is wrong with the last shows before the first is continued."""
-    import sys
+    from gerund.data.tables import open_table, read_rows
+    from gerund.errors import DataError
 
-    from gerund.data.files import decode
-    from gerund.data.tables import Rows, open_table, read_rows
-    from gerund.errors import ConfigError, DataError
-
-    if (prompt is None) == (file is None):
-        raise ConfigError("give either a prompt or --file" + (", not both" if file else ""))
     if file is None:
-        if prompt == "-":
-            prompt = decode(sys.stdin.buffer.read(), "standard input").removesuffix("\n")
-        return [Rows([0], [prompt or ""], [1], "the prompt", unit="")]
+        return text_input.one_text(prompt or "", "prompt")
     table = open_table(file, format=format, column=column)
     if column is None and table.format != "txt":
         table = open_table(file, format=format, column="prompt")
@@ -154,6 +147,27 @@ def _prompts(prompt: str | None, file: str | None, column: str | None, format: s
     if not lots:
         raise DataError(f"{table.name} has no prompts")
     return lots
+
+
+def _check(
+    lots: "list[Rows]",
+    max_new_tokens: int | None,
+    sampling: "Sampling",
+    ranked: "Rerank | None",
+    expansion: dict[str, Any] | None,
+) -> None:
+    """Find what is wrong with the settings before a model is loaded."""
+    from gerund.inference.generation import demand_room
+    from gerund.inference.reranking import demand_choice
+    from gerund.scoring.finding import check_scorer
+
+    if max_new_tokens is not None:
+        demand_room(max_new_tokens)
+    if ranked is not None:
+        demand_choice(ranked, sampling)
+        check_scorer(ranked.scorer)
+    if expansion is not None:
+        expanding.check_queries(lots, expansion)
 
 
 def _stream(

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gerund.cli import json_lines
+from gerund.cli import json_lines, text_input
 from gerund.cli import sampling_options as options
 
 if TYPE_CHECKING:
@@ -89,11 +89,15 @@ def command(
     """
     sampling = options.sampling_of(temperature, top_p, top_k, typical_p, seed)
     json_lines.refuse_existing(output, force=force)
+    text_input.demand_one(text, file, "text", column=column, format=format)
     lots = _texts(text, file, column, format, blank)
     settings: dict[str, Any] = {"blank": blank, "method": method, "max_tokens": max_tokens, "beams": beams}
     settings |= {"samples": samples, "shots": shots, "lengths": length or None}
     from gerund.entry import load_writer
+    from gerund.inference.infilling import planned
 
+    # A mistake in the settings is told before the model is loaded.
+    planned(method, length or None, max_tokens, sampling, beams=beams, samples=samples, shots=shots)
     # How texts are encoded does not matter here: infilling has a plan of its own.
     lm = load_writer(model, adapter=adapter, dtype=dtype, device=device)
     found = _filled(lm, lots, sampling, settings)
@@ -105,19 +109,12 @@ def command(
 
 def _texts(text: str | None, file: str | None, column: str | None, format: str | None, blank: str) -> "list[Rows]":
     """Read and check all texts at once: what is wrong with the last shows before the first is filled."""
-    import sys
-
-    from gerund.data.files import decode
-    from gerund.data.tables import Rows, open_table, read_rows
-    from gerund.errors import ConfigError, DataError, TextError
+    from gerund.data.tables import open_table, read_rows
+    from gerund.errors import DataError, TextError
     from gerund.inference.blanks import BlankedText
 
-    if (text is None) == (file is None):
-        raise ConfigError("give either a text or --file" + (", not both" if file else ""))
     if file is None:
-        if text == "-":
-            text = decode(sys.stdin.buffer.read(), "standard input").removesuffix("\n")
-        lots = [Rows([0], [text or ""], [1], "the text", unit="")]
+        lots = text_input.one_text(text or "", "text")
     else:
         table = open_table(file, format=format, column=column)
         lots = list(read_rows(table, max_rows=_LOT))

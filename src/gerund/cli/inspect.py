@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gerund.cli import encoder_options as options
+from gerund.cli import text_input
 
 if TYPE_CHECKING:
     from gerund.inference.looking import Look
@@ -65,6 +66,8 @@ def command(
     """
     from gerund.errors import ConfigError
 
+    if text is None and any(char.isspace() for char in model) and not Path(model).expanduser().exists():
+        raise ConfigError(f"MODEL comes first, and {model!r} is none; {options.DEFAULT_MODEL} is the embedded default")
     if output is None and not as_json:
         raise ConfigError("give -o OUT.png for a picture, or --json for the numbers")
     if limit < 1:
@@ -115,6 +118,7 @@ def _texts(text: str | None, file: str | None, column: str | None, format: str |
 
     if text is not None and file is not None:
         raise ConfigError("give either a text or --file, not both")
+    text_input.demand_file(file, column=column, format=format)
     if file is not None:
         from gerund.data.tables import open_table, read_rows
 

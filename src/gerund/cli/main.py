@@ -4,6 +4,8 @@ Knows: the command functions and exit statuses. Does not know: what a command do
 import nothing heavy at their top, so ``gerund --help`` does not wait for torch.
 """
 
+import errno
+import os
 import signal
 import sys
 import warnings
@@ -28,7 +30,8 @@ from gerund.cli import (
     train,
     tune,
 )
-from gerund.errors import GerundError
+from gerund.cli.literal_help import LiteralHelp
+from gerund.errors import GerundError, ResourceError
 
 app = typer.Typer(
     name="gerund",
@@ -39,21 +42,21 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("convert")(convert.command)
-app.command("demo")(demo.command)
-app.command("doctor")(doctor.command)
-app.command("embed")(embed.command)
-app.command("eval")(eval.command)
-app.command("export")(export.command)
-app.command("generate")(generate.command)
-app.command("infill")(infill.command)
-app.command("inspect")(inspect.command)
-app.command("mine")(mine.command)
-app.command("negatives")(negatives.command)
-app.command("recipes")(recipes.command)
-app.command("score")(score.command)
-app.command("train")(train.command)
-app.command("tune")(tune.command)
+app.command("convert", cls=LiteralHelp)(convert.command)
+app.command("demo", cls=LiteralHelp)(demo.command)
+app.command("doctor", cls=LiteralHelp)(doctor.command)
+app.command("embed", cls=LiteralHelp)(embed.command)
+app.command("eval", cls=LiteralHelp)(eval.command)
+app.command("export", cls=LiteralHelp)(export.command)
+app.command("generate", cls=LiteralHelp)(generate.command)
+app.command("infill", cls=LiteralHelp)(infill.command)
+app.command("inspect", cls=LiteralHelp)(inspect.command)
+app.command("mine", cls=LiteralHelp)(mine.command)
+app.command("negatives", cls=LiteralHelp)(negatives.command)
+app.command("recipes", cls=LiteralHelp)(recipes.command)
+app.command("score", cls=LiteralHelp)(score.command)
+app.command("train", cls=LiteralHelp)(train.command)
+app.command("tune", cls=LiteralHelp)(tune.command)
 
 
 def _version(value: bool) -> None:
@@ -82,6 +85,14 @@ def main() -> None:
     except GerundError as error:
         print(f"gerund: error: {error}", file=sys.stderr)  # noqa: T201
         sys.exit(error.exit_code)
+    except OSError as error:
+        # Without a file's name it is a stream that refuses: what commands write to files, they name.
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO) or error.filename is not None:
+            raise
+        # What is still in Python's buffer would be tried, and refused, once more at the end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        print(f"gerund: error: the output cannot be written: {error.strerror}", file=sys.stderr)  # noqa: T201
+        sys.exit(ResourceError.exit_code)
 
 
 def run() -> None:

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 def command(
     corpus: Annotated[
-        list[Path], typer.Argument(help="Files or folders of documents (.jsonl, .txt, .parquet).", show_default=False)
+        list[Path],
+        typer.Argument(help="Files or folders of documents (.jsonl, .txt, .parquet, .gz, .xz).", show_default=False),
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder to write to.", show_default=False)],
     model: Annotated[
@@ -73,7 +74,7 @@ def command(
     from gerund.entry import load_writer
     from gerund.errors import ConfigError
     from gerund.models.halves import demand_decoder_only
-    from gerund.scoring.finding import find_scorer, fixed_scorer
+    from gerund.scoring.finding import check_scorer, find_scorer, fixed_scorer
     from gerund.scoring.likelihood import MEASURES
     from gerund.scoring.words import OverlapScorer
     from gerund.training.negatives import NegativesSettings, make_negatives
@@ -96,6 +97,7 @@ def command(
         raise ConfigError(f"batch_size={batch_size} leaves no room for a prefix")
     if (scorer is None) != (hard == 0):
         raise ConfigError("--hard and --scorer belong together")
+    check_scorer(scorer)
     files = text_files(corpus)
     # Shared words and trained scorers need no model that writes.
     measured = scorer in MEASURES and scorer != OverlapScorer.name

@@ -1,5 +1,6 @@
 """``gerund score``: which continuation belongs to a prefix, on the terminal or for many prefixes in a file."""
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,7 +17,10 @@ if TYPE_CHECKING:
 # Prefixes that are scored in one call: enough to sort texts of like length together, few enough that results come soon.
 _LOT = 32
 
-Pair = tuple[str, list[str]]
+# A prefix, its continuations, and where they stood.
+Pair = tuple[str, list[str], str]
+
+_INDEXED = re.compile(r"prefix (\d+) (.*)", re.DOTALL)
 
 
 def command(
@@ -31,7 +35,8 @@ def command(
     scorer: Annotated[
         str | None,
         typer.Option(
-            help="pmi, avg_cll, cll, avg_ull, self_certainty, overlap, random, own, or a scorer's folder or hub id. "
+            help="pmi, avg_cll, cll, avg_ull, self_certainty, overlap, random, own, default (the embedded default's), "
+            "or a scorer's folder or hub id. "
             "[default: the model's own, else pmi]",
             show_default=False,
         ),
@@ -72,12 +77,13 @@ def command(
     json_lines.refuse_existing(output, force=force)
     pairs = _pairs(prefix, continuations or [], file)
     from gerund.entry import load
-    from gerund.scoring.finding import find_scorer, plan_for
+    from gerund.scoring.finding import check_scorer, find_scorer, plan_for
 
+    check_scorer(scorer)
     lm = load(model, attention=plan_for(model, scorer), dtype=dtype, device=device)
     found = _scored(lm, pairs, find_scorer(scorer, lm, own=lm.scorer))  # a scorer's folder is read once
     if file is None and output is None and not as_json:
-        [(_, texts)] = pairs
+        [(_, texts, _)] = pairs
         scores = next(found)["scores"]
         for score, text in sorted(zip(scores, texts, strict=True), key=lambda pair: -pair[0]):
             typer.echo(f"{score:10.4f}  {text.strip()}")
@@ -96,7 +102,7 @@ def _pairs(prefix: str | None, continuations: list[str], file: Path | None) -> l
     if file is None:
         if not continuations:
             raise ConfigError("give at least one continuation behind the prefix")
-        return [_spaced(prefix or "", continuations, "the command line")]
+        return [_spaced(prefix or "", continuations, "")]
     pairs = []
     for row in read_json_lines(file):
         texts = row.values.get("continuations")
@@ -110,18 +116,30 @@ def _pairs(prefix: str | None, continuations: list[str], file: Path | None) -> l
 def _spaced(prefix: str, continuations: list[str], where: str) -> Pair:
     from gerund.errors import DataError
 
-    for text in continuations:
+    for index, text in enumerate(continuations):
         if not text.strip():
-            raise DataError(f"{where}: a continuation is empty")
+            raise DataError(_placed(where, f"continuation {index} is empty"))
     joined = not prefix or prefix[-1].isspace()
-    return prefix, [text if joined or text[0].isspace() else f" {text}" for text in continuations]
+    return prefix, [text if joined or text[0].isspace() else f" {text}" for text in continuations], where
+
+
+def _placed(where: str, message: str) -> str:
+    return f"{where}: {message}" if where else message
 
 
 def _scored(lm: "LanguageModel", pairs: list[Pair], scorer: "Scorer") -> "Iterator[dict[str, Any]]":
+    from gerund.errors import TextError
+
     for start in range(0, len(pairs), _LOT):
         lot = pairs[start : start + _LOT]
-        found = lm.score([prefix for prefix, _ in lot], [texts for _, texts in lot], scorer)
-        for (prefix, _), scores in zip(lot, found, strict=True):
+        try:
+            found = lm.score([prefix for prefix, _, _ in lot], [texts for _, texts, _ in lot], scorer)
+        except TextError as error:
+            about = _INDEXED.match(str(error))
+            if about is None:
+                raise
+            raise TextError(_placed(lot[int(about[1])][2], f"the prefix {about[2]}")) from error
+        for (prefix, _, _), scores in zip(lot, found, strict=True):
             best = max(range(len(scores)), key=lambda index, own=scores: own[index])  # type: ignore[misc]
             yield {"prefix": prefix, "scores": [round(score, 6) for score in scores], "best": best}
 

@@ -72,18 +72,27 @@ def command(
         saving.refuse_existing(save, overwrite=False)
     chosen, settings = _chosen(tasks, data, set_ or [], limit=limit, seed=seed, prompts=prompts)
     from gerund.entry import load
+    from gerund.evaluation.tuning import PLANS, demand_choice, tune
+
+    names = _names(plans) or PLANS
+    demand_choice(chosen, names, budget)
 
     lock = report_folder(output)
     lm = load(options.model_name(model), max_length=max_length, adapter=adapter, dtype=dtype, device=device)
+    if lm.reader.adapter is not None and not as_json:
+        typer.echo(
+            f"gerund: its adapter, which was trained under {lm.encoder.attention.name}, is awake under every plan; "
+            "--adapter none tunes the weights alone",
+            err=True,
+        )
     with lock, goes_on():
         from gerund.evaluation.report.tuning import write_tuning
-        from gerund.evaluation.tuning import PLANS, tune
 
         done = tune(
             lm,
             chosen,
             settings,
-            plans=_names(plans) or PLANS,
+            plans=names,
             poolings=_names(pooling),
             budget=budget,
             folder=output,

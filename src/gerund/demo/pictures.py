@@ -21,7 +21,13 @@ SEARCHING, LOOKING = "searching", "looking"
 _PANEL_INCHES = 4.6
 
 
-def gallery(vectors: Mapping[str, np.ndarray], topics: Sequence[str], looked: Look, plan: AttentionPlan) -> Gallery:
+def gallery(
+    vectors: Mapping[str, np.ndarray],
+    topics: Sequence[str],
+    looked: Look,
+    plan: AttentionPlan,
+    own: AttentionPlan,
+) -> Gallery:
     """Draw everything; what cannot be drawn is a sentence.
 
     Args:
@@ -29,6 +35,7 @@ def gallery(vectors: Mapping[str, np.ndarray], topics: Sequence[str], looked: Lo
         topics: the documents' topics.
         looked: where the layers look.
         plan: through which plan that was recorded.
+        own: the plan that the model is read under.
     """
     # t-SNE is scikit-learn's, which the demo can do without.
     method = "tsne" if find_spec("sklearn") is not None else "pca"
@@ -36,7 +43,7 @@ def gallery(vectors: Mapping[str, np.ndarray], topics: Sequence[str], looked: Lo
         [
             ("The map of the documents", lambda: _map(vectors, topics, method)),
             ("The picture of similarities", lambda: _similarities(vectors, topics)),
-            ("The picture of attention", lambda: _attention(looked, plan)),
+            ("The picture of attention", lambda: _attention(looked, plan, own)),
         ]
     )
 
@@ -86,14 +93,23 @@ def _draw_similarities(axes: Any, plan: str, topics: Sequence[str], vectors: np.
     axes.figure.colorbar(image, ax=axes, shrink=0.8).ax.tick_params(labelsize=7)
 
 
-def _attention(looked: Look, plan: AttentionPlan) -> Picture:
+def _attention(looked: Look, plan: AttentionPlan, own: AttentionPlan) -> Picture:
     title = f"Where the layers look, untouched and under {plan.name}; mean of {len(looked.ids)} sentences"
     figure = attention_figure(looked.before, looked.after, title=title, even=looked.even)
     return Picture(
         "Attention",
-        "Above, how much each token attends to each other one: untouched, with the sink at the first token, "
-        "and under the plan, which hides it. Below, the share of attention that the first token takes in each layer.",
+        f"Above, how much each token attends to each other one: untouched, with the sink at the first token, and under "
+        f"{plan.name}{_aside(plan, own)}. Below, the share of attention that the first token takes in each layer.",
         "Attention maps of the layers before and after, and the share that the first token takes.",
         picture(figure),
         LOOKING,
     )
+
+
+def _aside(plan: AttentionPlan, own: AttentionPlan) -> str:
+    """Say what hides the sink, and whether this model is read so."""
+    if not plan.name.startswith("mask0"):
+        return ""
+    if own.name == plan.name:
+        return ", which hides it"
+    return f", which hides it; {own.name}, as the model is read elsewhere on this page, leaves the sink where it is"

@@ -11,7 +11,7 @@ from typing import Any
 from gerund.data.files import write_whole
 from gerund.demo.findings import Findings
 from gerund.demo.pictures import LOOKING, SEARCHING
-from gerund.demo.steps import Demo
+from gerund.demo.steps import HITS, Demo
 from gerund.errors import OutputExistsError, ResourceError
 from gerund.pages.rendering import Gallery, write_html
 
@@ -88,6 +88,8 @@ def write_page(folder: Path, demo: Demo, findings: Findings, pictures: Gallery) 
         searches=list(zip(demo.queries, findings.found.answers, strict=True)),
         documents=len(demo.documents),
         topics=len(set(demo.topics)),
+        nearest=HITS,
+        chance=demo.chance,
         findings=findings,
         searching=groups.get(SEARCHING, []),
         looking=groups.get(LOOKING, []),

@@ -88,6 +88,12 @@ class Demo:
         return [item.topic for item in self.documents]
 
     @property
+    def chance(self) -> tuple[float, float]:
+        """How often the topic would be right by chance: among the answers, and among a document's nearest."""
+        documents, topics = len(self.documents), len(set(self.topics))
+        return 1 / topics, (documents / topics - 1) / (documents - 1)
+
+    @property
     def scorer(self) -> str:
         """Who ranks: the model itself where it was trained to, or a measure of its likelihoods."""
         return "the model's own scorer" if self.lm.scorer is not None else DEFAULT
@@ -173,8 +179,11 @@ class Demo:
             own = self.lm.encoder.attention
             plan, lm = own, self.lm
             if not any(view.hidden for view in self.lm.reader.plan.views):
+                # An adapter is at home under its own plan: another one shows what the plan does on the weights alone.
+                if lm.reader.adapter is not None:
+                    lm = load(self.model, attention="causal", adapter=NO_ADAPTER, device=self.device)
                 try:
-                    plan, lm = _SINKLESS, self.lm.with_encoder(replace(self.lm.encoder, attention=_SINKLESS))
+                    plan, lm = _SINKLESS, lm.with_encoder(replace(lm.encoder, attention=_SINKLESS))
                 except GerundError as error:
                     self.missing.append(f"Attention is not shown without the sink: {error}.")
             return look(lm.reader, EXAMPLE_TEXTS), plan.with_defaults(self.lm.n_layers)

@@ -77,7 +77,9 @@ def _remedy(found: Diagnosis, sinks: list[LayerFinding], high: float) -> str:
     if name in ("causal", "echo"):
         return ": a mask0 plan will help."
     if name.startswith(("inter", "extra", "extend")):
-        return f"; {name} leaves them as they are and adds layers that look elsewhere. Compare it with mask0-bidir."
+        # An adapter was trained under its plan, and any other would be worse.
+        other = "" if found.adapter else " Compare it with mask0-bidir."
+        return f"; {name} leaves them as they are and adds layers that look elsewhere.{other}"
     if moved:
         return (
             f". Hiding it has moved the sink to the next token in {_layers(moved).lower()}: hide it in fewer layers, "

@@ -174,11 +174,12 @@ def _fetched(name: str, local: list[Task], folder: Path | None) -> list[Task]:
     offered = [task.name for task in local] + [task.title for task in local] + [task.kind for task in local]
     close = _near(name, offered)
     if slash or close or name in _KINDS:
-        raise ConfigError(f"unknown task {name!r}{close or _where(folder)}")
+        raise ConfigError(f"unknown task {name!r}{close or _where(folder, local)}")
     mteb = _module("mteb_named")
     if name in mteb.known_names():
         return list(mteb.named_tasks([name]))
-    raise ConfigError(f"unknown task {name!r}{_near(name, mteb.known_names(), 'mteb/') or _where(folder)}")
+    # The data come first: more often it is they that are missing than that one of MTEB's is meant.
+    raise ConfigError(f"unknown task {name!r}{_where(folder, local)}{_near(name, mteb.known_names(), 'mteb/')}")
 
 
 def _near(name: str, offered: Iterable[str], prefix: str = "") -> str:
@@ -187,9 +188,11 @@ def _near(name: str, offered: Iterable[str], prefix: str = "") -> str:
     return f"; did you mean {', '.join(prefix + lower[item] for item in found)}?" if found else ""
 
 
-def _where(folder: Path | None) -> str:
+def _where(folder: Path | None, local: list[Task]) -> str:
     if folder is None:
         return "; give --data FOLDER for tasks on local data, or an MTEB name"
+    if not local:
+        return f"; {folder} holds no data of any task, and docs/evaluation.md says what such a folder looks like"
     return f"; gerund eval --list --data {folder} shows what is there"
 
 

@@ -154,11 +154,25 @@ def tune(
         lm: the model.
         tasks: what counts; each must depend on how the model is read.
         settings: what the tasks are told; ``split="validation"`` where they have one.
-        plans: names of the plans that are tried; ``causal`` always is.
+        plans: names of the plans that are tried; ``causal`` always is, and the model's own where an adapter was
+            trained under it.
         poolings: tried with every plan; none takes the model's own.
         budget: at most so many settings are tried.
         folder: where finished scores are kept, so that an interrupted search goes on.
         tell: called before and after each measurement.
+
+    Raises:
+        ConfigError: an unknown plan, no task, a task that no plan changes, or a budget for nothing.
+    """
+    demand_choice(tasks, plans, budget)
+    configs = [replace(lm.encoder, pooling=pooling) for pooling in poolings or (lm.encoder.pooling,)]
+    search = _Search(_measurer(lm, tasks, settings, folder, tell), lm.n_layers, configs, budget)
+    search.run(plans, own=None if lm.reader.adapter is None else lm.encoder.attention.with_defaults(lm.n_layers))
+    return search.done
+
+
+def demand_choice(tasks: Sequence[Task], plans: Sequence[str], budget: int) -> None:
+    """Refuse what leaves nothing to choose; the arguments are those of ``tune``, whose first step this is.
 
     Raises:
         ConfigError: an unknown plan, no task, a task that no plan changes, or a budget for nothing.
@@ -171,10 +185,6 @@ def tune(
         raise ConfigError(f"no plan improves the score of {', '.join(fixed)}" if fixed else "tuning needs a task")
     if budget < 2:
         raise ConfigError(f"a budget of {budget} leaves nothing to compare; give at least 2")
-    configs = [replace(lm.encoder, pooling=pooling) for pooling in poolings or (lm.encoder.pooling,)]
-    search = _Search(_measurer(lm, tasks, settings, folder, tell), lm.n_layers, configs, budget)
-    search.run(plans)
-    return search.done
 
 
 class _Search:
@@ -186,9 +196,10 @@ class _Search:
         self._measure = measure
         self._tried: set[AttentionPlan] = set()
 
-    def run(self, plans: Sequence[str]) -> None:
+    def run(self, plans: Sequence[str], own: AttentionPlan | None = None) -> None:
         n = self.done.n_layers
-        self._try([AttentionPlan("causal"), *(AttentionPlan(name) for name in BASELINES[1:] if name in plans)])
+        first = [AttentionPlan("causal"), *(AttentionPlan(name) for name in BASELINES[1:] if name in plans)]
+        self._try(first if own is None else [first[0], own, *first[1:]])
         one_k = [name for name in ONE_K if name in plans]
         if one_k:
             # Nothing has to be left over where no k0 is sought.

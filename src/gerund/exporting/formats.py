@@ -4,7 +4,7 @@ Knows: what each format consists of. Does not know: the verbs, the command line.
 """
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -92,6 +92,7 @@ def convert(
     adapters: Adapters | None = None,
     scorer: Kept | None = None,
     more: Mapping[str, Path] | None = None,
+    without: Collection[str] = (),
     overwrite: bool = False,
 ) -> None:
     """Copy a checkpoint, byte for byte, and put ``gerund.json`` beside it.
@@ -104,6 +105,7 @@ def convert(
         adapters: those of the model's jobs, to be copied along.
         scorer: the encoder's own.
         more: further files to copy, by their new names.
+        without: names of files that are not copied.
         overwrite: replace what is there.
 
     Raises:
@@ -114,7 +116,8 @@ def convert(
     _refuse_hybrid(reader)
     with atomic_folder(folder, overwrite=overwrite) as work:
         for path in loading.original_files(source):
-            shutil.copyfile(path, work / path.name)
+            if path.name not in without:
+                shutil.copyfile(path, work / path.name)
         for name, path in (more or {}).items():
             shutil.copyfile(path, work / name)
         write_settings(work, reader.config, reader.n_layers, identity, adapters=adapters)

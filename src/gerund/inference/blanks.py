@@ -16,6 +16,8 @@ from gerund.inference.tokens import check_texts, check_unicode
 _ANCHORS = ("a", ".", "1", "\n", ")")
 # A space before a gap is part of the gap's first token in most tokenizers. A line break is not, and stays.
 _SPACES = " \t"
+# How byte-level and SentencePiece vocabularies write a space.
+_SPACE_MARKS = ("\u0120", "\u2581")
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,8 @@ class BlankedText:
     """
 
     pieces: tuple[str, ...]
+    spaced: tuple[bool, ...] = ()
+    """For each gap, whether spaces before it were taken away."""
 
     @classmethod
     def of(cls, text: Any, blank: Any) -> "BlankedText":
@@ -53,12 +57,18 @@ class BlankedText:
         for number, piece in enumerate(pieces[1:-1], start=1):
             if not piece.strip():
                 raise TextError(f"blanks {number} and {number + 1} have nothing between them; make them one")
-        return cls((*(piece.rstrip(_SPACES) for piece in pieces[:-1]), pieces[-1]))
+        bare = [piece.rstrip(_SPACES) for piece in pieces[:-1]]
+        spaced = tuple(own != piece for own, piece in zip(bare, pieces, strict=False))
+        return cls((*bare, pieces[-1]), spaced)
 
     @property
     def gaps(self) -> int:
         """How many gaps there are."""
         return len(self.pieces) - 1
+
+    def word_before(self, gap: int) -> bool:
+        """Tell whether a word and a space stand before a gap, so that its filling must not grow together with it."""
+        return self.spaced[gap] and self.pieces[gap][-1:].isalnum()
 
     def trimmed(self, gap: int, span: str) -> str:
         """Return a span without spaces at its end where the piece behind the gap begins with white space."""
@@ -97,3 +107,14 @@ def ids_inside(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
             first = next((place for place, (_, end) in enumerate(offsets) if end > len(anchor)), len(offsets))
             return list(batch["input_ids"][first:])
     return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+
+
+def growing_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Return the tokens that would go on a word before them: they begin with a letter or digit and no space.
+
+    A tokenizer none of whose tokens begins with a space writes spaces in another way, and has none of these.
+    """
+    tokens = tokenizer.get_vocab()
+    if not any(token.startswith(_SPACE_MARKS) for token in tokens):
+        return []
+    return [index for token, index in tokens.items() if token[:1].isalnum()]

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gerund.attention.interface import BoundPlan
 from gerund.attention.plan import ResolvedPlan
-from gerund.config import EncoderConfig
+from gerund.config import EncoderConfig, whole_number
 from gerund.errors import ConfigError, ResourceError
 from gerund.inference.batching import token_batches
 from gerund.inference.tokens import Tokens, context_length
@@ -279,7 +279,7 @@ def in_batches(
     Raises:
         ResourceError: a single text does not fit the memory.
     """
-    if batch_tokens is not None and batch_tokens < 1:
+    if batch_tokens is not None and whole_number("batch_tokens", batch_tokens) < 1:
         raise ConfigError(f"batch_tokens={batch_tokens} leaves no room for a text")
     present = [(index, text) for index, text in enumerate(texts) if text is not None]
     budget = batch_tokens or default_batch_tokens(reader.device.type, reader.state_width)

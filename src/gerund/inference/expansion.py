@@ -11,10 +11,11 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 
-from gerund.config import Sampling
+from gerund.config import Sampling, demand_number
 from gerund.errors import ConfigError, TextError
 from gerund.inference.tokens import check_unicode
 from gerund.types import Infill
@@ -57,16 +58,16 @@ class Query:
 
         Args:
             text: the query.
-            keep: words, or several of them together, as they stand in the query.
+            keep: words, or several of them together, as they stand in the query; a single text is one of them.
 
         Raises:
-            TextError: the query has no word, or what is to be kept is not in it.
+            TextError: the query has no word, or what is to be kept is not in it or no text.
         """
         words = [match.span() for match in _WORD.finditer(text)]
         if not words:
             raise TextError("the query has no word" if text.strip() else "the query is empty")
         kept: set[int] = set()
-        for one in keep:
+        for one in _listed(keep):
             own = _words_of(text, one, words)
             if not own:
                 raise TextError(f"{one!r} is to be kept and is not in the query {text!r}")
@@ -142,18 +143,9 @@ def expand(
         TextError: the query is empty or too long, or a word that is to be kept is not in it.
         ConfigError: a number is impossible, or something is to be kept in a query with blanks of its own.
     """
-    if type(count) is not int or count < 1:
-        raise ConfigError(f"count is a whole number of at least 1, not {count!r}")
-    if not 0 < share < 1:
-        raise ConfigError(f"the share of words that is masked lies between 0 and 1, and is {share}")
-    if not isinstance(query, str):
-        raise TextError(f"the query is a string, not {type(query).__name__}")
-    check_unicode("the query", query)
-    if blank in query and (keep or share != SHARE):
-        raise ConfigError(f"the query says by {blank} what is written anew, so there is nothing to keep or to share")
+    masked = demand_possible(query, count, keep=keep, share=share, blank=blank)
     found: dict[str, tuple[float, str]] = {}
     known = _folded(query)
-    masked = None if blank in query else Query.of(query, keep)
     mask = None if masked is None else partial(masked.masked, share=share, blank=blank, begins=begins)
     for prompt, own in _prompts(query, mask, count, sampling):
         filled = fill(prompt, own)
@@ -171,6 +163,32 @@ def expand(
     return [text for _, text in sorted(found.values(), key=lambda one: -one[0])]
 
 
+def demand_possible(
+    query: str, count: int, *, keep: Sequence[str] = (), share: float = SHARE, blank: str
+) -> Query | None:
+    """Return the query whose words are masked; None for one that has blanks of its own.
+
+    The arguments are those of ``expand``, whose first step this is.
+
+    Raises:
+        TextError: the query is empty, or a word that is to be kept is not in it.
+        ConfigError: a number is impossible, or something is to be kept in a query with blanks of its own.
+    """
+    if type(count) is not int or count < 1:
+        raise ConfigError(f"count is a whole number of at least 1, not {count!r}")
+    demand_number("share", share)
+    if not 0 < share < 1:
+        raise ConfigError(f"the share of words that is masked lies between 0 and 1, and is {share}")
+    if not isinstance(query, str):
+        raise TextError(f"the query is a string, not {type(query).__name__}")
+    check_unicode("the query", query)
+    if blank not in query:
+        return Query.of(query, keep)
+    if keep or share != SHARE:
+        raise ConfigError(f"the query says by {blank} what is written anew, so there is nothing to keep or to share")
+    return None
+
+
 def _prompts(
     query: str, mask: Callable[[np.random.Generator], str] | None, count: int, sampling: Sampling
 ) -> Iterator[tuple[str, Sampling]]:
@@ -183,6 +201,16 @@ def _prompts(
         prompt = query if mask is None else mask(rng)
         seed = int(rng.integers(1 << 31))
         yield prompt, sampling if sampling.is_greedy else replace(sampling, seed=seed)
+
+
+def _listed(keep: Any) -> list[str]:
+    """Return what is to be kept as a list; a text, which is a sequence of letters, is meant as a whole."""
+    if isinstance(keep, str):
+        return [keep]
+    listed = list(keep) if hasattr(keep, "__iter__") else [keep]
+    if not all(isinstance(one, str) for one in listed):
+        raise TextError(f"what is to be kept is a list of words of the query, not {keep!r}")
+    return listed
 
 
 def _words_of(text: str, kept: str, words: Sequence[tuple[int, int]]) -> set[int]:

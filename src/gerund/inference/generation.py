@@ -25,7 +25,7 @@ from transformers import (
 )
 from transformers.generation.streamers import BaseStreamer
 
-from gerund.config import Sampling
+from gerund.config import Sampling, whole_number
 from gerund.errors import ConfigError, TextError
 from gerund.inference.drawing import chosen_tokens, filters_of
 from gerund.inference.tokens import check_unicode, context_length
@@ -60,11 +60,12 @@ def generate(
 
     Raises:
         TextError: a prompt fills the model's context, or is empty for a model without a beginning token.
-        ConfigError: ``max_new_tokens`` is not positive.
+        ConfigError: ``max_new_tokens`` or ``batch_size`` is no positive whole number.
     """
     ids = [prompt_ids(model, tokenizer, prompt, f"prompt {index}") for index, prompt in enumerate(prompts)]
-    if max_new_tokens < 1:
-        raise ConfigError(f"max_new_tokens={max_new_tokens} writes nothing")
+    max_new_tokens = demand_room(max_new_tokens)
+    if whole_number("batch_size", batch_size) < 1:
+        raise ConfigError(f"batch_size={batch_size} leaves no room for a prompt")
     order = sorted(range(len(ids)), key=lambda index: len(ids[index]))
     results: dict[int, Generation] = {}
     seed = sampling.seed if sampling.seed is not None else int(torch.seed() % 2**31)
@@ -93,10 +94,10 @@ def stream(
 
     Raises:
         TextError: the prompt fills the model's context.
+        ConfigError: ``max_new_tokens`` is no positive whole number.
     """
     ids = prompt_ids(model, tokenizer, prompt, "prompt 0")
-    if max_new_tokens < 1:
-        raise ConfigError(f"max_new_tokens={max_new_tokens} writes nothing")
+    max_new_tokens = demand_room(max_new_tokens)
     seed = sampling.seed if sampling.seed is not None else int(torch.seed() % 2**31)
     draw = _Draw(sampling, [row_seed(seed, 0)])
     pieces = _Pieces(tokenizer, [] if reads_apart(model) else ids)
@@ -178,10 +179,9 @@ def continue_read(
         sampling: how tokens are drawn.
 
     Raises:
-        ConfigError: ``max_new_tokens`` is not positive.
+        ConfigError: ``max_new_tokens`` is no positive whole number.
     """
-    if max_new_tokens < 1:
-        raise ConfigError(f"max_new_tokens={max_new_tokens} writes nothing")
+    max_new_tokens = demand_room(max_new_tokens)
     seed = sampling.seed if sampling.seed is not None else int(torch.seed() % 2**31)
     draw = _Draw(sampling, [row_seed(seed, 0)])
     output = _run(model, tokenizer, [ids], max_new_tokens, draw, decode=decode)
@@ -228,6 +228,18 @@ def _run(
         custom_generate=decode,
     )
     return output
+
+
+def demand_room(max_new_tokens: int) -> int:
+    """Return how much to write at most, as Python's own number.
+
+    Raises:
+        ConfigError: it is no positive whole number.
+    """
+    count = whole_number("max_new_tokens", max_new_tokens)
+    if count < 1:
+        raise ConfigError(f"max_new_tokens={count} writes nothing")
+    return count
 
 
 def room_after(tokens: int, max_new_tokens: int, limit: int | None) -> int:

@@ -111,7 +111,7 @@ def fill(
         ConfigError: an unknown method, or an impossible number.
         TextError: there is no gap or no text, or the prompt is too long for the model's context.
     """
-    _check(method, shots, max_tokens)
+    check_prompting(method, shots, max_tokens)
     texts = check_texts(pieces)
     if len(texts) < 2:
         raise TextError("there is no gap to fill: give the texts on both sides of it")
@@ -239,7 +239,12 @@ def _ended(text: str) -> str:
     return text if text.rstrip("\"'”’)").endswith((".", "!", "?", "…")) else f"{text}."
 
 
-def _check(method: str, shots: int, max_tokens: int) -> None:
+def check_prompting(method: str, shots: int, max_tokens: int) -> None:
+    """Refuse settings that no prompt can be made with.
+
+    Raises:
+        ConfigError: an unknown method, an impossible number, or examples for a method that takes none.
+    """
     if method not in PROMPT_METHODS:
         raise unknown_name("prompt for infilling", method, PROMPT_METHODS)
     if type(shots) is not int or not 0 <= shots <= len(STORIES):

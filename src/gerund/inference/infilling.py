@@ -15,9 +15,9 @@ from typing import Any, Literal, get_args
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gerund.attention.interface import attach
-from gerund.config import Sampling
+from gerund.config import Sampling, sampling_or
 from gerund.errors import ConfigError, TextError, unknown_name
-from gerund.inference.blanks import BlankedText, ids_inside
+from gerund.inference.blanks import BlankedText, growing_ids, ids_inside
 from gerund.inference.encoding import Reader
 from gerund.inference.generation import continuation_text, end_ids, prompt_ids
 from gerund.inference.likelihood import plain_reader, sequence_logprobs
@@ -95,19 +95,12 @@ def infill(
         ConfigError: a setting is impossible, or of no use to the method.
         UnsupportedModelError: the hybrid mask does not reach every layer.
     """
-    if method not in METHODS:
-        raise unknown_name("way to infill", method, METHODS)
-    sampling = sampling or Sampling()
+    sampling = sampling_or(sampling)
     text_ = BlankedText.of(text, blank)
-    search = Search(candidate_lengths(lengths, max_tokens), sampling, beams, samples, sees_right=method == "infill")
-    _check_search(search)
+    search = planned(method, lengths, max_tokens, sampling, beams=beams, samples=samples, shots=shots)
     if method not in _WRITTEN_HERE:
-        if lengths is not None or beams != 1 or samples != 1:
-            raise ConfigError(f"the method {method!r} writes until it stops: it takes no lengths, beams or samples")
         prompting = {"method": method, "shots": shots, "max_tokens": max_tokens, "sampling": sampling}
         return _prompted(model, tokenizer, text.split(blank), text_, prompting)
-    if shots != 0:
-        raise ConfigError(f"shots={shots} belongs to the methods that prompt, not to {method!r}")
     return fill(model, tokenizer, text_, search, strict=lengths is not None, adapter=adapter)
 
 
@@ -150,7 +143,8 @@ def fill(
     paths: list[Path] = []
     scores: list[float] = []
     for gap in range(text.gaps):
-        path, score = _best(reader, left, pieces[gap:], search, gap)
+        not_first = growing_ids(tokenizer) if text.word_before(gap) else []
+        path, score = _best(reader, left, pieces[gap:], search, gap, not_first)
         span = continuation_text(tokenizer, left, list(path.tokens))
         spans.append(text.trimmed(gap, span))
         paths.append(path)
@@ -159,6 +153,37 @@ def fill(
     return Infill(
         text.joined(spans), spans, [list(path.tokens) for path in paths], scores, [path.length for path in paths]
     )
+
+
+def planned(
+    method: str,
+    lengths: int | Sequence[int] | None,
+    max_tokens: int,
+    sampling: Sampling,
+    *,
+    beams: int = 1,
+    samples: int = 1,
+    shots: int = 0,
+) -> Search:
+    """Return how fillings are looked for; the arguments are those of ``infill``.
+
+    Raises:
+        ConfigError: a setting is impossible, or of no use to the method.
+    """
+    if method not in METHODS:
+        raise unknown_name("way to infill", method, METHODS)
+    search = Search(candidate_lengths(lengths, max_tokens), sampling, beams, samples, sees_right=method == "infill")
+    _check_search(search)
+    if method in _WRITTEN_HERE:
+        if shots != 0:
+            raise ConfigError(f"shots={shots} belongs to the methods that prompt, not to {method!r}")
+        return search
+    if lengths is not None or beams != 1 or samples != 1:
+        raise ConfigError(f"the method {method!r} writes until it stops: it takes no lengths, beams or samples")
+    from gerund.inference.infill_prompts import check_prompting
+
+    check_prompting(method, shots, max_tokens)
+    return search
 
 
 def candidate_lengths(lengths: int | Sequence[int] | None, max_tokens: int) -> list[int]:
@@ -182,7 +207,12 @@ def candidate_lengths(lengths: int | Sequence[int] | None, max_tokens: int) -> l
 
 
 def _best(
-    reader: Reader, left: Sequence[int], pieces: Sequence[Sequence[int]], search: Search, gap: int
+    reader: Reader,
+    left: Sequence[int],
+    pieces: Sequence[Sequence[int]],
+    search: Search,
+    gap: int,
+    not_first: Sequence[int],
 ) -> tuple[Path, float]:
     """Return the best filling of a gap between ``left`` and ``pieces``, and its score.
 
@@ -200,9 +230,9 @@ def _best(
 
     banned = banned_ids(reader.model, reader.tokenizer)
     if search.beams > 1:
-        choose = beamed(search.beams, banned)
+        choose = beamed(search.beams, banned, not_first=not_first)
     else:
-        choose = drawn(search.sampling, banned, gap)
+        choose = drawn(search.sampling, banned, gap, not_first=not_first)
     paths = [Path(length, sample) for length in search.lengths for sample in range(search.samples)]
     written = write(
         reader,
@@ -264,9 +294,9 @@ def _that_fit(lengths: Sequence[int], total: int, gaps: int, limit: int | None, 
     if not fitting or (strict and len(fitting) < len(lengths)):
         longest = max(lengths) if strict else min(lengths)
         what = f"a gap of {longest}" if gaps == 1 else f"{gaps} gaps of {longest}"
-        raise TextError(
-            f"the text has {total} tokens and {what} more, and the model's context ends at {limit}; shorten it"
-        )
+        room = 0 if limit is None else (limit - total) // gaps
+        hint = f"set a length of at most {room}" if room > 0 else "shorten it"
+        raise TextError(f"the text has {total} tokens and {what} more, and the model's context ends at {limit}; {hint}")
     return fitting
 
 

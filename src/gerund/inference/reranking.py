@@ -17,7 +17,7 @@ from gerund.config import Rerank, Sampling
 from gerund.errors import ConfigError, ModelError
 from gerund.inference.branch_pass import BranchPass, can_branch
 from gerund.inference.drawing import chosen_tokens, filters_of, generator_for
-from gerund.inference.generation import continuation_text, end_ids, prompt_ids, room_after, row_seed
+from gerund.inference.generation import continuation_text, demand_room, end_ids, prompt_ids, room_after, row_seed
 from gerund.inference.likelihood import plain_reader
 from gerund.inference.span_pass import Context, SpanPass
 from gerund.inference.tokens import context_length
@@ -28,6 +28,13 @@ _ROWS_AT_ONCE = 64
 
 # From so many continuations on, one copy of what was read of their prompt is faster than one for each.
 _WORTH_SHARING = 4
+
+# Continuations that are written at once where they are ranked only when they are finished; with the default samples
+# there are far fewer. What is kept of a finished one is its tokens alone, so any number of them fits.
+_PART = 256
+
+# Stands where a continuation that is finished had its random numbers, which are 5 kB.
+_SPENT = torch.Generator()
 
 # Scores the continuations of some of the prompts: their numbers, and the texts so far of each.
 Judge = Callable[[Sequence[int], Sequence[Sequence[str]]], Sequence[Sequence[float]]]
@@ -42,7 +49,7 @@ class Hypothesis:
         logprob: the sum of their log-probabilities under the untouched model, that of the end token included.
         ended: whether the model ended it.
         full: whether there is room for more.
-        draw: the state of the random numbers that it goes on with.
+        draw: the state of the random numbers that it goes on with, if it does.
         text: its text, once it was scored.
         score: what the scorer gave it.
     """
@@ -65,6 +72,10 @@ class Hypothesis:
         scored = len(self.tokens) + self.ended
         mean = self.logprob / scored if scored else 0.0
         return Candidate(self.text, list(self.tokens), mean, self.ended, self.score)
+
+
+# What is written on in a round: the place of its prompt, what it is so far, its row of the cache, the key of its draws.
+_Start = tuple[int, Hypothesis, int, tuple[int, int, int, int]]
 
 
 @dataclass
@@ -97,7 +108,8 @@ def search(
 
     The first round draws ``samples * beams`` continuations of the prompt, every later one ``samples`` of each that
     was kept; one that has ended competes on as it is. Equal ones count once. The first sample of a continuation
-    goes on with its random numbers, so that one beam of one sample is plain sampling.
+    goes on with its random numbers, so that one beam of one sample is plain sampling. Continuations that are ranked
+    only when they are finished are written some at a time, however many there are; others all at once.
 
     Args:
         model: the language model, which is read causally, without an adapter.
@@ -155,6 +167,19 @@ def stream_search(
         yield rest
 
 
+def demand_choice(rerank: Rerank, sampling: Sampling) -> None:
+    """Refuse to rank what is always the same.
+
+    Raises:
+        ConfigError: several continuations are to be written greedily.
+    """
+    if sampling.is_greedy and rerank.width > 1:
+        raise ConfigError(
+            "greedy continuations of one prompt are all the same, so there is nothing to rank; "
+            "set a temperature above 0, such as 1"
+        )
+
+
 def _started(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -165,13 +190,8 @@ def _started(
     sampling: Sampling,
 ) -> Iterator["_Search"]:
     """Yield searches, each of a few prompts, after checking all of them."""
-    if max_new_tokens < 1:
-        raise ConfigError(f"max_new_tokens={max_new_tokens} writes nothing")
-    if sampling.is_greedy and rerank.width > 1:
-        raise ConfigError(
-            "greedy continuations of one prompt are all the same, so there is nothing to rank; "
-            "sample, such as with Sampling(temperature=1.0, top_p=0.9)"
-        )
+    max_new_tokens = demand_room(max_new_tokens)
+    demand_choice(rerank, sampling)
     ids = [prompt_ids(model, tokenizer, prompt, f"prompt {index}") for index, prompt in enumerate(prompts)]
     seed = sampling.seed if sampling.seed is not None else int(torch.seed() % 2**31)
     limit = context_length(model.config, tokenizer)
@@ -198,16 +218,19 @@ class _Search:
         sampling: Sampling,
         seed: int,
     ) -> None:
-        self.tokenizer, self.prompts, self.judge, self.rerank = tokenizer, prompts, judge, rerank
+        self.model, self.tokenizer = model, tokenizer
+        self.prompts, self.judge, self.rerank = prompts, judge, rerank
         self.sampling, self.seed = sampling, seed
         self.filters = filters_of(sampling)
         self.ends = set(end_ids(model, tokenizer))
-        reader, ids = plain_reader(model, tokenizer), [prompt.ids for prompt in prompts]
-        self.cache: BranchPass | SpanPass
-        if rerank.width >= _WORTH_SHARING and can_branch(reader):
-            self.cache = BranchPass(reader, ids)
-        else:
-            self.cache = SpanPass(reader, [Context(own) for own in ids], sees_right=False)
+        self.cache = self._read()
+
+    def _read(self) -> BranchPass | SpanPass:
+        """Return the prompts in a cache."""
+        reader, ids = plain_reader(self.model, self.tokenizer), [prompt.ids for prompt in self.prompts]
+        if self.rerank.width >= _WORTH_SHARING and can_branch(reader):
+            return BranchPass(reader, ids)
+        return SpanPass(reader, [Context(own) for own in ids], sees_right=False)
 
     def rounds(self) -> Iterator[None]:
         """Write until nothing goes on, pausing after each round."""
@@ -223,19 +246,34 @@ class _Search:
 
     def _round(self, turn: int, rows: list[list[int]]) -> tuple[list[list[Hypothesis]], list[list[int | None]]]:
         """Draw and write one round; return each prompt's new hypotheses and the rows of those that may go on."""
-        growing: list[tuple[int, int]] = []  # prompt, and number among its hypotheses
-        parents: list[int] = []
-        written: list[list[Hypothesis]] = [[] for _ in self.prompts]
+        started: list[_Start] = []
         for place, prompt in enumerate(self.prompts):
             going = [beam for beam in prompt.beams if beam.goes_on]
             count = self.rerank.samples if turn else self.rerank.width
             for rank, (beam, row) in enumerate(zip(going, rows[place], strict=True)):
                 for sample in range(count):
-                    draw = self._draw_of(beam, (prompt.number, turn, rank, sample))
-                    growing.append((place, len(written[place])))
-                    parents.append(row)
-                    written[place].append(replace(beam, draw=draw))
-        last_row: list[list[int | None]] = [[None] * len(own) for own in written]
+                    started.append((place, beam, row, (prompt.number, turn, rank, sample)))
+        written: list[list[Hypothesis]] = [[] for _ in self.prompts]
+        last_row: list[list[int | None]] = [[] for _ in self.prompts]
+        # What goes on after a round needs the cache that it was written in, so that it cannot be written in parts.
+        size = _PART if self.rerank.every is None else max(1, len(started))
+        for begin in range(0, len(started), size):
+            if begin:
+                self.cache = self._read()
+            self._write_part(started[begin : begin + size], written, last_row)
+        return written, last_row
+
+    def _write_part(
+        self, part: "list[_Start]", written: list[list[Hypothesis]], last_row: list[list[int | None]]
+    ) -> None:
+        """Write some hypotheses of a round, from the cache as it is."""
+        growing: list[tuple[int, int]] = []  # prompt, and number among its hypotheses
+        parents: list[int] = []
+        for place, beam, row, key in part:
+            growing.append((place, len(written[place])))
+            parents.append(row)
+            written[place].append(replace(beam, draw=self._draw_of(beam, key)))
+            last_row[place].append(None)
         for step in range(self.rerank.every or max(prompt.room for prompt in self.prompts)):
             if step:
                 tokens = [written[place][index].tokens[-1] for place, index in growing]
@@ -252,7 +290,6 @@ class _Search:
                 break
         for (place, index), row in zip(growing, parents, strict=True):
             last_row[place][index] = row
-        return written, last_row
 
     def _write(self, growing: list[tuple[int, int]], rows: list[int], written: list[list[Hypothesis]]) -> None:
         """Add one token to each hypothesis."""
@@ -268,9 +305,8 @@ class _Search:
             ended = token in self.ends
             tokens = before.tokens if ended else (*before.tokens, token)
             full = not ended and len(tokens) >= self.prompts[place].room
-            written[place][index] = replace(
-                before, tokens=tokens, logprob=before.logprob + own, ended=ended, full=full, text="", score=0.0
-            )
+            draw, logprob = _SPENT if ended or full else before.draw, before.logprob + own
+            written[place][index] = Hypothesis(tokens, logprob, ended, full, draw)
 
     def _score(self, written: list[list[Hypothesis]]) -> None:
         """Give the new hypotheses their texts and scores, in place."""

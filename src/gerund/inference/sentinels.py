@@ -132,7 +132,7 @@ def fill(
     if max_tokens < 1 or samples < 1:
         raise ConfigError(f"max_tokens={max_tokens} and samples={samples}: both are at least 1")
     if samples > 1 and sampling.is_greedy:
-        raise ConfigError(f"{samples} greedy fillings are all the same; give a sampling with a temperature above 0")
+        raise ConfigError(f"{samples} greedy fillings are all the same; set a temperature above 0")
     gapped = Gapped.of(text, blank)
     gaps = len(gapped.pieces) - 1
     asked = gapped.with_sentinels(tokenizer)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from transformers import Cache, LogitsProcessorList, PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteriaList
 
-from gerund.config import Sampling
+from gerund.config import Sampling, sampling_or
 from gerund.errors import ConfigError, TextError
 from gerund.inference import generation
 from gerund.inference.encoding import Reader, pooled
@@ -53,7 +53,7 @@ class Session:
             sampling: how tokens are drawn; None is greedy.
 
         Raises:
-            ConfigError: ``max_new_tokens`` is not positive.
+            ConfigError: ``max_new_tokens`` is no positive whole number.
         """
         return generation.continue_read(
             self._model,
@@ -61,7 +61,7 @@ class Session:
             self.token_ids,
             self._decode,
             max_new_tokens=max_new_tokens,
-            sampling=sampling or Sampling(),
+            sampling=sampling_or(sampling),
         )
 
     def _decode(

@@ -63,7 +63,7 @@ class SpanPass:
         if sees_right and not self._takes_positions:
             raise UnsupportedModelError(
                 f"this {reader.model.config.model_type} model takes no position_ids, so the right side of a gap cannot "
-                "be put where it belongs; use method='left-only'"
+                "be put where it belongs; take the method left-only"
             )
         self.cache = roomy_cache()  # it keeps what lies behind a window, as the row order is not the text's
         ids_BT, position_BT, real_BT = _rows(contexts, reader.tokenizer.pad_token_id or 0)

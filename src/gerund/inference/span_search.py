@@ -40,11 +40,12 @@ class Path:
         return replace(self, tokens=(*self.tokens, token), logprob=self.logprob + logprob)
 
 
-# What follows each path: for every path that goes on, which of the given ones it grew from, and itself.
+# What follows each path: for every path that goes on, which of the given ones it grew from, and itself. The given ones
+# have as many tokens as each other.
 Choose = Callable[[Sequence[Path], Tensor], list[tuple[int, Path]]]
 
 
-def drawn(sampling: Sampling, banned: Sequence[int], place: int) -> Choose:
+def drawn(sampling: Sampling, banned: Sequence[int], place: int, *, not_first: Sequence[int] = ()) -> Choose:
     """Return what takes one token a path: the most probable one, or a draw.
 
     The draws of a path depend on the seed, ``place``, its length and its number, and on nothing that is written
@@ -54,13 +55,14 @@ def drawn(sampling: Sampling, banned: Sequence[int], place: int) -> Choose:
         sampling: how tokens are drawn.
         banned: tokens that never occur in a span.
         place: which gap of the text it is.
+        not_first: tokens that no span begins with.
     """
     filters = filters_of(sampling)
     seed = randbits(32) if sampling.seed is None else sampling.seed
     generators: dict[tuple[int, int], torch.Generator] = {}
 
     def choose(paths: Sequence[Path], logprobs_PV: Tensor) -> list[tuple[int, Path]]:
-        scores_PV = _without(logprobs_PV, banned)
+        scores_PV = _without(logprobs_PV, banned, () if paths[0].tokens else not_first)
         for filter_ in filters:
             scores_PV = filter_(None, scores_PV)
         draws = None
@@ -78,14 +80,14 @@ def drawn(sampling: Sampling, banned: Sequence[int], place: int) -> Choose:
     return choose
 
 
-def beamed(beams: int, banned: Sequence[int]) -> Choose:
+def beamed(beams: int, banned: Sequence[int], *, not_first: Sequence[int] = ()) -> Choose:
     """Return what keeps the ``beams`` most probable spans of each length after every token.
 
     Spans of one length are compared with each other only, so no correction for length is needed.
     """
 
     def choose(paths: Sequence[Path], logprobs_PV: Tensor) -> list[tuple[int, Path]]:
-        scores_PV = _without(logprobs_PV, banned)
+        scores_PV = _without(logprobs_PV, banned, () if paths[0].tokens else not_first)
         so_far_P = torch.tensor([path.logprob for path in paths], device=scores_PV.device)
         total_PV = so_far_P[:, None] + scores_PV
         chosen = []
@@ -166,9 +168,10 @@ def _write_chunk(
         rows = list(range(len(growing)))
 
 
-def _without(logprobs_PV: Tensor, banned: Sequence[int]) -> Tensor:
+def _without(logprobs_PV: Tensor, *banned: Sequence[int]) -> Tensor:
     scores_PV = logprobs_PV.clone()
-    scores_PV[:, [token for token in banned if token < scores_PV.shape[1]]] = float("-inf")
+    for tokens in banned:
+        scores_PV[:, [token for token in tokens if token < scores_PV.shape[1]]] = float("-inf")
     return scores_PV
 
 

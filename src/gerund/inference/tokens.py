@@ -66,6 +66,40 @@ def check_texts(texts: Any) -> list[str]:
     return listed
 
 
+def check_candidates(prefixes: Any, continuations: Any) -> tuple[list[str], list[list[str]]]:
+    """Return prefixes and the continuations of each as lists, refusing whatever is something else.
+
+    Raises:
+        TextError: a prefix has no list of continuations, or a text is no string; or a continuation is blank.
+    """
+    checked = check_texts(prefixes)
+    listed = (
+        [continuations]
+        if isinstance(continuations, str) or not hasattr(continuations, "__iter__")
+        else [*continuations]
+    )
+    for own in listed:
+        if isinstance(own, str) or not hasattr(own, "__iter__"):
+            raise TextError(f"each prefix has a list of continuations, such as [['one', 'two']], and not {own!r}")
+    if len(listed) != len(checked):
+        raise TextError(f"{len(checked)} prefixes have {len(listed)} lists of continuations")
+    texts = [check_texts(own) for own in listed]
+    refuse_blank(texts)
+    return checked, texts
+
+
+def refuse_blank(continuations: Sequence[Sequence[str]]) -> None:
+    """Refuse continuations without a character but white space.
+
+    Raises:
+        TextError: there is one; the message says which, and of which prefix.
+    """
+    for number, own in enumerate(continuations):
+        for index, text in enumerate(own):
+            if not text.strip():
+                raise TextError(f"continuation {index} of prefix {number} is empty")
+
+
 def check_unicode(what: str, text: str) -> None:
     """Refuse half of a surrogate pair, which undecodable bytes of a command line turn into.
 
@@ -107,7 +141,7 @@ def tokenize(
         row = long[0]
         raise TextError(
             f"text {filled[row]} has {len(batch['input_ids'][row])} tokens and there is room for {room}; "
-            "shorten it or give overflow='truncate'"
+            "shorten it, or set overflow to truncate"
         )
     if long:
         warnings.warn(f"{len(long)} of {len(texts)} texts were longer than {room} tokens and were cut", stacklevel=4)
@@ -124,7 +158,7 @@ def _filled(texts: Sequence[str], reading: Reading) -> list[int]:
         if text.strip():
             filled.append(index)
         elif reading.empty == "error":
-            raise TextError(f"text {index} is empty; give empty='zeros' to get a zero vector for it")
+            raise TextError(f"text {index} is empty; set empty to zeros to get a zero vector for it")
     return filled
 
 

@@ -137,7 +137,9 @@ class Transformer(InputModule):
         """
         del subfolder
         dtype = (kwargs.get("model_kwargs") or {}).get("dtype", "auto")
-        lm = load_language_model(model_name_or_path, dtype=str(dtype).removeprefix("torch."), device="cpu")
+        # As a path it is a folder, whatever its name means elsewhere.
+        where = Path(model_name_or_path) if Path(model_name_or_path).is_dir() else model_name_or_path
+        lm = load_language_model(where, dtype=str(dtype).removeprefix("torch."), device="cpu")
         return cls(lm, str(model_name_or_path))
 
 

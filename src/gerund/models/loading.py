@@ -11,11 +11,13 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from difflib import get_close_matches
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.utils import HFValidationError, validate_repo_id
 from torch import Tensor, nn
 from transformers import (
     AutoConfig,
@@ -28,7 +30,7 @@ from transformers import (
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import logging as hf_logging
 
-from gerund.config import CONFIG_FILE
+from gerund.config import CONFIG_FILE, DEFAULT_MODEL
 from gerund.errors import ConfigError, ModelError, unknown_name
 from gerund.models.halves import SEQ2SEQ
 
@@ -49,6 +51,9 @@ _NOT_COPIED = (
     "head.json",
 )
 
+# How near to the name of the embedded default a slip in it is.
+_SLIP = 0.75
+
 _save_lock = threading.Lock()
 _quiet_lock = threading.Lock()
 _quiet_depth = 0
@@ -64,16 +69,20 @@ class Source:
 
 
 def find(model: str | Path | None) -> Source:
-    """Tell a folder from a hub id; None is the embedded default.
+    """Tell a folder from a hub id; None and ``default`` are the embedded default.
 
     Raises:
-        ModelError: a path that is no folder, or a folder without a model.
+        ConfigError: it is neither a text nor a path.
+        ModelError: a path that is no folder, a folder without a model, or all but the name of the embedded default.
     """
-    if model is None:
+    # As a path it may be ./default, which Path writes the same way.
+    if model is None or (str(model) == DEFAULT_MODEL and not (isinstance(model, Path) and model.is_dir())):
         folder = Path(str(resources.files("gerund") / "assets" / "default"))
         if not (folder / "config.json").is_file():
             raise ModelError("this installation has no embedded default model; name a model")
         return Source(DEFAULT_NAME, folder)
+    if not isinstance(model, str | Path):
+        raise ConfigError(f"a model is given by its name or its folder, not as {model!r}")
     text = str(model)
     path = Path(text).expanduser()
     if text and path.is_dir():
@@ -82,12 +91,21 @@ def find(model: str | Path | None) -> Source:
         raise ModelError(f"{path} is a file; give the folder of a model")
     if isinstance(model, Path) or looks_local(text):
         raise ModelError(f"there is no folder {text!r}")
+    # No hub model is called so, and without a network it takes long until that is clear.
+    if "/" not in text and get_close_matches(text.lower(), [DEFAULT_MODEL], cutoff=_SLIP):
+        raise ModelError(f"there is no folder {text!r}; did you mean {DEFAULT_MODEL}?")
     return Source(text, None)
 
 
 def looks_local(name: str) -> bool:
     """Return whether a name can only be meant as a place on this machine, so that no hub is asked for it."""
-    return name.startswith((".", "/", "~")) or name.count("/") > 1 or not name
+    if name.startswith((".", "/", "~")) or not name:
+        return True
+    try:
+        validate_repo_id(name)
+    except HFValidationError:
+        return True
+    return False
 
 
 def read(source: Source, dtype: torch.dtype | None) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
@@ -117,7 +135,7 @@ def read(source: Source, dtype: torch.dtype | None) -> tuple[PreTrainedModel, Pr
         trust_remote_code=False,
     )
     if getattr(model, "_hf_peft_config_loaded", False):
-        raise ModelError(f"{source.name} is an adapter; give its base model, and the adapter's folder as adapter=")
+        raise ModelError(f"{source.name} is an adapter; give its base model, and this folder as the adapter")
     _take_away_missing_head(model, found, source.name)
     refuse_incomplete(found, source.name)
     tokenizer = guarded(
@@ -168,6 +186,9 @@ def pick_device(device: str) -> torch.device:
         return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
     try:
         chosen = torch.device(device)
+    except (RuntimeError, TypeError) as error:  # torch would name all two dozen that it was ever built for
+        raise ConfigError(f"device {device!r} cannot be used here; take auto, cpu, cuda (or cuda:1) or mps") from error
+    try:
         torch.empty(0, device=chosen)
     except (RuntimeError, AssertionError) as error:
         raise ConfigError(f"device {device!r} cannot be used here: {str(error).splitlines()[0]}") from error
@@ -300,7 +321,7 @@ def _check_folder(path: Path) -> Path:
     """Return the folder of a model, refusing those that only look like one."""
     is_adapter = (path / "adapter_config.json").is_file()
     if not (path / "config.json").is_file():
-        what = "an adapter; give its base model and adapter=" if is_adapter else "no model"
+        what = "an adapter; give its base model, and this folder as the adapter" if is_adapter else "no model"
         hint = f"; did you mean {path / 'model'}?" if (path / "model" / "config.json").is_file() else ""
         raise ModelError(f"{path} holds {what}: it has no config.json{hint}")
     if is_adapter:

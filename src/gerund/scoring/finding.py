@@ -5,6 +5,7 @@ Knows: which scorers there are. Does not know: how they score.
 
 from pathlib import Path
 
+from gerund.config import DEFAULT_MODEL
 from gerund.errors import ConfigError, unknown_name
 from gerund.models import loading
 from gerund.scoring.dual import DualScorer, has_scorer
@@ -24,8 +25,9 @@ def find_scorer(
     """Return the scorer of this name, or what is one already.
 
     Args:
-        scorer: a name of ``MEASURES``; ``own``; the folder or hub id of a scorer; an object with a ``score`` method; or
-            None for the model's own scorer, or ``pmi``, the best measure of likelihood in RankGen's Table 15.
+        scorer: a name of ``MEASURES``; ``own``; the folder or hub id of a scorer, or ``default``, that of the embedded
+            default; an object with a ``score`` method; or None for the model's own scorer, or ``pmi``, the best measure
+            of likelihood in RankGen's Table 15.
         own: the scorer that the model was trained to be.
         lm: the model whose likelihoods a measure reads.
         seed: of the measure that draws.
@@ -49,17 +51,34 @@ def find_scorer(
     return scorer
 
 
+def check_scorer(scorer: str | Scorer | None) -> None:
+    """Find a mistake in the name of a scorer before the model is loaded that it is to judge.
+
+    Raises:
+        ConfigError: there is no such name.
+        ModelError: the folder is not there, or holds no model.
+    """
+    if isinstance(scorer, str) and scorer != OWN and scorer not in MEASURES:
+        _place_of(scorer)
+
+
 def load_scorer(where: str | Path) -> Scorer:
-    """Return the scorer of a folder or hub id.
+    """Return the scorer of a folder or hub id; ``default`` is that of the embedded default.
 
     Raises:
         ConfigError: it is neither.
         ModelError: there is no scorer.
     """
-    if not Path(where).expanduser().is_dir() and "/" not in str(where):
-        raise unknown_name("scorer", str(where), [*MEASURES, OWN, "the folder or hub id of one"])
-    folder = loading.settings_folder(loading.find(where))
+    folder = loading.settings_folder(_place_of(where))
     return DualScorer.load(where) if folder is not None and has_scorer(folder) else T5Scorer.load(where)
+
+
+def _place_of(where: str | Path) -> loading.Source:
+    """Return where a scorer comes from that is none of the measures."""
+    if not Path(where).expanduser().is_dir() and "/" not in str(where) and str(where) != DEFAULT_MODEL:
+        valid = [*MEASURES, OWN, DEFAULT_MODEL, "the folder or hub id of one"]
+        raise unknown_name("scorer", str(where), valid)
+    return loading.find(where)
 
 
 def fixed_scorer(name: str) -> Scorer:

@@ -8,6 +8,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from gerund.errors import TextError
+from gerund.inference.tokens import refuse_blank
+
 # Prefixes that are remembered, so that a search encodes its prompts once.
 _REMEMBERED = 1024
 
@@ -34,7 +37,18 @@ class VectorScorer:
         self._known: OrderedDict[str, np.ndarray] = OrderedDict()
 
     def score(self, prefixes: Sequence[str], continuations: Sequence[Sequence[str]]) -> list[list[float]]:
-        """Return a score for each continuation of each prefix; higher is better."""
+        """Return a score for each continuation of each prefix; higher is better.
+
+        Raises:
+            TextError: a prefix or a continuation is blank; of nothing there is no vector.
+        """
+        for index, prefix in enumerate(prefixes):
+            if not prefix.strip():
+                raise TextError(
+                    f"prefix {index} is empty, and this scorer compares it with what follows; give a text, or take the "
+                    "scorer avg_cll, which needs none"
+                )
+        refuse_blank(continuations)
         prefix_ND = self.prefix_vectors(prefixes)
         texts = list(dict.fromkeys(text for own in continuations for text in own))
         if not texts:

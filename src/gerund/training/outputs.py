@@ -38,9 +38,11 @@ _FREE_DATA = ("folder", "cache", "validation_tokens")
 
 
 def check_output(output: Path, resume: bool) -> None:
-    """Refuse a folder that holds a finished model, or an unfinished run that is not to be resumed."""
+    """Refuse a folder that is a model or holds a finished one, or an unfinished run that is not to be resumed."""
     if output.exists() and not output.is_dir():
         raise OutputExistsError(f"{output} is a file; an output is a folder")
+    if any((output / name).exists() for name in ("config.json", "adapter_config.json")):
+        raise OutputExistsError(f"{output} is a model's own folder; choose another output")
     if (output / "model").exists():
         raise OutputExistsError(
             f"{output} is finished, {output / 'model'} is there already; choose another output, or remove the whole "

@@ -40,6 +40,16 @@ def find_recipe(recipe: str | Path) -> Path:
     raise ConfigError(f"{recipe}: no such recipe, neither a file nor one of those inside; {hint}")
 
 
+def made_by(model: str | Path) -> str:
+    """Return what makes a model that is not there, as the end of a sentence; empty where no recipe inside does.
+
+    >>> made_by("runs/default-base/model")
+    '; `gerund train default-base output=runs/default-base` makes it'
+    """
+    run = Path(model).parent
+    return f"; `gerund train {run.name} output={run}` makes it" if run.name in shipped_recipes() else ""
+
+
 def text_files(paths: list[Path]) -> list[Path]:
     """Return these files, and for a folder all files of texts in it and below it, sorted.
 

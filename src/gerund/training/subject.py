@@ -38,6 +38,7 @@ from gerund.training.recipe_objectives import (
     ObjectiveConfig,
     SpanConfig,
 )
+from gerund.training.shipped import made_by
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -145,7 +146,7 @@ def _load(recipe: Recipe, base: str) -> Subject:
     try:
         source = loading.find(None if base == DEFAULT_BASE else base)
     except ModelError as error:
-        raise ModelError(f"model.base: {error}") from error
+        raise ModelError(f"model.base: {error}{made_by(base)}") from error
     settings = loading.settings_folder(source)
     stored = None if settings is None else read_encoder_config(settings)
     # On a GPU frozen weights need no more precision than they are computed in.
