@@ -19,7 +19,8 @@ def shipped_recipes() -> dict[str, str]:
     >>> shipped_recipes()["magnet-default"]
     'MAGNET on the embedded default model: an adapter that fills in missing spans and reads tokens both ways.'
     """
-    return {path.stem: _first_sentence(path.read_text("utf-8")) for path in sorted(_FOLDER.glob("*.yaml"))}
+    paths = sorted(_FOLDER.glob("*.yaml"), key=lambda path: path.stem)
+    return {path.stem: _first_sentence(path.read_text("utf-8")) for path in paths}
 
 
 def find_recipe(recipe: str | Path) -> Path:
