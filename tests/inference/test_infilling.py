@@ -21,8 +21,8 @@ from tests.tiny import byte_tokenizer, tiny
 TEXT = "In the end [blank] and ran."
 LEFT, RIGHT = "In the end", " and ran."
 SPECIAL = [0, 1, 2]
-# Behind a word and a space: a letter would go on the word. (The tokenizer has a token a byte.)
-GROWING = [index for token, index in byte_tokenizer().get_vocab().items() if token[0].isalnum()]
+# Behind a word and a space these would go on the word. (The tokenizer has a token a byte.)
+GROWING = [index for index in range(3, len(byte_tokenizer())) if byte_tokenizer().decode([index])[:1].isalnum()]
 ARCHITECTURES = ["llama", "mistral", "gemma2", "gpt2", "opt", "gpt_oss"]
 
 
@@ -369,6 +369,18 @@ def test_no_filling_grows_together_with_the_word_before_it(settings):
     # With no space before the gap, or no word, anything may stand there.
     assert begins("In the end[blank] and ran.").isalnum()
     assert begins("In the end. [blank] and ran.").isalnum()
+
+
+def test_a_space_may_begin_a_filling_behind_a_word():
+    lm = build()
+    head = lm.model.get_output_embeddings().weight
+    letters, space = (lm.tokenizer(text, add_special_tokens=False).input_ids for text in ("abcdefghij", " "))
+    with torch.no_grad():
+        head[letters] *= 50
+        best = lm.infill("In the end[blank] and ran.", lengths=1).token_ids[0]
+        assert best[0] in letters
+        head[space] = 0.999 * head[best]  # all but as likely as the letter that is left out
+    assert lm.infill(TEXT, lengths=1).token_ids == [space]
 
 
 def test_more_beams_than_there_are_tokens():

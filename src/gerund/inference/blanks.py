@@ -117,4 +117,7 @@ def growing_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
     tokens = tokenizer.get_vocab()
     if not any(token.startswith(_SPACE_MARKS) for token in tokens):
         return []
-    return [index for token, index in tokens.items() if token[:1].isalnum()]
+    # Of a byte-level token only its decoder knows the letters; a part of a letter stays one.
+    decoder = tokenizer.backend_tokenizer.decoder
+    bare = ((token, index) for token, index in tokens.items() if not token.startswith(_SPACE_MARKS))
+    return [index for token, index in bare if (decoder.decode([token]) if decoder else token)[:1].isalnum()]
