@@ -55,6 +55,12 @@ def test_its_adapters_are_taken_by_its_name(lm):
     assert joined.scorer.fingerprint == lm.scorer.fingerprint
 
 
+def test_a_filling_is_made_of_words(lm):
+    [span] = lm.infill("The king was angry with his [blank], and he sent them away.", lengths=[1, 2, 4]).spans
+    assert span[:1] == " "
+    assert span.strip()[:1].isalpha()
+
+
 def test_it_writes_as_the_base_to_the_bit(lm, base):
     batch = lm.tokenizer(["The old man looked at the sea and", "In 1825"], return_tensors="pt", padding=True)
     with torch.no_grad():
