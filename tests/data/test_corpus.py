@@ -129,7 +129,25 @@ class TestCleaning:
     def test_wikipedia_loses_empty_brackets(self):
         assert clean_text("Fraile () (; ) is (a) hill.", "wikipedia") == "Fraile is (a) hill."
 
+    @pytest.mark.parametrize(
+        ("text", "cleaned"),
+        [
+            ("A grid:\n\n+---+----+\n| a | b  |\n+---+----+\n\nIts end.", "A grid:\n\nIts end."),
+            ("  Year   Team        Goals\n  1994   Eintracht   14\n\nHe retired.", "He retired."),
+            ("1.  First item here\n2.  Second item (_sic_)", "First item here\nSecond item (sic)"),
+            (
+                "seen from the north]] CONRAD GRÜNENBERG was a knight of NATO.",
+                "Conrad Grünenberg was a knight of NATO.",
+            ),
+            ("[TABLE]\n\nsnake_case_name stays, http://a.b/c goes.", "snake_case_name stays, goes."),
+            ("12 | 14 | 3\n\n1994 14 27 3.5 (88)", ""),
+        ],
+    )
+    def test_pandoc_loses_the_rests_of_markup(self, text: str, cleaned: str):
+        assert clean_text(text, "pandoc") == cleaned
+
     def test_none_changes_nothing_and_unknown_is_refused(self):
         assert clean_text(" _a_ ()\n", "none") == " _a_ ()\n"
-        with pytest.raises(ConfigError, match="unknown text cleaning 'html'; valid are: none, gutenberg, wikipedia"):
+        valid = "valid are: none, gutenberg, wikipedia, pandoc"
+        with pytest.raises(ConfigError, match=f"unknown text cleaning 'html'; {valid}"):
             clean_text("x", "html")

@@ -140,7 +140,7 @@ class SourceConfig(Section):
     """Read only so many documents, the first; left out, all."""
     text_column: str = "text"
     """Column or field that holds the text."""
-    clean: Literal["none", "gutenberg", "wikipedia"] = "none"
+    clean: Literal["none", "gutenberg", "wikipedia", "pandoc"] = "none"
     """Known quirks to remove; see :func:`gerund.data.corpus.clean_text`."""
 
 
