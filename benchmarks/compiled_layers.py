@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from gerund.attention import interface
 from gerund.attention.streams import decoder_layers
-from gerund.inference.encoding import Reader, hidden_states
+from gerund.inference.encode.runtime import EncoderRuntime, hidden_states
 from gerund.models.pooling import pool
 from gerund.training.compiling import compile_layers
 from gerund.training.losses.contrastive import info_nce
@@ -36,14 +36,14 @@ def choose(side: str, model: nn.Module, short: int) -> None:
         compile_layers(model)
 
 
-def step(reader: Reader, ids_NT: Tensor, bf16: bool) -> list[float]:
+def step(runtime: EncoderRuntime, ids_NT: Tensor, bf16: bool) -> list[float]:
     """Train on pairs of texts, the first half against the second; return the loss and the size of every gradient."""
-    model = reader.model
+    model = runtime.model
     model.zero_grad(set_to_none=True)
     real_NT = torch.ones_like(ids_NT, dtype=torch.bool)
     real_NT[::3, -5:] = False  # padding
     with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
-        hidden_NTD = hidden_states(model, ids_NT, real_NT, reader.plan)
+        hidden_NTD = hidden_states(model, ids_NT, real_NT, runtime.plan)
     left_PD, right_PD = pool(hidden_NTD, real_NT, "mean").float().chunk(2)
     loss = info_nce(left_PD, right_PD, torch.arange(len(left_PD)), temperature=0.05) / len(left_PD)
     loss.backward()
@@ -60,7 +60,7 @@ def main() -> None:
     arguments = parser.parse_args()
     recipe = load_recipe("magnet-default")
     subject, short, bf16 = prepare_subject(recipe, write=False), interface._SHORT, uses_bf16(recipe)
-    reader, model = subject.reader, subject.model.train()
+    runtime, model = subject.runtime, subject.model.train()
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {'bf16' if bf16 else 'fp32'}")
     for length in map(int, arguments.lengths.split(",")):
         torch.manual_seed(0)
@@ -68,7 +68,7 @@ def main() -> None:
         found, seconds = {}, {side: [] for side in SIDES}
         for side in SIDES:  # compiles, too
             choose(side, model, short)
-            found[side] = step(reader, ids_NT, bf16)
+            found[side] = step(runtime, ids_NT, bf16)
         apart = max(
             abs(a / b - 1) for side in SIDES for a, b in zip(found[side], found[FUSED], strict=True) if b > 1e-6
         )
@@ -79,7 +79,7 @@ def main() -> None:
             for side in SIDES:
                 choose(side, model, short)
                 start = time.process_time()
-                step(reader, ids_NT, bf16)
+                step(runtime, ids_NT, bf16)
                 seconds[side].append(time.process_time() - start)
         medians = {side: statistics.median(values) for side, values in seconds.items()}
         for side, median in medians.items():

@@ -26,7 +26,7 @@ from gerund.evaluation.tasks.writing import DECODINGS, Writing
 from gerund.plotting.curves import TradePoint, trade_off
 from gerund.plotting.divergence import divergence_curves
 from gerund.plotting.style import picture
-from gerund.scoring.finding import find_scorer
+from gerund.scoring.registry import find_scorer
 
 LIKELIHOODS = ("random", "overlap", "avg_cll", "pmi", "self_certainty")
 # Prefixes whose continuations are scored at a time.

@@ -24,8 +24,8 @@ import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 import gerund
-from gerund.inference.batching import token_batches
-from gerund.inference.encoding import default_batch_tokens
+from gerund.inference.encode.batching import token_batches
+from gerund.inference.encode.runtime import default_batch_tokens
 from gerund.models.loading import find
 
 LLM2VEC = """

@@ -22,7 +22,7 @@ from gerund.evaluation.hybrid import HYBRID
 from gerund.evaluation.registry import select
 from gerund.evaluation.run import contenders_of, evaluate
 from gerund.evaluation.task import Settings
-from gerund.models.halves import reads_apart
+from gerund.models.encoder_decoder import is_encoder_decoder
 from gerund.training.building import CorpusTexts, build_objectives
 from gerund.training.corpus.sources import Sources
 from gerund.training.recipe import load_recipe
@@ -93,13 +93,13 @@ def measured(model: str | Path, data: Path, work: Path, *, hybrid: bool = False)
     else:
         lm = load(adapter="none", attention="mask0-bidir") if model == "default" else load(model)
         contenders = contenders_of([lm, HYBRID] if hybrid else [lm])
-        names = [TITLES, *COLLECTIONS, *ZERO_SHOT, *([] if reads_apart(lm.model) else ["perplexity/wiki"])]
+        names = [TITLES, *COLLECTIONS, *ZERO_SHOT, *([] if is_encoder_decoder(lm.model) else ["perplexity/wiki"])]
     found = []
     for contender in contenders:
         wanted = [task for task in select(names, data) if task.takes_bm25 or not hybrid or contender is contenders[0]]
         done = evaluate([contender], wanted, Settings(show_progress=False), folder=work / "scores")
         found.append({result.task: dict(result.score.metrics) for result in done.results})
-    if model not in (BM25, "default") and reads_apart(lm.model):
+    if model not in (BM25, "default") and is_encoder_decoder(lm.model):
         found[0]["span"] = {"loss": span_loss(Path(model), data, work)}
     return found
 

@@ -21,9 +21,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from gerund.attention.plan import AttentionPlan
 from gerund.config import EncoderConfig
 from gerund.entry import load
-from gerund.inference.encoding import encode
-from gerund.inference.sweeping import encode_each
-from gerund.inference.tokens import Reading, tokenize
+from gerund.inference.encode.runtime import encode
+from gerund.inference.encode.sweep import encode_each
+from gerund.inference.tokens import InputFormat, tokenize
 from gerund.language_model import LanguageModel
 
 PLANS = ("inplace-back", "mask0-bidir", "inter-back", "extra-back")
@@ -60,18 +60,18 @@ def main() -> None:
     rows = (arguments.data / "sts" / "stsb.dev.tsv").read_text(encoding="utf-8").splitlines()
     texts = [text for row in rows for text in row.split("\t")[1:]][: arguments.texts]
     lm = model(arguments.layers)
-    tokens = tokenize(lm.tokenizer, texts, Reading())
+    tokens = tokenize(lm.tokenizer, texts, InputFormat())
     n = arguments.layers
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {n} layers, d=256, {len(texts)} sentences")
     for name in PLANS:
         configs = [replace(lm.encoder, attention=AttentionPlan(name, k=k)) for k in range(1, n + 1)]
-        readers = [lm.with_encoder(config).reader for config in configs]
+        runtimes = [lm.with_encoder(config).runtime for config in configs]
 
-        def anew(readers: list = readers) -> np.ndarray:
-            return np.stack([encode(reader, tokens, show=False) for reader in readers])
+        def anew(runtimes: list = runtimes) -> np.ndarray:
+            return np.stack([encode(runtime, tokens, show=False) for runtime in runtimes])
 
-        def together(readers: list = readers) -> np.ndarray:
-            return encode_each(readers, tokens, show=False)
+        def together(runtimes: list = runtimes) -> np.ndarray:
+            return encode_each(runtimes, tokens, show=False)
 
         difference = float(np.abs(anew() - together()).max())
         if difference > 1e-4:

@@ -11,8 +11,8 @@ from transformers import AutoModelForSeq2SeqLM
 
 import gerund
 from gerund.errors import ConfigError, DataError, ModelError, TextError, UnsupportedModelError
-from gerund.inference import sentinels
-from gerund.inference.sentinels import Gapped, sentinel_ids, spans_of
+from gerund.inference.infill import sentinels
+from gerund.inference.infill.sentinels import Gapped, sentinel_ids, spans_of
 from gerund.models.heads import HeadSettings, ProjectionHead, read_head
 from gerund.scoring.dual import DualScorer
 from gerund.types import Generation

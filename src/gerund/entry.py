@@ -13,9 +13,9 @@ from gerund.models import loading
 from gerund.models.adapters import ADAPTER_FILES, NO_ADAPTER
 from gerund.models.fingerprint import fingerprint
 from gerund.models.heads import read_head
-from gerund.models.jobs import Adapters
+from gerund.models.job_adapters import Adapters
 from gerund.models.opening import Opened, open_model
-from gerund.scoring.dual import DualScorer, has_scorer, read_reading
+from gerund.scoring.dual import DualScorer, has_scorer, read_scorer_config
 from gerund.seq2seq_model import Seq2SeqModel
 from gerund.text_encoder import TextEncoder
 
@@ -109,7 +109,7 @@ def _keeps_scorer(opened: Opened, adapter: str | Path | None) -> bool:
     if adapter is not None and (str(adapter) != NO_ADAPTER or read_adapters(folder)):
         return False
     # Without a reading of its own it was trained for the one beside it, and would score wrongly by another.
-    return read_reading(folder) is not None or read_encoder_config(folder) == opened.encoder
+    return read_scorer_config(folder) is not None or read_encoder_config(folder) == opened.encoder
 
 
 def _demand_same_weights(lm: TextEncoder, other: str | Path) -> None:

@@ -14,19 +14,20 @@ from gerund.errors import ConfigError
 from gerund.exporting import formats
 from gerund.exporting.folders import write_settings
 from gerund.exporting.formats import Export
-from gerund.inference import expansion, generation, infilling
-from gerund.inference.infilling import BLANK, Method
-from gerund.inference.reranking import Judge, search, stream_search
-from gerund.inference.session import Session, encode_and_keep
-from gerund.inference.spans import SpannedText, SpanReading, span_logprobs
+from gerund.inference.generate import generation
+from gerund.inference.generate.reranking import Judge, search, stream_search
+from gerund.inference.generate.session import Session, encode_and_keep
+from gerund.inference.infill import expansion, infilling
+from gerund.inference.infill.infilling import BLANK, Method
+from gerund.inference.likelihood.spans import SpanMode, SpannedText, span_logprobs
 from gerund.inference.tokens import check_candidates, check_texts
 from gerund.models import loading
 from gerund.models.adapters import base_state
-from gerund.models.halves import reads_apart
+from gerund.models.encoder_decoder import is_encoder_decoder
 from gerund.models.saving import atomic_folder
 from gerund.scoring.dual import DualScorer
-from gerund.scoring.finding import find_scorer
 from gerund.scoring.likelihood import LikelihoodScorer
+from gerund.scoring.registry import find_scorer
 from gerund.text_encoder import TextEncoder
 from gerund.types import Generation, Infill, Scorer
 
@@ -45,7 +46,7 @@ class LanguageModel(TextEncoder):
         tokenizer: its tokenizer; batches are padded on its ``padding_side``.
         encoder: how the model is read as an encoder.
         name: what it was loaded from.
-        reader: model, settings and resolved plan together, as the functions of ``inference`` take them.
+        runtime: model, settings and resolved plan together, as the functions of ``inference`` take them.
     """
 
     scorer: DualScorer | None = None
@@ -59,14 +60,14 @@ class LanguageModel(TextEncoder):
     def with_encoder(self, encoder: EncoderConfig) -> Self:
         """Return the same model, in the same memory, read another way.
 
-        The model's own scorer does not go with it where it has no reading of its own.
+        The model's own scorer does not go with it where it has no encoder config of its own.
 
         Raises:
             UnsupportedModelError: the plan does not reach every layer.
             ConfigError: the plan does not fit the number of layers.
         """
         other = super().with_encoder(encoder)
-        if encoder != self.encoder and self.scorer is not None and not self.scorer.reads_apart:
+        if encoder != self.encoder and self.scorer is not None and not self.scorer.has_own_config:
             other.scorer = None
         return other
 
@@ -187,14 +188,14 @@ class LanguageModel(TextEncoder):
             scorer = scorer.growing()
         return lambda numbers, texts: scorer.score([prompts[number] for number in numbers], texts)
 
-    def span_logprobs(self, left: str, span: str, right: str, *, reading: SpanReading = "infill") -> np.ndarray:
+    def span_logprobs(self, left: str, span: str, right: str, *, mode: SpanMode = "infill") -> np.ndarray:
         """Return the log-probability of every token of ``span`` between its neighbours.
 
         Args:
             left: what precedes the span.
             span: the span.
             right: what follows it.
-            reading: ``infill`` sees both sides under MAGNET's hybrid mask (section 3.1), with the adapter for it;
+            mode: ``infill`` sees both sides under MAGNET's hybrid mask (section 3.1), with the adapter for it;
                 ``causal`` only the left, without one.
 
         Returns:
@@ -206,12 +207,12 @@ class LanguageModel(TextEncoder):
             UnsupportedModelError: the hybrid mask does not reach every layer.
 
         >>> lm = gerund.load()
-        >>> len(lm.span_logprobs("The old man", " looked at", " the sea.", reading="causal")) > 0
+        >>> len(lm.span_logprobs("The old man", " looked at", " the sea.", mode="causal")) > 0
         True
         """
         text = SpannedText.between(*check_texts([left, span, right]))
         own = self.adapters.name("infill")
-        return span_logprobs(self.model, self.tokenizer, [text], reading, show=False, adapter=own)[0][0]
+        return span_logprobs(self.model, self.tokenizer, [text], mode, show=False, adapter=own)[0][0]
 
     def infill(
         self,
@@ -317,7 +318,7 @@ class LanguageModel(TextEncoder):
             share=share,
             blank=BLANK,
             sampling=sampling_or(sampling, NUCLEUS),
-            begins=reads_apart(self.model) or self.tokenizer.bos_token_id is not None,
+            begins=is_encoder_decoder(self.model) or self.tokenizer.bos_token_id is not None,
         )
 
     def save(self, folder: str | Path, *, overwrite: bool = False) -> None:
@@ -367,8 +368,8 @@ class LanguageModel(TextEncoder):
             OutputExistsError: there is something already.
             ResourceError: the disk is full; nothing is left behind.
         """
-        scorer = None if self.scorer is None or self.scorer.reads_apart else self.scorer
-        return formats.export(self.reader, folder, format, scorer=scorer, overwrite=overwrite)
+        scorer = None if self.scorer is None or self.scorer.has_own_config else self.scorer
+        return formats.export(self.runtime, folder, format, scorer=scorer, overwrite=overwrite)
 
     def encode_and_keep(self, text: str, prompt: str | None = None) -> tuple[np.ndarray, Session]:
         """Encode one text causally and keep what the pass computed, so that generation continues without reading again.
@@ -391,10 +392,9 @@ class LanguageModel(TextEncoder):
         >>> session.generate(4).text == lm.generate("The old man looked at", 4)[0].text
         True
         """
-        if self.reader.adapter is not None:
+        if self.runtime.adapter is not None:
             raise ConfigError(
                 "this model encodes with an adapter and writes without it, so generation cannot go on from what "
                 'encoding computed; load it with adapter="none", or merge the adapter (gerund convert --merge)'
             )
-        [checked] = check_texts([text])
-        return encode_and_keep(self.reader, self.encoder.prompt_text(prompt), checked)
+        return encode_and_keep(self.runtime, self.encoder.prompt_text(prompt), *check_texts([text]))

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from gerund.attention.plan import ResolvedPlan
 from gerund.errors import ConfigError
-from gerund.inference import encoding
+from gerund.inference.encode import runtime as encoding
 from gerund.models.adapters import base_state
-from gerund.models.halves import encoder_of
+from gerund.models.encoder_decoder import encoder_of
 from gerund.text_encoder import TextEncoder
 
 
@@ -35,5 +35,5 @@ class Seq2SeqEncoder(TextEncoder):
         if not plan.is_bidirectional:
             raise ConfigError(f"{self.name} has an encoder of its own, which looks both ways: its plan is bidir")
 
-    def _make_reader(self, plan: ResolvedPlan) -> encoding.Reader:
-        return encoding.Reader(self.model, self.tokenizer, self.encoder, plan, sends_plan=False, head=self.head)
+    def _make_runtime(self, plan: ResolvedPlan) -> encoding.EncoderRuntime:
+        return encoding.EncoderRuntime(self.model, self.tokenizer, self.encoder, plan, sends_plan=False, head=self.head)

@@ -13,14 +13,14 @@ import numpy as np
 from gerund.config import Rerank, Sampling, sampling_or
 from gerund.errors import ConfigError, UnsupportedModelError
 from gerund.exporting.formats import Export
-from gerund.inference import sentinels
-from gerund.inference.classification import TextClassifier
-from gerund.inference.infilling import BLANK, Method
-from gerund.inference.session import Session
-from gerund.inference.spans import SpanReading
+from gerund.inference.encode.classifier import TextClassifier
+from gerund.inference.generate.session import Session
+from gerund.inference.infill import sentinels
+from gerund.inference.infill.infilling import BLANK, Method
+from gerund.inference.likelihood.spans import SpanMode
 from gerund.inference.tokens import check_texts
 from gerund.language_model import LanguageModel
-from gerund.models.halves import encoder_of, own_memory
+from gerund.models.encoder_decoder import copy_weights, encoder_of
 from gerund.seq2seq_encoder import Seq2SeqEncoder
 from gerund.types import Generation, Infill
 
@@ -124,7 +124,7 @@ class Seq2SeqModel(Seq2SeqEncoder, LanguageModel):
         memory is free. The vectors and the fingerprint are those of this model.
         """
         half = encoder_of(self.model)
-        own_memory(half)
+        copy_weights(half)
         name = f"the encoder of {self.name}"
         return Seq2SeqEncoder(half, self.tokenizer, self.encoder, name=name, head=self.head)
 
@@ -141,16 +141,16 @@ class Seq2SeqModel(Seq2SeqEncoder, LanguageModel):
         Raises:
             ConfigError: fewer than two labels.
         """
-        return TextClassifier(self.for_representation().reader, num_labels, dropout=dropout)
+        return TextClassifier(self.for_representation().runtime, num_labels, dropout=dropout)
 
     def encode_and_keep(self, text: str, prompt: str | None = None) -> tuple[np.ndarray, Session]:
         """Refuse: the decoder cannot go on from what the encoder has read."""
         del text, prompt
         self._refuse("keep what encoding has read for generation")
 
-    def span_logprobs(self, left: str, span: str, right: str, *, reading: SpanReading = "infill") -> np.ndarray:
+    def span_logprobs(self, left: str, span: str, right: str, *, mode: SpanMode = "infill") -> np.ndarray:
         """Refuse: the hybrid mask is for decoder-only models."""
-        del left, span, right, reading
+        del left, span, right, mode
         self._refuse("read a span under the hybrid mask")
 
     def export(

@@ -19,14 +19,14 @@ from gerund.attention.probe import prove
 from gerund.attention.streams import attach_streams, decoder_layers
 from gerund.config import EncoderConfig, Job, check_dimensions
 from gerund.errors import ConfigError, unknown_name
-from gerund.inference import encoding
-from gerund.inference.precision import choose_autocast
-from gerund.inference.tokens import Empty, Overflow, Reading, Tokens, check_texts, tokenize
-from gerund.inference.words import WordPooling, check_words, word_vectors
+from gerund.inference.encode import runtime as encoding
+from gerund.inference.encode.precision import choose_autocast
+from gerund.inference.encode.words import WordPooling, check_words, word_vectors
+from gerund.inference.tokens import Empty, InputFormat, Overflow, Tokens, check_texts, tokenize
 from gerund.models.adapters import base_state, load_adapters
 from gerund.models.fingerprint import fingerprint, weights_hash
 from gerund.models.heads import ProjectionHead
-from gerund.models.jobs import Adapters
+from gerund.models.job_adapters import Adapters
 from gerund.models.pooling import unit
 
 Output = Literal["numpy", "torch"]
@@ -76,9 +76,9 @@ class TextEncoder:
             load_adapters(model, self.adapters.by_name)
         self._hashed: tuple[int, str] | None = None
         self._prove(plan)
-        self.reader = self._make_reader(plan)
+        self.runtime = self._make_runtime(plan)
         if autocast:
-            self.reader = replace(self.reader, autocast=choose_autocast(self.reader))
+            self.runtime = replace(self.runtime, autocast=choose_autocast(self.runtime))
 
     def _attach(self) -> int:
         """Make the model ready for attention plans, and return how many layers they have a say in."""
@@ -91,8 +91,8 @@ class TextEncoder:
         """Prove that the plan reaches every layer."""
         prove(self.model, plan)
 
-    def _make_reader(self, plan: ResolvedPlan) -> encoding.Reader:
-        return encoding.Reader(
+    def _make_runtime(self, plan: ResolvedPlan) -> encoding.EncoderRuntime:
+        return encoding.EncoderRuntime(
             self.model,
             self.tokenizer,
             self.encoder,
@@ -106,22 +106,22 @@ class TextEncoder:
     @property
     def device(self) -> torch.device:
         """Where the model lies."""
-        return self.reader.device
+        return self.runtime.device
 
     @property
     def dimensions(self) -> int:
         """Size of a whole vector."""
-        return self.reader.width
+        return self.runtime.width
 
     @property
     def max_length(self) -> int | None:
         """Longest text in tokens that ``encode`` reads, prompt and special tokens included."""
-        return self.reader.max_length
+        return self.runtime.max_length
 
     @property
     def compute_dtype(self) -> torch.dtype:
         """The type that ``encode`` computes in; the weights keep their own."""
-        return self.reader.autocast or self.model.dtype
+        return self.runtime.autocast or self.model.dtype
 
     def encode(
         self,
@@ -166,7 +166,7 @@ class TextEncoder:
             raise unknown_name("output", output, ["numpy", "torch"])
         check_dimensions(dimensions, self.dimensions)
         tokens = self.tokens(check_texts(texts), prompt, empty, overflow)
-        vectors = encoding.encode(self.reader, tokens, batch_tokens=batch_tokens, show=show_progress)
+        vectors = encoding.encode(self.runtime, tokens, batch_tokens=batch_tokens, show=show_progress)
         vectors = np.ascontiguousarray(vectors[:, :dimensions])
         if self.encoder.normalize if normalize is None else normalize:
             vectors = unit(vectors)
@@ -199,7 +199,7 @@ class TextEncoder:
         True
         """
         tokens = self.tokens(check_texts(texts), prompt, empty, overflow)
-        states = encoding.encode_tokens(self.reader, tokens, batch_tokens=batch_tokens, show=show_progress)
+        states = encoding.encode_tokens(self.runtime, tokens, batch_tokens=batch_tokens, show=show_progress)
         return [unit(item) for item in states] if normalize else states
 
     def encode_words(
@@ -236,7 +236,7 @@ class TextEncoder:
         checked = check_words(sentences)
         joined = [" ".join(words) for words in checked]
         tokens = self.tokens(joined, prompt, "error", "truncate", offsets=True)
-        states = encoding.encode_tokens(self.reader, tokens, batch_tokens=batch_tokens, show=show_progress)
+        states = encoding.encode_tokens(self.runtime, tokens, batch_tokens=batch_tokens, show=show_progress)
         vectors = [
             word_vectors(words, text, state, pooling=pooling, shift=shift)
             for words, text, state in zip(checked, tokens, states, strict=True)
@@ -270,8 +270,8 @@ class TextEncoder:
         self._prove(plan)
         other = copy(self)
         other.encoder = encoder
-        sends_plan = self.reader.sends_plan if plan == self.reader.plan else not plan.is_causal
-        other.reader = replace(self.reader, config=encoder, plan=plan, sends_plan=sends_plan)
+        sends_plan = self.runtime.sends_plan if plan == self.runtime.plan else not plan.is_causal
+        other.runtime = replace(self.runtime, config=encoder, plan=plan, sends_plan=sends_plan)
         return other
 
     def for_job(self, job: Job, encoder: EncoderConfig) -> Self:
@@ -283,7 +283,7 @@ class TextEncoder:
         """
         other = self.with_encoder(encoder)
         other.job, other.head = job, None
-        other.reader = replace(other.reader, adapter=self.adapters.name(job), head=None)
+        other.runtime = replace(other.runtime, adapter=self.adapters.name(job), head=None)
         return other
 
     def fingerprint(self, dimensions: int | None = None) -> str:
@@ -306,10 +306,10 @@ class TextEncoder:
         offsets: bool = False,
     ) -> list[Tokens | None]:
         """Return texts as ``encode`` reads them, prompt and special tokens included; None for an empty text."""
-        reading = Reading(
+        reading = InputFormat(
             prompt=self.encoder.prompt_text(prompt),
             append_eos=self.encoder.append_eos,
-            repeat_text=self.reader.plan.repeats_text,
+            repeat_text=self.runtime.plan.repeats_text,
             max_length=self.max_length,
             empty=empty,
             overflow=overflow,

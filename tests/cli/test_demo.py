@@ -16,8 +16,7 @@ from gerund.demo.steps import HITS, SAMPLES, Demo
 from gerund.demo.texts import read_beginnings, read_gaps, read_passages
 from gerund.entry import load
 from gerund.errors import ModelError, OutputExistsError, TextError
-from gerund.inference.looking import look
-from gerund.inference.maps import EXAMPLE_TEXTS, sink_share
+from gerund.inference.inspection import EXAMPLE_TEXTS, look, sink_share
 from tests.adapters import PEFT_WARNINGS, make_adapter
 
 
@@ -183,7 +182,7 @@ def test_an_adapter_is_left_aside_where_another_plan_hides_the_sink(roomy_folder
         found.append([*sink_share(looked.before), *sink_share(looked.after)])
     assert found[0] == found[1]
     own = own.with_encoder(EncoderConfig(attention=AttentionPlan("mask0-bidir")))
-    assert found[0] != [*sink_share(look(own.reader, EXAMPLE_TEXTS).after)]
+    assert found[0] != [*sink_share(look(own.runtime, EXAMPLE_TEXTS).after)]
 
 
 def test_bad_input_is_one_sentence(roomy_folder: Path, tmp_path: Path) -> None:

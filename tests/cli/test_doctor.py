@@ -114,9 +114,9 @@ def test_without_special_tokens(tmp_path):
 
 
 def test_a_model_whose_padding_shows(tiny_folder, monkeypatch):
-    from gerund.inference import encoding
+    from gerund.inference.encode import runtime as encoding
 
-    own = encoding.Reader.states
+    own = encoding.EncoderRuntime.states
 
     def careless(self, texts):
         states, begin = own(self, texts)
@@ -124,12 +124,12 @@ def test_a_model_whose_padding_shows(tiny_folder, monkeypatch):
             states = states + 0.01
         return states, begin
 
-    monkeypatch.setattr(encoding.Reader, "states", careless)
+    monkeypatch.setattr(encoding.EncoderRuntime, "states", careless)
     found = examine(str(tiny_folder))
     assert not found.healthy
     assert [check.name for check in found.checks if not check.passed] == ["padding_left"]
     assert any("Padding on the left" in sentence for sentence in found.advice)
-    monkeypatch.setattr(encoding.Reader, "states", lambda *args: (own(*args)[0] * torch.nan, own(*args)[1]))
+    monkeypatch.setattr(encoding.EncoderRuntime, "states", lambda *args: (own(*args)[0] * torch.nan, own(*args)[1]))
     assert not examine(str(tiny_folder)).healthy
 
 

@@ -7,7 +7,7 @@ import matplotlib
 import matplotlib.image
 import pytest
 
-from gerund.inference.maps import even_share
+from gerund.inference.inspection import even_share
 from tests.cli.helpers import run_cli
 from tests.tiny import N_LAYERS, save_tiny
 

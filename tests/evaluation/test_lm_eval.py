@@ -13,7 +13,7 @@ from gerund.evaluation.contender import Contender
 from gerund.evaluation.lm_eval import last_word_task, lm_eval_model, multiple_choice_task, run_tasks
 from gerund.evaluation.task import Settings
 from gerund.evaluation.tasks.lm_eval_named import find, named_tasks
-from gerund.inference.likelihood import continuation_logprobs
+from gerund.inference.likelihood.tokens import continuation_logprobs
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 

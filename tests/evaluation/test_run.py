@@ -16,7 +16,7 @@ from gerund.evaluation.readings import parse_reading
 from gerund.evaluation.results import ResultStore
 from gerund.evaluation.run import cache_in, contenders_of, evaluate
 from gerund.evaluation.task import Settings
-from gerund.inference import encoding
+from gerund.inference.encode import runtime as encoding
 from tests.evaluation.toys import TEXTS, ToyLikelihood, ToyTask, ToyWords, ToyWriting
 from tests.tiny import save_tiny_t5
 
@@ -51,8 +51,10 @@ def test_scores_are_those_of_encoding_by_hand(lm):
 def test_plans_of_one_model_are_embedded_together(lm, monkeypatch):
     """One causal pass and what lies above it, instead of a pass for each plan; echo reads another text."""
     calls = []
-    alone = encoding.Reader.states
-    monkeypatch.setattr(encoding.Reader, "states", lambda self, texts: calls.append(len(texts)) or alone(self, texts))
+    alone = encoding.EncoderRuntime.states
+    monkeypatch.setattr(
+        encoding.EncoderRuntime, "states", lambda self, texts: calls.append(len(texts)) or alone(self, texts)
+    )
     evaluate(contenders_of([lm], readings(*PLANS)), [TOY])
     assert calls == [len(TEXTS)]
 
@@ -164,8 +166,10 @@ def test_words_of_many_plans_are_read_together(lm, monkeypatch, shift, prompt):
     settings = Settings(prompts={} if prompt is None else {"toy-words": prompt})
     alone = [task.run(one, settings).value for one in contenders_of([lm], readings(*PLANS))]
     calls = []
-    states = encoding.Reader.states
-    monkeypatch.setattr(encoding.Reader, "states", lambda self, texts: calls.append(len(texts)) or states(self, texts))
+    states = encoding.EncoderRuntime.states
+    monkeypatch.setattr(
+        encoding.EncoderRuntime, "states", lambda self, texts: calls.append(len(texts)) or states(self, texts)
+    )
     contenders = contenders_of([lm], readings(*PLANS))
     done = evaluate(contenders, [task], settings)
     assert [result.score.value for result in done.results] == pytest.approx(alone, abs=1e-6)

@@ -29,7 +29,7 @@ def load(folder: Path, **options) -> gerund.LanguageModel:
 
 def converted(source: Path, target: Path, **options) -> gerund.LanguageModel:
     lm = gerund.load(source, **{"dtype": loading.own_dtype(loading.find(source)), **options})
-    convert(loading.find(source), lm.reader, target, lm.fingerprint(), adapters=lm.adapters, scorer=lm.scorer)
+    convert(loading.find(source), lm.runtime, target, lm.fingerprint(), adapters=lm.adapters, scorer=lm.scorer)
     return lm
 
 

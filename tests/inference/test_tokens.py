@@ -5,8 +5,8 @@ import warnings
 import pytest
 
 from gerund import ConfigError, TextError
-from gerund.inference.tokens import Reading, check_texts, tokenize
-from gerund.inference.words import check_words, word_tokens
+from gerund.inference.encode.words import check_words, word_tokens
+from gerund.inference.tokens import InputFormat, check_texts, tokenize
 from tests.tiny import byte_tokenizer
 
 
@@ -16,7 +16,7 @@ def tokenizer():
 
 
 def one(tokenizer, text, **reading):
-    [tokens] = tokenize(tokenizer, [text], Reading(**reading))
+    [tokens] = tokenize(tokenizer, [text], InputFormat(**reading))
     return tokens
 
 
@@ -51,19 +51,19 @@ def test_a_token_across_the_border_belongs_to_the_text(tokenizer):
 def test_empty_texts(tokenizer):
     for text in ("", "  ", "\n\t"):
         with pytest.raises(TextError, match="text 1 is empty; set empty to zeros"):
-            tokenize(tokenizer, ["a", text], Reading())
-    assert tokenize(tokenizer, ["", "a", " "], Reading(empty="zeros"))[::2] == [None, None]
-    assert tokenize(tokenizer, ["", ""], Reading(empty="zeros")) == [None, None]
+            tokenize(tokenizer, ["a", text], InputFormat())
+    assert tokenize(tokenizer, ["", "a", " "], InputFormat(empty="zeros"))[::2] == [None, None]
+    assert tokenize(tokenizer, ["", ""], InputFormat(empty="zeros")) == [None, None]
 
 
 def test_over_long_texts_are_cut_with_one_warning(tokenizer):
     with pytest.warns(UserWarning, match="2 of 3 texts were longer than 5 tokens and were cut") as caught:
-        result = tokenize(tokenizer, ["abcdefghij", "ab", "klmnopqrs"], Reading(max_length=5))
+        result = tokenize(tokenizer, ["abcdefghij", "ab", "klmnopqrs"], InputFormat(max_length=5))
     assert len(caught) == 1
     assert [len(tokens) for tokens in result] == [5, 3, 5]
     assert words(tokenizer, result[0].ids[1:]) == "abcd"
     with pytest.raises(TextError, match="room for 5; shorten it, or set overflow to truncate"):
-        tokenize(tokenizer, ["abcdefghij"], Reading(max_length=5, overflow="error"))
+        tokenize(tokenizer, ["abcdefghij"], InputFormat(max_length=5, overflow="error"))
 
 
 def test_a_text_that_just_fits_is_not_cut(tokenizer):
@@ -114,7 +114,7 @@ def test_unknown_choices(tokenizer):
 
 def test_words_to_tokens_by_offsets(tokenizer):
     sentence = ["the", "thing", "é", "a"]
-    [tokens] = tokenize(tokenizer, [" ".join(sentence)], Reading(), offsets=True)
+    [tokens] = tokenize(tokenizer, [" ".join(sentence)], InputFormat(), offsets=True)
     for word, own in zip(sentence, word_tokens(sentence, tokens.offsets), strict=True):
         ids = [tokens.ids[tokens.text_from + place] for place in own]
         assert tokenizer.decode(ids).strip() == word
@@ -137,6 +137,6 @@ def test_what_are_no_words(sentences, message):
 
 def test_half_a_surrogate_pair_is_named(tokenizer):
     with pytest.raises(TextError, match="text 1 is not valid Unicode: a lone surrogate at character 2"):
-        tokenize(tokenizer, ["a", "ab\udcff"], Reading())
+        tokenize(tokenizer, ["a", "ab\udcff"], InputFormat())
     with pytest.raises(TextError, match="the prompt is not valid Unicode"):
-        tokenize(tokenizer, ["a"], Reading(prompt="\ud800"))
+        tokenize(tokenizer, ["a"], InputFormat(prompt="\ud800"))

@@ -4,12 +4,17 @@ import threading
 
 import pytest
 
-from gerund.inference.tokens import Reading, tokenize
+from gerund.inference.tokens import InputFormat, tokenize
 from tests.tiny import byte_tokenizer
 
 SHORT = ["the cat sat", "a dog"]
 LONG = ["the cat sat on the mat " * 30, "x"]
-WORK = [(SHORT, Reading(max_length=64)), (LONG, Reading(max_length=64)), (LONG, Reading()), (LONG, Reading("Q: "))]
+WORK = [
+    (SHORT, InputFormat(max_length=64)),
+    (LONG, InputFormat(max_length=64)),
+    (LONG, InputFormat()),
+    (LONG, InputFormat("Q: ")),
+]
 
 
 @pytest.mark.filterwarnings("ignore:.*were cut:UserWarning")
@@ -38,7 +43,7 @@ def test_the_tokenizer_keeps_no_trace_of_it() -> None:
     tokenizer = byte_tokenizer()
     before = tokenizer.backend_tokenizer.to_str()
     with pytest.warns(UserWarning, match="1 of 2 texts were longer than 10 tokens"):
-        tokenize(tokenizer, LONG, Reading(max_length=10))
+        tokenize(tokenizer, LONG, InputFormat(max_length=10))
     assert tokenizer.backend_tokenizer.to_str() == before
 
 
@@ -50,7 +55,7 @@ def test_a_tokenizer_that_ends_texts_by_itself_uses_all_the_room(append_eos: boo
     ends = processors.TemplateProcessing(single="<s> $A </s>", pair="$A $B", special_tokens=[("<s>", 1), ("</s>", 2)])
     tokenizer.backend_tokenizer.post_processor = ends
     with pytest.warns(UserWarning, match="were cut"):
-        [long, short] = tokenize(tokenizer, LONG, Reading(max_length=10, append_eos=append_eos))
+        [long, short] = tokenize(tokenizer, LONG, InputFormat(max_length=10, append_eos=append_eos))
     assert long is not None
     assert short is not None
     assert len(long) == 10

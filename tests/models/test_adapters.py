@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 import gerund
 from gerund.errors import ConfigError, DataError, ModelError
-from gerund.models.adapters import awake, base_state, count_parameters, load_adapters, merged_state
+from gerund.models.adapters import active_adapter, base_state, count_parameters, load_adapters, merged_state
 from tests.adapters import PEFT_WARNINGS, make_adapter
 from tests.tiny import save_tiny
 
@@ -104,7 +104,7 @@ def test_merging(adapted: tuple[Path, Path], tmp_path: Path) -> None:
     np.testing.assert_allclose(merged.encode(TEXTS), lm.encode(TEXTS), atol=1e-5)
     assert merged.adapters.folders == {}
     assert merged.encoder.attention == lm.encoder.attention.with_defaults(4)
-    with awake("encode"):
+    with active_adapter("encode"):
         np.testing.assert_allclose(logits(merged), logits(lm), atol=1e-4)
     assert all(torch.equal(before[name], tensor) for name, tensor in lm.model.state_dict().items())
 
@@ -174,7 +174,7 @@ def test_one_thread_generates_while_others_encode(tiny_folder: Path, adapter_fol
 def test_the_switch_belongs_to_the_thread(tiny_folder: Path, adapter_folder: Path) -> None:
     lm = load(tiny_folder, adapter_folder)
     asleep = logits(lm)
-    with awake("encode"):
+    with active_adapter("encode"):
         adapted = logits(lm)
         seen: list[torch.Tensor] = []
         thread = threading.Thread(target=lambda: seen.append(logits(lm)))
@@ -183,7 +183,7 @@ def test_the_switch_belongs_to_the_thread(tiny_folder: Path, adapter_folder: Pat
     assert not torch.equal(adapted, asleep)
     assert torch.equal(seen[0], asleep)
     assert torch.equal(logits(lm), asleep)
-    with pytest.raises(ValueError, match="x"), awake("encode"):
+    with pytest.raises(ValueError, match="x"), active_adapter("encode"):
         raise ValueError("x")
     assert torch.equal(logits(lm), asleep)
 

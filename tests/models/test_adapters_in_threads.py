@@ -44,27 +44,27 @@ def asleep(lm: gerund.LanguageModel) -> dict[str, Callable[[], object]]:
         "logits": torch.no_grad()(lambda: lm.model(torch.arange(3, 20)[None]).logits),
         "generate": lambda: lm.generate(TEXTS, 4, SAMPLED),
         "stream": lambda: list(lm.stream(TEXTS[0], 4)),
-        "left only": lambda: lm.span_logprobs(*SPAN, reading="causal"),
+        "left only": lambda: lm.span_logprobs(*SPAN, mode="causal"),
     }
 
 
-def awake(lm: gerund.LanguageModel) -> dict[str, Callable[[], object]]:
+def active_adapter(lm: gerund.LanguageModel) -> dict[str, Callable[[], object]]:
     """Return the verbs that it takes part in: encoding, under plans of every kind, and infilling."""
     plans = [AttentionPlan(name) for name in ("causal", "bidir", "mask0-bidir", "inter-back", "extra-bidir")]
     encoders = {plan.name: lm.with_encoder(replace(lm.encoder, attention=plan)) for plan in plans}
     found = {name: (lambda own=own: own.encode(TEXTS)) for name, own in encoders.items()}
     return found | {
         "tokens": lambda: lm.encode_tokens(TEXTS),
-        "both sides": lambda: lm.span_logprobs(*SPAN, reading="infill"),
+        "both sides": lambda: lm.span_logprobs(*SPAN, mode="infill"),
         "infill": lambda: lm.infill("a dog in [blank] thing", lengths=[2, 3]).scores,
     }
 
 
 def test_no_verb_ever_sees_the_weights_of_another(models) -> None:
     plain, lm = models
-    verbs = asleep(lm) | awake(lm)
-    wanted = {name: verb() for name, verb in (asleep(plain) | awake(lm)).items()}
-    without = {name: verb() for name, verb in awake(plain).items()}
+    verbs = asleep(lm) | active_adapter(lm)
+    wanted = {name: verb() for name, verb in (asleep(plain) | active_adapter(lm)).items()}
+    without = {name: verb() for name, verb in active_adapter(plain).items()}
     assert not any(same(wanted[name], without[name]) for name in without)
     found = {name: verb() for name, verb in verbs.items()}
     assert [name for name in verbs if not same(found[name], wanted[name])] == []

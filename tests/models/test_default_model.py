@@ -96,7 +96,7 @@ def test_both_sides_of_a_gap_say_more_than_one(lm):
         ("The river flows through the city and into the", " sea", " near the harbour, where ships lie at anchor."),
     ]
     both = [float(np.mean(lm.span_logprobs(*gap))) for gap in gaps]
-    left = [float(np.mean(lm.span_logprobs(*gap, reading="causal"))) for gap in gaps]
+    left = [float(np.mean(lm.span_logprobs(*gap, mode="causal"))) for gap in gaps]
     assert np.mean(both) > np.mean(left)
 
 

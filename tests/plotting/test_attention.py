@@ -9,7 +9,7 @@ import torch
 from gerund.attention.interface import attach
 from gerund.attention.plan import AttentionPlan
 from gerund.attention.streams import attach_streams, decoder_layers
-from gerund.inference.maps import causal_plan, mean_maps
+from gerund.inference.inspection import causal_plan, mean_maps
 from gerund.plotting.attention import MOST_LAYERS, attention_figure, pick_layers
 from tests.tiny import N_LAYERS, tiny
 

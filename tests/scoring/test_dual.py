@@ -11,7 +11,7 @@ import gerund
 from gerund.attention.plan import AttentionPlan
 from gerund.config import Rerank, Sampling
 from gerund.errors import TextError
-from gerund.inference.growing_texts import GrowingTexts
+from gerund.inference.encode.incremental import GrowingTexts
 from gerund.scoring.dual import DualScorer, ScorerSettings
 
 SAMPLING = Sampling(temperature=1.0, seed=5)
@@ -61,8 +61,8 @@ def test_what_a_search_has_read_goes_with_it(tiny_folder):
     init = GrowingTexts.__init__
 
     class Watched(GrowingTexts):
-        def __init__(self, reader):
-            init(self, reader)
+        def __init__(self, runtime):
+            init(self, runtime)
             found.append(weakref.ref(self))
 
     gc.collect()

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import gerund
-from gerund.inference.growing_texts import GrowingTexts
+from gerund.inference.encode.incremental import GrowingTexts
 from gerund.scoring import likelihood
 from gerund.scoring.likelihood import MEASURES, Evidence, LikelihoodScorer
 from tests.tiny import save_tiny

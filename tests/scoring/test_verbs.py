@@ -4,7 +4,7 @@ import pytest
 
 import gerund
 from gerund import ConfigError, Generation, Ranked, Rerank, Sampling, TextError
-from gerund.scoring import finding
+from gerund.scoring import registry as finding
 from gerund.scoring.likelihood import MEASURES, LikelihoodScorer
 
 SAMPLING = Sampling(temperature=1.0, seed=5)

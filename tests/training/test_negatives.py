@@ -9,8 +9,8 @@ import gerund
 from gerund.config import Sampling
 from gerund.data.passages import cut_to_words
 from gerund.errors import ConfigError, DataError, OutputExistsError
-from gerund.inference.like_length import fitting
-from gerund.scoring.finding import find_scorer
+from gerund.inference.generate.like_length import fitting
+from gerund.scoring.registry import find_scorer
 from gerund.training.negatives import NegativesSettings, make_negatives
 from tests.cli.helpers import no_loading, run_cli
 

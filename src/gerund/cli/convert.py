@@ -97,7 +97,7 @@ def command(
         max_length=max_length,
         dtype=loading.own_dtype(source),
     )
-    if merge and lm.reader.adapter is None:
+    if merge and lm.runtime.adapter is None:
         raise ConfigError("--merge writes an adapter into the weights and this model has none; give --adapter FOLDER")
     if adapter is None:
         _warn_of_plan(source, lm)
@@ -107,7 +107,7 @@ def command(
     else:
         identity = lm.fingerprint()
         kept: dict[str, Any] = {"adapters": lm.adapters, "scorer": lm.scorer, "without": _outdated(source, lm)}
-        convert(source, lm.reader, output, identity, **kept, more=_reports(infill_adapter, scorer), overwrite=force)
+        convert(source, lm.runtime, output, identity, **kept, more=_reports(infill_adapter, scorer), overwrite=force)
     _tell(lm, output, identity, as_json)
 
 
@@ -115,7 +115,7 @@ def warn_of_merging(lm: "LanguageModel") -> None:
     """Say what a merged folder leaves behind: what was trained beside the adapter on the weights of before."""
     left = {
         "its adapter to fill gaps": lm.adapters.hash("infill") not in ("", lm.adapters.hash("encode")),
-        "its scorer": lm.scorer is not None and lm.scorer.reads_apart,
+        "its scorer": lm.scorer is not None and lm.scorer.has_own_config,
     }
     names = [name for name, is_left in left.items() if is_left]
     if names:
@@ -134,7 +134,7 @@ def _warn_of_plan(source: "Source", lm: "LanguageModel") -> None:
 
     settings = settings_folder(source)
     stored = None if settings is None else read_encoder_config(settings)
-    if stored is None or lm.reader.adapter is None:
+    if stored is None or lm.runtime.adapter is None:
         return
     own = stored.attention.with_defaults(lm.n_layers)
     if own != lm.encoder.attention.with_defaults(lm.n_layers):
@@ -146,7 +146,7 @@ def _warn_of_plan(source: "Source", lm: "LanguageModel") -> None:
 def _outdated(source: "Source", lm: "LanguageModel") -> set[str]:
     """Return the names of the reports about adapters that the new folder does not have."""
     from gerund.config import read_adapters
-    from gerund.models.jobs import Adapters
+    from gerund.models.job_adapters import Adapters
     from gerund.models.loading import settings_folder
 
     settings = settings_folder(source)

@@ -70,7 +70,7 @@ def _run(console: "Console", model: str | None, output: Path, prompt: str | None
     console.print(f"Encoding plan {lm.encoder.attention.name}, proven layer by layer; vectors of {lm.dimensions}\n")
     findings = _find(console, demo, prompt)
     with _waiting(console, "drawing"):
-        looked, plan = demo.look()
+        looked, plan = demo.inspect_attention()
         with demo.timed("draw the pictures"):
             found = pictures.gallery(demo.vectors, demo.topics, looked, plan, lm.encoder.attention)
     page = report.write_page(output, demo, findings, found)

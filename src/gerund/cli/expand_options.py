@@ -68,8 +68,8 @@ def check_queries(lots: "list[Rows]", settings: dict[str, Any]) -> None:
         ConfigError: a number is impossible, or something is to be kept in a query with blanks of its own.
     """
     from gerund.errors import TextError
-    from gerund.inference.expansion import demand_possible
-    from gerund.inference.infilling import BLANK
+    from gerund.inference.infill.expansion import demand_possible
+    from gerund.inference.infill.infilling import BLANK
 
     for rows in lots:
         for index, query in enumerate(rows.texts):

@@ -114,7 +114,7 @@ def command(
     else:
         from dataclasses import replace
 
-        from gerund.scoring.finding import find_scorer, plan_for
+        from gerund.scoring.registry import find_scorer, plan_for
 
         lm = load(model, attention=plan_for(model, rerank), dtype=dtype, device=device)
         # A scorer's folder is read once, not for every lot.
@@ -157,9 +157,9 @@ def _check(
     expansion: dict[str, Any] | None,
 ) -> None:
     """Find what is wrong with the settings before a model is loaded."""
-    from gerund.inference.generation import demand_room
-    from gerund.inference.reranking import demand_choice
-    from gerund.scoring.finding import check_scorer
+    from gerund.inference.generate.generation import demand_room
+    from gerund.inference.generate.reranking import demand_choice
+    from gerund.scoring.registry import check_scorer
 
     if max_new_tokens is not None:
         demand_room(max_new_tokens)
@@ -174,7 +174,7 @@ def _stream(
     lm: "LanguageModel", rows: "Rows", max_new_tokens: int, sampling: "Sampling", rerank: "Rerank | None"
 ) -> None:
     from gerund.errors import TextError
-    from gerund.models.halves import reads_apart
+    from gerund.models.encoder_decoder import is_encoder_decoder
 
     [prompt] = rows.texts
     pieces = lm.stream(prompt, max_new_tokens, sampling, rerank=rerank)
@@ -183,7 +183,7 @@ def _stream(
     except TextError as error:
         raise rows.named(error) from error
     # What a model with an encoder of its own writes does not continue the prompt.
-    typer.echo(first if reads_apart(lm.model) else prompt + first, nl=False)
+    typer.echo(first if is_encoder_decoder(lm.model) else prompt + first, nl=False)
     for piece in pieces:
         typer.echo(piece, nl=False)
     typer.echo()

@@ -94,7 +94,7 @@ def command(
     settings: dict[str, Any] = {"blank": blank, "method": method, "max_tokens": max_tokens, "beams": beams}
     settings |= {"samples": samples, "shots": shots, "lengths": length or None}
     from gerund.entry import load_writer
-    from gerund.inference.infilling import planned
+    from gerund.inference.infill.infilling import planned
 
     # A mistake in the settings is told before the model is loaded.
     planned(method, length or None, max_tokens, sampling, beams=beams, samples=samples, shots=shots)
@@ -111,7 +111,7 @@ def _texts(text: str | None, file: str | None, column: str | None, format: str |
     """Read and check all texts at once: what is wrong with the last shows before the first is filled."""
     from gerund.data.tables import open_table, read_rows
     from gerund.errors import DataError, TextError
-    from gerund.inference.blanks import BlankedText
+    from gerund.inference.infill.blanks import BlankedText
 
     if file is None:
         lots = text_input.one_text(text or "", "text")

@@ -9,7 +9,7 @@ from gerund.cli import encoder_options as options
 from gerund.cli import text_input
 
 if TYPE_CHECKING:
-    from gerund.inference.looking import Look
+    from gerund.inference.inspection import AttentionInspection
     from gerund.language_model import LanguageModel
 
 
@@ -75,7 +75,7 @@ def command(
     kind = _check_output(output, force) if output is not None else ""
     texts = _texts(text, file, column, format, limit)
     import gerund
-    from gerund.models.halves import demand_decoder_only
+    from gerund.models.encoder_decoder import demand_decoder_only
 
     lm = gerund.load(
         options.model_name(model),
@@ -83,9 +83,9 @@ def command(
     )  # fmt: skip
     demand_decoder_only(lm.model, "be looked into: no attention plan applies to it")
     shown = _layers(layers, lm.n_layers)
-    from gerund.inference.looking import LONGEST, look
+    from gerund.inference.inspection import LONGEST, inspect_attention
 
-    found = look(lm.reader, texts)
+    found = inspect_attention(lm.runtime, texts)
     if found.cut:
         longest = min(LONGEST, lm.max_length or LONGEST)
         typer.echo(f"gerund: {found.cut} of {len(texts)} texts were cut at {longest} tokens", err=True)
@@ -132,7 +132,7 @@ def _texts(text: str | None, file: str | None, column: str | None, format: str |
             raise DataError(f"{table.name} has no texts")
         return found[:limit]
     if text is None:
-        from gerund.inference.maps import EXAMPLE_TEXTS
+        from gerund.inference.inspection import EXAMPLE_TEXTS
 
         return list(EXAMPLE_TEXTS)
     if not text.strip():
@@ -158,7 +158,7 @@ def _layers(spec: str | None, n_layers: int) -> list[int] | None:
     return found
 
 
-def _draw(lm: "LanguageModel", found: "Look", shown: list[int] | None, output: Path, kind: str) -> None:
+def _draw(lm: "LanguageModel", found: "AttentionInspection", shown: list[int] | None, output: Path, kind: str) -> None:
     from gerund.data.files import whole_file
     from gerund.plotting.attention import attention_figure
     from gerund.plotting.style import picture
@@ -190,8 +190,8 @@ def _labels(lm: "LanguageModel", ids: list[int]) -> list[str]:
     return [label if label else "␣" for label in labels]
 
 
-def _report(lm: "LanguageModel", found: "Look", output: Path | None) -> dict[str, Any]:
-    from gerund.inference.maps import sink_share
+def _report(lm: "LanguageModel", found: "AttentionInspection", output: Path | None) -> dict[str, Any]:
+    from gerund.inference.inspection import sink_share
 
     shares = zip(sink_share(found.after), found.after, strict=True)
     first = sink_share(found.before)

@@ -73,9 +73,9 @@ def command(
     from gerund.config import Sampling
     from gerund.entry import load_writer
     from gerund.errors import ConfigError
-    from gerund.models.halves import demand_decoder_only
-    from gerund.scoring.finding import check_scorer, find_scorer, fixed_scorer
+    from gerund.models.encoder_decoder import demand_decoder_only
     from gerund.scoring.likelihood import MEASURES
+    from gerund.scoring.registry import check_scorer, find_scorer, fixed_scorer
     from gerund.scoring.words import OverlapScorer
     from gerund.training.negatives import NegativesSettings, make_negatives
     from gerund.training.shipped import text_files

@@ -77,7 +77,7 @@ def command(
     json_lines.refuse_existing(output, force=force)
     pairs = _pairs(prefix, continuations or [], file)
     from gerund.entry import load
-    from gerund.scoring.finding import check_scorer, find_scorer, plan_for
+    from gerund.scoring.registry import check_scorer, find_scorer, plan_for
 
     check_scorer(scorer)
     lm = load(model, attention=plan_for(model, scorer), dtype=dtype, device=device)

@@ -79,7 +79,7 @@ def command(
 
     lock = report_folder(output)
     lm = load(options.model_name(model), max_length=max_length, adapter=adapter, dtype=dtype, device=device)
-    if lm.reader.adapter is not None and not as_json:
+    if lm.runtime.adapter is not None and not as_json:
         typer.echo(
             f"gerund: its adapter, which was trained under {lm.encoder.attention.name}, is awake under every plan; "
             "--adapter none tunes the weights alone",
@@ -155,7 +155,7 @@ def _save(lm: "LanguageModel", done: "Tuned", model: str, folder: Path) -> None:
     source = loading.find(options.model_name(model))
     convert(
         source,
-        chosen.reader,
+        chosen.runtime,
         folder,
         chosen.fingerprint(),
         adapters=chosen.adapters,

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from gerund.attention.plan import AttentionPlan
-from gerund.inference.looking import Look
+from gerund.inference.inspection import AttentionInspection
 from gerund.pages.rendering import Gallery, Picture, drawn
 from gerund.plotting.attention import attention_figure
 from gerund.plotting.embeddings import embedding_maps
@@ -24,7 +24,7 @@ _PANEL_INCHES = 4.6
 def gallery(
     vectors: Mapping[str, np.ndarray],
     topics: Sequence[str],
-    looked: Look,
+    looked: AttentionInspection,
     plan: AttentionPlan,
     own: AttentionPlan,
 ) -> Gallery:
@@ -93,7 +93,7 @@ def _draw_similarities(axes: Any, plan: str, topics: Sequence[str], vectors: np.
     axes.figure.colorbar(image, ax=axes, shrink=0.8).ax.tick_params(labelsize=7)
 
 
-def _attention(looked: Look, plan: AttentionPlan, own: AttentionPlan) -> Picture:
+def _attention(looked: AttentionInspection, plan: AttentionPlan, own: AttentionPlan) -> Picture:
     title = f"Where the layers look, untouched and under {plan.name}; mean of {len(looked.ids)} sentences"
     figure = attention_figure(looked.before, looked.after, title=title, even=looked.even)
     return Picture(

@@ -18,14 +18,13 @@ from gerund.demo.findings import Filled, Fitting, Found, Hit, Proof, Scored, Wri
 from gerund.demo.texts import read_beginnings, read_gaps, read_passages
 from gerund.entry import load
 from gerund.errors import GerundError
-from gerund.inference.infilling import BLANK
-from gerund.inference.looking import Look, look
-from gerund.inference.maps import EXAMPLE_TEXTS
+from gerund.inference.infill.infilling import BLANK
+from gerund.inference.inspection import EXAMPLE_TEXTS, AttentionInspection, inspect_attention
 from gerund.language_model import LanguageModel
 from gerund.models import loading
 from gerund.models.adapters import NO_ADAPTER, count_parameters
-from gerund.models.halves import demand_decoder_only
-from gerund.scoring.finding import DEFAULT
+from gerund.models.encoder_decoder import demand_decoder_only
+from gerund.scoring.registry import DEFAULT
 from gerund.types import Ranked
 
 HITS = 3
@@ -173,20 +172,20 @@ class Demo:
                 filled.append(Filled(before.rstrip(), after, both, left, gap.original))
         return tuple(filled)
 
-    def look(self) -> tuple[Look, AttentionPlan]:
+    def inspect_attention(self) -> tuple[AttentionInspection, AttentionPlan]:
         """Record where the layers look, before and after the sink is hidden; and through which plan."""
         with self.timed("look where the layers look"):
             own = self.lm.encoder.attention
             plan, lm = own, self.lm
-            if not any(view.hidden for view in self.lm.reader.plan.views):
+            if not any(view.hidden for view in self.lm.runtime.plan.views):
                 # An adapter is at home under its own plan: another one shows what the plan does on the weights alone.
-                if lm.reader.adapter is not None:
+                if lm.runtime.adapter is not None:
                     lm = load(self.model, attention="causal", adapter=NO_ADAPTER, device=self.device)
                 try:
                     plan, lm = _SINKLESS, lm.with_encoder(replace(lm.encoder, attention=_SINKLESS))
                 except GerundError as error:
                     self.missing.append(f"Attention is not shown without the sink: {error}.")
-            return look(lm.reader, EXAMPLE_TEXTS), plan.with_defaults(self.lm.n_layers)
+            return inspect_attention(lm.runtime, EXAMPLE_TEXTS), plan.with_defaults(self.lm.n_layers)
 
     def prove(self, prompt: str, max_new_tokens: int = 24) -> Proof:
         """Compare with the folder as plain transformers opens it: every logit, and a greedy continuation."""

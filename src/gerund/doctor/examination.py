@@ -19,14 +19,14 @@ from gerund.config import EncoderConfig, read_adapters, read_encoder_config
 from gerund.doctor.advice import advise
 from gerund.doctor.findings import Check, Diagnosis, LayerFinding, TokenizerFacts
 from gerund.errors import UnsupportedModelError
-from gerund.inference.encoding import Reader
-from gerund.inference.maps import EXAMPLE_TEXTS, causal_plan, even_share, mean_maps, sink_share
-from gerund.inference.precision import ENOUGH, bfloat16_cosine
-from gerund.inference.tokens import Reading, context_length, tokenize
+from gerund.inference.encode.precision import ENOUGH, bfloat16_cosine
+from gerund.inference.encode.runtime import EncoderRuntime
+from gerund.inference.inspection import EXAMPLE_TEXTS, causal_plan, even_share, mean_maps, sink_share
+from gerund.inference.tokens import InputFormat, context_length, tokenize
 from gerund.models import loading
 from gerund.models.adapters import count_parameters, load_adapters
-from gerund.models.halves import demand_decoder_only
-from gerund.models.jobs import Adapters
+from gerund.models.encoder_decoder import demand_decoder_only
+from gerund.models.job_adapters import Adapters
 
 # How far states may lie apart that ought to be the same, as a share of the largest of them.
 _NEAR = {torch.float32: 1e-4, torch.float64: 1e-6}
@@ -95,7 +95,7 @@ class _Examination:
         self.plan = encoder.attention.resolve(self.n_layers)
         self.causal = causal_plan(self.n_layers)
         self.adapter: str | None = None
-        reading = Reading(append_eos=encoder.append_eos, repeat_text=self.plan.repeats_text)
+        reading = InputFormat(append_eos=encoder.append_eos, repeat_text=self.plan.repeats_text)
         found = [item for item in tokenize(tokenizer, EXAMPLE_TEXTS, reading) if item is not None]
         longest = min(_LONGEST, context_length(model.config, tokenizer) or _LONGEST)
         self.texts = [replace(item, ids=item.ids[:longest]) for item in found]
@@ -120,7 +120,7 @@ class _Examination:
         """Find everything out, but for the advice."""
         prove(self.model, self.causal)
         reached, maps, obeyed = self._probe()
-        reader = Reader(
+        runtime = EncoderRuntime(
             self.model, self.tokenizer, self.encoder, self.plan if reached else self.causal,
             sends_plan=reached and not self.plan.is_causal, adapter=self.adapter,
         )  # fmt: skip
@@ -135,11 +135,11 @@ class _Examination:
             n_layers=self.n_layers,
             heads=heads,
             kv_heads=int(getattr(config, "num_key_value_heads", None) or heads),
-            width=reader.width,
+            width=runtime.width,
             stored_dtype="not said" if stored == "auto" else stored,
             dtype=_name(self.model.dtype),
-            device=reader.device.type,
-            context=reader.max_length,
+            device=runtime.device.type,
+            context=runtime.max_length,
             embeddings=self.model.get_input_embeddings().weight.shape[0],
             adapter=False,
             pooling=self.encoder.pooling,
@@ -148,7 +148,7 @@ class _Examination:
             plans={plan: self._obeys(AttentionPlan(plan).resolve(self.n_layers)) for plan in PLAN_NAMES},
             layers=self._layers(reached, maps, obeyed),
             even_share=even_share([len(text) for text in self.texts]),
-            checks=(untouched, *self._padding(reader), self._batches(reader), *self._precision(reader)),
+            checks=(untouched, *self._padding(runtime), self._batches(runtime), *self._precision(runtime)),
             tokenizer=_tokenizer_facts(self.tokenizer),
             seconds=0.0,
         )
@@ -223,27 +223,27 @@ class _Examination:
             return f"{view}, then {stream.repeats} times {stream.view} on top"
         return f"{view}, joined by a tower of {len(stream.layers)} {stream.view} layers"
 
-    def _padding(self, reader: Reader) -> list[Check]:
+    def _padding(self, runtime: EncoderRuntime) -> list[Check]:
         """Compare texts in one padded batch, on either side, with the same texts alone."""
         texts = [replace(text, ids=text.ids[: 3 + 5 * row]) for row, text in enumerate(self.texts)]
-        alone = [reader.states([text])[0][0] for text in texts]
+        alone = [runtime.states([text])[0][0] for text in texts]
         own_side = self.tokenizer.padding_side
         checks = []
         for side in ("left", "right"):
             self.tokenizer.padding_side = side
-            states, begin = reader.states(texts)
+            states, begin = runtime.states(texts)
             rows = zip(states, begin.tolist(), alone, strict=True)
             together = [row[start : start + len(single)] for row, start, single in rows]
             checks.append(self._near(f"padding_{side}", f"padding on the {side} changes no state", together, alone))
         self.tokenizer.padding_side = own_side
         return checks
 
-    def _batches(self, reader: Reader) -> Check:
+    def _batches(self, runtime: EncoderRuntime) -> Check:
         """Compare texts of one length in a batch with the same texts alone."""
         length = min(len(text) for text in self.texts)
         texts = [replace(text, ids=text.ids[:length]) for text in self.texts]
-        alone = [reader.states([text])[0][0] for text in texts]
-        return self._near("batch", "a batch gives what single texts do", list(reader.states(texts)[0]), alone)
+        alone = [runtime.states([text])[0][0] for text in texts]
+        return self._near("batch", "a batch gives what single texts do", list(runtime.states(texts)[0]), alone)
 
     def _near(self, name: str, what: str, found: list[Tensor], expected: list[Tensor]) -> Check:
         limit = _NEAR.get(self.model.dtype, _NEAR_HALF)
@@ -253,10 +253,10 @@ class _Examination:
         # Not "value > limit": a state that is no number at all must not pass.
         return Check(name, what, value <= limit, value, limit)
 
-    def _precision(self, reader: Reader) -> list[Check]:
+    def _precision(self, runtime: EncoderRuntime) -> list[Check]:
         if self.model.dtype != torch.float32:
             return []
-        value = bfloat16_cosine(reader)
+        value = bfloat16_cosine(runtime)
         return [Check("bfloat16", "bfloat16 gives nearly the same vectors (cosine)", value >= ENOUGH, value, ENOUGH)]
 
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gerund.errors import ConfigError
-from gerund.inference.words import WordPooling
-from gerund.models.halves import reads_apart
+from gerund.inference.encode.words import WordPooling
+from gerund.models.encoder_decoder import is_encoder_decoder
 from gerund.models.pooling import unit
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class Contender:
     @property
     def has_likelihoods(self) -> bool:
         """Whether this says how probable a text is."""
-        return self._lm is not None and not reads_apart(self._lm.model)
+        return self._lm is not None and not is_encoder_decoder(self._lm.model)
 
     @property
     def lm(self) -> "LanguageModel":

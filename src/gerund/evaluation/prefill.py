@@ -11,9 +11,9 @@ import numpy as np
 
 from gerund.evaluation.contender import Contender
 from gerund.evaluation.task import Settings, Task
-from gerund.inference.sweeping import encode_each, encode_tokens_each
+from gerund.inference.encode.sweep import encode_each, encode_tokens_each
+from gerund.inference.encode.words import check_words, word_vectors
 from gerund.inference.tokens import Tokens
-from gerund.inference.words import check_words, word_vectors
 
 # Vectors of words that are held at once: 1 GB.
 _MOST_BYTES = 1 << 30
@@ -87,7 +87,7 @@ def prefilled_words(
                 vectors = word_vectors(unique[row], read, states_TD, pooling="mean", shift=shift)
                 group[place].words[prompt, "mean", shift][unique[row]] = vectors
 
-        encode_tokens_each([one.lm.reader for one in group], tokens, keep, show=settings.show_progress)
+        encode_tokens_each([one.lm.runtime for one in group], tokens, keep, show=settings.show_progress)
     try:
         yield
     finally:
@@ -103,14 +103,14 @@ def _fill(kin: list[Contender], prompt: str | None, texts: list[str], settings: 
     if len(needy) < 2:
         return
     tokens: list[Tokens | None] = kin[0].lm.tokens(missing, prompt, empty="zeros")
-    vectors = encode_each([one.lm.reader for one in needy], tokens, show=settings.show_progress)
+    vectors = encode_each([one.lm.runtime for one in needy], tokens, show=settings.show_progress)
     for one, own in zip(needy, vectors, strict=True):
         if one.cache is not None:
             one.cache.put(one.decides, text_of_prompt, missing, own)
 
 
 def _shares(contender: Contender) -> bool:
-    return not contender.lm.reader.plan.repeats_text
+    return not contender.lm.runtime.plan.repeats_text
 
 
 def _kinship(contender: Contender) -> tuple[int, str, bool, int | None]:

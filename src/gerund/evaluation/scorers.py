@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gerund.evaluation.contender import Contender
 from gerund.evaluation.task import FileTask, Settings
-from gerund.scoring.finding import OWN, find_scorer
+from gerund.scoring.registry import OWN, find_scorer
 from gerund.types import Scorer
 
 

@@ -167,7 +167,7 @@ def tune(
     demand_choice(tasks, plans, budget)
     configs = [replace(lm.encoder, pooling=pooling) for pooling in poolings or (lm.encoder.pooling,)]
     search = _Search(_measurer(lm, tasks, settings, folder, tell), lm.n_layers, configs, budget)
-    search.run(plans, own=None if lm.reader.adapter is None else lm.encoder.attention.with_defaults(lm.n_layers))
+    search.run(plans, own=None if lm.runtime.adapter is None else lm.encoder.attention.with_defaults(lm.n_layers))
     return search.done
 
 

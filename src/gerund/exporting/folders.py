@@ -9,27 +9,27 @@ from pathlib import Path
 from typing import Any
 
 from gerund.config import CONFIG_FILE, EncoderConfig, encoder_config_json
-from gerund.inference.encoding import Reader
+from gerund.inference.encode.runtime import EncoderRuntime
 from gerund.models import loading
 from gerund.models.adapters import merged_state, merging_unties
 from gerund.models.fingerprint import fingerprint, weights_hash
-from gerund.models.jobs import Adapters
+from gerund.models.job_adapters import Adapters
 
 
-def write_merged(reader: Reader, folder: Path) -> str:
+def write_merged(runtime: EncoderRuntime, folder: Path) -> str:
     """Write a plain model whose weights are what the reader's adapter makes of them, with ``gerund.json``.
 
     Returns:
         The encoder's fingerprint, which the merged weights have a part in.
     """
-    state = merged_state(reader.model, reader.adapter)
+    state = merged_state(runtime.model, runtime.adapter)
     hashed = weights_hash(state)
-    loading.save_model(reader.model, reader.tokenizer, state, folder)
-    if merging_unties(reader.model, reader.adapter):
+    loading.save_model(runtime.model, runtime.tokenizer, state, folder)
+    if merging_unties(runtime.model, runtime.adapter):
         change_json(folder / "config.json", tie_word_embeddings=False)
-    encoder = replace(reader.config, adapter=None)
-    identity = fingerprint(hashed, "", encoder, reader.n_layers)
-    write_settings(folder, encoder, reader.n_layers, identity)
+    encoder = replace(runtime.config, adapter=None)
+    identity = fingerprint(hashed, "", encoder, runtime.n_layers)
+    write_settings(folder, encoder, runtime.n_layers, identity)
     return identity
 
 

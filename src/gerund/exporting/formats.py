@@ -13,9 +13,9 @@ from gerund.attention.plan import Direction
 from gerund.errors import ConfigError, unknown_name
 from gerund.exporting import sentence_transformers
 from gerund.exporting.folders import write_merged, write_settings
-from gerund.inference.encoding import Reader
+from gerund.inference.encode.runtime import EncoderRuntime
 from gerund.models import loading
-from gerund.models.jobs import Adapters
+from gerund.models.job_adapters import Adapters
 from gerund.models.saving import atomic_folder
 
 FORMATS = ("sentence-transformers", "merged")
@@ -47,12 +47,12 @@ class Export:
 
 
 def export(
-    reader: Reader, folder: str | Path, format: str, *, scorer: Kept | None = None, overwrite: bool = False
+    runtime: EncoderRuntime, folder: str | Path, format: str, *, scorer: Kept | None = None, overwrite: bool = False
 ) -> Export:
     """Write an encoder for other tools; see ``LanguageModel.export``.
 
     Args:
-        reader: the model and how it is read.
+        runtime: the model and how it is read.
         folder: where to.
         format: one of ``FORMATS``.
         scorer: the encoder's own; ``merged`` keeps it.
@@ -66,17 +66,17 @@ def export(
     """
     if format not in FORMATS:
         raise unknown_name("format", format, FORMATS)
-    _refuse_hybrid(reader)
-    if reader.head is not None:
+    _refuse_hybrid(runtime)
+    if runtime.head is not None:
         raise ConfigError(f"a model with a projection head cannot be exported as {format}; save() keeps the head")
     folder = Path(folder)
     with atomic_folder(folder, overwrite=overwrite) as work:
         if format == "merged":
-            identity = write_merged(reader, work)
+            identity = write_merged(runtime, work)
             if scorer is not None:
                 scorer.save(work)
             return Export(folder, f"gerund.load({str(folder)!r})", fingerprint=identity)
-        why_custom = sentence_transformers.write(reader, work)
+        why_custom = sentence_transformers.write(runtime, work)
     name = "sentence_transformers.SentenceTransformer"
     if why_custom:
         name = "gerund.integrations.sentence_transformers.load"
@@ -85,7 +85,7 @@ def export(
 
 def convert(
     source: loading.Source,
-    reader: Reader,
+    runtime: EncoderRuntime,
     folder: str | Path,
     identity: str,
     *,
@@ -99,7 +99,7 @@ def convert(
 
     Args:
         source: the checkpoint.
-        reader: the same model, loaded and proven to obey the plan.
+        runtime: the same model, loaded and proven to obey the plan.
         folder: where to.
         identity: the encoder's fingerprint.
         adapters: those of the model's jobs, to be copied along.
@@ -113,20 +113,20 @@ def convert(
         OutputExistsError: there is something already.
         ResourceError: the disk is full; nothing is left behind.
     """
-    _refuse_hybrid(reader)
+    _refuse_hybrid(runtime)
     with atomic_folder(folder, overwrite=overwrite) as work:
         for path in loading.original_files(source):
             if path.name not in without:
                 shutil.copyfile(path, work / path.name)
         for name, path in (more or {}).items():
             shutil.copyfile(path, work / name)
-        write_settings(work, reader.config, reader.n_layers, identity, adapters=adapters)
-        if reader.head is not None:
-            reader.head.save(work)
+        write_settings(work, runtime.config, runtime.n_layers, identity, adapters=adapters)
+        if runtime.head is not None:
+            runtime.head.save(work)
         if scorer is not None:
             scorer.save(work)
 
 
-def _refuse_hybrid(reader: Reader) -> None:
-    if any(view.direction is Direction.HYBRID for view in reader.plan.views):
+def _refuse_hybrid(runtime: EncoderRuntime) -> None:
+    if any(view.direction is Direction.HYBRID for view in runtime.plan.views):
         raise ConfigError("the plan 'hybrid' fills spans and does not encode; take another plan, such as bidir")

@@ -25,9 +25,9 @@ from transformers import PreTrainedTokenizerBase
 from gerund.attention.plan import Direction
 from gerund.config import EncoderConfig
 from gerund.exporting.folders import change_json, write_json, write_merged
-from gerund.inference.encoding import Reader, encode, encode_tokens
-from gerund.inference.precision import SAMPLE_TEXTS
-from gerund.inference.tokens import Reading, Tokens, tokenize
+from gerund.inference.encode.precision import SAMPLE_TEXTS
+from gerund.inference.encode.runtime import EncoderRuntime, encode, encode_tokens
+from gerund.inference.tokens import InputFormat, Tokens, tokenize
 from gerund.models import loading
 from gerund.models.adapters import merged_state
 
@@ -47,34 +47,34 @@ _BEGINNINGS = 4096
 _TEXTS = (*SAMPLE_TEXTS, "zürich 数据库", '"3.5 km," she said.')
 
 
-def write(reader: Reader, folder: Path) -> str:
+def write(runtime: EncoderRuntime, folder: Path) -> str:
     """Fill ``folder`` for sentence-transformers.
 
     Returns:
         Why gerund's own class is needed to read it; the empty string where it is not.
     """
-    why_custom = obstacle(reader)
+    why_custom = obstacle(runtime)
     if not why_custom:
-        write_plain(reader, folder)
-        why_custom = _differs(reader, folder)
+        write_plain(runtime, folder)
+        why_custom = _differs(runtime, folder)
     if why_custom:
         _empty(folder)
-        write_custom(reader, folder)
-    (folder / "README.md").write_text(_readme(reader, why_custom), encoding="utf-8")
+        write_custom(runtime, folder)
+    (folder / "README.md").write_text(_readme(runtime, why_custom), encoding="utf-8")
     return why_custom
 
 
-def obstacle(reader: Reader) -> str:
+def obstacle(runtime: EncoderRuntime) -> str:
     """Return what keeps plain sentence-transformers from reading this encoder; the empty string if nothing does."""
-    return _obstacle_in_attention(reader) or _obstacle_in_pooling(reader)
+    return _obstacle_in_attention(runtime) or _obstacle_in_pooling(runtime)
 
 
-def _obstacle_in_attention(reader: Reader) -> str:
-    bidirectional = _is_bidirectional(reader)
-    if not bidirectional and (not reader.plan.is_causal or reader.plan.repeats_text):
-        return f"sentence-transformers has no attention plan {reader.config.attention.name!r}"
-    window = _window(reader)
-    if bidirectional and window is not None and (reader.max_length is None or reader.max_length > window):
+def _obstacle_in_attention(runtime: EncoderRuntime) -> str:
+    bidirectional = _is_bidirectional(runtime)
+    if not bidirectional and (not runtime.plan.is_causal or runtime.plan.repeats_text):
+        return f"sentence-transformers has no attention plan {runtime.config.attention.name!r}"
+    window = _window(runtime)
+    if bidirectional and window is not None and (runtime.max_length is None or runtime.max_length > window):
         return (
             f"transformers counts a sliding window of {window} tokens differently in bidirectional layers "
             f"(max_length={window} or less would avoid it)"
@@ -82,16 +82,16 @@ def _obstacle_in_attention(reader: Reader) -> str:
     return ""
 
 
-def _obstacle_in_pooling(reader: Reader) -> str:
-    config = reader.config
-    if config.append_eos and not reader.tokenizer.is_fast:
+def _obstacle_in_pooling(runtime: EncoderRuntime) -> str:
+    config = runtime.config
+    if config.append_eos and not runtime.tokenizer.is_fast:
         return "only fast tokenizers can be told to append an end token"
     prompts = [prompt for prompt in prompt_settings(config)[0].values() if prompt]
     if config.pool_prompt or not prompts:
         return ""
     if config.pooling == "weighted-mean":
         return "sentence-transformers counts the prompt's tokens in the weights of a weighted mean"
-    fused = next((prompt for prompt in prompts if _is_fused(reader, prompt)), None)
+    fused = next((prompt for prompt in prompts if _is_fused(runtime, prompt)), None)
     if fused is None:
         return ""
     return (
@@ -100,34 +100,34 @@ def _obstacle_in_pooling(reader: Reader) -> str:
     )
 
 
-def write_plain(reader: Reader, folder: Path) -> None:
+def write_plain(runtime: EncoderRuntime, folder: Path) -> None:
     """Write body, tokenizer, pooling and normalisation, all of which are sentence-transformers' own."""
-    model, config = reader.model, reader.config
+    model, config = runtime.model, runtime.config
     body, prefix = model.base_model, f"{model.base_model_prefix}."
-    state = merged_state(model, reader.adapter)
+    state = merged_state(model, runtime.adapter)
     if body is not model:
         state = {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
-    loading.save_model(body, _tokenizer(reader), state, folder)
-    if _is_bidirectional(reader):
+    loading.save_model(body, _tokenizer(runtime), state, folder)
+    if _is_bidirectional(runtime):
         change_json(folder / "config.json", is_causal=False)
-    limit = {} if reader.max_length is None else {"max_seq_length": reader.max_length}
+    limit = {} if runtime.max_length is None else {"max_seq_length": runtime.max_length}
     write_json(folder / "sentence_bert_config.json", {**limit, "do_lower_case": False})
     # The names of version 2 to 5, which version 6 reads as well.
     modules = [("", "Transformer"), ("1_Pooling", "Pooling")]
     (folder / "1_Pooling").mkdir()
     modes = {mode: name == config.pooling for name, mode in _POOLING.items()}
-    pooling = {"word_embedding_dimension": reader.width, **modes, "include_prompt": config.pool_prompt}
+    pooling = {"word_embedding_dimension": runtime.width, **modes, "include_prompt": config.pool_prompt}
     write_json(folder / "1_Pooling" / "config.json", pooling)
     _write_modules(folder, config, [(path, f"sentence_transformers.models.{name}") for path, name in modules])
-    if _is_bidirectional(reader):
+    if _is_bidirectional(runtime):
         needs = {"specifier": ">=5.2", "reason": "older versions ignore is_causal and read from left to right"}
         change_json(folder / "config_sentence_transformers.json", requirements={"transformers": needs})
 
 
-def write_custom(reader: Reader, folder: Path) -> None:
+def write_custom(runtime: EncoderRuntime, folder: Path) -> None:
     """Write a merged model with ``gerund.json``, read by gerund's own class."""
-    write_merged(reader, folder)
-    _write_modules(folder, reader.config, [("", OWN_CLASS)])
+    write_merged(runtime, folder)
+    _write_modules(folder, runtime.config, [("", OWN_CLASS)])
 
 
 def prompt_settings(config: EncoderConfig) -> tuple[dict[str, str], str | None]:
@@ -157,33 +157,33 @@ def _write_modules(folder: Path, config: EncoderConfig, modules: list[tuple[str,
     write_json(folder / "config_sentence_transformers.json", {"model_type": "SentenceTransformer", **settings})
 
 
-def _is_bidirectional(reader: Reader) -> bool:
-    views = reader.plan.views
+def _is_bidirectional(runtime: EncoderRuntime) -> bool:
+    views = runtime.plan.views
     both_ways = all(view.direction is Direction.BIDIRECTIONAL and not view.hidden for view in views)
-    return both_ways and reader.plan.stream is None
+    return both_ways and runtime.plan.stream is None
 
 
-def _window(reader: Reader) -> int | None:
-    config = reader.model.config.get_text_config(decoder=True)
+def _window(runtime: EncoderRuntime) -> int | None:
+    config = runtime.model.config.get_text_config(decoder=True)
     types = getattr(config, "layer_types", None)
     if types is not None and "sliding_attention" not in types:
         return None
     return getattr(config, "sliding_window", None)
 
 
-def _tokenizer(reader: Reader) -> PreTrainedTokenizerBase:
+def _tokenizer(runtime: EncoderRuntime) -> PreTrainedTokenizerBase:
     """Return a tokenizer that by itself does what gerund does: pad, cut, and append the end token."""
     from tokenizers import processors
 
-    tokenizer = copy.deepcopy(reader.tokenizer)
+    tokenizer = copy.deepcopy(runtime.tokenizer)
     # sentence-transformers gives no positions, and with padding on the right none are needed.
     tokenizer.padding_side = "right"
     if tokenizer.pad_token is None:
         spare = (tokenizer.eos_token, tokenizer.bos_token, tokenizer.unk_token)
         tokenizer.pad_token = next(filter(None, spare), None) or tokenizer.convert_ids_to_tokens(0)
-    if reader.max_length is not None:
-        tokenizer.model_max_length = reader.max_length
-    if reader.config.append_eos and tokenizer("a").input_ids[-1] != tokenizer.eos_token_id:
+    if runtime.max_length is not None:
+        tokenizer.model_max_length = runtime.max_length
+    if runtime.config.append_eos and tokenizer("a").input_ids[-1] != tokenizer.eos_token_id:
         end = tokenizer.eos_token
         special = [(end, tokenizer.eos_token_id)]
         closing = processors.TemplateProcessing(single=["$A", end], pair=["$A", "$B", end], special_tokens=special)
@@ -193,24 +193,24 @@ def _tokenizer(reader: Reader) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def _is_fused(reader: Reader, prompt: str) -> bool:
+def _is_fused(runtime: EncoderRuntime, prompt: str) -> bool:
     """Tell whether sentence-transformers may draw the line between prompt and text elsewhere than we do."""
-    tokenizer = _tokenizer(reader)
+    tokenizer = _tokenizer(runtime)
     alone = tokenizer(prompt).input_ids
     length = len(alone) - int(alone[-1] in tokenizer.all_special_ids)
     step = max(1, len(tokenizer) // _BEGINNINGS)
     begins = tokenizer.batch_decode([[token] for token in range(0, len(tokenizer), step)])
     texts = [*_TEXTS, *string.ascii_letters, *string.digits, *(text for text in begins if text[:1].isalnum())]
-    tokens = tokenize(reader.tokenizer, texts, Reading(prompt=prompt))
+    tokens = tokenize(runtime.tokenizer, texts, InputFormat(prompt=prompt))
     return any(item is not None and item.text_from != length for item in tokens)
 
 
-def _differs(reader: Reader, folder: Path) -> str:
+def _differs(runtime: EncoderRuntime, folder: Path) -> str:
     """Try the written folder; return what is wrong with it, the empty string if nothing is."""
-    near = _NEAR.get(reader.model.dtype, _NEAR_HALF)
+    near = _NEAR.get(runtime.model.dtype, _NEAR_HALF)
     try:
         with _silence():
-            distance = _distance(reader, folder)
+            distance = _distance(runtime, folder)
     except Exception as error:
         return f"sentence-transformers fails on the plain folder ({' '.join(str(error).split())[:200]})"
     if not distance <= near:
@@ -218,43 +218,43 @@ def _differs(reader: Reader, folder: Path) -> str:
     return ""
 
 
-def _distance(reader: Reader, folder: Path) -> float:
+def _distance(runtime: EncoderRuntime, folder: Path) -> float:
     """Return the largest cosine distance between the vectors that the folder gives and ours."""
     if importlib.util.find_spec("sentence_transformers") is None:
-        return _distance_of_bodies(reader, folder)
+        return _distance_of_bodies(runtime, folder)
     from sentence_transformers import SentenceTransformer
 
     theirs = SentenceTransformer(str(folder), device="cpu", local_files_only=True)
     texts = list(_TEXTS)
-    if reader.max_length is not None and reader.max_length <= _LONG_TEXT_TOKENS:
-        texts.append(" so on" * reader.max_length)
+    if runtime.max_length is not None and runtime.max_length <= _LONG_TEXT_TOKENS:
+        texts.append(" so on" * runtime.max_length)
     worst = 0.0
-    for prompt in ("", *prompt_settings(reader.config)[0].values()):
-        ours = encode(replace(reader, autocast=None), _tokens(reader, texts, prompt), show=False)
+    for prompt in ("", *prompt_settings(runtime.config)[0].values()):
+        ours = encode(replace(runtime, autocast=None), _tokens(runtime, texts, prompt), show=False)
         worst = max(worst, _farthest(ours, theirs.encode(texts, prompt=prompt, show_progress_bar=False)))
     return worst
 
 
-def _distance_of_bodies(reader: Reader, folder: Path) -> float:
+def _distance_of_bodies(runtime: EncoderRuntime, folder: Path) -> float:
     """Compare the means of all states: what can be tried without sentence-transformers."""
     from transformers import AutoModel, AutoTokenizer
 
     body = AutoModel.from_pretrained(folder, local_files_only=True).eval()
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    cut = {} if reader.max_length is None else {"truncation": True, "max_length": reader.max_length}
+    cut = {} if runtime.max_length is None else {"truncation": True, "max_length": runtime.max_length}
     batch = tokenizer(list(_TEXTS), padding=True, return_tensors="pt", **cut)
     real_BT = batch["attention_mask"][..., None]
     with torch.no_grad():
         hidden_BTD = body(**batch, use_cache=False).last_hidden_state.float()
     theirs = ((hidden_BTD * real_BT).sum(1) / real_BT.sum(1)).numpy()
-    states = encode_tokens(replace(reader, autocast=None), _tokens(reader, list(_TEXTS), ""), show=False)
+    states = encode_tokens(replace(runtime, autocast=None), _tokens(runtime, list(_TEXTS), ""), show=False)
     return _farthest(np.stack([item.mean(axis=0) for item in states]), theirs)
 
 
-def _tokens(reader: Reader, texts: list[str], prompt: str) -> list[Tokens | None]:
-    config = reader.config
-    reading = Reading(prompt=prompt, append_eos=config.append_eos, max_length=reader.max_length)
-    return tokenize(reader.tokenizer, texts, reading)
+def _tokens(runtime: EncoderRuntime, texts: list[str], prompt: str) -> list[Tokens | None]:
+    config = runtime.config
+    reading = InputFormat(prompt=prompt, append_eos=config.append_eos, max_length=runtime.max_length)
+    return tokenize(runtime.tokenizer, texts, reading)
 
 
 def _farthest(a: np.ndarray, b: Any) -> float:
@@ -282,12 +282,12 @@ def _empty(folder: Path) -> None:
         path.rmdir() if path.is_dir() else path.unlink()
 
 
-def _readme(reader: Reader, why_custom: str) -> str:
-    config = reader.config
-    plan = config.attention.with_defaults(reader.n_layers)
+def _readme(runtime: EncoderRuntime, why_custom: str) -> str:
+    config = runtime.config
+    plan = config.attention.with_defaults(runtime.n_layers)
     k = f", k={plan.k}" if plan.k is not None else ""
     pooling = f"{config.pooling} pooling"
-    about = f"{reader.model.config.model_type}, {reader.n_layers} layers, {reader.width} dimensions"
+    about = f"{runtime.model.config.model_type}, {runtime.n_layers} layers, {runtime.width} dimensions"
     if why_custom:
         load = 'from gerund.integrations.sentence_transformers import load\n\nmodel = load("PATH/TO/THIS/FOLDER")'
         note = (
@@ -299,7 +299,7 @@ def _readme(reader: Reader, why_custom: str) -> str:
         load = "from sentence_transformers import SentenceTransformer\n\n"
         load += 'model = SentenceTransformer("PATH/TO/THIS/FOLDER")'
         note = "Plain sentence-transformers loads it; gerund is not needed."
-        if _is_bidirectional(reader):
+        if _is_bidirectional(runtime):
             note += " transformers must be 5.2 or newer: older ones ignore `is_causal` and read from left to right."
         if not config.pool_prompt:
             note += " End a prompt of your own in no space: the last token could reach into the text and be left out."

@@ -38,7 +38,7 @@ class Tokens:
 
 
 @dataclass(frozen=True)
-class Reading:
+class InputFormat:
     """How texts are turned into tokens."""
 
     prompt: str = ""
@@ -113,9 +113,9 @@ def check_unicode(what: str, text: str) -> None:
 
 
 def tokenize(
-    tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], reading: Reading, *, offsets: bool = False
+    tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], input_format: InputFormat, *, offsets: bool = False
 ) -> list[Tokens | None]:
-    """Turn texts into tokens, in order; an empty text becomes None when ``reading.empty`` is ``"zeros"``.
+    """Turn texts into tokens, in order; an empty text becomes None when ``input_format.empty`` is ``"zeros"``.
 
     A text is empty when it has no character but white space. Tokens of the prompt are told from those of the
     text by their character offsets: a token that holds any character of the text belongs to the text.
@@ -124,20 +124,20 @@ def tokenize(
         TextError: a text is empty, or too long with ``overflow="error"``.
         ConfigError: the prompt alone fills the model's length.
     """
-    if reading.empty not in ("error", "zeros"):
-        raise unknown_name("empty", reading.empty, ["error", "zeros"])
-    if reading.overflow not in ("truncate", "error"):
-        raise unknown_name("overflow", reading.overflow, ["truncate", "error"])
-    check_unicode("the prompt", reading.prompt)
-    filled = _filled(texts, reading)
+    if input_format.empty not in ("error", "zeros"):
+        raise unknown_name("empty", input_format.empty, ["error", "zeros"])
+    if input_format.overflow not in ("truncate", "error"):
+        raise unknown_name("overflow", input_format.overflow, ["truncate", "error"])
+    check_unicode("the prompt", input_format.prompt)
+    filled = _filled(texts, input_format)
     result: list[Tokens | None] = [None] * len(texts)
     if not filled:
         return result
-    room = _room(tokenizer, reading)
-    joined = [reading.prompt + texts[index] for index in filled]
-    batch = _call(tokenizer, joined, offsets or bool(reading.prompt))
+    room = _room(tokenizer, input_format)
+    joined = [input_format.prompt + texts[index] for index in filled]
+    batch = _call(tokenizer, joined, offsets or bool(input_format.prompt))
     long = [row for row, ids in enumerate(batch["input_ids"]) if room is not None and len(ids) > room]
-    if long and reading.overflow == "error":
+    if long and input_format.overflow == "error":
         row = long[0]
         raise TextError(
             f"text {filled[row]} has {len(batch['input_ids'][row])} tokens and there is room for {room}; "
@@ -146,18 +146,18 @@ def tokenize(
     if long:
         warnings.warn(f"{len(long)} of {len(texts)} texts were longer than {room} tokens and were cut", stacklevel=4)
     for row, index in enumerate(filled):
-        result[index] = _tokens(tokenizer, batch, row, reading, offsets, room)
+        result[index] = _tokens(tokenizer, batch, row, input_format, offsets, room)
     return result
 
 
-def _filled(texts: Sequence[str], reading: Reading) -> list[int]:
+def _filled(texts: Sequence[str], input_format: InputFormat) -> list[int]:
     """Return which texts are not empty."""
     filled = []
     for index, text in enumerate(texts):
         check_unicode(f"text {index}", text)
         if text.strip():
             filled.append(index)
-        elif reading.empty == "error":
+        elif input_format.empty == "error":
             raise TextError(f"text {index} is empty; set empty to zeros to get a zero vector for it")
     return filled
 
@@ -177,26 +177,31 @@ def _call(tokenizer: PreTrainedTokenizerBase, texts: list[str], offsets: bool) -
     )
 
 
-def _room(tokenizer: PreTrainedTokenizerBase, reading: Reading) -> int | None:
+def _room(tokenizer: PreTrainedTokenizerBase, input_format: InputFormat) -> int | None:
     """Return how many tokens the tokenizer may yield, special tokens included."""
-    if reading.append_eos and tokenizer.eos_token_id is None:
+    if input_format.append_eos and tokenizer.eos_token_id is None:
         raise ConfigError("append_eos needs a tokenizer with an end token, and this one has none")
-    if reading.max_length is None:
+    if input_format.max_length is None:
         return None
-    alone, with_letter = _call(tokenizer, [reading.prompt, f"{reading.prompt}a"], False)["input_ids"]
+    alone, with_letter = _call(tokenizer, [input_format.prompt, f"{input_format.prompt}a"], False)["input_ids"]
     fixed = len(alone)
-    room = reading.max_length - int(reading.append_eos and with_letter[-1] != tokenizer.eos_token_id)
-    if reading.repeat_text:
+    room = input_format.max_length - int(input_format.append_eos and with_letter[-1] != tokenizer.eos_token_id)
+    if input_format.repeat_text:
         room = fixed + (room - fixed) // 2
     if room <= fixed:
         raise ConfigError(
-            f"max_length={reading.max_length} leaves no room for text: prompt and special tokens take {fixed}"
+            f"max_length={input_format.max_length} leaves no room for text: prompt and special tokens take {fixed}"
         )
     return room
 
 
 def _tokens(
-    tokenizer: PreTrainedTokenizerBase, batch: Any, row: int, reading: Reading, keep_offsets: bool, room: int | None
+    tokenizer: PreTrainedTokenizerBase,
+    batch: Any,
+    row: int,
+    input_format: InputFormat,
+    keep_offsets: bool,
+    room: int | None,
 ) -> Tokens:
     ids: list[int] = batch["input_ids"][row]
     special: list[int] = batch["special_tokens_mask"][row]
@@ -207,18 +212,18 @@ def _tokens(
         cut = end - (len(ids) - room)
         ids, end = ids[:cut] + ids[end:], cut
     start = before
-    if reading.prompt:
+    if input_format.prompt:
         spans = batch["offset_mapping"][row]
-        start = next((i for i in range(before, end) if spans[i][1] > len(reading.prompt)), end)
+        start = next((i for i in range(before, end) if spans[i][1] > len(input_format.prompt)), end)
     text_from = start
-    if reading.repeat_text:
+    if input_format.repeat_text:
         ids = ids[:end] + ids[start:end] + ids[end:]
         text_from = end
-    if reading.append_eos and ids[-1] != tokenizer.eos_token_id:
+    if input_format.append_eos and ids[-1] != tokenizer.eos_token_id:
         ids = [*ids, tokenizer.eos_token_id]
     places: tuple[tuple[int, int], ...] = ()
     if keep_offsets:
-        shift = len(reading.prompt)
+        shift = len(input_format.prompt)
         spans = batch["offset_mapping"][row][start:end]
         places = tuple((max(0, a - shift), b - shift) for a, b in spans)
     return Tokens(ids, text_from, before, places)
@@ -242,13 +247,13 @@ def keep_end(tokenizer: PreTrainedTokenizerBase, text: str, most: int) -> str:
         text: the text, not blank.
         most: how many tokens, at least 1.
     """
-    [tokens] = tokenize(tokenizer, [text], Reading(), offsets=True)
+    [tokens] = tokenize(tokenizer, [text], InputFormat(), offsets=True)
     assert tokens is not None
     excess = len(tokens.offsets) - most
     while excess > 0:
         kept = text[tokens.offsets[excess][0] :].lstrip()
         # Cut anew, a text may have other tokens at its beginning, and more of them.
-        [again] = tokenize(tokenizer, [kept], Reading(), offsets=True)
+        [again] = tokenize(tokenizer, [kept], InputFormat(), offsets=True)
         assert again is not None
         if len(again.offsets) <= most:
             return kept

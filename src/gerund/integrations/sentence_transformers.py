@@ -17,7 +17,7 @@ from torch import Tensor
 
 from gerund.entry import load as load_language_model
 from gerund.errors import DataError, MissingDependencyError
-from gerund.inference.tokens import Reading, Tokens, tokenize
+from gerund.inference.tokens import InputFormat, Tokens, tokenize
 from gerund.language_model import LanguageModel
 from gerund.models.pooling import pool
 
@@ -72,11 +72,11 @@ class Transformer(InputModule):
             tell the text's tokens from the prompt's.
         """
         del kwargs
-        reader = self.lm.reader
-        reading = Reading(
+        runtime = self.lm.runtime
+        reading = InputFormat(
             prompt=prompt or "",
-            append_eos=reader.config.append_eos,
-            repeat_text=reader.plan.repeats_text,
+            append_eos=runtime.config.append_eos,
+            repeat_text=runtime.plan.repeats_text,
             max_length=self.max_seq_length,
             empty="zeros",
         )
@@ -95,22 +95,22 @@ class Transformer(InputModule):
     def forward(self, features: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
         """Add ``token_embeddings`` ``(B, T, D)`` and ``sentence_embedding`` ``(B, D)`` to what ``preprocess`` gave."""
         del kwargs
-        reader = self.lm.reader
+        runtime = self.lm.runtime
         real_BT = features["attention_mask"].bool()
         rows = zip(features["input_ids"], real_BT, features["text_from"], features["specials_before"], strict=True)
         tokens = [Tokens(ids[real].tolist(), int(text), int(before)) for ids, real, text, before in rows]
         full = [row for row, item in enumerate(tokens) if item.ids]
-        hidden_BTD = torch.zeros(*real_BT.shape, reader.width, device=real_BT.device)
+        hidden_BTD = torch.zeros(*real_BT.shape, runtime.width, device=real_BT.device)
         if full:
-            states_BTD, begin_B = reader.states([tokens[row] for row in full])
+            states_BTD, begin_B = runtime.states([tokens[row] for row in full])
             for row, states_TD, begin in zip(full, states_BTD, begin_B.tolist(), strict=True):
                 length = len(tokens[row])
                 hidden_BTD[row, :length] = states_TD[begin : begin + length].to(hidden_BTD)
-        first_B = torch.tensor([reader.pool_from(item) for item in tokens], device=real_BT.device)
+        first_B = torch.tensor([runtime.pool_from(item) for item in tokens], device=real_BT.device)
         place_T = torch.arange(real_BT.shape[1], device=real_BT.device)
         pooled_BT = real_BT & (place_T >= first_B[:, None])
         features["token_embeddings"] = hidden_BTD
-        features["sentence_embedding"] = pool(hidden_BTD, pooled_BT, reader.config.pooling)
+        features["sentence_embedding"] = pool(hidden_BTD, pooled_BT, runtime.config.pooling)
         return features
 
     def get_embedding_dimension(self) -> int:

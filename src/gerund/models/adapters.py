@@ -32,7 +32,7 @@ _gated: dict[type, type] = {}
 
 
 @contextmanager
-def awake(name: str | None) -> Iterator[None]:
+def active_adapter(name: str | None) -> Iterator[None]:
     """Let the adapter of this name take part in this thread until the block ends; with None none does."""
     token = _awake.set(name)
     try:
@@ -213,7 +213,7 @@ def _merged(layer: Any, adapter: str | None) -> nn.Module:
         return kept
     single = copy.deepcopy(layer)
     try:
-        with awake(adapter):
+        with active_adapter(adapter):
             single.merge(safe_merge=True)
     except Exception as error:
         reason = " ".join(str(error).split())[:200] or type(error).__name__

@@ -32,7 +32,7 @@ from transformers.utils import logging as hf_logging
 
 from gerund.config import CONFIG_FILE, DEFAULT_MODEL
 from gerund.errors import ConfigError, ModelError, unknown_name
-from gerund.models.halves import SEQ2SEQ
+from gerund.models.encoder_decoder import SEQ2SEQ
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 DEFAULT_NAME = "the embedded default"

@@ -16,9 +16,9 @@ from gerund.config import JOBS, EncoderConfig, Job, read_adapters, read_encoder_
 from gerund.errors import ConfigError, DataError, ModelError
 from gerund.models import loading
 from gerund.models.adapters import ADAPTER_FILES, NO_ADAPTER
-from gerund.models.halves import reads_apart
+from gerund.models.encoder_decoder import is_encoder_decoder
 from gerund.models.heads import ProjectionHead, read_head
-from gerund.models.jobs import Adapters
+from gerund.models.job_adapters import Adapters
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Opened:
     @property
     def is_seq2seq(self) -> bool:
         """Whether it has an encoder of its own beside its decoder."""
-        return reads_apart(self.model)
+        return is_encoder_decoder(self.model)
 
 
 def open_model(
@@ -122,9 +122,9 @@ def open_model(
     )
 
 
-def default_reading(model: PreTrainedModel) -> EncoderConfig:
+def default_encoder_config(model: PreTrainedModel) -> EncoderConfig:
     """Return how a model without ``gerund.json`` is read as an encoder."""
-    return _ENCODER if reads_apart(model) else EncoderConfig()
+    return _ENCODER if is_encoder_decoder(model) else EncoderConfig()
 
 
 # An encoder of its own looks both ways by itself.

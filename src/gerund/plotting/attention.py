@@ -11,7 +11,7 @@ from itertools import groupby
 from typing import Any
 
 from gerund.attention.plan import View
-from gerund.inference.maps import AttentionMap, sink_share
+from gerund.inference.inspection import AttentionMap, sink_share
 from gerund.plotting.style import (
     INK,
     PALE,

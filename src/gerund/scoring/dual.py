@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 
 from gerund.config import FORMAT, EncoderConfig, read_encoder_config, read_settings
 from gerund.errors import ConfigError, DataError, unknown_name
-from gerund.inference.growing_texts import GrowingTexts, can_grow
+from gerund.inference.encode.incremental import GrowingTexts, can_grow
 from gerund.inference.tokens import keep_end
 from gerund.models.opening import open_model
 from gerund.models.pooling import unit
@@ -88,7 +88,7 @@ class DualScorer(VectorScorer):
         name: what results call it; left out, the model's name.
 
     Attributes:
-        reads_apart: whether ``encoder`` is the model under a reading of the scorer's own, whatever the model's is.
+        has_own_config: whether ``encoder`` is the model under a reading of the scorer's own, whatever the model's is.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class DualScorer(VectorScorer):
         projection_DD: np.ndarray | None = None,
         name: str | None = None,
     ) -> None:
-        self.reads_apart = encoder.job == "score"
+        self.has_own_config = encoder.job == "score"
         own = settings or ScorerSettings()
         sides = _Sides(encoder, own, projection_DD)
         super().__init__(name or encoder.name, sides.prefixes, sides.continuations)
@@ -141,7 +141,7 @@ class DualScorer(VectorScorer):
             name = encoder.name if folder is None or not apart else folder
             raise DataError(f"{name} has no {SETTINGS_FILE}: it was not trained to score continuations")
         settings, projection_DD = read_scorer(folder)
-        reading = read_reading(folder) or (read_encoder_config(folder) if apart else None)
+        reading = read_scorer_config(folder) or (read_encoder_config(folder) if apart else None)
         if reading is not None:
             encoder = encoder.for_job("score", replace(reading, adapter=None))
         if projection_DD is not None and projection_DD.shape != (encoder.dimensions, encoder.dimensions):
@@ -155,12 +155,12 @@ class DualScorer(VectorScorer):
         this scorer itself.
         """
         if self._can_grow is None:
-            self._can_grow = can_grow(self.encoder.reader)
+            self._can_grow = can_grow(self.encoder.runtime)
         if not self._can_grow:
             return self
         own = DualScorer(self.encoder, self.settings, self.projection_DD, self.name)
         own._can_grow, own._known = True, self._known
-        own._encode_continuations = partial(own._sides.grown, GrowingTexts(self.encoder.reader))
+        own._encode_continuations = partial(own._sides.grown, GrowingTexts(self.encoder.runtime))
         return own
 
     @property
@@ -168,12 +168,12 @@ class DualScorer(VectorScorer):
         """Hash of what the scores depend on beside the model's encoder."""
         projection = b"" if self.projection_DD is None else np.ascontiguousarray(self.projection_DD).tobytes()
         settings = json.dumps(asdict(self.settings), sort_keys=True).encode()
-        reading = self.encoder.fingerprint().encode() if self.reads_apart else b""
+        reading = self.encoder.fingerprint().encode() if self.has_own_config else b""
         return hashlib.blake2b(settings + projection + reading, digest_size=8).hexdigest()
 
     def save(self, folder: Path) -> None:
         """Write the scorer's own files into a model's folder."""
-        reading = self.encoder.encoder if self.reads_apart else None
+        reading = self.encoder.encoder if self.has_own_config else None
         write_scorer(folder, self.settings, self.projection_DD, reading)
 
 
@@ -233,7 +233,7 @@ def read_scorer(folder: Path) -> tuple[ScorerSettings, np.ndarray | None]:
     return ScorerSettings.from_dict(data["scorer"]), projection_DD
 
 
-def read_reading(folder: Path) -> EncoderConfig | None:
+def read_scorer_config(folder: Path) -> EncoderConfig | None:
     """Return how the scorer in a model's folder reads, where that is not how the encoder does.
 
     Raises:

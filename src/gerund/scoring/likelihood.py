@@ -14,8 +14,13 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from gerund.inference.growing_texts import GrowingTexts, can_grow
-from gerund.inference.likelihood import PairLogprobs, continuation_certainty, continuation_logprobs, plain_reader
+from gerund.inference.encode.incremental import GrowingTexts, can_grow
+from gerund.inference.likelihood.tokens import (
+    PairLogprobs,
+    causal_runtime,
+    continuation_certainty,
+    continuation_logprobs,
+)
 from gerund.progress import progress
 from gerund.scoring.words import overlap, words_of
 from gerund.text_encoder import TextEncoder
@@ -90,11 +95,11 @@ class Evidence:
         if not (many or self._known is not None) or not _can_grow(model, tokenizer):
             rest = iter(read(model, tokenizer, [pair for own in pairs for pair in own], show=self._show))
             return [[next(rest) for _ in own] for own in pairs]
-        reader = plain_reader(model, tokenizer)
+        runtime = causal_runtime(model, tokenizer)
         found = []
         with progress(len(pairs), "scoring", show=self._show) as advance:
             for prefix, text, own in zip(self.prefixes, before, pairs, strict=True):
-                growing = GrowingTexts(reader)
+                growing = GrowingTexts(runtime)
                 if self._known is not None:
                     growing = self._known.setdefault((prefix, text), growing)
                 # A character is a token at most, or nearly.
@@ -224,7 +229,7 @@ def _array(values: Iterable[float]) -> np.ndarray:
 
 def _can_grow(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> bool:
     if model not in _grows:
-        _grows[model] = can_grow(plain_reader(model, tokenizer))
+        _grows[model] = can_grow(causal_runtime(model, tokenizer))
     return _grows[model]
 
 

@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from gerund.errors import TextError
-from gerund.inference.precision import ENOUGH, SAMPLE_TEXTS, smallest_cosine
+from gerund.inference.encode.precision import ENOUGH, SAMPLE_TEXTS, smallest_cosine
 from gerund.inference.tokens import check_texts
 from gerund.models import loading
 from gerund.models.t5_scorer import T5EncoderWithProjection, read_t5_scorer

@@ -188,7 +188,7 @@ class _Builder(PairObjectives):
         return objective
 
     def self_supervised(self, config: SimcseConfig | SsclConfig) -> Objective:
-        group = Group(self.subject.reader, self.subject.pad)
+        group = Group(self.subject.runtime, self.subject.pad)
         losses = self._contrastive(config)
         if isinstance(config, SsclConfig) and config.pairs is not None:
             return Objective(config.kind, self._examples(config, config.pairs, 0), losses, {config.kind: config})

@@ -37,10 +37,10 @@ class PairObjectives(Parts):
 
     def gur(self, config: GurConfig) -> Objective:
         """Return both losses of GUR, or one of them, on mined pairs."""
-        apart = self.subject.reads_apart
+        apart = self.subject.is_encoder_decoder
         writes = apart if config.lm is None else config.lm
         losses = GurLosses(
-            self.subject.reader,
+            self.subject.runtime,
             temperature=config.temperature,
             similarity=config.similarity,
             projection=config.projection,
@@ -54,7 +54,7 @@ class PairObjectives(Parts):
             self._buckets(config, seed),
             config.batch_size,
             framing,
-            Group(self.subject.reader, self.subject.pad),
+            Group(self.subject.runtime, self.subject.pad),
             seed=seed,
             corruption=self._corruption(config) if writes else None,
             titles=self._framing(config, TITLE_PROMPT) if writes and config.title_share else None,
@@ -73,9 +73,9 @@ class PairObjectives(Parts):
             validation = {config.kind: (others, self._count(config, len(others.texts)))}
         if config.continuation_length <= batches.continuations.room + 1:
             raise ConfigError(f"rankgen: continuation_length {config.continuation_length} leaves no room for text")
-        width = self.subject.reader.width
+        width = self.subject.runtime.width
         losses = ContrastiveLosses(
-            self.subject.reader,
+            self.subject.runtime,
             temperature=config.temperature,
             similarity=config.similarity,
             projection=width if config.projection else None,
@@ -90,10 +90,10 @@ class PairObjectives(Parts):
     def _head(self, config: GurConfig) -> ProjectionHead | None:
         """Return the base's head, to be trained further, or a new one, or None where the recipe asks for none."""
         head, asked = self.subject.head, config.dimensions
-        if asked is None and (config.projection is not None or not (self.subject.reads_apart or head)):
+        if asked is None and (config.projection is not None or not (self.subject.is_encoder_decoder or head)):
             return None
         if head is None:
-            shape = HeadSettings(self.subject.reader.state_width, asked or _GUR_DIMENSIONS, config.variant or "paper")
+            shape = HeadSettings(self.subject.runtime.state_width, asked or _GUR_DIMENSIONS, config.variant or "paper")
             head = ProjectionHead(shape)
         own = head.settings
         if asked not in (None, own.dimensions) or config.variant not in (None, own.variant):
@@ -137,7 +137,7 @@ class PairObjectives(Parts):
             Passages(found, seed=seed),
             self._framing(config, config.prefix_marker),
             self._framing(config, config.continuation_marker),
-            Group(self.subject.reader, self.subject.pad),
+            Group(self.subject.runtime, self.subject.pad),
             lengths=(config.length, config.continuation_length),
             with_negatives=with_negatives,
         )
@@ -153,5 +153,5 @@ class PairObjectives(Parts):
         found = read_examples(paths, query=pairs.query, positive=pairs.positive, negatives=pairs.negatives)
         examples = Examples(found, seed=self._seed(config), hard_negatives=hard_negatives)
         queries, documents = (self._framing(config, prompt) for prompt in prompts)
-        group = Group(self.subject.reader, self.subject.pad)
+        group = Group(self.subject.runtime, self.subject.pad)
         return ExampleBatches(examples, queries, documents, group, length=config.length)

@@ -20,7 +20,7 @@ from gerund.data.corpus import CLEANERS, clean_text, read_documents
 from gerund.data.files import write_whole
 from gerund.data.passages import Passage, Sentence, cut_to_words, draw_passages, inbook_negatives, split_sentences
 from gerund.errors import ConfigError, DataError, OutputExistsError, unknown_name
-from gerund.inference.like_length import continuations_of_length
+from gerund.inference.generate.like_length import continuations_of_length
 from gerund.language_model import LanguageModel
 from gerund.progress import progress
 from gerund.scoring.hardest import POOL, hardest

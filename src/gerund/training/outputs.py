@@ -20,7 +20,7 @@ from gerund.language_model import LanguageModel
 from gerund.models import loading
 from gerund.models.adapters import ADAPTER_FILES
 from gerund.models.heads import ProjectionHead
-from gerund.models.jobs import Adapters
+from gerund.models.job_adapters import Adapters
 from gerund.models.saving import atomic_folder
 from gerund.seq2seq_model import Seq2SeqModel
 
@@ -142,7 +142,7 @@ def write_model(
     with torch.random.fork_rng(devices=[]), atomic_folder(folder, overwrite=overwrite) as partial:
         if subject.adapter is None:
             finished = copy.deepcopy(subject.model).to("cpu", _stored_type(subject))
-            kind = Seq2SeqModel if subject.reads_apart else LanguageModel
+            kind = Seq2SeqModel if subject.is_encoder_decoder else LanguageModel
             kind(finished, subject.tokenizer, subject.encoder, name=folder.name, head=head).save_into(partial)
         else:
             assert subject.source is not None

@@ -6,7 +6,7 @@ Knows: framings, seeds, counts. Does not know: any objective's own batches.
 from typing import TYPE_CHECKING, Any, Protocol
 
 from gerund.errors import ConfigError
-from gerund.inference.sentinels import sentinel_ids
+from gerund.inference.infill.sentinels import sentinel_ids
 from gerund.training.corpus.framing import Framing
 from gerund.training.objectives.contrastive import ContrastiveLosses
 from gerund.training.objectives.span_corruption import Corruption
@@ -82,7 +82,7 @@ class Parts:
 
     def _contrastive(self, config: ContrastiveConfig) -> ContrastiveLosses:
         return ContrastiveLosses(
-            self.subject.reader,
+            self.subject.runtime,
             temperature=config.temperature,  # type: ignore[attr-defined]  # each has one, with its own default
             similarity=config.similarity,
             projection=config.projection,

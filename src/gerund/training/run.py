@@ -89,7 +89,7 @@ def _train(recipe: Recipe, resume: bool) -> Path:
         with suppress(OSError):  # a mistake leaves no empty folder behind; one that holds something stays
             output.rmdir()
         raise
-    if recipe.compile and not subject.reads_apart:
+    if recipe.compile and not subject.is_encoder_decoder:
         compile_layers(subject.model)
     module = TrainingModule(
         subject.model, {objective.name: objective.losses for objective in objectives}, bf16=uses_bf16(recipe)

@@ -20,12 +20,12 @@ from gerund.attention.probe import prove
 from gerund.attention.streams import attach_streams, decoder_layers
 from gerund.config import EncoderConfig, read_adapters, read_encoder_config
 from gerund.errors import ConfigError, MissingDependencyError, ModelError, unknown_name
-from gerund.inference.encoding import Reader
+from gerund.inference.encode.runtime import EncoderRuntime
 from gerund.models import loading
 from gerund.models.adapters import NO_ADAPTER
-from gerund.models.halves import SEQ2SEQ, reads_apart
+from gerund.models.encoder_decoder import SEQ2SEQ, is_encoder_decoder
 from gerund.models.heads import ProjectionHead, read_head
-from gerund.models.opening import default_reading
+from gerund.models.opening import default_encoder_config
 from gerund.training.corpus.sources import prepare_tokenizer, sentinels_of
 from gerund.training.corpus.tokenizer import load_tokenizer, train_tokenizer
 from gerund.training.recipe import DEFAULT_BASE, LoraConfig, Recipe, TokenizerConfig
@@ -70,21 +70,21 @@ class Subject:
     """What projects its pooled states, of the base or from an objective; None without one."""
 
     @property
-    def reads_apart(self) -> bool:
+    def is_encoder_decoder(self) -> bool:
         """Whether it has an encoder of its own."""
-        return reads_apart(self.model)
+        return is_encoder_decoder(self.model)
 
     @property
-    def reader(self) -> Reader:
+    def runtime(self) -> EncoderRuntime:
         """What the encoder's plan makes of the model."""
         plan = self.encoder.attention.resolve(self.n_layers)
-        sends_plan = not plan.is_causal and not self.reads_apart
-        return Reader(self.model, self.tokenizer, self.encoder, plan, sends_plan=sends_plan)
+        sends_plan = not plan.is_causal and not self.is_encoder_decoder
+        return EncoderRuntime(self.model, self.tokenizer, self.encoder, plan, sends_plan=sends_plan)
 
     @property
     def n_layers(self) -> int:
         """How many layers a plan has a say in."""
-        return int(self.model.config.num_layers) if self.reads_apart else len(decoder_layers(self.model))
+        return int(self.model.config.num_layers) if self.is_encoder_decoder else len(decoder_layers(self.model))
 
     @property
     def pad(self) -> int:
@@ -117,11 +117,11 @@ def prepare_subject(recipe: Recipe, *, write: bool = True) -> Subject:
         tokenizer = tokenizer or train_tokenizer(
             ["a"], vocab_size=_SMALLEST_VOCABULARY + sentinels, max_length=_LONGEST, sentinels=sentinels
         )
-        subject = Subject(model, tokenizer, recipe.encoder.changed(default_reading(model)))
+        subject = Subject(model, tokenizer, recipe.encoder.changed(default_encoder_config(model)))
     else:
         subject = _load(recipe, recipe.model.base)
     _check_encoder(recipe, subject.encoder)
-    if subject.reads_apart:
+    if subject.is_encoder_decoder:
         _check_seq2seq(recipe, subject)
     else:
         _check_decoder_only(recipe)
@@ -156,7 +156,7 @@ def _load(recipe: Recipe, base: str) -> Subject:
     goes_on = any(isinstance(objective, GurConfig) for objective in recipe.objectives)
     left_aside = recipe.model.adapter == NO_ADAPTER and stored is not None and stored.adapter is not None
     head = read_head(settings) if settings is not None and goes_on and not left_aside else None
-    encoder = recipe.encoder.changed(stored or default_reading(model))
+    encoder = recipe.encoder.changed(stored or default_encoder_config(model))
     return Subject(model, tokenizer, encoder, source, head=head)
 
 

@@ -15,7 +15,7 @@ from gerund.evaluation.registry import select
 from gerund.evaluation.task import Settings
 from gerund.evaluation.tasks.few_shot import FewShot
 from gerund.evaluation.tasks.fine_tuning import find
-from gerund.inference.classification import TextClassifier
+from gerund.inference.encode.classifier import TextClassifier
 from gerund.models.heads import HeadSettings, ProjectionHead
 from tests.adapters import PEFT_WARNINGS, make_adapter
 from tests.evaluation.made_up import fruits, write_classification
@@ -66,19 +66,19 @@ def test_a_copy_begins_as_the_encoder_and_the_model_stays(kind, tiny_folder, t5_
     state = {name: tensor.clone() for name, tensor in lm.model.state_dict().items()}
     tokens = lm.tokens(TEXTS, empty="zeros")
     # A classifier whose layer hands the vector on.
-    classifier = TextClassifier(copied(lm.reader), lm.dimensions).eval()
+    classifier = TextClassifier(copied(lm.runtime), lm.dimensions).eval()
     classifier.classifier = torch.nn.Identity()
-    found = classifier(**_inputs(lm.reader, tokens)).logits.detach().numpy()
+    found = classifier(**_inputs(lm.runtime, tokens)).logits.detach().numpy()
     full = [place for place, text in enumerate(TEXTS) if text]
     np.testing.assert_allclose(found[full], vectors[full], rtol=1e-4, atol=1e-4)
     random = torch.random.get_rng_state()
-    trained = fine_tuned(lm.reader, tokens, [0, 1, 1, 0], HOW)
+    trained = fine_tuned(lm.runtime, tokens, [0, 1, 1, 0], HOW)
     assert torch.equal(torch.random.get_rng_state(), random)
-    assert predicted(trained, lm.reader, tokens)[:2] == [0, 1]
+    assert predicted(trained, lm.runtime, tokens)[:2] == [0, 1]
     assert all(torch.equal(state[name], tensor) for name, tensor in lm.model.state_dict().items())
     np.testing.assert_array_equal(lm.encode(TEXTS, normalize=False, empty="zeros"), vectors)
     assert not trained.training
-    before = dict(copied(lm.reader).model.named_parameters())
+    before = dict(copied(lm.runtime).model.named_parameters())
     changed = [not torch.equal(weight, before[name]) for name, weight in trained.model.named_parameters()]
     assert sum(changed) > 0.8 * len(changed)
 
@@ -91,8 +91,8 @@ def test_the_score_is_of_what_is_predicted(task, tiny_folder):
     names = sorted(set(train.labels))
     labels = [names.index(train.labels[place]) for place in draw]
     how = How(task.epochs, task.learning_rate, task.batch_size, seed=0)
-    classifier = fine_tuned(lm.reader, lm.tokens([train.texts[place] for place in draw]), labels, how)
-    found = [names[label] for label in predicted(classifier, lm.reader, lm.tokens(test.texts))]
+    classifier = fine_tuned(lm.runtime, lm.tokens([train.texts[place] for place in draw]), labels, how)
+    found = [names[label] for label in predicted(classifier, lm.runtime, lm.tokens(test.texts))]
     assert score.value == sum(a == b for a, b in zip(found, test.labels, strict=True)) / 15
     assert (score.main, score.size, score.runs, score.spread) == ("accuracy", 15, 1, None)
     assert score.notes == ("1 of 3 classes have fewer than 10 training examples and give all of theirs",)
@@ -151,5 +151,5 @@ def test_bad_input(task, tiny_folder):
 
 def test_bfloat16_weights_are_trained_in_float32(tmp_path):
     lm = gerund.load(save_tiny(tmp_path / "b"), dtype="bfloat16")
-    assert {weight.dtype for weight in copied(lm.reader).model.parameters()} == {torch.float32}
+    assert {weight.dtype for weight in copied(lm.runtime).model.parameters()} == {torch.float32}
     assert lm.model.dtype == torch.bfloat16

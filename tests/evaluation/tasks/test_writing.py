@@ -107,11 +107,11 @@ def test_mauve_from_a_hundred_texts_on(tmp_path, contender, states):
     score = task.run(contender, Settings())
     passages, others = task.passages(100, Settings())
     written = task.write(contender.lm, [passage.prefix for passage in passages], Settings())
-    reader = gerund.load(contender.lm.name, attention="causal", pooling=states, dtype="float32")
+    runtime = gerund.load(contender.lm.name, attention="causal", pooling=states, dtype="float32")
 
     def vectors(items, texts):
         before = [item.prefix if states == "last" else "" for item in items]
-        return reader.encode([a + b for a, b in zip(before, texts, strict=True)], normalize=False, empty="zeros")
+        return runtime.encode([a + b for a, b in zip(before, texts, strict=True)], normalize=False, empty="zeros")
 
     def cut(items):
         rows = zip(items, written, strict=True)

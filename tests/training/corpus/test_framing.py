@@ -8,7 +8,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from gerund.errors import ConfigError, ModelError, TextError
-from gerund.inference.tokens import Reading, Tokens, tokenize
+from gerund.inference.tokens import InputFormat, Tokens, tokenize
 from gerund.training.corpus.framing import Framing
 from gerund.training.corpus.tokenizer import train_tokenizer
 from tests.tiny import byte_tokenizer
@@ -40,7 +40,7 @@ def tokenizer(request):
 def encoder(tokenizer, text, **reading):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        [tokens] = tokenize(tokenizer, [text], Reading(**reading))
+        [tokens] = tokenize(tokenizer, [text], InputFormat(**reading))
     return tokens
 
 

@@ -9,7 +9,7 @@ import torch
 from gerund import LanguageModel
 from gerund.attention.plan import AttentionPlan
 from gerund.config import EncoderConfig
-from gerund.inference.encoding import Reader
+from gerund.inference.encode.runtime import EncoderRuntime
 from gerund.training.corpus.framing import Framing
 from gerund.training.corpus.pairs import Example, Examples
 from gerund.training.objectives import by_length
@@ -39,9 +39,9 @@ def words(seed, count):
     return " ".join(rng.choices(WORDS, k=count))
 
 
-def reader_of(model, tokenizer, encoder):
+def runtime_of(model, tokenizer, encoder):
     plan = encoder.attention.resolve(2)
-    return Reader(model, tokenizer, encoder, plan, sends_plan=not plan.is_causal)
+    return EncoderRuntime(model, tokenizer, encoder, plan, sends_plan=not plan.is_causal)
 
 
 def framing_of(tokenizer, encoder, prompt=None):
@@ -76,13 +76,13 @@ def test_equals_one_pair_at_a_time(
     passes = []
     model.base_model.register_forward_hook(lambda *call: passes.append(call[2].last_hidden_state.shape[:2]))
     encoder = ENCODERS[name]
-    reader = reader_of(model, tokenizer, encoder)
+    runtime = runtime_of(model, tokenizer, encoder)
     examples = Examples(EXAMPLES, seed=1, hard_negatives=hard_negatives)
     prompts = ("ask: ", "") if name == "unimae" else (encoder.prompt, encoder.prompt)
     queries, documents = (framing_of(tokenizer, encoder, prompt) for prompt in prompts)
-    batch = ExampleBatches(examples, queries, documents, Group(reader, 2), length=40).make(0, 0, 6)
+    batch = ExampleBatches(examples, queries, documents, Group(runtime, 2), length=40).make(0, 0, 6)
     torch.manual_seed(2)
-    losses = ContrastiveLosses(reader, temperature=temperature, similarity=similarity, projection=projection).double()
+    losses = ContrastiveLosses(runtime, temperature=temperature, similarity=similarity, projection=projection).double()
     vectors = torch.cat([losses(model, group) for group in batch.values()])
     assert vectors.dtype == torch.float64
     if min_tokens == 1:
@@ -117,22 +117,22 @@ def test_vectors_are_those_of_encode(model, tokenizer, name):
     model.eval()
     lm = LanguageModel(model, tokenizer, encoder)
     framing = framing_of(tokenizer, encoder)
-    losses = ContrastiveLosses(lm.reader, temperature=1.0, similarity="cosine")
-    vectors = losses(model, Group(lm.reader, 2)([framing.frame_text(text, 60) for text in TEXTS]))
+    losses = ContrastiveLosses(lm.runtime, temperature=1.0, similarity="cosine")
+    vectors = losses(model, Group(lm.runtime, 2)([framing.frame_text(text, 60) for text in TEXTS]))
     encoded = lm.encode(TEXTS, normalize=False, output="torch")
     torch.testing.assert_close(vectors, encoded, rtol=1e-6, atol=1e-6)
     for text, vector in zip(TEXTS, encoded, strict=True):
-        alone = losses(model, Group(lm.reader, 2)([framing.frame_text(text, 60)]))[0]
+        alone = losses(model, Group(lm.runtime, 2)([framing.frame_text(text, 60)]))[0]
         assert torch.equal(alone, lm.encode(text, normalize=False, output="torch"))
         torch.testing.assert_close(alone, vector, rtol=1e-6, atol=1e-6)
 
 
 def test_last_pooling_reads_the_end_token(model, twin, tokenizer, double):
     encoder = ENCODERS["magnet"]
-    reader, framing = reader_of(model, tokenizer, encoder), framing_of(tokenizer, encoder)
+    runtime, framing = runtime_of(model, tokenizer, encoder), framing_of(tokenizer, encoder)
     texts = [framing.frame_text(text, 60) for text in TEXTS]
-    batch = Group(reader, 2)(texts)
-    vectors = ContrastiveLosses(reader, temperature=1.0, similarity="dot")(model, batch)
+    batch = Group(runtime, 2)(texts)
+    vectors = ContrastiveLosses(runtime, temperature=1.0, similarity="dot")(model, batch)
     for row, text in enumerate(texts):
         assert text.ids[-1] == tokenizer.eos_token_id == batch["input_ids"][row, len(text) - 1]
         expected = slow.plan_states(twin, text.ids, encoder.attention)[-1]
@@ -143,9 +143,9 @@ def test_autocast_does_not_round_the_pooling(model, tokenizer):
     """In bfloat16, vectors would be told apart by their last three decimal digits less."""
     model = copy.deepcopy(model).float()
     encoder = ENCODERS["mean"]
-    reader, framing = reader_of(model, tokenizer, encoder), framing_of(tokenizer, encoder)
-    batch = Group(reader, 2)([framing.frame_text(text, 60) for text in TEXTS])
-    losses = ContrastiveLosses(reader, temperature=1.0, similarity="cosine", projection=5)
+    runtime, framing = runtime_of(model, tokenizer, encoder), framing_of(tokenizer, encoder)
+    batch = Group(runtime, 2)([framing.frame_text(text, 60) for text in TEXTS])
+    losses = ContrastiveLosses(runtime, temperature=1.0, similarity="cosine", projection=5)
     kept = []
     handle = model.base_model.register_forward_hook(lambda *call: kept.append(call[2].last_hidden_state))
     with torch.autocast("cpu", torch.bfloat16):
@@ -158,7 +158,7 @@ def test_autocast_does_not_round_the_pooling(model, tokenizer):
 
 class TestIdentity:
     def group(self, model, tokenizer):
-        return Group(reader_of(model, tokenizer, ENCODERS["mean"]), 2)
+        return Group(runtime_of(model, tokenizer, ENCODERS["mean"]), 2)
 
     @pytest.mark.parametrize("prompt", ["", "Query: ", "Query:", "x\n"])
     @pytest.mark.parametrize("eos", [False, True])
@@ -184,7 +184,7 @@ class TestIdentity:
 class TestSimcse:
     def batches(self, model, tokenizer, rows):
         encoder = ENCODERS["mean"]
-        group = Group(reader_of(model, tokenizer, encoder), 2)
+        group = Group(runtime_of(model, tokenizer, encoder), 2)
         return SimcseBatches(Rows(rows, skipped=5), framing_of(tokenizer, encoder), group)
 
     def test_every_text_twice(self, model, tokenizer, ids_of):
@@ -204,7 +204,7 @@ class TestSimcse:
         rows = [*ids_of(8, 12, 20, 9), ids_of(8)[0]]  # the last is the first once more
         batch = self.batches(model, tokenizer, rows).make(0, 0, 5)
         losses = ContrastiveLosses(
-            reader_of(model, tokenizer, ENCODERS["mean"]), temperature=0.05, similarity="cosine", dropout=0.0
+            runtime_of(model, tokenizer, ENCODERS["mean"]), temperature=0.05, similarity="cosine", dropout=0.0
         )
         vectors = torch.cat([losses(model, group) for group in batch.values()])
         loss, right = losses.compare(vectors, batch, gather=False)
@@ -220,10 +220,10 @@ class TestSimcse:
 class TestSscl:
     def batches(self, model, tokenizer, rows, seed=3, **settings):
         encoder = ENCODERS["magnet"]
-        reader = reader_of(model, tokenizer, encoder)
+        runtime = runtime_of(model, tokenizer, encoder)
         config = SsclConfig(kind="sscl", **{"length": 64, **settings})
         options = {"tokenizer": tokenizer, "config": config, "seed": seed}
-        return AlteredBatches(Rows(rows), framing_of(tokenizer, encoder), Group(reader, 2), **options)
+        return AlteredBatches(Rows(rows), framing_of(tokenizer, encoder), Group(runtime, 2), **options)
 
     def text(self, tokenizer, ids):
         return tokenizer.decode(ids, skip_special_tokens=True).removeprefix("Find: ")
@@ -260,7 +260,7 @@ class TestSscl:
     def test_equals_one_pair_at_a_time(self, model, twin, tokenizer, ids_of, double):
         batch = self.batches(model, tokenizer, ids_of(8, 12, 20, 9)).make(0, 0, 4)
         losses = ContrastiveLosses(
-            reader_of(model, tokenizer, ENCODERS["magnet"]), temperature=0.1, similarity="cosine", projection=6
+            runtime_of(model, tokenizer, ENCODERS["magnet"]), temperature=0.1, similarity="cosine", projection=6
         ).double()
         loss, right = losses.compare(torch.cat([losses(model, group) for group in batch.values()]), batch, gather=False)
         own = {}
@@ -276,7 +276,7 @@ class TestSscl:
 
 def test_examples_depend_on_nothing_but_their_numbers(model, tokenizer):
     encoder = ENCODERS["magnet"]
-    group, framing = Group(reader_of(model, tokenizer, encoder), 2), framing_of(tokenizer, encoder)
+    group, framing = Group(runtime_of(model, tokenizer, encoder), 2), framing_of(tokenizer, encoder)
 
     def make(step, first, count):
         examples = Examples(EXAMPLES, seed=1, hard_negatives=2)

@@ -8,7 +8,7 @@ from gerund.attention.interface import attach
 from gerund.attention.plan import AttentionPlan
 from gerund.config import EncoderConfig
 from gerund.errors import ConfigError
-from gerund.inference.encoding import Reader
+from gerund.inference.encode.runtime import EncoderRuntime
 from gerund.training.objectives.contrastive import ContrastiveLosses, dropout_places
 from tests.tiny import CONFIGS, N_LAYERS, VOCAB, tiny
 
@@ -20,8 +20,8 @@ def case(name, dropout):
     model = tiny(name, **OTHERS.get(name, {})).train()
     attach(model)
     encoder = EncoderConfig(attention=AttentionPlan("bidir"))
-    reader = Reader(model, None, encoder, encoder.attention.resolve(N_LAYERS))
-    losses = ContrastiveLosses(reader, temperature=1.0, similarity="cosine", dropout=dropout)
+    runtime = EncoderRuntime(model, None, encoder, encoder.attention.resolve(N_LAYERS))
+    losses = ContrastiveLosses(runtime, temperature=1.0, similarity="cosine", dropout=dropout)
     ids = torch.randint(3, VOCAB, (2, 9), generator=torch.Generator().manual_seed(0))
     real = torch.ones_like(ids).bool()
     return model, losses, {"input_ids": ids, "real": real, "pooled": real}

@@ -9,7 +9,7 @@ import torch
 
 import gerund
 from gerund.errors import ConfigError, DataError
-from gerund.inference.sentinels import sentinel_ids
+from gerund.inference.infill.sentinels import sentinel_ids
 from gerund.training.building import CorpusTexts, build_objectives
 from gerund.training.corpus.pairs import Example, Examples
 from gerund.training.corpus.sources import Sources

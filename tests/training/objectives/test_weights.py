@@ -6,7 +6,7 @@ import torch
 
 from gerund.attention.plan import AttentionPlan
 from gerund.config import EncoderConfig
-from gerund.inference.encoding import Reader
+from gerund.inference.encode.runtime import EncoderRuntime
 from gerund.training.corpus.framing import Framing
 from gerund.training.corpus.pairs import Example, Examples
 from gerund.training.objectives.base import Batches, Objective
@@ -59,17 +59,17 @@ class Workshop:
             kind="contrastive", pairs={"files": ["x"]}, weight=weight, batch_size=batch_size, micro_batch_size=micro
         )
         encoder = EncoderConfig(attention=AttentionPlan("bidir"))
-        reader = Reader(self.model, self.tokenizer, encoder, encoder.attention.resolve(2))
+        runtime = EncoderRuntime(self.model, self.tokenizer, encoder, encoder.attention.resolve(2))
         examples = [
             Example(f"{WORDS[i]} {WORDS[-i]}", " ".join(WORDS[:i]), (WORDS[i - 1], " ".join(WORDS[i:])))
             for i in range(1, 9)
         ]
         framing = Framing(self.tokenizer)
         batches = ExampleBatches(
-            Examples(examples, seed=0, hard_negatives=2), framing, framing, Group(reader, 2), length=40
+            Examples(examples, seed=0, hard_negatives=2), framing, framing, Group(runtime, 2), length=40
         )
         torch.manual_seed(2)
-        losses = ContrastiveLosses(reader, temperature=0.1, similarity="cosine", projection=projection).double()
+        losses = ContrastiveLosses(runtime, temperature=0.1, similarity="cosine", projection=projection).double()
         return Objective("contrastive", batches, losses, {"contrastive": config})
 
     def step(self, *objectives, step=0):

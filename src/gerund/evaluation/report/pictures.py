@@ -199,7 +199,7 @@ def _names(models: Sequence[Contender]) -> str:
 
 def _attention(models: Sequence[Contender]) -> Iterator[Wanted]:
     """Yield a picture of every plan of every model, the untouched one only where there is no other."""
-    by_plan = {(one.weights, one.lm.reader.plan): one for one in models}
+    by_plan = {(one.weights, one.lm.runtime.plan): one for one in models}
     converted = {weights for weights, plan in by_plan if not plan.is_causal}
     chosen = [one for (weights, plan), one in by_plan.items() if not plan.is_causal or weights not in converted]
     for one in chosen[:_MOST_PLANS]:
@@ -208,12 +208,11 @@ def _attention(models: Sequence[Contender]) -> Iterator[Wanted]:
 
 
 def _attention_of(one: Contender, name: str) -> Picture:
-    from gerund.inference.looking import look
-    from gerund.inference.maps import EXAMPLE_TEXTS, sink_share
+    from gerund.inference.inspection import EXAMPLE_TEXTS, inspect_attention, sink_share
     from gerund.plotting.attention import attention_figure
     from gerund.plotting.style import picture
 
-    found = look(one.lm.reader, EXAMPLE_TEXTS)
+    found = inspect_attention(one.lm.runtime, EXAMPLE_TEXTS)
     figure = attention_figure(found.before, found.after, title=f"{name}, {one.lm.n_layers} layers", even=found.even)
     own = [item for item in found.after if item.run == 0]
     before, after = fmean(sink_share(found.before)), fmean(sink_share(own))

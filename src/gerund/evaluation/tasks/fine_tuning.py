@@ -89,8 +89,8 @@ class FineTuning(LabelledTask):
         )
         labels = [names.index(label) for label in learnt.labels]
         learnt_tokens, tokens = (lm.tokens(own, prompt, empty="zeros") for own in (learnt.texts, texts))
-        classifier = fine_tuned.fine_tuned(lm.reader, learnt_tokens, labels, how, show=settings.show_progress)
-        found = [names[label] for label in fine_tuned.predicted(classifier, lm.reader, tokens)]
+        classifier = fine_tuned.fine_tuned(lm.runtime, learnt_tokens, labels, how, show=settings.show_progress)
+        found = [names[label] for label in fine_tuned.predicted(classifier, lm.runtime, tokens)]
         del classifier
         gc.collect()
         if lm.device.type == "cuda":

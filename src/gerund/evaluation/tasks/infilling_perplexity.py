@@ -19,9 +19,9 @@ from gerund.evaluation.contender import Contender
 from gerund.evaluation.sets.choices import choice_files, read_choices, tells_stories
 from gerund.evaluation.sets.corpora import corpora_in, read_texts
 from gerund.evaluation.task import FileTask, Score, Settings, Side, Task, Unit
-from gerund.inference.likelihood import plain_reader
-from gerund.inference.spans import SpannedText, SpanReading, span_logprobs
-from gerund.inference.tokens import Reading, tokenize
+from gerund.inference.likelihood.spans import SpanMode, SpannedText, span_logprobs
+from gerund.inference.likelihood.tokens import causal_runtime
+from gerund.inference.tokens import InputFormat, tokenize
 from gerund.language_model import LanguageModel
 
 _MOST_SPANS = 3
@@ -30,7 +30,7 @@ _SPAN_TOKENS = (8, 32)
 
 @dataclass(frozen=True, kw_only=True)
 class InfillingTask(FileTask):
-    """Perplexity of hidden tokens alone (Donahue et al., 2020), in two readings of the same model.
+    """Perplexity of hidden tokens alone (Donahue et al., 2020), in two modes of the same model.
 
     ``infill`` sees both sides under MAGNET's hybrid mask, with the adapter for it where there is one;
     ``left_only`` reads causally, without it. A model that was not trained
@@ -52,7 +52,7 @@ class InfillingTask(FileTask):
             raise ConfigError(f"infilling.samples={self.samples} leaves nothing to score")
 
     def run(self, contender: Contender, settings: Settings) -> Score:
-        """Measure both readings.
+        """Measure both modes.
 
         Raises:
             DataError: the file is malformed, or no text is long enough.
@@ -64,13 +64,11 @@ class InfillingTask(FileTask):
         texts = self.hidden(lm, path, count, np.random.default_rng(settings.seed))
         if not texts:
             raise DataError(f"{path}: no text is long enough to hide something in it")
-        readings: dict[str, SpanReading] = {"infill": "infill", "left_only": "causal"}
+        modes: dict[str, SpanMode] = {"infill": "infill", "left_only": "causal"}
         values = {}
-        for name, reading in readings.items():
+        for name, mode in modes.items():
             adapter = lm.adapters.name("infill")
-            logprobs = span_logprobs(
-                lm.model, lm.tokenizer, texts, reading, show=settings.show_progress, adapter=adapter
-            )
+            logprobs = span_logprobs(lm.model, lm.tokenizer, texts, mode, show=settings.show_progress, adapter=adapter)
             flat = np.concatenate([own for spans in logprobs for own in spans])
             values[name] = math.exp(-float(flat.mean(dtype=np.float64)))
         spans = sum(len(item.spans) for item in texts)
@@ -107,18 +105,18 @@ class DocumentInfilling(InfillingTask):
     def hidden(self, lm: LanguageModel, path: Path, count: int, draw: np.random.Generator) -> list[SpannedText]:
         """Return the beginnings of documents with spans to be filled in."""
         # What the model reads, not what its encoder was told to read.
-        length = min(self.length, plain_reader(lm.model, lm.tokenizer).max_length or self.length)
+        length = min(self.length, causal_runtime(lm.model, lm.tokenizer).max_length or self.length)
         found: list[SpannedText] = []
         for text in read_texts(path):
             if len(found) == count:
                 break
             # Cutting a text may change its last tokens, so that what is left is read once more.
-            [whole] = tokenize(lm.tokenizer, [text[: 40 * length]], Reading(), offsets=True)
+            [whole] = tokenize(lm.tokenizer, [text[: 40 * length]], InputFormat(), offsets=True)
             assert whole is not None
             if len(whole) < length:
                 continue
             piece = text[: whole.offsets[length - whole.specials_before - 2][1]]
-            [read] = tokenize(lm.tokenizer, [piece], Reading(), offsets=True)
+            [read] = tokenize(lm.tokenizer, [piece], InputFormat(), offsets=True)
             assert read is not None
             if spans := _apart(draw_spans(len(read.offsets), draw), read.offsets):
                 found.append(SpannedText(piece, spans))

@@ -15,15 +15,15 @@ from gerund.errors import ConfigError, DataError
 from gerund.evaluation.contender import Contender
 from gerund.evaluation.sets.corpora import AUTO, corpora_in, read_texts
 from gerund.evaluation.task import FileTask, Score, Settings, Side, Task, Unit
-from gerund.inference.likelihood import plain_reader, sequence_logprobs
-from gerund.inference.tokens import Reading, tokenize
+from gerund.inference.likelihood.tokens import causal_runtime, sequence_logprobs
+from gerund.inference.tokens import InputFormat, tokenize
 from gerund.language_model import LanguageModel
 
 _LONGEST_WINDOW = 1024
 # More than any text has; what lies behind is not worth tokenising.
 _CHARACTERS_OF_A_TOKEN = 40
 _LARGEST_EXPONENT = 700.0
-_READING = Reading(empty="zeros")
+_READING = InputFormat(empty="zeros")
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class PerplexityTask(FileTask):
 
     def _windows(self, lm: LanguageModel, head: int) -> tuple[int, int]:
         """Return the size of a window without the special tokens, and how far it moves."""
-        context = plain_reader(lm.model, lm.tokenizer).max_length
+        context = causal_runtime(lm.model, lm.tokenizer).max_length
         window = self.window or min(context or _LONGEST_WINDOW, _LONGEST_WINDOW)
         if context is not None and window > context:
             raise ConfigError(f"perplexity.window={window} is longer than the model's context of {context} tokens")
@@ -145,7 +145,7 @@ class PerplexityTask(FileTask):
 
 def beginning(lm: LanguageModel) -> list[int]:
     """Return the special tokens that a text begins with; the tokenizer's own, or its beginning token."""
-    [tokens] = tokenize(lm.tokenizer, ["a"], Reading())
+    [tokens] = tokenize(lm.tokenizer, ["a"], InputFormat())
     before = [] if tokens is None else tokens.ids[: tokens.specials_before]
     begin = lm.tokenizer.bos_token_id
     return before or ([] if begin is None else [begin])

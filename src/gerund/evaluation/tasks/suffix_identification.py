@@ -21,8 +21,8 @@ from gerund.evaluation.scorers import ScoredTask, files_of
 from gerund.evaluation.sets.choices import Choice, choice_files, read_choices
 from gerund.evaluation.sets.corpora import read_texts, test_files
 from gerund.evaluation.task import Score, Settings, Side, Task
-from gerund.scoring.finding import fixed_scorer
 from gerund.scoring.hardest import POOL, hardest
+from gerund.scoring.registry import fixed_scorer
 
 _MAIN = "avg_cll"
 _SCORER = "scorer"

@@ -23,7 +23,7 @@ from gerund.evaluation.scorers import files_of
 from gerund.evaluation.sets.corpora import corpora_in, read_texts
 from gerund.evaluation.task import FileTask, Score, Settings, Task
 from gerund.progress import progress
-from gerund.scoring.finding import OWN, find_scorer
+from gerund.scoring.registry import OWN, find_scorer
 from gerund.scoring.words import overlap, words_of
 
 if TYPE_CHECKING:
@@ -204,18 +204,18 @@ class Writing(FileTask):
         if len(passages) < mauve_metric.LEAST:
             left_out = f"MAUVE was left out: it needs at least {mauve_metric.LEAST} continuations"
             return Comparison(metrics, (left_out,), None)
-        reader = self._features(lm)
-        peoples = self._states(reader, passages, human)
-        result = mauve_metric.mauve(self._states(reader, passages, texts), peoples)
+        runtime = self._features(lm)
+        peoples = self._states(runtime, passages, human)
+        result = mauve_metric.mauve(self._states(runtime, passages, texts), peoples)
         metrics |= {"mauve": result.value, "mauve_spread": result.spread, "mauve_error": result.error}
         notes = [
-            f"MAUVE by the {self.mauve_states} states of {reader.name}, {result.buckets} buckets; by other states or "
+            f"MAUVE by the {self.mauve_states} states of {runtime.name}, {result.buckets} buckets; by other states or "
             "with another number of texts it cannot be compared",
             *result.notes,
         ]
         if others:
             cut = _cut(lm, [passage.rest for passage in others], lengths)
-            metrics["mauve_ceiling"] = mauve_metric.mauve(self._states(reader, others, cut), peoples).value
+            metrics["mauve_ceiling"] = mauve_metric.mauve(self._states(runtime, others, cut), peoples).value
         else:
             notes.append("no ceiling for MAUVE: the corpus is too small to compare people with people")
         return Comparison(metrics, tuple(notes), result.curve)
@@ -270,11 +270,11 @@ class Writing(FileTask):
         config = EncoderConfig(attention=AttentionPlan("causal"), pooling=self.mauve_states, normalize=False)
         return LanguageModel(lm.model, lm.tokenizer, config, name=lm.name)
 
-    def _states(self, reader: "LanguageModel", passages: Sequence[Passage], texts: Sequence[str]) -> np.ndarray:
+    def _states(self, runtime: "LanguageModel", passages: Sequence[Passage], texts: Sequence[str]) -> np.ndarray:
         """Return one state a text, ``(n, D)``; a zero vector where nothing was written."""
         if self.mauve_states == "last":
             texts = [passage.prefix + text for passage, text in zip(passages, texts, strict=True)]
-        vectors: np.ndarray = reader.encode(texts, empty="zeros", show_progress=False)
+        vectors: np.ndarray = runtime.encode(texts, empty="zeros", show_progress=False)
         return vectors
 
 
@@ -314,9 +314,9 @@ def _cut_up(text: str, prefix_words: int, room: int) -> Iterator[Passage]:
 
 def _cut(lm: "LanguageModel", texts: Sequence[str], lengths: Sequence[int]) -> list[str]:
     """Return each text up to the end of its token number ``length``, counted by the model's tokenizer."""
-    from gerund.inference.tokens import Reading, tokenize
+    from gerund.inference.tokens import InputFormat, tokenize
 
-    tokens = tokenize(lm.tokenizer, texts, Reading(), offsets=True)
+    tokens = tokenize(lm.tokenizer, texts, InputFormat(), offsets=True)
     result = []
     for text, own, length in zip(texts, tokens, lengths, strict=True):
         assert own is not None

@@ -15,7 +15,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from gerund.errors import ConfigError, TextError
-from gerund.inference.tokens import Reading, Tokens, tokenize
+from gerund.inference.tokens import InputFormat, Tokens, tokenize
 
 # How many tokens of a text are looked at together with the prompt. Pre-tokenizers keep the effect within a word; where
 # it goes on beyond half of this, the whole text is looked at.
@@ -39,7 +39,7 @@ class Framing:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, *, prompt: str = "", append_eos: bool = False) -> None:
         self.tokenizer, self.prompt, self.append_eos = tokenizer, prompt, append_eos
-        self._reading = Reading(prompt=prompt, append_eos=append_eos)
+        self._reading = InputFormat(prompt=prompt, append_eos=append_eos)
         # This is also where impossible settings are refused.
         [letter] = tokenize(tokenizer, ["a"], self._reading)
         assert letter is not None
@@ -99,7 +99,7 @@ class Framing:
         assert tokens is not None  # an empty text is an error
         if length is None or len(tokens) <= length:
             return tokens
-        limited = Reading(prompt=self.prompt, append_eos=self.append_eos, max_length=length)
+        limited = InputFormat(prompt=self.prompt, append_eos=self.append_eos, max_length=length)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", r"\d+ of \d+ texts were longer than")
             [tokens] = tokenize(self.tokenizer, [text], limited)
@@ -125,8 +125,8 @@ class Framing:
             piece = self.tokenizer.decode(text[:size], skip_special_tokens=False, clean_up_tokenization_spaces=False)
             if not piece.strip():
                 continue
-            [joint] = tokenize(self.tokenizer, [piece], Reading(prompt=self.prompt))
-            [alone] = tokenize(self.tokenizer, [piece], Reading())
+            [joint] = tokenize(self.tokenizer, [piece], InputFormat(prompt=self.prompt))
+            [alone] = tokenize(self.tokenizer, [piece], InputFormat())
             assert joint is not None
             assert alone is not None
             whole = joint.ids[: len(joint) - len(self._after)]

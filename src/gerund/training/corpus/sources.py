@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from gerund.data.corpus import clean_text, read_documents
 from gerund.errors import ConfigError
-from gerund.models.halves import SEQ2SEQ
+from gerund.models.encoder_decoder import SEQ2SEQ
 from gerund.models.saving import atomic_folder
 from gerund.training.corpus.token_cache import TokenCache, Unit, tokenize_corpus
 from gerund.training.corpus.tokenizer import load_tokenizer, train_tokenizer

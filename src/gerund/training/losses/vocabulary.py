@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 from transformers import PreTrainedModel
 
 from gerund.errors import ConfigError, ModelError
-from gerund.inference.token_head import TokenHead
+from gerund.inference.likelihood.token_head import TokenHead
 from gerund.training.losses.graph import trained_leaves
 
 # From last hidden states ``(N, D)`` to logits ``(N, V)``.

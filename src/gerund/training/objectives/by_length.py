@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, distributed
 
-from gerund.inference.batching import token_batches
+from gerund.inference.encode.batching import token_batches
 from gerund.training.objectives.base import Batch
 
 if TYPE_CHECKING:

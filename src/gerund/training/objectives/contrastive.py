@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from gerund.errors import ConfigError
-from gerund.inference.encoding import hidden_states
+from gerund.inference.encode.runtime import hidden_states
 from gerund.models.pooling import pool
 from gerund.training.losses.contrastive import Similarity, accuracy, excluded_pairs, info_nce
 from gerund.training.losses.gathering import gather_numbers, gather_rows
@@ -25,7 +25,7 @@ from gerund.training.objectives.by_length import passes_may_differ, read_by_leng
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from gerund.inference.encoding import Reader
+    from gerund.inference.encode.runtime import EncoderRuntime
     from gerund.inference.tokens import Tokens
 
 # What an attention module calls the dropout of its probabilities.
@@ -36,18 +36,18 @@ class Group:
     """Makes framed texts into the tensors of one group.
 
     Args:
-        reader: How texts are read as an encoder: which tokens are pooled.
+        runtime: How texts are read as an encoder: which tokens are pooled.
         pad: The padding token.
     """
 
-    def __init__(self, reader: "Reader", pad: int) -> None:
-        self.reader, self.pad = reader, pad
+    def __init__(self, runtime: "EncoderRuntime", pad: int) -> None:
+        self.runtime, self.pad = runtime, pad
 
     def __call__(self, texts: Sequence["Tokens"]) -> Batch:
         """Return ``input_ids``, ``real`` and ``pooled`` (B, T), and ``identity`` (B,), equal for equal texts."""
         batch = text_batch(texts, self.pad)
         place_T = torch.arange(batch["real"].shape[1])
-        first_B = torch.tensor([self.reader.pool_from(text) for text in texts])
+        first_B = torch.tensor([self.runtime.pool_from(text) for text in texts])
         batch["pooled"] = batch["real"] & (place_T >= first_B[:, None])
         batch["identity"] = self.identities([self._own_text(text) for text in texts])
         return batch
@@ -63,7 +63,7 @@ class Group:
 
         Characters and not tokens: behind a prompt the first word has other ones, with the space before it.
         """
-        own: str = self.reader.tokenizer.decode(
+        own: str = self.runtime.tokenizer.decode(
             text.ids[text.text_from :], skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
         return own
@@ -73,7 +73,7 @@ class ContrastiveLosses(PairLosses):
     """InfoNCE over the vectors of a batch.
 
     Args:
-        reader: How a text becomes a vector.
+        runtime: How a text becomes a vector.
         temperature: Similarities are divided by it.
         similarity: ``cosine`` or ``dot``.
         projection: Size of a linear head behind the pooled state; None for none.
@@ -83,7 +83,7 @@ class ContrastiveLosses(PairLosses):
 
     def __init__(
         self,
-        reader: "Reader",
+        runtime: "EncoderRuntime",
         *,
         temperature: float,
         similarity: Similarity,
@@ -93,15 +93,15 @@ class ContrastiveLosses(PairLosses):
     ) -> None:
         super().__init__()
         # The plan and the pooling, not the reader: it holds the model, which is no part of the losses.
-        self.plan, self.pooling = reader.plan if reader.sends_plan else None, reader.config.pooling
+        self.plan, self.pooling = runtime.plan if runtime.sends_plan else None, runtime.config.pooling
         self.temperature, self.similarity, self.dropout = temperature, similarity, dropout
         self.in_batch = in_batch
         self.projection: nn.Module = nn.Identity()
         if projection:
-            self.projection = nn.Linear(reader.width, projection, bias=False)
-        if dropout and not dropout_places(reader.model):
+            self.projection = nn.Linear(runtime.width, projection, bias=False)
+        if dropout and not dropout_places(runtime.model):
             raise ConfigError(
-                f"{type(reader.model).__name__} has no attention dropout to set; set dropout: 0 and give "
+                f"{type(runtime.model).__name__} has no attention dropout to set; set dropout: 0 and give "
                 "model.lora.dropout"
             )
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from gerund.inference.encoding import hidden_states
+from gerund.inference.encode.runtime import hidden_states
 from gerund.training.corpus.pairs import Example, Examples
 from gerund.training.losses.contrastive import accuracy, excluded_pairs, info_nce
 from gerund.training.losses.gathering import gather_numbers, gather_rows

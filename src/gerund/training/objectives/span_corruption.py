@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from gerund.data.span_lengths import SpanLengths, draw_spans
-from gerund.inference.encoding import hidden_states
+from gerund.inference.encode.runtime import hidden_states
 from gerund.inference.tokens import Tokens
 from gerund.training.losses.vocabulary import token_loss
 from gerund.training.objectives.base import Batch, Batches, TokenLosses, padded, row_generator, text_batch

@@ -1,0 +1,1 @@
+"""Texts into vectors: one pass of the model, batches, pooling, words."""

@@ -1,0 +1,64 @@
+"""A model read as an encoder with a linear layer on top: texts into labels.
+
+Knows: vectors with gradients, labels. Does not know: how it is trained.
+"""
+
+import torch
+from torch import Tensor, nn
+from transformers.modeling_outputs import SequenceClassifierOutput
+
+from gerund.errors import ConfigError
+from gerund.inference.encode.runtime import EncoderRuntime, hidden_states
+from gerund.models.adapters import active_adapter
+from gerund.models.pooling import pool
+
+
+class TextClassifier(nn.Module):
+    """Labels of texts by their vectors; it is called as transformers' ``...ForSequenceClassification`` is.
+
+    Args:
+        runtime: the model and how it is read, with its adapter. Its weights are trained with the rest unless they are
+            frozen.
+        num_labels: how many labels there are.
+        dropout: of the vector, while training.
+
+    Raises:
+        ConfigError: fewer than two labels.
+    """
+
+    def __init__(self, runtime: EncoderRuntime, num_labels: int, *, dropout: float = 0.1) -> None:
+        super().__init__()
+        if type(num_labels) is not int or num_labels < 2:
+            raise ConfigError(f"num_labels={num_labels!r}: there is nothing to tell apart")
+        self.model, self.head = runtime.model, runtime.head
+        self.plan = runtime.plan if runtime.sends_plan else None
+        self.adapter = runtime.adapter
+        self.pooling = runtime.config.pooling
+        self.dropout = nn.Dropout(dropout)
+        self.classifier = nn.Linear(runtime.width, num_labels).to(runtime.device)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        labels: Tensor | None = None,
+        pooled: Tensor | None = None,
+    ) -> SequenceClassifierOutput:
+        """Return ``logits`` ``(B, num_labels)`` and, with ``labels`` ``(B,)``, the mean cross-entropy as ``loss``.
+
+        Args:
+            input_ids: tokens ``(B, T)``, padded on the right.
+            attention_mask: 1 for tokens and 0 for padding ``(B, T)``; None for no padding.
+            labels: the right ones.
+            pooled: True for the tokens that make the vector ``(B, T)``, so that a prompt can be read and left out;
+                None for all of them.
+        """
+        real_BT = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+        with active_adapter(self.adapter):
+            hidden_BTD = hidden_states(self.model, input_ids, real_BT.bool(), self.plan)
+        vectors_BD = pool(hidden_BTD, real_BT.bool() if pooled is None else pooled, self.pooling)
+        if self.head is not None:
+            vectors_BD = self.head(vectors_BD)
+        logits_BC = self.classifier(self.dropout(vectors_BD))
+        loss = None if labels is None else nn.functional.cross_entropy(logits_BC, labels)
+        return SequenceClassifierOutput(loss=loss, logits=logits_BC)

@@ -1,0 +1,336 @@
+"""Encoding: tokens in, states or vectors out, in batches that fit the memory.
+
+Knows: models, bound plans, batches, pooling. Does not know: files, prompts by name, the command line.
+"""
+
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from gerund.attention.interface import BoundPlan
+from gerund.attention.plan import ResolvedPlan
+from gerund.config import EncoderConfig, whole_number
+from gerund.errors import ConfigError, ResourceError
+from gerund.inference.encode.batching import token_batches
+from gerund.inference.tokens import Tokens, context_length
+from gerund.models.adapters import active_adapter
+from gerund.models.encoder_decoder import encoder_of, is_encoder_decoder
+from gerund.models.heads import ProjectionHead
+from gerund.models.pooling import pool
+from gerund.progress import progress
+
+# Numbers in the states of a batch. On a CPU more brings no speed, since the caches are full already, and costs
+# memory beside the weights; a GPU wants more.
+_CPU_BATCH_NUMBERS = 1024 * 384
+_GPU_BATCH_TOKENS = 16384
+
+
+def default_batch_tokens(device: str, width: int) -> int:
+    """Return how many tokens a batch holds, padding included, when nobody says.
+
+    >>> [default_batch_tokens("cpu", width) for width in (64, 384, 4096)], default_batch_tokens("cuda", 4096)
+    ([2048, 1024, 512], 16384)
+    """
+    if device != "cpu":
+        return _GPU_BATCH_TOKENS
+    return max(512, min(2048, _CPU_BATCH_NUMBERS // width))
+
+
+@dataclass(frozen=True)
+class EncoderRuntime:
+    """A model made ready to be read as an encoder.
+
+    Attributes:
+        model: the language model.
+        tokenizer: its tokenizer; only its padding side and padding id are read here.
+        config: how it is read.
+        plan: the attention plan, resolved.
+        sends_plan: False for architectures that only the causal plan may be used with: then none is sent.
+        autocast: compute in this type while the weights keep theirs; None computes in theirs.
+        adapter: the name of the adapter that is awake in every pass; None for the untouched model.
+        head: projects pooled states ``(B, D)``; None leaves them.
+    """
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    config: EncoderConfig
+    plan: ResolvedPlan
+    sends_plan: bool = True
+    autocast: torch.dtype | None = None
+    adapter: str | None = None
+    head: ProjectionHead | None = None
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model's input goes."""
+        device: torch.device = self.model.get_input_embeddings().weight.device
+        return device
+
+    @property
+    def state_width(self) -> int:
+        """Size of a hidden state."""
+        return int(self.model.config.get_text_config(decoder=True).hidden_size)
+
+    @property
+    def width(self) -> int:
+        """Size of a vector."""
+        return self.state_width if self.head is None else self.head.settings.dimensions
+
+    @property
+    def n_layers(self) -> int:
+        """Number of decoder layers."""
+        return len(self.plan.views)
+
+    @property
+    def max_length(self) -> int | None:
+        """Longest text in tokens, prompt and special tokens included."""
+        limits = (self.config.max_length, context_length(self.model.config, self.tokenizer))
+        return min((limit for limit in limits if limit is not None), default=None)
+
+    def pool_from(self, tokens: Tokens) -> int:
+        """Return the first token that is pooled.
+
+        Without a prompt the special tokens before the text are pooled too, unless the plan hides them.
+        """
+        if self.config.pool_prompt:
+            return 0
+        has_prompt = tokens.text_from > tokens.specials_before
+        hides = any(view.hidden for view in self.plan.views)
+        return tokens.text_from if has_prompt or hides else 0
+
+    @torch.no_grad()
+    def states(self, texts: Sequence[Tokens]) -> tuple[Tensor, Tensor]:
+        """Run one batch.
+
+        Returns:
+            Last hidden states ``(B, T, D)`` after the final norm, and where each text begins ``(B,)``: row b
+            has its tokens at ``begin[b] : begin[b] + len(texts[b])``.
+        """
+        batch = self.batch(texts)
+        return self.run(batch, BoundPlan(self.plan, batch.real_BT) if self.sends_plan else None), batch.begin
+
+    def batch(self, texts: Sequence[Tokens]) -> "Batch":
+        """Put texts into one tensor, padded on the tokenizer's side."""
+        lengths = [len(text) for text in texts]
+        longest = max(lengths)
+        left = self.tokenizer.padding_side == "left"
+        pad = self.tokenizer.pad_token_id or 0
+        ids = torch.full((len(texts), longest), pad, dtype=torch.long)
+        begin = torch.zeros(len(texts), dtype=torch.long)
+        for row, text in enumerate(texts):
+            begin[row] = longest - lengths[row] if left else 0
+            ids[row, begin[row] : begin[row] + lengths[row]] = torch.tensor(text.ids)
+        inputs = {"input_ids": ids.to(self.device)}
+        real_BT: Tensor | None = None
+        if min(lengths) < longest:
+            place_T = torch.arange(longest)
+            end = begin + torch.tensor(lengths)
+            real_BT = ((place_T >= begin[:, None]) & (place_T < end[:, None])).to(self.device)
+            if left or not self.sends_plan:
+                inputs["attention_mask"] = real_BT.long()
+            if left and takes_positions(self.model):
+                inputs["position_ids"] = (real_BT.long().cumsum(1) - 1).clamp(min=0)
+        return Batch(inputs, real_BT, begin.to(self.device))
+
+    @torch.no_grad()
+    def run(self, batch: "Batch", plan: BoundPlan | None) -> Tensor:
+        """Return the last hidden states of a batch under a plan; None sends none."""
+        extra = {} if plan is None else {"attention_plan": plan}
+        cast = (
+            torch.autocast(self.device.type, dtype=self.autocast, cache_enabled=False)
+            if self.autocast is not None
+            else nullcontext()
+        )
+        with active_adapter(self.adapter), cast:
+            if is_encoder_decoder(self.model):
+                output = encoder_of(self.model)(**batch.inputs)
+            else:
+                output = self.model.base_model(**batch.inputs, use_cache=False, **extra)
+        if plan is not None:
+            plan.check_all_asked(self.model.config.model_type)
+        hidden_BTD: Tensor = output.last_hidden_state
+        return hidden_BTD
+
+
+def hidden_states(model: PreTrainedModel, input_ids_BT: Tensor, real_BT: Tensor, plan: ResolvedPlan | None) -> Tensor:
+    """Return last hidden states ``(B, T, D)`` of texts that are padded on the right, with their gradients.
+
+    Args:
+        model: the model; of one with an encoder of its own that encoder reads.
+        input_ids_BT: tokens.
+        real_BT: True for tokens.
+        plan: the attention plan; None sends none: plain causal attention, to which padding on the right is nothing, or
+            the encoder's own.
+    """
+    if is_encoder_decoder(model):
+        states_BTD: Tensor = encoder_of(model)(input_ids=input_ids_BT, attention_mask=real_BT.long()).last_hidden_state
+        return states_BTD
+    extra = {} if plan is None else {"attention_plan": BoundPlan(plan, real_BT)}
+    own_BTD: Tensor = model.base_model(input_ids=input_ids_BT, use_cache=False, **extra).last_hidden_state
+    return own_BTD
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Texts as one tensor.
+
+    Attributes:
+        inputs: what the model is called with.
+        real_BT: True for tokens, False for padding; None without padding.
+        begin: where each text begins ``(B,)``.
+    """
+
+    inputs: dict[str, Tensor]
+    real_BT: Tensor | None
+    begin: Tensor
+
+
+def encode(
+    runtime: EncoderRuntime,
+    texts: Sequence[Tokens | None],
+    *,
+    batch_tokens: int | None = None,
+    show: bool | None = None,
+) -> np.ndarray:
+    """Encode texts into vectors, not normalised.
+
+    Args:
+        runtime: the model and how it is read.
+        texts: token ids; None gives a zero vector.
+        batch_tokens: tokens a batch, padding included; None chooses by device.
+        show: whether to show progress; None only on a terminal.
+
+    Returns:
+        ``(n, D)`` float32 in the order of ``texts``.
+    """
+    vectors = np.zeros((len(texts), runtime.width), dtype=np.float32)
+
+    def keep(rows: list[int], batch: list[Tokens], hidden_BTD: Tensor, begin: Tensor) -> None:
+        vectors[rows] = pooled(runtime, batch, hidden_BTD, begin)
+
+    in_batches(runtime, texts, runtime.states, keep, batch_tokens=batch_tokens, show=show)
+    return vectors
+
+
+def encode_tokens(
+    runtime: EncoderRuntime,
+    texts: Sequence[Tokens | None],
+    *,
+    batch_tokens: int | None = None,
+    show: bool | None = None,
+) -> list[np.ndarray]:
+    """Return the state of every token of each text, special tokens included, prompt and padding left out.
+
+    Returns:
+        One ``(n_tokens, D)`` float32 array a text, in their order; None gives an array without rows.
+    """
+    states = [np.zeros((0, runtime.state_width), dtype=np.float32) for _ in texts]
+
+    def keep(rows: list[int], batch: list[Tokens], hidden_BTD: Tensor, begin: Tensor) -> None:
+        for row, own in zip(rows, token_states(batch, hidden_BTD, begin), strict=True):
+            states[row] = own
+
+    in_batches(runtime, texts, runtime.states, keep, batch_tokens=batch_tokens, show=show)
+    return states
+
+
+@torch.no_grad()
+def pooled(runtime: EncoderRuntime, batch: Sequence[Tokens], hidden_BTD: Tensor, begin: Tensor) -> np.ndarray:
+    """Return the vectors ``(B, D)`` of a batch, float32."""
+    first = begin + torch.tensor([runtime.pool_from(text) for text in batch], device=begin.device)
+    end = begin + torch.tensor([len(text) for text in batch], device=begin.device)
+    place_T = torch.arange(hidden_BTD.shape[1], device=begin.device)
+    pooled_BT = (place_T >= first[:, None]) & (place_T < end[:, None])
+    vectors_BD = pool(hidden_BTD, pooled_BT, runtime.config.pooling)
+    return np.asarray((vectors_BD if runtime.head is None else runtime.head(vectors_BD)).cpu().numpy())
+
+
+def token_states(batch: Sequence[Tokens], hidden_BTD: Tensor, begin: Tensor) -> Iterator[np.ndarray]:
+    """Yield the states ``(n_tokens, D)`` of each text of a batch, float32, prompt and padding left out."""
+    for text, hidden_TD, start in zip(batch, hidden_BTD, begin.tolist(), strict=True):
+        own_TD = hidden_TD[start : start + len(text)]
+        yield torch.cat([own_TD[: text.specials_before], own_TD[text.text_from :]]).float().cpu().numpy()
+
+
+# What runs a batch: last hidden states, and where each text begins.
+States = Callable[[Sequence[Tokens]], tuple[Tensor, Tensor]]
+
+
+def in_batches(
+    runtime: EncoderRuntime,
+    texts: Sequence[Tokens | None],
+    states: States,
+    keep: Callable[[list[int], list[Tokens], Tensor, Tensor], None],
+    *,
+    batch_tokens: int | None = None,
+    show: bool | None = None,
+    label: str = "encoding",
+) -> None:
+    """Run texts in batches of like length, halving those that do not fit the memory.
+
+    Args:
+        runtime: says how large a batch may be.
+        texts: token ids; None is passed over.
+        states: runs a batch.
+        keep: called with the batch's places in ``texts``, its texts, and what ``states`` returned.
+        batch_tokens: tokens a batch, padding included; None chooses by device.
+        show: whether to show progress; None only on a terminal.
+        label: what the progress bar calls it.
+
+    Raises:
+        ResourceError: a single text does not fit the memory.
+    """
+    if batch_tokens is not None and whole_number("batch_tokens", batch_tokens) < 1:
+        raise ConfigError(f"batch_tokens={batch_tokens} leaves no room for a text")
+    present = [(index, text) for index, text in enumerate(texts) if text is not None]
+    budget = batch_tokens or default_batch_tokens(runtime.device.type, runtime.state_width)
+    batches = token_batches([len(text) for _, text in present], budget)
+    with progress(len(present), label, show=show) as advance:
+        for batch in batches:
+            items = [present[place] for place in batch]
+            for rows, texts_, hidden_BTD, begin in _halving(states, items):
+                keep(rows, texts_, hidden_BTD, begin)
+            advance(len(batch))
+
+
+def _halving(
+    states: States, items: list[tuple[int, Tokens]]
+) -> Iterator[tuple[list[int], list[Tokens], Tensor, Tensor]]:
+    """Run a batch; when memory runs out, run its two halves instead."""
+    rows, texts = [index for index, _ in items], [text for _, text in items]
+    try:
+        hidden_BTD, begin = states(texts)
+    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+        if not _is_out_of_memory(error):
+            raise
+        if len(items) == 1:
+            raise ResourceError(
+                f"out of memory on a single text of {len(texts[0])} tokens; set a smaller max_length"
+            ) from error
+    else:
+        yield rows, texts, hidden_BTD, begin
+        return
+    # Outside the except block: the error's traceback holds the tensors of the failed pass.
+    if "torch.cuda" in sys.modules and torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    half = len(items) // 2
+    yield from _halving(states, items[:half])
+    yield from _halving(states, items[half:])
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    return any(words in str(error) for words in ("not enough memory", "can't allocate memory", "out of memory"))
+
+
+def takes_positions(model: PreTrainedModel) -> bool:
+    """Tell whether a model can be told where in its text each token stands."""
+    return "position_ids" in inspect.signature(model.base_model.forward).parameters

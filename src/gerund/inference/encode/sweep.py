@@ -1,0 +1,94 @@
+"""Encoding the same texts under many plans at once, with shared layers run once.
+
+Knows: runtimes, batches, pooling. Does not know: what the vectors are for.
+"""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from torch import Tensor
+
+from gerund.attention.sweep import Sweep
+from gerund.errors import ConfigError
+from gerund.inference.encode.runtime import EncoderRuntime, default_batch_tokens, in_batches, pooled, token_states
+from gerund.inference.tokens import Tokens
+
+# Numbers in the states of all plans of a batch: 256 MB in float32 on a CPU, 2 GB on a GPU.
+_CPU_NUMBERS = 1 << 26
+_GPU_NUMBERS = 1 << 29
+
+
+def encode_each(
+    runtimes: Sequence[EncoderRuntime], texts: Sequence[Tokens | None], *, show: bool | None = None
+) -> np.ndarray:
+    """Encode texts under every runtime's plan and pooling, not normalised.
+
+    The runtimes share model, tokenizer, prompt and length; their plans and poolings differ.
+
+    Args:
+        runtimes: one a plan.
+        texts: token ids; None gives zero vectors.
+        show: whether to show progress; None only on a terminal.
+
+    Returns:
+        ``(len(runtimes), n, D)`` float32: what ``encoding.encode`` gives for each runtime.
+
+    Raises:
+        ConfigError: the runtimes do not share a model, or a plan reads another text (``echo``, ``hybrid``).
+    """
+    vectors = np.zeros((len(runtimes), len(texts), runtimes[0].width), dtype=np.float32)
+
+    def keep(place: int, rows: list[int], batch: list[Tokens], hidden_BTD: Tensor, begin: Tensor) -> None:
+        vectors[place, rows] = pooled(runtimes[place], batch, hidden_BTD, begin)
+
+    _sweep(runtimes, texts, keep, show)
+    return vectors
+
+
+def encode_tokens_each(
+    runtimes: Sequence[EncoderRuntime],
+    texts: Sequence[Tokens | None],
+    keep: Callable[[int, int, np.ndarray], None],
+    *,
+    show: bool | None = None,
+) -> None:
+    """Hand over the token states of every text under every runtime's plan.
+
+    Args:
+        runtimes: one a plan; see ``encode_each``.
+        texts: token ids; None is passed over.
+        keep: called with the index of the reader, that of the text, and its states ``(n_tokens, D)`` float32 as
+            ``encoding.encode_tokens`` gives them.
+        show: whether to show progress; None only on a terminal.
+    """
+
+    def keep_batch(place: int, rows: list[int], batch: list[Tokens], hidden_BTD: Tensor, begin: Tensor) -> None:
+        for row, states in zip(rows, token_states(batch, hidden_BTD, begin), strict=True):
+            keep(place, row, states)
+
+    _sweep(runtimes, texts, keep_batch, show)
+
+
+def _sweep(
+    runtimes: Sequence[EncoderRuntime],
+    texts: Sequence[Tokens | None],
+    keep: Callable[[int, list[int], list[Tokens], Tensor, Tensor], None],
+    show: bool | None,
+) -> None:
+    first = runtimes[0]
+    if any(runtime.model is not first.model for runtime in runtimes):
+        raise ConfigError("a sweep compares ways to read one model, not several models")
+    plans = [runtime.plan for runtime in runtimes]
+
+    def states(batch: Sequence[Tokens]) -> tuple[Tensor, Tensor]:
+        inputs = first.batch(batch)
+        return first.run(inputs, Sweep(plans, inputs.real_BT).bound), inputs.begin
+
+    def keep_each(rows: list[int], batch: list[Tokens], hidden_PBTD: Tensor, begin: Tensor) -> None:
+        for place, hidden_BTD in enumerate(hidden_PBTD.split(len(batch))):
+            keep(place, rows, batch, hidden_BTD, begin)
+
+    on_cpu = first.device.type == "cpu"
+    room = (_CPU_NUMBERS if on_cpu else _GPU_NUMBERS) // (len(plans) * first.width)
+    budget = max(128, min(default_batch_tokens(first.device.type, first.width), room))
+    in_batches(first, texts, states, keep_each, batch_tokens=budget, show=show)

@@ -1,0 +1,1 @@
+"""Text behind a prompt: sampling, streaming, re-ranking while it is written."""

@@ -1,0 +1,76 @@
+"""Continuations about as long as given ones: what generated texts are compared with people's by.
+
+Knows: generation, lengths in tokens. Does not know: sentences, what the texts are for.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from gerund.config import Sampling
+from gerund.errors import ConfigError
+from gerund.inference.generate.generation import generate
+from gerund.inference.tokens import context_length, keep_end
+
+
+def continuations_of_length(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prefixes: Sequence[str],
+    examples: Sequence[str],
+    sampling: Sampling,
+    *,
+    batch_size: int,
+    key: Sequence[int],
+) -> list[str]:
+    """Return a continuation of each prefix: as many tokens as its example, and some more for a sentence to end.
+
+    Args:
+        model: the language model.
+        tokenizer: its tokenizer.
+        prefixes: any texts; of one that leaves no room in the model's context the end is continued.
+        examples: for each prefix a text of the length that is wanted.
+        sampling: how tokens are drawn; its seed is not read.
+        batch_size: prefixes in one pass, those with examples of like length together.
+        key: the seed of all draws.
+
+    Raises:
+        ConfigError: the context has no room for a prefix beside such an example.
+    """
+    lengths = [len(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in examples]
+    order = sorted(range(len(lengths)), key=lambda place: lengths[place])
+    texts = [""] * len(lengths)
+    for start in range(0, len(order), batch_size):
+        rows = order[start : start + batch_size]
+        seed = int(np.random.SeedSequence([*key, start]).generate_state(1)[0])
+        room = max(lengths[row] for row in rows) * 5 // 4 + 8
+        found = generate(
+            model,
+            tokenizer,
+            [fitting(model, tokenizer, prefixes[row], room) for row in rows],
+            max_new_tokens=room,
+            sampling=replace(sampling, seed=seed),
+            batch_size=batch_size,
+        )
+        for row, one in zip(rows, found, strict=True):
+            texts[row] = one.text
+    return texts
+
+
+def fitting(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prefix: str, room: int) -> str:
+    """Return as much of a prefix's end as leaves ``room`` tokens in the model's context.
+
+    Raises:
+        ConfigError: the context has no room for anything else.
+    """
+    limit = context_length(model.config, tokenizer)
+    if limit is None:
+        return prefix
+    if limit <= room + 1:
+        raise ConfigError(f"{room} new tokens leave no prefix in a context of {limit}; choose shorter continuations")
+    specials = len(tokenizer(prefix, verbose=False)["input_ids"]) - len(
+        tokenizer(prefix, add_special_tokens=False, verbose=False)["input_ids"]
+    )
+    return keep_end(tokenizer, prefix, limit - room - specials)

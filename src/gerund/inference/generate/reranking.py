@@ -1,0 +1,395 @@
+"""Writing guided by a score: draw several continuations, keep those that score best, write on from them.
+
+RankGen, section 2.3 and Figure 5. A prompt is read once; all its continuations share what was read, and a
+continuation that is kept is written on from its own cached states, so the time grows with the new tokens alone.
+
+Knows: models, draws, a function that scores texts. Does not know: what a score means.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from gerund.config import Rerank, Sampling
+from gerund.errors import ConfigError, ModelError
+from gerund.inference.generate.branch_pass import BranchPass, can_branch
+from gerund.inference.generate.generation import (
+    continuation_text,
+    demand_room,
+    end_ids,
+    prompt_ids,
+    room_after,
+    row_seed,
+)
+from gerund.inference.generate.sampling import chosen_tokens, filters_of, generator_for
+from gerund.inference.infill.span_pass import Context, SpanPass
+from gerund.inference.likelihood.tokens import causal_runtime
+from gerund.inference.tokens import context_length
+from gerund.types import Candidate, Ranked
+
+# Rows that are written at once; the continuations of one prompt always stay together.
+_ROWS_AT_ONCE = 64
+
+# From so many continuations on, one copy of what was read of their prompt is faster than one for each.
+_WORTH_SHARING = 4
+
+# Continuations that are written at once where they are ranked only when they are finished; with the default samples
+# there are far fewer. What is kept of a finished one is its tokens alone, so any number of them fits.
+_PART = 256
+
+# Stands where a continuation that is finished had its random numbers, which are 5 kB.
+_SPENT = torch.Generator()
+
+# Scores the continuations of some of the prompts: their numbers, and the texts so far of each.
+Judge = Callable[[Sequence[int], Sequence[Sequence[str]]], Sequence[Sequence[float]]]
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """A continuation so far.
+
+    Attributes:
+        tokens: its tokens, without an end token.
+        logprob: the sum of their log-probabilities under the untouched model, that of the end token included.
+        ended: whether the model ended it.
+        full: whether there is room for more.
+        draw: the state of the random numbers that it goes on with, if it does.
+        text: its text, once it was scored.
+        score: what the scorer gave it.
+    """
+
+    tokens: tuple[int, ...]
+    logprob: float
+    ended: bool
+    full: bool
+    draw: torch.Generator
+    text: str = ""
+    score: float = 0.0
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether it can be written on."""
+        return not (self.ended or self.full)
+
+    def as_candidate(self) -> Candidate:
+        """Return it as a result."""
+        scored = len(self.tokens) + self.ended
+        mean = self.logprob / scored if scored else 0.0
+        return Candidate(self.text, list(self.tokens), mean, self.ended, self.score)
+
+
+# What is written on in a round: the place of its prompt, what it is so far, its row of the cache, the key of its draws.
+_Start = tuple[int, Hypothesis, int, tuple[int, int, int, int]]
+
+
+@dataclass
+class _Prompt:
+    """A prompt and the search for its continuation."""
+
+    number: int
+    ids: list[int]
+    room: int
+    beams: list[Hypothesis]
+    history: list[list[Candidate]]
+
+    def result(self) -> Ranked:
+        kept = [beam.as_candidate() for beam in self.beams]
+        best = kept[0]
+        return Ranked(best.text, best.token_ids, best.score, best.finished, best.rank_score, kept, self.history)
+
+
+def search(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[str],
+    judge: Judge,
+    rerank: Rerank,
+    *,
+    max_new_tokens: int,
+    sampling: Sampling,
+) -> list[Ranked]:
+    """Continue each prompt by what scores best.
+
+    The first round draws ``samples * beams`` continuations of the prompt, every later one ``samples`` of each that
+    was kept; one that has ended competes on as it is. Equal ones count once. The first sample of a continuation
+    goes on with its random numbers, so that one beam of one sample is plain sampling. Continuations that are ranked
+    only when they are finished are written some at a time, however many there are; others all at once.
+
+    Args:
+        model: the language model, which is read causally, without an adapter.
+        tokenizer: its tokenizer.
+        prompts: any number of texts.
+        judge: scores texts so far; a blank one is not scored and comes last.
+        rerank: how many are drawn and kept, and how often.
+        max_new_tokens: how much to write at most.
+        sampling: how tokens are drawn; results depend on its seed, the number of the prompt and nothing else.
+
+    Returns:
+        One result a prompt, in their order.
+
+    Raises:
+        TextError: a prompt fills the model's context, or is empty for a model without a beginning token.
+        ConfigError: ``max_new_tokens`` is not positive, or several continuations are to be written greedily.
+        ModelError: a score is not a number.
+    """
+    results: dict[int, Ranked] = {}
+    for run in _started(model, tokenizer, prompts, judge, rerank, max_new_tokens, sampling):
+        for _ in run.rounds():
+            pass
+        results |= {prompt.number: prompt.result() for prompt in run.prompts}
+    return [results[number] for number in range(len(prompts))]
+
+
+def stream_search(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompt: str,
+    judge: Judge,
+    rerank: Rerank,
+    *,
+    max_new_tokens: int,
+    sampling: Sampling,
+) -> Iterator[str]:
+    """Continue one prompt as ``search`` does and yield its text as far as all that is kept agree on it.
+
+    Raises:
+        TextError: as in ``search``.
+        ConfigError: as in ``search``.
+        ModelError: as in ``search``.
+    """
+    [run] = _started(model, tokenizer, [prompt], judge, rerank, max_new_tokens, sampling)
+    [state] = run.prompts
+    given = ""
+    for _ in run.rounds():
+        # A replacement character at the end is a letter whose other bytes are still to come.
+        settled = _common([beam.text for beam in state.beams]).rstrip("\ufffd")
+        if len(settled) > len(given):
+            yield settled[len(given) :]
+            given = settled
+    rest = state.beams[0].text[len(given) :]
+    if rest:
+        yield rest
+
+
+def demand_choice(rerank: Rerank, sampling: Sampling) -> None:
+    """Refuse to rank what is always the same.
+
+    Raises:
+        ConfigError: several continuations are to be written greedily.
+    """
+    if sampling.is_greedy and rerank.width > 1:
+        raise ConfigError(
+            "greedy continuations of one prompt are all the same, so there is nothing to rank; "
+            "set a temperature above 0, such as 1"
+        )
+
+
+def _started(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[str],
+    judge: Judge,
+    rerank: Rerank,
+    max_new_tokens: int,
+    sampling: Sampling,
+) -> Iterator["_Search"]:
+    """Yield searches, each of a few prompts, after checking all of them."""
+    max_new_tokens = demand_room(max_new_tokens)
+    demand_choice(rerank, sampling)
+    ids = [prompt_ids(model, tokenizer, prompt, f"prompt {index}") for index, prompt in enumerate(prompts)]
+    seed = sampling.seed if sampling.seed is not None else int(torch.seed() % 2**31)
+    limit = context_length(model.config, tokenizer)
+    for group in _groups([len(own) for own in ids], rerank.width):
+        own = [
+            _Prompt(
+                number, ids[number], room_after(len(ids[number]), max_new_tokens, limit), [_nothing(seed, number)], []
+            )
+            for number in group
+        ]
+        yield _Search(model, tokenizer, own, judge, rerank, sampling, seed)
+
+
+class _Search:
+    """The rounds of a few prompts at a time."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        prompts: list[_Prompt],
+        judge: Judge,
+        rerank: Rerank,
+        sampling: Sampling,
+        seed: int,
+    ) -> None:
+        self.model, self.tokenizer = model, tokenizer
+        self.prompts, self.judge, self.rerank = prompts, judge, rerank
+        self.sampling, self.seed = sampling, seed
+        self.filters = filters_of(sampling)
+        self.ends = set(end_ids(model, tokenizer))
+        self.cache = self._read()
+
+    def _read(self) -> BranchPass | SpanPass:
+        """Return the prompts in a cache."""
+        runtime, ids = causal_runtime(self.model, self.tokenizer), [prompt.ids for prompt in self.prompts]
+        if self.rerank.width >= _WORTH_SHARING and can_branch(runtime):
+            return BranchPass(runtime, ids)
+        return SpanPass(runtime, [Context(own) for own in ids], sees_right=False)
+
+    def rounds(self) -> Iterator[None]:
+        """Write until nothing goes on, pausing after each round."""
+        # Which row of the cache a beam was written in, for each prompt in the order of its beams that go on.
+        rows = [[place] for place in range(len(self.prompts))]
+        turn = 0
+        while any(rows):
+            written, new_rows = self._round(turn, rows)
+            self._score(written)
+            rows = self._keep(written, new_rows)
+            turn += 1
+            yield
+
+    def _round(self, turn: int, rows: list[list[int]]) -> tuple[list[list[Hypothesis]], list[list[int | None]]]:
+        """Draw and write one round; return each prompt's new hypotheses and the rows of those that may go on."""
+        started: list[_Start] = []
+        for place, prompt in enumerate(self.prompts):
+            going = [beam for beam in prompt.beams if beam.goes_on]
+            count = self.rerank.samples if turn else self.rerank.width
+            for rank, (beam, row) in enumerate(zip(going, rows[place], strict=True)):
+                for sample in range(count):
+                    started.append((place, beam, row, (prompt.number, turn, rank, sample)))
+        written: list[list[Hypothesis]] = [[] for _ in self.prompts]
+        last_row: list[list[int | None]] = [[] for _ in self.prompts]
+        # What goes on after a round needs the cache that it was written in, so that it cannot be written in parts.
+        size = _PART if self.rerank.every is None else max(1, len(started))
+        for begin in range(0, len(started), size):
+            if begin:
+                self.cache = self._read()
+            self._write_part(started[begin : begin + size], written, last_row)
+        return written, last_row
+
+    def _write_part(
+        self, part: "list[_Start]", written: list[list[Hypothesis]], last_row: list[list[int | None]]
+    ) -> None:
+        """Write some hypotheses of a round, from the cache as it is."""
+        growing: list[tuple[int, int]] = []  # prompt, and number among its hypotheses
+        parents: list[int] = []
+        for place, beam, row, key in part:
+            growing.append((place, len(written[place])))
+            parents.append(row)
+            written[place].append(replace(beam, draw=self._draw_of(beam, key)))
+            last_row[place].append(None)
+        for step in range(self.rerank.every or max(prompt.room for prompt in self.prompts)):
+            if step:
+                tokens = [written[place][index].tokens[-1] for place, index in growing]
+                self.cache.advance(parents, tokens)
+                parents = list(range(len(growing)))
+            self._write(growing, parents, written)
+            going_on = [
+                (one, row)
+                for one, row in zip(growing, parents, strict=True)
+                if written[one[0]][one[1]].goes_on
+            ]  # fmt: skip
+            growing, parents = [one for one, _ in going_on], [row for _, row in going_on]
+            if not growing:
+                break
+        for (place, index), row in zip(growing, parents, strict=True):
+            last_row[place][index] = row
+
+    def _write(self, growing: list[tuple[int, int]], rows: list[int], written: list[list[Hypothesis]]) -> None:
+        """Add one token to each hypothesis."""
+        logprobs_PV = self.cache.logprobs_BV[rows]
+        scores_PV = logprobs_PV
+        for filter_ in self.filters:
+            scores_PV = filter_(None, scores_PV)
+        draws = None if self.sampling.is_greedy else [written[place][index].draw for place, index in growing]
+        token_P = chosen_tokens(scores_PV, draws)
+        own_P = logprobs_PV.gather(1, token_P[:, None])[:, 0]
+        for (place, index), token, own in zip(growing, token_P.tolist(), own_P.tolist(), strict=True):
+            before = written[place][index]
+            ended = token in self.ends
+            tokens = before.tokens if ended else (*before.tokens, token)
+            full = not ended and len(tokens) >= self.prompts[place].room
+            draw, logprob = _SPENT if ended or full else before.draw, before.logprob + own
+            written[place][index] = Hypothesis(tokens, logprob, ended, full, draw)
+
+    def _score(self, written: list[list[Hypothesis]]) -> None:
+        """Give the new hypotheses their texts and scores, in place."""
+        texts = [
+            [continuation_text(self.tokenizer, prompt.ids, list(one.tokens)) for one in own]
+            for prompt, own in zip(self.prompts, written, strict=True)
+        ]
+        # Equal texts are scored once, blank ones not at all.
+        asked = [list(dict.fromkeys(text for text in own if text.strip())) for own in texts]
+        places = [place for place, own in enumerate(asked) if own]
+        scores = self.judge([self.prompts[place].number for place in places], [asked[place] for place in places])
+        known: dict[tuple[int, str], float] = {
+            (place, text): float(score)
+            for place, own in zip(places, scores, strict=True)
+            for text, score in zip(asked[place], own, strict=True)
+        }
+        if any(math.isnan(score) for score in known.values()):
+            raise ModelError("the scorer gave a score that is not a number")
+        for place, own in enumerate(texts):
+            for index, text in enumerate(own):
+                score = known.get((place, text), float("-inf"))
+                written[place][index] = replace(written[place][index], text=text, score=score)
+
+    def _keep(self, written: list[list[Hypothesis]], rows: list[list[int | None]]) -> list[list[int]]:
+        """Choose the beams of each prompt and carry those that go on over into the cache; return their rows."""
+        kept_rows: list[int] = []
+        last: list[int] = []
+        found: list[list[int]] = []
+        for prompt, own, own_rows in zip(self.prompts, written, rows, strict=True):
+            if not own:  # nothing went on: its beams stay as they are
+                found.append([])
+                continue
+            ended = [(beam, None) for beam in prompt.beams if not beam.goes_on]
+            unique: dict[tuple[tuple[int, ...], bool], tuple[Hypothesis, int | None]] = {}
+            for one, row in [*ended, *zip(own, own_rows, strict=True)]:
+                unique.setdefault((one.tokens, one.ended), (one, row))
+            ranked = sorted(unique.values(), key=lambda pair: -pair[0].score)
+            prompt.history.append([one.as_candidate() for one, _ in ranked])
+            best = ranked[: self.rerank.beams]
+            prompt.beams = [one for one, _ in best]
+            going = [(one, row) for one, row in best if row is not None]
+            found.append(list(range(len(kept_rows), len(kept_rows) + len(going))))
+            kept_rows += [row for _, row in going]
+            last += [one.tokens[-1] for one, _ in going]
+        if kept_rows:
+            self.cache.advance(kept_rows, last)
+        return found
+
+    def _draw_of(self, beam: Hypothesis, key: tuple[int, int, int, int]) -> torch.Generator:
+        """Return the random numbers of a sample: of the first one those of the beam itself."""
+        if key[-1]:
+            return generator_for(self.seed, *key)
+        own = torch.Generator()
+        own.set_state(beam.draw.get_state())
+        return own
+
+
+def _common(texts: Sequence[str]) -> str:
+    """Return what all texts begin with.
+
+    >>> _common(["He left.", "He lied.", "He l"])
+    'He l'
+    """
+    first, last = min(texts), max(texts)  # all others stand between these two
+    same = next((at for at, (one, two) in enumerate(zip(first, last, strict=False)) if one != two), len(first))
+    return first[:same]
+
+
+def _nothing(seed: int, number: int) -> Hypothesis:
+    """Return the empty continuation of a prompt, with the random numbers of plain generation."""
+    return Hypothesis((), 0.0, False, False, torch.Generator().manual_seed(row_seed(seed, number)))
+
+
+def _groups(lengths: Sequence[int], width: int) -> Iterator[list[int]]:
+    """Yield the numbers of prompts that are continued together, those of like length."""
+    order = sorted(range(len(lengths)), key=lambda number: lengths[number])
+    size = max(1, _ROWS_AT_ONCE // width)
+    for start in range(0, len(order), size):
+        yield order[start : start + size]

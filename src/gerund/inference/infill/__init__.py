@@ -1,0 +1,1 @@
+"""Gaps of a text, filled from both sides."""

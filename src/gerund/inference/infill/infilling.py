@@ -1,0 +1,352 @@
+"""Infilling: one or several gaps of a text are filled, seeing both sides (MAGNET, sections 3.1, 3.2.3 and 4.3).
+
+A model cannot know beforehand how long a gap is, and where the right side stands depends on it. So a gap is filled
+once for every candidate length, and the filling is kept after which the text goes on most naturally.
+
+Knows: gaps, candidate lengths, which filling is best. Does not know: masks, caches, how tokens are chosen.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from statistics import median_low
+from typing import Any, Literal, get_args
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from gerund.attention.interface import attach
+from gerund.config import Sampling, sampling_or
+from gerund.errors import ConfigError, TextError, unknown_name
+from gerund.inference.encode.runtime import EncoderRuntime
+from gerund.inference.generate.generation import continuation_text, end_ids, prompt_ids
+from gerund.inference.infill.blanks import BlankedText, growing_ids, ids_inside
+from gerund.inference.infill.span_pass import Context
+from gerund.inference.infill.span_search import Path, beamed, drawn, write
+from gerund.inference.likelihood.spans import proved_hybrid
+from gerund.inference.likelihood.tokens import causal_runtime, sequence_logprobs
+from gerund.types import Infill
+
+Method = Literal["infill", "left-only", "blank", "contextual", "prefix-suffix", "line-by-line"]
+METHODS: tuple[str, ...] = get_args(Method)
+_WRITTEN_HERE = ("infill", "left-only")
+
+BLANK = "[blank]"
+# MAGNET, appendix F: long gaps are better filled 32 tokens at a time.
+CHUNK = 32
+# Tokens behind a gap that are scored with its filling.
+FOLLOWING = 16
+_SPREAD = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+
+
+@dataclass(frozen=True)
+class Search:
+    """How fillings are looked for.
+
+    Attributes:
+        lengths: candidate lengths of a gap in tokens, ascending.
+        sampling: how tokens are drawn.
+        beams: how many spans of each length are followed at a time; 1 for none.
+        samples: how many spans of each length are drawn.
+        sees_right: False to read the left side only, causally.
+        chunk: how many tokens are written before they become context.
+    """
+
+    lengths: Sequence[int]
+    sampling: Sampling
+    beams: int = 1
+    samples: int = 1
+    sees_right: bool = True
+    chunk: int = CHUNK
+
+
+def infill(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    text: str,
+    *,
+    blank: str = BLANK,
+    max_tokens: int = 32,
+    lengths: int | Sequence[int] | None = None,
+    sampling: Sampling | None = None,
+    beams: int = 1,
+    samples: int = 1,
+    method: str = "infill",
+    shots: int = 0,
+    adapter: str | None = None,
+) -> Infill:
+    """Fill the gaps of a text; see ``LanguageModel.infill``.
+
+    Args:
+        model: the language model.
+        tokenizer: its tokenizer, a fast one.
+        text: the text, with ``blank`` where something is missing.
+        blank: what marks a gap.
+        max_tokens: the longest length that is tried when ``lengths`` is None.
+        lengths: the lengths that are tried.
+        sampling: how tokens are drawn.
+        beams: how many spans of each length are followed at a time.
+        samples: how many spans of each length are drawn.
+        method: one of ``METHODS``.
+        shots: solved examples in the prompt of a prompting method.
+        adapter: the name of the one that is awake while both sides are seen.
+
+    Raises:
+        TextError: the text cannot be filled, or is too long.
+        ConfigError: a setting is impossible, or of no use to the method.
+        UnsupportedModelError: the hybrid mask does not reach every layer.
+    """
+    sampling = sampling_or(sampling)
+    text_ = BlankedText.of(text, blank)
+    search = planned(method, lengths, max_tokens, sampling, beams=beams, samples=samples, shots=shots)
+    if method not in _WRITTEN_HERE:
+        prompting = {"method": method, "shots": shots, "max_tokens": max_tokens, "sampling": sampling}
+        return _prompted(model, tokenizer, text.split(blank), text_, prompting)
+    return fill(model, tokenizer, text_, search, strict=lengths is not None, adapter=adapter)
+
+
+def fill(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    text: BlankedText,
+    search: Search,
+    *,
+    strict: bool = True,
+    adapter: str | None = None,
+) -> Infill:
+    """Fill the gaps from left to right.
+
+    Each gap is filled with what stands on its left, earlier fillings included, and all pieces on its right as
+    context. Later gaps are still empty: nothing is shown of them, but the pieces behind them stand where they would
+    if every later gap had the middle one of the candidate lengths, as in MAGNET's training, where a span is hidden
+    from other spans and keeps its room.
+
+    Args:
+        model: the language model.
+        tokenizer: its tokenizer.
+        text: the text.
+        search: how fillings are looked for.
+        strict: whether every candidate length has to fit the model's context, rather than one.
+        adapter: the name of the one that is awake while both sides are seen.
+    """
+    runtime = causal_runtime(model, tokenizer)
+    left = prompt_ids(model, tokenizer, text.pieces[0], "the text before the first gap")
+    pieces = text.ids(tokenizer)
+    total = len(left) + sum(len(piece) for piece in pieces)
+    lengths = _that_fit(search.lengths, total, text.gaps, runtime.max_length, strict)
+    search = replace(search, lengths=lengths)
+    if search.sees_right:
+        proved_hybrid(runtime)
+        runtime = replace(runtime, adapter=adapter)
+    else:
+        attach(model)
+    spans: list[str] = []
+    paths: list[Path] = []
+    scores: list[float] = []
+    for gap in range(text.gaps):
+        not_first = growing_ids(tokenizer) if text.word_before(gap) else []
+        path, score = _best(runtime, left, pieces[gap:], search, gap, not_first)
+        span = continuation_text(tokenizer, left, list(path.tokens))
+        spans.append(text.trimmed(gap, span))
+        paths.append(path)
+        scores.append(score)
+        left = [*left, *path.tokens, *pieces[gap]]
+    return Infill(
+        text.joined(spans), spans, [list(path.tokens) for path in paths], scores, [path.length for path in paths]
+    )
+
+
+def planned(
+    method: str,
+    lengths: int | Sequence[int] | None,
+    max_tokens: int,
+    sampling: Sampling,
+    *,
+    beams: int = 1,
+    samples: int = 1,
+    shots: int = 0,
+) -> Search:
+    """Return how fillings are looked for; the arguments are those of ``infill``.
+
+    Raises:
+        ConfigError: a setting is impossible, or of no use to the method.
+    """
+    if method not in METHODS:
+        raise unknown_name("way to infill", method, METHODS)
+    search = Search(candidate_lengths(lengths, max_tokens), sampling, beams, samples, sees_right=method == "infill")
+    _check_search(search)
+    if method in _WRITTEN_HERE:
+        if shots != 0:
+            raise ConfigError(f"shots={shots} belongs to the methods that prompt, not to {method!r}")
+        return search
+    if lengths is not None or beams != 1 or samples != 1:
+        raise ConfigError(f"the method {method!r} writes until it stops: it takes no lengths, beams or samples")
+    from gerund.inference.infill.prompts import check_prompting
+
+    check_prompting(method, shots, max_tokens)
+    return search
+
+
+def candidate_lengths(lengths: int | Sequence[int] | None, max_tokens: int) -> list[int]:
+    """Return the lengths of a gap that are tried, ascending.
+
+    Raises:
+        ConfigError: one of them is not a positive whole number, or there is none.
+
+    >>> candidate_lengths(None, 10), candidate_lengths([5, 3, 5], 1), candidate_lengths(40, 1)
+    ([1, 2, 3, 4, 6, 8, 10], [3, 5], [40])
+    """
+    _check_count("max_tokens", max_tokens)
+    if lengths is None:
+        return [*(length for length in _SPREAD if length < max_tokens), max_tokens]
+    given: list[Any] = [lengths] if isinstance(lengths, int) else list(lengths) if _is_listed(lengths) else []
+    if not given:
+        raise ConfigError(f"lengths are one or several whole numbers, not {lengths!r}")
+    for length in given:
+        _check_count("a length", length)
+    return sorted(set(given))
+
+
+def _best(
+    runtime: EncoderRuntime,
+    left: Sequence[int],
+    pieces: Sequence[Sequence[int]],
+    search: Search,
+    gap: int,
+    not_first: Sequence[int],
+) -> tuple[Path, float]:
+    """Return the best filling of a gap between ``left`` and ``pieces``, and its score.
+
+    Of each length the filling with the highest score is kept. Which length is best, the text behind the gap tells: the
+    tokens of a long span are easy to predict one after the other, so a mean with them in it would nearly always take
+    the longest.
+    """
+    room = median_low(search.lengths)
+    right = [token for piece in pieces for token in piece] if search.sees_right else []
+    offset = _offsets(pieces, room)
+
+    def context(length: int, begun: tuple[int, ...]) -> Context:
+        behind = [len(left) + length + at for at in offset] if search.sees_right else []
+        return Context([*left, *begun], right, behind)
+
+    banned = banned_ids(runtime.model, runtime.tokenizer)
+    if search.beams > 1:
+        choose = beamed(search.beams, banned, not_first=not_first)
+    else:
+        choose = drawn(search.sampling, banned, gap, not_first=not_first)
+    paths = [Path(length, sample) for length in search.lengths for sample in range(search.samples)]
+    written = write(
+        runtime,
+        context,
+        paths,
+        choose,
+        sees_right=search.sees_right,
+        # Read causally, a span is its own left context anyway.
+        chunk=search.chunk if search.sees_right else max(search.lengths),
+        rows_each=search.beams,
+    )
+    following = pieces[0][:FOLLOWING]
+    behind = _behind(runtime, left, [path.tokens for path in written], following)
+    scores = [
+        (path.logprob + after) / max(1, len(path.tokens) + len(following))
+        for path, after in zip(written, behind, strict=True)
+    ]
+    best_of: dict[int, int] = {}
+    for index, path in enumerate(written):
+        if path.length not in best_of or scores[index] > scores[best_of[path.length]]:
+            best_of[path.length] = index
+    decides = behind if following else scores
+    best = max(best_of.values(), key=decides.__getitem__)
+    return written[best], scores[best]
+
+
+def _behind(
+    runtime: EncoderRuntime, left: Sequence[int], spans: Sequence[Sequence[int]], following: Sequence[int]
+) -> list[float]:
+    """Return how well ``following`` follows the left side and each span: its log-probability under the causal model."""
+    if not following:
+        return [0.0] * len(spans)
+    sequences = [([*left, *tokens, *following], len(left) + len(tokens)) for tokens in spans]
+    behind = sequence_logprobs(runtime.model, runtime.tokenizer, sequences, show=False)
+    return [float(logprobs.sum(dtype="float64")) for logprobs in behind]
+
+
+def _offsets(pieces: Sequence[Sequence[int]], room: int) -> list[int]:
+    """Return where the tokens of pieces stand when every gap between two of them has ``room`` tokens.
+
+    >>> _offsets([[7, 7], [8], [9]], 5)
+    [0, 1, 7, 13]
+    """
+    starts = accumulate((len(piece) + room for piece in pieces), initial=0)
+    return [start + place for start, piece in zip(starts, pieces, strict=False) for place in range(len(piece))]
+
+
+def banned_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Return the tokens that no span may have: special ones, those that end a text, and those without a text."""
+    special = {index for index, token in tokenizer.added_tokens_decoder.items() if token.special}
+    vocabulary = model.get_output_embeddings().weight.shape[0]
+    unused = range(len(tokenizer), vocabulary)
+    return sorted({*tokenizer.all_special_ids, *special, *end_ids(model, tokenizer), *unused})
+
+
+def _that_fit(lengths: Sequence[int], total: int, gaps: int, limit: int | None, strict: bool) -> list[int]:
+    """Return the lengths for which the text fits the model's context with every gap that long."""
+    fitting = [length for length in lengths if limit is None or total + gaps * length <= limit]
+    if not fitting or (strict and len(fitting) < len(lengths)):
+        longest = max(lengths) if strict else min(lengths)
+        what = f"a gap of {longest}" if gaps == 1 else f"{gaps} gaps of {longest}"
+        room = 0 if limit is None else (limit - total) // gaps
+        hint = f"set a length of at most {room}" if room > 0 else "shorten it"
+        raise TextError(f"the text has {total} tokens and {what} more, and the model's context ends at {limit}; {hint}")
+    return fitting
+
+
+def _prompted(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    pieces: Sequence[str],
+    text: BlankedText,
+    settings: dict[str, Any],
+) -> Infill:
+    """Fill by prompting; scored as ``left-only`` is, by the untouched causal model."""
+    from gerund.inference.infill import prompts as infill_prompts
+
+    found = infill_prompts.fill(model, tokenizer, pieces, **settings)
+    spans: list[str] = []
+    tokens: list[list[int]] = []
+    scores: list[float] = []
+    left = prompt_ids(model, tokenizer, text.pieces[0], "the text before the first gap")
+    runtime = causal_runtime(model, tokenizer)
+    for gap, (answer, following) in enumerate(zip(found, text.ids(tokenizer), strict=True)):
+        # An answer has no space of its own: it gets the one that stood before the blank.
+        span = pieces[gap][len(text.pieces[gap]) :] + answer.strip() if answer.strip() else ""
+        spans.append(text.trimmed(gap, span))
+        own = ids_inside(tokenizer, spans[-1])
+        scores.append(_causal_score(runtime, left, own, following[:FOLLOWING]))
+        tokens.append(own)
+        left = [*left, *own, *following]
+    return Infill(text.joined(spans), spans, tokens, scores, [len(own) for own in tokens])
+
+
+def _causal_score(runtime: EncoderRuntime, left: Sequence[int], span: Sequence[int], following: Sequence[int]) -> float:
+    [logprobs] = sequence_logprobs(
+        runtime.model, runtime.tokenizer, [([*left, *span, *following], len(left))], show=False
+    )
+    return float(logprobs.mean(dtype="float64")) if len(logprobs) else 0.0
+
+
+def _check_search(search: Search) -> None:
+    _check_count("beams", search.beams)
+    _check_count("samples", search.samples)
+    if search.beams > 1 and not search.sampling.is_greedy:
+        raise ConfigError("beams look for the most probable span and sampling draws one: give one of them")
+    if search.samples > 1 and search.sampling.is_greedy:
+        raise ConfigError(f"samples={search.samples} would all be the same span without a temperature above 0")
+
+
+def _check_count(name: str, value: Any) -> None:
+    if type(value) is not int or value < 1:
+        raise ConfigError(f"{name} is a whole number of at least 1, not {value!r}")
+
+
+def _is_listed(lengths: Any) -> bool:
+    return not isinstance(lengths, (str, bytes, dict)) and hasattr(lengths, "__iter__")

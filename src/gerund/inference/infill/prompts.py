@@ -1,0 +1,275 @@
+"""Infilling by asking: the untouched model is prompted for what is missing (MAGNET, appendix B).
+
+The paper's baselines for a model that was not trained to infill. Their wording is the paper's, typos of its layout
+aside: a period that a template puts after a text is not doubled, and the prompts end where the answer begins.
+
+Knows: the prompts, what of a continuation is the answer. Does not know: how a text is marked and put together.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from gerund.config import Sampling
+from gerund.errors import ConfigError, TextError, unknown_name
+from gerund.inference.generate.generation import generate
+from gerund.inference.tokens import check_texts, check_unicode, context_length
+
+PROMPT_METHODS = ("blank", "contextual", "prefix-suffix", "line-by-line")
+
+STORIES: tuple[tuple[tuple[str, str, str, str, str], int], ...] = (
+    (
+        (
+            "Nora wanted to bake bread for the first time.",
+            "She mixed flour, water and salt and put the dough in the oven.",
+            "An hour later it was as flat and hard as a plate.",
+            "Her neighbour looked at it and asked where the yeast was.",
+            "The next loaf rose so high that it touched the top of the oven.",
+        ),
+        2,
+    ),
+    (
+        (
+            "Sam's bus was late again on Monday.",
+            "He decided to walk to school through the park.",
+            "Halfway there he met a lost dog with a red collar.",
+            "He called the number on the collar and waited with it.",
+            "The owner was so glad that she drove him the rest of the way.",
+        ),
+        1,
+    ),
+    (
+        (
+            "Our old piano had not been played for years.",
+            "Last spring my sister began to take lessons.",
+            "At first only three of the keys made a clean sound.",
+            "A tuner came and worked on it for a whole afternoon.",
+            "Now there is music in the house every evening.",
+        ),
+        3,
+    ),
+    (
+        (
+            "Ivan planted a row of tomatoes behind the shed.",
+            "Every morning something had eaten a few of the leaves.",
+            "One night he stayed up with a lamp to see who it was.",
+            "A family of snails came slowly out of the wall.",
+            "He carried them to the far end of the meadow in a bucket.",
+        ),
+        1,
+    ),
+    (
+        (
+            "Mei had saved for a ticket to the concert since winter.",
+            "On the day of the concert she left it on the kitchen table.",
+            "She only noticed when she stood at the gate.",
+            "Her brother rode across the city on his bicycle to bring it.",
+            "They listened to the last songs together from outside the fence.",
+        ),
+        2,
+    ),
+)
+"""Five stories of five sentences, and which sentence is missing in the solved example (from 0)."""
+
+_NUMBERS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
+_CLOSING = {'"': '"', "“": "”", "«": "»", "„": "“"}
+# Gaps draw anew: with one seed for all, two prompts would share their noise.
+_NEXT_SEED = 1_000_000_007
+
+
+def fill(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    pieces: Sequence[str],
+    *,
+    method: str,
+    shots: int,
+    max_tokens: int,
+    sampling: Sampling,
+) -> list[str]:
+    """Ask the model for what is missing between pieces of a text.
+
+    Gaps are filled from left to right, and each answer becomes context of the next. Later gaps are left out of the
+    context, and are shown as missing lines by ``line-by-line``.
+
+    Args:
+        model: the language model.
+        tokenizer: its tokenizer.
+        pieces: the n + 1 texts around n gaps.
+        method: one of ``PROMPT_METHODS``.
+        shots: how many solved examples precede, 0 to 5; ``contextual`` has none in the paper and takes none.
+        max_tokens: how much is written for a gap at most.
+        sampling: how tokens are drawn.
+
+    Returns:
+        One answer a gap: the first sentence of the continuation's first line, without quotes and white space
+        around it; empty when the model wrote nothing.
+
+    Raises:
+        ConfigError: an unknown method, or an impossible number.
+        TextError: there is no gap or no text, or the prompt is too long for the model's context.
+    """
+    check_prompting(method, shots, max_tokens)
+    texts = check_texts(pieces)
+    if len(texts) < 2:
+        raise TextError("there is no gap to fill: give the texts on both sides of it")
+    if not any(text.strip() for text in texts):
+        raise TextError("there is no text around the gaps")
+    answers: list[str] = []
+    before = texts[0]
+    for number in range(len(texts) - 1):
+        asked = prompt(before, texts[number + 1 :], method, shots)
+        _check_room(model, tokenizer, asked, number, method, shots, max_tokens)
+        own = sampling
+        if sampling.seed is not None:
+            own = replace(sampling, seed=sampling.seed + number * _NEXT_SEED)
+        [result] = generate(model, tokenizer, [asked], max_new_tokens=max_tokens, sampling=own, batch_size=1)
+        answers.append(answer(result.text))
+        before = _joined(before, answers[-1]) + texts[number + 1]
+    return answers
+
+
+def prompt(before: str, behind: Sequence[str], method: str, shots: int) -> str:
+    """Return what the model is asked.
+
+    Args:
+        before: what stands before the gap.
+        behind: what stands behind it, and behind each later gap.
+        method: one of ``PROMPT_METHODS``.
+        shots: how many solved examples precede.
+    """
+    ask = {
+        "blank": _blank,
+        "contextual": _contextual,
+        "prefix-suffix": _prefix_suffix,
+        "line-by-line": _line_by_line,
+    }[method]
+    solved = []
+    for sentences, missing in STORIES[:shots]:
+        example = ask(" ".join(sentences[:missing]) + " ", [" " + " ".join(sentences[missing + 1 :])])
+        solved.append(f"{example} {sentences[missing]}\n\n")
+    return "".join(solved) + ask(before, behind)
+
+
+def answer(continuation: str) -> str:
+    r"""Return the first sentence of a continuation's first line, without what surrounds it.
+
+    >>> answer(' "He ran home." It was late.')
+    'He ran home.'
+    >>> answer("Line 2: He ran home. It was late.\nLine 3: ...")
+    'He ran home.'
+    """
+    line = next((line.strip() for line in continuation.splitlines() if line.strip()), "")
+    line = re.sub(r"^Line \d+:\s*", "", line)
+    if line[:1] in _CLOSING:
+        line = line[1:].split(_CLOSING[line[0]], maxsplit=1)[0]
+    first = next(iter(_sentences(line)), "")
+    quotes = "".join({*_CLOSING, *_CLOSING.values()})
+    # A quote that was opened inside the sentence may close at its end.
+    return first if sum(first.count(quote) for quote in quotes) > 1 else first.strip(quotes).strip()
+
+
+def _blank(before: str, behind: Sequence[str]) -> str:
+    text = _flat(_joined(before, "_") + "".join(behind))
+    return (
+        f"Generate the missing line represented by _ in the given text: {_ended(text)}\n"
+        "Generate a single sentence.\n"
+        "The missing line is:"
+    )
+
+
+def _contextual(before: str, behind: Sequence[str]) -> str:
+    past, future = _flat(before), _flat("".join(behind))
+    return (
+        f'Fill in the missing sentence between "{past}" and "{future}". Generate only one sentence. '
+        "The missing sentence is:"
+    )
+
+
+def _prefix_suffix(before: str, behind: Sequence[str]) -> str:
+    past, future = _flat(before), _flat("".join(behind))
+    return (
+        "Given the prefix and the suffix, generate the middle sentence.\n"
+        f"Prefix: {_ended(past)}\n"
+        f"Suffix: {_ended(future)}\n"
+        "Generate only one sentence. Middle:"
+    )
+
+
+def _line_by_line(before: str, behind: Sequence[str]) -> str:
+    lines: list[str | None] = [*_sentences(before)]
+    number = len(lines) + 1
+    for text in behind:
+        lines += [None, *_sentences(text)]
+    shown = [f"Line {i}: {'[Missing Line]' if line is None else line}" for i, line in enumerate(lines, start=1)]
+    count = _NUMBERS[len(lines) - 1] if len(lines) <= len(_NUMBERS) else str(len(lines))
+    return "\n".join(
+        [
+            f"You have a {count}-sentence story with some missing text.",
+            "Here is the context for each line, with the missing line indicated:",
+            *shown,
+            "Please generate the missing line of the story. Please generate only the missing line and nothing else.",
+            f"The missing line is: Line {number}:",
+        ]
+    )
+
+
+def _sentences(text: str) -> list[str]:
+    """Return the sentences of a text; a line break ends one too."""
+    from sentencex import segment
+
+    lines = [line for line in text.splitlines() if line.strip()]
+    return [sentence.strip() for line in lines for sentence in segment("en", line) if sentence.strip()]
+
+
+def _joined(before: str, text: str) -> str:
+    """Put a text behind another, with a space between them where there is no white space."""
+    return before + text if not before or not text or before[-1].isspace() else f"{before} {text}"
+
+
+def _flat(text: str) -> str:
+    """Return a text as one line: line breaks divide the parts of a prompt."""
+    return " ".join(text.split())
+
+
+def _ended(text: str) -> str:
+    """Put the template's period behind a text, unless it ends with one already."""
+    return text if text.rstrip("\"'”’)").endswith((".", "!", "?", "…")) else f"{text}."
+
+
+def check_prompting(method: str, shots: int, max_tokens: int) -> None:
+    """Refuse settings that no prompt can be made with.
+
+    Raises:
+        ConfigError: an unknown method, an impossible number, or examples for a method that takes none.
+    """
+    if method not in PROMPT_METHODS:
+        raise unknown_name("prompt for infilling", method, PROMPT_METHODS)
+    if type(shots) is not int or not 0 <= shots <= len(STORIES):
+        raise ConfigError(f"shots is a whole number from 0 to {len(STORIES)}, not {shots!r}")
+    if method == "contextual" and shots:
+        raise ConfigError("the method 'contextual' takes no solved examples; give shots=0 or another method")
+    if type(max_tokens) is not int or max_tokens < 1:
+        raise ConfigError(f"max_tokens is a whole number of at least 1, not {max_tokens!r}")
+
+
+def _check_room(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    asked: str,
+    number: int,
+    method: str,
+    shots: int,
+    max_tokens: int,
+) -> None:
+    check_unicode("the text", asked)
+    limit = context_length(model.config, tokenizer)
+    length = len(tokenizer(asked, verbose=False)["input_ids"])
+    if limit is not None and length + max_tokens > limit:
+        examples = f" with {shots} solved examples" if shots else ""
+        raise TextError(
+            f"the {method} prompt{examples} for gap {number + 1} has {length} tokens and {max_tokens} more are to be "
+            f"written, and the model's context ends at {limit}; shorten the text{' or give fewer shots' * bool(shots)}"
+        )

@@ -1,0 +1,333 @@
+"""Attention maps: who really looks where, layer by layer, before and after the conversion.
+
+The probabilities come from the pass itself, as each layer computes them; recording changes no state by a bit.
+What they show is the attention sink of "Look Both Ways and No Sink" (LBW, section 3.4, Figures 3, 8 and 9).
+
+Knows: models, bound plans, token ids. Does not know: pictures, files.
+
+Shapes: T tokens; in a map ``[..., i, j]`` the query i and the key j, so that rows sum to 1. (In models with
+learned sinks, such as gpt-oss, the sink takes the rest.)
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from gerund.attention.interface import BoundPlan, Record
+from gerund.attention.plan import Direction, ResolvedPlan, View
+from gerund.attention.streams import decoder_layers
+from gerund.errors import ModelError, TextError, UnsupportedModelError
+from gerund.inference.encode.runtime import EncoderRuntime
+from gerund.inference.tokens import InputFormat, tokenize
+from gerund.models.adapters import active_adapter
+
+# Maps grow with the square of the length.
+LONGEST = 512
+
+# Of several kinds, for whoever wants to look at a model and has no text at hand.
+EXAMPLE_TEXTS = (
+    "The old man looked at the sea for a long time before he said that the boat would not come back that night.",
+    "Germany beat Brazil by seven goals to one in the semi-final, which nobody in the stadium had thought possible.",
+    "The central bank raised interest rates for the third time this year, to 4.25 per cent, in order to slow prices.",
+    "Cells divide by copying their genetic material first and then separating the two copies into new nuclei.",
+    "When she opened the letter, she found that it was written in a language that she had learnt as a child.",
+    "To install the package, open a terminal, change to the folder with the sources and run the command below.",
+    "The court decided on Tuesday that the company has to pay back the fees that it had charged since March.",
+    "Rain is expected in the north until the evening, while the south of the country will stay dry and warm.",
+)
+
+
+@dataclass(frozen=True)
+class AttentionMap:
+    """The attention of one layer in one pass.
+
+    Attributes:
+        layer: index of the layer, 0 at the bottom.
+        view: what the plan lets it see.
+        run: 0 for the layer itself; r for its r-th further run with the same weights (``inter-*``,
+            ``extra-*`` and ``extend-*`` plans).
+        weights: probabilities, float32 on the CPU: ``(heads, T, T)``, or ``(T, T)`` averaged over heads.
+        taken: ``(T - 1,)``, what each token but the last takes from all later ones, averaged over heads,
+            queries and texts.
+    """
+
+    layer: int
+    view: View
+    run: int
+    weights: Tensor
+    taken: Tensor
+
+
+def causal_plan(n_layers: int) -> ResolvedPlan:
+    """Return the plan of the untouched model."""
+    return ResolvedPlan((View(Direction.CAUSAL),) * n_layers)
+
+
+def attention_maps(
+    model: PreTrainedModel, ids: Sequence[int], plan: ResolvedPlan, *, adapter: str | None = None
+) -> list[AttentionMap]:
+    """Return every layer's attention for one text, in the order in which the layers ran.
+
+    Args:
+        model: a model attached to gerund's attention functions, in evaluation mode.
+        ids: the text's token ids, without padding.
+        plan: the plan to look through, resolved.
+        adapter: the name of the one that is awake in the pass.
+
+    Returns:
+        One map of ``(heads, T, T)`` a layer, and one more each time that a plan runs a layer again.
+
+    Raises:
+        UnsupportedModelError: the plan does not reach every layer.
+        TextError: there is no token.
+    """
+    return _recorded(model, ids, plan, adapter, lambda weights: weights)
+
+
+def mean_maps(
+    model: PreTrainedModel,
+    texts: Sequence[Sequence[int]],
+    plan: ResolvedPlan | None,
+    *,
+    size: int | None = None,
+    adapter: str | None = None,
+) -> list[AttentionMap]:
+    """Average attention over heads and texts, as in LBW's Figure 3.
+
+    Texts of different lengths are brought to one size first (see ``resample``).
+
+    Args:
+        model: as in ``attention_maps``.
+        texts: token ids of each text.
+        plan: the plan to look through, resolved; None for the untouched model where no plan reaches it (see
+            ``unplanned_maps``).
+        size: rows of the maps; None takes the texts' median length.
+        adapter: as in ``attention_maps``.
+
+    Returns:
+        One map of ``(size, size)`` a layer and run.
+
+    Raises:
+        UnsupportedModelError: the plan does not reach every layer.
+        TextError: there is no text, or an empty one.
+    """
+    if not texts:
+        raise TextError("there is no text to look at")
+    rows = size or sorted(len(ids) for ids in texts)[len(texts) // 2]
+
+    def shrink(weights: Tensor) -> Tensor:
+        return resample(weights.mean(dim=0), rows)
+
+    mean: list[AttentionMap] = []
+    for count, ids in enumerate(texts):
+        if plan is None:
+            maps = [replace(item, weights=shrink(item.weights)) for item in unplanned_maps(model, ids)]
+        else:
+            maps = _recorded(model, ids, plan, adapter, shrink)
+        mean = [_add(a, b, count) for a, b in zip(mean, maps, strict=True)] if mean else maps
+    return mean
+
+
+@torch.no_grad()
+def unplanned_maps(model: PreTrainedModel, ids: Sequence[int]) -> list[AttentionMap]:
+    """Return the untouched model's maps of one text by transformers' own means.
+
+    For architectures that no plan reaches. The model attends in eager mode meanwhile, so no other thread may
+    use it.
+
+    Args:
+        model: any causal language model, in evaluation mode.
+        ids: the text's token ids.
+
+    Returns:
+        One map of ``(heads, T, T)`` a layer.
+
+    Raises:
+        ModelError: the model does not give its attention away.
+    """
+    current = model.config._attn_implementation
+    # By the config alone: falcon cannot be switched otherwise, and in SDPA mode the attention that it gives
+    # away is not causal.
+    model.config._attn_implementation = "eager"
+    try:
+        output = model.base_model(_input_ids(model, ids), use_cache=False, output_attentions=True)
+    finally:
+        model.config._attn_implementation = current
+    found = output.attentions
+    if not found or any(item is None for item in found):
+        raise ModelError(f"this {model.config.model_type} model does not give its attention away")
+    views = causal_plan(len(found)).views
+    weights = [item[0].float().cpu() for item in found]
+    return [AttentionMap(i, views[i], 0, item, _taken(item)) for i, item in enumerate(weights)]
+
+
+def sink_share(maps: Sequence[AttentionMap], token: int = 0) -> list[float]:
+    """Return the mean attention that one token takes from all later ones, over heads and queries.
+
+    Args:
+        maps: maps of one or several texts.
+        token: which; 0 is the first real token, the usual sink.
+
+    Returns:
+        One share a map, between 0 and 1.
+
+    Raises:
+        TextError: no token comes later.
+
+    """
+    if any(len(item.taken) <= token for item in maps):
+        raise TextError(f"attention to token {token} shows in texts of at least {token + 2} tokens only")
+    return [float(item.taken[token]) for item in maps]
+
+
+def even_share(lengths: Sequence[int]) -> float:
+    """Return the first token's share if every causal token looked at all that it sees evenly.
+
+    >>> round(even_share([3]), 3)  # a half from the second token, a third from the last
+    0.417
+    """
+    shares = [sum(1 / seen for seen in range(2, length + 1)) / (length - 1) for length in lengths]
+    return sum(shares) / len(shares)
+
+
+def resample(weights: Tensor, size: int) -> Tensor:
+    """Bring a map to ``size`` rows and columns: queries are averaged, keys are added up, rows keep their sum.
+
+    The first token keeps its own row and column, so that a sink stays as strong as it is.
+
+    Args:
+        weights: ``(..., T, T)``.
+        size: the rows wanted.
+
+    Returns:
+        ``(..., size, size)``.
+
+    Raises:
+        TextError: a single token has nothing to be resampled.
+    """
+    length = weights.shape[-1]
+    if length == size:
+        return weights
+    if min(length, size) < 2:
+        raise TextError("a text of one token is too short to be averaged with longer ones")
+    cells = torch.linspace(0, 1, size, dtype=torch.float64)
+    places = torch.linspace(0, 1, length, dtype=torch.float64)
+    # How much of each token (column) lies in each cell (row), on a text of length 1.
+    overlap = torch.minimum(cells[1:, None], places[None, 1:]) - torch.maximum(cells[:-1, None], places[None, :-1])
+    overlap = overlap.clamp(min=0)
+    first = torch.ones(1, 1, dtype=torch.float64)
+    average = torch.block_diag(first, overlap * (size - 1))
+    spread = torch.block_diag(first, overlap.T * (length - 1))
+    return (average @ weights.double() @ spread).to(weights.dtype)
+
+
+def _add(mean: AttentionMap, item: AttentionMap, count: int) -> AttentionMap:
+    """Take the map of one more text into the mean of ``count`` texts."""
+    length = min(len(mean.taken), len(item.taken))
+    return replace(
+        mean,
+        weights=mean.weights + (item.weights - mean.weights) / (count + 1),
+        taken=mean.taken[:length] + (item.taken[:length] - mean.taken[:length]) / (count + 1),
+    )
+
+
+def _taken(weights: Tensor) -> Tensor:  # (heads, T, T) -> (T - 1,)
+    later = weights.mean(dim=0).tril(-1).sum(dim=0)[:-1]
+    return later / torch.arange(len(later), 0, -1)
+
+
+@torch.no_grad()
+def _recorded(
+    model: PreTrainedModel,
+    ids: Sequence[int],
+    plan: ResolvedPlan,
+    adapter: str | None,
+    keep: Callable[[Tensor], Tensor],
+) -> list[AttentionMap]:
+    maps: list[AttentionMap] = []
+    runs = [0] * len(plan.views)
+
+    def note(layer: int, twin: bool, weights_BHTT: Tensor) -> None:
+        if twin:
+            runs[layer] += 1
+        view = plan.stream.view if twin and plan.stream is not None else plan.views[layer]
+        weights = weights_BHTT[0].float().cpu()
+        maps.append(AttentionMap(layer, view, runs[layer] if twin else 0, keep(weights), _taken(weights)))
+
+    _pass(model, ids, plan, adapter, note)
+    reached = {item.layer for item in maps}
+    if len(reached) < len(decoder_layers(model)):
+        raise UnsupportedModelError(f"this {model.config.model_type} model does not give its attention away")
+    return maps
+
+
+def _pass(model: PreTrainedModel, ids: Sequence[int], plan: ResolvedPlan, adapter: str | None, note: Record) -> None:
+    bound = BoundPlan(plan, record=note)
+    inputs = _input_ids(model, ids)
+    with active_adapter(adapter):
+        model.base_model(inputs, use_cache=False, attention_plan=bound)
+    bound.check_all_asked(model.config.model_type)
+
+
+def _input_ids(model: PreTrainedModel, ids: Sequence[int]) -> Tensor:
+    if not len(ids):
+        raise TextError("there is no token to look at")
+    return torch.tensor([list(ids)], device=model.get_input_embeddings().weight.device)
+
+
+@dataclass(frozen=True)
+class AttentionInspection:
+    """Mean attention maps of some texts.
+
+    Attributes:
+        ids: the texts' token ids, as they were read.
+        before: one map a layer of the untouched model.
+        after: the same under the reader's plan, further runs of a layer included.
+        cut: how many texts were cut at the longest length.
+    """
+
+    ids: list[list[int]]
+    before: list[AttentionMap]
+    after: list[AttentionMap]
+    cut: int
+
+    @property
+    def even(self) -> float:
+        """The share of the first token if every causal token looked at all that it sees evenly."""
+        return even_share([len(item) for item in self.ids])
+
+
+def inspect_attention(runtime: EncoderRuntime, texts: Sequence[str], longest: int = LONGEST) -> AttentionInspection:
+    """Return where each layer looks on average, without the prompt.
+
+    Where no plan reaches the model it was loaded as causal, and both sides are the untouched model.
+
+    Args:
+        runtime: a model under a plan.
+        texts: one or more, none of them empty.
+        longest: tokens at which a text is cut; the model's own limit where that is shorter.
+
+    Raises:
+        TextError: a text is a single token, which has nothing to look at.
+    """
+    reading = InputFormat(append_eos=runtime.config.append_eos, repeat_text=runtime.plan.repeats_text)
+    longest = min(longest, runtime.max_length or longest)
+    found = [item.ids for item in tokenize(runtime.tokenizer, texts, reading) if item is not None]
+    short = next((text for text, ids in zip(texts, found, strict=True) if len(ids) < 2), None)
+    if short is not None:
+        raise TextError(f"the text {short!r} is a single token, which has nothing to look at")
+    ids = [item[:longest] for item in found]
+    before, after = _maps(runtime, ids)
+    return AttentionInspection(ids, before, after, sum(len(item) > longest for item in found))
+
+
+def _maps(runtime: EncoderRuntime, ids: list[list[int]]) -> tuple[list[AttentionMap], list[AttentionMap]]:
+    try:
+        before = mean_maps(runtime.model, ids, causal_plan(len(runtime.plan.views)))
+    except UnsupportedModelError:
+        before = mean_maps(runtime.model, ids, None)
+        return before, before
+    return before, mean_maps(runtime.model, ids, runtime.plan, adapter=runtime.adapter)

@@ -1,0 +1,1 @@
+"""How probable tokens and spans are."""

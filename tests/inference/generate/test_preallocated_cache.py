@@ -1,0 +1,91 @@
+"""A cache with room holds what transformers' own holds, whatever is done with its rows."""
+
+import pytest
+import torch
+from transformers import DynamicCache
+
+from gerund.inference.generate import preallocated_cache as module
+from gerund.inference.generate.preallocated_cache import roomy_cache
+from tests.tiny import tiny
+
+
+def both(rows=3):
+    caches, draw = (roomy_cache(), DynamicCache()), torch.Generator().manual_seed(0)
+
+    def append(tokens, rows=rows):
+        new = [torch.randn(rows, 2, tokens, 4, generator=draw) for _ in range(2)]
+        for layer in range(2):
+            found, expected = (cache.update(new[0] + layer, new[1], layer) for cache in caches)
+            assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+
+    return caches, append
+
+
+def same(caches):
+    for one, other in zip(*(cache.layers for cache in caches), strict=True):
+        assert torch.equal(one.keys, other.keys)
+        assert torch.equal(one.values, other.values)
+        assert one.get_seq_length() == other.get_seq_length()
+
+
+@pytest.mark.parametrize("room", [1, 3, 64])
+def test_holds_what_transformers_own_holds(monkeypatch, room):
+    monkeypatch.setattr(module, "_ROOM", room)
+    caches, append = both()
+    for tokens in (5, 1, 1, 4, 1, 1, 1):
+        append(tokens)
+    same(caches)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda cache: cache.batch_select_indices(torch.tensor([2, 0, 0])),
+        lambda cache: cache.reorder_cache(torch.tensor([1, 2, 0])),
+        lambda cache: cache.crop(-2),
+    ],
+)
+def test_rows_that_are_chosen_go_on_apart(change):
+    caches, append = both()
+    append(5)
+    append(1)
+    for cache in caches:
+        change(cache)
+    same(caches)
+    append(1)
+    append(1)
+    same(caches)
+
+
+def test_more_rows_and_none():
+    caches, append = both()
+    append(4)
+    for cache in caches:
+        cache.batch_repeat_interleave(2)
+    append(1, rows=6)
+    same(caches)
+    for cache in caches:
+        cache.reset()
+    append(2)
+    same(caches)
+
+
+def test_nothing_is_copied_for_a_token():
+    cache = roomy_cache()
+    new = torch.zeros(2, 2, 1, 4)
+    places = set()
+    for _ in range(module._ROOM):
+        keys, _ = cache.update(new, new, 0)
+        places.add(keys.data_ptr())
+    assert len(places) == 1
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2"])
+def test_a_model_writes_with_it(name):
+    model = tiny(name)
+    ids = torch.tensor([[5, 6, 7, 8], [9, 8, 7, 6]])
+    cache = roomy_cache()
+    with torch.no_grad():
+        whole = model(ids, use_cache=False).logits
+        parts = [model(ids[:, at : at + 1], past_key_values=cache, use_cache=True).logits for at in range(3)]
+    assert torch.allclose(torch.cat(parts, dim=1), whole[:, :3], atol=1e-5)

@@ -1,0 +1,206 @@
+"""A pass that is kept: the vector is encode's, and what is written is what generate writes, bit for bit."""
+
+import threading
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+import gerund
+from gerund import AttentionPlan, ConfigError, EncoderConfig, Sampling, TextError
+from gerund.inference.generate import generation
+from gerund.language_model import LanguageModel
+from tests.adapters import PEFT_WARNINGS, make_adapter
+from tests.tiny import CONFIGS, byte_tokenizer, tiny
+
+TEXT = "in another the thing"
+SAMPLED = Sampling(temperature=1.0, top_p=0.95, seed=8)
+SOME = ["llama", "gpt2", "opt", "mistral", "gemma2", "gpt_oss"]
+
+
+def build(model_type="llama", tokenizer=None, **settings):
+    tokenizer = tokenizer or byte_tokenizer()
+    model = tiny(model_type, vocab_size=300)
+    return LanguageModel(model, tokenizer, EncoderConfig(**{"attention": AttentionPlan("causal"), **settings}))
+
+
+@pytest.fixture
+def seen(monkeypatch):
+    """The logits of every step of whatever is generated."""
+    logits = []
+    plain = generation._Draw.__call__
+
+    def noting(self, input_ids, scores):
+        logits.append(scores.clone())
+        return plain(self, input_ids, scores)
+
+    monkeypatch.setattr(generation._Draw, "__call__", noting)
+    return logits
+
+
+@torch.no_grad()
+def steps(model, ids, written):
+    """Return the logits of one prefill and of one step a token, as plain transformers makes them."""
+    output = model(torch.tensor([ids]), use_cache=True, logits_to_keep=1)
+    found = [output.logits[:, -1]]
+    for token in written:
+        output = model(torch.tensor([[token]]), past_key_values=output.past_key_values, use_cache=True)
+        found.append(output.logits[:, -1])
+    return found
+
+
+@pytest.mark.parametrize("append_eos", [False, True])
+@pytest.mark.parametrize("model_type", CONFIGS)
+def test_logits_are_those_of_a_fresh_prefill_and_its_steps(model_type, append_eos, seen):
+    lm = build(model_type, append_eos=append_eos)
+    vector, session = lm.encode_and_keep(TEXT)
+    np.testing.assert_allclose(vector, lm.encode([TEXT])[0], atol=2e-6)
+    for sampling in (None, SAMPLED):
+        seen.clear()
+        result = session.generate(8, sampling)
+        own = list(seen)
+        seen.clear()
+        assert lm.generate([TEXT], 8, sampling) == [result]
+        assert len(result.token_ids) > 2
+        wanted = steps(lm.model, lm.tokenizer(TEXT).input_ids, result.token_ids)
+        for one, other, plain in zip(own, seen, wanted, strict=False):
+            assert torch.equal(one, other)
+            assert torch.equal(one, plain)
+        assert len(own) == len(seen) >= len(result.token_ids)
+
+
+@pytest.mark.parametrize("pooling", ["mean", "weighted-mean", "last", "first"])
+@pytest.mark.parametrize("append_eos", [False, True])
+@pytest.mark.parametrize("settings", [{}, {"normalize": False}, {"pool_prompt": True}])
+def test_the_vector_is_that_of_encode(pooling, append_eos, settings):
+    lm = build("gpt2", pooling=pooling, append_eos=append_eos, prompts={"query": "Find:\n"}, **settings)
+    for prompt in (None, "query", "the text: "):
+        vector, session = lm.encode_and_keep(TEXT, prompt)
+        assert vector.dtype == np.float32
+        np.testing.assert_allclose(vector, lm.encode([TEXT], prompt)[0], atol=2e-5, rtol=1e-5)
+        assert session.text == lm.encoder.prompt_text(prompt) + TEXT
+        assert [session.generate(5, SAMPLED)] == lm.generate([session.text], 5, SAMPLED)
+
+
+@pytest.mark.parametrize("model_type", SOME)
+def test_it_may_be_continued_again_and_again(model_type):
+    lm = build(model_type, append_eos=True)
+    _, session = lm.encode_and_keep(TEXT)
+    [greedy], [drawn] = lm.generate([TEXT], 12), lm.generate([TEXT], 6, SAMPLED)
+    for _ in range(3):
+        assert session.generate(12) == greedy
+        assert session.generate(6, SAMPLED) == drawn
+
+
+def test_from_several_threads_at_once():
+    lm = build("gemma2")
+    _, session = lm.encode_and_keep(TEXT)
+    [wanted] = lm.generate([TEXT], 12)
+    found = []
+    threads = [threading.Thread(target=lambda: found.append(session.generate(12))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [wanted] * 8
+
+
+def test_what_the_models_own_settings_do_is_done_here_too():
+    lm = build()
+    lm.model.generation_config.repetition_penalty = 5.0
+    _, session = lm.encode_and_keep(TEXT)
+    penalised = session.generate(12)
+    assert [penalised] == lm.generate([TEXT], 12)
+    lm.model.generation_config.repetition_penalty = 1.0
+    assert session.generate(12).token_ids != penalised.token_ids
+
+
+def test_the_end_token_ends_it():
+    lm = build()
+    _, session = lm.encode_and_keep(TEXT)
+    written = session.generate(9, SAMPLED).token_ids
+    for place in (0, 1, 5):
+        lm.model.generation_config.eos_token_id = written[place]
+        result = session.generate(9, SAMPLED)
+        assert result.finished
+        assert result.token_ids == written[: written.index(written[place])]
+        assert [result] == lm.generate([TEXT], 9, SAMPLED)
+
+
+def test_half_precision():
+    tokenizer = byte_tokenizer()
+    lm = LanguageModel(tiny("llama", vocab_size=300).bfloat16(), tokenizer, EncoderConfig(AttentionPlan("causal")))
+    vector, session = lm.encode_and_keep(TEXT)
+    assert vector @ lm.encode([TEXT])[0] > 0.999
+    assert [session.generate(9, SAMPLED)] == lm.generate([TEXT], 9, SAMPLED)
+
+
+def test_a_tokenizer_that_closes_every_text_itself():
+    from tokenizers import processors
+
+    tokenizer = byte_tokenizer()
+    ends = processors.TemplateProcessing(single="<s> $A </s>", pair="$A $B", special_tokens=[("<s>", 1), ("</s>", 2)])
+    tokenizer.backend_tokenizer.post_processor = ends
+    lm = build("llama", tokenizer, pooling="last")
+    vector, session = lm.encode_and_keep(TEXT)
+    assert session.token_ids == tokenizer(TEXT).input_ids[:-1]
+    np.testing.assert_allclose(vector, lm.encode([TEXT])[0], atol=2e-6)
+    assert [session.generate(5)] == lm.generate([TEXT], 5)
+
+
+def test_the_context_ends_the_text():
+    lm = build()
+    _, session = lm.encode_and_keep("x" * 59)  # with <s> 60 of 64 tokens
+    assert len(session.generate(30).token_ids) == 4
+    assert [session.generate(30)] == lm.generate("x" * 59, 30)
+    with pytest.raises(TextError, match="the text has 64 tokens and the model's context ends at 64"):
+        lm.encode_and_keep("x" * 63)
+
+
+def test_texts_that_cannot_be_kept():
+    lm = build(append_eos=True, max_length=20)
+    for text, says in [
+        ("", "the text is empty, so there is nothing to encode"),
+        (" \n", "the text is empty"),
+        ("x" * 19, "the text has 21 tokens and there is room for 20; shorten it"),
+        ("a\udcff", "the text is not valid Unicode"),
+        (3, "text 0 is not a string but int"),
+    ]:
+        with pytest.raises(TextError, match=says):
+            lm.encode_and_keep(text)
+    lm.encode_and_keep("x" * 18)
+    with pytest.raises(ConfigError, match="writes nothing"):
+        lm.encode_and_keep(TEXT)[1].generate(0)
+
+
+@pytest.mark.parametrize("plan", [name for name in gerund.PLAN_NAMES if name not in ("causal", "hybrid", "echo")])
+def test_plans_that_are_not_causal(plan):
+    lm = build("llama", attention=AttentionPlan(plan))
+    with pytest.raises(ConfigError, match=r"the plan '.*' is not causal, .* load the model with the plan 'causal'"):
+        lm.encode_and_keep(TEXT)
+    again = lm.with_encoder(replace(lm.encoder, attention=AttentionPlan("causal")))
+    assert [again.encode_and_keep(TEXT)[1].generate(3)] == lm.generate([TEXT], 3)
+
+
+def test_echo():
+    with pytest.raises(ConfigError, match="the plan 'echo' reads the text twice; load the model"):
+        build(attention=AttentionPlan("echo")).encode_and_keep(TEXT)
+
+
+@pytest.mark.filterwarnings(*PEFT_WARNINGS)
+def test_an_adapter(tiny_folder, tmp_path):
+    adapter = make_adapter(tiny_folder, tmp_path / "lora")
+    lm = gerund.load(tiny_folder, attention="causal", adapter=adapter, dtype="float32")
+    with pytest.raises(ConfigError, match="encodes with an adapter and writes without it"):
+        lm.encode_and_keep(TEXT)
+    lm.export(tmp_path / "merged", "merged")
+    merged = gerund.load(tmp_path / "merged", dtype="float32")
+    vector, session = merged.encode_and_keep(TEXT)
+    np.testing.assert_allclose(vector, lm.encode([TEXT])[0], atol=1e-5)
+    assert [session.generate(5)] == merged.generate([TEXT], 5)
+
+
+def test_a_session_says_what_it_holds():
+    _, session = build().encode_and_keep(TEXT)
+    assert repr(session) == f"Session(text={TEXT!r})"
