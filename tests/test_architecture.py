@@ -21,6 +21,7 @@ ROWS = (
     ("errors", "types", "progress", "version"),
     ("attention.plan",),
     ("config",),
+    ("spec",),
     ("attention",),
     ("models",),
     ("inference",),
@@ -36,7 +37,7 @@ ROWS = (
     ("cli", "serving"),
     ("__main__",),
 )
-BASE = ("errors", "types", "progress", "version", "attention.plan", "config")
+BASE = ("errors", "types", "progress", "version", "attention.plan", "config", "spec")
 RANK = {part: rank for rank, parts in enumerate(ROWS) for part in parts}
 
 LINES_OF_A_FILE = 400
@@ -162,6 +163,7 @@ def test_public_names() -> None:
         "Infill",
         "LanguageModel",
         "ModelError",
+        "ModelSpec",
         "Ranked",
         "Rerank",
         "Sampling",

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         UnsupportedModelError,
     )
     from gerund.language_model import LanguageModel
+    from gerund.spec import ModelSpec
     from gerund.types import Generation, Infill, Ranked
 
 # Imported on first use, so that `import gerund` and the command line's help do not wait for torch.
@@ -40,6 +41,7 @@ _WHERE = {
     "Infill": "gerund.types",
     "LanguageModel": "gerund.language_model",
     "ModelError": "gerund.errors",
+    "ModelSpec": "gerund.spec",
     "PLAN_NAMES": "gerund.attention.plan",
     "Ranked": "gerund.types",
     "Rerank": "gerund.config",
@@ -60,6 +62,7 @@ __all__ = [
     "Infill",
     "LanguageModel",
     "ModelError",
+    "ModelSpec",
     "Ranked",
     "Rerank",
     "Sampling",

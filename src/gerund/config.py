@@ -9,7 +9,7 @@ Knows: names, ranges, JSON. Does not know: torch.
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from difflib import get_close_matches
 from numbers import Integral, Real
 from pathlib import Path
@@ -106,6 +106,10 @@ class EncoderConfig:
             raise unknown_name("pooling", self.pooling, POOLINGS)
         if self.max_length is not None and self.max_length < 1:
             raise ConfigError(f"max_length={self.max_length} leaves no room for a text")
+
+    def with_defaults(self, n_layers: int) -> "EncoderConfig":
+        """Return the same config with the plan's k (and k0) worked out for ``n_layers`` layers."""
+        return replace(self, attention=self.attention.with_defaults(n_layers))
 
     def prompt_text(self, prompt: str | None) -> str:
         """Return the prompt to use: None for the default, a name from ``prompts``, or the text itself.

@@ -1,4 +1,4 @@
-"""``gerund.load``: from a name and a few settings to a proven ``LanguageModel``.
+"""``gerund.load``: from a ``ModelSpec`` to a ``LanguageModel`` that obeys it.
 
 Knows: what the user may say. Does not know: which setting wins, or what is done with the model.
 """
@@ -10,18 +10,19 @@ from gerund.config import CONFIG_FILE, read_adapters, read_encoder_config, read_
 from gerund.errors import DataError
 from gerund.language_model import LanguageModel
 from gerund.models import loading
-from gerund.models.adapters import ADAPTER_FILES, NO_ADAPTER
+from gerund.models.adapters import ADAPTER_FILES
 from gerund.models.fingerprint import fingerprint
 from gerund.models.heads import read_head
 from gerund.models.job_adapters import Adapters
-from gerund.models.opening import Opened, open_model
+from gerund.models.opening import open_model
 from gerund.scoring.dual import DualScorer, has_scorer, read_scorer_config
 from gerund.seq2seq_model import Seq2SeqModel
+from gerund.spec import NO_ADAPTER, ModelSpec
 from gerund.text_encoder import TextEncoder
 
 
 def load(
-    model: str | Path | None = None,
+    model: str | Path | ModelSpec | None = None,
     *,
     attention: str | AttentionPlan | None = None,
     k: int | None = None,
@@ -32,8 +33,8 @@ def load(
     adapter: str | Path | None = None,
     infill_adapter: str | Path | None = None,
     scorer: str | Path | None = None,
-    dtype: str = "auto",
-    device: str = "auto",
+    dtype: str | None = None,
+    device: str | None = None,
     max_length: int | None = None,
 ) -> LanguageModel:
     """Load a decoder-only language model that also encodes, or a T5.
@@ -42,26 +43,27 @@ def load(
     about 0.45 of the layers, and the pooling is the mean. A T5 has an encoder of its own, whose plan is ``bidir``.
 
     Args:
-        model: a folder, a hub id, or None (or ``default``) for the embedded default.
+        model: a folder, a hub id, None (or ``default``) for the bundled model; or a :class:`ModelSpec`, whose settings
+            the others here replace.
         attention: the name of a plan (``gerund.PLAN_NAMES``) or a plan.
         k: number of converted layers.
         k0: for ``mask0+bidir``, how many of them hide the first token.
         sink_tokens: how many first tokens a ``mask0`` plan hides.
         pooling: ``mean``, ``weighted-mean``, ``last`` or ``first``.
         prompt: default prompt of ``encode``.
-        adapter: a PEFT folder, awake while encoding and filling in and never while writing; ``none`` leaves the
+        adapter: a PEFT folder, active while encoding and infilling and never while generating; ``none`` leaves the
             folder's own ones aside, and with them the head and the scorer that were trained with them.
-        infill_adapter: another one to fill in with: a PEFT folder, or a model trained from the same weights, whose
-            adapter is taken, also ``default``; ``none`` fills in with the untouched model.
-        scorer: a model trained from the same weights to score continuations, whose adapter and reading are taken; also
-            ``default``.
+        infill_adapter: another one to infill with: a PEFT folder, or a model trained from the same weights, whose
+            adapter is taken, also ``default``; ``none`` infills with the untouched model.
+        scorer: a model trained from the same weights to score continuations, whose adapter and encoder config are
+            taken; also ``default``.
         dtype: ``auto`` keeps the checkpoint's type and encodes float32 weights in bfloat16 where the processor
             computes in it and the vectors' cosine to float32 is at least 0.999; or a type by name, for both.
         device: ``auto``, ``cpu``, ``cuda``, ``cuda:1``, ...
         max_length: longest text in tokens.
 
     Returns:
-        The model, proven to obey the plan in every layer.
+        The model; that every layer obeys the plan is verified.
 
     Raises:
         ModelError: no such model, or neither a decoder-only one nor a T5.
@@ -73,8 +75,10 @@ def load(
     >>> scores = lm.similarity(["a dog in the garden"], ["the dog is outside", "interest rates rose"])
     >>> scores.shape
     (1, 2)
+    >>> gerund.load(lm.spec).fingerprint() == lm.fingerprint()
+    True
     """
-    opened = open_model(
+    spec = ModelSpec.of(
         model,
         attention=attention,
         k=k,
@@ -89,27 +93,30 @@ def load(
         device=device,
         max_length=max_length,
     )
+    opened = open_model(spec)
     kind = Seq2SeqModel if opened.is_seq2seq else LanguageModel
     lm = kind(opened.model, opened.tokenizer, opened.encoder, **opened.options)
-    for given in (infill_adapter, scorer):
-        if given is not None and str(given) != NO_ADAPTER:
+    for given in (spec.infill_adapter, spec.scorer):
+        if given is not None and given != NO_ADAPTER:
             _demand_same_weights(lm, given)
-    if scorer is not None and str(scorer) != NO_ADAPTER:
-        lm.scorer = DualScorer.beside(lm, loading.settings_folder(loading.find(scorer)), apart=True)
-    elif scorer is None and _keeps_scorer(opened, adapter):
+    if spec.scorer is not None and spec.scorer != NO_ADAPTER:
+        lm.scorer = DualScorer.beside(lm, loading.settings_folder(loading.find(spec.scorer)), apart=True)
+    elif spec.scorer is None and opened.settings is not None and _keeps_scorer(lm, spec, opened.settings):
         lm.scorer = DualScorer.beside(lm, opened.settings)
     return lm
 
 
-def _keeps_scorer(opened: Opened, adapter: str | Path | None) -> bool:
+def _keeps_scorer(lm: LanguageModel, spec: ModelSpec, folder: Path) -> bool:
     """Whether the scorer in a model's folder goes with what is asked for."""
-    folder = opened.settings
-    if folder is None or not has_scorer(folder):
+    if not has_scorer(folder):
         return False
-    if adapter is not None and (str(adapter) != NO_ADAPTER or read_adapters(folder)):
+    if spec.adapter is not None and (spec.adapter != NO_ADAPTER or read_adapters(folder)):
         return False
-    # Without a reading of its own it was trained for the one beside it, and would score wrongly by another.
-    return read_scorer_config(folder) is not None or read_encoder_config(folder) == opened.encoder
+    # Without a config of its own it was trained for the one beside it, and would score wrongly by another.
+    if read_scorer_config(folder) is not None:
+        return True
+    stored = read_encoder_config(folder)
+    return stored is not None and stored.with_defaults(lm.n_layers) == lm.encoder.with_defaults(lm.n_layers)
 
 
 def _demand_same_weights(lm: TextEncoder, other: str | Path) -> None:
@@ -127,12 +134,16 @@ def _demand_same_weights(lm: TextEncoder, other: str | Path) -> None:
         raise DataError(f"{other} was not trained from the weights of {lm.name} (or its {CONFIG_FILE} was changed)")
 
 
-def load_writer(
-    model: str | Path | None = None, *, adapter: str | Path | None = None, dtype: str = "auto", device: str = "auto"
-) -> LanguageModel:
-    """Load a model to write with: no attention plan takes part, so models that no plan reaches write too.
+def load_writer(model: str | Path | ModelSpec | None = None, **settings: str | Path | None) -> LanguageModel:
+    """Load a model to generate with: no attention plan takes part, so models that no plan reaches generate too.
 
-    The arguments and errors are those of ``load``.
+    Args:
+        model: as for ``load``.
+        settings: ``adapter``, ``dtype`` and ``device`` of ``load``.
+
+    Raises:
+        GerundError: as ``load``.
     """
-    seq2seq = loading.is_seq2seq(loading.find(model))
-    return load(model, attention=None if seq2seq else "causal", adapter=adapter, dtype=dtype, device=device)
+    spec = ModelSpec.of(model, **settings)
+    seq2seq = loading.is_seq2seq(loading.find(spec.model))
+    return load(spec, attention=None if seq2seq else "causal")

@@ -28,6 +28,7 @@ from gerund.models.fingerprint import fingerprint, weights_hash
 from gerund.models.heads import ProjectionHead
 from gerund.models.job_adapters import Adapters
 from gerund.models.pooling import unit
+from gerund.spec import ModelSpec
 
 Output = Literal["numpy", "torch"]
 
@@ -48,6 +49,7 @@ class TextEncoder:
         adapters: Adapters | None = None,
         autocast: bool = False,
         head: ProjectionHead | None = None,
+        spec: ModelSpec | None = None,
     ) -> None:
         """Wrap a model that is in memory, after proving that the attention plan reaches every layer of it.
 
@@ -59,6 +61,7 @@ class TextEncoder:
             adapters: PEFT adapters, each awake for its jobs only; they are put into the model.
             autocast: encode float32 weights in bfloat16 where that is quick and near enough.
             head: projects the pooled states; None leaves them.
+            spec: what it was loaded by; None for a model that was made in memory.
 
         Raises:
             UnsupportedModelError: the plan does not reach every layer.
@@ -70,6 +73,7 @@ class TextEncoder:
         self.name = name
         self.adapters = adapters or Adapters()
         self.head = head
+        self._spec = spec
         self.n_layers = self._attach()
         plan = self.encoder.attention.resolve(self.n_layers)
         if self.adapters.folders:
@@ -102,6 +106,17 @@ class TextEncoder:
             adapter=self.adapters.name(self.job),
             head=self.head,
         )
+
+    @property
+    def spec(self) -> ModelSpec:
+        """What loads this model again: where it came from, and every setting of its encoder worked out.
+
+        Raises:
+            ConfigError: it was made in memory, so nothing says where it comes from.
+        """
+        if self._spec is None:
+            raise ConfigError(f"{self.name} was not loaded from a folder or the hub, so it has no spec; save it first")
+        return self._spec.with_encoder(self.encoder, self.n_layers)
 
     @property
     def device(self) -> torch.device:

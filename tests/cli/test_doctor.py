@@ -12,15 +12,20 @@ from gerund.attention.plan import PLAN_NAMES, AttentionPlan
 from gerund.doctor.advice import advise
 from gerund.doctor.examination import examine
 from gerund.doctor.findings import spans
+from gerund.spec import ModelSpec
 from tests.cli.helpers import run_cli
 from tests.tiny import N_LAYERS, REFUSED, save_tiny
 
 CHECKS = ["untouched", "padding_left", "padding_right", "batch", "bfloat16"]
 
 
+def examined(model, **settings):
+    return examine(ModelSpec.of(model, dtype="float32", **settings))
+
+
 @pytest.fixture(scope="module")
 def found(tiny_folder):
-    return examine(str(tiny_folder))
+    return examined(str(tiny_folder))
 
 
 def test_a_healthy_model(found, tiny_folder):
@@ -51,7 +56,7 @@ def test_a_healthy_model(found, tiny_folder):
 
 @pytest.mark.parametrize("name", ["gemma2", "gpt2", "gpt_oss"])
 def test_other_architectures_are_healthy_too(name, tmp_path):
-    found = examine(str(save_tiny(tmp_path / name, name)), attention="mask0-all", k=1)
+    found = examined(str(save_tiny(tmp_path / name, name)), attention="mask0-all", k=1)
     assert found.healthy
     assert found.architecture == name
     assert all(layer.obeys for layer in found.layers)
@@ -80,7 +85,7 @@ def test_a_model_that_no_plan_reaches_is_examined_all_the_same(name, tmp_path):
 
 def test_twins_are_told_and_shown(tiny_folder):
     views = {
-        plan: [layer.view for layer in examine(str(tiny_folder), attention=plan, k=2).layers]
+        plan: [layer.view for layer in examined(str(tiny_folder), attention=plan, k=2).layers]
         for plan in ("inter-back", "extra-bidir", "extend-bidir")
     }
     assert views == {
@@ -92,10 +97,10 @@ def test_twins_are_told_and_shown(tiny_folder):
 
 def test_the_folders_own_settings_count(tiny_folder, tmp_path):
     gerund.load(tiny_folder, attention="inplace-bidir", k=1, pooling="last").save(tmp_path / "own")
-    found = examine(str(tmp_path / "own"))
+    found = examined(str(tmp_path / "own"))
     assert (found.plan, found.pooling) == (AttentionPlan("inplace-bidir", k=1), "last")
     assert any("append_eos" in sentence for sentence in found.advice)
-    assert examine(str(tmp_path / "own"), attention="mask0-for").plan == AttentionPlan("mask0-for", k=1)
+    assert examined(str(tmp_path / "own"), attention="mask0-for").plan == AttentionPlan("mask0-for", k=1)
 
 
 def test_without_special_tokens(tmp_path):
@@ -104,7 +109,7 @@ def test_without_special_tokens(tmp_path):
     for name in ("pad_token", "eos_token"):
         settings.pop(name)
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    found = examine(str(folder))
+    found = examined(str(folder))
     assert found.healthy
     assert (found.tokenizer.pad, found.tokenizer.eos, found.tokenizer.adds_bos) == (None, None, False)
     advice = " ".join(found.advice)
@@ -125,12 +130,12 @@ def test_a_model_whose_padding_shows(tiny_folder, monkeypatch):
         return states, begin
 
     monkeypatch.setattr(encoding.EncoderRuntime, "states", careless)
-    found = examine(str(tiny_folder))
+    found = examined(str(tiny_folder))
     assert not found.healthy
     assert [check.name for check in found.checks if not check.passed] == ["padding_left"]
     assert any("Padding on the left" in sentence for sentence in found.advice)
     monkeypatch.setattr(encoding.EncoderRuntime, "states", lambda *args: (own(*args)[0] * torch.nan, own(*args)[1]))
-    assert not examine(str(tiny_folder)).healthy
+    assert not examined(str(tiny_folder)).healthy
 
 
 def test_the_text_shows_everything_and_no_colours(tiny_folder):
@@ -168,7 +173,7 @@ def test_json_is_complete(found, tiny_folder):
 
 
 def test_a_real_model(stories_folder):
-    found = examine(str(stories_folder))
+    found = examined(str(stories_folder))
     assert found.healthy
     assert found.parameters == 260_032
     assert found.tokenizer.adds_bos

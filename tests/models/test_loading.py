@@ -223,9 +223,10 @@ def test_unknown_names(folder: Path) -> None:
     assert "unknown dtype 'int4'; valid are: auto, float32" in refusal(folder, ConfigError, dtype="int4")
     assert "unknown pooling 'max'" in refusal(folder, ConfigError, pooling="max")
     assert "unknown attention plan 'all'" in refusal(folder, ConfigError, attention="all")
-    for device in ("toaster", "", "cuda:x", []):
+    for device in ("toaster", "", "cuda:x"):
         said = f"device {device!r} cannot be used here; take auto, cpu, cuda (or cuda:1) or mps"
         assert refusal(folder, ConfigError, device=device) == said
+    assert refusal(folder, ConfigError, device=[]) == "device is a text, not []"
     assert "k=5 is larger than the model's 4 layers" in refusal(folder, ConfigError, k=5)
 
 

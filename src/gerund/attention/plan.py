@@ -100,6 +100,7 @@ _DEFAULT_SHARE: dict[str, float | None] = {
 PLAN_NAMES: tuple[str, ...] = tuple(_DEFAULT_SHARE)
 DEFAULT_K0_SHARE = 0.45
 DEFAULT_PLAN = "mask0-bidir"
+MOST = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -258,6 +259,8 @@ def _check_numbers(plan: AttentionPlan) -> None:
             raise ConfigError(f"{field} is a whole number, not {value!r}")
         if value < 0:
             raise ConfigError(f"{field}={value} is negative")
+        if value > MOST:
+            raise ConfigError(f"{field}={value} is more than any model has, which is at most {MOST}")
     if plan.sink_tokens < 1:
         raise ConfigError("sink_tokens is at least 1; for no hidden token take a plan without mask0")
 

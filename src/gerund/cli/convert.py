@@ -7,43 +7,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gerund.cli import encoder_options as options
+from gerund.cli import model_options as options
 
 if TYPE_CHECKING:
     from gerund.config import Job
     from gerund.language_model import LanguageModel
     from gerund.models.loading import Source
+    from gerund.spec import ModelSpec
 
 # How the adapters of the other jobs were trained, beside the encoder's own training.json.
 _REPORTS: "dict[Job, str]" = {"infill": "training-infill.json", "score": "training-score.json"}
 
 
+@options.with_spec("MODEL", *options.ENCODER, "infill_adapter", "scorer")
 def command(
-    model: options.Model,
     output: options.Output,
-    attention: options.Attention = None,
-    k: options.K = None,
-    k0: options.K0 = None,
-    sink_tokens: options.SinkTokens = None,
-    pooling: options.Pooling = None,
-    prompt: options.Prompt = None,
-    max_length: options.MaxLength = None,
-    adapter: options.Adapter = None,
-    infill_adapter: Annotated[
-        str | None,
-        typer.Option(
-            help="Fill in with another adapter: a PEFT folder, or a model trained from the same weights; none for "
-            "the untouched model.",
-            show_default=False,
-        ),
-    ] = None,
-    scorer: Annotated[
-        str | None,
-        typer.Option(
-            help="Score continuations as this model does, which was trained from the same weights.",
-            show_default=False,
-        ),
-    ] = None,
+    spec: "ModelSpec",
     merge: Annotated[
         bool, typer.Option("--merge", help="Write the adapter into the weights: generation then uses it as well.")
     ] = False,
@@ -76,30 +55,16 @@ def command(
     from gerund.exporting.formats import convert
     from gerund.models import loading, saving
 
-    if merge and (infill_adapter or scorer):
+    if merge and (spec.infill_adapter or spec.scorer):
         raise ConfigError(
             "--merge writes the encoder's adapter into the weights, which no other adapter was trained on"
         )
     saving.refuse_existing(output, overwrite=force)
-    name = options.model_name(model)
-    source = loading.find(name)
-    lm = load(
-        name,
-        attention=attention,
-        k=k,
-        k0=k0,
-        sink_tokens=sink_tokens,
-        pooling=pooling,
-        prompt=prompt,
-        adapter=adapter,
-        infill_adapter=infill_adapter,
-        scorer=scorer,
-        max_length=max_length,
-        dtype=loading.own_dtype(source),
-    )
+    source = loading.find(spec.model)
+    lm = load(spec, dtype=loading.own_dtype(source))
     if merge and lm.runtime.adapter is None:
         raise ConfigError("--merge writes an adapter into the weights and this model has none; give --adapter FOLDER")
-    if adapter is None:
+    if spec.adapter is None:
         _warn_of_plan(source, lm)
     if merge:
         identity = lm.export(output, "merged", overwrite=force).fingerprint
@@ -107,7 +72,15 @@ def command(
     else:
         identity = lm.fingerprint()
         kept: dict[str, Any] = {"adapters": lm.adapters, "scorer": lm.scorer, "without": _outdated(source, lm)}
-        convert(source, lm.runtime, output, identity, **kept, more=_reports(infill_adapter, scorer), overwrite=force)
+        convert(
+            source,
+            lm.runtime,
+            output,
+            identity,
+            **kept,
+            more=_reports(spec.infill_adapter, spec.scorer),
+            overwrite=force,
+        )
     _tell(lm, output, identity, as_json)
 
 

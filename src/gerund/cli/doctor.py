@@ -5,27 +5,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gerund.cli import encoder_options as options
+from gerund.cli import model_options as options
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
     from gerund.doctor.findings import Check, Diagnosis, LayerFinding
+    from gerund.spec import ModelSpec
 
 _BAR = 24
 
 
+@options.with_spec("MODEL", *options.PLAN, *options.MACHINE, MODEL=options.DEFAULT_MODEL, dtype="float32")
 def command(
-    model: options.Model = options.DEFAULT_MODEL,
-    attention: options.Attention = None,
-    k: options.K = None,
-    k0: options.K0 = None,
-    sink_tokens: options.SinkTokens = None,
-    dtype: Annotated[
-        str, typer.Option(help="Type to compute in: float32, bfloat16, float16, or auto for the checkpoint's.")
-    ] = "float32",
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")] = "auto",
+    *,
+    spec: "ModelSpec",
     as_json: Annotated[bool, typer.Option("--json", help="Print everything that was found as JSON.")] = False,
 ) -> None:
     """Examine a model: does the attention plan reach every layer, where are its sinks, what can be done.
@@ -51,15 +46,7 @@ def command(
     with waiting:
         from gerund.doctor.examination import examine
 
-        found = examine(
-            options.model_name(model),
-            attention=attention,
-            k=k,
-            k0=k0,
-            sink_tokens=sink_tokens,
-            dtype=dtype,
-            device=device,
-        )
+        found = examine(spec)
     if as_json:
         import json
 

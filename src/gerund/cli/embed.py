@@ -5,15 +5,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gerund.cli import encoder_options as options
+from gerund.cli import model_options as options
 
 if TYPE_CHECKING:
     from gerund.data.embedding_store import Encoded, StoreSummary
     from gerund.language_model import LanguageModel
+    from gerund.spec import ModelSpec
 
 _CUT = r"(\d+) of \d+ texts were longer than \d+ tokens"
 
 
+@options.with_spec("model", *options.PLAN, "pooling", "max_length", "adapter", *options.MACHINE)
 def command(
     source: Annotated[
         str,
@@ -25,10 +27,6 @@ def command(
         ),
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="OUT.parquet or OUT.npy.", show_default=False)],
-    model: Annotated[
-        str | None,
-        typer.Option("--model", "-m", help="A folder or hub id; left out, the embedded default.", show_default=False),
-    ] = None,
     column: Annotated[str | None, typer.Option(help="Column with the texts; left out, text.")] = None,
     id_column: Annotated[
         str | None,
@@ -44,20 +42,13 @@ def command(
     no_normalize: Annotated[
         bool, typer.Option("--no-normalize", help="Leave the vectors as long as they are.")
     ] = False,
-    attention: options.Attention = None,
-    k: options.K = None,
-    k0: options.K0 = None,
-    sink_tokens: options.SinkTokens = None,
-    pooling: options.Pooling = None,
-    max_length: options.MaxLength = None,
-    adapter: options.Adapter = None,
+    *,
+    spec: "ModelSpec",
     empty: Annotated[str, typer.Option(help="A row without a text: error, zeros (a zero vector) or skip.")] = "error",
     overflow: Annotated[str, typer.Option(help="A text that is too long: truncate (its end) or error.")] = "truncate",
     keep_text: Annotated[bool, typer.Option("--keep-text", help="Store the texts too.")] = False,
     batch_tokens: Annotated[int | None, typer.Option(help="Tokens a batch, padding included.")] = None,
     shard_rows: Annotated[int, typer.Option(help="Rows a part at most: what an interruption costs.")] = 4096,
-    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")] = "auto",
     force: Annotated[
         bool, typer.Option("--force", help="Replace OUT, and begin anew where unfinished work does not fit.")
     ] = False,
@@ -95,18 +86,7 @@ def command(
     with embedding_job(table, output, store) as job:
         from gerund.entry import load
 
-        lm = load(
-            model,
-            attention=attention,
-            k=k,
-            k0=k0,
-            sink_tokens=sink_tokens,
-            pooling=pooling,
-            adapter=adapter,
-            max_length=max_length,
-            dtype=dtype,
-            device=device,
-        )
+        lm = load(spec)
         normalize = lm.encoder.normalize and not no_normalize
         computing = {
             "dtype": str(lm.compute_dtype).removeprefix("torch."),

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gerund.cli import encoder_options as options
+from gerund.cli import model_options as options
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -224,7 +224,7 @@ def _check_names(names: list[str]) -> None:
 
 
 def _load(
-    names: list[str], max_length: int | None, adapter: Path | None, dtype: str, device: str
+    names: list[str], max_length: int | None, adapter: str | None, dtype: str, device: str
 ) -> list["LanguageModel | SentenceEncoder | str"]:
     from gerund.entry import load
     from gerund.evaluation.contender import BM25

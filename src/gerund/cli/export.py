@@ -1,26 +1,22 @@
 """``gerund export``: write an encoder for other tools."""
 
 import json
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gerund.cli import encoder_options as options
+from gerund.cli import model_options as options
 from gerund.cli.convert import warn_of_merging
 
+if TYPE_CHECKING:
+    from gerund.spec import ModelSpec
 
+
+@options.with_spec("MODEL", *options.ENCODER)
 def command(
-    model: options.Model,
     output: options.Output,
     format: Annotated[str, typer.Option(help="sentence-transformers or merged.", show_default=False)],
-    attention: options.Attention = None,
-    k: options.K = None,
-    k0: options.K0 = None,
-    sink_tokens: options.SinkTokens = None,
-    pooling: options.Pooling = None,
-    prompt: options.Prompt = None,
-    max_length: options.MaxLength = None,
-    adapter: options.Adapter = None,
+    spec: "ModelSpec",
     force: options.Force = False,
     as_json: options.Json = False,
 ) -> None:
@@ -48,19 +44,7 @@ def command(
     if format not in FORMATS:
         raise unknown_name("format", format, FORMATS)
     saving.refuse_existing(output, overwrite=force)
-    name = options.model_name(model)
-    lm = load(
-        name,
-        attention=attention,
-        k=k,
-        k0=k0,
-        sink_tokens=sink_tokens,
-        pooling=pooling,
-        prompt=prompt,
-        adapter=adapter,
-        max_length=max_length,
-        dtype=loading.own_dtype(loading.find(name)),
-    )
+    lm = load(spec, dtype=loading.own_dtype(loading.find(spec.model)))
     done = lm.export(output, format, overwrite=force)  # type: ignore[arg-type]
     if format == "merged":
         warn_of_merging(lm)

@@ -5,16 +5,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gerund.cli import encoder_options as options
+from gerund.cli import model_options as options
 from gerund.cli import text_input
 
 if TYPE_CHECKING:
     from gerund.inference.inspection import AttentionInspection
     from gerund.language_model import LanguageModel
+    from gerund.spec import ModelSpec
 
 
+@options.with_spec("MODEL", *options.PLAN, *options.MACHINE)
 def command(
-    model: options.Model,
     text: Annotated[
         str | None,
         typer.Argument(
@@ -38,16 +39,12 @@ def command(
         str | None, typer.Option(help="txt, jsonl, csv, tsv or parquet, where the file's ending does not say it.")
     ] = None,
     limit: Annotated[int, typer.Option(help="Take the first so many texts of the file.")] = 64,
-    attention: options.Attention = None,
-    k: options.K = None,
-    k0: options.K0 = None,
-    sink_tokens: options.SinkTokens = None,
+    *,
+    spec: "ModelSpec",
     layers: Annotated[
         str | None,
         typer.Option(help="Layers whose maps are drawn, such as 0,3,8-11; left out, up to twelve.", show_default=False),
     ] = None,
-    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")] = "auto",
     force: Annotated[bool, typer.Option("--force", help="Replace the picture.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print every layer's sink share as JSON.")] = False,
 ) -> None:
@@ -66,8 +63,10 @@ def command(
     """
     from gerund.errors import ConfigError
 
-    if text is None and any(char.isspace() for char in model) and not Path(model).expanduser().exists():
-        raise ConfigError(f"MODEL comes first, and {model!r} is none; {options.DEFAULT_MODEL} is the embedded default")
+    if text is None and any(char.isspace() for char in spec.model) and not Path(spec.model).expanduser().exists():
+        raise ConfigError(
+            f"MODEL comes first, and {spec.model!r} is none; {options.DEFAULT_MODEL} is the bundled model"
+        )
     if output is None and not as_json:
         raise ConfigError("give -o OUT.png for a picture, or --json for the numbers")
     if limit < 1:
@@ -77,10 +76,7 @@ def command(
     import gerund
     from gerund.models.encoder_decoder import demand_decoder_only
 
-    lm = gerund.load(
-        options.model_name(model),
-        attention=attention, k=k, k0=k0, sink_tokens=sink_tokens, dtype=dtype, device=device,
-    )  # fmt: skip
+    lm = gerund.load(spec)
     demand_decoder_only(lm.model, "be looked into: no attention plan applies to it")
     shown = _layers(layers, lm.n_layers)
     from gerund.inference.inspection import LONGEST, inspect_attention

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gerund.cli import encoder_options as options
+from gerund.cli import model_options as options
 from gerund.cli.eval import Limit, Prompts, Seed, Set
 
 if TYPE_CHECKING:

@@ -22,9 +22,10 @@ from gerund.inference.infill.infilling import BLANK
 from gerund.inference.inspection import EXAMPLE_TEXTS, AttentionInspection, inspect_attention
 from gerund.language_model import LanguageModel
 from gerund.models import loading
-from gerund.models.adapters import NO_ADAPTER, count_parameters
+from gerund.models.adapters import count_parameters
 from gerund.models.encoder_decoder import demand_decoder_only
 from gerund.scoring.registry import DEFAULT
+from gerund.spec import NO_ADAPTER
 from gerund.types import Ranked
 
 HITS = 3

@@ -27,6 +27,7 @@ from gerund.models import loading
 from gerund.models.adapters import count_parameters, load_adapters
 from gerund.models.encoder_decoder import demand_decoder_only
 from gerund.models.job_adapters import Adapters
+from gerund.spec import ModelSpec
 
 # How far states may lie apart that ought to be the same, as a share of the largest of them.
 _NEAR = {torch.float32: 1e-4, torch.float64: 1e-6}
@@ -34,26 +35,12 @@ _NEAR_HALF = 5e-2
 _LONGEST = 256
 
 
-def examine(
-    model: str | None = None,
-    *,
-    attention: str | None = None,
-    k: int | None = None,
-    k0: int | None = None,
-    sink_tokens: int | None = None,
-    dtype: str = "float32",
-    device: str = "auto",
-) -> Diagnosis:
+def examine(spec: ModelSpec) -> Diagnosis:
     """Load a model and find out how fit it is to be read as an encoder.
 
     Args:
-        model: a folder, a hub id, or None for the embedded default.
-        attention: the plan to try; None takes the folder's own, or the default.
-        k: number of converted layers.
-        k0: for ``mask0+bidir``, how many of them hide the first token.
-        sink_tokens: how many first tokens a ``mask0`` plan hides.
-        dtype: type to compute in, float32 to see the model and not rounding; ``auto`` for the checkpoint's.
-        device: ``auto``, ``cpu``, ``cuda``, ...
+        spec: which model, and the plan to try; what is left out is the folder's own, or the default. With the type
+            float32 the model is seen and not rounding.
 
     Returns:
         What was found. A model that no plan reaches is examined as a causal one.
@@ -62,18 +49,17 @@ def examine(
         ModelError: it cannot be loaded, or is no decoder-only language model.
         ConfigError: an unknown name or impossible setting.
     """
-    where = loading.pick_device(device)
-    weights_type = loading.pick_dtype(dtype)
-    source = loading.find(model)
+    where = loading.pick_device(spec.device)
+    weights_type = loading.pick_dtype(spec.dtype)
+    source = loading.find(spec.model)
     settings = loading.settings_folder(source)
-    encoder = (None if settings is None else read_encoder_config(settings)) or EncoderConfig()
-    plan = encoder.attention.with_changes(attention, k, k0, sink_tokens)
+    encoder = spec.applied_to((None if settings is None else read_encoder_config(settings)) or EncoderConfig())
     stored = loading.own_dtype(source)
     loaded, tokenizer = loading.read(source, weights_type)
     demand_decoder_only(loaded, "be examined: no attention plan applies to it")
     adapters = Adapters({} if settings is None else read_adapters(settings))
     start = time.perf_counter()
-    examination = _Examination(loaded.to(where), tokenizer, replace(encoder, attention=plan))
+    examination = _Examination(loaded.to(where), tokenizer, encoder)
     logits = examination.logits()
     examination.attach()
     load_adapters(loaded, adapters.by_name)

@@ -22,8 +22,6 @@ from transformers import PreTrainedModel
 from gerund.errors import ConfigError, DataError, ModelError
 
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
-NO_ADAPTER = "none"
-"""Given for an adapter, it leaves the model's own aside; a folder of that name is ``./none``."""
 
 _PROOF_LENGTH = 8
 

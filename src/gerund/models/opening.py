@@ -1,6 +1,6 @@
-"""From a name and a few settings to what a reader of texts is made of.
+"""From a ``ModelSpec`` to a model in memory and how it is read.
 
-Knows: which setting wins (the call, then ``gerund.json``, then the default). Does not know: how models are read from
+Knows: which setting wins (the spec, then ``gerund.json``, then the default). Does not know: how models are read from
 the disk, or what is done with them.
 """
 
@@ -15,10 +15,11 @@ from gerund.attention.plan import AttentionPlan
 from gerund.config import JOBS, EncoderConfig, Job, read_adapters, read_encoder_config
 from gerund.errors import ConfigError, DataError, ModelError
 from gerund.models import loading
-from gerund.models.adapters import ADAPTER_FILES, NO_ADAPTER
+from gerund.models.adapters import ADAPTER_FILES
 from gerund.models.encoder_decoder import is_encoder_decoder
 from gerund.models.heads import ProjectionHead, read_head
 from gerund.models.job_adapters import Adapters
+from gerund.spec import NO_ADAPTER, ModelSpec
 
 
 @dataclass(frozen=True)
@@ -31,9 +32,10 @@ class Opened:
         encoder: how it is read as an encoder.
         name: what it was loaded from.
         settings: the folder of its settings, where there is one on this machine.
-        adapters: PEFT adapters, each awake for its jobs only.
+        adapters: PEFT adapters, each active for its jobs only.
         autocast: whether to encode in bfloat16 where that is quick and near enough.
         head: what projects its pooled states; None without one.
+        spec: what it was asked for by.
     """
 
     model: PreTrainedModel
@@ -43,7 +45,8 @@ class Opened:
     settings: Path | None
     adapters: Adapters
     autocast: bool
-    head: ProjectionHead | None = None
+    head: ProjectionHead | None
+    spec: ModelSpec
 
     @property
     def options(self) -> dict[str, Any]:
@@ -53,6 +56,7 @@ class Opened:
             "adapters": self.adapters,
             "autocast": self.autocast,
             "head": self.head,
+            "spec": self.spec,
         }
 
     @property
@@ -61,43 +65,25 @@ class Opened:
         return is_encoder_decoder(self.model)
 
 
-def open_model(
-    model: str | Path | None,
-    *,
-    attention: str | AttentionPlan | None = None,
-    k: int | None = None,
-    k0: int | None = None,
-    sink_tokens: int | None = None,
-    pooling: str | None = None,
-    prompt: str | None = None,
-    adapter: str | Path | None = None,
-    infill_adapter: str | Path | None = None,
-    scorer: str | Path | None = None,
-    dtype: str = "auto",
-    device: str = "auto",
-    max_length: int | None = None,
-) -> Opened:
-    """Load a model with its settings; the arguments are those of ``gerund.load``.
+def open_model(spec: ModelSpec) -> Opened:
+    """Load a model with its settings.
 
     Raises:
         ModelError: no such model, or neither a decoder-only one nor a T5.
         ConfigError: an unknown name or impossible setting.
     """
-    weights_type = loading.pick_dtype(dtype)
-    where = loading.pick_device(device)
-    source = loading.find(model)
+    weights_type = loading.pick_dtype(spec.dtype)
+    where = loading.pick_device(spec.device)
+    source = loading.find(spec.model)
     settings = loading.settings_folder(source)
     stored = None if settings is None else read_encoder_config(settings)
     seq2seq = loading.is_seq2seq(source)
-    encoder = stored or (_ENCODER if seq2seq else EncoderConfig())
-    given = {"pooling": pooling, "prompt": prompt, "max_length": max_length}
-    changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    encoder = replace(encoder, attention=encoder.attention.with_changes(attention, k, k0, sink_tokens), **changes)
+    encoder = spec.applied_to(stored or (_ENCODER if seq2seq else EncoderConfig()))
     head = None if settings is None else read_head(settings)
     if seq2seq:
-        _check_seq2seq(encoder, source.name, adapter, infill_adapter, scorer)
-    adapters = _adapters(settings, adapter, infill_adapter, scorer)
-    if str(adapter) == NO_ADAPTER:
+        _check_seq2seq(encoder, source.name, spec.adapter, spec.infill_adapter, spec.scorer)
+    adapters = _adapters(settings, spec)
+    if spec.leaves_adapters:
         # A head that was trained with the adapter means nothing without it.
         if encoder.adapter is not None:
             head = None
@@ -117,8 +103,9 @@ def open_model(
         source.name,
         settings,
         adapters,
-        autocast=dtype == "auto" and (where.type == "cuda" or loading.cpu_has_bfloat16()),
+        autocast=spec.dtype == "auto" and (where.type == "cuda" or loading.cpu_has_bfloat16()),
         head=None if head is None else head.to(where),
+        spec=spec,
     )
 
 
@@ -131,20 +118,18 @@ def default_encoder_config(model: PreTrainedModel) -> EncoderConfig:
 _ENCODER = EncoderConfig(attention=AttentionPlan("bidir"))
 
 
-def _adapters(
-    settings: Path | None, adapter: str | Path | None, infill: str | Path | None, scorer: str | Path | None
-) -> Adapters:
+def _adapters(settings: Path | None, spec: ModelSpec) -> Adapters:
     """Return whose adapters take part: those given, and for the rest those of the model's folder."""
     folders: dict[Job, Path] = {}
-    if adapter is None and settings is not None:
+    if spec.adapter is None and settings is not None:
         folders = read_adapters(settings)
-    elif adapter is not None and str(adapter) != NO_ADAPTER:
-        folders = dict.fromkeys(JOBS, Path(adapter))
-    given: dict[Job, str | Path | None] = {"infill": infill, "score": scorer}
-    for job, where in given.items():
+    elif spec.adapter is not None and not spec.leaves_adapters:
+        folders = dict.fromkeys(JOBS, Path(spec.adapter))
+    for job in JOBS[1:]:
+        where = spec.adapter_of(job)
         if where is not None:
             folders.pop(job, None)
-            if str(where) != NO_ADAPTER:
+            if where != NO_ADAPTER:
                 folders[job] = _adapter_in(where, job)
     return Adapters(folders)
 
@@ -162,9 +147,9 @@ def _adapter_in(where: str | Path, job: Job) -> Path:
     return found
 
 
-def _check_seq2seq(encoder: EncoderConfig, name: str, *given: str | Path | None) -> None:
+def _check_seq2seq(encoder: EncoderConfig, name: str, *given: str | None) -> None:
     """Refuse what belongs to decoder-only models."""
     if encoder.attention.name != "bidir":
         raise ConfigError(f"{name} has an encoder of its own, which looks both ways: attention is bidir, nothing else")
-    if encoder.adapter is not None or any(where is not None and str(where) != NO_ADAPTER for where in given):
+    if encoder.adapter is not None or any(where not in (None, NO_ADAPTER) for where in given):
         raise ConfigError(f"{name} has an encoder of its own; an adapter for encoding is for decoder-only models")

@@ -28,6 +28,7 @@ from gerund.models.opening import open_model
 from gerund.models.pooling import unit
 from gerund.scoring.vectors import VectorScorer
 from gerund.seq2seq_encoder import Seq2SeqEncoder
+from gerund.spec import ModelSpec
 from gerund.text_encoder import TextEncoder
 
 SETTINGS_FILE = "scorer.json"
@@ -119,7 +120,7 @@ class DualScorer(VectorScorer):
             ModelError: no such model.
             DataError: it has no scorer, or a broken one.
         """
-        opened = open_model(model, dtype=dtype, device=device)
+        opened = open_model(ModelSpec.of(model, dtype=dtype, device=device))
         kind = Seq2SeqEncoder if opened.is_seq2seq else TextEncoder
         encoder = kind(opened.model, opened.tokenizer, opened.encoder, **opened.options)
         return cls.beside(encoder, opened.settings)

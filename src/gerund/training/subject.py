@@ -22,10 +22,10 @@ from gerund.config import EncoderConfig, read_adapters, read_encoder_config
 from gerund.errors import ConfigError, MissingDependencyError, ModelError, unknown_name
 from gerund.inference.encode.runtime import EncoderRuntime
 from gerund.models import loading
-from gerund.models.adapters import NO_ADAPTER
 from gerund.models.encoder_decoder import SEQ2SEQ, is_encoder_decoder
 from gerund.models.heads import ProjectionHead, read_head
 from gerund.models.opening import default_encoder_config
+from gerund.spec import NO_ADAPTER
 from gerund.training.corpus.sources import prepare_tokenizer, sentinels_of
 from gerund.training.corpus.tokenizer import load_tokenizer, train_tokenizer
 from gerund.training.recipe import DEFAULT_BASE, LoraConfig, Recipe, TokenizerConfig

@@ -1,0 +1,123 @@
+"""Options that say which model and how it is read, and what they make: a ``ModelSpec``.
+
+Knows: each option's name and help. Does not know: what a command does with the model.
+"""
+
+import inspect
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from gerund import config
+
+DEFAULT_MODEL = config.DEFAULT_MODEL
+
+Model = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL", help=f"A folder or hub id; {DEFAULT_MODEL} for the bundled model.", show_default=False
+    ),
+]
+Output = Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write.", show_default=False)]
+MaxLength = Annotated[int | None, typer.Option(help="Longest text in tokens.", show_default=False)]
+Adapter = Annotated[
+    str | None,
+    typer.Option(
+        help="A PEFT folder, inactive while the model generates; none leaves the model's own aside.",
+        show_default=False,
+    ),
+]
+Force = Annotated[bool, typer.Option("--force", help="Replace OUT.")]
+Json = Annotated[bool, typer.Option("--json", help="Print what was written as JSON.")]
+
+OPTIONS: dict[str, Any] = {
+    "MODEL": Model,
+    "model": Annotated[
+        str | None,
+        typer.Option("--model", "-m", help="A folder or hub id; left out, the bundled model.", show_default=False),
+    ],
+    "attention": Annotated[
+        str | None,
+        typer.Option(help="Attention plan, such as mask0-bidir; left out, the model's own.", show_default=False),
+    ],
+    "k": Annotated[int | None, typer.Option("--k", help="How many layers the plan converts.", show_default=False)],
+    "k0": Annotated[
+        int | None, typer.Option("--k0", help="For mask0+bidir: how many hide the first token.", show_default=False)
+    ],
+    "sink_tokens": Annotated[
+        int | None, typer.Option(help="How many first tokens a mask0 plan hides.", show_default=False)
+    ],
+    "pooling": Annotated[str | None, typer.Option(help="mean, weighted-mean, last or first.", show_default=False)],
+    "prompt": Annotated[str | None, typer.Option(help="Put before every text, and not pooled.", show_default=False)],
+    "max_length": MaxLength,
+    "adapter": Adapter,
+    "infill_adapter": Annotated[
+        str | None,
+        typer.Option(
+            help="Infill with another adapter: a PEFT folder, or a model trained from the same weights; none for "
+            "the untouched model.",
+            show_default=False,
+        ),
+    ],
+    "scorer": Annotated[
+        str | None,
+        typer.Option(
+            help="Score continuations as this model does, which was trained from the same weights.",
+            show_default=False,
+        ),
+    ],
+    "dtype": Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")],
+    "device": Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")],
+}
+"""By the names of :class:`gerund.spec.ModelSpec`'s fields; ``MODEL`` is the model as an argument."""
+PLAN = ("attention", "k", "k0", "sink_tokens")
+ENCODER = (*PLAN, "pooling", "prompt", "max_length", "adapter")
+MACHINE = ("dtype", "device")
+
+
+def with_spec(*fields: str, **defaults: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command an option for each of ``fields`` and hand it what they make, as its argument ``spec``.
+
+    The options stand in the help where ``spec`` stands among the command's parameters; the argument ``MODEL`` stands
+    first.
+
+    Args:
+        fields: names in ``OPTIONS``; ``MODEL`` for an argument that names the model, instead of the option ``model``.
+        defaults: other defaults than ``None`` (``auto`` for type and device, and no default for ``MODEL``).
+    """
+    usual = {"dtype": "auto", "device": "auto", "MODEL": inspect.Parameter.empty}
+
+    def parameter_of(name: str) -> inspect.Parameter:
+        default = {**usual, **defaults}.get(name)
+        kind = inspect.Parameter.KEYWORD_ONLY
+        return inspect.Parameter(name.lower(), kind, default=default, annotation=OPTIONS[name])
+
+    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        own = inspect.signature(function).parameters.values()
+        parameters = [parameter_of("MODEL")] if "MODEL" in fields else []
+        for parameter in own:
+            if parameter.name == "spec":
+                parameters += [parameter_of(name) for name in fields if name != "MODEL"]
+            else:
+                parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+
+        @wraps(function)
+        def command(**given: Any) -> None:
+            from gerund.spec import ModelSpec
+
+            settings = {name.lower(): given.pop(name.lower()) for name in fields}
+            function(**given, spec=ModelSpec.of(settings.pop("model", None), **settings))
+
+        command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        command.__annotations__ = {one.name: one.annotation for one in parameters} | {"return": None}
+        return command
+
+    return decorate
+
+
+def model_name(model: str) -> str | None:
+    """Return what ``gerund.load`` takes: None for the bundled model."""
+    return None if model == DEFAULT_MODEL else model

@@ -1,0 +1,195 @@
+"""``ModelSpec``: one value that says which model and how it is read, wherever it comes from and goes to."""
+
+import json
+import pickle
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from pydantic import ValidationError
+
+import gerund
+from gerund.attention.plan import AttentionPlan
+from gerund.config import EncoderConfig
+from gerund.errors import ConfigError
+from gerund.spec import EncoderSettings, ModelSpec, parse_settings
+from tests.tiny import N_LAYERS
+
+FULL = ModelSpec(
+    model="some/folder",
+    attention="mask0+bidir",
+    k=3,
+    k0=1,
+    sink_tokens=2,
+    pooling="last",
+    prompt="Represent: ",
+    prompts={"query": "Question: "},
+    append_eos=True,
+    normalize=False,
+    max_length=128,
+    adapter="none",
+    infill_adapter="other",
+    scorer="default",
+    dtype="float32",
+    device="cpu",
+)
+
+
+def loaded(folder, **settings):
+    return gerund.load(folder, attention="mask0-bidir", k=1, dtype="float32", **settings)
+
+
+class TestValue:
+    def test_it_goes_through_json_and_pickle(self):
+        for spec in (ModelSpec(), FULL):
+            assert ModelSpec.model_validate_json(spec.model_dump_json()) == spec
+            assert ModelSpec.model_validate(json.loads(spec.model_dump_json())) == spec
+            assert pickle.loads(pickle.dumps(spec)) == spec
+            assert hash(ModelSpec.model_validate_json(spec.model_dump_json())) == hash(spec)
+
+    def test_it_is_frozen_and_compared_by_value(self):
+        with pytest.raises(ValidationError, match="frozen"):
+            FULL.k = 5
+        assert ModelSpec(k=2) == ModelSpec(k=2) != ModelSpec(k=3)
+        assert len({ModelSpec(k=2), ModelSpec(k=2), ModelSpec(k=3)}) == 2
+
+    def test_it_needs_no_torch(self):
+        script = "import sys, gerund; gerund.ModelSpec(k=2); print('torch' in sys.modules)"
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+        assert done.stdout.strip() == "False"
+
+    def test_numbers_paths_and_types_of_other_libraries(self):
+        spec = ModelSpec(model=Path("a"), k=np.int64(3), dtype=torch.float32, device=torch.device("cpu"))
+        assert spec == ModelSpec(model="./a", k=3, dtype="float32", device="cpu")
+        assert type(spec.k) is int
+
+    @pytest.mark.parametrize("plan", [AttentionPlan("inter-bidir", k=2, combine="mean"), AttentionPlan("extra-back")])
+    def test_a_whole_plan_sets_all_of_its_fields(self, plan):
+        own = AttentionPlan(plan.name, k=4, variant="released" if plan.name == "inter-bidir" else "paper")
+        assert ModelSpec(attention=plan).plan(own) == plan
+        assert ModelSpec(attention=plan.to_dict()).plan(own) == plan
+
+    @pytest.mark.parametrize(
+        ("settings", "message"),
+        [
+            ({"k": True}, "k is a whole number, not True"),
+            ({"k": 3.0}, "k is a whole number, not 3.0"),
+            ({"k": -1}, "k=-1 is negative"),
+            ({"k": [3]}, r"k is a whole number, not \[3\]"),
+            ({"sink_tokens": 0}, "sink_tokens is at least 1"),
+            ({"sink_tokens": 10**30}, "is more than any model has"),
+            ({"attention": "bidirr"}, "unknown attention plan 'bidirr'"),
+            ({"attention": "bidir", "k": 3}, "takes no k"),
+            ({"attention": np.zeros(3)}, "attention is a text, not array"),
+            ({"attention": {"name": "bidir", "x": 1}}, "unknown field of an attention plan 'x'"),
+            ({"pooling": "max"}, "unknown pooling 'max'"),
+            ({"pooling": np.zeros(())}, "pooling is a text, not array"),
+            ({"prompts": {"a": 1}}, "prompts is"),
+            ({"normalize": "yes"}, "normalize is true or false, not 'yes'"),
+            ({"combine": "x"}, "combine is sum or mean, not 'x'"),
+            ({"max_length": 0}, "max_length=0 leaves no room for a text"),
+            ({"adapter": 5}, "adapter is a text, not 5"),
+            ({"dtype": {}}, "dtype is a text, not {}"),
+            ({"device": 2**63}, "device is a text, not 9223372036854775808"),
+            ({"model": b"x"}, "model is a text, not b'x'"),
+            ({"depth": 1}, "unknown setting of a model 'depth'"),
+        ],
+    )
+    def test_what_is_wrong_is_one_sentence(self, settings, message):
+        for build in (lambda: ModelSpec(**settings), lambda: ModelSpec.model_validate(settings)):
+            with pytest.raises(ConfigError, match=message) as caught:
+                build()
+            assert "\n" not in str(caught.value)
+
+
+class TestSettings:
+    def test_what_is_left_out_is_the_models_own(self):
+        own = EncoderConfig(attention=AttentionPlan("mask0-bidir", k=5), pooling="last", prompt="p")
+        assert EncoderSettings().applied_to(own) == own
+        assert EncoderSettings(k=2).applied_to(own) == replace(own, attention=AttentionPlan("mask0-bidir", k=2))
+        assert EncoderSettings(k="auto").applied_to(own).attention.k is None
+
+    def test_another_plan_starts_from_its_own_defaults(self):
+        own = EncoderConfig(attention=AttentionPlan("mask0-bidir", k=5, sink_tokens=3))
+        assert EncoderSettings(attention="inplace-back").applied_to(own).attention == AttentionPlan("inplace-back")
+
+    def test_the_models_own_length_can_be_undone(self):
+        assert EncoderSettings(max_length="auto").applied_to(EncoderConfig(max_length=7)).max_length is None
+
+    def test_a_setting_that_the_models_own_plan_has_no_use_for_is_refused(self):
+        with pytest.raises(ConfigError, match="takes no k"):
+            EncoderSettings(k=3).applied_to(EncoderConfig(attention=AttentionPlan("bidir")))
+
+    def test_one_line(self):
+        line = "mask0+bidir:k=6,k0=3,pooling=last,append_eos=true,max_length=auto,prompt=Find, please: "
+        assert parse_settings(line).said() == {
+            "attention": "mask0+bidir", "k": 6, "k0": 3, "pooling": "last", "append_eos": True, "max_length": "auto",
+            "prompt": "Find, please: ",
+        }  # fmt: skip
+
+    @pytest.mark.parametrize(
+        ("line", "message"),
+        [
+            ("bidir:k", "'k' has no value; write NAME=VALUE"),
+            ("bidir:depth=3", "unknown setting in 'bidir:depth=3' 'depth'"),
+            ("mask0-bidir:k=x", "k is a whole number, not 'x'"),
+            ("mask0-bidir:append_eos=maybe", "append_eos is true or false, not 'maybe'"),
+            ("nothing", "unknown attention plan 'nothing'"),
+            ("bidir:k=3", "takes no k"),
+        ],
+    )
+    def test_a_line_that_means_nothing_is_refused(self, line, message):
+        with pytest.raises(ConfigError, match=message):
+            parse_settings(line)
+
+
+class TestLoading:
+    def test_a_spec_and_keywords_give_the_same(self, tiny_folder):
+        lm = loaded(tiny_folder, pooling="last", prompt="q: ", max_length=9)
+        spec = ModelSpec(
+            model=str(tiny_folder), attention="mask0-bidir", k=1, dtype="float32", pooling="last", prompt="q: ",
+            max_length=9,
+        )  # fmt: skip
+        other = gerund.load(spec)
+        assert other.encoder == lm.encoder
+        assert other.spec == lm.spec
+        np.testing.assert_array_equal(other.encode(["a cat"]), lm.encode(["a cat"]))
+
+    def test_a_models_own_spec_loads_it_again(self, tiny_folder):
+        lm = loaded(tiny_folder, max_length=9)
+        for encoder in (
+            lm.encoder,
+            EncoderConfig(attention=AttentionPlan("bidir"), pooling="last", append_eos=True),
+            EncoderConfig(attention=AttentionPlan("inter-back", combine="mean"), prompts={"query": "q: "}),
+        ):
+            spec = ModelSpec.model_validate_json(lm.with_encoder(encoder).spec.model_dump_json())
+            assert gerund.load(spec).encoder == encoder.with_defaults(N_LAYERS)
+            assert gerund.load(spec).fingerprint() == lm.with_encoder(encoder).fingerprint()
+
+    def test_keywords_replace_what_a_spec_says(self, tiny_folder):
+        spec = ModelSpec(model=str(tiny_folder), attention="mask0-bidir", k=2, pooling="last", dtype="float32")
+        assert gerund.load(spec, k=1).encoder.attention == AttentionPlan("mask0-bidir", k=1)
+        assert gerund.load(spec, attention="bidir").encoder.attention == AttentionPlan("bidir")
+        assert gerund.load(spec, attention="bidir").encoder.pooling == "last"
+
+    def test_a_saved_model_keeps_what_its_spec_said(self, tiny_folder, tmp_path):
+        loaded(tiny_folder, pooling="last").save(tmp_path / "saved")
+        spec = gerund.load(tmp_path / "saved", dtype="float32").spec
+        assert (spec.attention, spec.k, spec.pooling) == ("mask0-bidir", 1, "last")
+
+    def test_the_bundled_model_keeps_its_adapters_and_its_scorer(self):
+        lm = gerund.load()
+        other = gerund.load(lm.spec)
+        assert lm.spec.model == "default"
+        assert other.scorer is not None
+        assert other.adapters.folders == lm.adapters.folders
+        assert gerund.load(lm.spec, adapter="none").scorer is None
+
+    def test_a_model_made_in_memory_has_no_spec(self, tiny_folder):
+        lm = loaded(tiny_folder)
+        with pytest.raises(ConfigError, match="was not loaded from a folder or the hub"):
+            _ = gerund.LanguageModel(lm.model, lm.tokenizer).spec
