@@ -2,7 +2,8 @@
 #
 #   make demo     see it work, on short texts that come with it   (make demo MODEL=path/to/a/model)
 #   make test     run the tests            (make test PYTEST_ARGS="-k plan -x")
-#   make check    style, types and tests: what a change has to pass
+#   make docs     build the documentation as a site in site/, without a network
+#   make check    style, types, documentation and tests: what a change has to pass
 #   make format   let ruff put the code into its form
 #   make clean    remove what the targets above have made
 
@@ -20,7 +21,7 @@ USABLE := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11 python; do \
 	if $$python -c '$(USABLE)' >/dev/null 2>&1; then echo $$python; break; fi; done)
 
-.PHONY: help demo test check lint format clean
+.PHONY: help demo test check lint docs format clean
 .DEFAULT_GOAL := help
 
 help:
@@ -33,13 +34,17 @@ test: $(READY)
 	$(PYTEST) $(PYTEST_ARGS)
 
 # The tests come last, so that their summary is the last line.
-check: lint
+check: lint docs
 	$(PYTEST) $(PYTEST_ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# Strict: a warning is an error. The variable silences an advertisement for another program.
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 format: $(READY)
 	$(BIN)/ruff format .
@@ -54,5 +59,5 @@ $(READY): pyproject.toml constraints.txt
 	@touch $@
 
 clean:
-	rm -rf $(VENV) demo-output .pytest_cache .mypy_cache .ruff_cache build dist
+	rm -rf $(VENV) demo-output site .pytest_cache .mypy_cache .ruff_cache build dist
 	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +

@@ -1,4 +1,4 @@
-"""The mask pictures of docs/attention.md, drawn from the masks themselves."""
+"""The mask pictures of docs/explanation/attention-plans.md, drawn from the masks themselves."""
 
 from itertools import groupby
 
@@ -22,6 +22,6 @@ def picture(name: str, n_layers: int, **settings: int) -> str:
         groups.append([title, *(" ".join("#" if seen else "." for seen in row) for row in mask.tolist())])
     if plan.stream is not None:
         mask = visible(plan.stream.view, LENGTH)[0, 0]
-        groups.append(["the twins", *(" ".join("#" if seen else "." for seen in row) for row in mask.tolist())])
+        groups.append(["second pass", *(" ".join("#" if seen else "." for seen in row) for row in mask.tolist())])
     lines = zip(*groups, strict=True)
     return "\n".join("    ".join(f"{cell:<12}" for cell in line).rstrip() for line in lines)

@@ -1,10 +1,14 @@
-"""What README, docs and docstrings say is true: examples run, commands and options exist, links lead somewhere."""
+"""What README, docs and docstrings say is true: examples run, commands and options exist, links lead somewhere.
+
+Checks of many files are one test each, which names every offender.
+"""
 
 import doctest
 import importlib
 import re
 import shlex
 import subprocess
+import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -14,19 +18,44 @@ from typer.main import get_command
 
 import gerund
 from gerund.cli.main import app
+from tests.architecture_table import PAGE, PICTURES, with_pictures
+from tests.cli.helpers import run_cli
 from tests.pictures import picture
 from tests.test_architecture import FILES, PACKAGE, module_name
 from tests.tiny import CONFIGS, REFUSED
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md")), *sorted(PACKAGE.glob("assets/*/*.md"))]
+DOCS = ROOT / "docs"
+README = ROOT / "README.md"
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.rglob("*.md")), *sorted(PACKAGE.glob("assets/*/*.md"))]
+# What was done is told with the names of its time.
+HISTORY = {ROOT / "CHANGELOG.md", ROOT / "benchmarks" / "LOG.md"}
 HAS_DEFAULT = (PACKAGE / "assets" / "default" / "config.json").is_file()
-needs_default = pytest.mark.skipif(not HAS_DEFAULT, reason="the embedded default model is not in this checkout")
+needs_default = pytest.mark.skipif(not HAS_DEFAULT, reason="the bundled model is not in this checkout")
 
 FENCE = re.compile(r"^```(?P<info>[^\n]*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
-LINK = re.compile(r"(?<!!)\[[^\]]*\]\((?P<target>[^)\s]+)\)|<img[^>]* src=\"(?P<image>[^\"]+)\"")
-# Paths of somebody's machine, hosts that packages come from, notes to oneself.
-FOREIGN = re.compile(r"(?<![\w.])/(?:work|root|home|opt|Users)/|pypi[.]org|pythonhosted|\b(?:TODO|FIXME)\b")
+LINK = re.compile(r"\[[^\]]*\]\((?P<target>[^)\s]+)\)|<img[^>]* src=\"(?P<image>[^\"]+)\"")
+CODE_PATH = re.compile(r"`(?P<path>[\w.-]+(?:/[\w.-]+)+\.(?:py|yaml))`")
+GENERATED = re.compile(r"^<!-- generated: (?P<what>[a-z ]+) -->$", re.MULTILINE)
+# Paths of somebody's machine, options that say where packages come from, notes to oneself.
+FOREIGN = re.compile(r"(?<![\w.])/(?:work|root|home|opt|Users)/|--(?:extra-)?index-url|\b(?:TODO|FIXME)\b")
+HOST = re.compile(r"\bhttps?://(?P<host>[\w.-]*[\w-])")
+# Every other host is a leak: of a mirror, an index of packages, a service that nobody asked for.
+HOSTS = {
+    "127.0.0.1",
+    "a.b",
+    "arxiv.org",
+    "example.com",
+    "github.com",
+    "huggingface.co",
+    "keepachangelog.com",
+    "localhost",
+    "pytorch.org",
+    "semver.org",
+    "www.apache.org",
+    "www.w3.org",
+}
+README_LINES = 150
 
 
 def read(path: Path) -> str:
@@ -44,24 +73,26 @@ def blocks(path: Path, *languages: str) -> list[tuple[int, str, str]]:
     return [block for block in found if block[1].split(" ", maxsplit=1)[0] in languages]
 
 
-def docstring_examples() -> Iterator[object]:
-    for path in FILES:
-        name = f"gerund.{module_name(path)}".rstrip(".")
-        if ">>>" not in read(path):
-            continue
-        for test in doctest.DocTestFinder(exclude_empty=True).find(importlib.import_module(name), name):
-            if test.examples:
-                marks = [needs_default] if "gerund.load()" in test.docstring else []
-                yield pytest.param(test, id=test.name, marks=marks)
+def room(path: Path) -> str:
+    """Return the part of the package to which a file belongs."""
+    return module_name(path).split(".")[0] or "gerund"
 
 
-@pytest.mark.parametrize("test", list(docstring_examples()))
-def test_docstring_examples(test: doctest.DocTest) -> None:
-    test.globs["gerund"] = gerund
-    runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS)
+WITH_EXAMPLES = [path for path in FILES if ">>>" in read(path)]
+
+
+@pytest.mark.parametrize("part", sorted({room(path) for path in WITH_EXAMPLES}))
+def test_docstring_examples(part: str) -> None:
     said: list[str] = []
-    runner.run(test, out=said.append)
-    assert runner.summarize(verbose=False).failed == 0, "".join(said)
+    for path in (path for path in WITH_EXAMPLES if room(path) == part):
+        name = f"gerund.{module_name(path)}".rstrip(".")
+        for test in doctest.DocTestFinder(exclude_empty=True).find(importlib.import_module(name), name):
+            if not HAS_DEFAULT and "gerund.load()" in (test.docstring or ""):
+                continue
+            test.globs["gerund"] = gerund
+            runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS, verbose=False)
+            runner.run(test, out=said.append)
+    assert not said, "".join(said)
 
 
 @needs_default
@@ -84,6 +115,25 @@ def command_lines(page: Path) -> list[tuple[int, str]]:
     return found
 
 
+@needs_default
+def test_the_tutorial_of_the_command_line_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    ran = 0
+    for line, text in command_lines(DOCS / "tutorial" / "command-line.md"):
+        if text.startswith("gerund "):
+            words = shlex.split(text, comments=True)
+            words, target = (words[:-2], words[-1]) if words[-2] == ">" else (words, None)
+            done = run_cli(*words[1:])
+            assert done.code == 0, f"line {line}: {text}: {done.err}"
+            if target:
+                Path(target).write_text(done.out, encoding="utf-8")
+            ran += 1
+        else:
+            subprocess.run(["bash", "-c", text], check=True)
+    assert ran >= 10
+    assert (tmp_path / "report" / "report.html").is_file()
+
+
 @cache
 def commands() -> dict[str, set[str]]:
     """Return every command and its options."""
@@ -94,54 +144,79 @@ def commands() -> dict[str, set[str]]:
     }
 
 
-def check_command(text: str, where: str) -> None:
-    """Fail unless a line that calls `make` or `gerund` calls something that exists."""
+def wrong_in(text: str) -> str:
+    """Return what a line that calls `make` or `gerund` names and is not there; the empty string for nothing."""
     parts = text.split(" | ")
     words = shlex.split(parts[-1] if parts[-1].startswith("gerund ") else parts[0], comments=True)
     if words and words[0] == "make":
         targets = set(re.findall(r"^([a-z][a-z-]*):", read(ROOT / "Makefile"), re.MULTILINE))
-        assert {word for word in words[1:] if "=" not in word} <= targets, where
+        return ", ".join({word for word in words[1:] if "=" not in word} - targets)
     if words and words[0] == "gerund" and not words[1].startswith("-"):
-        assert words[1] in commands(), where
+        if words[1] not in commands():
+            return words[1]
         used = {word.split("=")[0] for word in words[2:] if re.fullmatch(r"--?[A-Za-z][\w-]*(=.*)?", word)}
-        assert used - {"--help", "-h"} <= commands()[words[1]], where
+        return ", ".join(used - {"--help", "-h"} - commands()[words[1]])
+    return ""
 
 
-@pytest.mark.parametrize("page", PAGES, ids=page_id)
-def test_commands_and_their_options_exist(page: Path) -> None:
-    for line, text in command_lines(page):
-        check_command(text, f"{page_id(page)}, block at line {line}: {text}")
-    for name in re.findall(r"`gerund ([a-z][a-z-]*)", read(page)):
-        assert name in commands(), f"{page_id(page)} names `gerund {name}`"
+def test_commands_and_their_options_exist() -> None:
+    offenders = []
+    for page in PAGES:
+        for line, text in command_lines(page):
+            if wrong := wrong_in(text):
+                offenders.append(f"{page_id(page)}, block at line {line}: {wrong} in {text}")
+        for text in re.findall(r"`(gerund [a-z][^`]*)`", read(page)):
+            if page not in HISTORY and (wrong := wrong_in(text.replace("|", ""))):
+                offenders.append(f"{page_id(page)}: {wrong} in `{text}`")
+    assert not offenders, "\n".join(offenders)
 
 
-@pytest.mark.parametrize("name", sorted(commands()))
-def test_every_command_has_examples_and_a_place_in_the_docs(name: str) -> None:
-    help_text = get_command(app).commands[name].help
-    examples = [line.strip() for line in help_text.splitlines() if line.strip().startswith("gerund ")]
-    assert examples, f"gerund {name} --help shows no example"
-    for example in examples:
-        check_command(example, example)
-    assert f"\n## {name}\n" in read(ROOT / "docs" / "cli.md")
+def test_every_command_has_examples_and_a_guide() -> None:
+    guides = [DOCS / "how-to", DOCS / "tutorial"]
+    shown = {words[1] for folder in guides for page in folder.glob("*.md") for words in calls(page)} | {
+        words[1] for words in calls(README)
+    }
+    offenders = [f"gerund {name} is shown in no tutorial or guide" for name in commands() if name not in shown]
+    for name, command in get_command(app).commands.items():
+        examples = [line.strip() for line in command.help.splitlines() if line.strip().startswith("gerund ")]
+        offenders += [] if examples else [f"gerund {name} --help shows no example"]
+        offenders += [f"{wrong} in {example}" for example in examples if (wrong := wrong_in(example))]
+    assert not offenders, "\n".join(offenders)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=page_id)
-def test_links_lead_somewhere(page: Path) -> None:
-    for match in LINK.finditer(read(page)):
-        target = match["target"] or match["image"]
-        if target.startswith(("http://", "https://", "mailto:")):
-            continue
-        name, _, anchor = target.partition("#")
-        path = (page.parent / name).resolve() if name else page
-        assert path.exists(), f"{page_id(page)} links to {target}"
-        if anchor:
-            assert anchor in anchors(path), f"{page_id(page)} links to {target}"
+def calls(page: Path) -> list[list[str]]:
+    return [text.split() for _, text in command_lines(page) if text.startswith("gerund ")]
+
+
+def test_links_lead_somewhere() -> None:
+    offenders = []
+    for page in PAGES:
+        for match in LINK.finditer(FENCE.sub("", read(page))):
+            target = match["target"] or match["image"]
+            if target.startswith(("http://", "https://", "mailto:")):
+                continue
+            name, _, anchor = target.partition("#")
+            path = (page.parent / name).resolve() if name else page
+            if not path.exists() or (anchor and anchor not in anchors(path)):
+                offenders.append(f"{page_id(page)} links to {target}")
+    assert not offenders, "\n".join(offenders)
 
 
 def anchors(path: Path) -> set[str]:
     """Return the anchors of a page's headings, made as the usual renderers make them."""
     headings = re.findall(r"^#+ (.+)$", FENCE.sub("", read(path)), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_files_that_are_named_exist() -> None:
+    offenders = []
+    for page in PAGES:
+        if page in HISTORY:
+            continue
+        for match in CODE_PATH.finditer(read(page)):
+            if not any((folder / match["path"]).is_file() for folder in (ROOT, PACKAGE)):
+                offenders.append(f"{page_id(page)} names {match['path']}")
+    assert not offenders, "\n".join(offenders)
 
 
 def tracked() -> list[Path]:
@@ -152,40 +227,84 @@ def tracked() -> list[Path]:
 
 
 def test_nothing_names_a_machine() -> None:
-    endings = {".py", ".md", ".yaml", ".toml", ".txt", ".json", ".jsonl", ".cfg", ""}
+    endings = {".py", ".md", ".yaml", ".yml", ".toml", ".txt", ".json", ".jsonl", ".cfg", ".html", ".css", ""}
+    offenders = []
     for path in tracked():
-        if path.suffix in endings and path.is_file() and path != Path(__file__):
-            found = FOREIGN.search(read(path))
-            assert not found, f"{page_id(path)} has {found[0]!r}"
+        if path.suffix not in endings or not path.is_file() or path == Path(__file__):
+            continue
+        text = read(path)
+        offenders += [f"{page_id(path)} has {found[0]!r}" for found in FOREIGN.finditer(text)]
+        hosts = {found["host"] for found in HOST.finditer(text)} - HOSTS
+        offenders += [f"{page_id(path)} names the host {host}" for host in sorted(hosts)]
+    assert not offenders, "\n".join(offenders)
 
 
 def test_mask_pictures_are_what_the_code_does() -> None:
-    found = [(info, body) for _, info, body in blocks(ROOT / "docs" / "attention.md", "text") if " plan " in info]
+    page = DOCS / "explanation" / "attention-plans.md"
+    found = [(info, body) for _, info, body in blocks(page, "text") if " plan " in info]
     assert len(found) >= 8
+    wrong = []
     for info, body in found:
         _, _, name, n_layers, *settings = info.split()
         numbers = {key: int(value) for key, value in (setting.split("=") for setting in settings)}
-        assert body == picture(name, int(n_layers), **numbers) + "\n", info
+        if body != (right := picture(name, int(n_layers), **numbers) + "\n"):
+            wrong.append(f"{info} is\n{right}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_pictures_of_packages_and_imports_are_what_the_table_says() -> None:
+    page = read(PAGE)
+    assert all(f"<!-- drawn: {name} -->" in page for name in PICTURES)
+    assert page == with_pictures(page), "run: python -m tests.architecture_table"
 
 
 def test_every_plan_and_every_tested_architecture_is_documented() -> None:
-    page = read(ROOT / "docs" / "attention.md")
-    for name in (*gerund.PLAN_NAMES, *CONFIGS, *REFUSED):
-        assert f"`{name}`" in page, name
+    page = read(DOCS / "reference" / "attention-plans.md")
+    missing = [name for name in (*gerund.PLAN_NAMES, *CONFIGS, *REFUSED) if f"`{name}`" not in page]
+    assert not missing
 
 
-def test_the_readme_tree_names_every_file() -> None:
-    [tree] = [body for _, info, body in blocks(ROOT / "README.md", "text") if info.endswith("tree")]
-    entries, folders = [], []
-    for line in tree.splitlines():
-        name = line.split("#")[0].rstrip()
-        depth = (len(name) - len(name.lstrip())) // 2
-        folders[depth:] = [name.strip()]
-        entries.append("".join(folders))
-        assert "#" in line or name.endswith("/"), f"{name.strip()} has no comment"
-    for entry in entries:
-        assert (ROOT / entry).exists(), f"the tree names {entry}"
-    for path in FILES:
-        name = page_id(path)
-        if path.name != "__init__.py" or name == "src/gerund/__init__.py":
-            assert name in entries, f"the tree lacks {name}"
+def test_every_public_name_is_in_the_reference() -> None:
+    page = read(DOCS / "reference" / "python.md")
+    missing = [name for name in gerund.__all__ if f"\n::: gerund.{name}\n" not in page]
+    assert not missing, "docs/reference/python.md needs a line `::: gerund.NAME` for each"
+
+
+def test_the_readme_is_short_and_shows_no_file_tree() -> None:
+    lines = read(README).splitlines()
+    assert len(lines) <= README_LINES
+    assert not [line for line in lines if re.match(r"\s+\w+\.py\b", line)]
+
+
+@pytest.fixture
+def hooks(monkeypatch: pytest.MonkeyPatch) -> Iterator[object]:
+    """Return the module that builds the site."""
+    pytest.importorskip("mkdocs")
+    monkeypatch.syspath_prepend(str(DOCS / "_site"))
+    yield importlib.import_module("hooks")
+    sys.modules.pop("hooks", None)
+
+
+def test_what_the_site_generates_is_there(hooks) -> None:
+    wanted = {match["what"] for page in DOCS.rglob("*.md") for match in GENERATED.finditer(read(page))}
+    assert wanted == set(hooks.GENERATORS)
+    reference = hooks.GENERATORS["commands"]()
+    options = [f"{name} {option}" for name, all_of in commands().items() for option in all_of if option[0] == "-"]
+    missing = [name for name in commands() if f"## {name}\n" not in reference]
+    parts = {part.split("\n")[0]: part for part in reference.split("## ")}
+    missing += [text for text in options if f"`{text.split()[1]}`" not in parts[text.split()[0]]]
+    assert not missing
+
+
+def test_links_are_led_to_where_pages_lie_in_the_site(hooks) -> None:
+    pages = ["index.md", "contributing.md", "tutorial/index.md", "how-to/a.md", "pictures/x.png"]
+    text = (
+        "[a](docs/how-to/a.md#b) ![x](docs/pictures/x.png) [c](CONTRIBUTING.md) [l](LICENSE) [w](https://example.com)"
+    )
+    want = "[a](how-to/a.md#b) ![x](pictures/x.png) [c](contributing.md) l (`LICENSE`) [w](https://example.com)"
+    assert hooks.rewritten(text, "index.md", pages) == want
+    deep = "[c](../../CONTRIBUTING.md) [`examples/x.py`](../../examples/x.py) [t](../tutorial/index.md)"
+    want = "[c](../contributing.md) `examples/x.py` [t](../tutorial/index.md)"
+    assert hooks.rewritten(deep, "how-to/a.md", pages) == want
+    fenced = "```text plan bidir 4\n[a](b.md)\n```\n"
+    assert hooks.rewritten(fenced, "how-to/a.md", pages) == fenced.replace(" plan bidir 4", "")

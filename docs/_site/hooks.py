@@ -23,7 +23,6 @@ INCLUDED = {
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
     "src/gerund/assets/default/README.md": "reference/bundled-model.md",
-    "src/gerund/assets/demo/README.md": "reference/demo-texts.md",
     "benchmarks/LOG.md": "benchmarks-log.md",
 }
 # Where each of them lies in the repository.
@@ -32,7 +31,11 @@ SOURCES = {page: source for source, page in INCLUDED.items()}
 _FENCE = re.compile(r"^(?P<fence>```+)(?P<info>[^\n]*)\n(?P<body>.*?)^(?P=fence)[ ]*$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"(?P<bang>!?)\[(?P<text>[^\]]*)\]\((?P<target>[^)\s]+)\)")
 _MARK = re.compile(r"^<!-- generated: (?P<what>[a-z ]+) -->$", re.MULTILINE)
-_EXTERNAL = re.compile(r"<(?:script|img|iframe|source)\b[^>]*\bsrc=\"?(?:https?:)?//[^>]*>|<link\b[^>]*\brel=\"?(?:stylesheet|preconnect|icon)[^>]*\bhref=\"?(?:https?:)?//[^>]*>|@import[^;]*//")
+_KINDS = {"int": "NUMBER", "float": "NUMBER", "path": "PATH"}
+_EXTERNAL = re.compile(
+    r"<(?:script|img|iframe|source)\b[^>]*\bsrc=\"?(?:https?:)?//[^>]*>"
+    r"|<link\b[^>]*\brel=\"?(?:stylesheet|preconnect|icon)[^>]*\bhref=\"?(?:https?:)?//[^>]*>"
+)
 
 
 def on_files(files: Any, config: Any) -> Any:
@@ -85,7 +88,8 @@ def _relinked(text: str, page: str, pages: set[str]) -> str:
         place = posixpath.normpath(posixpath.join(posixpath.dirname(source), name))
         inside = INCLUDED.get(place, place.removeprefix("docs/"))
         if place.startswith("docs/") or inside in pages:
-            return f"{match['bang']}[{match['text']}]({posixpath.relpath(inside, posixpath.dirname(page))}{hash_sign}{anchor})"
+            there = posixpath.relpath(inside, posixpath.dirname(page))
+            return f"{match['bang']}[{match['text']}]({there}{hash_sign}{anchor})"
         # A file that is no page, such as an example: its path says where it is.
         return match["text"] if match["text"].strip("`") == place else f"{match['text']} (`{place}`)"
 
@@ -113,7 +117,7 @@ def _command(name: str, command: Any) -> str:
             lines += [f"`{_argument(param)}`", f":   {_described(param)}", ""]
         else:
             names = ", ".join(f"`{option}`" for option in (*param.opts, *param.secondary_opts))
-            kind = "" if getattr(param, "is_flag", False) else f" {_escaped(_kind(param))}"
+            kind = "" if getattr(param, "is_flag", False) else f" {_kind(param)}"
             lines += [f"{names}{kind}", f":   {_described(param)}", ""]
     return "\n".join(lines)
 
@@ -124,16 +128,19 @@ def _argument(param: Any) -> str:
 
 
 def _kind(param: Any) -> str:
-    kind = {"integer": "number", "float": "number", "boolean": "flag"}.get(param.type.name, param.type.name)
-    return kind.upper() + (", may be repeated" if param.multiple else "")
+    # Typer says what a value is in its own words, and before version 0.20 in click's.
+    described = getattr(param, "type_descriptor", None)
+    kind = getattr(described.annotation, "__name__", "text") if described else param.type.name
+    name = next((word for start, word in _KINDS.items() if kind.lower().startswith(start)), "TEXT")
+    return f"*{name}*" + (" (may be repeated)" if param.multiple else "")
 
 
 def _described(param: Any) -> str:
     text = _escaped(" ".join((getattr(param, "help", None) or "").split()))
-    default = param.default
+    default = param.default if getattr(param, "show_default", True) else None
     if param.required:
         text += " *Required.*"
-    elif isinstance(default, str | int | float) and not isinstance(default, bool) and getattr(param, "show_default", True):
+    elif isinstance(default, str | int | float) and not isinstance(default, bool):
         text += f" Default: `{default}`."
     return text.strip() or "Its value."
 
