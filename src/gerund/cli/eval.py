@@ -23,7 +23,7 @@ _SIDES = ("representation", "tokens", "generation")
 Data = Annotated[
     Path | None,
     typer.Option(
-        help="A folder with sts/, retrieval/, classification/, ...; see docs/evaluation.md.", show_default=False
+        help="A folder with sts/, retrieval/, classification/, ...; see docs/reference/evaluation.md.", show_default=False
     ),
 ]
 Limit = Annotated[
@@ -142,7 +142,7 @@ def _list(data: Path | None) -> None:
     found = sorted(tasks_in(data), key=lambda task: (_SIDES.index(task.side), task.kind))
     if not found:
         raise ConfigError(
-            f"{data} holds nothing that is known; docs/evaluation.md says what a folder of data looks like"
+            f"{data} holds nothing that is known; docs/reference/evaluation.md says what a folder of data looks like"
         )
     typer.echo("* has a validation split\n")
     for kind, group in groupby(found, key=lambda task: task.kind):
@@ -156,7 +156,7 @@ def _list(data: Path | None) -> None:
             typer.echo(f"    --set {kind}.{name}={value}  {told[name]}")
         typer.echo()
     if unused := unused_files(data, found):
-        typer.echo("No task was found for these files; docs/evaluation.md says how they are called:")
+        typer.echo("No task was found for these files; docs/reference/evaluation.md says how they are called:")
         for path in unused:
             typer.echo(f"    {path.relative_to(data)}")
 
