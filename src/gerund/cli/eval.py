@@ -23,7 +23,8 @@ _SIDES = ("representation", "tokens", "generation")
 Data = Annotated[
     Path | None,
     typer.Option(
-        help="A folder with sts/, retrieval/, classification/, ...; see docs/reference/evaluation.md.", show_default=False
+        help="A folder with sts/, retrieval/, classification/, ...; see docs/reference/evaluation.md.",
+        show_default=False,
     ),
 ]
 Limit = Annotated[

@@ -192,7 +192,7 @@ def _where(folder: Path | None, local: list[Task]) -> str:
     if folder is None:
         return "; give --data FOLDER for tasks on local data, or an MTEB name"
     if not local:
-        return f"; {folder} holds no data of any task, and docs/reference/evaluation.md says what such a folder looks like"
+        return f"; {folder} holds no data of any task; docs/reference/evaluation.md says what such a folder looks like"
     return f"; gerund eval --list --data {folder} shows what is there"
 
 
