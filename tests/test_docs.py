@@ -282,7 +282,13 @@ def hooks(monkeypatch: pytest.MonkeyPatch) -> Iterator[object]:
     pytest.importorskip("mkdocs")
     monkeypatch.syspath_prepend(str(DOCS / "_site"))
     yield importlib.import_module("hooks")
-    sys.modules.pop("hooks", None)
+    for name in ("hooks", "docstrings"):
+        sys.modules.pop(name, None)
+
+
+def test_docstrings_become_markdown(hooks) -> None:
+    made = importlib.import_module("docstrings").as_markdown("Add, as :func:`sum`.\n\n>>> 1 + 1\n2\n\nMore.")
+    assert made == "Add, as `sum`.\n\n```pycon\n>>> 1 + 1\n2\n```\n\nMore."
 
 
 def test_what_the_site_generates_is_there(hooks) -> None:
