@@ -44,7 +44,7 @@ lint: $(READY)
 
 # Strict: a warning is an error. The variable silences an advertisement for another program.
 docs: $(READY)
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 format: $(READY)
 	$(BIN)/ruff format .
