@@ -18,6 +18,7 @@ from typer.main import get_command
 
 import gerund
 from gerund.cli.main import app
+from gerund.training.recipe import Recipe
 from tests.architecture_table import PAGE, PICTURES, with_pictures
 from tests.cli.helpers import run_cli
 from tests.pictures import picture
@@ -282,7 +283,7 @@ def hooks(monkeypatch: pytest.MonkeyPatch) -> Iterator[object]:
     pytest.importorskip("mkdocs")
     monkeypatch.syspath_prepend(str(DOCS / "_site"))
     yield importlib.import_module("hooks")
-    for name in ("hooks", "docstrings"):
+    for name in ("hooks", "docstrings", "recipe_fields"):
         sys.modules.pop(name, None)
 
 
@@ -300,6 +301,18 @@ def test_what_the_site_generates_is_there(hooks) -> None:
     parts = {part.split("\n")[0]: part for part in reference.split("## ")}
     missing += [text for text in options if f"`{text.split()[1]}`" not in parts[text.split()[0]]]
     assert not missing
+
+
+def test_every_setting_of_a_recipe_is_in_the_reference(hooks) -> None:
+    recipe, objectives = hooks.GENERATORS["recipe"](), hooks.GENERATORS["objectives"]()
+    missing = [name for name in Recipe.model_fields if f"| `{name}` |" not in recipe]
+    guide = read(DOCS / "reference" / "objectives.md")
+    kinds = re.findall(r"^\| `(\w+)` \|", guide, re.MULTILINE)
+    assert len(kinds) >= 10
+    missing += [kind for kind in kinds if f"\n## {kind}\n" not in objectives]
+    missing += [kind for kind in re.findall(r"^## (\w+)$", objectives, re.MULTILINE) if kind not in kinds]
+    assert not missing
+    assert "| `p_mar` | number | `0.5` |" in objectives
 
 
 def test_links_are_led_to_where_pages_lie_in_the_site(hooks) -> None:

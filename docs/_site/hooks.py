@@ -4,14 +4,18 @@ Knows: which files outside ``docs/`` become pages, how links are rewritten for t
 replaces. Does not know: what the pages say.
 """
 
+import json
 import posixpath
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File
+from recipe_fields import objective_tables, recipe_tables
 
 import gerund
 
@@ -151,9 +155,9 @@ def _escaped(text: str) -> str:
 
 def recipe_list() -> str:
     """Return the recipes of the package, each with what it says of itself."""
-    from gerund.training.shipped import shipped_recipes
-
-    rows = [f"| `{name}` | {_escaped(sentence)} |" for name, sentence in shipped_recipes().items()]
+    asked = [sys.executable, "-m", "gerund", "recipes", "--json"]
+    found = json.loads(subprocess.run(asked, capture_output=True, check=True).stdout)
+    rows = [f"| `{name}` | {_escaped(sentence)} |" for name, sentence in found.items()]
     return "\n".join(["| recipe | what it does |", "|---|---|", *rows])
 
 
@@ -164,6 +168,8 @@ def version() -> str:
 
 GENERATORS: dict[str, Callable[[], str]] = {
     "commands": command_reference,
+    "objectives": objective_tables,
+    "recipe": recipe_tables,
     "recipes": recipe_list,
     "version": version,
 }
