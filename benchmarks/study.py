@@ -1,0 +1,57 @@
+"""What studies share: scripts that train arms with several seeds, evaluate each, and compare means over seeds.
+
+Trainings and scores that lie in the work folder already are used again, so a study may be interrupted. A cell of a
+study's table is the mean and the standard deviation over seeds. Knows recipes and tasks by name only; what is trained
+and measured is each script's own.
+"""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import harness
+from gerund.evaluation.run import cache_in, contenders_of, evaluate
+from gerund.evaluation.task import Settings
+from gerund.training.recipe import load_recipe
+from gerund.training.run import train
+from results import Cell, mean_of
+
+Metrics = dict[str, dict[str, float]]
+# What `--quick` adds to every recipe: enough to see that trainings and tasks still fit together.
+QUICK_RECIPE = ("steps=2", "schedule.warmup_steps=0", "data.validation_tokens=2048")
+
+
+def parser(doc: str | None) -> argparse.ArgumentParser:
+    """Return a parser with the options of all studies."""
+    made = harness.parser(doc)
+    made.add_argument("--data", type=Path, required=True, help="the data folder; texts to train on are in its lm/")
+    made.add_argument("--work", type=Path, required=True, help="trained models and scores, used again where they are")
+    made.add_argument("--seeds", type=_numbers, default="0,1,2", help="with commas (%(default)s)")
+    made.add_argument("--only", nargs="*", default=[], help="names of arms")
+    made.add_argument("--set", nargs="*", default=[], help="more settings of the recipes, KEY=VALUE")
+    return made
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(part) for part in text.split(",")]
+
+
+def trained(recipe: str, overrides: Sequence[str], output: Path, more: Sequence[str] = ()) -> Path:
+    """Return the folder of a model, trained unless it is there."""
+    if not (output / "model").is_dir():
+        train(load_recipe(recipe, [*overrides, f"output={output}", *more]), resume=True)
+    return output / "model"
+
+
+def measured(system: Any, tasks: Sequence[Any], work: Path) -> Metrics:
+    """Return all metrics of one model, or of BM25 by its name, by task."""
+    contenders = contenders_of([system], cache=cache_in(work / "scores"))
+    done = evaluate(contenders, tasks, Settings(show_progress=False), folder=work / "scores")
+    return {result.task: dict(result.score.metrics) for result in done.results}
+
+
+def over_seeds(found: Sequence[Mapping[str, Mapping[str, float]]], task: str, metric: str, scale: float = 1) -> Cell:
+    """Return one cell: a metric over the seeds that have it, or None."""
+    values = [scale * one[task][metric] for one in found if metric in one.get(task, {})]
+    return mean_of(values) if values else None
