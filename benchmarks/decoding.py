@@ -35,7 +35,8 @@ LIKELIHOODS = ("random", "overlap", "avg_cll", "pmi", "self_certainty")
 _PREFIXES = 16
 COLUMNS = [
     Column("system", "way to write"), Column("corpus", "corpus"), Column("prefix", "words of the prefix"),
-    Column("mauve", "MAUVE", "", 3, "higher"), Column("mauve_error", "its standard error a seed", "", 3),
+    Column("mauve", "MAUVE", "", 3, "higher"), Column("gain", "above nucleus, seed by seed", "", 3),
+    Column("mauve_error", "its standard error a seed", "", 3),
     Column("rep", "rep", "", 3), Column("overlap", "overlap with the prefix", "", 3),
     Column("rep_4", "repeated 4-grams", "", 3), Column("length", "words", "", 0),
     Column("seconds", "wall time a text", "s", 1),
@@ -104,7 +105,12 @@ def measure(lm: Any, task: Writing, chosen: dict[str, dict[str, Any]], options: 
                 path.write_text(json.dumps(before), "utf-8")
         runs = done[name] = [known[str(seed)] for seed in options.seeds]
         cells = {column.key: mean(runs, column.key) for column in COLUMNS[3:]}
-        rows.append({"system": name, "corpus": task.title, "prefix": task.prefix_words, **cells})
+        row: Row = {"system": name, "corpus": task.title, "prefix": task.prefix_words, **cells}
+        if name != "nucleus" and "nucleus" in done:
+            pairs = zip(runs, done["nucleus"], strict=True)
+            gains = [run["mauve"] - base["mauve"] for run, base in pairs if "mauve" in run and "mauve" in base]
+            row["gain"] = mean_of(gains) if gains else None
+        rows.append(row)
     draw(done, task, options.work / stem)
     return rows
 

@@ -37,7 +37,7 @@ from results import Cell, Column, Result, Row, Run, Table, median_of
 # For a child whose memory is measured: glibc gives what is freed back at once, so that a peak is what was in use and
 # not what the allocator kept.
 RETURN_FREED_MEMORY = {"MALLOC_MMAP_THRESHOLD_": "65536"}
-_COMMON = ("rounds", "threads", "output", "quick", "child", "data", "work")
+_COMMON = ("rounds", "threads", "output", "quick", "child", "data", "work", "folder")
 # A machine with more than this much work a core at the start is called busy.
 _IDLE_LOAD = 0.25
 _LOAD = os.getloadavg()[0] / (os.cpu_count() or 1) if hasattr(os, "getloadavg") else None

@@ -3,8 +3,9 @@
     python benchmarks/memory.py [--hidden 768 --layers 12] [--t5-width 512 --t5-layers 8]
 
 First a random Llama: the peak resident size of generating, and of generating while another thread encodes. Then a
-random T5 with a projection head: the resident size above that of the process before it was loaded, of the whole model, and of
-what `for_representation` keeps (GUR, section V-A), with equal vectors. Each runs in a process of its own.
+random T5 with a projection head: the resident size above that of the process before it was loaded, of
+the whole model and of what `for_representation` keeps (GUR, section V-A), with equal vectors. Each
+runs in a process of its own.
 """
 
 import tempfile

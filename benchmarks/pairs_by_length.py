@@ -7,11 +7,14 @@ The steps of the recipe `default-encoder` on the bundled model: 64 mined pairs o
 both systems find the same loss and gradients, then times them in turn.
 """
 
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import torch
 
 import harness
+from gerund.data.mining import MiningSettings, mine
 from gerund.training.building import CorpusTexts, build_objectives
 from gerund.training.compiling import compile_layers
 from gerund.training.corpus.sources import Sources
@@ -19,6 +22,7 @@ from gerund.training.objectives import contrastive
 from gerund.training.recipe import load_recipe
 from gerund.training.step import StepData, TrainingModule, run_step
 from gerund.training.subject import prepare_subject, uses_bf16
+from inputs import DEMO
 
 PADDED, BY_LENGTH = SYSTEMS = ("one padded pass", "passes by length")
 
@@ -26,12 +30,29 @@ PADDED, BY_LENGTH = SYSTEMS = ("one padded pass", "passes by length")
 def main(argv: list[str] | None = None) -> None:
     """Compare both ways to pass a batch."""
     parser = harness.parser(__doc__)
-    parser.add_argument("--folder", required=True, help="where the mined pairs are")
+    parser.add_argument("--folder", type=Path, help="where the mined pairs are; with --quick pairs of the demo")
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--fp32", action="store_true")
     parser.add_argument("--plain", action="store_true", help="without compiled layers")
     options = harness.parse(parser, argv, quick={"steps": 1, "plain": True})
-    overrides = ["model.base=default", f"data.folder={options.folder}"]
+    if options.folder is not None:
+        compare(options, [f"data.folder={options.folder}"])
+    elif not options.quick:
+        parser.error("--folder is missing")
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            compare(options, demo_pairs(Path(folder)))
+
+
+def demo_pairs(folder: Path) -> list[str]:
+    """Mine a few pairs of the demo's documents; return the settings of the recipe that takes them."""
+    mine([DEMO / "documents.jsonl"], folder / "pairs.parquet", MiningSettings(pairs="all", method="none"), show=False)
+    return [f"data.folder={folder}", "objectives.gur.pairs.files=[pairs.parquet]", "objectives.gur.batch_size=4"]
+
+
+def compare(options: Any, source: list[str]) -> None:
+    """Check, time and report."""
+    overrides = ["model.base=default", *source]
     if options.fp32:
         overrides.append("precision=fp32")
     recipe = load_recipe("default-encoder", overrides)
@@ -43,7 +64,7 @@ def main(argv: list[str] | None = None) -> None:
         compile_layers(subject.model)
     data = StepData(objectives, steps=options.steps)
     items = [data[number] for number in range(options.steps)]
-    released = contrastive.passes_may_differ
+    own = contrastive.passes_may_differ
 
     def choose(system: str, _round: int = 0) -> None:
         contrastive.passes_may_differ = lambda _model: system == BY_LENGTH
@@ -66,7 +87,7 @@ def main(argv: list[str] | None = None) -> None:
     rounds = harness.alternate(
         dict.fromkeys(SYSTEMS, lambda: [step(inputs) for inputs in items]), options.rounds, prepare=choose
     )
-    contrastive.passes_may_differ = released
+    contrastive.passes_may_differ = own
     caption = f"{options.steps} contrastive steps of the recipe `default-encoder`, {'bf16' if bf16 else 'fp32'}."
     table = rounds.table("steps", caption, base=PADDED, checks=[check])
     harness.report(options, __file__, [table], tokens=tokens, tokens_with_padding=padded)

@@ -25,7 +25,11 @@ anything is timed. They take turns, one thread each unless the table says otherw
 second round. The measure is processor time, with wall time beside it. A ratio is taken within each round, and a table
 gives the median with the smallest and largest value. Memory is measured in a process of its own. "±" is the standard
 deviation over trainings with different seeds. The best value of a column is bold where one is wanted; reference rows
-do not compete.
+do not compete. Tables that were carried over are older than the harness: most systems took turns in a fixed order, and
+most ratios are those of the medians.
+
+"The first base" is the bundled model's base after its first 2000 steps (16.4 million tokens), without adapters:
+`gerund train default-base` makes it again, to be given in the place of `default`.
 """
 
 
@@ -85,26 +89,28 @@ def page(folder: Path = results.RESULTS) -> str:
             if not shown or not shown <= left:
                 raise ValueError(f"PAGE names {entry!r}, which is not there or stands on the page already")
             left -= shown
-            blocks += [part for part in (result.note, *map(table_block, tables)) if part]
+            blocks += [part for part in (result.note, *map(table_block, tables, [None, *tables])) if part]
     if left:
         raise ValueError(f"no section of PAGE names {', '.join(f'{name}:{table}' for name, table in sorted(left))}")
     return "\n\n".join(blocks) + "\n"
 
 
-def table_block(table: Table) -> str:
+def table_block(table: Table, before: Table | None = None) -> str:
     """Return caption, table and conclusion."""
-    return "\n\n".join(part for part in (caption(table), markdown(table), table.conclusion) if part)
+    return "\n\n".join(part for part in (caption(table, before), markdown(table), table.conclusion) if part)
 
 
-def caption(table: Table) -> str:
-    """Return what is compared, command, machine and date, in one line."""
+def caption(table: Table, before: Table | None = None) -> str:
+    """Return what is compared, command, machine and date, in one line; a command is not repeated."""
     parts = [f"**{table.caption}**"]
     if table.checks:
         parts.append(f"Checked first: {'; '.join(table.checks)}.")
     if (run := table.run) is not None:
-        when = run.date if run.recorded == BY_SCRIPT else f"{run.date}, {run.recorded}"
+        last = before.run if before is not None else None
+        parts.append("Command as above." if last and last.command == run.command else f"`{run.command}`.")
         busy = ", other work running" if run.machine_busy else ""
-        parts.append(f"`{run.command}`. {run.machine[0].upper()}{run.machine[1:]}{busy}. {when}.")
+        parts.append(f"{run.machine[0].upper()}{run.machine[1:]}{busy}.")
+        parts.append(f"{run.date}{'' if run.recorded == BY_SCRIPT else f' ({run.recorded})'}.")
     return " ".join(parts)
 
 

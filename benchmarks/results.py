@@ -21,7 +21,7 @@ from typing import Any
 
 RESULTS = Path(__file__).resolve().parent / "results"
 BY_SCRIPT = "by the script"
-CARRIED = "carried over from the table of "
+CARRIED = "carried over from the table of "  # and its date and commit
 
 Cell = float | str | dict[str, float] | None
 Row = dict[str, Cell | bool]

@@ -86,9 +86,12 @@ def trained(name: str, seed: int, options: Any) -> Path:
 
 def measured(model: str | Path | None, options: Any, *, likelihoods: bool) -> study.Metrics:
     """Return the metrics of every task."""
+    names = TASKS[:1] if options.quick else TASKS
     settings = [*SIZES, f"suffix-identification.likelihoods={str(likelihoods).lower()}"]
     settings += [f"human-or-generated.likelihoods={str(likelihoods).lower()}"]
-    tasks = with_options(select(list(TASKS[:1] if options.quick else TASKS), options.data), settings)
+    kinds = {name.partition("/")[0] for name in names}
+    used = [setting for setting in settings if setting.partition(".")[0] in kinds]
+    tasks = with_options(select(list(names), options.data), used)
     return study.measured(BM25 if model == BM25 else _opened(model), tasks, options.work)
 
 

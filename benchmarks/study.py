@@ -52,6 +52,6 @@ def measured(system: Any, tasks: Sequence[Any], work: Path) -> Metrics:
 
 
 def over_seeds(found: Sequence[Mapping[str, Mapping[str, float]]], task: str, metric: str, scale: float = 1) -> Cell:
-    """Return one cell: a metric over the seeds that have it, or None."""
+    """Return one cell: a metric over the seeds that were measured on the task and have it, or None without any."""
     values = [scale * one[task][metric] for one in found if metric in one.get(task, {})]
     return mean_of(values) if values else None

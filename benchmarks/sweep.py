@@ -3,8 +3,8 @@
     python benchmarks/sweep.py --data ../shared/data [--layers 22] [--texts 300] [--rounds 3]
 
 A Llama of random weights with the tokenizer of the bundled model; sentences of the STS Benchmark, without `--data`
-those of the demo. Both systems encode the same texts with the same weights under k = 1 to n; checks first that the vectors
-are the same, then times the systems in turn.
+those of the demo. Both systems encode the same texts with the same weights under k = 1 to n; checks first that the
+vectors are the same, then times the systems in turn.
 """
 
 from dataclasses import replace
