@@ -58,8 +58,8 @@ def main(argv: list[str] | None = None) -> None:
     options = harness.parse(parser, argv, quick={"tokens": 256, "lengths": "32", "not_compiled": True})
     systems = SYSTEMS[:2] if options.not_compiled else SYSTEMS
     recipe = load_recipe("magnet-default")
-    subject, bf16 = prepare_subject(recipe, write=False), uses_bf16(recipe)
-    runtime, model = subject.runtime, subject.model.train()
+    trainable, bf16 = prepare_subject(recipe, write=False), uses_bf16(recipe)
+    runtime, model = trainable.runtime, trainable.model.train()
     rows, checks = [], []
     for length in map(int, options.lengths.split(",")):
         torch.manual_seed(0)

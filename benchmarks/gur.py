@@ -20,8 +20,6 @@ from gerund.entry import load
 from gerund.evaluation.contender import BM25
 from gerund.evaluation.hybrid import HYBRID
 from gerund.evaluation.registry import select
-from gerund.evaluation.run import cache_in, contenders_of, evaluate
-from gerund.evaluation.task import Settings
 from gerund.models.encoder_decoder import is_encoder_decoder
 from gerund.training.building import CorpusTexts, build_objectives
 from gerund.training.corpus.sources import Sources
@@ -96,25 +94,17 @@ def measured(model: str | Path, options: Any, *, hybrid: bool = False) -> list[s
     """Return the metrics of every task, for the model and with ``hybrid`` for BM25 and it together."""
     retrieval = [COLLECTIONS[0]] if options.quick else [TITLES, *COLLECTIONS]
     if model == BM25:
-        return [study.measured(BM25, select(retrieval, options.data), options.work)]
+        return [study.measured([BM25], select(retrieval, options.data), options.work)]
     lm = load(adapter="none", attention="mask0-bidir") if model == "default" else load(model)
     apart = is_encoder_decoder(lm.model)
     names = retrieval if options.quick else [*retrieval, *ZERO_SHOT, *([] if apart else ["perplexity/wiki"])]
-    found = [study.measured(lm, select(names, options.data), options.work)]
+    found = [study.measured([lm], select(names, options.data), options.work)]
     if hybrid:
-        both = evaluated_together(lm, retrieval, options)
-        found.append(both)
+        joined = [task for task in select(retrieval, options.data) if task.takes_bm25]
+        found.append(study.measured([lm, HYBRID], joined, options.work))
     if apart:
         found[0]["span"] = {"loss": span_loss(Path(model), options.data, options.work)}
     return found
-
-
-def evaluated_together(lm: Any, names: list[str], options: Any) -> study.Metrics:
-    """Return the metrics of BM25 and a model joined by their ranks."""
-    _, joined = contenders_of([lm, HYBRID], cache=cache_in(options.work / "scores"))
-    tasks = [task for task in select(names, options.data) if task.takes_bm25]
-    done = evaluate([joined], tasks, Settings(show_progress=False), folder=options.work / "scores")
-    return {result.task: dict(result.score.metrics) for result in done.results}
 
 
 def span_loss(model: Path, data: Path, work: Path) -> float:
@@ -122,9 +112,9 @@ def span_loss(model: Path, data: Path, work: Path) -> float:
     overrides = ["model.config=null", "tokenizer=null", f"model.base={model}", f"data.folder={data / 'lm'}"]
     overrides += [f"data.cache={work / 'cache'}", "data.validation_tokens=65536", f"output={work / 'none'}"]
     recipe = load_recipe("t5-default-base", overrides)
-    subject = prepare_subject(recipe, write=False)
-    [objective] = build_objectives(recipe, subject, CorpusTexts(Sources(recipe, subject.tokenizer)))
-    module = TrainingModule(subject.model, {objective.name: objective.losses}).eval()
+    trainable = prepare_subject(recipe, write=False)
+    [objective] = build_objectives(recipe, trainable, CorpusTexts(Sources(recipe, trainable.tokenizer)))
+    module = TrainingModule(trainable.model, {objective.name: objective.losses}).eval()
     [(batches, count)] = objective.validation.values()
     rows = objective.config.batch_size
     made = [batches.make(number, number * rows, rows) for number in range(count)]
@@ -163,7 +153,7 @@ def table_of(base: str, options: Any) -> Table:
 def main(argv: list[str] | None = None) -> None:
     """Train, measure, and report a table for each model that is begun with."""
     parser = study.parser(__doc__)
-    quick = {"seeds": [0], "only": ["GUR, causal"], "set": [*study.QUICK_RECIPE]}
+    quick = {"seeds": [0], "only": ["GUR, causal"], "set": [*study.QUICK_RECIPE, *study.QUICK_TEXTS]}
     options = harness.parse(parser, argv, quick=quick)
     options.work.mkdir(parents=True, exist_ok=True)
     pairs_in(options.data, options.work, quick=options.quick)

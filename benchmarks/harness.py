@@ -215,7 +215,7 @@ def alternate_children(
 
 
 def answer(found: Mapping[str, Any]) -> None:
-    """Hand a child's findings to `in_child`."""
+    """Hand what a child found to `in_child`."""
     sys.stdout.write("\n" + json.dumps(dict(found)) + "\n")
 
 

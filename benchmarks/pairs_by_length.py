@@ -57,11 +57,11 @@ def compare(options: Any, source: list[str]) -> None:
         overrides.append("precision=fp32")
     recipe = load_recipe("default-encoder", overrides)
     torch.manual_seed(0)
-    subject, bf16 = prepare_subject(recipe, write=False), uses_bf16(recipe)
-    objectives = build_objectives(recipe, subject, CorpusTexts(Sources(recipe, subject.tokenizer, print)))
-    module = TrainingModule(subject.model, {one.name: one.losses for one in objectives}, bf16=bf16).train()
+    trainable, bf16 = prepare_subject(recipe, write=False), uses_bf16(recipe)
+    objectives = build_objectives(recipe, trainable, CorpusTexts(Sources(recipe, trainable.tokenizer, print)))
+    module = TrainingModule(trainable.model, {one.name: one.losses for one in objectives}, bf16=bf16).train()
     if not options.plain:
-        compile_layers(subject.model)
+        compile_layers(trainable.model)
     data = StepData(objectives, steps=options.steps)
     items = [data[number] for number in range(options.steps)]
     own = contrastive.passes_may_differ

@@ -135,7 +135,7 @@ def title(column: Column) -> str:
 
 
 def best_row(column: Column, rows: list[Row]) -> list[Row]:
-    """Return the rows whose cell looks best: those that are written alike share it."""
+    """Return the rows whose cell looks best: all that are written alike."""
     there = [row for row in rows if not row.get("reference") and number(row.get(column.key)) is not None]
     if not column.better or not there:
         return []

@@ -92,7 +92,7 @@ def measured(model: str | Path | None, options: Any, *, likelihoods: bool) -> st
     kinds = {name.partition("/")[0] for name in names}
     used = [setting for setting in settings if setting.partition(".")[0] in kinds]
     tasks = with_options(select(list(names), options.data), used)
-    return study.measured(BM25 if model == BM25 else _opened(model), tasks, options.work)
+    return study.measured([BM25 if model == BM25 else _opened(model)], tasks, options.work)
 
 
 def _opened(model: str | Path | None) -> LanguageModel:

@@ -43,11 +43,11 @@ def main(argv: list[str] | None = None) -> None:
         for name, value in (("batch_size", options.texts), ("length", options.length))
     ]
     recipe = load_recipe(RECIPE, [*sizes, "objectives.sscl.weight=0", "precision=fp32"])
-    subject = prepare_subject(recipe, write=False)
-    vocabulary = subject.model.get_input_embeddings().num_embeddings
-    [objective] = build_objectives(recipe, subject, RandomTexts(vocabulary))
+    trainable = prepare_subject(recipe, write=False)
+    vocabulary = trainable.model.get_input_embeddings().num_embeddings
+    [objective] = build_objectives(recipe, trainable, RandomTexts(vocabulary))
     batch = objective.batches.make(0, 0, options.texts)
-    model, both = subject.model, objective.losses
+    model, both = trainable.model, objective.losses
     assert isinstance(both, HybridLosses)
 
     def one_pass() -> None:

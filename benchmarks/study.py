@@ -17,6 +17,10 @@ from gerund.training.recipe import load_recipe
 from gerund.training.run import train
 from results import Cell, mean_of
 
+# And to every recipe that reads texts: a few of them.
+QUICK_TEXTS = (
+    "data.sources=[{name: wiki, files: [wiki.test.jsonl], validation: [wiki.valid.jsonl], clean: wikipedia, limit: 50}]",
+)
 Metrics = dict[str, dict[str, float]]
 # What `--quick` adds to every recipe: enough to see that trainings and tasks still fit together.
 QUICK_RECIPE = ("steps=2", "schedule.warmup_steps=0", "data.validation_tokens=2048")
@@ -44,10 +48,10 @@ def trained(recipe: str, overrides: Sequence[str], output: Path, more: Sequence[
     return output / "model"
 
 
-def measured(system: Any, tasks: Sequence[Any], work: Path) -> Metrics:
-    """Return all metrics of one model, or of BM25 by its name, by task."""
-    contenders = contenders_of([system], cache=cache_in(work / "scores"))
-    done = evaluate(contenders, tasks, Settings(show_progress=False), folder=work / "scores")
+def measured(systems: Sequence[Any], tasks: Sequence[Any], work: Path) -> Metrics:
+    """Return all metrics of one system by task: the last one; a hybrid is behind the one that it joins."""
+    system = contenders_of(list(systems), cache=cache_in(work / "scores"))[-1]
+    done = evaluate([system], tasks, Settings(show_progress=False), folder=work / "scores")
     return {result.task: dict(result.score.metrics) for result in done.results}
 
 

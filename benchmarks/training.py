@@ -12,6 +12,7 @@ import argparse
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from hashlib import blake2b
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -155,10 +156,11 @@ def trained(arm: Arm, seed: int, options: argparse.Namespace) -> Path:
     """Return the folder of an arm's model, trained unless it lies there already."""
     folder, data, work = Path(), options.data / "lm", options.work
     for number, (name, overrides) in enumerate(arm.recipes):
-        overrides = (*overrides, *options.set)
-        key = "-".join([name, *(text.replace("objectives.", "") for text in overrides), f"seed{seed}"])
+        # What is set beside a study's own settings may be long, so that a folder's name has only its digest.
+        more = [blake2b(" ".join(options.set).encode(), digest_size=6).hexdigest()] if options.set else []
+        key = "-".join([name, *(text.replace("objectives.", "") for text in overrides), *more, f"seed{seed}"])
         settings = [f"data.folder={data}", f"data.cache={work / 'cache'}", f"seed={seed}"]
-        settings += [*overrides, *([f"model.base={folder}"] if number else [])]
+        settings += [*overrides, *options.set, *([f"model.base={folder}"] if number else [])]
         folder = study.trained(name, settings, work / "runs" / key.replace("/", "_"))
     return folder
 
@@ -176,7 +178,7 @@ def measured(arm: Arm, seed: int, chosen: Study, options: argparse.Namespace) ->
     if arm.encoder is not None:
         lm = lm.with_encoder(arm.encoder(lm.encoder))
     tasks = with_options(select(list(chosen.tasks), options.data), list(chosen.options))
-    return study.measured(lm, tasks, options.work)
+    return study.measured([lm], tasks, options.work)
 
 
 def table_of(name: str, chosen: Study, options: argparse.Namespace) -> Table:
@@ -239,7 +241,7 @@ def main(argv: list[str] | None = None) -> None:
     """Run a study."""
     parser = study.parser(__doc__)
     parser.add_argument("study", choices=[*STUDIES, "mtp"])
-    quick = {"seeds": [0], "set": [*study.QUICK_RECIPE], "only": [MEAN.name, UNIMAE.name]}
+    quick = {"seeds": [0], "set": [*study.QUICK_RECIPE, *study.QUICK_TEXTS], "only": [MEAN.name, UNIMAE.name]}
     options = harness.parse(parser, argv, quick=quick)
     options.work.mkdir(parents=True, exist_ok=True)
     if options.study == "mtp":
