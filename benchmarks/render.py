@@ -26,7 +26,7 @@ second round. The measure is processor time, with wall time beside it. A ratio i
 gives the median with the smallest and largest value. Memory is measured in a process of its own. "±" is the standard
 deviation over trainings with different seeds. The best value of a column is bold where one is wanted; reference rows
 do not compete. Tables that were carried over are older than the harness: most systems took turns in a fixed order, and
-most ratios are those of the medians.
+most ratios are those of the medians; their commands are written with today's options.
 
 "The first base" is the bundled model's base after its first 2000 steps (16.4 million tokens), without adapters:
 `gerund train default-base` makes it again, to be given in the place of `default`.
@@ -107,7 +107,10 @@ def caption(table: Table, before: Table | None = None) -> str:
         parts.append(f"Checked first: {'; '.join(table.checks)}.")
     if (run := table.run) is not None:
         last = before.run if before is not None else None
-        parts.append("Command as above." if last and last.command == run.command else f"`{run.command}`.")
+        if run.command:
+            parts.append("Command as above." if last and last.command == run.command else f"`{run.command}`.")
+        else:
+            parts.append("The command was not recorded.")
         busy = ", other work running" if run.machine_busy else ""
         parts.append(f"{run.machine[0].upper()}{run.machine[1:]}{busy}.")
         parts.append(f"{run.date}{'' if run.recorded == BY_SCRIPT else f' ({run.recorded})'}.")

@@ -51,7 +51,7 @@ class Run:
     """How, where and when a table was measured.
 
     Attributes:
-        command: what to type, from the project's root.
+        command: what to type, from the project's root; empty where an old table did not say it.
         machine: in words.
         date: of the measurement, as `YYYY-MM-DD`.
         recorded: by whom: `BY_SCRIPT`, or which older table it was carried over from.

@@ -18,9 +18,7 @@ from gerund.training.run import train
 from results import Cell, mean_of
 
 # And to every recipe that reads texts: a few of them.
-QUICK_TEXTS = (
-    "data.sources=[{name: wiki, files: [wiki.test.jsonl], validation: [wiki.valid.jsonl], clean: wikipedia, limit: 50}]",
-)
+QUICK_TEXTS = ("data.sources=[{name: wiki, files: [wiki.test.jsonl], validation: [wiki.valid.jsonl], limit: 50}]",)
 Metrics = dict[str, dict[str, float]]
 # What `--quick` adds to every recipe: enough to see that trainings and tasks still fit together.
 QUICK_RECIPE = ("steps=2", "schedule.warmup_steps=0", "data.validation_tokens=2048")

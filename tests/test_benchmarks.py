@@ -74,7 +74,7 @@ def test_result_files_say_how_they_were_measured(path: Path) -> None:
         run = table.run
         assert run is not None, where
         assert table.caption.endswith("."), where
-        assert run.command, where
+        assert run.command or run.recorded != BY_SCRIPT, where
         assert run.machine, where
         assert re.match(r"2\d{3}-\d\d-\d\d", run.date), where
         assert run.recorded == BY_SCRIPT or re.fullmatch(
