@@ -83,6 +83,8 @@ def trained(name: str, seed: int, options: Any) -> Path:
     recipe, base, own = ARMS[name]
     data, work = options.data, options.work
     output = work / "runs" / f"{name.replace(', ', '-').replace(' ', '-')}-{seed}"
+    if (output / "model").is_dir():
+        return output / "model"
     pairs = work.resolve() / ("pairs-none.parquet" if "lcs" in recipe else "pairs.parquet")
     start = base_of(base, data, work, QUICK_BASE if options.quick else [])
     overrides = [f"model.base={start}", f"objectives.gur.pairs.files=[{pairs}]"]
@@ -94,14 +96,14 @@ def measured(model: str | Path, options: Any, *, hybrid: bool = False) -> list[s
     """Return the metrics of every task, for the model and with ``hybrid`` for BM25 and it together."""
     retrieval = [COLLECTIONS[0]] if options.quick else [TITLES, *COLLECTIONS]
     if model == BM25:
-        return [study.measured([BM25], select(retrieval, options.data), options.work)]
+        return [study.measured([BM25], select(retrieval, options.data), options)]
     lm = load(adapter="none", attention="mask0-bidir") if model == "default" else load(model)
     apart = is_encoder_decoder(lm.model)
     names = retrieval if options.quick else [*retrieval, *ZERO_SHOT, *([] if apart else ["perplexity/wiki"])]
-    found = [study.measured([lm], select(names, options.data), options.work)]
+    found = [study.measured([lm], select(names, options.data), options)]
     if hybrid:
         joined = [task for task in select(retrieval, options.data) if task.takes_bm25]
-        found.append(study.measured([lm, HYBRID], joined, options.work))
+        found.append(study.measured([lm, HYBRID], joined, options))
     if apart:
         found[0]["span"] = {"loss": span_loss(Path(model), options.data, options.work)}
     return found

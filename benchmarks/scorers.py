@@ -23,6 +23,7 @@ from gerund.training.negatives import NegativesSettings, make_negatives
 from results import Cell, Column, Row, Table
 
 DOCUMENTS, A_DOCUMENT = 64, 64
+QUICK_SIZES = (4, 8)
 LONGER = "inbook, longer"
 PREFIX_WORDS, WORDS = 96, 64
 CAPTION = (
@@ -55,20 +56,22 @@ ARMS: dict[str, tuple[str, ...]] = {
 }
 
 
-def passages_in(work: Path, data: Path, *, longer: bool = False) -> Path:
+def passages_in(options: Any, *, longer: bool = False) -> Path:
     """Return the folder of passages, made unless it is there; with ``longer`` of all books, without generated ones."""
+    documents, a_document = QUICK_SIZES if options.quick else (DOCUMENTS, A_DOCUMENT)
+    work, data = options.work, options.data
     folder, books = work / ("passages-longer" if longer else "passages"), work / "books.jsonl"
     if longer:
         books = data / "lm" / "books.train.jsonl.xz"
     elif not books.is_file():
         # Every second book: the corpus goes by author.
-        found = [one.text for one in read_documents([data / "lm" / "books.train.jsonl.xz"])][: 2 * DOCUMENTS : 2]
+        found = [one.text for one in read_documents([data / "lm" / "books.train.jsonl.xz"])][: 2 * documents : 2]
         books.write_text("".join(json.dumps({"text": text}) + "\n" for text in found), "utf-8")
     settings = NegativesSettings(
         clean="gutenberg",
         prefix_words=PREFIX_WORDS,
         most_words=WORDS,
-        per_document=A_DOCUMENT,
+        per_document=a_document,
         generate=0.0 if longer else 1.0,
     )
     lm = None if longer else load(attention="causal", adapter="none")
@@ -79,7 +82,9 @@ def passages_in(work: Path, data: Path, *, longer: bool = False) -> Path:
 def trained(name: str, seed: int, options: Any) -> Path:
     """Return the folder of a scorer, trained unless it is there."""
     output = options.work / "runs" / f"{name.replace(', ', '-').replace(' ', '')}-{seed}"
-    passages = passages_in(options.work, options.data, longer=name == LONGER).resolve()
+    if (output / "model").is_dir():
+        return output / "model"
+    passages = passages_in(options, longer=name == LONGER).resolve()
     overrides = [f"objectives.rankgen.passages=[{passages}]", f"seed={seed}", *ARMS[name]]
     return study.trained("rankgen-default", overrides, output, options.set)
 
@@ -92,7 +97,7 @@ def measured(model: str | Path | None, options: Any, *, likelihoods: bool) -> st
     kinds = {name.partition("/")[0] for name in names}
     used = [setting for setting in settings if setting.partition(".")[0] in kinds]
     tasks = with_options(select(list(names), options.data), used)
-    return study.measured([BM25 if model == BM25 else _opened(model)], tasks, options.work)
+    return study.measured([BM25 if model == BM25 else _opened(model)], tasks, options)
 
 
 def _opened(model: str | Path | None) -> LanguageModel:
@@ -124,7 +129,7 @@ def row(name: str, found: list[study.Metrics], metric: str) -> Row:
 def main(argv: list[str] | None = None) -> None:
     """Train, measure, and report the table."""
     parser = study.parser(__doc__)
-    quick = {"seeds": [0], "only": ["inbook"], "set": [*study.QUICK_RECIPE]}
+    quick = {"seeds": [0], "only": ["inbook"], "set": [*study.QUICK_RECIPE, "objectives.rankgen.batch_size=4"]}
     options = harness.parse(parser, argv, quick=quick)
     options.work.mkdir(parents=True, exist_ok=True)
     plain = measured(None, options, likelihoods=True)

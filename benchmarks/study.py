@@ -17,6 +17,8 @@ from gerund.training.recipe import load_recipe
 from gerund.training.run import train
 from results import Cell, mean_of
 
+# How much of every task it scores.
+QUICK_LIMIT = 16
 # And to every recipe that reads texts: a few of them.
 QUICK_TEXTS = ("data.sources=[{name: wiki, files: [wiki.test.jsonl], validation: [wiki.valid.jsonl], limit: 50}]",)
 Metrics = dict[str, dict[str, float]]
@@ -46,10 +48,11 @@ def trained(recipe: str, overrides: Sequence[str], output: Path, more: Sequence[
     return output / "model"
 
 
-def measured(systems: Sequence[Any], tasks: Sequence[Any], work: Path) -> Metrics:
+def measured(systems: Sequence[Any], tasks: Sequence[Any], options: argparse.Namespace) -> Metrics:
     """Return all metrics of one system by task: the last one; a hybrid is behind the one that it joins."""
+    work, limit = options.work, QUICK_LIMIT if options.quick else None
     system = contenders_of(list(systems), cache=cache_in(work / "scores"))[-1]
-    done = evaluate([system], tasks, Settings(show_progress=False), folder=work / "scores")
+    done = evaluate([system], tasks, Settings(show_progress=False, limit=limit), folder=work / "scores")
     return {result.task: dict(result.score.metrics) for result in done.results}
 
 

@@ -178,7 +178,7 @@ def measured(arm: Arm, seed: int, chosen: Study, options: argparse.Namespace) ->
     if arm.encoder is not None:
         lm = lm.with_encoder(arm.encoder(lm.encoder))
     tasks = with_options(select(list(chosen.tasks), options.data), list(chosen.options))
-    return study.measured([lm], tasks, options.work)
+    return study.measured([lm], tasks, options)
 
 
 def table_of(name: str, chosen: Study, options: argparse.Namespace) -> Table:
