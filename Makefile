@@ -5,6 +5,7 @@
 #   make docs     build the documentation as a site in site/, without a network
 #   make check    style, types, documentation and tests: what a change has to pass
 #   make format   let ruff put the code into its form
+#   make benchmark-page   render docs/benchmarks.md from benchmarks/results/
 #   make clean    remove what the targets above have made
 
 SHELL := /bin/bash
@@ -21,7 +22,7 @@ USABLE := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11 python; do \
 	if $$python -c '$(USABLE)' >/dev/null 2>&1; then echo $$python; break; fi; done)
 
-.PHONY: help demo test check lint docs format clean
+.PHONY: help demo test check lint docs format benchmark-page clean
 .DEFAULT_GOAL := help
 
 help:
@@ -49,6 +50,9 @@ docs: $(READY)
 format: $(READY)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+benchmark-page: $(READY)
+	$(BIN)/python benchmarks/render.py
 
 # Made again whenever the dependencies change. The stamp comes last: after an interruption, make goes on here.
 $(READY): pyproject.toml constraints.txt

@@ -2,32 +2,25 @@
 
     python benchmarks/cached_contrastive.py [--pairs 512 --chunk 32 --tokens 32] [--rounds 3]
 
-The embedded default model, random token ids, mean pooling, one training step a side and a process. Memory is the peak
-resident size beyond that before the step, measured in a process of its own in which freed memory goes back to the
-system at once, so that it is what was in use and not what the allocator kept; time is that of the CPU. Checks first
-that the cached loss and gradients are those of the plain one. The goals are 1.3 of the memory of a plain step on one
-chunk, and 1.5 of the time of a plain step on the whole batch.
+The bundled model, random token ids, mean pooling, one training step a system and a process. Memory is the peak resident
+size beyond that before the step, measured where freed memory goes back to the operating system at once, so that it is
+what was in use and not what the allocator kept. Checks first that the cached loss and gradients are those of the plain
+one. The goals are 1.3 of the memory of a plain step on one chunk, and 1.5 of the time of the plain batch.
 """
 
-import argparse
-import json
-import os
-import resource
-import statistics
-import subprocess
-import sys
-import time
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+import harness
 from gerund.entry import load
 from gerund.training.losses.cached import cached_loss
 from gerund.training.losses.contrastive import info_nce
+from results import Column, Table
 
 MEMORY_GOAL, TIME_GOAL = 1.3, 1.5
-RETURNING = {"MALLOC_MMAP_THRESHOLD_": "65536"}  # glibc's
-SIDES = ("plain, one chunk", "plain, whole batch", "cached, whole batch")
+SMALL, PLAIN, CACHED = SYSTEMS = ("plain, one chunk", "plain, whole batch", "cached, whole batch")
 
 
 def embed(model: nn.Module, ids_PLT: Tensor) -> Tensor:
@@ -41,11 +34,12 @@ def compare(pairs_P2D: Tensor) -> Tensor:
     return info_nce(pairs_P2D[:, 0], pairs_P2D[:, 1], own, temperature=0.05) / len(pairs_P2D)
 
 
-def step(side: str, model: nn.Module, chunks: tuple[Tensor, ...]) -> Tensor:
-    """Compute one side's loss and gradients."""
-    if side.startswith("cached"):
+def step(system: str, model: nn.Module, chunks: tuple[Tensor, ...]) -> Tensor:
+    """Compute one system's loss and gradients."""
+    model.zero_grad(set_to_none=True)
+    if system == CACHED:
         return cached_loss(lambda chunk: embed(model, chunk), chunks, compare)
-    if side == "plain, one chunk":
+    if system == SMALL:
         chunks = chunks[:1]
     # In chunks as well, so that nothing but the graph that is kept differs.
     loss = compare(torch.cat([embed(model, chunk) for chunk in chunks]))
@@ -53,64 +47,56 @@ def step(side: str, model: nn.Module, chunks: tuple[Tensor, ...]) -> Tensor:
     return loss.detach()
 
 
-def peak() -> float:
-    """Return this process's peak resident size in MiB."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-
-
-def work(arguments: argparse.Namespace) -> None:
-    """Run one side; print its memory, its times, and what it found."""
+def child(case: dict[str, Any]) -> dict[str, Any]:
+    """Run one system; return its memory, its seconds, and what it found."""
     model = load(adapter="none", dtype="float32", device="cpu").model.train()
     torch.manual_seed(0)
-    ids = torch.randint(100, model.config.vocab_size, (arguments.pairs, 2, arguments.tokens))
-    ids[:, 1, ::2] = ids[:, 0, ::2]  # the texts of a pair have something in common
-    before, seconds, found, memory = peak(), [], [], 0.0
-    for index in range(arguments.rounds):
-        model.zero_grad(set_to_none=True)
-        start = time.process_time()
-        loss = step(arguments.work, model, ids.split(arguments.chunk))
-        seconds.append(time.process_time() - start)
-        if not index:
-            memory = peak() - before
-            found = [loss.item(), *(float(p.grad.norm()) for p in model.parameters() if p.grad is not None)]
-    print(json.dumps({"memory": memory, "seconds": statistics.median(seconds), "found": found}))
+    ids_PLT = torch.randint(100, model.config.vocab_size, (case["pairs"], 2, case["tokens"]))
+    ids_PLT[:, 1, ::2] = ids_PLT[:, 0, ::2]  # the texts of a pair have something in common
+    chunks = ids_PLT.split(case["chunk"])
+    before = harness.peak_memory()
+    loss = step(case["system"], model, chunks)
+    memory = harness.peak_memory() - before
+    found = harness.loss_and_gradients(loss, model)
+    if case["memory_only"]:
+        return {"memory": memory}
+    spent = harness.spend(lambda: step(case["system"], model, chunks))
+    return {"cpu": spent.cpu, "wall": spent.wall, "found": found}
 
 
-def run(side: str, arguments: list[str], environment: dict[str, str]) -> dict:
-    """Run one side in a process of its own."""
-    command = [sys.executable, __file__, *arguments, "--work", side]
-    done = subprocess.run(command, env={**os.environ, **environment}, stdout=subprocess.PIPE, text=True, check=True)
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-def main() -> None:
-    """Run all sides and print the ratios."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def main(argv: list[str] | None = None) -> None:
+    """Compare all systems."""
+    parser = harness.parser(__doc__)
     parser.add_argument("--pairs", type=int, default=512)
     parser.add_argument("--chunk", type=int, default=32)
     parser.add_argument("--tokens", type=int, default=32)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--work", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.work:
-        work(arguments)
+    options = harness.parse(parser, argv, quick={"pairs": 32, "chunk": 8, "tokens": 16})
+    if options.child:
+        harness.answer(child(options.child))
         return
-    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads; {arguments.pairs} pairs of texts of ", end="")
-    print(f"{arguments.tokens} tokens, chunks of {arguments.chunk} pairs")
-    results = {}
-    for side in SIDES:
-        results[side] = run(side, sys.argv[1:], {})
-        results[side]["memory"] = run(side, [*sys.argv[1:], "--rounds", "1"], RETURNING)["memory"]
-    small, plain, cached = (results[side] for side in SIDES)
-    apart = max(abs(a / b - 1) for a, b in zip(cached["found"], plain["found"], strict=True))
-    print(f"  loss and gradients: largest relative difference to the plain loss {apart:.1e}")
-    if apart > 1e-3:
-        sys.exit("the cached gradients are not those of the plain loss")
-    for side, result in results.items():
-        print(f"  {side:20} peak {result['memory']:6.0f} MiB   {result['seconds']:6.2f} s of CPU")
-    print(f"  memory {cached['memory'] / small['memory']:.2f} of a plain step on one chunk (goal {MEMORY_GOAL})")
-    print(f"  memory {cached['memory'] / plain['memory']:.3f} of a plain step on the whole batch")
-    print(f"  time {cached['seconds'] / plain['seconds']:.2f} of a plain step on the whole batch (goal {TIME_GOAL})")
+    sizes = {key: getattr(options, key) for key in ("pairs", "chunk", "tokens")}
+    cases = {name: {"system": name, "memory_only": False, **sizes} for name in SYSTEMS}
+    rounds, found = harness.alternate_children(__file__, cases, options.rounds)
+    apart = harness.relative_difference(found[CACHED][0]["found"], found[PLAIN][0]["found"])
+    check = harness.require("largest relative difference of loss and gradients", apart, 1e-3)
+    memory = {
+        name: harness.in_child(__file__, {**case, "memory_only": True}, harness.RETURN_FREED_MEMORY)["memory"]
+        for name, case in cases.items()
+    }
+    rows = rounds.rows(PLAIN)
+    for row in rows:
+        name = str(row["system"])
+        row |= {"memory": memory[name], "of_small": memory[name] / memory[SMALL]}
+        row |= {"of_plain": memory[name] / memory[PLAIN]}
+    columns = harness.time_columns(
+        PLAIN, Column("memory", "memory of the step", "MiB", 0), Column("of_small", f"of {SMALL}", "", 2),
+        Column("of_plain", f"of {PLAIN}", "", 3),
+    )  # fmt: skip
+    caption = (
+        f"A contrastive step on {options.pairs} pairs of texts of {options.tokens} tokens, chunks of {options.chunk} "
+        f"pairs (goals: {MEMORY_GOAL} of the memory of one chunk, {TIME_GOAL} of the time of the plain batch)."
+    )
+    harness.report(options, __file__, [Table("step", caption, columns, rows, checks=[check])])
 
 
 if __name__ == "__main__":

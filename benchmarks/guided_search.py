@@ -9,23 +9,22 @@ round, has transformers' `generate` read both for every sample, and scores the t
 which it computes once. Checks first that, without chance and with one sample, both write the same text and score
 it alike. Beside the search in float32 the one with a scorer in bfloat16, which `T5Scorer.load` chooses where the
 processor has it. Then the same with the generator as its own scorer, by the state of the end token, whose states of a
-text so far the search here keeps.
+text so far the search here keeps. The goals are 4 times as fast every 20 tokens, 8 times every 5.
 """
 
-import argparse
 import copy
 import functools
-import statistics
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
-from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel, T5Config
+from transformers import GPT2Config, GPT2LMHeadModel, T5Config
 from transformers.activations import NewGELUActivation
 
 import gerund
+import harness
 from gerund.attention.plan import AttentionPlan
 from gerund.config import EncoderConfig, Rerank, Sampling
 from gerund.models.t5_scorer import T5EncoderWithProjection
@@ -33,8 +32,12 @@ from gerund.scoring.dual import DualScorer
 from gerund.scoring.t5 import T5Scorer
 from gerund.scoring.vectors import VectorScorer
 from gerund.text_encoder import TextEncoder
+from inputs import bundled_tokenizer
+from results import Column, Row, Table
 
-BEAMS, SAMPLES, NEW_TOKENS, PREFIX_TOKENS = 2, 10, 115, 256
+BEAMS, SAMPLES, PREFIX_TOKENS = 2, 10, 256
+RELEASED = "released"
+GOALS = {20: 4.0, 5: 8.0}
 # Makes a random model about as sure of the next token as a small trained one (about 4 nats of entropy), as
 # the time that nucleus sampling takes here depends on it.
 SHARPNESS = 9
@@ -72,10 +75,10 @@ class Released:
                     pool.append((text, True))
                     continue
                 inputs = self.tokenizer(prefix + text, return_tensors="pt", truncation=True, max_length=1024 - room)
-                draws = {"do_sample": False} if greedy else {"do_sample": True, "top_p": 0.9, "top_k": 0}
+                choice = {"do_sample": False} if greedy else {"do_sample": True, "top_p": 0.9, "top_k": 0}
                 output = self.model.generate(
                     **inputs,
-                    **draws,
+                    **choice,
                     max_new_tokens=room,
                     num_return_sequences=samples,
                     pad_token_id=self.tokenizer.eos_token_id,
@@ -92,28 +95,41 @@ class Released:
         return kept[0][0], score
 
 
-def main() -> None:
-    """Run the comparison and print it."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def main(argv: list[str] | None = None) -> None:
+    """Run the comparison."""
+    parser = harness.parser(__doc__)
     parser.add_argument("--every", type=int, nargs="+", default=[20, 5])
-    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--layers", type=int, default=6)
     parser.add_argument("--width", type=int, default=384)
-    arguments = parser.parse_args()
+    parser.add_argument("--new-tokens", type=int, default=115)
+    options = harness.parse(parser, argv, quick={"every": [20], "layers": 1, "width": 96, "new_tokens": 20})
     with tempfile.TemporaryDirectory() as folder:
-        lm, scorer = models(Path(folder), arguments.layers, arguments.width)
+        lm, scorer = models(Path(folder), options.layers, options.width)
     prefix = lm.tokenizer.decode(lm.tokenizer(TEXT * 20)["input_ids"][:PREFIX_TOKENS], skip_special_tokens=True)
     half = T5Scorer(scorer.model, scorer.tokenizer, "bfloat16", autocast=torch.bfloat16)
     own = DualScorer(TextEncoder(lm.model, lm.tokenizer, END_TOKEN), projection_DD=None, name="own")
-    print(f"B={BEAMS} N={SAMPLES}, prefix of {PREFIX_TOKENS} tokens, {NEW_TOKENS} new tokens")
+    rows: list[Row] = []
+    apart = 0.0
     for title, peer_scorer, scorers in (
-        ("T5", scorer, {"float32": scorer, "bfloat16": half}),
-        ("the generator itself", own, {"float32": own}),
+        ("a T5 encoder", scorer, {"gerund, fp32": scorer, "gerund, bf16 scorer": half}),
+        ("the generator itself", own, {"gerund, fp32": own}),
     ):
         peer = Released(lm, peer_scorer)
-        check(lm, peer, peer_scorer, prefix)
-        for every in arguments.every:
-            compare(lm, peer, scorers, prefix, every, arguments.rounds, title)
+        apart = max(apart, difference(lm, peer, peer_scorer, prefix))
+        for every in options.every:
+            rows += compare(lm, peer, scorers, prefix, every, options, title)
+    checks = ["both write the same text greedily", harness.require("relative difference of its score", apart, 1e-3)]
+    columns = harness.time_columns(
+        RELEASED,
+        Column("scored by", "scored by"),
+        Column("every", "ranked every, tokens"),
+        Column("goal", "goal", "", 0),
+    )
+    caption = (
+        f"Beam search by a scorer beside the released one: {BEAMS} beams of {SAMPLES} samples, "
+        f"{options.new_tokens} tokens behind {PREFIX_TOKENS}, {options.layers} layers of width {options.width}."
+    )
+    harness.report(options, __file__, [Table("search", caption, columns, rows, checks=checks)])
 
 
 def compare(
@@ -122,41 +138,36 @@ def compare(
     scorers: dict[str, VectorScorer],
     prefix: str,
     every: int,
-    rounds: int,
+    options: Any,
     title: str,
-) -> None:
-    """Time both sides in turn and print medians and ratios."""
+) -> list[Row]:
+    """Time all searches in turn."""
+    seed = 0
 
-    def theirs(seed: int) -> object:
+    def next_seed(_system: str, number: int) -> None:
+        nonlocal seed
+        seed = number
+
+    def theirs() -> object:
         torch.manual_seed(seed)
-        return peer.search(prefix, BEAMS, SAMPLES, every, NEW_TOKENS)
+        return peer.search(prefix, BEAMS, SAMPLES, every, options.new_tokens)
 
-    def ours(seed: int, scorer: VectorScorer) -> object:
+    def ours(scorer: VectorScorer) -> object:
         # Forgets the prefix's vector, which a search computes once.
         scorer._known.clear()
         rerank = Rerank(SAMPLES, beams=BEAMS, every=every, scorer=scorer)
-        return lm.generate(prefix, NEW_TOKENS, Sampling(1.0, top_p=0.9, seed=seed), rerank=rerank)
+        return lm.generate(prefix, options.new_tokens, Sampling(1.0, top_p=0.9, seed=seed), rerank=rerank)
 
-    ways: dict[str, Callable[[int], object]] = {
-        f"ours, {name}": functools.partial(ours, scorer=scorer) for name, scorer in scorers.items()
-    }
-    ways["released"] = theirs
-    times: dict[str, list[float]] = {name: [] for name in ways}
-    for seed in range(rounds):
-        for name, way in ways.items():
-            times[name].append(seconds(way, seed))
-    other = statistics.median(times["released"])
-    for name, measured in times.items():
-        median = statistics.median(measured)
-        print(
-            f"scored by {title}, L={every:3}: {name:16} {median:6.2f} s, released / this {other / median:.1f}",
-            flush=True,
-        )
+    systems: dict[str, Callable[[], object]] = {RELEASED: theirs}
+    systems |= {name: functools.partial(ours, scorer) for name, scorer in scorers.items()}
+    rows = harness.alternate(systems, options.rounds, prepare=next_seed).rows(RELEASED)
+    more = {"scored by": title, "every": every}
+    return [{**row, **more, "goal": None if row["system"] == RELEASED else GOALS.get(every)} for row in rows]
 
 
 def models(folder: Path, layers: int, width: int) -> tuple[gerund.LanguageModel, T5Scorer]:
-    """Return a random generator and a random scorer, both with the tokenizer of the model inside."""
-    tokenizer = AutoTokenizer.from_pretrained(str(Path(gerund.__file__).parent / "assets" / "default"))
+    """Return a random generator and a random scorer, both with the tokenizer of the bundled model."""
+    tokenizer = bundled_tokenizer()
     torch.manual_seed(0)
     vocabulary = len(tokenizer)
     config = GPT2Config(
@@ -186,24 +197,19 @@ def as_transformers_has_it(model: T5EncoderWithProjection) -> T5EncoderWithProje
     return own
 
 
-def check(lm: gerund.LanguageModel, peer: Released, scorer: VectorScorer, prefix: str) -> None:
-    """Raise unless both sides write and score alike where no chance takes part."""
+def difference(lm: gerund.LanguageModel, peer: Released, scorer: VectorScorer, prefix: str) -> float:
+    """Return how differently both searches score what they write where no chance takes part.
+
+    Raises:
+        NotTheSame: they write different texts.
+    """
     # In one round: what the released search does to its tokens between rounds is not to be had twice.
     text, score = peer.search(prefix, 1, 1, 40, 40, greedy=True)
     [own] = lm.generate(prefix, 40, Sampling(), rerank=Rerank(1, scorer=scorer))
     if own.text != text:
-        raise SystemExit(f"the sides write different texts: {own.text!r} and {text!r}")
+        raise harness.NotTheSame(f"the systems write different texts: {own.text!r} and {text!r}")
     [[again]] = lm.score([prefix], [[text]], scorer)
-    if abs(score - again) > 1e-3 * max(1.0, abs(score)):
-        raise SystemExit(f"the sides score differently: {again} and {score}")
-    print("both write the same text greedily and score it alike")
-
-
-def seconds(way: Callable[[int], object], seed: int) -> float:
-    """Return how long a call takes."""
-    start = time.perf_counter()
-    way(seed)
-    return time.perf_counter() - start
+    return abs(score - float(again)) / max(1.0, abs(score))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ programming), and every difference is counted by its cause.
     python benchmarks/mining.py --data ../shared/data
 """
 
-import argparse
 import json
 import lzma
 import tempfile
@@ -20,42 +19,50 @@ from collections import Counter
 from collections.abc import Callable
 from itertools import combinations
 from pathlib import Path
-from statistics import median
-from time import perf_counter
+from typing import Any
 
 import numpy as np
 
+import harness
 from gerund.data.mining import MiningSettings, SymbolWeights, matching_pairs, mine
 from gerund.data.mining.symbols import code_points, normalised
 from gerund.data.passages import sentence_bounds
+from inputs import demo_texts
+from results import Column, Row, Table, median_of
 
+PARTS = ("decisions", "documents", "growth", "corpus")
+WRONG = "gerund differs from the exact search"
+TIMES = [
+    Column("document", "document"), Column("system", "system"), Column("cpu", "processor time", "ms", 2),
+    Column("wall", "wall time", "ms", 2), Column("ratio", "times gerund's, all pairs", "", 0),
+    Column("measured", "pairs measured"),
+]  # fmt: skip
 WEIGHTS = SymbolWeights()
 
 
-def main() -> None:
+def main(argv: list[str] | None = None) -> None:
     """Run what is asked for."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser = harness.parser(__doc__, rounds=5)
+    parser.add_argument("--data", type=Path, help="without it sentences of the demo, of growing length")
     parser.add_argument("--checked", type=int, default=20_000, help="pairs whose decisions are compared")
     parser.add_argument("--timed", type=int, default=5_000, help="pairs of the peer that are timed, of all of them")
-    parser.add_argument("--only", choices=["decisions", "documents", "growth", "corpus"])
-    chosen = parser.parse_args()
-    book = sentences_of(chosen.data / "lm" / "books.train.jsonl.xz", 4000)
-    wiki = sentences_of(chosen.data / "lm" / "wiki.train.jsonl.xz", 1000)
-    work = {
-        "decisions": lambda: [
-            decisions(name, texts, chosen.checked) for name, texts in (("book", book), ("wiki", wiki))
-        ],
-        "documents": lambda: [
-            documents(n, name, texts, chosen) for name, texts in (("book", book), ("wiki", wiki)) for n in (100, 1000)
-        ],
-        "growth": lambda: growth(book, chosen.rounds),
-        "corpus": lambda: corpus(chosen.data / "lm" / "wiki.train.jsonl.xz", 3),
-    }
-    for name, run in work.items():
-        if chosen.only in (None, name):
-            run()
+    parser.add_argument("--sentences", type=int, default=4000, help="the longest document")
+    parser.add_argument("--only", choices=PARTS)
+    options = harness.parse(parser, argv, quick={"sentences": 250, "only": "growth", "checked": 200, "timed": 200})
+    if options.data is None:
+        tables = [growth(demo_texts(options.sentences), options)]
+    else:
+        lm = options.data / "lm"
+        texts = {"a book": sentences_of(lm / "books.train.jsonl.xz", options.sentences)}
+        texts["Wikipedia"] = sentences_of(lm / "wiki.train.jsonl.xz", min(1000, options.sentences))
+        work: dict[str, Callable[[], Table]] = {
+            "decisions": lambda: decisions_of(texts, options.checked),
+            "documents": lambda: documents(texts, options),
+            "growth": lambda: growth(texts["a book"], options),
+            "corpus": lambda: corpus(lm / "wiki.train.jsonl.xz", options.rounds),
+        }
+        tables = [make() for name, make in work.items() if options.only in (None, name)]
+    harness.report(options, __file__, tables, libraries=("SuffixAutomaton",))
 
 
 def sentences_of(path: Path, count: int) -> list[str]:
@@ -108,8 +115,21 @@ def exact_weight(a: str, b: str, *, edges: bool) -> int:
     return best
 
 
-def decisions(name: str, texts: list[str], count: int) -> None:
-    """Compare both sides' decisions with the exact search, and name the cause of each difference."""
+def decisions_of(texts: dict[str, list[str]], count: int) -> Table:
+    """Compare both sides' decisions with the exact search; the table says what differs and why."""
+    found = {name: decisions(sentences, count) for name, sentences in texts.items()}
+    if any(causes[WRONG] for causes in found.values()):
+        raise harness.NotTheSame(WRONG)
+    kinds = list(dict.fromkeys(cause for causes in found.values() for cause in causes))
+    rows: list[Row] = [{"cause": cause, **{name: causes[cause] for name, causes in found.items()}} for cause in kinds]
+    columns = [Column("cause", "pairs of sentences"), *(Column(name, name) for name in texts)]
+    return Table(
+        "decisions", "Which sentences are a pair, beside an exact search, by the cause of a difference.", columns, rows
+    )
+
+
+def decisions(texts: list[str], count: int) -> Counter[str]:
+    """Return how often both sides decide otherwise than the exact search, by cause."""
     from SuffixAutomaton import SuffixAutomaton
 
     n = int((2 * count) ** 0.5) + 1
@@ -118,25 +138,21 @@ def decisions(name: str, texts: list[str], count: int) -> None:
     lowered = [text.lower() for text in texts]
     forms = [normalised(text) for text in texts]
     causes: Counter[str] = Counter()
+    causes[WRONG] = 0
     for i in range(len(texts)):
         automaton = SuffixAutomaton(lowered[i])
         for j in range(i + 1, len(texts)):
-            causes["pairs compared"] += 1
+            causes["compared"] += 1
             exact = exact_weight(forms[i], forms[j], edges=False) >= 30
-            if ((i, j) in ours) != exact:
-                causes["GERUND DIFFERS FROM THE EXACT SEARCH"] += 1
+            causes[WRONG] += ((i, j) in ours) != exact
             theirs = peer_match(automaton, lowered[j])
-            causes["pairs by gerund"] += (i, j) in ours
-            causes["pairs by the peer"] += theirs
+            causes["a pair by gerund"] += (i, j) in ours
+            causes["a pair by the peer"] += theirs
             released = exact_weight(lowered[i], lowered[j], edges=True)
             if theirs != (released >= 30):
                 causes[_fault(automaton, lowered[j], released)] += 1
-            if (released >= 30) != exact:
-                causes["rule differs: spaces at the ends, which the released rule counts"] += 1
-    print(f"\n## Decisions, {name}")
-    for cause, number in causes.items():
-        print(f"{number:9,d}  {cause}")
-    assert not causes["GERUND DIFFERS FROM THE EXACT SEARCH"]
+            causes["rule differs: spaces at the ends, which the released rule counts"] += (released >= 30) != exact
+    return causes
 
 
 def _fault(automaton: object, other: str, released: int) -> str:
@@ -151,30 +167,30 @@ def _fault(automaton: object, other: str, released: int) -> str:
     )
 
 
-def timed(work: Callable[[], object], rounds: int) -> float:
-    """Return the median time in seconds."""
-    seconds = []
-    for _ in range(rounds):
-        begin = perf_counter()
-        work()
-        seconds.append(perf_counter() - begin)
-    return median(seconds)
+def timed(work: Callable[[], object], rounds: int, scale: float = 1) -> dict[str, Any]:
+    """Return the times of one system, in ms. The peer takes minutes: sides in turn would leave ours cold."""
+    rounds_ = harness.alternate({"one": work}, rounds)
+    return {"cpu": rounds_.cpu("one", 1e3 * scale), "wall": rounds_.wall("one", 1e3 * scale)}
 
 
-def documents(n: int, name: str, texts: list[str], chosen: argparse.Namespace) -> None:
+def documents(texts: dict[str, list[str]], options: Any) -> Table:
+    """Time both sides on documents of 100 and of 1000 sentences."""
+    rows = [row for name, some in texts.items() for n in (100, 1000) for row in document(name, some[:n], options)]
+    caption = "Mining a document beside the released rule on its own suffix automaton, on all pairs and as released."
+    return Table("documents", caption, TIMES, rows)
+
+
+def document(name: str, texts: list[str], options: Any) -> list[Row]:
     """Time both sides on all pairs of a document."""
     from SuffixAutomaton import SuffixAutomaton
 
-    texts = texts[:n]
+    n = len(texts)
     lowered = [text.lower() for text in texts]
     matching_pairs(texts)
-    ours = timed(lambda: matching_pairs(texts), chosen.rounds)
-    limited = timed(lambda: matching_pairs(texts, max_uses=4), chosen.rounds)
-    pairs = list(combinations(range(n), 2))
     # All pairs of 1000 sentences take the peer minutes: some sentences with all later ones stand for the rest.
-    step = max(len(pairs) // chosen.timed, 1)
-    rows = range(0, n - 1, step)
-    some = [(i, j) for i in rows for j in range(i + 1, n)]
+    pairs = list(combinations(range(n), 2))
+    rows = range(0, n - 1, max(len(pairs) // options.timed, 1))
+    some = sum(n - 1 - i for i in rows)
 
     def peer() -> None:
         for i in rows:
@@ -182,23 +198,32 @@ def documents(n: int, name: str, texts: list[str], chosen: argparse.Namespace) -
             for j in range(i + 1, n):
                 peer_match(automaton, lowered[j])
 
-    whole = timed(peer, 1 if n > 100 else 3) * len(pairs) / len(some)
-    early = timed(lambda: released(lowered), 1 if n > 100 else 3)
-    told = "" if step == 1 else f" (measured on {len(some):,} of {len(pairs):,} pairs)"
-    print(f"\n## {n} sentences, {name}, {sum(map(len, texts)):,} characters")
-    print(f"gerund, all pairs: {ours * 1e3:.2f} ms; at most 4 uses: {limited * 1e3:.2f} ms")
-    print(f"peer, all pairs: {whole * 1e3:,.0f} ms{told}: {whole / ours:,.0f} times")
-    print(f"peer, stopping early as released: {early * 1e3:,.0f} ms: {early / ours:,.0f} times")
+    few = 1 if n > 100 else min(3, options.rounds)
+    measured = {
+        "gerund, all pairs": timed(lambda: matching_pairs(texts), options.rounds),
+        "gerund, at most 4 uses": timed(lambda: matching_pairs(texts, max_uses=4), options.rounds),
+        "peer, all pairs": timed(peer, few, len(pairs) / some),
+        "peer, stopping early as released": timed(lambda: released(lowered), few),
+    }
+    base = measured["gerund, all pairs"]["cpu"]["median"]
+    found: list[Row] = []
+    for system, times in measured.items():
+        ratio = times["cpu"]["median"] / base if system.startswith("peer") else None
+        told = f"{some:,} of {len(pairs):,}" if system == "peer, all pairs" and some < len(pairs) else None
+        found.append(
+            {"document": f"{n} sentences of {name}", "system": system, **times, "ratio": ratio, "measured": told}
+        )
+    return found
 
 
 def released(texts: list[str]) -> int:
     """Go through the pairs in the released order of work, with its limits: each sentence once, the first twice."""
     from SuffixAutomaton import SuffixAutomaton
 
-    draw = np.random.default_rng(0)
+    random = np.random.default_rng(0)
     n = len(texts)
     pairs = [(i, j) for i in range(n - 1) for j in range(i + 1, min(i + 1000, n))]
-    chosen = draw.integers(len(pairs), size=min(100_000, len(pairs)))
+    chosen = random.integers(len(pairs), size=min(100_000, len(pairs)))
     automata: list[object | None] = [None] * n
     used = [0] * n
     used[0] = -1
@@ -217,25 +242,30 @@ def released(texts: list[str]) -> int:
     return found
 
 
-def growth(texts: list[str], rounds: int) -> None:
+def growth(texts: list[str], options: Any) -> Table:
     """Time documents of growing length."""
-    print("\n## Growth")
+    rows: list[Row] = []
     for n in (250, 500, 1000, 2000, 4000):
+        if n > len(texts):
+            break
         some = texts[:n]
         size = sum(map(len, some))
-        found = len(matching_pairs(some))
-        whole = timed(lambda some=some: matching_pairs(some), rounds)
-        limited = timed(lambda some=some: matching_pairs(some, max_uses=4), rounds)
-        print(
-            f"{n:5d} sentences, {size:8,d} characters: all {found:7,d} pairs {whole * 1e3:7.1f} ms, "
-            f"{whole / size * 1e9:5.0f} ns a character; at most 4 uses {limited * 1e3:6.1f} ms, "
-            f"{limited / size * 1e9:5.0f} ns a character"
-        )
+        row: Row = {"sentences": n, "characters": size, "pairs": len(matching_pairs(some))}
+        for key, uses in (("all", None), ("four", 4)):
+            times = timed(lambda some=some, uses=uses: matching_pairs(some, max_uses=uses), options.rounds)
+            row |= {key: times["cpu"], f"{key}_wall": times["wall"]}
+            row |= {f"{key}_each": times["cpu"]["median"] / size * 1e6}
+        rows.append(row)
+    columns = [Column("sentences", "sentences"), Column("characters", "characters"), Column("pairs", "all pairs")]
+    for key, title in (("all", "all pairs"), ("four", "each sentence 4 times at most")):
+        columns += [Column(key, f"{title}: processor time", "ms", 1), Column(f"{key}_wall", "wall time", "ms", 1)]
+        columns.append(Column(f"{key}_each", "a character", "ns", 0))
+    return Table("growth", "Consecutive sentences of one document, by its length.", columns, rows)
 
 
-def corpus(path: Path, rounds: int) -> None:
+def corpus(path: Path, rounds: int) -> Table:
     """Mine a whole corpus by title, and by all pairs."""
-    print("\n## A corpus")
+    rows: list[Row] = []
     with tempfile.TemporaryDirectory() as folder:
         plain = Path(folder) / "wiki.jsonl"
         plain.write_bytes(lzma.decompress(path.read_bytes()))
@@ -246,8 +276,15 @@ def corpus(path: Path, rounds: int) -> None:
                     output = Path(folder) / f"{pairs}-{workers}-{number}.parquet"
                     done = mine([plain], output, MiningSettings(pairs=pairs), workers=workers, show=False)
                     speeds.append(done.megabytes_per_second)
-                size = f"{done.pairs:,} pairs of {done.megabytes:.0f} MB"
-                print(f"{pairs}, {workers} processes: {median(speeds):.1f} MB/s, {size}")
+                sizes = {"megabytes": round(done.megabytes), "pairs": done.pairs}
+                rows.append({"rule": f"`--pairs {pairs}`", "processes": workers, "speed": median_of(speeds), **sizes})
+    columns = [
+        Column("rule", "pairs"), Column("processes", "processes"), Column("speed", "wall time", "MB/s", 1),
+        Column("megabytes", "corpus", "MB"), Column("pairs", "found"),
+    ]  # fmt: skip
+    return Table(
+        "corpus", "Wikipedia's training articles from an unpacked file, reading and writing included.", columns, rows
+    )
 
 
 if __name__ == "__main__":

@@ -2,79 +2,74 @@
 
     python benchmarks/plan_overhead.py [--rounds 30]
 
-The same model, the same padded batch: once plain transformers in SDPA with the explicit 4-D mask that the
-plan amounts to, once gerund's attention function with the plan. Checks first that both give the same states,
-then times them in turn.
+The same model, the same padded batch: once plain transformers in SDPA with the explicit 4-D mask that the plan amounts
+to, once gerund's attention function with the plan. Checks first that both give the same states, then times them
+in turn.
 """
 
-import argparse
-import statistics
-import sys
-import time
-from collections.abc import Callable
-
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
+import harness
 from gerund.attention.interface import BoundPlan, attach
 from gerund.attention.masks import visible
 from gerund.attention.plan import AttentionPlan
+from inputs import random_llama
+from results import Column, Table
 
-LAYERS = 6
+EXPLICIT, PLANNED = "SDPA with a 4-D mask", "gerund"
 
 
-def models() -> tuple[LlamaForCausalLM, LlamaForCausalLM]:
+def models(layers: int) -> tuple[LlamaForCausalLM, LlamaForCausalLM]:
     """Return two models with the same random weights, the second attached to gerund's functions."""
-    config = LlamaConfig(
-        vocab_size=8192, hidden_size=384, intermediate_size=1024, num_hidden_layers=LAYERS, num_attention_heads=6
-    )
-    torch.manual_seed(0)
-    plain = LlamaForCausalLM(config).eval()
-    ours = LlamaForCausalLM(config).eval()
-    ours.load_state_dict(plain.state_dict())
+    sizes = {"hidden_size": 384, "intermediate_size": 1024, "num_hidden_layers": layers, "num_attention_heads": 6}
+    plain, ours = random_llama(**sizes), random_llama(**sizes)
     attach(ours)
     return plain, ours
 
 
 @torch.no_grad()
-def main() -> None:
-    """Run the comparison and print it."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=30)
-    arguments = parser.parse_args()
-    plain, ours = models()
-    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {LAYERS} layers, d=384")
-    for rows, length in ((32, 64), (8, 256), (2, 1024)):
-        ids = torch.randint(0, 8192, (rows, length))
-        real = torch.ones_like(ids)
-        real[1:, -length // 8 :] = 0
-        plan = AttentionPlan("mask0-bidir", k=LAYERS).resolve(LAYERS)
+def main(argv: list[str] | None = None) -> None:
+    """Compare both at three shapes of a batch."""
+    parser = harness.parser(__doc__, rounds=30)
+    parser.add_argument("--layers", type=int, default=6)
+    parser.add_argument("--shapes", default="32x64,8x256,2x1024", help="texts x tokens, with commas")
+    options = harness.parse(parser, argv, quick={"layers": 2, "shapes": "4x32", "rounds": 3})
+    plain, ours = models(options.layers)
+    plan = AttentionPlan("mask0-bidir", k=options.layers).resolve(options.layers)
+    rows, apart = [], 0.0
+    for shape in options.shapes.split(","):
+        texts, length = map(int, shape.split("x"))
+        ids_BT = torch.randint(0, plain.config.vocab_size, (texts, length))
+        real_BT = torch.ones_like(ids_BT)
+        real_BT[1:, -length // 8 :] = 0
 
-        def explicit(ids: torch.Tensor = ids, real: torch.Tensor = real) -> torch.Tensor:
-            mask = visible(plan.views[0], ids.shape[1], real_BT=real)  # noqa: B023
-            return plain.model(ids, attention_mask=mask, use_cache=False).last_hidden_state
+        def explicit(ids_BT: torch.Tensor = ids_BT, real_BT: torch.Tensor = real_BT) -> torch.Tensor:
+            mask = visible(plan.views[0], ids_BT.shape[1], real_BT=real_BT)
+            return plain.model(ids_BT, attention_mask=mask, use_cache=False).last_hidden_state
 
-        def planned(ids: torch.Tensor = ids, real: torch.Tensor = real) -> torch.Tensor:
-            bound = BoundPlan(plan, real)  # noqa: B023
-            return ours.model(ids, use_cache=False, attention_plan=bound).last_hidden_state
+        def planned(ids_BT: torch.Tensor = ids_BT, real_BT: torch.Tensor = real_BT) -> torch.Tensor:
+            bound = BoundPlan(plan, real_BT)
+            return ours.model(ids_BT, use_cache=False, attention_plan=bound).last_hidden_state
 
-        difference = (explicit() - planned())[real.bool()].abs().max().item()
-        if difference > 1e-5:
-            sys.exit(f"the two sides differ by {difference:.1e}")
-        ratio = paired(planned, explicit, arguments.rounds)
-        print(f"  {rows:3} x {length:4} tokens: {100 * (ratio - 1):+.1f} % (largest difference {difference:.0e})")
-
-
-def paired(one: Callable[[], object], other: Callable[[], object], rounds: int) -> float:
-    """Return the median of the ratios one/other over pairs of runs next to each other."""
-    ratios = []
-    for _ in range(rounds + 2):
-        start = time.perf_counter()
-        one()
-        middle = time.perf_counter()
-        other()
-        ratios.append((middle - start) / (time.perf_counter() - middle))
-    return statistics.median(ratios[2:])
+        real = real_BT.bool()
+        apart = max(apart, harness.largest_difference(explicit()[real], planned()[real]))
+        rounds = harness.alternate({EXPLICIT: explicit, PLANNED: planned}, options.rounds)
+        slower = rounds.times_as_fast(EXPLICIT, PLANNED)
+        overhead = {key: 100 * (slower[key] - 1) for key in ("median", "min", "max")} | {"rounds": options.rounds}
+        for name in (EXPLICIT, PLANNED):
+            times = {"cpu": rounds.cpu(name, 1000), "wall": rounds.wall(name, 1000)}
+            row = {"batch": f"{texts} x {length} tokens", "system": name, **times}
+            rows.append({**row, "overhead": overhead if name == PLANNED else None})
+    check = harness.require("largest difference of the states", apart, 1e-5)
+    columns = [
+        Column("batch", "batch"), Column("system", "system"), Column("cpu", "processor time", "ms", 2),
+        Column("wall", "wall time", "ms", 2), Column("overhead", "beyond plain SDPA with that mask", "%", 1),
+    ]  # fmt: skip
+    caption = (
+        f"A forward pass with `mask0-bidir` in all {options.layers} layers of width 384 beside the same mask in SDPA."
+    )
+    harness.report(options, __file__, [Table("overhead", caption, columns, rows, checks=[check])])
 
 
 if __name__ == "__main__":

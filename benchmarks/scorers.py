@@ -1,4 +1,4 @@
-"""Trains scorers of continuations on the embedded default model and measures what they tell apart.
+"""Trains scorers of continuations on the bundled model and measures what they tell apart.
 
     python benchmarks/scorers.py --data ../shared/data --work WORK [--seeds 0,1,2] [--only NAME ...]
 
@@ -8,26 +8,28 @@ and Wikipedia; beside them the model's own likelihoods, shared words, BM25 and t
 models and scores that lie in the work folder already are used again, so the study may be interrupted.
 """
 
-import argparse
 import json
-import statistics
 from pathlib import Path
 from typing import Any
 
+import harness
+import study
 from gerund.data.corpus import read_documents
 from gerund.entry import load
 from gerund.evaluation.contender import BM25
 from gerund.evaluation.registry import select, with_options
-from gerund.evaluation.run import contenders_of, evaluate
-from gerund.evaluation.task import Settings
 from gerund.language_model import LanguageModel
 from gerund.training.negatives import NegativesSettings, make_negatives
-from gerund.training.recipe import load_recipe
-from gerund.training.run import train
+from results import Cell, Column, Row, Table
 
 DOCUMENTS, A_DOCUMENT = 64, 64
+QUICK_SIZES = (4, 8)
 LONGER = "inbook, longer"
 PREFIX_WORDS, WORDS = 96, 64
+CAPTION = (
+    f"Scorers of continuations of {WORDS} words behind prefixes of {PREFIX_WORDS}: the true one among eleven or two of "
+    "the same book or article, a person's above a generated one, retrieval over a book."
+)
 TASKS = (
     "suffix-identification/books", "suffix-identification/wiki", "human-or-generated/books",
     "human-or-generated/wiki", "book-retrieval/books",
@@ -54,20 +56,22 @@ ARMS: dict[str, tuple[str, ...]] = {
 }
 
 
-def passages_in(work: Path, data: Path, *, longer: bool = False) -> Path:
+def passages_in(options: Any, *, longer: bool = False) -> Path:
     """Return the folder of passages, made unless it is there; with ``longer`` of all books, without generated ones."""
+    documents, a_document = QUICK_SIZES if options.quick else (DOCUMENTS, A_DOCUMENT)
+    work, data = options.work, options.data
     folder, books = work / ("passages-longer" if longer else "passages"), work / "books.jsonl"
     if longer:
         books = data / "lm" / "books.train.jsonl.xz"
     elif not books.is_file():
         # Every second book: the corpus goes by author.
-        found = [one.text for one in read_documents([data / "lm" / "books.train.jsonl.xz"])][: 2 * DOCUMENTS : 2]
+        found = [one.text for one in read_documents([data / "lm" / "books.train.jsonl.xz"])][: 2 * documents : 2]
         books.write_text("".join(json.dumps({"text": text}) + "\n" for text in found), "utf-8")
     settings = NegativesSettings(
         clean="gutenberg",
         prefix_words=PREFIX_WORDS,
         most_words=WORDS,
-        per_document=A_DOCUMENT,
+        per_document=a_document,
         generate=0.0 if longer else 1.0,
     )
     lm = None if longer else load(attention="causal", adapter="none")
@@ -75,82 +79,74 @@ def passages_in(work: Path, data: Path, *, longer: bool = False) -> Path:
     return folder
 
 
-def trained(name: str, seed: int, work: Path, data: Path, more: list[str]) -> Path:
+def trained(name: str, seed: int, options: Any) -> Path:
     """Return the folder of a scorer, trained unless it is there."""
-    output = work / "runs" / f"{name.replace(', ', '-').replace(' ', '')}-{seed}"
-    if not (output / "model").is_dir():
-        passages = passages_in(work, data, longer=name == LONGER).resolve()
-        overrides = [f"objectives.rankgen.passages=[{passages}]", f"output={output}", f"seed={seed}"]
-        train(load_recipe("rankgen-default", [*overrides, *ARMS[name], *more]), resume=True)
-    return output / "model"
+    output = options.work / "runs" / f"{name.replace(', ', '-').replace(' ', '')}-{seed}"
+    if (output / "model").is_dir():
+        return output / "model"
+    passages = passages_in(options, longer=name == LONGER).resolve()
+    overrides = [f"objectives.rankgen.passages=[{passages}]", f"seed={seed}", *ARMS[name]]
+    return study.trained("rankgen-default", overrides, output, options.set)
 
 
-def measured(model: str | Path | None, data: Path, work: Path, *, likelihoods: bool) -> dict[str, dict[str, float]]:
+def measured(model: str | Path | None, options: Any, *, likelihoods: bool) -> study.Metrics:
     """Return the metrics of every task."""
+    names = TASKS[:1] if options.quick else TASKS
     settings = [*SIZES, f"suffix-identification.likelihoods={str(likelihoods).lower()}"]
     settings += [f"human-or-generated.likelihoods={str(likelihoods).lower()}"]
-    tasks = with_options(select(list(TASKS), data), settings)
-    contenders = contenders_of([BM25 if model == BM25 else _opened(model)])
-    done = evaluate(contenders, tasks, Settings(show_progress=False), folder=work / "scores")
-    return {result.task: dict(result.score.metrics) for result in done.results}
+    kinds = {name.partition("/")[0] for name in names}
+    used = [setting for setting in settings if setting.partition(".")[0] in kinds]
+    tasks = with_options(select(list(names), options.data), used)
+    return study.measured([BM25 if model == BM25 else _opened(model)], tasks, options)
 
 
 def _opened(model: str | Path | None) -> LanguageModel:
-    """Return a model; the one inside without what it was trained for beside writing."""
+    """Return a model; the bundled one without its adapters."""
     return load(adapter="none", attention="mask0-bidir") if model is None else load(model)
 
 
-def row(name: str, cells: list[list[float | None]]) -> str:
-    """Return a row of the table, from each cell's values by seed, in percent."""
-    shown = []
-    for values in cells:
-        there = [100 * value for value in values if value is not None]
-        spread = f" ± {statistics.stdev(there):.1f}" if len(there) > 1 else ""
-        shown.append(f"{statistics.fmean(there):.1f}{spread}" if there else "")
-    return " | ".join(["", name, *shown, ""]).strip()
-
-
-def cells(found: list[dict[str, dict[str, float]]], metric: str) -> list[list[float | None]]:
-    """Return eleven-way and two-way INBOOK, human or generated (books, then Wikipedia), and retrieval at 1 and 10."""
+def columns(metric: str) -> list[tuple[Column, str, str]]:
+    """Return each column with the task and the metric in it; ``metric`` is what continuations are ranked by."""
     wanted = []
     for corpus in ("books", "wiki"):
-        wanted += [(f"suffix-identification/{corpus}", metric), (f"suffix-identification/{corpus}", f"{metric}_2way")]
-        wanted += [(f"human-or-generated/{corpus}", metric)]
-    wanted += [("book-retrieval/books", "recall_at_1"), ("book-retrieval/books", "recall_at_10")]
+        named = (("11-way", "suffix-identification", metric), ("2-way", "suffix-identification", f"{metric}_2way"))
+        for title, task, name in (*named, ("human", "human-or-generated", metric)):
+            column = Column(f"{corpus} {title}", f"{title}, {corpus}", "%", 1, "higher")
+            wanted.append((column, f"{task}/{corpus}", name))
+    for top in (1, 10):
+        wanted.append((Column(f"R@{top}", f"R@{top}", "%", 1, "higher"), "book-retrieval/books", f"recall_at_{top}"))
+    return wanted
+
+
+def row(name: str, found: list[study.Metrics], metric: str) -> Row:
+    """Return a row of the table."""
+    cells: dict[str, Cell] = {
+        column.key: study.over_seeds(found, task, name_, 100) for column, task, name_ in columns(metric)
+    }
+    return {"scorer": name, **cells}
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Train, measure, and report the table."""
+    parser = study.parser(__doc__)
+    quick = {"seeds": [0], "only": ["inbook"], "set": [*study.QUICK_RECIPE, "objectives.rankgen.batch_size=4"]}
+    options = harness.parse(parser, argv, quick=quick)
+    options.work.mkdir(parents=True, exist_ok=True)
+    plain = measured(None, options, likelihoods=True)
     # What is measured of the model as it is says nothing of a retrieval by likelihoods.
-    return [[one.get(task, {}).get(name) for one in found] for task, name in wanted]
-
-
-def main() -> None:
-    """Train, measure, and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("--seeds", default="0,1,2")
-    parser.add_argument("--only", nargs="*", default=list(ARMS))
-    parser.add_argument("--set", nargs="*", default=[], help="more settings of the recipe, KEY=VALUE")
-    arguments = parser.parse_args()
-    arguments.work.mkdir(parents=True, exist_ok=True)
-    print("| | 11-way | 2-way | human | 11-way, wiki | 2-way, wiki | human, wiki | R@1 | R@10 |")
-    plain = measured(None, arguments.data, arguments.work, likelihoods=True)
-    retrieved = plain.pop("book-retrieval/books")
-    for metric in ("random", "overlap", "avg_cll", "pmi", "self_certainty"):
-        print(row(metric, cells([plain], metric)), flush=True)
-    print(row("untrained encoder", cells([{"book-retrieval/books": retrieved}], "")), flush=True)
-    print(row("BM25", cells([measured(BM25, arguments.data, arguments.work, likelihoods=False)], "")), flush=True)
+    retrieved = plain.pop("book-retrieval/books", {})
+    rows = [row(metric, [plain], metric) for metric in ("random", "overlap", "avg_cll", "pmi", "self_certainty")]
+    rows.append(row("untrained encoder, cosine", [{"book-retrieval/books": retrieved}], ""))
+    if not options.quick:
+        rows.append(row("BM25", [measured(BM25, options, likelihoods=False)], ""))
     whole: dict[str, Any] = {"plain": plain}
-    for name in arguments.only:
-        whole[name] = [
-            measured(
-                trained(name, int(seed), arguments.work, arguments.data, arguments.set),
-                arguments.data,
-                arguments.work,
-                likelihoods=False,
-            )
-            for seed in arguments.seeds.split(",")
-        ]
-        print(row(name, cells(whole[name], "scorer")), flush=True)
-    (arguments.work / "scorers.json").write_text(json.dumps(whole, indent=1), "utf-8")
+    for name in options.only or list(ARMS):
+        models = [trained(name, seed, options) for seed in options.seeds]
+        whole[name] = [measured(model, options, likelihoods=False) for model in models]
+        rows.append(row(f"trained, {name}", whole[name], "scorer"))
+    (options.work / "scorers.json").write_text(json.dumps(whole, indent=1), encoding="utf-8")
+    shown = [Column("scorer", "scorer"), *(column for column, _, _ in columns(""))]
+    harness.report(options, __file__, [Table("scorers", CAPTION, shown, rows)])
 
 
 if __name__ == "__main__":

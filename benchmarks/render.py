@@ -1,0 +1,195 @@
+"""Renders `docs/benchmarks.md` from the result files: `python benchmarks/render.py`, or `make benchmark-page`.
+
+The same files always give the same page; a test compares it with the one on the disk. The order of the page stands in
+`PAGE`, everything else in the files. Knows the layout of `results.py`, and imports nothing that is not Python's own.
+"""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import results
+from results import BY_SCRIPT, Cell, Column, Result, Row, Table
+
+DESTINATION = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"
+
+HEAD = """# Benchmarks
+
+Every table of this page is rendered by `make benchmark-page` from a JSON file in `benchmarks/results/`. A file holds
+the figures with their units, the command, the machine, the date, the commit and the versions of the libraries; scripts
+in `benchmarks/` write it. Tables that are older than the files were carried over; each says so. What was tried, and
+what did not pay, is in `benchmarks/LOG.md`.
+
+The scripts share one harness. Systems that are compared give the same result within a stated tolerance before
+anything is timed. They take turns, one thread each unless the table says otherwise; the order is reversed in every
+second round. The measure is processor time, with wall time beside it. A ratio is taken within each round, and a table
+gives the median with the smallest and largest value. Memory is measured in a process of its own. "±" is the standard
+deviation over trainings with different seeds. The best value of a column is bold where one is wanted; reference rows
+do not compete. Tables that were carried over are older than the harness: most systems took turns in a fixed order, and
+most ratios are those of the medians; their commands are written with today's options.
+
+"The first base" is the bundled model's base after its first 2000 steps (16.4 million tokens), without adapters:
+`gerund train default-base` makes it again, to be given in the place of `default`.
+"""
+
+
+@dataclass(frozen=True)
+class Section:
+    """One section of the page.
+
+    Attributes:
+        heading: with its number signs; other pages link to it.
+        files: names of result files, or `name:id` for one table of a file.
+    """
+
+    heading: str
+    files: tuple[str, ...] = ()
+
+
+PAGE = (
+    Section("## The bundled model", ("quality-bundled",)),
+    Section("### Short and long prefixes", ("decoding:prefix-lengths",)),
+    Section("### Queries written anew", ("quality-queries",)),
+    Section("## Encoding", ("encode",)),
+    Section("## What a plan costs", ("plan_overhead",)),
+    Section("## Memory", ("memory",)),
+    Section("## The command line", ("command-line",)),
+    Section("## Choosing a plan", ("sweep",)),
+    Section("## The papers' plans on two small models", ("quality-plans",)),
+    Section("## Evaluation", ("quality-evaluation",)),
+    Section(
+        "## Training for both",
+        ("vocabulary_loss", "cached_contrastive", "shared_pass", "compiled_layers", "pairs_by_length"),
+    ),
+    Section("### What the trainings bring", ("training",)),
+    Section("## Writing guided by a score", ("guided_search",)),
+    Section("## Scorers of continuations", ("scorers",)),
+    Section("### Writing by a scorer", ("decoding:writing",)),
+    Section("## Mining pairs", ("mining",)),
+    Section("## Language modelling and pairs in one model (GUR)", ("gur",)),
+)
+
+
+def page(folder: Path = results.RESULTS) -> str:
+    """Return the whole page.
+
+    Raises:
+        ValueError: a table stands nowhere in `PAGE`, or twice.
+    """
+    found = {path.stem: results.read(path) for path in sorted(folder.glob("*.json"))}
+    left = {(name, table.id) for name, result in found.items() for table in result.tables}
+    blocks = [HEAD.rstrip("\n")]
+    for section in PAGE:
+        blocks.append(section.heading)
+        for entry in section.files:
+            name, _, only = entry.partition(":")
+            result = found[name]
+            tables = [table for table in result.tables if only in ("", table.id)]
+            shown = {(name, table.id) for table in tables}
+            if not shown or not shown <= left:
+                raise ValueError(f"PAGE names {entry!r}, which is not there or stands on the page already")
+            left -= shown
+            blocks += [part for part in (result.note, *map(table_block, tables, [None, *tables])) if part]
+    if left:
+        raise ValueError(f"no section of PAGE names {', '.join(f'{name}:{table}' for name, table in sorted(left))}")
+    return "\n\n".join(blocks) + "\n"
+
+
+def table_block(table: Table, before: Table | None = None) -> str:
+    """Return caption, table and conclusion."""
+    return "\n\n".join(part for part in (caption(table, before), markdown(table), table.conclusion) if part)
+
+
+def caption(table: Table, before: Table | None = None) -> str:
+    """Return what is compared, command, machine and date, in one line; a command is not repeated."""
+    parts = [f"**{table.caption}**"]
+    if table.checks:
+        parts.append(f"Checked first: {'; '.join(table.checks)}.")
+    if (run := table.run) is not None:
+        last = before.run if before is not None else None
+        if run.command:
+            parts.append("Command as above." if last and last.command == run.command else f"`{run.command}`.")
+        else:
+            parts.append("The command was not recorded.")
+        busy = ", other work running" if run.machine_busy else ""
+        parts.append(f"{run.machine[0].upper()}{run.machine[1:]}{busy}.")
+        parts.append(f"{run.date}{'' if run.recorded == BY_SCRIPT else f' ({run.recorded})'}.")
+    return " ".join(parts)
+
+
+def markdown(table: Table) -> str:
+    """Return the table itself. A column without any cell is left out."""
+    columns = [
+        column
+        for place, column in enumerate(table.columns)
+        if not place or any(row.get(column.key) is not None for row in table.rows)
+    ]
+    lines = [[title(column) for column in columns], ["---"] * len(columns)]
+    best = {column.key: best_row(column, table.rows) for column in columns}
+    for row in table.rows:
+        cells = [written(row.get(column.key), column) for column in columns]
+        lines.append([f"**{cell}**" if row in best[c.key] else cell for cell, c in zip(cells, columns, strict=True)])
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def title(column: Column) -> str:
+    """Return a column's title with its unit."""
+    return ", ".join(part for part in (column.title, column.unit) if part)
+
+
+def best_row(column: Column, rows: list[Row]) -> list[Row]:
+    """Return the rows whose cell looks best: all that are written alike."""
+    there = [row for row in rows if not row.get("reference") and number(row.get(column.key)) is not None]
+    if not column.better or not there:
+        return []
+    choose = max if column.better == "higher" else min
+    best = choose(there, key=lambda row: number(row[column.key]))  # type: ignore[arg-type,return-value]
+    best_text = written(best[column.key], column).partition(" ")[0]
+    return [row for row in there if written(row[column.key], column).partition(" ")[0] == best_text]
+
+
+def number(cell: Cell) -> float | None:
+    """Return what a cell is compared by."""
+    if isinstance(cell, dict):
+        return cell.get("mean", cell.get("median"))
+    return None if isinstance(cell, str) else cell
+
+
+def written(cell: Cell, column: Column) -> str:
+    """Return a cell as the page shows it."""
+    if cell is None:
+        return ""
+    if isinstance(cell, str):
+        return cell.replace("|", "\\|")
+    if not isinstance(cell, dict):
+        return _figure(cell, column.digits)
+    digits = cell.get("digits", column.digits)
+    if "mean" in cell:
+        return _figure(cell["mean"], digits) + (f" ± {_figure(cell['sd'], digits)}" if "sd" in cell else "")
+    spread = f" ({_figure(cell['min'], digits)} to {_figure(cell['max'], digits)})" if cell.get("rounds", 1) > 1 else ""
+    return _figure(cell["median"], digits) + (spread if "min" in cell else "")
+
+
+def _figure(value: float, digits: float | None) -> str:
+    return f"{value:,}" if digits is None else f"{value:,.{int(digits)}f}"
+
+
+def printed(result: Result) -> str:
+    """Return tables for a terminal, without what the page says around them."""
+    parts = [
+        "\n".join([table.caption, *(f"  checked: {c}" for c in table.checks), markdown(table)])
+        for table in result.tables
+    ]
+    return "\n\n".join(parts)
+
+
+def main() -> None:
+    """Write the page, and say whether it changed."""
+    text = page()
+    before = DESTINATION.read_text(encoding="utf-8") if DESTINATION.is_file() else ""
+    DESTINATION.write_text(text, encoding="utf-8")
+    sys.stdout.write(f"docs/benchmarks.md: {'as it was' if text == before else 'written'}\n")
+
+
+if __name__ == "__main__":
+    main()
