@@ -15,7 +15,7 @@ from typing import Any
 
 import harness
 import study
-from gerund.data.mining import MiningSettings, mine
+from gerund.data.mining import MiningConfig, mine
 from gerund.entry import load
 from gerund.evaluation.contender import BM25
 from gerund.evaluation.hybrid import HYBRID
@@ -74,7 +74,7 @@ def pairs_in(data: Path, work: Path, *, quick: bool) -> None:
     corpus = data / "lm" / ("wiki.test.jsonl" if quick else "wiki.train.jsonl.xz")
     for name, method in PAIRS.items():
         if not (work / name).is_file():
-            settings = MiningSettings(method=method, clean="wikipedia")
+            settings = MiningConfig(method=method, clean="wikipedia")
             mine([corpus], work / name, settings, resume=True)
 
 

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 import harness
-from gerund.data.mining import MiningSettings, SymbolWeights, matching_pairs, mine
+from gerund.data.mining import MiningConfig, SymbolWeights, matching_pairs, mine
 from gerund.data.mining.symbols import code_points, normalised
 from gerund.data.passages import sentence_bounds
 from inputs import demo_texts
@@ -274,7 +274,7 @@ def corpus(path: Path, rounds: int) -> Table:
                 speeds = []
                 for number in range(rounds):
                     output = Path(folder) / f"{pairs}-{workers}-{number}.parquet"
-                    done = mine([plain], output, MiningSettings(pairs=pairs), workers=workers, show=False)
+                    done = mine([plain], output, MiningConfig(pairs=pairs), workers=workers, show=False)
                     speeds.append(done.megabytes_per_second)
                 sizes = {"megabytes": round(done.megabytes), "pairs": done.pairs}
                 rows.append({"rule": f"`--pairs {pairs}`", "processes": workers, "speed": median_of(speeds), **sizes})

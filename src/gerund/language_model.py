@@ -21,10 +21,10 @@ from gerund.inference.infill import expansion, infilling
 from gerund.inference.infill.infilling import BLANK, Method
 from gerund.inference.likelihood.spans import SpanMode, SpannedText, span_logprobs
 from gerund.inference.tokens import check_candidates, check_texts
+from gerund.jobs.folders import atomic_folder
 from gerund.models import loading
 from gerund.models.adapters import base_state
 from gerund.models.encoder_decoder import is_encoder_decoder
-from gerund.models.saving import atomic_folder
 from gerund.scoring.dual import DualScorer
 from gerund.scoring.likelihood import LikelihoodScorer
 from gerund.scoring.registry import find_scorer

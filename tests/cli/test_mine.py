@@ -105,12 +105,12 @@ def test_killed_and_resumed(tmp_path):
 # The command with parts so small that it can be killed between them.
 _SMALL_PARTS = """
 if __name__ == "__main__":
-    from gerund.data.mining import settings
+    from gerund.data.mining import config
     from dataclasses import field
-    own = settings.MiningSettings.__init__
+    own = config.MiningConfig.__init__
     def init(self, **more):
         own(self, **{**more, "part_size": 100_000})
-    settings.MiningSettings.__init__ = init
+    config.MiningConfig.__init__ = init
     from gerund.cli.main import run
     run()
 """

@@ -14,10 +14,11 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import filelock  # noqa: F401  (imported once here rather than in every child)
 import numpy as np
-import pyarrow.parquet  # noqa: F401  (imported once here rather than in every child)
+import pyarrow.parquet  # noqa: F401
 
-from gerund.data.embedding_store import Encoded, StoreOptions, embedding_job
+from gerund.data.embedding_job import EmbeddingConfig, Encoded, embedding_job
 from gerund.data.tables import open_table
 
 ABOUT = {"fingerprint": "f", "model": "m", "dimensions": 4}
@@ -33,8 +34,8 @@ def fake_encode(texts: list[str]) -> Encoded:
 
 
 def embed(source: Path, output: Path, force: bool = False) -> None:
-    options = StoreOptions(shard_rows=2, keep_text=True, force=force)
-    with embedding_job(open_table(source), output, options) as job:
+    config = EmbeddingConfig(shard_rows=2, keep_text=True, force=force)
+    with embedding_job(open_table(source), output, config) as job:
         job.run(fake_encode, ABOUT, show_progress=False)
 
 

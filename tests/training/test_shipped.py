@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from gerund.data.corpus import corpus_files
 from gerund.errors import ConfigError
 from gerund.training.recipe import load_recipe
-from gerund.training.shipped import find_recipe, shipped_recipes, text_files
+from gerund.training.shipped import find_recipe, shipped_recipes
 
 
 def test_every_recipe_says_what_it_is():
@@ -56,13 +57,13 @@ class TestOwnTexts:
     def test_are_absolute_whatever_the_data_folder_is(self, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         Path("a.txt").touch()
-        assert text_files([Path("a.txt")]) == [tmp_path / "a.txt"]
+        assert corpus_files([Path("a.txt")]) == [tmp_path / "a.txt"]
 
     def test_missing_or_empty(self, tmp_path):
         with pytest.raises(ConfigError, match=r"absent: no such file or folder"):
-            text_files([tmp_path / "absent"])
+            corpus_files([tmp_path / "absent"])
         with pytest.raises(ConfigError, match=r"no file of texts in it; their endings are \.jsonl"):
-            text_files([tmp_path])
+            corpus_files([tmp_path])
 
     def test_are_refused_where_pairs_are_read(self, tmp_path):
         (tmp_path / "a.txt").touch()

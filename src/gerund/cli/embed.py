@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gerund.cli import model_options as options
+from gerund.cli.interruption import interruption_told
 
 if TYPE_CHECKING:
-    from gerund.data.embedding_store import Encoded, StoreSummary
+    from gerund.data.embedding_job import EmbeddingSummary, Encoded
     from gerund.language_model import LanguageModel
     from gerund.spec import ModelSpec
 
@@ -74,16 +75,16 @@ def command(
         zcat crawl.jsonl.gz | gerund embed - --format jsonl -m ./model --empty skip -o crawl.parquet
     """
     from gerund.config import check_dimensions
-    from gerund.data.embedding_store import StoreOptions, embedding_job
+    from gerund.data.embedding_job import EmbeddingConfig, embedding_job
     from gerund.data.tables import open_table
     from gerund.errors import unknown_name
 
     check_dimensions(dimensions)
     if overflow not in ("truncate", "error"):
         raise unknown_name("--overflow", overflow, ["truncate", "error"])
-    store = StoreOptions(empty=empty, keep_text=keep_text, shard_rows=shard_rows, force=force)  # type: ignore[arg-type]
+    config = EmbeddingConfig(empty=empty, keep_text=keep_text, shard_rows=shard_rows, force=force)  # type: ignore[arg-type]
     table = open_table(source, format=format, column=column, id_column=id_column)
-    with embedding_job(table, output, store) as job:
+    with interruption_told(), embedding_job(table, output, config) as job:
         from gerund.entry import load
 
         lm = load(spec)
@@ -102,25 +103,20 @@ def command(
             "empty": "zeros" if empty == "zeros" else "error",
             "overflow": overflow,
         }
-        try:
-            summary = job.run(
-                lambda texts: _encode(lm, texts, settings),
-                _about(lm, prompt, dimensions, normalize),
-                computing=computing,
-            )
-        except KeyboardInterrupt:
-            if job.rows_done:
-                typer.echo(f"gerund: interrupted; {job.how_to_go_on()}", err=True)
-            raise
+        summary = job.run(
+            lambda texts: _encode(lm, texts, settings),
+            _about(lm, prompt, dimensions, normalize),
+            computing=computing,
+        )
     _tell(summary, lm, dimensions, as_json)
 
 
 def _encode(lm: "LanguageModel", texts: list[str], settings: dict[str, Any]) -> "Encoded":
-    """Encode one lot, counting the texts that were cut rather than warning of each lot's."""
+    """Encode one shard, counting the texts that were cut rather than warning of each shard's."""
     import re
     import warnings
 
-    from gerund.data.embedding_store import Encoded
+    from gerund.data.embedding_job import Encoded
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -150,7 +146,7 @@ def _about(lm: "LanguageModel", prompt: str | None, dimensions: int | None, norm
     }
 
 
-def _tell(summary: "StoreSummary", lm: "LanguageModel", dimensions: int | None, as_json: bool) -> None:
+def _tell(summary: "EmbeddingSummary", lm: "LanguageModel", dimensions: int | None, as_json: bool) -> None:
     speed = f" ({summary.rows_per_second:.0f} rows/s)" if summary.resumed_rows < summary.rows else ""
     parts = [f"{summary.rows} rows in {summary.seconds:.1f} s{speed}"]
     if summary.resumed_rows:

@@ -202,14 +202,14 @@ def _readings(plans: list[str]) -> list[Any]:
 
 def report_folder(output: Path) -> Any:
     """Check that a report's folder is one or may become one; return its lock, which makes it when it is taken."""
-    from gerund.data.working_folder import held
     from gerund.errors import OutputExistsError
+    from gerund.jobs.locks import hold
 
     if output.exists() and not output.is_dir():
         raise OutputExistsError(f"{output} is a file; a report is a folder")
     if output.is_dir() and any(output.iterdir()) and not (output / "scores").is_dir():
         raise OutputExistsError(f"{output} holds other files; choose a new folder or that of an earlier report")
-    return held(output / "scores", output)
+    return hold(output / "scores", output)
 
 
 def _check_names(names: list[str]) -> None:

@@ -155,7 +155,7 @@ def _layers(spec: str | None, n_layers: int) -> list[int] | None:
 
 
 def _draw(lm: "LanguageModel", found: "AttentionInspection", shown: list[int] | None, output: Path, kind: str) -> None:
-    from gerund.data.files import whole_file
+    from gerund.jobs.files import whole_file
     from gerund.plotting.attention import attention_figure
     from gerund.plotting.style import picture
 

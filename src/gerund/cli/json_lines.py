@@ -7,15 +7,19 @@ import typer
 
 
 def refuse_existing(output: Path | None, *, force: bool) -> None:
-    """Refuse to write over a file.
+    """Refuse to write over a file, or to where no file can be written whole.
 
     Raises:
         OutputExistsError: it is there and may not be replaced.
+        InputError: it is a symbolic link, a device or a pipe.
     """
-    from gerund.errors import OutputExistsError
+    from gerund.jobs import files
 
-    if output is not None and output.exists() and not force:
-        raise OutputExistsError(f"{output} exists already; choose another name or give --force to replace it")
+    if output is None:
+        return
+    files.refuse_special(output)
+    if not force:
+        files.refuse_existing(output)
 
 
 def write(lines: Iterable[str], output: Path | None, total: int, label: str) -> None:
@@ -31,7 +35,7 @@ def write(lines: Iterable[str], output: Path | None, total: int, label: str) -> 
         for line in lines:
             typer.echo(line)
         return
-    from gerund.data.files import make_folder, whole_file
+    from gerund.jobs.files import make_folder, whole_file
     from gerund.progress import progress
 
     make_folder(output.parent)

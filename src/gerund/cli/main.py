@@ -32,6 +32,7 @@ from gerund.cli import (
 )
 from gerund.cli.literal_help import LiteralHelp
 from gerund.errors import GerundError, ResourceError
+from gerund.jobs.interruption import interrupt_on_termination
 
 app = typer.Typer(
     name="gerund",
@@ -96,9 +97,13 @@ def main() -> None:
 
 
 def run() -> None:
-    """Run the command line as a program of its own: a reader that goes away (head, less) ends it quietly."""
+    """Run the command line as a program of its own.
+
+    A reader that goes away (head, less) ends it quietly; SIGTERM ends it as Ctrl-C does, after it has tidied up.
+    """
     if hasattr(signal, "SIGPIPE"):
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    interrupt_on_termination()
     main()
 
 

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gerund.cli.interruption import interruption_told
+
 if TYPE_CHECKING:
     from gerund.data.mining import Mined
 
@@ -38,7 +40,7 @@ def command(
     max_uses: Annotated[int, typer.Option(help="How often a sentence or title is used at most; 0 for any number.")] = 4,
     per_document: Annotated[
         int | None,
-        typer.Option(help="Pairs of a document at most, drawn by the seed; left out, all.", show_default=False),
+        typer.Option(help="Pairs of a document at most, sampled by the seed; left out, all.", show_default=False),
     ] = None,
     language: Annotated[str, typer.Option(help="Language of the sentence splitter: en, zh, de, ...")] = "en",
     clean: Annotated[
@@ -48,7 +50,7 @@ def command(
     title_column: Annotated[str, typer.Option(help="Column or field that holds the title; may be absent.")] = "title",
     min_length: Annotated[int, typer.Option(help="Characters of a sentence at least.")] = 2,
     context: Annotated[int, typer.Option(help="Characters of a passage at most, for ict and crops.")] = 1000,
-    seed: Annotated[int, typer.Option(help="Decides the order of the pairs, and draws.")] = 0,
+    seed: Annotated[int, typer.Option(help="Determines the order of the pairs, and samples.")] = 0,
     workers: Annotated[
         int | None, typer.Option("--workers", "-j", help="Processes; left out, one a core.", show_default=False)
     ] = None,
@@ -77,10 +79,10 @@ def command(
 
         gerund mine baike.parquet -o pairs.parquet --language zh --threshold 40 --workers 8
     """
-    from gerund.data.mining import MiningSettings, SymbolWeights, mine
-    from gerund.training.shipped import text_files
+    from gerund.data.corpus import corpus_files
+    from gerund.data.mining import MiningConfig, SymbolWeights, mine
 
-    settings = MiningSettings(
+    config = MiningConfig(
         method=method,
         pairs=pairs,
         threshold=threshold,
@@ -95,21 +97,17 @@ def command(
         context=context,
         seed=seed,
     )
-    try:
+    with interruption_told():
         mined = mine(
-            text_files(corpus),
+            corpus_files(corpus),
             output,
-            settings,
+            config,
             text_column=text_column,
             title_column=title_column,
             workers=workers,
             resume=resume,
             force=force,
         )
-    except KeyboardInterrupt as stop:
-        for note in getattr(stop, "__notes__", ()):
-            typer.echo(f"gerund: interrupted; {note}", err=True)
-        raise
     _tell(mined, as_json)
 
 

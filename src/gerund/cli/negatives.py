@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gerund.cli import sampling_options as options
+from gerund.cli.interruption import interruption_told
 
 if TYPE_CHECKING:
     from gerund.types import Scorer
@@ -24,7 +25,7 @@ def command(
         typer.Option("--model", "-m", help="Writes continuations; left out, the embedded default.", show_default=False),
     ] = None,
     generate: Annotated[
-        float, typer.Option(help="Share of the passages that get a generated continuation, 0 to 1.")
+        float, typer.Option(help="Fraction of the passages that get a generated continuation, 0 to 1.")
     ] = 0.5,
     hard: Annotated[
         int, typer.Option(help="Hard stretches of the same document for each passage; needs --scorer.")
@@ -48,9 +49,12 @@ def command(
     top_p: options.TopP = None,
     top_k: options.TopK = None,
     typical_p: options.TypicalP = None,
-    seed: Annotated[int, typer.Option(help="Decides passages and draws.")] = 0,
+    seed: Annotated[int, typer.Option(help="Determines passages and samples.")] = 0,
     batch_size: Annotated[int, typer.Option(help="Prefixes that are continued in one pass.")] = 32,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a folder that was begun.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Begin anew where the folder holds an earlier run, finished or not.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was made as JSON.")] = False,
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")] = "auto",
@@ -71,18 +75,18 @@ def command(
         gerund negatives books.jsonl -o hard --generate 0 --hard 10 --scorer overlap
     """
     from gerund.config import Sampling
+    from gerund.data.corpus import corpus_files
     from gerund.entry import load_writer
     from gerund.errors import ConfigError
     from gerund.models.encoder_decoder import demand_decoder_only
     from gerund.scoring.likelihood import MEASURES
     from gerund.scoring.registry import check_scorer, find_scorer, fixed_scorer
     from gerund.scoring.words import OverlapScorer
-    from gerund.training.negatives import NegativesSettings, make_negatives
-    from gerund.training.shipped import text_files
+    from gerund.training.negatives import NegativesConfig, make_negatives
 
-    drawn = temperature is not None or top_p is not None or top_k is not None or typical_p is not None
-    sampling = options.sampling_of(temperature, top_p, top_k, typical_p, None) if drawn else Sampling(1.0, top_p=0.9)
-    settings = NegativesSettings(
+    sampled = temperature is not None or top_p is not None or top_k is not None or typical_p is not None
+    sampling = options.sampling_of(temperature, top_p, top_k, typical_p, None) if sampled else Sampling(1.0, top_p=0.9)
+    config = NegativesConfig(
         clean=clean,
         prefix_words=prefix_words,
         fewest_words=fewest_words,
@@ -98,7 +102,7 @@ def command(
     if (scorer is None) != (hard == 0):
         raise ConfigError("--hard and --scorer belong together")
     check_scorer(scorer)
-    files = text_files(corpus)
+    files = corpus_files(corpus)
     # Shared words and trained scorers need no model that writes.
     measured = scorer in MEASURES and scorer != OverlapScorer.name
     lm = load_writer(model, dtype=dtype, device=device) if generate or measured else None
@@ -107,9 +111,18 @@ def command(
     judge: Scorer | None = None
     if scorer is not None:
         judge = fixed_scorer(scorer) if lm is None else find_scorer(scorer, lm, seed=seed)
-    made = make_negatives(
-        files, output, settings, lm=lm, scorer=judge, text_column=text_column, batch_size=batch_size, resume=resume
-    )
+    with interruption_told():
+        made = make_negatives(
+            files,
+            output,
+            config,
+            lm=lm,
+            scorer=judge,
+            text_column=text_column,
+            batch_size=batch_size,
+            resume=resume,
+            force=force,
+        )
     if as_json:
         typer.echo(json.dumps({"folder": str(output), **asdict(made)}))
         return

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gerund.data.files import checked_text, decode, opened
-from gerund.errors import DataError, unknown_name
+from gerund.errors import ConfigError, DataError, unknown_name
 
 FORMATS = (".jsonl", ".jsonl.xz", ".jsonl.gz", ".parquet", ".txt", ".txt.xz", ".txt.gz")
 
@@ -72,6 +72,42 @@ def read_documents(
             document = document_of(record, text_column=text_column, title_column=title_column)
             if document.text.strip():
                 yield document
+
+
+def corpus_files(paths: Iterable[Path]) -> list[Path]:
+    """Return these files, and for a folder all files of texts in it and below it, sorted.
+
+    Hidden files are left out, and links to folders are not followed.
+
+    Raises:
+        ConfigError: A path is not there, a folder has no file of texts or cannot be listed, or it is the root of a
+            file system.
+    """
+    found: list[Path] = []
+    for path in paths:
+        try:
+            found += _files_of(path)
+        except OSError as error:
+            place = error.filename or path
+            raise ConfigError(f"{place}: cannot be listed ({error.strerror or error})") from error
+    return [file.absolute() for file in found]
+
+
+def _files_of(path: Path) -> list[Path]:
+    if path.is_file():
+        return [path]
+    if not path.is_dir():
+        raise ConfigError(f"{path}: no such file or folder")
+    if path.resolve().parent == path.resolve():
+        raise ConfigError(f"{path} is the root of the file system, and not a folder of texts; name one below it")
+    inside = sorted(file for file in path.rglob("*") if _is_text(file.name) and file.is_file())
+    if not inside:
+        raise ConfigError(f"{path}: no file of texts in it; their endings are {', '.join(FORMATS)}")
+    return inside
+
+
+def _is_text(name: str) -> bool:
+    return name.lower().endswith(FORMATS) and not name.startswith(".")
 
 
 def read_records(path: Path, *, text_column: str = "text", title_column: str = "title") -> Iterator[Record]:

@@ -15,8 +15,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from gerund.data.files import whole_file
 from gerund.errors import ConfigError, DataError, FingerprintError
+from gerund.jobs.files import whole_file
 
 METADATA_KEY = "gerund"
 FORMAT = 1

@@ -131,22 +131,22 @@ def cut_passages(
     return passages
 
 
-def draw_passages(
+def sample_passages(
     text: str,
     sentences: Sequence[Sentence],
-    draw: np.random.Generator,
+    rng: np.random.Generator,
     *,
     count: int | None = None,
     prefix_words: int = 256,
     continuation_words: tuple[int, int] = (10, 128),
 ) -> list[Passage]:
-    """Draw passages that a scorer learns from, which may overlap (RankGen, section 2.2: dataset construction).
+    """Sample passages that a scorer learns from, which may overlap (RankGen, section 2.2: dataset construction).
 
-    A prefix may begin at every sentence and takes sentences up to ``prefix_words`` words. How long its continuation
-    is, is drawn evenly between ``continuation_words``, and it takes the whole sentences that come nearest to that.
+    A prefix may begin at every sentence and takes sentences up to ``prefix_words`` words. The length of its
+    continuation is sampled evenly between ``continuation_words``; it takes the whole sentences that come nearest.
 
     >>> text = "One two. Three four. Five six. Seven."
-    >>> found = draw_passages(
+    >>> found = sample_passages(
     ...     text, split_sentences(text), np.random.default_rng(0), prefix_words=4, continuation_words=(1, 2)
     ... )
     >>> [(one.prefix, one.continuation) for one in found]
@@ -155,7 +155,7 @@ def draw_passages(
     Args:
         text: the document.
         sentences: its sentences.
-        draw: decides lengths, and which passages where there are more than ``count``.
+        rng: determines lengths, and which passages where there are more than ``count``.
         count: how many at most; None for all.
         prefix_words: words of a prefix at most, and half of them at least.
         continuation_words: words of a continuation at least and at most.
@@ -167,8 +167,8 @@ def draw_passages(
     found = []
     for start in range(len(sentences)):
         middle = _reach(sentences, start, prefix_words)
-        # One number for every start, so that what is drawn for one does not depend on the others.
-        wanted = int(draw.integers(fewest, most + 1))
+        # One number for every start, so that what is sampled for one does not depend on the others.
+        wanted = int(rng.integers(fewest, most + 1))
         if not start < middle < len(sentences) or not _long_enough(sentences, start, middle, prefix_words):
             continue
         end = _nearest(sentences, middle, wanted)
@@ -178,13 +178,13 @@ def draw_passages(
             found.append(Passage(prefix, continuation, range(start, end), words))
     if count is None or len(found) <= count:
         return found
-    return [found[place] for place in sorted(draw.choice(len(found), count, replace=False).tolist())]
+    return [found[place] for place in sorted(rng.choice(len(found), count, replace=False).tolist())]
 
 
 def inbook_negatives(
-    text: str, sentences: Sequence[Sentence], passage: Passage, count: int, draw: np.random.Generator
+    text: str, sentences: Sequence[Sentence], passage: Passage, count: int, rng: np.random.Generator
 ) -> list[str]:
-    """Draw other stretches of the same document as wrong continuations (RankGen, section 2: INBOOK negatives).
+    """Sample other stretches of the same document as wrong continuations (RankGen, section 2: INBOOK negatives).
 
     Each is whole sentences of about as many words as the right one, and overlaps neither it nor the prefix.
 
@@ -193,14 +193,14 @@ def inbook_negatives(
         sentences: its sentences.
         passage: the right one.
         count: how many.
-        draw: decides which.
+        rng: determines which.
 
     Returns:
         Up to ``count`` different texts; fewer where the document has no more.
     """
     found: dict[str, None] = {}
     taken = passage.sentences
-    for start in draw.permutation(len(sentences)).tolist():
+    for start in rng.permutation(len(sentences)).tolist():
         if len(found) == count:
             break
         end = _nearest(sentences, start, passage.words)

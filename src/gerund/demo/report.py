@@ -8,11 +8,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from gerund.data.files import write_whole
 from gerund.demo.findings import Findings
 from gerund.demo.pictures import LOOKING, SEARCHING
 from gerund.demo.steps import HITS, Demo
 from gerund.errors import OutputExistsError, ResourceError
+from gerund.jobs.files import write_whole
 from gerund.pages.rendering import Gallery, write_html
 
 PAGE = "demo.html"

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from gerund.data.files import write_whole
 from gerund.errors import ResourceError
+from gerund.jobs.files import write_whole
 
 _KEY_BYTES = 16
 # Texts that are encoded before they are kept: what an interruption costs.

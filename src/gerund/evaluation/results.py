@@ -15,10 +15,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from gerund.data.files import write_whole
 from gerund.errors import DataError
 from gerund.evaluation.contender import Contender
 from gerund.evaluation.task import Score, Settings, Task
+from gerund.jobs.files import write_whole
 from gerund.version import __version__
 
 FORMAT = 1

@@ -14,9 +14,9 @@ from gerund.errors import ConfigError, unknown_name
 from gerund.exporting import sentence_transformers
 from gerund.exporting.folders import write_merged, write_settings
 from gerund.inference.encode.runtime import EncoderRuntime
+from gerund.jobs.folders import atomic_folder
 from gerund.models import loading
 from gerund.models.job_adapters import Adapters
-from gerund.models.saving import atomic_folder
 
 FORMATS = ("sentence-transformers", "merged")
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from gerund.data.files import write_whole
 from gerund.errors import GerundError, MissingDependencyError
+from gerund.jobs.files import write_whole
 from gerund.version import __version__
 
 # Pictures are drawn at 150 dots an inch; a page has 96.

@@ -8,7 +8,7 @@ import os
 import re
 from pathlib import Path
 
-from gerund.data.files import write_whole
+from gerund.jobs.files import write_whole
 
 MANIFEST = "manifest.json"
 _NAME = re.compile(r"checkpoint-(\d+)$")

@@ -14,7 +14,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from gerund.data.files import write_whole
+from gerund.jobs.files import write_whole
 
 
 def announce(text: str) -> None:

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from gerund.data.files import write_whole
 from gerund.errors import ConfigError, OutputExistsError
+from gerund.jobs.files import write_whole
+from gerund.jobs.folders import atomic_folder
 from gerund.language_model import LanguageModel
 from gerund.models import loading
 from gerund.models.adapters import ADAPTER_FILES
 from gerund.models.heads import ProjectionHead
 from gerund.models.job_adapters import Adapters
-from gerund.models.saving import atomic_folder
 from gerund.seq2seq_model import Seq2SeqModel
 
 if TYPE_CHECKING:

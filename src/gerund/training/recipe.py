@@ -12,6 +12,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from gerund.attention.plan import AttentionPlan
 from gerund.config import EncoderConfig
+from gerund.data.corpus import corpus_files
 from gerund.errors import ConfigError
 from gerund.training.recipe_objectives import (
     CONTRASTIVE,
@@ -22,7 +23,7 @@ from gerund.training.recipe_objectives import (
     reads_texts,
 )
 from gerund.training.recipe_text import explain, read_settings
-from gerund.training.shipped import find_recipe, text_files
+from gerund.training.shipped import find_recipe
 
 DEFAULT_BASE = "default"
 
@@ -327,7 +328,7 @@ def load_recipe(recipe: str | Path, overrides: list[str] | None = None, *, texts
         ConfigError: The file is missing or no YAML, a field is unknown, or settings contradict each other.
     """
     path = find_recipe(recipe)
-    content = read_settings(path, overrides or [], texts=text_files(texts or []))
+    content = read_settings(path, overrides or [], texts=corpus_files(texts or []))
     try:
         found = Recipe.model_validate(content)
     except ValidationError as error:

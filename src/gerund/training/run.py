@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import distributed
 
-from gerund.data.files import make_folder, write_whole
 from gerund.errors import GerundError, ResourceError
+from gerund.jobs.files import make_folder, write_whole
 from gerund.models.heads import ProjectionHead
 from gerund.scoring.dual import ScorerSettings, write_scorer
 from gerund.training.building import CorpusTexts, build_objectives

@@ -7,7 +7,6 @@ import difflib
 import re
 from pathlib import Path
 
-from gerund.data.corpus import FORMATS
 from gerund.errors import ConfigError
 
 _FOLDER = Path(__file__).parent.parent / "assets" / "recipes"
@@ -51,33 +50,9 @@ def made_by(model: str | Path) -> str:
     return f"; `gerund train {run.name} output={run}` makes it" if run.name in shipped_recipes() else ""
 
 
-def text_files(paths: list[Path]) -> list[Path]:
-    """Return these files, and for a folder all files of texts in it and below it, sorted.
-
-    Raises:
-        ConfigError: A path is not there, or a folder has no file of texts.
-    """
-    found: list[Path] = []
-    for path in paths:
-        if path.is_dir():
-            inside = sorted(file for file in path.rglob("*") if file.is_file() and _is_text(file))
-            if not inside:
-                raise ConfigError(f"{path}: no file of texts in it; their endings are {', '.join(FORMATS)}")
-            found += inside
-        elif path.is_file():
-            found.append(path)
-        else:
-            raise ConfigError(f"{path}: no such file or folder")
-    return [file.absolute() for file in found]
-
-
-def _is_text(file: Path) -> bool:
-    return file.name.lower().endswith(FORMATS) and not file.name.startswith(".")
-
-
 def _first_sentence(text: str) -> str:
     lines = []
-    for line in text.splitlines():
+    for line in text.split("\n"):
         if not line.removeprefix("#").strip() or not line.startswith("#"):
             break
         lines.append(line.removeprefix("#").strip())

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from gerund.data.mining import MiningSettings, mine
+from gerund.data.mining import MiningConfig, mine
 
 # A few documents a part.
-SMALL = MiningSettings(part_size=2000)
+SMALL = MiningConfig(part_size=2000)
 
 # fmt: off
 WORDS = (
@@ -40,8 +40,8 @@ def write_jsonl(path: Path, rows: list[dict[str, str]]) -> Path:
     return path
 
 
-def run(corpus, output, settings=SMALL, **more):
-    return mine([corpus] if not isinstance(corpus, list) else corpus, output, settings, workers=1, show=False, **more)
+def run(corpus, output, config=SMALL, **more):
+    return mine([corpus] if not isinstance(corpus, list) else corpus, output, config, workers=1, show=False, **more)
 
 
 def rows(output):

@@ -4,14 +4,14 @@ import pytest
 
 from gerund.data.corpus import Document
 from gerund.data.mining.candidates import NOWHERE, candidates_of, pairs_of, prepare
-from gerund.data.mining.settings import MiningSettings
+from gerund.data.mining.config import MiningConfig
 from gerund.errors import ConfigError, GerundError
 
 TEXT = "Spike is chasing Tom.  Nobody laughs.\nSpike is chasing Jerry. Spike is  chasing TOM. Is it over?"
 
 
 def mined(text, title="", number=0, **settings):
-    chosen = MiningSettings(**settings)
+    chosen = MiningConfig(**settings)
     document = prepare(Document(text, title), number, chosen)
     [pairs] = pairs_of([document], chosen)
     for pair in pairs:
@@ -34,12 +34,12 @@ class TestTitles:
     def test_a_sentence_that_is_the_title_is_no_pair(self):
         document, pairs = mined("Spike is chasing Tom. Nobody laughs.", "SPIKE is chasing Tom.")
         assert pairs == []
-        assert (document.total, document.repeated, candidates_of(document, MiningSettings())) == (2, 1, 1)
+        assert (document.total, document.repeated, candidates_of(document, MiningConfig())) == (2, 1, 1)
 
     def test_are_paired_only_with_title(self):
         document, pairs = mined(TEXT, "Spike is chasing cats", pairs="all")
         assert [(one.a.start, one.b.start) for one in pairs] == [(0, 38)]
-        assert (document.total, document.repeated, candidates_of(document, MiningSettings(pairs="all"))) == (5, 1, 6)
+        assert (document.total, document.repeated, candidates_of(document, MiningConfig(pairs="all"))) == (5, 1, 6)
 
     def test_half_a_surrogate_pair(self):
         _, [pair] = mined("Spike is chasing Tom.", "Spike is chasing \ud800")
@@ -129,7 +129,7 @@ class TestIct:
     def test_passages_are_whole_sentences(self):
         text = " ".join(f"This is sentence number {number}." for number in range(40))
         document, pairs = mined(text, method="ict", context=100)
-        assert candidates_of(document, MiningSettings(method="ict", context=100)) == len(pairs) + 1 == 14
+        assert candidates_of(document, MiningConfig(method="ict", context=100)) == len(pairs) + 1 == 14
         assert all(pair.b.end - pair.b.start <= 100 for pair in pairs)
 
 
@@ -170,5 +170,5 @@ class TestMistakes:
     )
     def test_are_refused(self, settings, message):
         with pytest.raises(GerundError, match=message) as caught:
-            MiningSettings(**settings)
+            MiningConfig(**settings)
         assert isinstance(caught.value, ConfigError)

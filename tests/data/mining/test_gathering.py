@@ -39,9 +39,9 @@ def test_sorted_by_key_and_the_earliest_of_equal_ones(tmp_path):
     assert [(one["document"], one["text_a"]) for one in found] == [(6, "x"), (1, "x"), (2, "y"), (4, "x"), (0, "x")]
 
 
-@pytest.mark.parametrize("heap", [1, 100, 2**20])
-def test_the_same_through_any_number_of_heaps(tmp_path, monkeypatch, heap):
-    monkeypatch.setattr(gathering, "_HEAP", heap)
+@pytest.mark.parametrize("bucket", [1, 100, 2**20])
+def test_the_same_through_any_number_of_buckets(tmp_path, monkeypatch, bucket):
+    monkeypatch.setattr(gathering, "_BUCKET", bucket)
     monkeypatch.setattr(gathering, "_ROWS", 7)
     draw = random.Random(0)
     rows = [row(number, draw.getrandbits(64), draw.getrandbits(64), text=str(number)) for number in range(2000)]
@@ -55,7 +55,7 @@ def test_the_same_through_any_number_of_heaps(tmp_path, monkeypatch, heap):
 
 
 def test_memory_does_not_grow_with_the_pairs(tmp_path, monkeypatch):
-    monkeypatch.setattr(gathering, "_HEAP", 2**20)
+    monkeypatch.setattr(gathering, "_BUCKET", 2**20)
     draw = random.Random(0)
     parts = []
     for number in range(40):

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from gerund.data.mining import MiningSettings, mine, running
+from gerund.data.mining import MiningConfig, mine, running
 from gerund.errors import ConfigError, DataError, InputError, OutputExistsError
 from tests.data.mining.corpora import rows, run, write_jsonl
 
@@ -31,7 +31,7 @@ class TestBadDocuments:
     def test_are_counted_and_listed(self, tmp_path, output):
         corpus = tmp_path / "c.jsonl"
         corpus.write_bytes(b"\n".join(self.LINES))
-        mined = run(corpus, output, MiningSettings(part_size=100))
+        mined = run(corpus, output, MiningConfig(part_size=100))
         assert (mined.documents, mined.pairs, mined.errors) == (2, 2, 9)
         listed = [json.loads(line) for line in (tmp_path / "pairs.errors.jsonl").read_text().splitlines()]
         assert mined.errors_file == tmp_path / "pairs.errors.jsonl"

@@ -1,8 +1,8 @@
 """Training pairs mined from raw documents: sentences that share a long substring (GUR, section III-B)."""
 
+from gerund.data.mining.config import BadDocument, Mined, MiningConfig
 from gerund.data.mining.matching import Match, matching_pairs
 from gerund.data.mining.running import mine
-from gerund.data.mining.settings import BadDocument, Mined, MiningSettings
 from gerund.data.mining.symbols import SymbolWeights
 
-__all__ = ["BadDocument", "Match", "Mined", "MiningSettings", "SymbolWeights", "matching_pairs", "mine"]
+__all__ = ["BadDocument", "Match", "Mined", "MiningConfig", "SymbolWeights", "matching_pairs", "mine"]

@@ -1,6 +1,6 @@
 """From documents to pairs of texts, by one of the methods.
 
-Knows: sentences, offsets, methods, draws. Does not know: files, processes, what other documents have.
+Knows: sentences, offsets, methods, sampling. Does not know: files, processes, what other documents have.
 """
 
 import re
@@ -11,13 +11,13 @@ from typing import NamedTuple
 import numpy as np
 
 from gerund.data.corpus import Document, clean_text
+from gerund.data.mining.config import MiningConfig
 from gerund.data.mining.matching import find_pairs
-from gerund.data.mining.settings import MiningSettings
 from gerund.data.mining.symbols import normalised
 from gerund.data.passages import sentence_bounds
 
-# Contriever crops spans of 5 to 50% of a text, lengths drawn evenly.
-CROP_SHARE = (0.05, 0.5)
+# Contriever crops spans of 5 to 50% of a text, lengths sampled evenly.
+CROP_FRACTION = (0.05, 0.5)
 # Where a title stands that is no part of the text.
 NOWHERE = -1
 # Words, or single characters of scripts that put no spaces between words.
@@ -78,20 +78,20 @@ class Prepared:
     repeated: int
 
 
-def prepare(document: Document, number: int, settings: MiningSettings) -> Prepared:
+def prepare(document: Document, number: int, config: MiningConfig) -> Prepared:
     """Cut a document into sentences.
 
     A sentence whose normalised form the document had before (its title included) is passed over: a pair of equal texts
     teaches nothing, and a pair with the repetition is the same as one with the first.
     """
-    text = clean_text(document.text, settings.clean)
+    text = clean_text(document.text, config.clean)
     found = [
         Sentence(start, end, piece, form)
-        for start, end in sentence_bounds(text, settings.language)
-        if len(form := normalised(piece := text[start:end])) >= settings.min_length
+        for start, end in sentence_bounds(text, config.language)
+        if len(form := normalised(piece := text[start:end])) >= config.min_length
     ]
     once: dict[str, Sentence] = {}
-    if settings.method in ("lcs", "none") and settings.pairs == "title":
+    if config.method in ("lcs", "none") and config.pairs == "title":
         title = as_utf8(document.title.strip())
         if form := normalised(title):
             once[form] = Sentence(NOWHERE, NOWHERE, title, form)
@@ -106,33 +106,33 @@ def as_utf8(text: str) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
-def candidates_of(document: Prepared, settings: MiningSettings) -> int:
+def candidates_of(document: Prepared, config: MiningConfig) -> int:
     """Return how many pairs of sentences are put side by side."""
     n = len(document.sentences)
-    if settings.method in ("ict", "crops"):
-        return sum(1 for _ in _passages(document, settings))
-    return max(n - 1, 0) if settings.pairs == "title" else n * (n - 1) // 2
+    if config.method in ("ict", "crops"):
+        return sum(1 for _ in _passages(document, config))
+    return max(n - 1, 0) if config.pairs == "title" else n * (n - 1) // 2
 
 
-def pairs_of(documents: Sequence[Prepared], settings: MiningSettings) -> list[list[Pair]]:
+def pairs_of(documents: Sequence[Prepared], config: MiningConfig) -> list[list[Pair]]:
     """Return the pairs of each document, in its order."""
-    found = _METHODS[settings.method](documents, settings)
-    if settings.per_document is None:
+    found = _METHODS[config.method](documents, config)
+    if config.per_document is None:
         return found
-    return [_drawn(pairs, one.number, settings) for pairs, one in zip(found, documents, strict=True)]
+    return [_sampled(pairs, one.number, config) for pairs, one in zip(found, documents, strict=True)]
 
 
-def _drawn(pairs: list[Pair], number: int, settings: MiningSettings) -> list[Pair]:
-    most = settings.per_document
+def _sampled(pairs: list[Pair], number: int, config: MiningConfig) -> list[Pair]:
+    most = config.per_document
     if most is None or len(pairs) <= most:
         return pairs
-    draw = np.random.default_rng([settings.seed, number, 1])
-    return [pairs[place] for place in sorted(draw.choice(len(pairs), most, replace=False).tolist())]
+    rng = np.random.default_rng([config.seed, number, 1])
+    return [pairs[place] for place in sorted(rng.choice(len(pairs), most, replace=False).tolist())]
 
 
-def _by_substring(documents: Sequence[Prepared], settings: MiningSettings) -> list[list[Pair]]:
+def _by_substring(documents: Sequence[Prepared], config: MiningConfig) -> list[list[Pair]]:
     forms = [[sentence.form for sentence in one.sentences] for one in documents]
-    matched = find_pairs(forms, settings.rule, titled=settings.pairs == "title", max_uses=settings.max_uses)
+    matched = find_pairs(forms, config.rule, titled=config.pairs == "title", max_uses=config.max_uses)
     owner = [place for place, one in enumerate(documents) for _ in one.sentences]
     sentences = [sentence for one in documents for sentence in one.sentences]
     found: list[list[Pair]] = [[] for _ in documents]
@@ -141,12 +141,12 @@ def _by_substring(documents: Sequence[Prepared], settings: MiningSettings) -> li
     return found
 
 
-def _unfiltered(documents: Sequence[Prepared], settings: MiningSettings) -> list[list[Pair]]:
+def _unfiltered(documents: Sequence[Prepared], config: MiningConfig) -> list[list[Pair]]:
     found = []
     for one in documents:
         n = len(one.sentences)
-        most = n if settings.max_uses is None else settings.max_uses
-        if settings.pairs == "title":
+        most = n if config.max_uses is None else config.max_uses
+        if config.pairs == "title":
             places = [(0, place) for place in range(1, min(n, most + 1))]
         else:
             places = _each_so_often(n, most)
@@ -173,11 +173,11 @@ def _each_so_often(n: int, most: int) -> list[tuple[int, int]]:
     return found
 
 
-def _passages(document: Prepared, settings: MiningSettings) -> Iterator[list[Sentence]]:
+def _passages(document: Prepared, config: MiningConfig) -> Iterator[list[Sentence]]:
     """Yield runs of sentences that are no longer than the context, or are a single sentence."""
     run: list[Sentence] = []
     for sentence in document.sentences:
-        if run and sentence.end - run[0].start > settings.context:
+        if run and sentence.end - run[0].start > config.context:
             yield run
             run = []
         run.append(sentence)
@@ -185,14 +185,14 @@ def _passages(document: Prepared, settings: MiningSettings) -> Iterator[list[Sen
         yield run
 
 
-def _taken_out(documents: Sequence[Prepared], settings: MiningSettings) -> list[list[Pair]]:
+def _taken_out(documents: Sequence[Prepared], config: MiningConfig) -> list[list[Pair]]:
     """ICT (Lee et al. 2019; GUR, section II-B): a sentence and the rest of its passage."""
     found = []
     for one in documents:
-        draw = np.random.default_rng([settings.seed, one.number])
+        rng = np.random.default_rng([config.seed, one.number])
         pairs = []
-        for run in _passages(one, settings):
-            sentence = run[int(draw.integers(len(run)))]
+        for run in _passages(one, config):
+            sentence = run[int(rng.integers(len(run)))]
             start, end = run[0].start, run[-1].end
             before, after = one.text[start : sentence.start], one.text[sentence.end : end]
             spaced = before[-1:].isspace() or after[:1].isspace()
@@ -204,25 +204,25 @@ def _taken_out(documents: Sequence[Prepared], settings: MiningSettings) -> list[
     return found
 
 
-def _cropped(documents: Sequence[Prepared], settings: MiningSettings) -> list[list[Pair]]:
+def _cropped(documents: Sequence[Prepared], config: MiningConfig) -> list[list[Pair]]:
     """Two independent crops of each passage (Contriever; GUR, reference 26), of whole words."""
     found = []
     for one in documents:
-        draw = np.random.default_rng([settings.seed, one.number])
+        rng = np.random.default_rng([config.seed, one.number])
         pairs = []
-        for run in _passages(one, settings):
+        for run in _passages(one, config):
             units = [(unit.start(), unit.end()) for unit in _UNIT.finditer(one.text, run[0].start, run[-1].end)]
-            a, b = (_crop(one.text, units, draw) for _ in range(2))
+            a, b = (_crop(one.text, units, rng) for _ in range(2))
             if a.form and b.form and a.form != b.form:
                 pairs.append(Pair(a, b, None, None))
         found.append(pairs)
     return found
 
 
-def _crop(text: str, units: list[tuple[int, int]], draw: np.random.Generator) -> Sentence:
-    share = draw.uniform(*CROP_SHARE)
-    length = max(round(share * len(units)), 1)
-    first = int(draw.integers(len(units) - length + 1))
+def _crop(text: str, units: list[tuple[int, int]], rng: np.random.Generator) -> Sentence:
+    fraction = rng.uniform(*CROP_FRACTION)
+    length = max(round(fraction * len(units)), 1)
+    first = int(rng.integers(len(units) - length + 1))
     start, end = units[first][0], units[first + length - 1][1]
     return Sentence(start, end, text[start:end], normalised(text[start:end]))
 

@@ -1,6 +1,6 @@
-"""Works through a lot of documents and keeps their pairs as a part, a file that is whole or absent.
+"""Works through a shard of documents and keeps their pairs as a part, a file that is whole or absent.
 
-This is what runs in the processes of a job. What it makes depends on the lot and the settings alone.
+This is what runs in the processes of a job. What it makes depends on the shard and the configuration alone.
 
 Knows: records, pairs, the columns of a part. Does not know: processes, which parts there are.
 """
@@ -15,16 +15,17 @@ from pathlib import Path
 from typing import Any
 
 from gerund.data.corpus import Document, Record, document_of
-from gerund.data.files import whole_file
 from gerund.data.mining.candidates import Pair, Prepared, as_utf8, candidates_of, pairs_of, prepare
-from gerund.data.mining.settings import BadDocument, MiningSettings
+from gerund.data.mining.config import BadDocument, MiningConfig
 from gerund.errors import DataError
+from gerund.jobs.files import whole_file
 
 # Characters that go through the search at a time: enough that what a call costs does not count, few enough for the
 # processor's caches.
 _PASS = 2**18
 _VISIBLE = re.compile(r"[^\s\x00-\x1f\x7f-\x9f]")
 _FACTS = b"gerund"
+ENDING = ".parquet"
 # Readers of pairs know text_a and text_b; the keys order and tell apart, and are not written to the output.
 COLUMNS = {
     "text_a": "string",
@@ -43,11 +44,11 @@ KEYS = {"key_high": "uint64", "key_low": "uint64", "place": "int32"}
 
 
 @dataclass(frozen=True)
-class Lot:
+class Shard:
     """Some consecutive documents of a corpus.
 
     Attributes:
-        index: the lot's number, from 0.
+        index: the shard's number, from 0.
         first: the number of its first document in the corpus.
         size: bytes of its documents.
         records: the documents.
@@ -58,16 +59,38 @@ class Lot:
     size: int
     records: list[Record]
 
+    def digest(self) -> str:
+        """Return a hash of the documents, and of the files that they come from."""
+        digest = hashlib.blake2b(f"{self.first} {self.size}".encode(), digest_size=8)
+        for record in self.records:
+            content = record.content
+            pieces = content if isinstance(content, tuple) else (content,)
+            head = [record.path.name, record.number, *(_length(piece) for piece in pieces)]
+            digest.update(json.dumps(head).encode("utf-8", "surrogatepass"))
+            for piece in pieces:
+                digest.update(piece if isinstance(piece, bytes) else str(piece).encode("utf-8", "surrogatepass"))
+        return digest.hexdigest()
+
+
+def _length(piece: object) -> int | None:
+    return len(piece) if isinstance(piece, bytes | str) else None
+
 
 @dataclass(frozen=True)
 class Work:
-    """What is done with every lot."""
+    """What is done with every shard."""
 
-    settings: MiningSettings
+    config: MiningConfig
     text_column: str
     title_column: str
     job: str
-    """A hash of all that parts depend on."""
+    """A hash of all that determines the parts."""
+    folder: Path
+    """Where parts are written."""
+
+    def part(self, index: int) -> Path:
+        """Return the place of a part."""
+        return self.folder / f"part-{index:06d}{ENDING}"
 
 
 @dataclass(frozen=True)
@@ -75,6 +98,8 @@ class Facts:
     """What a part says of itself; see ``Mined``."""
 
     job: str
+    shard: str = ""
+    """A hash of the documents that it was made from."""
     documents: int = 0
     sentences: int = 0
     repeated: int = 0
@@ -92,26 +117,26 @@ class Facts:
 _SUMS = ("documents", "sentences", "repeated", "candidates", "found", "size")
 
 
-def make_part(lot: Lot, work: Work, path: Path) -> Facts:
-    """Mine the documents of a lot, and write their pairs and what there is to say about it.
+def make_part(work: Work, shard: Shard) -> Facts:
+    """Mine the documents of a shard, and write their pairs and what there is to say about it.
 
     Raises:
         ResourceError: the disk is full.
     """
     errors: list[BadDocument] = []
-    counts: Counter[str] = Counter(size=lot.size)
+    counts: Counter[str] = Counter(size=shard.size)
     columns: dict[str, list[Any]] = {name: [] for name in (*COLUMNS, *KEYS)}
-    for batch in _batches(_prepared(lot, work, errors)):
-        found = pairs_of([prepared for _, prepared in batch], work.settings)
+    for batch in _batches(_prepared(shard, work, errors)):
+        found = pairs_of([prepared for _, prepared in batch], work.config)
         for (record, prepared), pairs in zip(batch, found, strict=True):
             counts["documents"] += 1
             counts["sentences"] += prepared.total
             counts["repeated"] += prepared.repeated
-            counts["candidates"] += candidates_of(prepared, work.settings)
+            counts["candidates"] += candidates_of(prepared, work.config)
             counts["found"] += len(pairs)
-            _add(columns, record, prepared, pairs, work.settings.seed)
-    facts = Facts(work.job, errors=tuple(errors), **counts)
-    _write(path, columns, facts)
+            _add(columns, record, prepared, pairs, work.config.seed)
+    facts = Facts(work.job, shard.digest(), errors=tuple(errors), **counts)
+    _write(work.part(shard.index), columns, facts)
     return facts
 
 
@@ -122,14 +147,14 @@ def read_facts(path: Path) -> Facts | None:
 
     try:
         told = json.loads((pq.read_schema(path).metadata or {})[_FACTS])
-    except (OSError, KeyError, ValueError, pa.ArrowException):
+        return Facts(**{**told, "errors": tuple(BadDocument(**error) for error in told["errors"])})
+    except (OSError, KeyError, ValueError, TypeError, pa.ArrowException):
         return None
-    return Facts(**{**told, "errors": tuple(BadDocument(**error) for error in told["errors"])})
 
 
-def _prepared(lot: Lot, work: Work, errors: list[BadDocument]) -> Iterator[tuple[Record, Prepared]]:
+def _prepared(shard: Shard, work: Work, errors: list[BadDocument]) -> Iterator[tuple[Record, Prepared]]:
     """Yield the documents cut into sentences; those that cannot be used become errors."""
-    for number, record in enumerate(lot.records, start=lot.first):
+    for number, record in enumerate(shard.records, start=shard.first):
         try:
             document = document_of(record, text_column=work.text_column, title_column=work.title_column)
             _check(document, record)
@@ -138,7 +163,7 @@ def _prepared(lot: Lot, work: Work, errors: list[BadDocument]) -> Iterator[tuple
             reason = str(error).removeprefix(f"{record.place}: ").removeprefix(f"{record.path}: ")
             errors.append(BadDocument(as_utf8(str(record.path)), line, reason))
         else:
-            yield record, prepare(document, number, work.settings)
+            yield record, prepare(document, number, work.config)
 
 
 def _check(document: Document, record: Record) -> None:

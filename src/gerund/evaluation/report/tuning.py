@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from gerund.config import CONFIG_FILE, encoder_config_json
-from gerund.data.files import write_whole
 from gerund.evaluation.report.document import bare_name, versions
 from gerund.evaluation.report.table import PERCENTS, shown
 from gerund.evaluation.task import Settings, Task
 from gerund.evaluation.tuning import Trial, Tuned
+from gerund.jobs.files import write_whole
 from gerund.language_model import LanguageModel
 from gerund.pages.rendering import Picture, Wanted, drawn, write_html
 from gerund.version import __version__

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gerund.data.files import write_whole
 from gerund.evaluation.contender import BM25, Contender
 from gerund.evaluation.report.document import bare_name, results_json
 from gerund.evaluation.report.page import write_page
@@ -17,6 +16,7 @@ from gerund.evaluation.report.table import Comparison, compare
 from gerund.evaluation.report.terminal import render
 from gerund.evaluation.results import Result, ResultStore
 from gerund.evaluation.run import Evaluation
+from gerund.jobs.files import write_whole
 from gerund.pages.rendering import Gallery
 
 _PIPE_WIDTH = 120

@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from gerund.data.passages import Passage, draw_passages, split_sentences
+from gerund.data.passages import Passage, sample_passages, split_sentences
 from gerund.errors import ConfigError, DataError
 from gerund.evaluation.candidates import rank_of, recalls, scores_of
 from gerund.evaluation.contender import Contender
@@ -78,19 +78,19 @@ class BookRetrieval(ScoredTask):
             notes.append("no scorer: ranked by the cosine of the encoder's vectors")
         return Score("recall_at_1", recalls(ranks), size=len(ranks), notes=tuple(notes))
 
-    def _documents(self, path: Path, draw: np.random.Generator) -> Iterator[list[Passage]]:
+    def _documents(self, path: Path, rng: np.random.Generator) -> Iterator[list[Passage]]:
         """Yield each document's passages in a random order."""
         for text in read_texts(path):
-            found = draw_passages(
+            found = sample_passages(
                 text,
                 split_sentences(text),
-                draw,
+                rng,
                 count=self.candidates,
                 prefix_words=self.prefix_words,
                 continuation_words=(10, self.continuation_words),
             )
             if len({passage.continuation for passage in found}) > 1:
-                yield [found[place] for place in draw.permutation(len(found)).tolist()]
+                yield [found[place] for place in rng.permutation(len(found)).tolist()]
 
 
 def find(folder: Path) -> list[Task]:

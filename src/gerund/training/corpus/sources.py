@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from gerund.data.corpus import clean_text, read_documents
 from gerund.errors import ConfigError
+from gerund.jobs.folders import atomic_folder
 from gerund.models.encoder_decoder import SEQ2SEQ
-from gerund.models.saving import atomic_folder
 from gerund.training.corpus.token_cache import TokenCache, Unit, tokenize_corpus
 from gerund.training.corpus.tokenizer import load_tokenizer, train_tokenizer
 from gerund.training.recipe import Recipe, SourceConfig, TokenizerConfig

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, BinaryIO, Literal, get_args
 import numpy as np
 
 from gerund.data.corpus import clean_text, read_documents
-from gerund.data.files import write_whole
 from gerund.data.passages import split_sentences
 from gerund.errors import ConfigError, DataError, ModelError, ResourceError, unknown_name
+from gerund.jobs.files import write_whole
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 import gerund
-from gerund.data.files import write_whole
 from gerund.errors import OutputExistsError, ResourceError
-from gerund.models import saving
-from gerund.models.saving import atomic_folder
+from gerund.jobs import folders
+from gerund.jobs.files import write_whole
+from gerund.jobs.folders import atomic_folder
 
 KILLED = 77
 pytestmark = pytest.mark.filterwarnings("ignore:This process.*multi-threaded:DeprecationWarning")
@@ -86,7 +86,7 @@ def test_killed_anywhere_leaves_nothing_or_all(tmp_path: Path) -> None:
 @pytest.mark.parametrize("can_exchange", [True, False])
 def test_killed_anywhere_leaves_old_or_new(tmp_path: Path, can_exchange: bool, monkeypatch) -> None:
     if not can_exchange:
-        monkeypatch.setattr(saving, "_exchange", lambda one, other: False)
+        monkeypatch.setattr(folders, "_exchange", lambda one, other: False)
     target = tmp_path / "out"
     for text in ("old", "new"):
         write(tmp_path / text, text)
@@ -133,7 +133,7 @@ def test_exchange_is_one_step(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         (tmp_path / name / name).touch()
-    assert saving._exchange(tmp_path / "a", tmp_path / "b")
+    assert folders._exchange(tmp_path / "a", tmp_path / "b")
     assert (tmp_path / "a" / "b").exists()
     assert (tmp_path / "b" / "a").exists()
 
@@ -146,7 +146,7 @@ def test_full_disk_leaves_nothing_behind(tmp_path: Path, code: int, monkeypatch)
     def full(path: Path) -> None:
         raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr(saving, "flush_folder", full)
+    monkeypatch.setattr(folders, "flush_folder", full)
     with pytest.raises(ResourceError, match=f"out was not written: {os.strerror(code)}"):
         write(tmp_path / "out", "new")
     assert contents(tmp_path) == before

@@ -1,9 +1,9 @@
 """Embeds a table of any size into a file, part by part, so that an interrupted job goes on where it was.
 
-First the whole table is read once: what is wrong with it shows before hours of work, and its rows are
-counted and hashed. Then lot after lot is encoded and kept as a finished part in ``OUT.parts``; while one lot
-is encoded the next is read and the last is written. At the end the parts are joined. Lots depend on the table
-alone, so a resumed job gives the very bytes that an uninterrupted one gives.
+First the whole table is read once: what is wrong with it shows before hours of work, and its rows are counted and
+hashed, shard by shard. Then shard after shard is encoded and kept as a finished part in ``OUT.parts``; while one is
+encoded the next is read and the last is written. At the end the parts are joined. Shards depend on the table alone,
+and each is compared with its hash, so a resumed job gives the very bytes that an uninterrupted one gives, or an error.
 
 Knows: tables, parts, resuming. Does not know: models: whoever calls brings a function from texts to vectors.
 """
@@ -32,19 +32,12 @@ from gerund.data.embedding_files import (
     read_facts,
     write_part,
 )
-from gerund.data.files import COMPRESSED, flush_names, whole_file
+from gerund.data.files import COMPRESSED
 from gerund.data.tables import Rows, Table, read_rows
-from gerund.data.working_folder import EMBEDDING, PLACING, WorkingFolder, difference, what_counts, working_folder
-from gerund.errors import (
-    ConfigError,
-    DataError,
-    InputError,
-    ModelError,
-    OutputExistsError,
-    ResourceError,
-    TextError,
-    unknown_name,
-)
+from gerund.errors import ConfigError, DataError, FingerprintError, InputError, ModelError, TextError, unknown_name
+from gerund.jobs.files import refuse_existing, refuse_special, whole_file
+from gerund.jobs.manifest import FINGERPRINT, Manifest
+from gerund.jobs.working_folder import MAKING, PLACING, WorkingFolder, kept_work_told, working_folder
 from gerund.progress import progress
 
 Item = TypeVar("Item")
@@ -52,7 +45,7 @@ EMPTY = ("error", "zeros", "skip")
 
 
 @dataclass(frozen=True)
-class StoreOptions:
+class EmbeddingConfig:
     """How a table becomes a file."""
 
     empty: Literal["error", "zeros", "skip"] = "error"
@@ -76,7 +69,7 @@ class StoreOptions:
 
 @dataclass(frozen=True)
 class Encoded:
-    """What the encoder gives back for one lot: ``(n, d)`` float32, and how many texts were cut."""
+    """What the encoder gives back for one shard: ``(n, d)`` float32, and how many texts were cut."""
 
     vectors: np.ndarray
     truncated: int = 0
@@ -94,10 +87,12 @@ class Survey:
     """Whether all ids are whole numbers."""
     digest: str = ""
     """A hash of every id and text."""
+    shards: tuple[str, ...] = ()
+    """A hash of each shard's."""
 
 
 @dataclass(frozen=True)
-class StoreSummary:
+class EmbeddingSummary:
     """How a job went."""
 
     files: list[Path]
@@ -116,19 +111,19 @@ class StoreSummary:
 
 
 @contextmanager
-def embedding_job(table: Table, output: Path, options: StoreOptions) -> Iterator["EmbeddingJob"]:
+def embedding_job(table: Table, output: Path, config: EmbeddingConfig) -> Iterator["EmbeddingJob"]:
     """Check everything that can be checked without a model, and hold the output's lock meanwhile.
 
     Args:
         table: what to embed.
         output: a .parquet or .npy file.
-        options: how.
+        config: how.
 
     Raises:
         DataError: a malformed row, or none at all; with file and line.
-        TextError: a row has no text and ``options.empty`` is ``error``.
+        TextError: a row has no text and ``config.empty`` is ``error``.
         OutputExistsError: there is an output already.
-        InputError: another process is writing it, or it is the input itself.
+        InputError: another process is writing it, or it is a symbolic link or the input itself.
         ResourceError: the disk is full.
     """
     files = output_files(output)
@@ -137,14 +132,14 @@ def embedding_job(table: Table, output: Path, options: StoreOptions) -> Iterator
             raise InputError(f"{file} is the input itself; choose another output")
         if file.is_dir():
             raise InputError(f"{file} is a folder; choose another output")
+        refuse_special(file)
     with working_folder(output) as folder:
-        stage = (folder.manifest() or {}).get("stage")
-        if not options.force and stage != PLACING:
-            _refuse_existing(files)
+        if not config.force and not folder.placing():
+            refuse_existing(*files)
         table = _spooled(table, folder)
         with progress(None, "reading"):
-            survey = _survey(table, options)
-        yield EmbeddingJob(table, files, options, survey, folder)
+            survey = _survey(table, config)
+        yield EmbeddingJob(table, files, config, survey, folder)
 
 
 @dataclass
@@ -153,15 +148,15 @@ class EmbeddingJob:
 
     table: Table
     files: list[Path]
-    options: StoreOptions
+    config: EmbeddingConfig
     survey: Survey
     folder: WorkingFolder
-    _pieces: list[dict[str, Any]] = field(default_factory=list)
+    _parts: dict[int, dict[str, Any]] = field(default_factory=dict)
 
     @property
     def rows_done(self) -> int:
         """Rows that are in finished parts."""
-        return sum(piece["rows"] for piece in self._pieces)
+        return sum(facts["rows"] for facts in self._parts.values())
 
     def run(
         self,
@@ -170,11 +165,11 @@ class EmbeddingJob:
         *,
         computing: Mapping[str, Any] | None = None,
         show_progress: bool | None = None,
-    ) -> StoreSummary:
+    ) -> EmbeddingSummary:
         """Encode what is not done yet, and put the output in its place.
 
         Args:
-            encode: turns a lot of texts into vectors; equal lots must give equal vectors.
+            encode: turns a shard's texts into vectors; equal texts must give equal vectors.
             encoder: what the output says about the encoder; ``fingerprint`` and ``model`` are in there.
             computing: what else the vectors depend on, such as the batch size: kept only while unfinished.
             show_progress: None shows a bar on a terminal.
@@ -182,81 +177,80 @@ class EmbeddingJob:
         Raises:
             FingerprintError: unfinished work is of another encoder.
             InputError: unfinished work is of other settings or another input.
+            DataError: the input has changed since the job began; parts of it as it was are kept.
             ResourceError: memory or disk ran out; finished parts are kept.
             TextError: a text is too long, where that is an error; with its line.
             ModelError: a vector is not finite.
+            KeyboardInterrupt: with a note that says what is kept.
         """
         begin = time.perf_counter()
         manifest = self._manifest(encoder, computing or {})
-        job = hashlib.blake2b(json.dumps(what_counts(manifest), sort_keys=True).encode(), digest_size=8).hexdigest()
-        placed = self._adopt(manifest, job)
+        placed = self._adopt(manifest)
         resumed = self.rows_done
-        try:
+        with kept_work_told(self.how_to_go_on):
             if not placed:
-                self._encode_rest(encode, job, show_progress)
+                self._encode_rest(encode, manifest.key, show_progress)
                 self._place({"format": FORMAT, **encoder, "rows": self.survey.rows}, manifest)
-        except ResourceError as error:
-            if not self.rows_done:
-                raise
-            raise ResourceError(f"{error}; {self.how_to_go_on()}") from error
-        truncated = (self.folder.manifest() or {}).get("truncated", 0)
+        finished = self.folder.manifest()
         self.folder.remove()
-        return StoreSummary(
+        return EmbeddingSummary(
             files=self.files,
             rows=self.survey.rows,
             resumed_rows=self.survey.rows if placed else resumed,
-            truncated=truncated,
+            truncated=finished.facts.get("truncated", 0) if finished is not None else 0,
             empty=self.survey.empty,
             dimensions=int(encoder["dimensions"]),
             seconds=time.perf_counter() - begin,
         )
 
     def how_to_go_on(self) -> str:
-        """Return what to tell who interrupted the job."""
+        """Return what to tell whoever interrupted the job; "" where nothing is kept."""
+        if not self.rows_done:
+            return ""
         return (
             f"{self.rows_done} of {self.survey.rows} rows are kept in {self.folder.path}: "
             "run the same command again to go on from there"
         )
 
-    def _manifest(self, encoder: Mapping[str, Any], computing: Mapping[str, Any]) -> dict[str, Any]:
-        options = asdict(self.options)
-        options.pop("force")
-        settings = {**encoder, **computing, **options, "output": self.files[-1].suffix.lower()}
-        settings["column"] = self.table.column
-        settings["id_column"] = self.table.id_column
-        found: dict[str, Any] = {"settings": settings, "input": asdict(self.survey), "name": self.table.name}
-        return found
+    def _manifest(self, encoder: Mapping[str, Any], computing: Mapping[str, Any]) -> Manifest:
+        config = asdict(self.config)
+        del config["force"]
+        settings = {**encoder, **computing, **config, "output": self.files[-1].suffix.lower()}
+        settings |= {"column": self.table.column, "id_column": self.table.id_column}
+        names = {"model": str(settings.pop("model", ""))}
+        return Manifest("embed", settings, self.survey.digest, f"the rows of {self.table.name}", names)
 
-    def _adopt(self, manifest: dict[str, Any], job: str) -> bool:
+    def _adopt(self, manifest: Manifest) -> bool:
         """Take over the finished parts of an earlier run; tells whether the output is even in its place."""
+        if not self.config.force:
+            self.folder.demand_known()
         earlier = self.folder.manifest()
-        if (earlier is not None and self.folder.parts()) or (earlier or {}).get("stage") == PLACING:
-            assert earlier is not None
-            differs = difference(earlier, manifest)
-            if differs is None:
-                return self._take_over(earlier, job)
-            if not self.options.force:
-                raise differs[0](
-                    f"{self.folder.path} holds unfinished work that does not fit: {differs[1]}; "
+        if earlier is not None and (self.folder.begun() or earlier.stage == PLACING):
+            differs = manifest.difference(earlier)
+            if not differs:
+                return self._take_over(earlier, manifest.key)
+            if not self.config.force:
+                error = FingerprintError if FINGERPRINT in manifest.changed(earlier) else InputError
+                raise error(
+                    f"{self.folder.path} holds unfinished work that does not fit: {differs}; "
                     "go on as before, or give --force to begin anew"
                 )
         self.folder.clear()
-        self.folder.write_manifest({**manifest, "stage": EMBEDDING})
+        self.folder.write_manifest(manifest, MAKING)
         return False
 
-    def _take_over(self, earlier: dict[str, Any], job: str) -> bool:
-        for path in self.folder.parts():
+    def _take_over(self, earlier: Manifest, key: str) -> bool:
+        shards = dict(enumerate(self.survey.shards))
+        for index, path in self.folder.parts().items():
             facts = read_facts(path)
-            if facts is None or facts.get("job") != job:
-                break
-            self._pieces.append(facts)
+            if facts is not None and facts.get("job") == key and facts.get("shard") == shards.get(index):
+                self._parts[index] = facts
         # While the output is put in its place every part is there; they go only when that is done.
-        gone = earlier.get("stage") == PLACING and len(self._pieces) < earlier["parts"]
+        gone = earlier.stage == PLACING and len(self._parts) < len(shards)
         return gone and all(file.exists() for file in self.files)
 
-    def _encode_rest(self, encode: Callable[[list[str]], Encoded], job: str, show_progress: bool | None) -> None:
-        done = len(self._pieces)
-        if self.rows_done == self.survey.rows:
+    def _encode_rest(self, encode: Callable[[list[str]], Encoded], key: str, show_progress: bool | None) -> None:
+        if len(self._parts) == len(self.survey.shards):
             return
         writing: Future[None] | None = None
         with (
@@ -264,50 +258,48 @@ class EmbeddingJob:
             ThreadPoolExecutor(1) as reader,
             ThreadPoolExecutor(1) as writer,
         ):
-            for index, rows in enumerate(_ahead(_lots(self.table, self.options), reader)):
-                if index >= done:
+            for index, rows in enumerate(_ahead(_shards(self.table, self.config), reader)):
+                if index not in self._parts:
+                    self._demand_unchanged(index, rows)
                     encoded = _encoded(encode, rows)
                     if writing is not None:
                         writing.result()
-                    writing = writer.submit(self._write, index, rows, encoded, job)
+                    writing = writer.submit(self._write, index, rows, encoded, key)
                 advance(len(rows))
             if writing is not None:
                 writing.result()
 
-    def _write(self, index: int, rows: Rows, encoded: Encoded, job: str) -> None:
-        ids = rows.ids if self.survey.id_type == "int" else [str(id_) for id_ in rows.ids]
-        part = Part(ids, rows.texts if self.options.keep_text else None, encoded.vectors)
-        facts = {"job": job, "rows": len(rows), "truncated": encoded.truncated}
-        write_part(self.folder.part(index), part, self.survey.id_type, facts)
-        self._pieces.append(facts)
+    def _demand_unchanged(self, index: int, rows: Rows | None) -> None:
+        """Refuse a shard that is no longer what the survey found."""
+        if rows is None or self.survey.shards[index : index + 1] != (_digest_of(rows),):
+            raise DataError(
+                f"{self.table.name} has changed since this command began to read it; run the command again when it no "
+                "longer changes, with --force to begin anew"
+            )
 
-    def _place(self, info: dict[str, Any], manifest: dict[str, Any]) -> None:
+    def _write(self, index: int, rows: Rows, encoded: Encoded, key: str) -> None:
+        ids = rows.ids if self.survey.id_type == "int" else [str(id_) for id_ in rows.ids]
+        part = Part(ids, rows.texts if self.config.keep_text else None, encoded.vectors)
+        facts = {"job": key, "shard": self.survey.shards[index], "rows": len(rows), "truncated": encoded.truncated}
+        write_part(self.folder.part(index), part, self.survey.id_type, facts)
+        self._parts[index] = facts
+
+    def _place(self, info: dict[str, Any], manifest: Manifest) -> None:
         """Join the parts and put the output in its place."""
-        parts = self.folder.parts()[: len(self._pieces)]
-        rows = self.rows_done
-        if rows != self.survey.rows:
-            raise DataError(f"{self.table.name} has changed while it was read; give --force to begin anew")
+        for index in range(len(self.survey.shards)):
+            if index not in self._parts:
+                self._demand_unchanged(index, None)
+        parts = [self.folder.part(index) for index in sorted(self._parts)]
         joined = [self.folder.joined(file.name) for file in self.files]
         if len(joined) == 1:
             join_parquet(parts, joined[0], info)
         else:
-            join_npy(parts, joined, info, rows)
-        if not self.options.force and (self.folder.manifest() or {}).get("stage") != PLACING:
-            _refuse_existing(self.files)
-        truncated = sum(piece["truncated"] for piece in self._pieces)
-        self.folder.write_manifest({**manifest, "stage": PLACING, "parts": len(parts), "truncated": truncated})
-        for source, target in zip(joined, self.files, strict=True):
-            try:
-                source.replace(target)
-            except OSError as error:
-                raise ResourceError(f"{target} was not written: {error.strerror or error}") from error
-        flush_names(self.files[-1].parent)
-
-
-def _refuse_existing(files: list[Path]) -> None:
-    for file in files:
-        if file.exists():
-            raise OutputExistsError(f"{file} exists already; choose another name or give --force to replace it")
+            join_npy(parts, joined, info, self.survey.rows)
+        if not self.config.force and not self.folder.placing():
+            refuse_existing(*self.files)
+        truncated = sum(facts["truncated"] for facts in self._parts.values())
+        self.folder.write_manifest(replace(manifest, facts={"truncated": truncated}), PLACING)
+        self.folder.put(self.files)
 
 
 def _spooled(table: Table, folder: WorkingFolder) -> Table:
@@ -325,31 +317,47 @@ def _spooled(table: Table, folder: WorkingFolder) -> Table:
     return replace(table, path=spool)
 
 
-def _survey(table: Table, options: StoreOptions) -> Survey:
-    digest = hashlib.blake2b(digest_size=16)
+def _survey(table: Table, config: EmbeddingConfig) -> Survey:
+    # Together they do not depend on where one shard ends and the next begins.
+    ids, lengths, texts = (hashlib.blake2b(digest_size=16) for _ in range(3))
+    shards: list[str] = []
     count = empty = 0
     whole_numbers = True
-    for rows in read_rows(table, max_rows=4096):
-        if options.empty == "error" and (index := rows.first_empty()) is not None:
+    for rows in read_rows(table, max_rows=config.shard_rows):
+        if config.empty == "error" and (index := rows.first_empty()) is not None:
             raise TextError(
                 f"{rows.place(index)}: the text is empty; give --empty zeros for a vector of zeros, "
                 "or --empty skip to leave such rows out"
             )
         kept = rows.without_empty()
         empty += len(rows) - len(kept)
-        count += len(kept) if options.empty == "skip" else len(rows)
+        # Of all rows: whether ids are stored as numbers is decided by those that are left out too.
         whole_numbers = whole_numbers and all(type(id_) is int and -(2**63) <= id_ < 2**63 for id_ in rows.ids)
-        # With the lengths, no two tables give the same bytes.
-        digest.update(json.dumps([rows.ids, [len(text) for text in rows.texts]]).encode())
-        digest.update("".join(rows.texts).encode())
+        ids.update(json.dumps(rows.ids)[1:-1].encode() + b", ")
+        lengths.update(json.dumps([len(text) for text in rows.texts])[1:-1].encode() + b", ")
+        for text in rows.texts:
+            texts.update(text.encode())
+        rows = kept if config.empty == "skip" else rows
+        if len(rows):
+            count += len(rows)
+            shards.append(_digest_of(rows))
     if count == 0:
         raise DataError(f"{table.name} has no rows" + (" with a text" if empty else ""))
-    return Survey(count, empty, "int" if whole_numbers else "text", digest.hexdigest())
+    digest = hashlib.blake2b(ids.digest() + lengths.digest() + texts.digest(), digest_size=16).hexdigest()
+    return Survey(count, empty, "int" if whole_numbers else "text", digest, tuple(shards))
 
 
-def _lots(table: Table, options: StoreOptions) -> Iterator[Rows]:
-    for rows in read_rows(table, max_rows=options.shard_rows):
-        kept = rows.without_empty() if options.empty == "skip" else rows
+def _digest_of(rows: Rows) -> str:
+    """Return a hash of a shard's ids and texts; with the lengths, no two shards give the same bytes."""
+    digest = hashlib.blake2b(json.dumps([rows.ids, [len(text) for text in rows.texts]]).encode(), digest_size=8)
+    for text in rows.texts:
+        digest.update(text.encode())
+    return digest.hexdigest()
+
+
+def _shards(table: Table, config: EmbeddingConfig) -> Iterator[Rows]:
+    for rows in read_rows(table, max_rows=config.shard_rows):
+        kept = rows.without_empty() if config.empty == "skip" else rows
         if len(kept):
             yield kept
 

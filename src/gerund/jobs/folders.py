@@ -1,7 +1,11 @@
-"""Writing folders whole or not at all.
+"""Folders that are written whole or not at all.
 
 A folder is written under a temporary name beside its place, flushed to the disk, and then put there in one
-step. Whoever kills it on the way leaves the old folder or the new one, never half of either.
+step. Whoever kills it on the way leaves the old folder or the new one, never half of either::
+
+    .NAME.0f3a91c2.part/      hidden, beside NAME
+        lock                  held by the process that writes; removed with the folder by a later one once it is gone
+        folder/               becomes NAME
 
 Knows: folders and the file system. Does not know: what is in the files.
 """
@@ -14,10 +18,11 @@ import secrets
 import shutil
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from gerund.errors import OutputExistsError, ResourceError
+from gerund.jobs.locks import give_back, remove_abandoned, take
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
@@ -37,23 +42,39 @@ def atomic_folder(target: str | Path, *, overwrite: bool = False) -> Iterator[Pa
     """
     refuse_existing(Path(target), overwrite=overwrite)
     place = Path(os.path.realpath(target))  # a link stays a link, and what it points to is replaced
-    work = place.with_name(f".{place.name}.{secrets.token_hex(4)}.part")
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        work.mkdir()
+        _remove_abandoned(place)
+        room = place.with_name(f".{place.name}.{secrets.token_hex(4)}.part")
+        # Somebody who looks for abandoned folders may have it for a moment.
+        lock = take(room, target, wait=10)
     except OSError as error:
         raise ResourceError(f"cannot write beside {target}: {error.strerror or error}") from error
+    work = room / "folder"
     try:
+        work.mkdir()
         yield work
         _open_to_readers(work)
         flush_folder(work)
         _put(work, place, overwrite=overwrite)
     except BaseException as error:
-        shutil.rmtree(work, ignore_errors=True)
         reason = _system_error(error)
         if reason is None:
             raise
         raise ResourceError(f"{target} was not written: {reason}") from error
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+        give_back(lock)
+        shutil.rmtree(room, ignore_errors=True)
+
+
+def _remove_abandoned(place: Path) -> None:
+    """Remove what writers of the same place have left that were killed."""
+    named = re.compile(rf"\.{re.escape(place.name)}\.[0-9a-f]{{8}}\.part")
+    with suppress(PermissionError):  # a folder that may be written and not listed
+        for path in place.parent.iterdir():
+            if named.fullmatch(path.name) and path.is_dir():
+                remove_abandoned(path)
 
 
 def flush_folder(folder: Path) -> None:

@@ -12,9 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from gerund.data.embedding_files import read_embeddings
-from gerund.data.embedding_store import Encoded, StoreOptions, embedding_job
+from gerund.data.embedding_job import EmbeddingConfig, Encoded, embedding_job
 from gerund.data.tables import open_table
-from gerund.data.working_folder import WorkingFolder
 from gerund.errors import (
     ConfigError,
     DataError,
@@ -25,6 +24,7 @@ from gerund.errors import (
     ResourceError,
     TextError,
 )
+from gerund.jobs.working_folder import WorkingFolder
 from tests.data.embedding_crashes import ABOUT, fake_encode
 
 TEXTS = [f"text {i}" for i in range(10)]
@@ -46,20 +46,20 @@ class Encoder:
     """Encodes by hashing, remembers what it was given, and fails where it is told to."""
 
     def __init__(self, fail_at=None, error=KeyboardInterrupt):
-        self.lots = []
+        self.shards = []
         self.fail_at = fail_at
         self.error = error
 
     def __call__(self, texts):
-        if len(self.lots) == self.fail_at:
+        if len(self.shards) == self.fail_at:
             raise self.error
-        self.lots.append(texts)
+        self.shards.append(texts)
         return fake_encode(texts)
 
 
 def embed(source, output, encode=fake_encode, about=ABOUT, computing=None, table=None, **options):
-    options = StoreOptions(**{"shard_rows": 3, **options})
-    with embedding_job(table or open_table(source), output, options) as job:
+    config = EmbeddingConfig(**{"shard_rows": 3, **options})
+    with embedding_job(table or open_table(source), output, config) as job:
         return job.run(encode, about, computing=computing, show_progress=False)
 
 
@@ -140,7 +140,7 @@ class TestOutput:
         source.write_text("\n".join(["a" * 2**19] * 5))
         encoder = Encoder()
         embed(source, output, encoder, shard_rows=100)
-        assert [len(lot) for lot in encoder.lots] == [2, 2, 1]
+        assert [len(shard) for shard in encoder.shards] == [2, 2, 1]
 
 
 class TestGoingOn:
@@ -152,7 +152,7 @@ class TestGoingOn:
         interrupted(source, output)
         encoder = Encoder()
         summary = embed(source, output, encoder)
-        assert encoder.lots == [TEXTS[6:9], TEXTS[9:]]
+        assert encoder.shards == [TEXTS[6:9], TEXTS[9:]]
         assert (summary.rows, summary.resumed_rows, summary.truncated) == (10, 6, 4)
         assert {path.name: path.read_bytes() for path in output.parent.iterdir()} == whole
 
@@ -163,7 +163,7 @@ class TestGoingOn:
             embed(source, output)
         encoder = Encoder()
         embed(source, output, encoder, force=True)
-        assert len(encoder.lots) == 2
+        assert len(encoder.shards) == 2
 
     def test_a_broken_part_is_made_again(self, source, output):
         interrupted(source, output)
@@ -171,7 +171,7 @@ class TestGoingOn:
         parts[1].write_bytes(parts[1].read_bytes()[:-9])
         encoder = Encoder()
         embed(source, output, encoder)
-        assert encoder.lots[0] == TEXTS[3:6]
+        assert encoder.shards[0] == TEXTS[3:6]
         np.testing.assert_array_equal(read_embeddings(output).vectors, fake_encode(TEXTS).vectors)
 
     def test_the_input_may_move_but_not_change(self, source, output, tmp_path):
@@ -214,7 +214,7 @@ class TestGoingOn:
 
     def test_a_job_that_was_only_not_tidied_up_encodes_nothing(self, source, output, monkeypatch):
         def killed(folder):
-            for path in folder.parts()[1:]:
+            for path in list(folder.parts().values())[1:]:
                 path.unlink()
             raise KeyboardInterrupt
 
@@ -225,7 +225,7 @@ class TestGoingOn:
         assert output.exists()
         encoder = Encoder()
         summary = embed(source, output, encoder)
-        assert encoder.lots == []
+        assert encoder.shards == []
         assert (summary.rows, summary.resumed_rows, summary.truncated) == (10, 10, 4)
         assert not working(output).exists()
 
@@ -322,7 +322,7 @@ class TestRefusals:
         assert output.read_bytes() == before
 
     def test_one_that_comes_up_meanwhile(self, source, output):
-        with embedding_job(open_table(source), output, StoreOptions()) as job:
+        with embedding_job(open_table(source), output, EmbeddingConfig()) as job:
             output.write_bytes(b"someone else's")
             with pytest.raises(OutputExistsError):
                 job.run(fake_encode, ABOUT, show_progress=False)
@@ -351,7 +351,7 @@ class TestRefusals:
 
     def test_two_processes_at_once(self, source, output):
         with (
-            embedding_job(open_table(source), output, StoreOptions()),
+            embedding_job(open_table(source), output, EmbeddingConfig()),
             pytest.raises(InputError, match=rf"process {os.getpid()} is writing .* already"),
         ):
             embed(source, output)
@@ -371,7 +371,7 @@ class TestRefusals:
         encoder = Encoder()
         with pytest.raises(DataError, match="line 11: not valid UTF-8"):
             embed(source, output, encoder)
-        assert encoder.lots == []
+        assert encoder.shards == []
 
     def test_an_error_about_a_text_names_its_line(self, source, output):
         with pytest.raises(TextError, match=r"in.txt, line 5: the text has 99 tokens"):

@@ -1,6 +1,6 @@
 """What is mined out of a corpus, and what came of it.
 
-Knows: names and limits of settings. Does not know: texts, files.
+Knows: names and limits of options. Does not know: texts, files.
 """
 
 import re
@@ -17,7 +17,7 @@ from gerund.errors import ConfigError, unknown_name
 METHODS = ("lcs", "none", "ict", "crops")
 ENUMERATIONS = ("title", "all")
 _LANGUAGE = re.compile(r"[a-z]{2,3}(?:[-_][A-Za-z0-9]+)*")
-# Settings that only some methods look at.
+# Options that only some methods look at.
 _ONLY_FOR = {
     "pairs": ("lcs", "none"),
     "threshold": ("lcs",),
@@ -29,7 +29,7 @@ _ONLY_FOR = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class MiningSettings:
+class MiningConfig:
     """What is mined."""
 
     method: str = "lcs"
@@ -50,7 +50,7 @@ class MiningSettings:
     """How often a sentence of a document, or its title, is used at most; pairs are taken in their order. None for any
     number."""
     per_document: int | None = None
-    """Pairs of a document at most, drawn by the seed; None for all."""
+    """Pairs of a document at most, sampled by the seed; None for all."""
     language: str = "en"
     """Language of the sentence splitter, such as ``en``, ``zh``, ``de``."""
     clean: str = "none"
@@ -60,7 +60,7 @@ class MiningSettings:
     context: int = 1000
     """Characters of a passage at most, for ``ict`` and ``crops``: whole sentences, one pair of each passage."""
     seed: int = 0
-    """Decides the order of the pairs, and what is drawn."""
+    """Determines the order of the pairs, and what is sampled."""
     part_size: int = 4 * 2**20
     """Bytes of documents that a process works on at a time, which become a part: what an interruption costs."""
 
