@@ -10,7 +10,7 @@ import time
 import pyarrow.parquet as pq
 import pytest
 
-from gerund.data.mining import parts, running
+from gerund.data.mining import parts, running, shards
 from tests.cli.helpers import run_cli
 from tests.data.mining.corpora import articles, write_jsonl
 
@@ -125,7 +125,7 @@ def test_interrupted_says_how_to_go_on(corpus, tmp_path, monkeypatch):
         calls.append(1)
         return own(*given)
 
-    monkeypatch.setattr(running, "_MOST_DOCUMENTS", 10)
+    monkeypatch.setattr(shards, "_MOST_DOCUMENTS", 10)
     with monkeypatch.context() as patch:
         patch.setattr(running, "make_part", make_part)
         ran = run_cli("mine", corpus, "-o", tmp_path / "out.parquet", "-j", 1)

@@ -184,6 +184,52 @@ class TestGoingOn:
         moved.write_text(lines)
         assert embed(moved, output).resumed_rows == 6
 
+    # Longer than what is read ahead.
+    LONG = tuple(f"{'x' * 20_000} {text}" for text in TEXTS)
+
+    def test_an_input_that_changes_on_the_way_is_not_mixed(self, source, output):
+        source.write_text("".join(f"{text}\n" for text in self.LONG))
+
+        class Editor(Encoder):
+            def __call__(self, texts):
+                if not self.shards:
+                    with source.open("r+b") as file:  # in place: nobody sees a file that is cut short
+                        file.seek(-2, 2)
+                        file.write(b"y")
+                return super().__call__(texts)
+
+        encoder = Editor()
+        with pytest.raises(DataError, match=r"in.txt has changed since this command began to read it.*--force"):
+            embed(source, output, encoder)
+        assert [len(shard) for shard in encoder.shards] == [3, 3, 3]
+        assert not output.exists()
+        with pytest.raises(InputError, match="have changed; go on as before, or give --force"):
+            embed(source, output)
+        source.write_text(source.read_text().replace("text y", "text 9"))
+        assert embed(source, output).resumed_rows == 9
+        np.testing.assert_array_equal(read_embeddings(output).vectors, fake_encode(self.LONG).vectors)
+
+    @pytest.mark.parametrize("change", [lambda text: text + "text 10\n", lambda text: text[: text.rindex("x text 9")]])
+    def test_an_input_that_grows_or_shrinks_on_the_way(self, source, output, change):
+        source.write_text("".join(f"{text}\n" for text in self.LONG))
+
+        class Editor(Encoder):
+            def __call__(self, texts):
+                if not self.shards:
+                    source.write_text(change(source.read_text()))
+                return super().__call__(texts)
+
+        with pytest.raises(DataError, match=r"in.txt has changed since this command began to read it"):
+            embed(source, output, Editor())
+        assert not output.exists()
+
+    def test_work_of_another_version_is_refused(self, source, output):
+        interrupted(source, output)
+        (working(output) / "manifest.json").write_text('{"settings": {}, "input": {"digest": "x"}, "name": "in.txt"}')
+        with pytest.raises(InputError, match="unfinished work of another version of gerund; give --force"):
+            embed(source, output)
+        assert embed(source, output, force=True).resumed_rows == 0
+
     @pytest.mark.parametrize(
         "change, error, message",
         [
@@ -335,6 +381,25 @@ class TestRefusals:
         link.symlink_to(source)
         with pytest.raises(InputError, match="is the input itself"):
             embed(source, link, force=True)
+
+    @pytest.mark.parametrize("there", [True, False])
+    def test_a_symbolic_link(self, source, output, tmp_path, there):
+        output.parent.mkdir()
+        real = tmp_path / f"real{output.suffix}"
+        if there:
+            real.write_text("precious")
+        output.symlink_to(real)
+        with pytest.raises(InputError, match=r"is a symbolic link to .*; name the file itself as the output"):
+            embed(source, output, force=True)
+        assert output.is_symlink()
+        assert real.exists() is there
+        assert not there or real.read_text() == "precious"
+        output.unlink()
+        (tmp_path / "elsewhere").mkdir()
+        working(output).symlink_to(tmp_path / "elsewhere")
+        with pytest.raises(InputError, match=r"\.parts is a symbolic link"):
+            embed(source, output)
+        assert not list((tmp_path / "elsewhere").iterdir())
 
     def test_a_folder(self, source, output):
         output.mkdir(parents=True)

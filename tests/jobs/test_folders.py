@@ -6,6 +6,7 @@ import os
 import resource
 import signal
 import stat
+import subprocess
 import sys
 from pathlib import Path
 
@@ -92,9 +93,10 @@ def test_killed_anywhere_leaves_old_or_new(tmp_path: Path, can_exchange: bool, m
         write(tmp_path / text, text)
     old, new = contents(tmp_path / "old"), contents(tmp_path / "new")
     write(target, "old")
-    seen = []
+    seen, left = [], []
 
     def check(died: bool) -> None:
+        left.append(len([path for path in tmp_path.iterdir() if path.name.startswith(".out.")]))
         # Without an exchange there is one moment in which the old folder is whole under another name.
         place = target if target.exists() else tmp_path / ".out.old"
         assert contents(place) in (old, new)
@@ -104,6 +106,39 @@ def test_killed_anywhere_leaves_old_or_new(tmp_path: Path, can_exchange: bool, m
     assert kills(lambda: write(target, "new"), check) > 8
     assert seen == sorted(seen)  # first old, from some operation on new
     assert seen[-1]
+    assert max(left) == 1, "what was left by one is removed by the next"
+    assert [path.name for path in sorted(tmp_path.iterdir())] == ["new", "old", "out"]
+
+
+HOLDER = """
+import sys
+from pathlib import Path
+from gerund.jobs.folders import atomic_folder
+with atomic_folder(Path(sys.argv[1]), overwrite=True) as work:
+    (work / "a.txt").touch()
+    print(work.parent.name, flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_what_a_killed_one_has_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    target = tmp_path / "out"
+    for name in (".out.0123abcd.part", ".out.v2.0123abcd.part", ".out.part"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "precious").touch()
+    bystanders = {path.name for path in tmp_path.iterdir()}
+    (tmp_path / ".out.v2.0123abcd.part" / "lock").touch()
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(target)], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        work = process.stdout.readline().decode().strip()
+        assert work.startswith(".out.")
+        write(target, "meanwhile")
+        assert {path.name for path in tmp_path.iterdir()} == bystanders | {"out", work}, "the other one is still alive"
+        process.kill()
+    write(target, "afterwards")
+    assert {path.name for path in tmp_path.iterdir()} == bystanders | {"out"}
 
 
 def test_killed_anywhere_a_saved_model_is_whole(tmp_path: Path, tiny_folder: Path) -> None:

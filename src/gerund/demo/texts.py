@@ -57,4 +57,4 @@ def read_gaps() -> list[Gap]:
 
 def _rows(name: str) -> list[dict[str, Any]]:
     text = (resources.files("gerund") / "assets" / "demo" / name).read_text(encoding="utf-8")
-    return [json.loads(line) for line in text.splitlines()]
+    return [json.loads(line) for line in text.split("\n") if line]

@@ -126,6 +126,13 @@ class TestRefusals:
         refused(OutputExistsError, "exists already; choose another name or give --force to replace it", corpus)
         assert run(corpus, output, force=True).pairs > 0
 
+    @pytest.mark.parametrize("name", ["pairs.parquet", "pairs.errors.jsonl"])
+    def test_a_symbolic_link(self, refused, corpus, output, name, tmp_path):
+        (tmp_path / "real").write_text("precious")
+        (tmp_path / name).symlink_to("real")
+        refused(InputError, f"{name} is a symbolic link to real; name the file itself", corpus, force=True)
+        assert (tmp_path / "real").read_text() == "precious"
+
     def test_one_that_comes_up_meanwhile(self, corpus, output, monkeypatch):
         own = running.gather
 

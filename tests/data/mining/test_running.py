@@ -7,6 +7,7 @@ import lzma
 import os
 import random
 import shutil
+from dataclasses import replace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,6 +16,7 @@ import pytest
 from gerund.data.mining import MiningConfig, gathering, mine, parts, running
 from gerund.data.mining.symbols import normalised
 from gerund.errors import (
+    DataError,
     InputError,
     OutputExistsError,
     ResourceError,
@@ -212,10 +214,39 @@ class TestUnfinishedWork:
         assert len(list(working(output).glob("part-*"))) == 2
         assert run(corpus, output, force=True, config=MiningConfig(threshold=31)).resumed_parts == 0
 
+    def test_of_another_version_is_refused(self, corpus, output):
+        (working(output) / "manifest.json").write_text('{"settings": {}, "files": []}')
+        with pytest.raises(InputError, match="unfinished work of another version of gerund; give --force"):
+            run(corpus, output, resume=True)
+        assert run(corpus, output, force=True).resumed_parts == 0
+
+    def test_of_a_shard_with_other_documents_is_made_anew(self, corpus, output, monkeypatch):
+        # As if the corpus had been another one for a while, and is again what the manifest says.
+        first = sorted(working(output).glob("part-*"))[0]
+        facts = parts.read_facts(first)
+        parts._write(first, {name: [] for name in (*parts.COLUMNS, *parts.KEYS)}, replace(facts, shard="other"))
+        assert run(corpus, output, resume=True).resumed_parts == 1
+
     def test_of_other_files_is_refused(self, corpus, output):
         write_jsonl(corpus, articles(60, seed=1))
         with pytest.raises(InputError, match="the files of the corpus have changed"):
             run(corpus, output, resume=True)
+
+
+def test_a_corpus_that_changes_on_the_way_is_not_mixed(corpus, output, monkeypatch):
+    own = running.make_part
+
+    def make_part(*given):
+        content = corpus.read_text()
+        corpus.write_text(content.replace("river", "gorge"))
+        return own(*given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(running, "make_part", make_part)
+        with pytest.raises(DataError, match="the files of the corpus have changed while they were read"):
+            run(corpus, output)
+    assert not output.exists()
+    assert not working(output).exists()
 
 
 class TestFullDisk:
