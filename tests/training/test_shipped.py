@@ -65,6 +65,20 @@ class TestOwnTexts:
         with pytest.raises(ConfigError, match=r"no file of texts in it; their endings are \.jsonl"):
             corpus_files([tmp_path])
 
+    def test_the_root_of_the_file_system(self):
+        with pytest.raises(ConfigError, match=r"^/ is the root of the file system, and not a folder of texts"):
+            corpus_files([Path("/")])
+
+    def test_what_cannot_be_listed(self, tmp_path, monkeypatch):
+        def refuse(*_given):
+            raise PermissionError(13, "Permission denied", "/some/where")
+
+        monkeypatch.setattr(Path, "rglob", refuse)
+        with pytest.raises(ConfigError, match=r"^/some/where: cannot be listed \(Permission denied\)"):
+            corpus_files([tmp_path])
+        with pytest.raises(ConfigError, match="cannot be listed"):
+            corpus_files([tmp_path / ("x" * 300)])
+
     def test_are_refused_where_pairs_are_read(self, tmp_path):
         (tmp_path / "a.txt").touch()
         with pytest.raises(ConfigError, match="unimae-supervised-default reads pairs and no texts"):

@@ -1,0 +1,85 @@
+"""SIGTERM is told as Ctrl-C is, and still ends the process as a SIGTERM."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.data.mining.corpora import articles, write_jsonl
+
+pytestmark = pytest.mark.skipif(os.name == "nt", reason="signals of Unix")
+WAITING = """
+import signal, sys, time
+{before}
+from gerund.jobs.interruption import interrupt_on_termination
+interrupt_on_termination()
+print("ready", flush=True)
+try:
+    time.sleep(60)
+except KeyboardInterrupt:
+    print("tidied up", flush=True)
+    {after}
+    raise SystemExit(130)
+"""
+# The command with parts so small that it can be stopped between them.
+SMALL_PARTS = """
+if __name__ == "__main__":
+    from functools import partial
+    from gerund.data import mining
+    mining.MiningConfig = partial(mining.MiningConfig, part_size=50_000)
+    from gerund.cli.main import run
+    run()
+"""
+
+
+def started(code, *arguments, **environment):
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *map(str, arguments)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def terminated(code, **environment):
+    with started(code, **environment) as process:
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGTERM)
+        out, _ = process.communicate(timeout=60)
+    return process.returncode, out
+
+
+def test_tidies_up_and_dies_of_the_signal():
+    assert terminated(WAITING.format(before="", after="")) == (-signal.SIGTERM, "tidied up\n")
+
+
+def test_a_second_one_ends_it_at_once():
+    again = "import os; os.kill(os.getpid(), signal.SIGTERM); print('never')"
+    assert terminated(WAITING.format(before="", after=again)) == (-signal.SIGTERM, "tidied up\n")
+
+
+def test_is_left_alone_where_it_must_be():
+    own = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))"
+    assert terminated(WAITING.format(before=own, after="")) == (7, "")
+    # torchrun ends its processes this way, and they may be waiting for each other.
+    assert terminated(WAITING.format(before="", after=""), WORLD_SIZE="2") == (-signal.SIGTERM, "")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_command_says_what_is_kept(tmp_path, number):
+    corpus = write_jsonl(tmp_path / "corpus.jsonl", articles(20_000))
+    parts = tmp_path / "out.jsonl.parts"
+    with started(SMALL_PARTS, "mine", corpus, "-o", tmp_path / "out.jsonl", "-j", 2) as process:
+        deadline = time.monotonic() + 60
+        while not list(parts.glob("part-*")) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        process.send_signal(number)
+        _, err = process.communicate(timeout=60)
+    assert f"gerund: interrupted; finished parts are kept in {parts}: give --resume to go on from there\n" in err
+    assert "Traceback" not in err
+    assert process.returncode == (-signal.SIGTERM if number == signal.SIGTERM else 130)
+    assert not (parts / "lock").exists()
