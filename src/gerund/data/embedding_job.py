@@ -42,6 +42,7 @@ from gerund.progress import progress
 
 Item = TypeVar("Item")
 EMPTY = ("error", "zeros", "skip")
+_PIECE = 2**16
 
 
 @dataclass(frozen=True)
@@ -336,7 +337,7 @@ def _survey(table: Table, config: EmbeddingConfig) -> Survey:
         ids.update(json.dumps(rows.ids)[1:-1].encode() + b", ")
         lengths.update(json.dumps([len(text) for text in rows.texts])[1:-1].encode() + b", ")
         for text in rows.texts:
-            texts.update(text.encode())
+            _add(texts, text)
         rows = kept if config.empty == "skip" else rows
         if len(rows):
             count += len(rows)
@@ -351,8 +352,14 @@ def _digest_of(rows: Rows) -> str:
     """Return a hash of a shard's ids and texts; with the lengths, no two shards give the same bytes."""
     digest = hashlib.blake2b(json.dumps([rows.ids, [len(text) for text in rows.texts]]).encode(), digest_size=8)
     for text in rows.texts:
-        digest.update(text.encode())
+        _add(digest, text)
     return digest.hexdigest()
+
+
+def _add(digest: "hashlib.blake2b", text: str) -> None:
+    # A text may have many megabytes: piece by piece, it is not copied as a whole.
+    for start in range(0, len(text), _PIECE):
+        digest.update(text[start : start + _PIECE].encode())
 
 
 def _shards(table: Table, config: EmbeddingConfig) -> Iterator[Rows]:

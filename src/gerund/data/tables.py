@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from gerund.data.files import COMPRESSED, checked_text, opened
+from gerund.data.files import COMPRESSED, checked_text, decode, opened
 from gerund.errors import ConfigError, DataError, InputError, unknown_name
 
 FORMATS = ("txt", "jsonl", "csv", "tsv", "parquet")
@@ -135,12 +135,12 @@ def open_table(
 def read_rows(table: Table, *, max_rows: int, max_characters: int = 2**20) -> Iterator[Rows]:
     """Yield the rows of a table in order, so many at a time.
 
-    Where one lot ends and the next begins depends on the rows alone, so it is the same each time.
+    Where one shard ends and the next begins depends on the rows alone, so it is the same each time.
 
     Args:
         table: from ``open_table``.
-        max_rows: rows a lot at most.
-        max_characters: characters a lot at most, unless a single text has more: bounds the memory.
+        max_rows: rows a shard at most.
+        max_characters: characters a shard at most, unless a single text has more: bounds the memory.
 
     Raises:
         DataError: a malformed row, a missing column, a value that is no text: with file and line.
@@ -181,19 +181,27 @@ def _bytes_of(table: Table) -> Iterator[BinaryIO]:
             yield file
 
 
-def _lines(table: Table) -> Iterator[tuple[int, str]]:
+def _lines(table: Table, *, ends: bool = True) -> Iterator[tuple[int, str]]:
+    """Yield the lines with their numbers, without their line ends if those are not wanted.
+
+    A line may have many megabytes: while somebody works with it, no other copy of it is held here.
+    """
+    number = 0  # enumerate would hold on to the last line
     with _bytes_of(table) as file:
-        for number, raw in enumerate(file, start=1):
-            try:
-                line = raw.decode("utf-8")
-            except UnicodeDecodeError as error:
-                raise DataError(f"{table.name}, line {number}: not valid UTF-8 at byte {error.start}") from error
-            yield number, line.removeprefix("\ufeff") if number == 1 else line
+        for raw in file:
+            number += 1
+            if not ends:
+                raw = raw.rstrip(b"\r\n")
+            line = [decode(raw, f"{table.name}, line {number}")]
+            del raw
+            if number == 1:
+                line[0] = line[0].removeprefix("\ufeff")
+            yield number, line.pop()
 
 
 def _read_txt(table: Table) -> Iterator[Row]:
-    for number, line in _lines(table):
-        yield number - 1, line.rstrip("\r\n"), number
+    for number, line in _lines(table, ends=False):
+        yield number - 1, line, number
 
 
 def _read_jsonl(table: Table) -> Iterator[Row]:
@@ -242,8 +250,8 @@ def _read_csv(table: Table) -> Iterator[Row]:
 
 
 def _read_tsv(table: Table) -> Iterator[Row]:
-    stripped = ((number, line.rstrip("\r\n")) for number, line in _lines(table))
-    return _with_header(table, ((number, line.split("\t")) for number, line in stripped if line))
+    lines = _lines(table, ends=False)
+    return _with_header(table, ((number, line.split("\t")) for number, line in lines if line))
 
 
 def _with_header(table: Table, records: Iterator[tuple[int, list[str]]]) -> Iterator[Row]:
