@@ -76,5 +76,5 @@ def test_mistakes_are_named():
         with pytest.raises(TextError, match="without words"):
             augment(text, np.random.default_rng(0))
     for setting in ({"deletion": -0.1}, {"swap": 1.5}, {"crop": float("nan")}):
-        with pytest.raises(ConfigError, match=f"{next(iter(setting))} is a share from 0 to 1"):
+        with pytest.raises(ConfigError, match=f"{next(iter(setting))} is a fraction from 0 to 1"):
             augment("a b", np.random.default_rng(0), **setting)

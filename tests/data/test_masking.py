@@ -45,7 +45,7 @@ class TestMaskTokens:
     def test_other_shares(self, shares, kept):
         ids, maskable = text(4000)
         rng = np.random.default_rng(0)
-        corrupted, selected = masked(ids, maskable, rng, 0.5, mask_share=shares[0], random_share=shares[1])
+        corrupted, selected = masked(ids, maskable, rng, 0.5, mask_fraction=shares[0], random_fraction=shares[1])
         assert (corrupted[selected] == MASK).mean() == pytest.approx(shares[0], abs=0.04)
         assert (corrupted[selected] >= 1000).mean() == pytest.approx(shares[1], abs=0.04)
         assert (corrupted[selected] == ids[selected]).mean() == kept
@@ -94,8 +94,8 @@ class TestMaskTokens:
             ({"rate": 0.0}, "rate must lie above 0"),
             ({"rate": 1.1}, "rate must lie above 0"),
             ({"rate": float("nan")}, "rate must lie above 0"),
-            ({"mask_share": 0.8, "random_share": 0.3}, "must be shares of one whole"),
-            ({"mask_share": -0.1}, "must be shares of one whole"),
+            ({"mask_fraction": 0.8, "random_fraction": 0.3}, "must be fractions of one whole"),
+            ({"mask_fraction": -0.1}, "must be fractions of one whole"),
             ({"random_ids": []}, "needs random_ids"),
         ],
     )

@@ -6,7 +6,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from gerund.data.span_lengths import clipped_geometric, draw_spans, hump_geometric
+from gerund.data.span_lengths import clipped_geometric, hump_geometric, sample_corrupted_spans
 from gerund.errors import ConfigError
 
 
@@ -22,7 +22,7 @@ def test_lengths_are_those_of_the_distribution(lengths, expected):
     # Long texts, so that the last span of a text, which is cut to what is left, hardly counts.
     counts = Counter()
     for seed in range(30):
-        spans = draw_spans(4000, np.random.default_rng(seed), lengths=lengths)
+        spans = sample_corrupted_spans(4000, np.random.default_rng(seed), lengths=lengths)
         counts.update(len(span) for span in spans)
     total = counts.total()
     found = np.array([counts[length] / total for length in range(1, 11)])
@@ -33,7 +33,9 @@ def test_lengths_are_those_of_the_distribution(lengths, expected):
 
 
 def test_t5_has_spans_of_three_on_average():
-    spans = [span for seed in range(50) for span in draw_spans(400, np.random.default_rng(seed), lengths="t5")]
+    spans = [
+        span for seed in range(50) for span in sample_corrupted_spans(400, np.random.default_rng(seed), lengths="t5")
+    ]
     assert np.mean([len(span) for span in spans]) == pytest.approx(3.0, abs=0.01)
 
 
@@ -43,7 +45,7 @@ def test_hides_the_share_that_is_asked_for(lengths, rate):
     rng = np.random.default_rng(0)
     for tokens in [2, 3, 4, 5, 7, 10, 33, 128]:
         for _ in range(20):
-            spans = draw_spans(tokens, rng, rate=rate, lengths=lengths)
+            spans = sample_corrupted_spans(tokens, rng, rate=rate, lengths=lengths)
             hidden = sum(map(len, spans))
             assert hidden == min(max(1, round(rate * tokens)), tokens - 1)
             assert spans[0].start >= 0
@@ -52,13 +54,13 @@ def test_hides_the_share_that_is_asked_for(lengths, rate):
 
 
 def test_nothing_of_a_text_of_one_token():
-    assert draw_spans(1, np.random.default_rng(0)) == []
-    assert draw_spans(0, np.random.default_rng(0)) == []
+    assert sample_corrupted_spans(1, np.random.default_rng(0)) == []
+    assert sample_corrupted_spans(0, np.random.default_rng(0)) == []
 
 
 def test_every_arrangement_is_equally_likely():
     rng = np.random.default_rng(0)
-    found = Counter(tuple(draw_spans(6, rng, rate=0.2)) for _ in range(6000))
+    found = Counter(tuple(sample_corrupted_spans(6, rng, rate=0.2)) for _ in range(6000))
     assert set(found) == {(range(start, start + 1),) for start in range(6)}
     assert min(found.values()) > 850
 
@@ -67,6 +69,6 @@ def test_bad_settings():
     rng = np.random.default_rng(0)
     for rate in (0, 1, -0.1):
         with pytest.raises(ConfigError, match="lies between 0 and 1"):
-            draw_spans(10, rng, rate=rate)
+            sample_corrupted_spans(10, rng, rate=rate)
     with pytest.raises(ConfigError, match="unknown span lengths 'humps'"):
-        draw_spans(10, rng, lengths="humps")
+        sample_corrupted_spans(10, rng, lengths="humps")

@@ -53,13 +53,14 @@ def command(
     from gerund.entry import load
     from gerund.errors import ConfigError
     from gerund.exporting.formats import convert
-    from gerund.models import loading, saving
+    from gerund.jobs import folders
+    from gerund.models import loading
 
     if merge and (spec.infill_adapter or spec.scorer):
         raise ConfigError(
             "--merge writes the encoder's adapter into the weights, which no other adapter was trained on"
         )
-    saving.refuse_existing(output, overwrite=force)
+    folders.refuse_existing(output, overwrite=force)
     source = loading.find(spec.model)
     lm = load(spec, dtype=loading.own_dtype(source))
     if merge and lm.runtime.adapter is None:

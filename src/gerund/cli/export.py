@@ -39,11 +39,12 @@ def command(
     from gerund.entry import load
     from gerund.errors import unknown_name
     from gerund.exporting.formats import FORMATS
-    from gerund.models import loading, saving
+    from gerund.jobs import folders
+    from gerund.models import loading
 
     if format not in FORMATS:
         raise unknown_name("format", format, FORMATS)
-    saving.refuse_existing(output, overwrite=force)
+    folders.refuse_existing(output, overwrite=force)
     lm = load(spec, dtype=loading.own_dtype(loading.find(spec.model)))
     done = lm.export(output, format, overwrite=force)  # type: ignore[arg-type]
     if format == "merged":

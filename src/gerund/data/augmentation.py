@@ -22,22 +22,22 @@ def augment(text: str, rng: np.random.Generator, *, deletion: float = 0.1, swap:
 
     Args:
         text: the text; it has at least one word.
-        rng: decides.
+        rng: the source of randomness.
         deletion: probability that a word is left out; the last one left is kept.
         swap: probability that a word changes places with the next one; no word moves twice.
-        crop: first of all, a contiguous stretch of at least this share of the words is taken, its length uniform
-            from this share to all of them and its place random; 1 takes all.
+        crop: first of all, a contiguous stretch of at least this fraction of the words is taken, its length uniform
+            from this fraction to all of them and its place random; 1 takes all.
 
     Returns:
         At least one of the text's words, with single spaces between them.
 
     Raises:
         TextError: the text has no word.
-        ConfigError: a setting is no share from 0 to 1.
+        ConfigError: a setting is no fraction from 0 to 1.
     """
     for name, value in (("deletion", deletion), ("swap", swap), ("crop", crop)):
         if not 0 <= value <= 1:
-            raise ConfigError(f"{name} is a share from 0 to 1, not {value}")
+            raise ConfigError(f"{name} is a fraction from 0 to 1, not {value}")
     words = text.split()
     if not words:
         raise TextError("a text without words cannot be augmented")

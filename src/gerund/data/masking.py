@@ -22,13 +22,13 @@ def mask_tokens(
     mask_id: int,
     random_ids: Sequence[int] | np.ndarray,
     rng: np.random.Generator,
-    mask_share: float = 0.8,
-    random_share: float = 0.1,
+    mask_fraction: float = 0.8,
+    random_fraction: float = 0.1,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Select tokens to be predicted and hide most of them (Devlin et al. 2019, section 3.1; MNTP of LLM2Vec, MAGNET).
 
     Each maskable token is selected with probability ``rate``, independently of the others; where chance selects none,
-    one is drawn, so that every text with a maskable token teaches something. A selected token becomes the mask
+    one is sampled, so that every text with a maskable token teaches something. A selected token becomes the mask
     token, a random one, or stays as it is.
 
     >>> ids, maskable = np.arange(10, 16), np.array([False, True, True, True, True, True])
@@ -41,34 +41,36 @@ def mask_tokens(
         maskable_T: which may be selected.
         rate: probability that a token is selected, above 0.
         mask_id: the mask token.
-        random_ids: what random tokens are drawn from; a draw may give the very token that was there.
-        rng: decides.
-        mask_share: share of the selected tokens that become the mask token.
-        random_share: share of them that become a random token; the rest stay.
+        random_ids: what random tokens are sampled from; a sample may be the very token that was there.
+        rng: the source of randomness.
+        mask_fraction: fraction of the selected tokens that become the mask token.
+        random_fraction: fraction of them that become a random token; the rest stay.
 
     Returns:
         The corrupted ids, shape (T,), and which tokens were selected, shape (T,), bool.
 
     Raises:
-        ConfigError: a rate or share is impossible.
+        ConfigError: a rate or fraction is impossible.
     """
     if not 0 < rate <= 1:
         raise ConfigError(f"the masking rate must lie above 0 and be at most 1, and is {rate}")
-    if min(mask_share, random_share) < 0 or mask_share + random_share > 1:
-        raise ConfigError(f"mask_share {mask_share} and random_share {random_share} must be shares of one whole")
-    if random_share and not len(random_ids):
-        raise ConfigError("random_share needs random_ids to draw from")
+    if min(mask_fraction, random_fraction) < 0 or mask_fraction + random_fraction > 1:
+        raise ConfigError(
+            f"mask_fraction {mask_fraction} and random_fraction {random_fraction} must be fractions of one whole"
+        )
+    if random_fraction and not len(random_ids):
+        raise ConfigError("random_fraction needs random_ids to sample from")
     maskable_T = _checked(ids_T, maskable_T)
     selected_T = maskable_T & (rng.random(len(ids_T)) < rate)
     if maskable_T.any() and not selected_T.any():
         selected_T[rng.choice(np.flatnonzero(maskable_T))] = True
     fate_T = rng.random(len(ids_T))
-    masked_T = selected_T & (fate_T < mask_share)
-    replaced_T = selected_T & (fate_T >= mask_share) & (fate_T < mask_share + random_share)
+    masked_T = selected_T & (fate_T < mask_fraction)
+    replaced_T = selected_T & (fate_T >= mask_fraction) & (fate_T < mask_fraction + random_fraction)
     corrupted_T = np.where(masked_T, mask_id, ids_T).astype(ids_T.dtype)
-    if random_share:
-        drawn_T = rng.choice(np.asarray(random_ids), size=len(ids_T))
-        corrupted_T[replaced_T] = drawn_T[replaced_T]
+    if random_fraction:
+        sampled_T = rng.choice(np.asarray(random_ids), size=len(ids_T))
+        corrupted_T[replaced_T] = sampled_T[replaced_T]
     return corrupted_T, selected_T
 
 
@@ -86,7 +88,7 @@ def corrupt(
         maskable_T: which may be replaced.
         rate: the probability, from 0 to 1.
         mask_id: the mask token.
-        rng: decides.
+        rng: the source of randomness.
 
     Returns:
         The corrupted ids, shape (T,), and which tokens were replaced, shape (T,), bool.
@@ -120,14 +122,14 @@ def sample_spans(
         count: how many spans at most.
         shortest: tokens of a span, at least.
         longest: tokens of a span, at most.
-        rng: decides.
+        rng: the source of randomness.
 
     Returns:
         0 for context and 1, 2, ... for the spans from left to right, shape (T,), int64; all 0 where the text is too
         short for any.
 
     Raises:
-        ConfigError: the settings leave no possible span.
+        ConfigError: the arguments leave no possible span.
     """
     if count < 1 or not 1 <= shortest <= longest:
         raise ConfigError(f"spans need count >= 1 and 1 <= shortest <= longest, not {count}, {shortest} and {longest}")

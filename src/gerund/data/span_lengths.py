@@ -46,45 +46,45 @@ def clipped_geometric(p: float = _GEOMETRIC, longest: int = LONGEST) -> np.ndarr
     return np.asarray(weights / weights.sum())
 
 
-def draw_spans(
+def sample_corrupted_spans(
     tokens: int, rng: np.random.Generator, *, rate: float = 0.15, lengths: SpanLengths = "hump"
 ) -> list[range]:
-    """Draw the spans of a text that are hidden (GUR, section IV-A).
+    """Sample the spans of a text that are hidden (GUR, section IV-A).
 
     So many tokens are hidden in all as ``rate`` of the text comes to, rounded, at least one and at most all but one.
     Every arrangement of the spans is equally likely; a token at least lies between two of them.
 
-    >>> draw_spans(20, np.random.default_rng(0), rate=0.3)
+    >>> sample_corrupted_spans(20, np.random.default_rng(0), rate=0.3)
     [range(0, 2), range(3, 7)]
 
     Args:
         tokens: how many tokens the text has.
-        rng: decides.
-        rate: share of the tokens that are hidden.
+        rng: the source of randomness.
+        rate: fraction of the tokens that are hidden.
         lengths: ``hump`` (GUR); ``geometric`` (SpanBERT); ``t5``: as many spans as have a mean length of three.
 
     Returns:
         The spans from left to right; none for a text of fewer than two tokens.
 
     Raises:
-        ConfigError: the rate is no share, or there are no such lengths.
+        ConfigError: the rate is no fraction, or there are no such lengths.
     """
     if not 0 < rate < 1:
         raise ConfigError(f"the masking rate lies between 0 and 1, and is {rate}")
-    if lengths not in _DRAWS:
-        raise unknown_name("span lengths", lengths, list(_DRAWS))
+    if lengths not in _SAMPLERS:
+        raise unknown_name("span lengths", lengths, list(_SAMPLERS))
     if tokens < 2:
         return []
     hidden = min(max(1, round(rate * tokens)), tokens - 1)
-    drawn = _DRAWS[lengths](hidden, rng)
+    sampled = _SAMPLERS[lengths](hidden, rng)
     shown = tokens - hidden
-    while len(drawn) > shown + 1:  # only with very high rates: there is not room for so many
-        drawn[-2:] = [drawn[-2] + drawn[-1]]
-    rng.shuffle(drawn)
+    while len(sampled) > shown + 1:  # only with very high rates: there is not room for so many
+        sampled[-2:] = [sampled[-2] + sampled[-1]]
+    rng.shuffle(sampled)
     # A span stands before the first shown token, between two, or behind the last: no two in one place.
-    places = np.sort(rng.choice(shown + 1, size=len(drawn), replace=False)).tolist()
+    places = np.sort(rng.choice(shown + 1, size=len(sampled), replace=False)).tolist()
     spans, before = [], 0
-    for place, length in zip(places, drawn, strict=True):
+    for place, length in zip(places, sampled, strict=True):
         spans.append(range(place + before, place + before + length))
         before += length
     return spans
@@ -93,7 +93,7 @@ def draw_spans(
 def _by_probability(probabilities: np.ndarray) -> Callable[[int, np.random.Generator], list[int]]:
     cumulated = probabilities.cumsum()
 
-    def draw(hidden: int, rng: np.random.Generator) -> list[int]:
+    def sample(hidden: int, rng: np.random.Generator) -> list[int]:
         found: list[int] = []
         while hidden:
             own = min(int(np.searchsorted(cumulated, rng.random() * cumulated[-1], side="right")) + 1, hidden)
@@ -101,7 +101,7 @@ def _by_probability(probabilities: np.ndarray) -> Callable[[int, np.random.Gener
             hidden -= own
         return found
 
-    return draw
+    return sample
 
 
 def _evenly(hidden: int, rng: np.random.Generator) -> list[int]:
@@ -111,7 +111,7 @@ def _evenly(hidden: int, rng: np.random.Generator) -> list[int]:
     return [int(length) for length in np.diff([0, *cuts.tolist(), hidden])]
 
 
-_DRAWS: Mapping[str, Callable[[int, np.random.Generator], list[int]]] = {
+_SAMPLERS: Mapping[str, Callable[[int, np.random.Generator], list[int]]] = {
     "hump": _by_probability(hump_geometric()),
     "geometric": _by_probability(clipped_geometric()),
     "t5": _evenly,

@@ -111,8 +111,8 @@ class HybridBatches(Batches):
             mask_id=self.mask_id,
             random_ids=self.random_ids,
             rng=rng,
-            mask_share=self.mntp.mask_share,
-            random_share=self.mntp.random_share,
+            mask_fraction=self.mntp.mask_share,
+            random_fraction=self.mntp.random_share,
         )
         return text, (corrupted_T, selected_T, span_T)
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gerund.data.span_lengths import SpanLengths, draw_spans
+from gerund.data.span_lengths import SpanLengths, sample_corrupted_spans
 from gerund.inference.encode.runtime import hidden_states
 from gerund.inference.tokens import Tokens
 from gerund.training.losses.vocabulary import token_loss
@@ -54,7 +54,9 @@ class Corruption:
         """
         places = self.framing.places(framed)
         # A sentinel each, and one that closes the last span.
-        spans = draw_spans(len(places), rng, rate=self.rate, lengths=self.lengths)[: len(self.sentinels) - 1]
+        spans = sample_corrupted_spans(len(places), rng, rate=self.rate, lengths=self.lengths)[
+            : len(self.sentinels) - 1
+        ]
         if not spans:
             return framed, []
         ids, target, done = list(framed.ids[: places.start]), [], places.start
