@@ -14,7 +14,8 @@ import gerund
 from gerund.errors import ConfigError, OutputExistsError, ResourceError
 from gerund.exporting import formats
 from gerund.exporting.formats import convert
-from gerund.models import loading, saving
+from gerund.jobs import folders
+from gerund.models import loading
 from gerund.scoring.dual import DualScorer, ScorerSettings
 from tests.adapters import PEFT_WARNINGS, make_adapter
 from tests.tiny import save_tiny
@@ -102,7 +103,7 @@ def test_full_disk(tiny_folder: Path, tmp_path: Path, format: str, monkeypatch) 
     def full(path: Path) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(saving, "flush_folder", full)
+    monkeypatch.setattr(folders, "flush_folder", full)
     with pytest.raises(ResourceError, match="No space left on device"):
         load(tiny_folder, k=2).export(tmp_path / "out", format)
     assert list(tmp_path.iterdir()) == []
