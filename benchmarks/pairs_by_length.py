@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 import harness
-from gerund.data.mining import MiningSettings, mine
+from gerund.data.mining import MiningConfig, mine
 from gerund.training.building import CorpusTexts, build_objectives
 from gerund.training.compiling import compile_layers
 from gerund.training.corpus.sources import Sources
@@ -46,7 +46,7 @@ def main(argv: list[str] | None = None) -> None:
 
 def demo_pairs(folder: Path) -> list[str]:
     """Mine a few pairs of the demo's documents; return the settings of the recipe that takes them."""
-    mine([DEMO / "documents.jsonl"], folder / "pairs.parquet", MiningSettings(pairs="all", method="none"), show=False)
+    mine([DEMO / "documents.jsonl"], folder / "pairs.parquet", MiningConfig(pairs="all", method="none"), show=False)
     return [f"data.folder={folder}", "objectives.gur.pairs.files=[pairs.parquet]", "objectives.gur.batch_size=4"]
 
 
