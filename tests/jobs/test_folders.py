@@ -96,7 +96,7 @@ def test_killed_anywhere_leaves_old_or_new(tmp_path: Path, can_exchange: bool, m
     seen, left = [], []
 
     def check(died: bool) -> None:
-        left.append(len([path for path in tmp_path.iterdir() if path.name.startswith(".out.")]))
+        left.append(len(list(tmp_path.glob(".out.*.part"))))
         # Without an exchange there is one moment in which the old folder is whole under another name.
         place = target if target.exists() else tmp_path / ".out.old"
         assert contents(place) in (old, new)

@@ -94,6 +94,10 @@ def test_a_file_system_without_locks_does_without(tmp_path, monkeypatch):
 
 def test_only_what_is_abandoned_is_removed(tmp_path, holder):
     (tmp_path / "bare").mkdir()
+    (tmp_path / "bare" / "precious").touch()
+    (tmp_path / "empty").mkdir()
+    remove_abandoned(tmp_path / "empty")
+    assert not (tmp_path / "empty").exists()
     for name in ("out", "bare"):
         remove_abandoned(tmp_path / name)
         assert (tmp_path / name).exists()

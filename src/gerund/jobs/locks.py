@@ -100,10 +100,13 @@ def give_back(lock: "BaseFileLock") -> None:
 
 
 def remove_abandoned(folder: Path) -> None:
-    """Remove a folder if its lock is that of a process that is gone for certain."""
+    """Remove a folder if it is empty, or if its lock is that of a process that is gone for certain."""
     from filelock import FileLock, Timeout
 
     if not (folder / LOCK).is_file():
+        # Killed before it had its lock, or after it gave it back; who is about to lock it makes it again.
+        with suppress(OSError):
+            folder.rmdir()
         return
     lock = FileLock(folder / LOCK, timeout=0, thread_local=False)
     try:
