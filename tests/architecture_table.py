@@ -17,6 +17,7 @@ PAGE = ROOT / "docs" / "explanation" / "design.md"
 ROWS = (
     ("errors", "types", "progress", "version"),
     ("jobs",),
+    ("checks",),
     ("attention.plan",),
     ("config",),
     ("spec",),
@@ -35,7 +36,7 @@ ROWS = (
     ("cli", "serving"),
     ("__main__",),
 )
-BASE = ("errors", "types", "progress", "version", "jobs", "attention.plan", "config", "spec")
+BASE = ("errors", "types", "progress", "version", "jobs", "checks", "attention.plan", "config", "spec")
 # `data` imports only the base, and is imported by this part, its row and those above.
 DATA_FROM = "pages"
 RANK = {part: rank for rank, parts in enumerate(ROWS) for part in parts}

@@ -15,7 +15,9 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from gerund import checks
 from gerund.attention.plan import AttentionPlan
+from gerund.checks import read_json
 from gerund.errors import ConfigError, DataError, unknown_name
 from gerund.types import Scorer
 
@@ -309,7 +311,10 @@ def read_adapters(folder: Path) -> dict[Job, Path]:
             raise DataError(f"{path}: the adapter for {job} is a folder or null, not {place!r}")
     places = {job: given.get(job, own) for job in JOBS}
     for place in places.values():
-        if place is not None and not (folder / place).resolve().is_relative_to(folder.resolve()):
+        if place is None:
+            continue
+        checks.place(f"the adapter in {path}", place)
+        if not (folder / place).resolve().is_relative_to(folder.resolve()):
             raise ConfigError(f"{path} names an adapter outside its folder: {place}")
     return {job: folder / place for job, place in places.items() if place is not None}
 
@@ -325,10 +330,7 @@ def read_settings(path: Path, entry: str) -> dict[str, Any]:
         DataError: the file cannot be read, is not valid JSON, or has no such entry.
         ConfigError: it was written by a newer version.
     """
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
-        raise DataError(f"{path} is not valid JSON: {error}") from error
+    data = read_json(path)
     if not isinstance(data, dict) or not isinstance(data.get(entry), dict):
         raise DataError(f"{path} has no {entry!r} entry")
     if data.get("format") != FORMAT:
