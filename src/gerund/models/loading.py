@@ -250,9 +250,7 @@ def _refuse_wrong_numbers(model: PreTrainedModel, name: str) -> None:
         numbers = value if isinstance(value, (list, tuple)) else [value]
         wrong = any(number is not None and not isinstance(number, (int, float)) for number in numbers)
         if key in _GENERATION_NUMBERS and wrong:
-            raise ModelError(
-                f"cannot load {name}: its generation_config.json has {value!r} as {key}, which is a number"
-            )
+            raise ModelError(f"cannot load {name}: {key} in its generation_config.json is a number, not {value!r}")
 
 
 def refuse_larger_tokenizer(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel, source: Source) -> None:
