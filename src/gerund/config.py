@@ -25,6 +25,7 @@ CONFIG_FILE = "gerund.json"
 DEFAULT_MODEL = "default"
 """Means the model inside wherever a model is named; a folder of that name is ``./default``."""
 FORMAT = 1
+DTYPE_NAMES = ("float32", "bfloat16", "float16")
 POOLINGS = ("mean", "weighted-mean", "last", "first")
 
 Job = Literal["encode", "infill", "score"]

@@ -62,7 +62,9 @@ class Boom:
         return Path.touch, (self.path,)
 
 
-@pytest.mark.parametrize("outside", ["../w.safetensors", "{tmp}/w.safetensors", "a/../../w.safetensors", "C:\\w.safetensors"])
+@pytest.mark.parametrize(
+    "outside", ["../w.safetensors", "{tmp}/w.safetensors", "a/../../w.safetensors", "C:\\w.safetensors"]
+)
 @pytest.mark.parametrize("there", [True, False])
 def test_an_index_leads_nowhere_outside_its_folder(folder: Path, tmp_path: Path, outside: str, there: bool) -> None:
     outside = outside.format(tmp=tmp_path)
@@ -128,7 +130,9 @@ def test_what_is_copied_stays_within_the_folder(folder: Path) -> None:
 def test_pickled_weights_are_named(folder: Path) -> None:
     (folder / WEIGHTS).unlink()
     (folder / "pytorch_model.bin").write_bytes(b"x")
-    said = "it has no safetensors weights, only pytorch_model.bin, which may run code when it is opened; convert it first"
+    said = (
+        "it has no safetensors weights, only pytorch_model.bin, which may run code when it is opened; convert it first"
+    )
     assert refusal(folder) == f"cannot load {folder}: {said}"
     (folder / "pytorch_model.bin").unlink()
     assert refusal(folder) == f"cannot load {folder}: it has no safetensors weights"
@@ -236,7 +240,7 @@ def test_a_head_that_is_larger_than_its_weights(tmp_path: Path, width: int) -> N
     ProjectionHead(HeadSettings(width=32, dimensions=8)).save(tmp_path)
     path = tmp_path / "head.json"
     path.write_text(path.read_text().replace('"width": 32', f'"width": {width}'))
-    with pytest.raises(gerund.DataError, match="inner.weight"):
+    with pytest.raises(gerund.DataError, match=r"inner\.weight"):
         read_head(tmp_path)
 
 
@@ -244,5 +248,5 @@ def test_a_head_that_is_not_finite(tmp_path: Path) -> None:
     head = ProjectionHead(HeadSettings(width=32, dimensions=8))
     torch.nn.init.constant_(head.outer.weight, float("nan"))
     head.save(tmp_path)
-    with pytest.raises(gerund.DataError, match="outer.weight holds numbers that are not finite"):
+    with pytest.raises(gerund.DataError, match=r"outer\.weight holds numbers that are not finite"):
         read_head(tmp_path)

@@ -10,6 +10,7 @@ Layers are counted from the bottom: layer 0 sits on the embeddings, layer n-1 is
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from enum import StrEnum
+from numbers import Integral
 from typing import Any, Literal
 
 from gerund.errors import ConfigError, unknown_name
@@ -255,8 +256,9 @@ def _check_numbers(plan: AttentionPlan) -> None:
         value = getattr(plan, field)
         if value is None and field != "sink_tokens":
             continue
-        if not isinstance(value, int) or isinstance(value, bool):
+        if isinstance(value, bool) or not isinstance(value, Integral):
             raise ConfigError(f"{field} is a whole number, not {value!r}")
+        object.__setattr__(plan, field, int(value))  # also one of numpy's
         if value < 0:
             raise ConfigError(f"{field}={value} is negative")
         if value > MOST:

@@ -21,7 +21,7 @@ from transformers import (
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from gerund.attention.soundness import refuse_unsound
-from gerund.config import CONFIG_FILE
+from gerund.config import CONFIG_FILE, DTYPE_NAMES
 from gerund.errors import ConfigError, ModelError, unknown_name
 from gerund.models.encoder_decoder import SEQ2SEQ
 from gerund.models.guarding import guarded, quiet
@@ -41,7 +41,7 @@ from gerund.models.weights import (
     weight_files,
 )
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPE_NAMES}
 _LARGEST_SHARD = "48GB"
 # What lies beside the weights for our own use.
 _BESIDE = ("adapter*/*", "scorer.*", "head.*")
@@ -152,7 +152,13 @@ def pick_device(device: str) -> torch.device:
         return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
     try:
         chosen = torch.device(device)
-    except (RuntimeError, TypeError) as error:  # torch would name all two dozen that it was ever built for
+    except (
+        RuntimeError,
+        TypeError,
+        ValueError,
+        OverflowError,
+    ) as error:
+        # torch would name all two dozen that it was ever built for.
         raise ConfigError(f"device {device!r} cannot be used here; take auto, cpu, cuda (or cuda:1) or mps") from error
     try:
         torch.empty(0, device=chosen)
@@ -169,7 +175,7 @@ def pick_dtype(dtype: str) -> torch.dtype | None:
     """
     if dtype == "auto":
         return None
-    if dtype not in DTYPES:
+    if not isinstance(dtype, str) or dtype not in DTYPES:
         raise unknown_name("dtype", dtype, ["auto", *DTYPES])
     return DTYPES[dtype]
 
