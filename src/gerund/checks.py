@@ -1,14 +1,16 @@
-"""What a caller gives, checked before it is used: places on the disk, and the JSON that lies there.
+"""What a caller gives, checked before it is used: places on the disk, names, flags, and files of JSON.
 
 Knows: paths, the limits of file systems, JSON. Does not know: what any of it is for.
 """
 
 import json
 import os
+from collections.abc import Mapping, Sequence
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
-from gerund.errors import ConfigError, DataError
+from gerund.errors import ConfigError, DataError, unknown_name
 
 _LONGEST_NAME = 255  # bytes, on the file systems in use
 _LONGEST_PATH = 4095
@@ -42,6 +44,47 @@ def place(what: str, value: Any) -> Path:
         bytes_, limit = (longest, _LONGEST_NAME) if longest > _LONGEST_NAME else (len(raw), _LONGEST_PATH)
         raise ConfigError(f"{what} is no path: {text[:40]}... has {bytes_} bytes where file systems allow {limit}")
     return Path(text)
+
+
+def one_of(kind: str, value: Any, valid: Sequence[str]) -> None:
+    """Refuse what is not one of a few names.
+
+    Raises:
+        ConfigError: it is not; the message lists them.
+
+    >>> one_of("pooling", "max", ["mean", "last"])
+    Traceback (most recent call last):
+    gerund.errors.ConfigError: unknown pooling 'max'; valid are: mean, last
+    """
+    if not isinstance(value, str) or value not in valid:
+        raise unknown_name(kind, value, list(valid))
+
+
+def flag(name: str, value: Any) -> bool:
+    """Return a setting that is on or off.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    if type(value).__name__ not in ("bool", "bool_") and not isinstance(value, Integral):
+        raise ConfigError(f"{name} is True or False, not {value!r}")
+    return bool(value)
+
+
+def flag_or_none(name: str, value: Any) -> bool | None:
+    """Return a setting that is on, off or left out.
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    return None if value is None else flag(name, value)
+
+
+def is_listing(value: Any) -> bool:
+    """Whether a value holds others in a row: no text, no mapping, no table and no array without a dimension."""
+    if isinstance(value, str | bytes | bytearray | Mapping) or not hasattr(value, "__iter__"):
+        return False
+    return getattr(value, "ndim", 1) == 1 and not isinstance(value, type)
 
 
 def read_json(path: Path) -> Any:

@@ -25,6 +25,11 @@ CONFIG_FILE = "gerund.json"
 DEFAULT_MODEL = "default"
 """Means the model inside wherever a model is named; a folder of that name is ``./default``."""
 FORMAT = 1
+MOST_AT_ONCE = 10_000
+"""Texts that are written for one at a time; more are a slip."""
+EXPORT_FORMATS = ("sentence-transformers", "merged")
+InfillMethod = Literal["infill", "left-only", "blank", "contextual", "prefix-suffix", "line-by-line"]
+INFILL_METHODS: tuple[InfillMethod, ...] = get_args(InfillMethod)
 DTYPE_NAMES = ("float32", "bfloat16", "float16")
 POOLINGS = ("mean", "weighted-mean", "last", "first")
 
@@ -66,6 +71,14 @@ def demand_number(name: str, value: Any) -> None:
         raise ConfigError(f"{name} is a number, not {value!r}")
 
 
+def _demand_unicode(name: str, text: str) -> None:
+    """Refuse half of a surrogate pair, which JSON may spell and no tokenizer and no file can hold."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"{name} is not valid Unicode: a lone surrogate at character {error.start}") from error
+
+
 @dataclass(frozen=True)
 class EncoderConfig:
     """How a language model is read as an encoder."""
@@ -105,6 +118,8 @@ class EncoderConfig:
         named = self.prompts.items() if isinstance(self.prompts, Mapping) else [(None, None)]
         if any(type(name) is not str or type(text) is not str for name, text in named):
             raise ConfigError(f"prompts are texts by name, not {self.prompts!r}")
+        for name, text in [("prompt", self.prompt), *((f"the prompt {name!r}", text) for name, text in named)]:
+            _demand_unicode(name, text)
         if self.pooling not in POOLINGS:
             raise unknown_name("pooling", self.pooling, POOLINGS)
         if self.max_length is not None and self.max_length < 1:
@@ -237,6 +252,10 @@ class Rerank:
                 continue
             if whole_number(name, value) < 1:
                 raise ConfigError(f"{name}={value} leaves no {what}")
+        if self.width > MOST_AT_ONCE:
+            raise ConfigError(
+                f"{self.width} continuations at a time are more than {MOST_AT_ONCE}, which no memory holds"
+            )
 
     @property
     def width(self) -> int:

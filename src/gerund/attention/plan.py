@@ -13,6 +13,7 @@ from enum import StrEnum
 from numbers import Integral
 from typing import Any, Literal
 
+from gerund.checks import one_of
 from gerund.errors import ConfigError, unknown_name
 
 
@@ -243,10 +244,8 @@ def _stream(plan: AttentionPlan, family: str, way: str, k: int, n_layers: int) -
 def _check(plan: AttentionPlan) -> None:
     if not isinstance(plan.name, str) or plan.name not in _DEFAULT_SHARE:
         raise unknown_name("attention plan", plan.name, PLAN_NAMES)
-    if plan.combine not in ("sum", "mean"):
-        raise unknown_name("combine", plan.combine, ["sum", "mean"])
-    if plan.variant not in ("paper", "released"):
-        raise unknown_name("variant", plan.variant, ["paper", "released"])
+    one_of("combine", plan.combine, ["sum", "mean"])
+    one_of("variant", plan.variant, ["paper", "released"])
     _check_numbers(plan)
     _check_fit(plan)
 

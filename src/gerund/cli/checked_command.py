@@ -10,7 +10,7 @@ from typing import Any
 from gerund.checks import place
 from gerund.cli.literal_help import LiteralHelp
 from gerund.config import DTYPE_NAMES
-from gerund.errors import ConfigError, unknown_name
+from gerund.errors import ConfigError, GerundError, unknown_name
 
 
 class CheckedCommand(LiteralHelp):
@@ -30,7 +30,20 @@ class CheckedCommand(LiteralHelp):
         dtype = ctx.params.get("dtype")
         if dtype is not None and dtype not in ("auto", *DTYPE_NAMES):
             raise unknown_name("dtype", dtype, ["auto", *DTYPE_NAMES])
+        if isinstance(model := ctx.params.get("model"), str):
+            _demand_reachable(model)
         return super().invoke(ctx)
+
+
+def _demand_reachable(model: str) -> None:
+    """Say at once that the hub is not there; what is wrong with a folder the command says."""
+    from gerund.models.sources import find
+
+    try:
+        source = find(model)
+    except GerundError:
+        return
+    source.demand_reachable()
 
 
 def _each(value: Any) -> Iterator[Any]:
