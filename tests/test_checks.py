@@ -192,7 +192,7 @@ def test_texts_that_are_none(lm: gerund.LanguageModel, given: object) -> None:
         return
     for verb in (lm.encode, lm.encode_tokens, lm.generate):
         refusal(verb, given)
-    if given != [["a"]]:
+    if not (isinstance(given, list) and given[0]):  # words
         refusal(lm.encode_words, given)
     refusal(lm.score, given, [[" b"]])
     refusal(lm.score, ["a"], given)

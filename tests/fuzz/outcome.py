@@ -19,18 +19,18 @@ class TooLongError(BaseException):
 
 @contextmanager
 def limit(seconds: float = _SECONDS) -> Iterator[None]:
-    """End the block with an error when it takes too long."""
+    """End the block with an error when it takes too long, by what it computes: the machine may be busy."""
 
     def stop(*_: object) -> None:
         raise TooLongError
 
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    before = signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
 
 
 class Ledger:

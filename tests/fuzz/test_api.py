@@ -24,31 +24,61 @@ SEED = 20261123
 SMALL = [0, 1, 2, 3]
 PLAN = {
     "name": ["mask0-bidir", "causal", "inplace-back", "mask0+bidir", "inter-bidir", "extend-back", "echo", "hybrid"],
-    "k": [1, 2, None], "k0": [1, None], "sink_tokens": [1, 2], "combine": ["sum", "mean"], "variant": ["paper", "released"],
-}  # fmt: skip
+    "k": [1, 2, None],
+    "k0": [1, None],
+    "sink_tokens": [1, 2],
+    "combine": ["sum", "mean"],
+    "variant": ["paper", "released"],
+}
 ENCODER: dict[str, list[Any]] = {
     "attention": [AttentionPlan("causal"), AttentionPlan("inplace-bidir", 1), AttentionPlan("echo")],
-    "pooling": ["mean", "last", "first", "weighted-mean"], "prompt": ["", "Q: "], "prompts": [{}, {"query": "Q: "}],
-    "pool_prompt": [True, False], "append_eos": [True, False], "normalize": [True, False], "max_length": [None, 5, 30],
+    "pooling": ["mean", "last", "first", "weighted-mean"],
+    "prompt": ["", "Q: "],
+    "prompts": [{}, {"query": "Q: "}],
+    "pool_prompt": [True, False],
+    "append_eos": [True, False],
+    "normalize": [True, False],
+    "max_length": [None, 5, 30],
     "adapter": [None],
-}  # fmt: skip
+}
 SAMPLING: dict[str, list[Any]] = {
-    "temperature": [0.0, 0.7, 1.0], "top_k": [None, 1, 5], "top_p": [None, 0.9], "typical_p": [None, 0.5], "seed": [None, 0, 7],
-}  # fmt: skip
+    "temperature": [0.0, 0.7, 1.0],
+    "top_k": [None, 1, 5],
+    "top_p": [None, 0.9],
+    "typical_p": [None, 0.5],
+    "seed": [None, 0, 7],
+}
 RERANK: dict[str, list[Any]] = {
-    "samples": [1, 2], "beams": [1, 2], "every": [None, 2], "scorer": ["overlap", "random", None],
-}  # fmt: skip
+    "samples": [1, 2],
+    "beams": [1, 2],
+    "every": [None, 2],
+    "scorer": ["overlap", "random", None],
+}
 DRAW = [None, Sampling(), Sampling(temperature=1.0, seed=1)]
 TEXT = ["the cat", ["a dog", "the cat sat"], ["x"]]
 READING: dict[str, list[Any]] = {
-    "texts": TEXT, "prompt": [None, "Q: "], "normalize": [None, True], "batch_tokens": [None, 64], "show_progress": [False],
-    "empty": ["error", "zeros"], "overflow": ["truncate", "error"],
-}  # fmt: skip
+    "texts": TEXT,
+    "prompt": [None, "Q: "],
+    "normalize": [None, True],
+    "batch_tokens": [None, 64],
+    "show_progress": [False],
+    "empty": ["error", "zeros"],
+    "overflow": ["truncate", "error"],
+}
 LOADING: dict[str, list[Any]] = {
-    "attention": ["causal", "mask0-bidir", AttentionPlan("echo")], "k": [1], "k0": [None], "sink_tokens": [1], "pooling": ["last"],
-    "prompt": ["Q: "], "adapter": ["none"], "infill_adapter": ["none"], "scorer": ["none"], "dtype": ["float32", "auto"],
-    "device": ["cpu"], "max_length": [9],
-}  # fmt: skip
+    "attention": ["causal", "mask0-bidir", AttentionPlan("echo")],
+    "k": [1],
+    "k0": [None],
+    "sink_tokens": [1],
+    "pooling": ["last"],
+    "prompt": ["Q: "],
+    "adapter": ["none"],
+    "infill_adapter": ["none"],
+    "scorer": ["none"],
+    "dtype": ["float32", "auto"],
+    "device": ["cpu"],
+    "max_length": [9],
+}
 
 
 @pytest.fixture(scope="module")
@@ -169,16 +199,27 @@ class Calls:
 
     def infill(self) -> tuple[Any, dict[str, Any]]:
         good = {
-            "text": ["the [blank] sat", "a [blank] b [blank] c"], "blank": ["[blank]"], "max_tokens": [1, 2], "lengths": [None, [1]],
-            "sampling": DRAW, "beams": [1, 2], "samples": [1, 2], "method": ["infill", "left-only", "blank"], "shots": [0, 5],
-        }  # fmt: skip
+            "text": ["the [blank] sat", "a [blank] b [blank] c"],
+            "blank": ["[blank]"],
+            "max_tokens": [1, 2],
+            "lengths": [None, [1]],
+            "sampling": DRAW,
+            "beams": [1, 2],
+            "samples": [1, 2],
+            "method": ["infill", "left-only", "blank"],
+            "shots": [0, 5],
+        }
         return self.lm.infill, {"text": "the [blank] sat", "max_tokens": 2, **some(self.rng, good)}
 
     def expand(self) -> tuple[Any, dict[str, Any]]:
         good = {
-            "query": ["how to dry damp walls"], "count": [1, 2], "keep": [(), ["walls"]], "share": [0.3], "max_tokens": [1, 2],
+            "query": ["how to dry damp walls"],
+            "count": [1, 2],
+            "keep": [(), ["walls"]],
+            "share": [0.3],
+            "max_tokens": [1, 2],
             "sampling": [Sampling(temperature=1.0, seed=1)],
-        }  # fmt: skip
+        }
         return self.lm.expand, {"query": "how to dry walls", "count": 1, "max_tokens": 2, **some(self.rng, good)}
 
     def span(self) -> tuple[Any, dict[str, Any]]:

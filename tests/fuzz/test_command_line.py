@@ -27,33 +27,78 @@ STATUSES = (0, 1, 2)
 # What a line of each command begins with; {model}, {file} and {out} are put in. What takes minutes when all is well is
 # only ever given what it must refuse.
 BEGINNINGS = {
-    "convert": ["{model} {out}"], "doctor": ["{model}"], "embed": ["{file} -o {out} -m {model}"],
+    "convert": ["{model} {out}"],
+    "doctor": ["{model}"],
+    "embed": ["{file} -o {out} -m {model}"],
     "eval": ["{model} --tasks sts --data {file} -o {out} --no-pictures", "--list --data {file}"],
     "export": ["{model} {out} --format merged", "{model} {out} --format sentence-transformers"],
     "generate": ["TEXT -m {model} --max-new-tokens 2", "-f {file} -m {model} --max-new-tokens 2 -o {out}"],
     "infill": ["TEXT[blank]x -m {model} --max-tokens 2", "-f {file} -m {model} --max-tokens 2 -o {out}"],
-    "inspect": ["{model} TEXT --json", "{model} -f {file} -o {out}"], "mine": ["{file} -o {out} --workers 1"],
-    "negatives": ["{file} -o {out} -m {model} --generate 1"], "recipes": ["", "minimal", "TEXT"],
-    "score": ["TEXT a b -m {model}", "-f {file} -m {model} -o {out}"], "train": ["{file} --dry-run", "TEXT --texts {file}"],
+    "inspect": ["{model} TEXT --json", "{model} -f {file} -o {out}"],
+    "mine": ["{file} -o {out} --workers 1"],
+    "negatives": ["{file} -o {out} -m {model} --generate 1"],
+    "recipes": ["", "minimal", "TEXT"],
+    "score": ["TEXT a b -m {model}", "-f {file} -m {model} -o {out}"],
+    "train": ["{file} --dry-run", "TEXT --texts {file}"],
     "tune": ["{model} --data {file} -o {out} --tasks sts"],
-}  # fmt: skip
+}
 PROSE = (
     "The old man looked at the sea. He had no boat, and the wind was cold.\n\nNobody spoke to him for a long time.\n"
     * 20
 )
 FILES: dict[str, bytes] = {
-    "a.txt": b"the cat\na dog\n", "b.txt": PROSE.encode(), "empty.txt": b"", "blank.txt": b"\n \n\n", "latin.txt": b"caf\xe9\n",
-    "nul.txt": b"a\0b\n", "lines.txt": "a\u2028b\x85c\n".encode(), "a.jsonl": b'{"text": "a", "prompt": "b", "id": 1}\n' * 3,
-    "deep.jsonl": b'{"text": ' + b"[" * 100_000 + b"\n", "half.jsonl": b'{"text": "\\ud800", "prompt": "\\ud800"}\n', "bad.jsonl": b"{\n",
-    "list.jsonl": b"[1]\n5\nnull\n", "numbers.jsonl": b'{"text": 5, "prompt": null, "prefix": "a", "continuations": 5}\n',
+    "a.txt": b"the cat\na dog\n",
+    "b.txt": PROSE.encode(),
+    "empty.txt": b"",
+    "blank.txt": b"\n \n\n",
+    "latin.txt": b"caf\xe9\n",
+    "nul.txt": b"a\0b\n",
+    "lines.txt": "a\u2028b\x85c\n".encode(),
+    "a.jsonl": b'{"text": "a", "prompt": "b", "id": 1}\n' * 3,
+    "deep.jsonl": b'{"text": ' + b"[" * 100_000 + b"\n",
+    "half.jsonl": b'{"text": "\\ud800", "prompt": "\\ud800"}\n',
+    "bad.jsonl": b"{\n",
+    "list.jsonl": b"[1]\n5\nnull\n",
+    "numbers.jsonl": b'{"text": 5, "prompt": null, "prefix": "a", "continuations": 5}\n',
     "good.jsonl": b'{"prefix": "a", "continuations": [" b", " c"], "text": "a [blank] b", "prompt": "a"}\n',
-    "a.csv": b'text,prompt\na,b\n"c', "wide.csv": b"a,b,c\n1,2,3,4\n", "a.tsv": b"text\tid\na\t1\n", "a.parquet": b"PAR1no",
-    "a.npy": b"\x93NUMPY", "a.gz": b"\x1f\x8bno", "a.jsonl.gz": b"no", "a.json": b"{}", "deep.yaml": b"[" * 100_000, "a.yaml": b"a: b\n",
-    "bomb.yaml": b"a: &a [x]\nb: &b [*a, *a]\nc: [*b, *b]\n", "tag.yaml": b"!!python/object/apply:os.getcwd []\n", "a.png": b"",
-    "a.xz": b"\xfd7zXZ", "recipe.yaml": b"model: {model: 5}\noutput: x\n",
-}  # fmt: skip
-OUTPUTS = ["out.jsonl", "out.npy", "out.parquet", "out.png", "out", "out/deeper/out.jsonl", "a.txt", "a.jsonl", "/proc/x.jsonl", "/proc/x",
-           "/dev/null/x.npy", "/proc/x.png", "x" * 300, "y" * 251 + ".npy", "z/" * 3000 + "x", ".", "é" * 130, "", "-", "folder"]  # fmt: skip
+    "a.csv": b'text,prompt\na,b\n"c',
+    "wide.csv": b"a,b,c\n1,2,3,4\n",
+    "a.tsv": b"text\tid\na\t1\n",
+    "a.parquet": b"PAR1no",
+    "a.npy": b"\x93NUMPY",
+    "a.gz": b"\x1f\x8bno",
+    "a.jsonl.gz": b"no",
+    "a.json": b"{}",
+    "deep.yaml": b"[" * 100_000,
+    "a.yaml": b"a: b\n",
+    "bomb.yaml": b"a: &a [x]\nb: &b [*a, *a]\nc: [*b, *b]\n",
+    "tag.yaml": b"!!python/object/apply:os.getcwd []\n",
+    "a.png": b"",
+    "a.xz": b"\xfd7zXZ",
+    "recipe.yaml": b"model: {model: 5}\noutput: x\n",
+}
+OUTPUTS = [
+    "out.jsonl",
+    "out.npy",
+    "out.parquet",
+    "out.png",
+    "out",
+    "out/deeper/out.jsonl",
+    "a.txt",
+    "a.jsonl",
+    "/proc/x.jsonl",
+    "/proc/x",
+    "/dev/null/x.npy",
+    "/proc/x.png",
+    "x" * 300,
+    "y" * 251 + ".npy",
+    "z/" * 3000 + "x",
+    ".",
+    "é" * 130,
+    "",
+    "-",
+    "folder",
+]
 WORDS = [text for text in TEXTS if "\0" not in text and text != "~"]
 MISTAKES = ["--nosuch", "-Z", "--", "-", "--k", "--json=5", "--force", "--json", "--dtype", "nosuch"]
 

@@ -257,11 +257,12 @@ def _check_numbers(plan: AttentionPlan) -> None:
             continue
         if isinstance(value, bool) or not isinstance(value, Integral):
             raise ConfigError(f"{field} is a whole number, not {value!r}")
-        object.__setattr__(plan, field, int(value))  # also one of numpy's
-        if value < 0:
-            raise ConfigError(f"{field}={value} is negative")
-        if value > MOST:
-            raise ConfigError(f"{field}={value} is more than any model has, which is at most {MOST}")
+        number = int(value)  # also one of numpy's
+        object.__setattr__(plan, field, number)
+        if number < 0:
+            raise ConfigError(f"{field}={number} is negative")
+        if number > MOST:
+            raise ConfigError(f"{field}={number} is more than any model has, which is at most {MOST}")
     if plan.sink_tokens < 1:
         raise ConfigError("sink_tokens is at least 1; for no hidden token take a plan without mask0")
 

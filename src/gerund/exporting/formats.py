@@ -54,7 +54,7 @@ def export(
     Args:
         runtime: the model and how it is read.
         folder: where to.
-        format: one of ``FORMATS``.
+        format: one of ``config.EXPORT_FORMATS``.
         scorer: the encoder's own; ``merged`` keeps it.
         overwrite: replace what is there.
 

@@ -337,7 +337,7 @@ def _check_search(search: Search) -> None:
     for name, value in (("beams", search.beams), ("samples", search.samples)):
         _check_count(name, value)
         if value > MOST_AT_ONCE:
-            raise ConfigError(f"{name}={value} is more than {MOST_AT_ONCE}, which no memory holds")
+            raise ConfigError(f"{name}={value} is too many; {MOST_AT_ONCE} are the most")
     if search.beams > 1 and not search.sampling.is_greedy:
         raise ConfigError("beams look for the most probable span and sampling draws one: give one of them")
     if search.samples > 1 and search.sampling.is_greedy:
