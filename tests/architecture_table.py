@@ -16,6 +16,7 @@ PAGE = ROOT / "docs" / "explanation" / "design.md"
 # (attention.plan) may stand below its package when it needs nothing of it. `data` is a side wing: see below.
 ROWS = (
     ("errors", "types", "progress", "version"),
+    ("checks",),
     ("jobs",),
     ("attention.plan",),
     ("config",),
@@ -35,7 +36,7 @@ ROWS = (
     ("cli", "serving"),
     ("__main__",),
 )
-BASE = ("errors", "types", "progress", "version", "jobs", "attention.plan", "config", "spec")
+BASE = ("errors", "types", "progress", "version", "checks", "jobs", "attention.plan", "config", "spec")
 # `data` imports only the base, and is imported by this part, its row and those above.
 DATA_FROM = "pages"
 RANK = {part: rank for rank, parts in enumerate(ROWS) for part in parts}

@@ -15,7 +15,9 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from gerund import checks
 from gerund.attention.plan import AttentionPlan
+from gerund.checks import read_json
 from gerund.errors import ConfigError, DataError, unknown_name
 from gerund.types import Scorer
 
@@ -23,6 +25,12 @@ CONFIG_FILE = "gerund.json"
 DEFAULT_MODEL = "default"
 """Means the model inside wherever a model is named; a folder of that name is ``./default``."""
 FORMAT = 1
+MOST_AT_ONCE = 10_000
+"""Texts that are written for one at a time; more are a slip."""
+EXPORT_FORMATS = ("sentence-transformers", "merged")
+InfillMethod = Literal["infill", "left-only", "blank", "contextual", "prefix-suffix", "line-by-line"]
+INFILL_METHODS: tuple[InfillMethod, ...] = get_args(InfillMethod)
+DTYPE_NAMES = ("float32", "bfloat16", "float16")
 POOLINGS = ("mean", "weighted-mean", "last", "first")
 
 Job = Literal["encode", "infill", "score"]
@@ -61,6 +69,14 @@ def demand_number(name: str, value: Any) -> None:
     """
     if isinstance(value, bool) or not isinstance(value, Real):
         raise ConfigError(f"{name} is a number, not {value!r}")
+
+
+def _demand_unicode(name: str, text: str) -> None:
+    """Refuse half of a surrogate pair, which JSON may spell and no tokenizer and no file can hold."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"{name} is not valid Unicode: a lone surrogate at character {error.start}") from error
 
 
 @dataclass(frozen=True)
@@ -102,6 +118,8 @@ class EncoderConfig:
         named = self.prompts.items() if isinstance(self.prompts, Mapping) else [(None, None)]
         if any(type(name) is not str or type(text) is not str for name, text in named):
             raise ConfigError(f"prompts are texts by name, not {self.prompts!r}")
+        for name, text in [("prompt", self.prompt), *((f"the prompt {name!r}", text) for name, text in named)]:
+            _demand_unicode(name, text)
         if self.pooling not in POOLINGS:
             raise unknown_name("pooling", self.pooling, POOLINGS)
         if self.max_length is not None and self.max_length < 1:
@@ -234,6 +252,10 @@ class Rerank:
                 continue
             if whole_number(name, value) < 1:
                 raise ConfigError(f"{name}={value} leaves no {what}")
+        if self.width > MOST_AT_ONCE:
+            raise ConfigError(
+                f"{self.width} continuations at a time are more than {MOST_AT_ONCE}, which no memory holds"
+            )
 
     @property
     def width(self) -> int:
@@ -309,7 +331,10 @@ def read_adapters(folder: Path) -> dict[Job, Path]:
             raise DataError(f"{path}: the adapter for {job} is a folder or null, not {place!r}")
     places = {job: given.get(job, own) for job in JOBS}
     for place in places.values():
-        if place is not None and not (folder / place).resolve().is_relative_to(folder.resolve()):
+        if place is None:
+            continue
+        checks.place(f"the adapter in {path}", place)
+        if not (folder / place).resolve().is_relative_to(folder.resolve()):
             raise ConfigError(f"{path} names an adapter outside its folder: {place}")
     return {job: folder / place for job, place in places.items() if place is not None}
 
@@ -325,10 +350,7 @@ def read_settings(path: Path, entry: str) -> dict[str, Any]:
         DataError: the file cannot be read, is not valid JSON, or has no such entry.
         ConfigError: it was written by a newer version.
     """
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
-        raise DataError(f"{path} is not valid JSON: {error}") from error
+    data = read_json(path)
     if not isinstance(data, dict) or not isinstance(data.get(entry), dict):
         raise DataError(f"{path} has no {entry!r} entry")
     if data.get("format") != FORMAT:

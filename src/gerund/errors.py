@@ -15,14 +15,48 @@
     └── ResourceError           memory or disk ran out; what was complete is kept  (1)
 
 A message is one plain sentence that says what is wrong and what to do. On the command line it is all
-that the user sees.
+that the user sees. Whatever a message quotes, it is one line of at most 300 characters that any terminal can show.
 """
+
+import re
+
+_LONGEST = 300
+_GAP = " ... "
 
 
 class GerundError(Exception):
-    """Root of the exception tree. ``exit_code`` is what the command line exits with."""
+    r"""Root of the exception tree. ``exit_code`` is what the command line exits with.
+
+    >>> str(GerundError("k is a whole number, not [1,\n 2]"))
+    'k is a whole number, not [1, 2]'
+    """
 
     exit_code = 1
+
+    def __init__(self, message: object = "") -> None:
+        super().__init__(one_line(str(message)))
+
+
+def one_line(text: str, most: int = _LONGEST) -> str:
+    r"""Return a text as one line of at most so many characters; what is too long loses its middle.
+
+    Line breaks become spaces; control characters and lone surrogates are spelled out.
+
+    >>> one_line("a\n  b\x1b[31m")
+    'a b\\x1b[31m'
+    >>> one_line("0123456789" * 3, 20)
+    '0123456789 ... 56789'
+    """
+    if len(text) > 4 * most:  # what is quoted may be as large as a file
+        text = text[: 2 * most] + _GAP + text[-2 * most :]
+    joined = re.sub(r"\s*[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]\s*", " ", text).strip()
+    shown = "".join(
+        letter if letter.isprintable() else letter.encode("unicode_escape").decode("ascii") for letter in joined
+    )
+    if len(shown) <= most:
+        return shown
+    end = (most - len(_GAP)) // 3
+    return shown[: most - len(_GAP) - end] + _GAP + (shown[-end:] if end else "")
 
 
 class InputError(GerundError):

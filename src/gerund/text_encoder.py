@@ -17,8 +17,9 @@ from gerund.attention.interface import attach
 from gerund.attention.plan import ResolvedPlan
 from gerund.attention.probe import prove
 from gerund.attention.streams import attach_streams, decoder_layers
+from gerund.checks import flag, flag_or_none, one_of
 from gerund.config import EncoderConfig, Job, check_dimensions
-from gerund.errors import ConfigError, unknown_name
+from gerund.errors import ConfigError
 from gerund.inference.encode import runtime as encoding
 from gerund.inference.encode.precision import choose_autocast
 from gerund.inference.encode.words import WordPooling, check_words, word_vectors
@@ -177,8 +178,9 @@ class TextEncoder:
         >>> lm.encode(["a cat", "a dog"]).shape == (2, lm.dimensions)
         True
         """
-        if output not in ("numpy", "torch"):
-            raise unknown_name("output", output, ["numpy", "torch"])
+        one_of("output", output, ["numpy", "torch"])
+        normalize = flag_or_none("normalize", normalize)
+        show_progress = flag_or_none("show_progress", show_progress)
         check_dimensions(dimensions, self.dimensions)
         tokens = self.tokens(check_texts(texts), prompt, empty, overflow)
         vectors = encoding.encode(self.runtime, tokens, batch_tokens=batch_tokens, show=show_progress)
@@ -213,6 +215,7 @@ class TextEncoder:
         >>> len(states) == len(lm.tokenizer("a cat").input_ids)
         True
         """
+        normalize, show_progress = flag("normalize", normalize), flag_or_none("show_progress", show_progress)
         tokens = self.tokens(check_texts(texts), prompt, empty, overflow)
         states = encoding.encode_tokens(self.runtime, tokens, batch_tokens=batch_tokens, show=show_progress)
         return [unit(item) for item in states] if normalize else states
@@ -248,6 +251,7 @@ class TextEncoder:
         >>> vectors.shape == (4, lm.dimensions)
         True
         """
+        normalize, show_progress = flag("normalize", normalize), flag_or_none("show_progress", show_progress)
         checked = check_words(sentences)
         joined = [" ".join(words) for words in checked]
         tokens = self.tokens(joined, prompt, "error", "truncate", offsets=True)
@@ -281,6 +285,8 @@ class TextEncoder:
             UnsupportedModelError: the plan does not reach every layer.
             ConfigError: the plan does not fit the number of layers.
         """
+        if not isinstance(encoder, EncoderConfig):
+            raise ConfigError(f"encoder is an EncoderConfig, such as EncoderConfig(pooling='last'), not {encoder!r}")
         plan = encoder.attention.resolve(self.n_layers)
         self._prove(plan)
         other = copy(self)
@@ -307,6 +313,7 @@ class TextEncoder:
         Covers weights, adapter, plan, pooling, prompts and ``dimensions``. Store it with embeddings and refuse
         to mix two.
         """
+        check_dimensions(dimensions)
         if dimensions == self.dimensions:
             dimensions = None
         return fingerprint(self.weights_hash, self.adapter_hash, self.encoder, self.n_layers, dimensions=dimensions)

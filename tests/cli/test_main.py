@@ -1,11 +1,14 @@
 """What the command line does whatever the command is."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.cli.helpers import run_cli
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a disk that is always full is Linux's")
@@ -22,3 +25,194 @@ def test_an_output_that_cannot_be_written_is_one_sentence(command: list[str]) ->
         )
     assert done.stderr == "gerund: error: the output cannot be written: No space left on device\n"
     assert done.returncode == 1
+
+
+SOURCE = str(Path(__file__).parents[2] / "src")
+MISTYPED = [
+    ["--hlep"],
+    ["embd", "x"],
+    ["embed", "--nosuch"],
+    ["embed", "x.txt", "-o", "x.npy", "--k", "three"],
+    ["embed", "x.txt", "-o", "x.npy", "--attention", "mask0-bidr"],
+    ["generate", "x", "--dtype", "float23"],
+    ["export", "default", "out", "--format", "sentence-transformer"],
+    ["infill", "x [blank] y", "--method", "infil"],
+    ["convert", "default", "out", "--pooling", "men"],
+]
+
+
+@pytest.mark.parametrize("arguments", MISTYPED, ids=lambda arguments: arguments[-1])
+def test_what_is_mistyped_is_said_before_torch_is_there(arguments: list[str]) -> None:
+    script = """
+import sys
+from gerund.cli.main import main
+try:
+    main()
+except SystemExit as stop:
+    print(stop.code, *[name for name in ("torch", "transformers", "pyarrow") if name in sys.modules])
+"""
+    seconds = []
+    for _ in range(3):
+        before = os.times()
+        done = subprocess.run(
+            [sys.executable, "-c", script, *arguments],
+            capture_output=True,
+            text=True,
+            check=True,
+            env={**os.environ, "PYTHONPATH": SOURCE},
+        )
+        assert done.stdout == "2\n", (done.stdout, done.stderr)
+        assert "Traceback" not in done.stderr
+        after = os.times()
+        seconds.append(after.children_user + after.children_system - before.children_user - before.children_system)
+        if seconds[-1] < 0.5:
+            break
+    # A quiet machine takes half of what is promised; a busy one must not fail the test.
+    assert min(seconds) < 1.0
+
+
+TOO_LONG = "x" * 300
+LONG_PATHS = [
+    ["convert", TOO_LONG, "out"],
+    ["convert", "default", f"a/{TOO_LONG}"],
+    ["demo", "-o", TOO_LONG],
+    ["doctor", TOO_LONG],
+    ["embed", TOO_LONG, "-o", "out.npy"],
+    ["embed", "a.txt", "-o", f"{TOO_LONG}.npy"],
+    ["eval", "--list", "--data", TOO_LONG],
+    ["export", "default", TOO_LONG, "--format", "merged"],
+    ["generate", "-f", TOO_LONG],
+    ["generate", "x", "-o", TOO_LONG],
+    ["generate", "x", "-m", TOO_LONG],
+    ["infill", "-f", TOO_LONG],
+    ["inspect", "default", "x", "-o", f"{TOO_LONG}.png"],
+    ["mine", TOO_LONG, "-o", "out.jsonl"],
+    ["mine", "a.txt", "-o", f"{TOO_LONG}.jsonl"],
+    ["negatives", TOO_LONG, "-o", "out.jsonl"],
+    ["negatives", "a.txt", "-o", f"{TOO_LONG}.jsonl"],
+    ["recipes", TOO_LONG],
+    ["score", "-f", TOO_LONG],
+    ["train", TOO_LONG],
+    ["train", "minimal", "--texts", TOO_LONG],
+    ["tune", "default", "--data", TOO_LONG, "-o", "out"],
+]
+
+
+@pytest.mark.parametrize("arguments", LONG_PATHS, ids=lambda arguments: f"{arguments[0]}-{len(arguments)}")
+def test_a_path_that_no_file_system_holds(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.txt").write_text("the cat\n")
+    mistake = run_cli(*arguments).mistake
+    assert len(mistake) <= 300
+    assert "where file systems allow 255" in mistake or "File name too long" in mistake or "no such recipe" in mistake
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["embed", "a.txt", "-o", "out.npy", "--prompt", b"caf\xe9"],
+        ["convert", "default", "out", "--prompt", b"caf\xe9"],
+        ["generate", b"caf\xe9"],
+        ["infill", b"caf\xe9 [blank]"],
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_bytes_that_are_no_text(arguments: list[str | bytes], tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("the cat\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "gerund", *arguments],
+        capture_output=True,
+        check=False,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": SOURCE},
+    )
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert done.stderr.startswith(b"gerund: error: ")
+    assert done.stderr.endswith(b" is not valid UTF-8, at character 3\n")
+
+
+def test_a_file_whose_name_is_no_text_is_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    name = os.fsdecode(b"caf\xe9.jsonl")
+    Path(name).write_text("{\n")
+    mistake = run_cli("generate", "-f", name).mistake
+    assert mistake.startswith("caf\\udce9.jsonl, line 1")
+
+
+@pytest.mark.parametrize(
+    ("error", "said", "code"),
+    [
+        (OSError(36, "File name too long", "x" * 300), "File name too long", 2),
+        (PermissionError(13, "Permission denied", "/root/x"), "/root/x: Permission denied", 2),
+        (OSError(28, "No space left on device", "/x"), "/x: No space left on device", 1),
+        (OSError("said\nso"), "said so", 2),
+        (MemoryError(), "there is not enough memory", 1),
+        (RecursionError("maximum recursion depth exceeded"), "something that was given is nested too deep", 2),
+        (
+            UnicodeEncodeError("ascii", "é", 0, 1, "no"),
+            "the output cannot be written: its encoding, ascii, has no 'é'",
+            2,
+        ),
+        (UnicodeEncodeError("utf-8", "\ud800", 0, 1, "no"), "a text that was given is not valid Unicode", 2),
+    ],
+)
+def test_what_the_system_refuses_is_one_sentence(error, said, code, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise error
+
+    monkeypatch.setattr("gerund.cli.main.app", fail)
+    ran = run_cli()
+    assert ran.code == code
+    assert ran.err.startswith("gerund: error: ")
+    assert said in ran.err
+    assert ran.err.count("\n") == 1
+    assert len(ran.err) <= 320
+
+
+def test_a_defect_is_shown_and_called_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("gerund.cli.main.app", fail)
+    with pytest.raises(ZeroDivisionError) as caught:
+        run_cli()
+    assert caught.value.__notes__ == [
+        "This is a defect of gerund, whatever it was given: please report it with the lines above."
+    ]
+
+
+DEEP = "[" * 200_000
+SETTINGS = {
+    "nested": DEEP,
+    "nested inside": '{"format": 1, "encoder": {"prompts": ' + DEEP + "}}",
+    "a NUL in a path": '{"format": 1, "encoder": {"adapter": "a\\u0000b"}}',
+    "a long path": '{"format": 1, "encoder": {"adapter": "' + "x" * 5000 + '"}}',
+    "a long path of many parts": '{"format": 1, "encoder": {"adapter": "' + "x/" * 2500 + '"}}',
+    "a long path for another job": '{"format": 1, "encoder": {}, "adapters": {"infill": "' + "x" * 5000 + '"}}',
+    "half a letter in a path": '{"format": 1, "encoder": {"adapter": "\\ud800"}}',
+    "half a letter in a prompt": '{"format": 1, "encoder": {"prompt": "\\ud800"}}',
+    "half a letter in a prompt by name": '{"format": 1, "encoder": {"prompts": {"q": "\\ud800"}}}',
+    "half a letter in a field": '{"format": 1, "encoder": {"\\ud800": 1}}',
+}
+
+
+@pytest.mark.parametrize("kind", SETTINGS)
+@pytest.mark.parametrize("command", ["embed", "convert", "doctor", "generate"])
+def test_settings_that_cannot_be(command: str, kind: str, tiny_folder: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(tiny_folder, tmp_path / "model")
+    (folder / "gerund.json").write_text(SETTINGS[kind])
+    texts = tmp_path / "a.txt"
+    texts.write_text("the cat\n")
+    arguments = {
+        "embed": [texts, "-o", tmp_path / "out.npy", "-m", folder],
+        "convert": [folder, tmp_path / "out"],
+        "doctor": [folder],
+        "generate": ["x", "-m", folder, "--max-new-tokens", 1],
+    }[command]
+    ran = run_cli(command, *arguments)
+    assert ran.code == 2
+    sentence = ran.err.splitlines()[-1] if ran.err else ran.out
+    assert len(sentence) <= 320
+    assert "Traceback" not in ran.err + ran.out

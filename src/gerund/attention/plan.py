@@ -10,8 +10,10 @@ Layers are counted from the bottom: layer 0 sits on the embeddings, layer n-1 is
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from enum import StrEnum
+from numbers import Integral
 from typing import Any, Literal
 
+from gerund.checks import one_of
 from gerund.errors import ConfigError, unknown_name
 
 
@@ -242,10 +244,8 @@ def _stream(plan: AttentionPlan, family: str, way: str, k: int, n_layers: int) -
 def _check(plan: AttentionPlan) -> None:
     if not isinstance(plan.name, str) or plan.name not in _DEFAULT_SHARE:
         raise unknown_name("attention plan", plan.name, PLAN_NAMES)
-    if plan.combine not in ("sum", "mean"):
-        raise unknown_name("combine", plan.combine, ["sum", "mean"])
-    if plan.variant not in ("paper", "released"):
-        raise unknown_name("variant", plan.variant, ["paper", "released"])
+    one_of("combine", plan.combine, ["sum", "mean"])
+    one_of("variant", plan.variant, ["paper", "released"])
     _check_numbers(plan)
     _check_fit(plan)
 
@@ -255,12 +255,14 @@ def _check_numbers(plan: AttentionPlan) -> None:
         value = getattr(plan, field)
         if value is None and field != "sink_tokens":
             continue
-        if not isinstance(value, int) or isinstance(value, bool):
+        if isinstance(value, bool) or not isinstance(value, Integral):
             raise ConfigError(f"{field} is a whole number, not {value!r}")
-        if value < 0:
-            raise ConfigError(f"{field}={value} is negative")
-        if value > MOST:
-            raise ConfigError(f"{field}={value} is more than any model has, which is at most {MOST}")
+        number = int(value)  # also one of numpy's
+        object.__setattr__(plan, field, number)
+        if number < 0:
+            raise ConfigError(f"{field}={number} is negative")
+        if number > MOST:
+            raise ConfigError(f"{field}={number} is more than any model has, which is at most {MOST}")
     if plan.sink_tokens < 1:
         raise ConfigError("sink_tokens is at least 1; for no hidden token take a plan without mask0")
 

@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 from gerund.attention.interface import BoundPlan, layer_window, unreached
 from gerund.attention.masks import visible
 from gerund.attention.plan import Direction, ResolvedPlan, View
+from gerund.attention.soundness import refuse_damaged
 from gerund.attention.streams import decoder_layers
 from gerund.errors import ModelError, UnsupportedModelError
 
@@ -136,6 +137,7 @@ def prove(model: PreTrainedModel, plan: ResolvedPlan) -> ProbeReport:
     name = model.config.model_type
     report = probe(model, None)
     if report.wrong_layers:
+        refuse_damaged(model, decoder_layers(model)[report.wrong_layers[0]])
         raise ModelError(
             f"this {name} model is no plain causal language model: layer {report.wrong_layers[0]} does not see "
             "exactly the earlier tokens; give a decoder-only model"

@@ -36,14 +36,14 @@ def command(
 
         gerund export ./model ./merged --format merged --adapter ./lora
     """
+    from gerund.checks import one_of
+    from gerund.config import EXPORT_FORMATS
+
+    one_of("format", format, EXPORT_FORMATS)
     from gerund.entry import load
-    from gerund.errors import unknown_name
-    from gerund.exporting.formats import FORMATS
     from gerund.jobs import folders
     from gerund.models import loading
 
-    if format not in FORMATS:
-        raise unknown_name("format", format, FORMATS)
     folders.refuse_existing(output, overwrite=force)
     lm = load(spec, dtype=loading.own_dtype(loading.find(spec.model)))
     done = lm.export(output, format, overwrite=force)  # type: ignore[arg-type]

@@ -87,6 +87,10 @@ def command(
 
         gerund infill --file texts.jsonl -m ./model --temperature 0.8 --samples 4 --seed 1 -o filled.jsonl
     """
+    from gerund.checks import one_of
+    from gerund.config import INFILL_METHODS
+
+    one_of("way to infill", method, INFILL_METHODS)
     sampling = options.sampling_of(temperature, top_p, top_k, typical_p, seed)
     json_lines.refuse_existing(output, force=force)
     text_input.demand_one(text, file, "text", column=column, format=format)

@@ -30,8 +30,8 @@ from gerund.cli import (
     train,
     tune,
 )
-from gerund.cli.literal_help import LiteralHelp
-from gerund.errors import GerundError, ResourceError
+from gerund.cli.checked_command import CheckedCommand
+from gerund.errors import GerundError, InputError, ResourceError, one_line
 from gerund.jobs.interruption import interrupt_on_termination
 
 app = typer.Typer(
@@ -43,21 +43,21 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("convert", cls=LiteralHelp)(convert.command)
-app.command("demo", cls=LiteralHelp)(demo.command)
-app.command("doctor", cls=LiteralHelp)(doctor.command)
-app.command("embed", cls=LiteralHelp)(embed.command)
-app.command("eval", cls=LiteralHelp)(eval.command)
-app.command("export", cls=LiteralHelp)(export.command)
-app.command("generate", cls=LiteralHelp)(generate.command)
-app.command("infill", cls=LiteralHelp)(infill.command)
-app.command("inspect", cls=LiteralHelp)(inspect.command)
-app.command("mine", cls=LiteralHelp)(mine.command)
-app.command("negatives", cls=LiteralHelp)(negatives.command)
-app.command("recipes", cls=LiteralHelp)(recipes.command)
-app.command("score", cls=LiteralHelp)(score.command)
-app.command("train", cls=LiteralHelp)(train.command)
-app.command("tune", cls=LiteralHelp)(tune.command)
+app.command("convert", cls=CheckedCommand)(convert.command)
+app.command("demo", cls=CheckedCommand)(demo.command)
+app.command("doctor", cls=CheckedCommand)(doctor.command)
+app.command("embed", cls=CheckedCommand)(embed.command)
+app.command("eval", cls=CheckedCommand)(eval.command)
+app.command("export", cls=CheckedCommand)(export.command)
+app.command("generate", cls=CheckedCommand)(generate.command)
+app.command("infill", cls=CheckedCommand)(infill.command)
+app.command("inspect", cls=CheckedCommand)(inspect.command)
+app.command("mine", cls=CheckedCommand)(mine.command)
+app.command("negatives", cls=CheckedCommand)(negatives.command)
+app.command("recipes", cls=CheckedCommand)(recipes.command)
+app.command("score", cls=CheckedCommand)(score.command)
+app.command("train", cls=CheckedCommand)(train.command)
+app.command("tune", cls=CheckedCommand)(tune.command)
 
 
 def _version(value: bool) -> None:
@@ -78,22 +78,56 @@ def _root(
 
 
 def main() -> None:
-    """Run the command line; a user's mistake ends in one sentence on stderr and exit status 2."""
+    """Run the command line; a user's mistake ends in one sentence on stderr and exit status 2.
+
+    Raises:
+        Exception: a defect of gerund; it is shown as it is, with a line that says so.
+    """
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning
             app()
-    except GerundError as error:
-        print(f"gerund: error: {error}", file=sys.stderr)  # noqa: T201
-        sys.exit(error.exit_code)
-    except OSError as error:
+    except BrokenPipeError:
+        raise  # who reads has gone: nothing to say, and nobody to say it to
+    except (GerundError, OSError, MemoryError, RecursionError, UnicodeError) as error:
+        said, status = _sentence(error)
+        print(f"gerund: error: {said}", file=sys.stderr)  # noqa: T201
+        sys.exit(status)
+    except Exception as error:
+        error.add_note("This is a defect of gerund, whatever it was given: please report it with the lines above.")
+        raise
+
+
+def _sentence(error: Exception) -> tuple[str, int]:
+    """Return what an error says to the user, and the exit status.
+
+    Commands say themselves what is wrong. What still comes here as the system's own error was not expected there, and
+    is a matter of what was given or of this machine all the same.
+    """
+    if isinstance(error, GerundError):
+        return str(error), error.exit_code
+    if isinstance(error, OSError):
+        return _system_sentence(error)
+    if isinstance(error, MemoryError):
+        return "there is not enough memory", ResourceError.exit_code
+    said = f"a text that was given is not valid Unicode: {error}"
+    if isinstance(error, RecursionError):
+        said = "something that was given is nested too deep"
+    elif isinstance(error, UnicodeEncodeError) and not error.encoding.lower().startswith("utf"):
+        said = f"the output cannot be written: its encoding, {error.encoding}, has no {error.object[error.start]!r}"
+    return one_line(said), InputError.exit_code
+
+
+def _system_sentence(error: OSError) -> tuple[str, int]:
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+    reason = error.strerror or str(error) or type(error).__name__
+    if full and error.filename is None:
         # Without a file's name it is a stream that refuses: what commands write to files, they name.
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO) or error.filename is not None:
-            raise
         # What is still in Python's buffer would be tried, and refused, once more at the end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        print(f"gerund: error: the output cannot be written: {error.strerror}", file=sys.stderr)  # noqa: T201
-        sys.exit(ResourceError.exit_code)
+        return f"the output cannot be written: {reason}", ResourceError.exit_code
+    said = reason if error.filename is None else f"{os.fsdecode(error.filename)}: {reason}"
+    return one_line(said), (ResourceError if full else InputError).exit_code
 
 
 def run() -> None:

@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Protocol
 
 from gerund.attention.plan import Direction
-from gerund.errors import ConfigError, unknown_name
+from gerund.checks import one_of, place
+from gerund.config import EXPORT_FORMATS
+from gerund.errors import ConfigError
 from gerund.exporting import sentence_transformers
 from gerund.exporting.folders import write_merged, write_settings
 from gerund.inference.encode.runtime import EncoderRuntime
 from gerund.jobs.folders import atomic_folder
 from gerund.models import loading
 from gerund.models.job_adapters import Adapters
-
-FORMATS = ("sentence-transformers", "merged")
 
 
 class Kept(Protocol):
@@ -54,7 +54,7 @@ def export(
     Args:
         runtime: the model and how it is read.
         folder: where to.
-        format: one of ``FORMATS``.
+        format: one of ``config.EXPORT_FORMATS``.
         scorer: the encoder's own; ``merged`` keeps it.
         overwrite: replace what is there.
 
@@ -64,12 +64,11 @@ def export(
         OutputExistsError: there is something already.
         ResourceError: the disk is full; nothing is left behind.
     """
-    if format not in FORMATS:
-        raise unknown_name("format", format, FORMATS)
+    one_of("format", format, EXPORT_FORMATS)
     _refuse_hybrid(runtime)
     if runtime.head is not None:
         raise ConfigError(f"a model with a projection head cannot be exported as {format}; save() keeps the head")
-    folder = Path(folder)
+    folder = place("the folder to write", folder)
     with atomic_folder(folder, overwrite=overwrite) as work:
         if format == "merged":
             identity = write_merged(runtime, work)

@@ -10,7 +10,8 @@ from typing import Any, Literal
 
 from transformers import PreTrainedTokenizerBase
 
-from gerund.errors import ConfigError, ModelError, TextError, unknown_name
+from gerund.checks import is_listing, one_of
+from gerund.errors import ConfigError, ModelError, TextError
 
 Empty = Literal["error", "zeros"]
 Overflow = Literal["truncate", "error"]
@@ -57,7 +58,7 @@ def check_texts(texts: Any) -> list[str]:
     """
     if isinstance(texts, str):
         return [texts]
-    if isinstance(texts, (bytes, dict)) or not hasattr(texts, "__iter__"):
+    if not is_listing(texts):
         raise TextError(f"texts are strings or a list of strings, not {type(texts).__name__}")
     listed = list(texts)
     for index, text in enumerate(listed):
@@ -73,13 +74,9 @@ def check_candidates(prefixes: Any, continuations: Any) -> tuple[list[str], list
         TextError: a prefix has no list of continuations, or a text is no string; or a continuation is blank.
     """
     checked = check_texts(prefixes)
-    listed = (
-        [continuations]
-        if isinstance(continuations, str) or not hasattr(continuations, "__iter__")
-        else [*continuations]
-    )
+    listed = [*continuations] if is_listing(continuations) else [continuations]
     for own in listed:
-        if isinstance(own, str) or not hasattr(own, "__iter__"):
+        if not is_listing(own):
             raise TextError(f"each prefix has a list of continuations, such as [['one', 'two']], and not {own!r}")
     if len(listed) != len(checked):
         raise TextError(f"{len(checked)} prefixes have {len(listed)} lists of continuations")
@@ -124,10 +121,8 @@ def tokenize(
         TextError: a text is empty, or too long with ``overflow="error"``.
         ConfigError: the prompt alone fills the model's length.
     """
-    if input_format.empty not in ("error", "zeros"):
-        raise unknown_name("empty", input_format.empty, ["error", "zeros"])
-    if input_format.overflow not in ("truncate", "error"):
-        raise unknown_name("overflow", input_format.overflow, ["truncate", "error"])
+    one_of("empty", input_format.empty, ["error", "zeros"])
+    one_of("overflow", input_format.overflow, ["truncate", "error"])
     check_unicode("the prompt", input_format.prompt)
     filled = _filled(texts, input_format)
     result: list[Tokens | None] = [None] * len(texts)

@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from gerund import checks
 from gerund.errors import OutputExistsError, ResourceError
 from gerund.jobs.locks import give_back, remove_abandoned, take
 
@@ -37,10 +38,11 @@ def atomic_folder(target: str | Path, *, overwrite: bool = False) -> Iterator[Pa
         overwrite: replace a folder that is there; without it that is an error.
 
     Raises:
+        ConfigError: ``target`` is no path.
         OutputExistsError: there is something at ``target`` already.
         ResourceError: the disk is full; nothing is left behind.
     """
-    refuse_existing(Path(target), overwrite=overwrite)
+    refuse_existing(checks.place("the folder to write", target), overwrite=overwrite)
     place = Path(os.path.realpath(target))  # a link stays a link, and what it points to is replaced
     try:
         place.parent.mkdir(parents=True, exist_ok=True)

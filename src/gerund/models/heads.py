@@ -122,10 +122,28 @@ def read_head(folder: Path) -> ProjectionHead | None:
     path = folder / HEAD_FILE
     if not path.is_file():
         return None
-    head = ProjectionHead(HeadSettings.from_dict(read_settings(path, "head")["head"]))
+    settings = HeadSettings.from_dict(read_settings(path, "head")["head"])
     weights = folder / WEIGHTS_FILE
     try:
-        head.load_state_dict(load_file(weights))
+        stored = load_file(weights)
     except Exception as error:  # safetensors has an exception outside the built-in ones
-        raise DataError(f"{weights} cannot be read: {' '.join(str(error).split())[:300]}") from error
+        raise DataError(f"{weights} cannot be read: {' '.join(str(error).split())}") from error
+    _refuse_others(settings, stored, weights)
+    head = ProjectionHead(settings)
+    head.load_state_dict(stored)
     return head.float().eval()
+
+
+def _refuse_others(settings: HeadSettings, stored: Mapping[str, Tensor], weights: Path) -> None:
+    """Refuse weights that are not those of a head of this shape, before memory is taken for it."""
+    with torch.device("meta"):
+        wanted = ProjectionHead(settings).state_dict()
+    if wanted.keys() != stored.keys():
+        odd = sorted(wanted.keys() ^ stored.keys())[0]
+        raise DataError(f"{weights} does not hold a head as {HEAD_FILE} describes it: {odd} is in one of them only")
+    for key, tensor in wanted.items():
+        if stored[key].shape != tensor.shape:
+            asked, had = ("x".join(map(str, shape)) for shape in (tensor.shape, stored[key].shape))
+            raise DataError(f"{weights} does not fit {HEAD_FILE}, which makes {key} {asked}: it has {had}")
+        if not torch.isfinite(stored[key]).all():
+            raise DataError(f"{weights}: {key} holds numbers that are not finite (NaN or infinity)")

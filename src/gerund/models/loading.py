@@ -3,39 +3,45 @@
 Knows: transformers' loading, safetensors, the embedded default. Does not know: plans.
 """
 
-import json
-import logging
-import os
 import threading
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from difflib import get_close_matches
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub.utils import HFValidationError, validate_repo_id
 from torch import Tensor, nn
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
     AutoTokenizer,
+    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-from transformers.utils import logging as hf_logging
 
-from gerund.config import CONFIG_FILE, DEFAULT_MODEL
+from gerund.attention.soundness import refuse_unsound
+from gerund.config import CONFIG_FILE, DTYPE_NAMES
 from gerund.errors import ConfigError, ModelError, unknown_name
 from gerund.models.encoder_decoder import SEQ2SEQ
+from gerund.models.guarding import guarded, quiet
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-DEFAULT_NAME = "the embedded default"
+# Also from here: who finds a model goes on to read it.
+from gerund.models.sources import Source as Source  # noqa: PLC0414
+from gerund.models.sources import find as find  # noqa: PLC0414
+from gerund.models.sources import looks_local as looks_local  # noqa: PLC0414
+from gerund.models.weights import (
+    INDEX,
+    WEIGHTS,
+    added_tokens,
+    refuse_absurd_config,
+    refuse_other_shapes,
+    shards_of,
+    stored_shapes,
+    weight_files,
+)
+
+DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPE_NAMES}
 _LARGEST_SHARD = "48GB"
 # What lies beside the weights for our own use.
 _BESIDE = ("adapter*/*", "scorer.*", "head.*")
@@ -51,61 +57,16 @@ _NOT_COPIED = (
     "head.json",
 )
 
-# How near to the name of the embedded default a slip in it is.
-_SLIP = 0.75
+# What generating reads as numbers, of all that a generation config may hold.
+_GENERATION_NUMBERS = frozenset([
+    "bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "forced_bos_token_id",
+    "forced_eos_token_id", "max_length", "max_new_tokens", "min_length", "min_new_tokens", "max_time", "num_beams",
+    "num_return_sequences", "temperature", "top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff",
+    "repetition_penalty", "encoder_repetition_penalty", "length_penalty", "no_repeat_ngram_size",
+    "encoder_no_repeat_ngram_size", "guidance_scale", "suppress_tokens", "begin_suppress_tokens",
+])  # fmt: skip
 
 _save_lock = threading.Lock()
-_quiet_lock = threading.Lock()
-_quiet_depth = 0
-_before_quiet = (logging.WARNING, logging.WARNING, True)
-
-
-@dataclass(frozen=True)
-class Source:
-    """Where a model comes from: ``folder`` for a local one, else the hub id ``name``."""
-
-    name: str
-    folder: Path | None
-
-
-def find(model: str | Path | None) -> Source:
-    """Tell a folder from a hub id; None and ``default`` are the embedded default.
-
-    Raises:
-        ConfigError: it is neither a text nor a path.
-        ModelError: a path that is no folder, a folder without a model, or all but the name of the embedded default.
-    """
-    # As a path it may be ./default, which Path writes the same way.
-    if model is None or (str(model) == DEFAULT_MODEL and not (isinstance(model, Path) and model.is_dir())):
-        folder = Path(str(resources.files("gerund") / "assets" / "default"))
-        if not (folder / "config.json").is_file():
-            raise ModelError("this installation has no embedded default model; name a model")
-        return Source(DEFAULT_NAME, folder)
-    if not isinstance(model, str | Path):
-        raise ConfigError(f"a model is given by its name or its folder, not as {model!r}")
-    text = str(model)
-    path = Path(text).expanduser()
-    if text and path.is_dir():
-        return Source(text, _check_folder(path))
-    if text and path.exists():
-        raise ModelError(f"{path} is a file; give the folder of a model")
-    if isinstance(model, Path) or looks_local(text):
-        raise ModelError(f"there is no folder {text!r}")
-    # No hub model is called so, and without a network it takes long until that is clear.
-    if "/" not in text and get_close_matches(text.lower(), [DEFAULT_MODEL], cutoff=_SLIP):
-        raise ModelError(f"there is no folder {text!r}; did you mean {DEFAULT_MODEL}?")
-    return Source(text, None)
-
-
-def looks_local(name: str) -> bool:
-    """Return whether a name can only be meant as a place on this machine, so that no hub is asked for it."""
-    if name.startswith((".", "/", "~")) or not name:
-        return True
-    try:
-        validate_repo_id(name)
-    except HFValidationError:
-        return True
-    return False
 
 
 def read(source: Source, dtype: torch.dtype | None) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
@@ -119,32 +80,37 @@ def read(source: Source, dtype: torch.dtype | None) -> tuple[PreTrainedModel, Pr
         ModelError: neither a decoder-only language model nor a T5, no safetensors, weights missing, no tokenizer, or
             not to be had.
     """
-    name = str(source.folder or source.name)
-    config = _config(source, name)
-    _refuse_other_kinds(config, name)
+    config = _config(source)
+    _refuse_other_kinds(config, source.where)
     kind = AutoModelForSeq2SeqLM if config.model_type in SEQ2SEQ else AutoModelForCausalLM
+    files = weight_files(source, getattr(config, "transformers_weights", None))
+    shapes = stored_shapes(source.name, files)
+    refuse_other_shapes(lambda: kind.from_config(config), config, shapes, source.name)
     model, found = guarded(
         f"cannot load {source.name}",
         kind.from_pretrained,
-        name,
+        source.where,
         config=config,
         dtype="auto" if dtype is None else dtype,
         use_safetensors=True,
         output_loading_info=True,
-        local_files_only=source.folder is not None,
+        local_files_only=source.local_only,
         trust_remote_code=False,
     )
     if getattr(model, "_hf_peft_config_loaded", False):
         raise ModelError(f"{source.name} is an adapter; give its base model, and this folder as the adapter")
     _take_away_missing_head(model, found, source.name)
     refuse_incomplete(found, source.name)
+    refuse_unsound(model, source.name)
+    _refuse_wrong_numbers(model, source.name)
     tokenizer = guarded(
         f"cannot load the tokenizer of {source.name}",
         AutoTokenizer.from_pretrained,
-        name,
-        local_files_only=source.folder is not None,
+        source.where,
+        local_files_only=source.local_only,
         trust_remote_code=False,
     )
+    refuse_larger_tokenizer(tokenizer, model, source)
     # transformers would write how this tokenizer was loaded into every folder that it is saved in.
     for key in ("local_files_only", "is_local"):
         tokenizer.init_kwargs.pop(key, None)
@@ -158,12 +124,12 @@ def is_seq2seq(source: Source) -> bool:
     Raises:
         ModelError: there is no such model.
     """
-    return _config(source, str(source.folder or source.name)).model_type in SEQ2SEQ
+    return _config(source).model_type in SEQ2SEQ
 
 
 def stored_dtype(source: Source) -> torch.dtype | None:
     """Return the type that the checkpoint's config names; None when it names none."""
-    config = _config(source, str(source.folder or source.name))
+    config = _config(source)
     dtype = getattr(config, "dtype", None)
     return dtype if isinstance(dtype, torch.dtype) else None
 
@@ -186,7 +152,13 @@ def pick_device(device: str) -> torch.device:
         return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
     try:
         chosen = torch.device(device)
-    except (RuntimeError, TypeError) as error:  # torch would name all two dozen that it was ever built for
+    except (
+        RuntimeError,
+        TypeError,
+        ValueError,
+        OverflowError,
+    ) as error:
+        # torch would name all two dozen that it was ever built for.
         raise ConfigError(f"device {device!r} cannot be used here; take auto, cpu, cuda (or cuda:1) or mps") from error
     try:
         torch.empty(0, device=chosen)
@@ -203,7 +175,7 @@ def pick_dtype(dtype: str) -> torch.dtype | None:
     """
     if dtype == "auto":
         return None
-    if dtype not in DTYPES:
+    if not isinstance(dtype, str) or dtype not in DTYPES:
         raise unknown_name("dtype", dtype, ["auto", *DTYPES])
     return DTYPES[dtype]
 
@@ -235,7 +207,9 @@ def settings_folder(source: Source) -> Path | None:
 
     what = f"cannot find the settings of {source.name}"
     try:
-        return Path(guarded(what, snapshot_download, source.name, allow_patterns=[CONFIG_FILE, *_BESIDE]))
+        patterns = [CONFIG_FILE, *_BESIDE]
+        local = source.local_only
+        return Path(guarded(what, snapshot_download, source.name, allow_patterns=patterns, local_files_only=local))
     except ModelError:
         return None  # reading the model will say why
 
@@ -251,54 +225,55 @@ def original_files(source: Source) -> list[Path]:
         from huggingface_hub import snapshot_download
 
         folder = Path(
-            guarded(f"cannot find the files of {source.name}", snapshot_download, source.name, allow_patterns=_FILES)
+            guarded(
+                f"cannot find the files of {source.name}",
+                snapshot_download,
+                source.name,
+                allow_patterns=_FILES,
+                local_files_only=source.local_only,
+            )
         )
-    index = folder / "model.safetensors.index.json"
-    if (folder / "model.safetensors").is_file():
-        weights = {"model.safetensors"}
-    else:
-        weights = {index.name, *json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()}
+    index = folder / INDEX
+    weights = {WEIGHTS} if (folder / WEIGHTS).is_file() else {INDEX, *shards_of(index)}
     others = {path.name for pattern in _FILES for path in folder.glob(pattern) if not path.name.startswith(".")}
     others = {name for name in others if ".safetensors" not in name and name not in (CONFIG_FILE, *_NOT_COPIED)}
     return [folder / name for name in sorted(weights | others) if (folder / name).is_file()]
 
 
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Silence transformers' bars and chatter until the block ends, whatever other threads do meanwhile."""
-    global _quiet_depth, _before_quiet  # noqa: PLW0603
-    noisy, hub = logging.getLogger("transformers"), logging.getLogger("huggingface_hub")
-    with _quiet_lock:
-        _quiet_depth += 1
-        if _quiet_depth == 1:
-            _before_quiet = (noisy.level, hub.level, hf_logging.is_progress_bar_enabled())
-            noisy.setLevel(logging.ERROR)
-            hub.setLevel(logging.ERROR)
-            hf_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        with _quiet_lock:
-            _quiet_depth -= 1
-            if _quiet_depth == 0:
-                level, hub_level, bars = _before_quiet
-                noisy.setLevel(level)
-                hub.setLevel(hub_level)
-                if bars:
-                    hf_logging.enable_progress_bar()
-
-
-def _config(source: Source, name: str) -> Any:
+def _config(source: Source) -> Any:
     what = f"cannot read the config of {source.name}"
     if source.folder is None:
         what += ", taken as a hub id since there is no such folder"
-    return guarded(
-        what,
-        AutoConfig.from_pretrained,
-        name,
-        local_files_only=source.folder is not None,
-        trust_remote_code=False,
-    )
+    options = {"local_files_only": source.local_only}
+    data, _ = guarded(what, PreTrainedConfig.get_config_dict, source.where, **options)
+    refuse_absurd_config(data, source.name)
+    return guarded(what, AutoConfig.from_pretrained, source.where, trust_remote_code=False, **options)
+
+
+def _refuse_wrong_numbers(model: PreTrainedModel, name: str) -> None:
+    """Refuse a generation config with something else where numbers belong; generating would end in the middle."""
+    for key, value in vars(model.generation_config).items():
+        numbers = value if isinstance(value, (list, tuple)) else [value]
+        wrong = any(number is not None and not isinstance(number, (int, float)) for number in numbers)
+        if key in _GENERATION_NUMBERS and wrong:
+            raise ModelError(f"cannot load {name}: {key} in its generation_config.json is a number, not {value!r}")
+
+
+def refuse_larger_tokenizer(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel, source: Source) -> None:
+    """Refuse a tokenizer whose files have tokens that the model has no embedding for.
+
+    Raises:
+        ModelError: it has such tokens.
+    """
+    rows = model.get_input_embeddings().weight.shape[0]
+    tokens = tokenizer.vocab_size
+    if any(number >= rows for number in tokenizer.added_tokens_decoder):
+        # Some kinds of tokenizers bring tokens that are in no file; no text of a model's own uses them.
+        tokens = max(tokens, added_tokens(source))
+    if tokens > rows:
+        raise ModelError(
+            f"cannot load {source.name}: its tokenizer has {tokens} tokens, and the model embeddings for {rows}"
+        )
 
 
 def _refuse_other_kinds(config: Any, name: str) -> None:
@@ -315,19 +290,6 @@ def _refuse_other_kinds(config: Any, name: str) -> None:
         raise ModelError(f"{name} is an encoder: its config says is_causal false; give the model it was made from")
     if any(word in name_ for name_ in architectures for word in ("ForMaskedLM", "ForPreTraining")):
         raise ModelError(f"{name} is an encoder ({architectures[0]}); give a decoder-only language model")
-
-
-def _check_folder(path: Path) -> Path:
-    """Return the folder of a model, refusing those that only look like one."""
-    is_adapter = (path / "adapter_config.json").is_file()
-    if not (path / "config.json").is_file():
-        what = "an adapter; give its base model, and this folder as the adapter" if is_adapter else "no model"
-        hint = f"; did you mean {path / 'model'}?" if (path / "model" / "config.json").is_file() else ""
-        raise ModelError(f"{path} holds {what}: it has no config.json{hint}")
-    if is_adapter:
-        # transformers would switch it on for good, also while generating.
-        raise ModelError(f"{path} holds a model and an adapter; move the adapter into a folder of its own")
-    return path
 
 
 class NoHead(nn.Module):
@@ -361,24 +323,3 @@ def refuse_incomplete(found: dict[str, Any], name: str) -> None:
         if keys:
             more = f" and {len(keys) - 1} more" if len(keys) > 1 else ""
             raise ModelError(f"cannot load {name}: {keys[0]}{more} {what} its weights")
-
-
-def guarded(what: str, load: Any, name: str, **options: Any) -> Any:
-    """Call a loader of transformers, quietly, and turn whatever it raises into one sentence."""
-    try:
-        with quiet(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return load(name, **options)
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError, TypeError, json.JSONDecodeError) as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        if "trust_remote_code" in reason:
-            reason = "it needs code of its own, which is not run"
-        elif "couldn't connect" in reason or "outgoing traffic has been disabled" in reason:
-            offline = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE") else ""
-            reason = f"it is not in the local cache, and the hub cannot be reached{offline}"
-        elif "safetensors" in reason and "No such file" not in reason:
-            reason = f"no usable safetensors weights ({reason})"
-        raise ModelError(f"{what}: {reason[:300]}") from error
-    except Exception as error:
-        # safetensors and huggingface_hub have exceptions outside the built-in ones.
-        raise ModelError(f"{what}: {' '.join(str(error).split())[:300]}") from error

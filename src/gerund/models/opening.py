@@ -12,6 +12,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gerund.attention.plan import AttentionPlan
+from gerund.checks import place
 from gerund.config import JOBS, EncoderConfig, Job, read_adapters, read_encoder_config
 from gerund.errors import ConfigError, DataError, ModelError
 from gerund.models import loading
@@ -124,7 +125,7 @@ def _adapters(settings: Path | None, spec: ModelSpec) -> Adapters:
     if spec.adapter is None and settings is not None:
         folders = read_adapters(settings)
     elif spec.adapter is not None and not spec.leaves_adapters:
-        folders = dict.fromkeys(JOBS, Path(spec.adapter))
+        folders = dict.fromkeys(JOBS, place("adapter", spec.adapter))
     for job in JOBS[1:]:
         where = spec.adapter_of(job)
         if where is not None:
@@ -136,8 +137,9 @@ def _adapters(settings: Path | None, spec: ModelSpec) -> Adapters:
 
 def _adapter_in(where: str | Path, job: Job) -> Path:
     """Return the adapter of a job of another model; a PEFT folder is one itself."""
-    if (Path(where) / ADAPTER_FILES[0]).is_file():
-        return Path(where)
+    folder = place("adapter", where)
+    if (folder / ADAPTER_FILES[0]).is_file():
+        return folder
     settings = loading.settings_folder(loading.find(where))
     if settings is None:
         raise ModelError(f"there is no folder {where}, and the hub has no such model or cannot be reached")

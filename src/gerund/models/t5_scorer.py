@@ -13,8 +13,12 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, T5Config, T5Enc
 from transformers.activations import NewGELUActivation
 from transformers.utils import cached_file
 
+from gerund.attention.soundness import refuse_unsound
 from gerund.errors import ModelError
-from gerund.models.loading import Source, guarded, refuse_incomplete
+from gerund.models.guarding import guarded
+from gerund.models.loading import refuse_incomplete, refuse_larger_tokenizer
+from gerund.models.sources import Source
+from gerund.models.weights import INDEX, WEIGHTS, refuse_absurd_config, refuse_other_shapes, stored_shapes, weight_files
 
 ARCHITECTURE = "T5EncoderWithProjection"
 # The published checkpoints bring no tokenizer; theirs is that of the T5 they were made from, which its width tells.
@@ -38,6 +42,11 @@ class T5EncoderWithProjection(T5PreTrainedModel):
         _fuse_gelu(self.t5_encoder)
         self.projection = nn.Linear(config.d_model, config.d_model, bias=False)
         self.post_init()
+
+    def get_input_embeddings(self) -> nn.Module:
+        """Return the encoder's own."""
+        embeddings: nn.Module = self.t5_encoder.get_input_embeddings()
+        return embeddings
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """Return one vector a text, ``(B, D)``."""
@@ -78,11 +87,13 @@ def read_t5_scorer(
     Raises:
         ModelError: no checkpoint of this layout, weights missing, no tokenizer, or not to be had.
     """
-    name = str(source.folder or source.name)
-    local = source.folder is not None
-    config = guarded(f"cannot read the config of {source.name}", T5Config.from_pretrained, name, local_files_only=local)
+    name, local = source.where, source.local_only
+    what = f"cannot read the config of {source.name}"
+    refuse_absurd_config(guarded(what, T5Config.get_config_dict, name, local_files_only=local)[0], source.name)
+    config = guarded(what, T5Config.from_pretrained, name, local_files_only=local)
     if ARCHITECTURE not in (config.architectures or []):
         raise ModelError(f"{source.name} is no T5 scorer: its config does not name {ARCHITECTURE}")
+    _check_weights(source, config)
     model, found = guarded(
         f"cannot load {source.name}",
         T5EncoderWithProjection.from_pretrained,
@@ -94,13 +105,24 @@ def read_t5_scorer(
         local_files_only=local,
     )
     refuse_incomplete(found, source.name)
-    return model.eval(), _tokenizer(source, name, config)
+    refuse_unsound(model, source.name)
+    tokenizer = _tokenizer(source, name, config)
+    refuse_larger_tokenizer(tokenizer, model, source)
+    return model.eval(), tokenizer
+
+
+def _check_weights(source: Source, config: T5Config) -> None:
+    """Refuse safetensors files outside the folder, and sizes that are not theirs."""
+    if source.folder is not None and not any((source.folder / name).is_file() for name in (WEIGHTS, INDEX)):
+        return
+    shapes = stored_shapes(source.name, weight_files(source))
+    refuse_other_shapes(lambda: T5EncoderWithProjection(config), config, shapes, source.name)
 
 
 def _tokenizer(source: Source, name: str, config: T5Config) -> PreTrainedTokenizerBase:
     # Without files transformers would make an empty tokenizer up.
     options: dict[str, Any] = {
-        "local_files_only": source.folder is not None,
+        "local_files_only": source.local_only,
         "_raise_exceptions_for_missing_entries": False,
     }
     what = f"cannot load the tokenizer of {source.name}"
@@ -116,7 +138,7 @@ def _tokenizer(source: Source, name: str, config: T5Config) -> PreTrainedTokeniz
         what,
         AutoTokenizer.from_pretrained,
         name,
-        local_files_only=source.folder is not None,
+        local_files_only=source.local_only,
         trust_remote_code=False,
     )
     return tokenizer

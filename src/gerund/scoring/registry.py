@@ -5,6 +5,7 @@ Knows: which scorers there are. Does not know: how they score.
 
 from pathlib import Path
 
+from gerund.checks import place
 from gerund.config import DEFAULT_MODEL
 from gerund.errors import ConfigError, unknown_name
 from gerund.models import loading
@@ -38,7 +39,7 @@ def find_scorer(
     """
     if scorer is None:
         scorer = own or DEFAULT
-    if scorer == OWN:
+    if isinstance(scorer, str) and scorer == OWN:
         if own is None:
             raise ConfigError(f"{lm.name} was not trained to score continuations under this reading; name a scorer")
         return own
@@ -75,7 +76,7 @@ def load_scorer(where: str | Path) -> Scorer:
 
 def _place_of(where: str | Path) -> loading.Source:
     """Return where a scorer comes from that is none of the measures."""
-    if not Path(where).expanduser().is_dir() and "/" not in str(where) and str(where) != DEFAULT_MODEL:
+    if not place("scorer", where).expanduser().is_dir() and "/" not in str(where) and str(where) != DEFAULT_MODEL:
         valid = [*MEASURES, OWN, DEFAULT_MODEL, "the folder or hub id of one"]
         raise unknown_name("scorer", str(where), valid)
     return loading.find(where)

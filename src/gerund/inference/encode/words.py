@@ -8,7 +8,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from gerund.errors import TextError, unknown_name
+from gerund.checks import flag, is_listing, one_of
+from gerund.errors import TextError
 from gerund.inference.tokens import Tokens
 
 WordPooling = Literal["mean", "first"]
@@ -20,11 +21,12 @@ def check_words(sentences: Any) -> list[list[str]]:
     Raises:
         TextError: a sentence is a string or empty, or a word is empty, holds only white space, or is no string.
     """
-    if isinstance(sentences, str):
-        raise TextError("give lists of words, such as [['EU', 'rejects']], not a string")
+    if not is_listing(sentences):
+        kind = "a string" if isinstance(sentences, str) else type(sentences).__name__
+        raise TextError(f"give lists of words, such as [['EU', 'rejects']], not {kind}")
     checked = []
     for index, words in enumerate(sentences):
-        if isinstance(words, str) or not hasattr(words, "__iter__"):
+        if not is_listing(words):
             raise TextError(f"sentence {index} is not a list of words but {type(words).__name__}")
         words = list(words)
         if not words:
@@ -82,12 +84,12 @@ def word_vectors(
     Returns:
         ``(n_words, D)`` float32; a word that was cut off has a zero vector.
     """
-    if pooling not in ("mean", "first"):
-        raise unknown_name("word pooling", pooling, ["mean", "first"])
+    one_of("word pooling", pooling, ["mean", "first"])
+    back = int(flag("shift", shift))
     vectors = np.zeros((len(words), states_TD.shape[1]), dtype=np.float32)
     for index, own in enumerate(word_tokens(words, tokens.offsets)):
         if not own:
             continue
-        rows = [max(0, tokens.specials_before + place - int(shift)) for place in own]
+        rows = [max(0, tokens.specials_before + place - back) for place in own]
         vectors[index] = states_TD[rows[0]] if pooling == "first" else states_TD[rows].mean(axis=0)
     return vectors

@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from gerund.config import Sampling, demand_number
+from gerund.checks import is_listing
+from gerund.config import MOST_AT_ONCE, Sampling, demand_number
 from gerund.errors import ConfigError, TextError
 from gerund.inference.tokens import check_unicode
 from gerund.types import Infill
@@ -174,8 +175,8 @@ def demand_possible(
         TextError: the query is empty, or a word that is to be kept is not in it.
         ConfigError: a number is impossible, or something is to be kept in a query with blanks of its own.
     """
-    if type(count) is not int or count < 1:
-        raise ConfigError(f"count is a whole number of at least 1, not {count!r}")
+    if type(count) is not int or not 1 <= count <= MOST_AT_ONCE:
+        raise ConfigError(f"count is a whole number from 1 to {MOST_AT_ONCE}, not {count!r}")
     demand_number("share", share)
     if not 0 < share < 1:
         raise ConfigError(f"the share of words that is masked lies between 0 and 1, and is {share}")
@@ -207,7 +208,7 @@ def _listed(keep: Any) -> list[str]:
     """Return what is to be kept as a list; a text, which is a sequence of letters, is meant as a whole."""
     if isinstance(keep, str):
         return [keep]
-    listed = list(keep) if hasattr(keep, "__iter__") else [keep]
+    listed = list(keep) if is_listing(keep) else [keep]
     if not all(isinstance(one, str) for one in listed):
         raise TextError(f"what is to be kept is a list of words of the query, not {keep!r}")
     return listed

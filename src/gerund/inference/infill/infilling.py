@@ -10,13 +10,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from statistics import median_low
-from typing import Any, Literal, get_args
+from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gerund.attention.interface import attach
-from gerund.config import Sampling, sampling_or
-from gerund.errors import ConfigError, TextError, unknown_name
+from gerund.checks import one_of
+from gerund.config import INFILL_METHODS, MOST_AT_ONCE, InfillMethod, Sampling, sampling_or
+from gerund.errors import ConfigError, TextError
 from gerund.inference.encode.runtime import EncoderRuntime
 from gerund.inference.generate.generation import continuation_text, end_ids, prompt_ids
 from gerund.inference.infill.blanks import BlankedText, growing_ids, ids_inside
@@ -26,8 +27,7 @@ from gerund.inference.likelihood.spans import proved_hybrid
 from gerund.inference.likelihood.tokens import causal_runtime, sequence_logprobs
 from gerund.types import Infill
 
-Method = Literal["infill", "left-only", "blank", "contextual", "prefix-suffix", "line-by-line"]
-METHODS: tuple[str, ...] = get_args(Method)
+Method = InfillMethod
 _WRITTEN_HERE = ("infill", "left-only")
 
 BLANK = "[blank]"
@@ -86,7 +86,7 @@ def infill(
         sampling: how tokens are drawn.
         beams: how many spans of each length are followed at a time.
         samples: how many spans of each length are drawn.
-        method: one of ``METHODS``.
+        method: one of ``config.INFILL_METHODS``.
         shots: solved examples in the prompt of a prompting method.
         adapter: the name of the one that is awake while both sides are seen.
 
@@ -170,13 +170,12 @@ def planned(
     Raises:
         ConfigError: a setting is impossible, or of no use to the method.
     """
-    if method not in METHODS:
-        raise unknown_name("way to infill", method, METHODS)
+    one_of("way to infill", method, INFILL_METHODS)
     search = Search(candidate_lengths(lengths, max_tokens), sampling, beams, samples, sees_right=method == "infill")
     _check_search(search)
     if method in _WRITTEN_HERE:
-        if shots != 0:
-            raise ConfigError(f"shots={shots} belongs to the methods that prompt, not to {method!r}")
+        if type(shots) is not int or shots != 0:
+            raise ConfigError(f"shots={shots!r} belongs to the methods that prompt, not to {method!r}")
         return search
     if lengths is not None or beams != 1 or samples != 1:
         raise ConfigError(f"the method {method!r} writes until it stops: it takes no lengths, beams or samples")
@@ -335,8 +334,10 @@ def _causal_score(runtime: EncoderRuntime, left: Sequence[int], span: Sequence[i
 
 
 def _check_search(search: Search) -> None:
-    _check_count("beams", search.beams)
-    _check_count("samples", search.samples)
+    for name, value in (("beams", search.beams), ("samples", search.samples)):
+        _check_count(name, value)
+        if value > MOST_AT_ONCE:
+            raise ConfigError(f"{name}={value} is too many; {MOST_AT_ONCE} are the most")
     if search.beams > 1 and not search.sampling.is_greedy:
         raise ConfigError("beams look for the most probable span and sampling draws one: give one of them")
     if search.samples > 1 and search.sampling.is_greedy:

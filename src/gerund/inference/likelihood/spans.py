@@ -16,7 +16,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from gerund.attention.interface import BoundPlan, attach
 from gerund.attention.plan import AttentionPlan, ResolvedPlan
 from gerund.attention.probe import prove
-from gerund.errors import TextError, unknown_name
+from gerund.checks import one_of
+from gerund.errors import TextError
 from gerund.inference.encode.runtime import EncoderRuntime
 from gerund.inference.likelihood.tokens import causal_runtime, sequence_logprobs, token_logprobs
 from gerund.inference.tokens import InputFormat, Tokens, tokenize
@@ -85,8 +86,7 @@ def span_logprobs(
         UnsupportedModelError: the hybrid mask does not reach every layer of the model.
         ModelError: the tokenizer is not a fast one, or the model's head cannot be run on its own.
     """
-    if mode not in ("infill", "causal"):
-        raise unknown_name("mode of span log-probabilities", mode, ["infill", "causal"])
+    one_of("mode of span log-probabilities", mode, ["infill", "causal"])
     for index, text in enumerate(texts):
         _check_spans(text, index)
     runtime = causal_runtime(model, tokenizer)

@@ -1,0 +1,69 @@
+"""Weights that no model can work with: numbers that are none, and embeddings of nothing but zeros.
+
+Knows: parameters. Does not know: where they come from, or what a plan is.
+"""
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from gerund.errors import ModelError
+
+# So many numbers of a tensor are looked at when a model is loaded: all of an 8B model would take seconds.
+_SAMPLE = 65_536
+_CHUNK = 2**24
+
+
+def refuse_unsound(model: PreTrainedModel, name: str) -> None:
+    """Refuse weights that are damaged through and through.
+
+    The ends of the model, which no probe reads whole, are looked at number by number, all else at places.
+
+    Args:
+        model: the model.
+        name: what it was loaded from.
+
+    Raises:
+        ModelError: a tensor holds NaN or infinity, or the input embeddings are all zero.
+    """
+    embeddings = model.get_input_embeddings().weight
+    head = getattr(model.get_output_embeddings(), "weight", None)
+    for key, weight in model.named_parameters():
+        whole = weight is embeddings or weight is head
+        if not _is_finite(weight if whole else _sample(weight)):
+            raise ModelError(f"cannot load {name}: {key} holds numbers that are not finite (NaN or infinity)")
+    if not any(bool(chunk.any()) for chunk in _chunks(embeddings)):
+        raise ModelError(f"cannot load {name}: its input embeddings are all zero")
+
+
+def refuse_damaged(model: PreTrainedModel, layer: nn.Module) -> None:
+    """Refuse a model whose layer works wrongly when its weights are why; every number is looked at.
+
+    Raises:
+        ModelError: a tensor holds NaN or infinity, or a matrix of the layer is all zero.
+    """
+    for key, weight in model.named_parameters():
+        if not _is_finite(weight):
+            raise ModelError(f"this model's weights are damaged: {key} holds numbers that are not finite")
+    own = {id(weight) for weight in layer.parameters()}
+    for key, weight in model.named_parameters():
+        if id(weight) in own and weight.ndim > 1 and not any(bool(chunk.any()) for chunk in _chunks(weight)):
+            raise ModelError(f"this model's weights are damaged: {key} is all zero, so its layer mixes no tokens")
+
+
+def _sample(weight: Tensor) -> Tensor:
+    flat = weight.detach().flatten()
+    return flat[:: max(1, len(flat) // _SAMPLE)]
+
+
+def _chunks(weight: Tensor) -> list[Tensor]:
+    """Return a tensor in parts, so that a look at it takes little memory."""
+    return list(weight.detach().flatten().split(_CHUNK))
+
+
+def _is_finite(weight: Tensor) -> bool:
+    if not weight.is_floating_point() or weight.device.type == "meta":
+        return True
+    return all(
+        bool(torch.isfinite(chunk.float().sum())) or bool(torch.isfinite(chunk).all()) for chunk in _chunks(weight)
+    )

@@ -1,0 +1,103 @@
+"""What a caller gives, checked before it is used: places on the disk, names, flags, and files of JSON.
+
+Knows: paths, the limits of file systems, JSON. Does not know: what any of it is for.
+"""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from numbers import Integral
+from pathlib import Path
+from typing import Any
+
+from gerund.errors import ConfigError, DataError, unknown_name
+
+_LONGEST_NAME = 255  # bytes, on the file systems in use
+_LONGEST_PATH = 4095
+
+
+def place(what: str, value: Any) -> Path:
+    """Return a path that a file system could hold.
+
+    Args:
+        what: what it is for: the subject of the sentence when it is none.
+        value: a text or a path.
+
+    Raises:
+        ConfigError: it is neither, holds a NUL, or is longer than file systems allow.
+
+    >>> place("adapter", 5)
+    Traceback (most recent call last):
+    gerund.errors.ConfigError: adapter is a path, not 5
+    """
+    if not isinstance(value, str | os.PathLike) or isinstance(os.fspath(value), bytes):
+        raise ConfigError(f"{what} is a path, not {value!r}")
+    text = os.fspath(value)
+    if "\0" in text:
+        raise ConfigError(f"{what} is no path: it holds a NUL character")
+    try:
+        raw = os.fsencode(text)
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"{what} is no path: a lone surrogate at character {error.start}") from error
+    longest = max(map(len, raw.split(os.sep.encode())))
+    if longest > _LONGEST_NAME or len(raw) > _LONGEST_PATH:
+        bytes_, limit = (longest, _LONGEST_NAME) if longest > _LONGEST_NAME else (len(raw), _LONGEST_PATH)
+        raise ConfigError(f"{what} is no path: {text[:40]}... has {bytes_} bytes where file systems allow {limit}")
+    return Path(text)
+
+
+def one_of(kind: str, value: Any, valid: Sequence[str]) -> None:
+    """Refuse what is not one of a few names.
+
+    Raises:
+        ConfigError: it is not; the message lists them.
+
+    >>> one_of("pooling", "max", ["mean", "last"])
+    Traceback (most recent call last):
+    gerund.errors.ConfigError: unknown pooling 'max'; valid are: mean, last
+    """
+    if not isinstance(value, str) or value not in valid:
+        raise unknown_name(kind, value, list(valid))
+
+
+def flag(name: str, value: Any) -> bool:
+    """Return a setting that is on or off.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    if type(value).__name__ not in ("bool", "bool_") and not isinstance(value, Integral):
+        raise ConfigError(f"{name} is True or False, not {value!r}")
+    return bool(value)
+
+
+def flag_or_none(name: str, value: Any) -> bool | None:
+    """Return a setting that is on, off or left out.
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    return None if value is None else flag(name, value)
+
+
+def is_listing(value: Any) -> bool:
+    """Whether a value holds others in a row: no text, no mapping, no table and no array without a dimension."""
+    if isinstance(value, str | bytes | bytearray | Mapping) or not hasattr(value, "__iter__"):
+        return False
+    return getattr(value, "ndim", 1) == 1 and not isinstance(value, type)
+
+
+def read_json(path: Path) -> Any:
+    """Return what a JSON file holds.
+
+    Raises:
+        DataError: it cannot be read, or is no valid JSON.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror or error}") from error
+    except RecursionError as error:
+        raise DataError(f"{path} is not valid JSON: it is nested too deep") from error
+    except ValueError as error:
+        raise DataError(f"{path} is not valid JSON: {error}") from error

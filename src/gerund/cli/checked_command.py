@@ -1,0 +1,73 @@
+"""A command whose arguments are looked at before it begins: a slip is said at once, without waiting for torch.
+
+Knows: what options of one name mean in every command. Does not know: any command.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from gerund.checks import place
+from gerund.cli.literal_help import LiteralHelp
+from gerund.config import DTYPE_NAMES
+from gerund.errors import ConfigError, GerundError, unknown_name
+
+
+class CheckedCommand(LiteralHelp):
+    """A command that refuses what no command can use: broken text, impossible paths, unknown types."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command.
+
+        Raises:
+            ConfigError: an argument cannot be used; the message names it.
+        """
+        for param in self.params:
+            name = str(param.name)
+            called = max(param.opts, key=len) if param.param_type_name == "option" else f"the {name}"
+            for value in _each(ctx.params.get(name)):
+                _check(called, value)
+        dtype = ctx.params.get("dtype")
+        if dtype is not None and dtype not in ("auto", *DTYPE_NAMES):
+            raise unknown_name("dtype", dtype, ["auto", *DTYPE_NAMES])
+        if isinstance(model := ctx.params.get("model"), str):
+            _demand_reachable(model)
+        return super().invoke(ctx)
+
+
+def _demand_reachable(model: str) -> None:
+    """Say at once that the hub is not there; what is wrong with a folder the command says."""
+    from gerund.models.sources import find
+
+    try:
+        source = find(model)
+    except GerundError:
+        return
+    source.demand_reachable()
+
+
+def _each(value: Any) -> Iterator[Any]:
+    if isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _each(item)
+    else:
+        yield value
+
+
+def _check(called: str, value: Any) -> None:
+    if isinstance(value, Path):
+        place(called, value)
+    elif isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            # The name of a file may hold any bytes, and then the file is there.
+            if not _is_there(value):
+                raise ConfigError(f"{called} is not valid UTF-8, at character {error.start}") from error
+
+
+def _is_there(name: str) -> bool:
+    try:
+        return Path(name).exists()
+    except (OSError, ValueError):
+        return False

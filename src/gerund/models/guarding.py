@@ -1,0 +1,84 @@
+"""Calls into transformers and the hub: without their chatter, and with every failure in one sentence.
+
+Knows: what those libraries print and raise. Does not know: what is loaded.
+"""
+
+import logging
+import os
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from transformers.utils import logging as hf_logging
+
+from gerund.errors import GerundError, ModelError
+
+_lock = threading.Lock()
+_depth = 0
+_before = (logging.WARNING, logging.WARNING, True)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Silence transformers' bars and chatter until the block ends, whatever other threads do meanwhile."""
+    global _depth, _before  # noqa: PLW0603
+    noisy, hub = logging.getLogger("transformers"), logging.getLogger("huggingface_hub")
+    with _lock:
+        _depth += 1
+        if _depth == 1:
+            _before = (noisy.level, hub.level, hf_logging.is_progress_bar_enabled())
+            noisy.setLevel(logging.ERROR)
+            hub.setLevel(logging.ERROR)
+            hf_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        with _lock:
+            _depth -= 1
+            if _depth == 0:
+                level, hub_level, bars = _before
+                noisy.setLevel(level)
+                hub.setLevel(hub_level)
+                if bars:
+                    hf_logging.enable_progress_bar()
+
+
+def guarded(what: str, load: Any, *arguments: Any, **options: Any) -> Any:
+    """Call a loader of transformers, quietly, and turn whatever it raises into one sentence.
+
+    Args:
+        what: what cannot be done when it fails: the beginning of the sentence.
+        load: the loader.
+        *arguments: what it takes.
+        **options: what it takes by name.
+
+    Raises:
+        ModelError: it failed.
+    """
+    try:
+        with quiet(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return load(*arguments, **options)
+    except (GerundError, KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:  # safetensors and the hub have exceptions of their own, and tokenizers may panic
+        raise ModelError(f"{what}: {_reason(error)[:300]}") from error
+
+
+def _reason(error: BaseException) -> str:
+    """Return why a loader failed, on one line."""
+    reason = " ".join(str(error).split()) or type(error).__name__
+    if isinstance(error, RecursionError):
+        return "a file of it is nested too deep"
+    if isinstance(error, MemoryError):
+        return "there is not enough memory"
+    if "trust_remote_code" in reason:
+        return "it needs code of its own, which is not run"
+    if "couldn't connect" in reason or "outgoing traffic has been disabled" in reason:
+        offline = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE") else ""
+        return f"it is not in the local cache, and the hub cannot be reached{offline}"
+    if "safetensors" in reason and "No such file" not in reason:
+        return f"no usable safetensors weights ({reason})"
+    return reason

@@ -1,0 +1,188 @@
+"""What the files of a checkpoint say before anything is made of them: which they are, and which tensors they hold.
+
+Knows: safetensors, index files, their headers. Does not know: what a model computes.
+"""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import nn
+from transformers.utils import cached_file
+
+from gerund.checks import read_json
+from gerund.errors import DataError, ModelError
+from gerund.models.guarding import guarded
+from gerund.models.sources import Source
+
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+_SAFE = ".safetensors"
+_PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+# What a config calls its layers, and more of them than any model has.
+_LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_decoder_layers", "encoder_layers")
+_MOST_LAYERS = 10_000
+# transformers makes a name for each of them, used or not.
+_LABELS = "num_labels"
+_MOST_LABELS = 1_000_000
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+def weight_files(source: Source, named: Any = None) -> list[Path]:
+    """Return the files that hold a checkpoint's weights; of a hub id they are fetched.
+
+    Args:
+        source: where the checkpoint is.
+        named: what its config names as its weights, where it does.
+
+    Returns:
+        The files; none for a hub id without safetensors, of which the hub may have a converted copy.
+
+    Raises:
+        ModelError: there are none, or an index names one that is outside the folder or not in the safe format.
+    """
+    name = source.name
+    if named is not None:
+        _demand_safe(name, "config.json", named, (_SAFE, f"{_SAFE}.index.json"))
+    first = _local(source, named or WEIGHTS)
+    if first is None and named is None:
+        first = _local(source, INDEX)
+    if first is not None and first.name.endswith(".json"):
+        return [_local(source, shard) or _missing(name, shard) for shard in shards_of(first)]
+    if first is None and source.folder is not None:
+        pickled = sorted(path.name for pattern in _PICKLED for path in source.folder.glob(pattern))
+        what = f", only {pickled[0]}, which may run code when it is opened; convert it first" if pickled else ""
+        raise ModelError(f"cannot load {name}: it has no safetensors weights{what}")
+    return [] if first is None else [first]
+
+
+def shards_of(index: Path) -> list[str]:
+    """Return the files that an index names, each once.
+
+    Raises:
+        ModelError: it is no index, or names a file outside its folder or in another format.
+    """
+    try:
+        data = read_json(index)
+    except DataError as error:
+        raise ModelError(str(error)) from error
+    names = data.get("weight_map") if isinstance(data, dict) else None
+    if not isinstance(names, dict) or not names:
+        raise ModelError(f"{index} is no index of weights: it has no weight_map")
+    for shard in names.values():
+        _demand_safe(str(index.parent), index.name, shard, (_SAFE,))
+    return sorted(set(names.values()))
+
+
+def stored_shapes(name: str, files: list[Path]) -> Shapes:
+    """Return the shape of every tensor in safetensors files, of which only the headers are read.
+
+    Raises:
+        ModelError: a file is damaged.
+    """
+    shapes: Shapes = {}
+    for path in files:
+        with guarded(f"cannot load {name}", safe_open, str(path), framework="pt") as file:
+            shapes |= {key: tuple(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118
+    return shapes
+
+
+def refuse_absurd_config(data: Any, name: str) -> None:
+    """Refuse a config whose counts no model has, before lists of that length are made of it.
+
+    Args:
+        data: a config as it lies on the disk.
+        name: of the model.
+
+    Raises:
+        ModelError: it has such a count, or is no object.
+    """
+    if not isinstance(data, dict):
+        raise ModelError(f"cannot read the config of {name}: config.json holds no object")
+    for part in (data, *(value for value in data.values() if isinstance(value, dict))):
+        for key, most in (*((key, _MOST_LAYERS) for key in _LAYERS), (_LABELS, _MOST_LABELS)):
+            value = part.get(key)
+            if isinstance(value, int | float) and value > most:
+                raise ModelError(f"cannot load {name}: its config.json says {key} {value}, which no model has")
+
+
+def refuse_other_shapes(build: Callable[[], nn.Module], config: Any, shapes: Shapes, name: str) -> None:
+    """Refuse a config that asks for other tensors than the weights have, before memory is taken for them.
+
+    Args:
+        build: makes the model of the config.
+        config: the config.
+        shapes: of the stored tensors.
+        name: of the model.
+
+    Raises:
+        ModelError: a tensor would have another shape, or there are more layers than tensors.
+    """
+    # Packed weights have shapes of their own.
+    if not shapes or getattr(config, "quantization_config", None) is not None:
+        return
+    parts = (config, config.get_text_config(decoder=True))
+    for layers in (getattr(part, key, None) for part in parts for key in _LAYERS):
+        if isinstance(layers, int) and layers > len(shapes):
+            raise ModelError(
+                f"cannot load {name}: its config.json says {layers} layers, and its weights are {len(shapes)} tensors"
+            )
+
+    def planned() -> tuple[str, Shapes]:
+        with torch.device("meta"):
+            model = build()
+        wanted = {key: tuple(tensor.shape) for key, tensor in model.state_dict().items()}
+        return str(getattr(model, "base_model_prefix", "")), wanted
+
+    prefix, wanted = guarded(f"cannot load {name}: its config.json describes no model that can be built", planned)
+    for key, shape in wanted.items():
+        # A body that was saved alone lacks the prefix that its parts have in the whole model.
+        spellings = (key, key.removeprefix(f"{prefix}."), f"{prefix}.{key}")
+        own = next((shapes[spelling] for spelling in spellings if spelling in shapes), shape)
+        if own != shape:
+            asked, had = ("x".join(map(str, numbers)) for numbers in (shape, own))
+            raise ModelError(f"cannot load {name}: its config.json makes {key} {asked}, and its weights have {had}")
+
+
+def added_tokens(source: Source) -> int:
+    """Return how many tokens there are at least by those that a tokenizer's file adds; 0 when it adds none."""
+    path = _local(source, "tokenizer.json")
+    data = None if path is None else read_json(path)
+    added = data.get("added_tokens") if isinstance(data, dict) else None
+    return max((token["id"] + 1 for token in added or ()), default=0)
+
+
+def _local(source: Source, file: str) -> Path | None:
+    """Return where a file of a checkpoint lies on this machine; None when there is none."""
+    if source.folder is not None:
+        path = source.folder / file
+        return path if path.is_file() else None
+    found = guarded(
+        f"cannot load {source.name}",
+        cached_file,
+        source.name,
+        file,
+        local_files_only=source.local_only,
+        _raise_exceptions_for_gated_repo=False,
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=False,
+    )
+    return None if found is None else Path(found)
+
+
+def _missing(name: str, shard: str) -> Path:
+    raise ModelError(f"cannot load {name}: its index of weights names {shard}, which is not there")
+
+
+def _demand_safe(name: str, where: str, file: Any, endings: tuple[str, ...]) -> None:
+    """Refuse a name that leads out of the folder, or to a file whose opening could run code."""
+    if not isinstance(file, str) or "\0" in file:
+        raise ModelError(f"cannot load {name}: its {where} names {file!r} as a file of weights")
+    if file.startswith(("/", "\\")) or re.match(r"[A-Za-z]:", file) or ".." in re.split(r"[/\\]", file):
+        raise ModelError(f"cannot load {name}: its {where} names weights outside the folder: {file}")
+    if not file.endswith(endings):
+        raise ModelError(f"cannot load {name}: its {where} names {file}; only safetensors files are opened")
