@@ -95,7 +95,7 @@ class TestValue:
             ({"adapter": 5}, "adapter is a text, not 5"),
             ({"dtype": {}}, "dtype is a text, not {}"),
             ({"device": 2**63}, "device is a text, not 9223372036854775808"),
-            ({"model": b"x"}, "model is a text, not b'x'"),
+            ({"model": b"x"}, "a model is given by its name or its folder, not as b'x'"),
             ({"depth": 1}, "unknown setting of a model 'depth'"),
         ],
     )
