@@ -8,7 +8,7 @@ Knows: names, ranges, JSON. Does not know: torch.
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from difflib import get_close_matches
 from numbers import Integral, Real
@@ -190,15 +190,19 @@ class Sampling:
     typical_p: float | None = None
     """Locally typical sampling: only tokens of about average surprise that together have this probability."""
 
-    seed: int | None = None
-    """Makes the draw repeatable. Each prompt of a batch draws on its own, so batching changes nothing."""
+    seed: int | Sequence[int] | None = None
+    """Makes sampling repeatable. Each prompt samples with the seed alone, whatever is beside it, so equal prompts get
+    equal texts; a sequence gives every prompt a seed of its own. None takes a fresh seed for each prompt."""
 
     def __post_init__(self) -> None:
         demand_number("temperature", self.temperature)
-        for name in ("top_k", "seed"):
-            if getattr(self, name) is not None:
-                # numpy's whole numbers overflow where Python's do not, and transformers refuses them.
-                object.__setattr__(self, name, whole_number(name, getattr(self, name)))
+        # numpy's whole numbers overflow where Python's do not, and transformers refuses them.
+        if self.top_k is not None:
+            object.__setattr__(self, "top_k", whole_number("top_k", self.top_k))
+        if self.seed is not None:
+            listed = hasattr(self.seed, "__iter__") and not isinstance(self.seed, (str, bytes, Mapping))
+            seeds = tuple(whole_number("a seed", one) for one in self.seed) if listed else None  # type: ignore[union-attr]
+            object.__setattr__(self, "seed", whole_number("seed", self.seed) if seeds is None else seeds)
         if not math.isfinite(self.temperature):
             raise ConfigError(
                 f"temperature={self.temperature} is not a finite number; 0 is greedy, 1 the model as it is"

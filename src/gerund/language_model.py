@@ -31,7 +31,7 @@ from gerund.scoring.registry import find_scorer
 from gerund.text_encoder import TextEncoder
 from gerund.types import Generation, Infill, Scorer
 
-# How tokens are drawn where several continuations are ranked and nothing else is said (RankGen, section 3.2).
+# How tokens are sampled where several continuations are ranked and nothing else is said (RankGen, section 3.2).
 NUCLEUS = Sampling(temperature=1.0, top_p=0.9)
 
 
@@ -79,19 +79,23 @@ class LanguageModel(TextEncoder):
         *,
         rerank: Rerank | None = None,
         batch_size: int = 16,
+        samples: int = 1,
     ) -> list[Generation]:
         """Continue each prompt with the untouched model.
 
         Args:
             prompts: one prompt or many, of any lengths. The empty prompt starts from nothing.
             max_new_tokens: how much to write at most; less where the model's context ends first.
-            sampling: how tokens are drawn; None is greedy, or with ``rerank`` nucleus sampling with p 0.9.
+            sampling: how tokens are chosen; None is greedy, or with ``rerank`` nucleus sampling with p 0.9. A
+                continuation depends on its prompt and its seed, and on no other prompt of the call.
             rerank: write several continuations and keep what a scorer likes best (RankGen, section 2.3).
-            batch_size: prompts in one pass; with ``rerank`` their continuations decide that.
+            batch_size: continuations in one pass; with ``rerank`` it is chosen by how many there are of a prompt.
+            samples: how many continuations of each prompt; above 1 they are sampled. Not with ``rerank``, which has
+                its own.
 
         Returns:
-            One ``Generation`` a prompt, in their order; with ``rerank`` a ``Ranked``, which also has the score and
-            all that competed.
+            ``samples`` times a ``Generation`` for each prompt, those of one prompt together, in the order of the
+            prompts; with ``rerank`` one ``Ranked`` a prompt, which also has the score and all that competed.
 
         Raises:
             TextError: a prompt is no string or fills the model's context.
@@ -104,6 +108,8 @@ class LanguageModel(TextEncoder):
         True
         """
         if rerank is not None:
+            if samples != 1:
+                raise ConfigError(f"samples={samples} beside rerank: set the samples of Rerank, which keeps the best")
             checked = check_texts(prompts)
             ranked = search(
                 self.model,
@@ -122,6 +128,7 @@ class LanguageModel(TextEncoder):
             max_new_tokens=max_new_tokens,
             sampling=sampling_or(sampling),
             batch_size=batch_size,
+            samples=samples,
         )
 
     def stream(
@@ -182,7 +189,8 @@ class LanguageModel(TextEncoder):
     def _judge(self, prompts: Sequence[str], rerank: Rerank, sampling: Sampling | None) -> Judge:
         if not isinstance(rerank, Rerank):
             raise ConfigError(f"rerank is a Rerank, such as Rerank(scorer='pmi'), not {rerank!r}")
-        seed = sampling_or(sampling).seed or 0
+        seed = sampling_or(sampling).seed
+        seed = seed if isinstance(seed, int) else 0
         scorer = find_scorer(rerank.scorer, self, own=self.scorer, seed=seed)
         if isinstance(scorer, DualScorer | LikelihoodScorer) and rerank.every is not None:
             scorer = scorer.growing()
@@ -246,9 +254,9 @@ class LanguageModel(TextEncoder):
             blank: what marks a gap in it.
             max_tokens: the longest length that is tried when ``lengths`` is None: 1, 2, 3, 4, 6, 8, 12, ... up to it.
             lengths: the length of a gap in tokens, or several to try.
-            sampling: how tokens are drawn; None is greedy.
+            sampling: how tokens are chosen; None is greedy.
             beams: follow the so many most probable fillings of each length at a time; not with sampling.
-            samples: draw so many fillings of each length; needs sampling.
+            samples: sample so many fillings of each length; needs a temperature above 0.
             method: ``infill``; or ``left-only``, which continues the left side with the untouched causal model and
                 scores with that alone, the paper's baseline; or a prompt to the untouched model (appendix B):
                 ``blank``, ``contextual``, ``prefix-suffix`` or ``line-by-line``, which write until they stop, at
@@ -303,7 +311,7 @@ class LanguageModel(TextEncoder):
             keep: words of the query, or several together, that are never masked.
             share: share of the words that is masked; at least one is.
             max_tokens: tokens of a filling at most.
-            sampling: how tokens are drawn; None is nucleus sampling with p 0.9. Its seed decides the masks too.
+            sampling: how tokens are chosen; None is nucleus sampling with p 0.9. Its seed determines the masks too.
 
         Returns:
             The most probable fillings first. A warning says when there are fewer than ``count``.

@@ -44,6 +44,7 @@ class Seq2SeqModel(Seq2SeqEncoder, LanguageModel):
         *,
         rerank: Rerank | None = None,
         batch_size: int = 16,
+        samples: int = 1,
     ) -> list[Generation]:
         """Let the decoder write, for each prompt that the encoder reads.
 
@@ -54,7 +55,7 @@ class Seq2SeqModel(Seq2SeqEncoder, LanguageModel):
             ConfigError: a setting is impossible, or ``rerank`` is given.
         """
         self._refuse_rerank(rerank)
-        return super().generate(prompts, max_new_tokens, sampling, batch_size=batch_size)
+        return super().generate(prompts, max_new_tokens, sampling, batch_size=batch_size, samples=samples)
 
     def stream(
         self,
@@ -83,7 +84,7 @@ class Seq2SeqModel(Seq2SeqEncoder, LanguageModel):
     ) -> Infill:
         """Fill the gaps of a text by sentinels, all of them at once (T5; GUR, section V-C).
 
-        The model decides how long a filling is. With ``samples`` several are drawn, and that with the highest mean
+        The model decides how long a filling is. With ``samples`` several are sampled, and that with the highest mean
         log-probability is kept.
 
         Args:
@@ -91,9 +92,9 @@ class Seq2SeqModel(Seq2SeqEncoder, LanguageModel):
             blank: what marks a gap in it.
             max_tokens: tokens of a filling at most.
             lengths: must be None: the model decides.
-            sampling: how tokens are drawn; None is greedy.
+            sampling: how tokens are chosen; None is greedy.
             beams: must be 1.
-            samples: fillings that are drawn; needs sampling.
+            samples: how many fillings are sampled; above 1 it needs a temperature above 0.
             method: must be ``infill``.
             shots: must be 0.
 

@@ -72,7 +72,20 @@ def test_into_a_file(tiny_folder, tmp_path):
     assert [path.name for path in out.parent.iterdir()] == ["out.jsonl"]
 
 
-def test_draws_are_repeatable_and_differ_between_lots(tiny_folder, tmp_path):
+def test_a_seeded_line_does_not_depend_on_the_other_lines(tiny_folder, tmp_path):
+    arguments = ["-m", tiny_folder, "--max-new-tokens", 8, "--top-k", 50, "--seed", 3]
+    source = tmp_path / "in.txt"
+    texts = {}
+    for lines in (["one", "two"], ["two", "three", "one"], ["one"]):
+        source.write_text("\n".join(lines))
+        for record in records(run_cli("generate", "-f", source, *arguments).out):
+            texts.setdefault(record["prompt"], set()).add(record["text"])
+    [alone] = records(run_cli("generate", "two", "--json", *arguments).out)
+    assert texts["two"] == {alone["text"]}
+    assert [len(found) for found in texts.values()] == [1, 1, 1]
+
+
+def test_samples_are_repeatable_and_equal_lines_differ(tiny_folder, tmp_path):
     source = tmp_path / "in.txt"
     source.write_text("same\n" * 140)
     arguments = ["generate", "-f", source, "-m", tiny_folder, "--max-new-tokens", 8, "--top-k", 50]
@@ -124,7 +137,7 @@ class TestMistakes:
             ([], "give either a prompt or --file"),
             (["a", "--file", "b.txt"], "not both"),
             (["a", "--temperature", "-1"], "temperature=-1.0 is negative"),
-            (["a", "--seed", "1"], "--seed decides draws and greedy decoding makes none"),
+            (["a", "--seed", "1"], "--seed is for sampling and greedy decoding samples nothing"),
             (["a", "--top-p", "1.5"], "top_p=1.5 is not above 0 and at most 1"),
             (["a", "--top-k", "0"], "top_k=0 leaves no token"),
             (["a", "--typical-p", "0"], "typical_p=0.0 is not above 0"),

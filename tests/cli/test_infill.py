@@ -86,11 +86,12 @@ def test_many_texts(tiny_folder, tmp_path, called, name, content):
     assert piped.out == ran.out
 
 
-def test_texts_draw_apart(tiny_folder, called):
-    run_cli("infill", "-f", "-", "-m", tiny_folder, "--top-k", 5, "--seed", 1, stdin="a [blank]\na [blank]\n")
+def test_equal_texts_have_seeds_of_their_own_and_others_change_nothing(tiny_folder, called):
+    lines = "a [blank]\nb [blank]\na [blank]\n"
+    run_cli("infill", "-f", "-", "-m", tiny_folder, "--top-k", 5, "--seed", 1, stdin=lines)
     seeds = [settings["sampling"].seed for _, settings in called]
-    assert seeds[0] == 1
-    assert seeds[1] != 1
+    assert seeds[0] == seeds[1] == 1
+    assert seeds[2] != 1
 
 
 def test_into_a_file(tiny_folder, tmp_path, called):
@@ -162,7 +163,7 @@ class TestMistakes:
             ([TEXT, "--method", "contextual", "--shots", "5"], "takes no solved examples"),
             ([TEXT, "--method", "blank"], "the model's context ends at 64"),
             ([TEXT, "--method", "blank", "--length", "3"], "takes no lengths"),
-            ([TEXT, "--seed", "1"], "--seed decides draws and greedy decoding makes none"),
+            ([TEXT, "--seed", "1"], "--seed is for sampling and greedy decoding samples nothing"),
             ([TEXT, "--temperature", "0", "--top-p", "0.9"], "--top-p chooses among sampled tokens"),
             ([TEXT, "--adapter", "absent"], "is not an adapter folder"),
             ([TEXT, "-m", "./absent"], "there is no folder"),

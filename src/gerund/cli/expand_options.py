@@ -89,13 +89,11 @@ def expanded(
     """
     from gerund.errors import TextError
 
-    number = 0
+    seeds = sampling_options.SeedsByText(sampling)
     for rows in lots:
         for index, query in enumerate(rows.texts):
-            own = sampling_options.seed_of_lot(sampling, number)
             try:
-                found = lm.expand(query, sampling=own, **settings)
+                found = lm.expand(query, sampling=seeds.of_one(query), **settings)
             except TextError as error:
                 raise rows.placed(index, error) from error
-            number += 1
             yield {"prompt": query, "expansions": found}

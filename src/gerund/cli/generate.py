@@ -222,10 +222,12 @@ def _lines(
     from gerund.errors import TextError
     from gerund.types import Ranked
 
-    for number, rows in enumerate(lots):
-        own = options.seed_of_lot(sampling, number)
+    seeds = options.SeedsByText(sampling)
+    for rows in lots:
         try:
-            results = lm.generate(rows.texts, max_new_tokens, own, rerank=rerank, batch_size=batch_size)
+            results = lm.generate(
+                rows.texts, max_new_tokens, seeds.of(rows.texts), rerank=rerank, batch_size=batch_size
+            )
         except TextError as error:
             raise rows.named(error) from error
         for text, result in zip(rows.texts, results, strict=True):

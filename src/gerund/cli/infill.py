@@ -47,7 +47,7 @@ def command(
         typer.Option(help="Length of a gap in tokens; given more than once, each is tried.", show_default=False),
     ] = None,
     beams: Annotated[int, typer.Option(help="Follow so many of the likeliest fillings at a time.")] = 1,
-    samples: Annotated[int, typer.Option(help="Draw so many fillings of each length and keep the best.")] = 1,
+    samples: Annotated[int, typer.Option(help="Sample so many fillings of each length and keep the best.")] = 1,
     shots: Annotated[int, typer.Option(help="Solved examples in a prompt, 0 to 5.")] = 0,
     temperature: options.Temperature = None,
     top_p: options.TopP = None,
@@ -138,14 +138,13 @@ def _filled(
 ) -> "Iterator[dict[str, Any]]":
     from gerund.errors import TextError
 
-    number = 0
+    seeds = options.SeedsByText(sampling)
     for rows in lots:
         for index, text in enumerate(rows.texts):
             try:
-                result = lm.infill(text, sampling=options.seed_of_lot(sampling, number), **settings)
+                result = lm.infill(text, sampling=seeds.of_one(text), **settings)
             except TextError as error:
                 raise rows.placed(index, error) from error
-            number += 1
             scores = [round(score, 6) for score in result.scores]
             yield {"text": result.text, "spans": result.spans, "scores": scores, "lengths": result.lengths}
 

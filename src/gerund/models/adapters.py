@@ -130,7 +130,8 @@ def _inject(model: PreTrainedModel, folders: Mapping[str, Path]) -> None:
     for name, path in folders.items():
         where = str(path)
         try:
-            with warnings.catch_warnings():
+            # PEFT initialises the weights at random before it reads them.
+            with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
                 warnings.simplefilter("ignore")  # what PEFT warns of is checked below
                 if wrapped is None:
                     wrapped = PeftModel.from_pretrained(model, where, name, is_trainable=False, torch_device="cpu")

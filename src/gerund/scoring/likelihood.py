@@ -6,6 +6,7 @@ once, and gives one array of scores a prefix, higher is better.
 Knows: log-probabilities, words. Does not know: data sets, which candidate is right.
 """
 
+import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any
@@ -39,7 +40,7 @@ class Evidence:
         lm: the model.
         prefixes: one text each.
         candidates: continuations of each prefix.
-        seed: of measures that draw.
+        seed: of the random measure.
         show: whether to show progress; None only on a terminal.
         joint: what stands between prefix and candidate.
         known: what was read of texts that have grown since, by prefix; kept and added to. None for texts that are
@@ -159,9 +160,11 @@ def unigram_overlap(evidence: Evidence) -> list[np.ndarray]:
 
 
 def chance(evidence: Evidence) -> list[np.ndarray]:
-    """Return random numbers."""
-    draw = np.random.default_rng(evidence.seed)
-    return [draw.random(len(own)) for own in evidence.candidates]
+    """Return random numbers; that of a candidate depends on the seed, its prefix and itself alone."""
+    return [
+        _array(_random_number(evidence.seed, prefix, candidate) for candidate in own)
+        for prefix, own in zip(evidence.prefixes, evidence.candidates, strict=True)
+    ]
 
 
 MEASURES: Mapping[str, Measure] = {
@@ -181,7 +184,7 @@ class LikelihoodScorer:
     Args:
         lm: the model whose likelihoods are read; its encoder plays no part.
         measure: a name of ``MEASURES``.
-        seed: of the measure that draws.
+        seed: of the random measure.
 
     >>> import gerund
     >>> scorer = LikelihoodScorer(gerund.load(), "overlap")
@@ -208,6 +211,11 @@ class LikelihoodScorer:
             self._known = {key: texts for key, texts in self._known.items() if key[0] in prefixes}
         evidence = Evidence(self._lm, prefixes, continuations, seed=self._seed, show=False, joint="", known=self._known)
         return [own.tolist() for own in MEASURES[self.name](evidence)]
+
+
+def _random_number(seed: int, prefix: str, candidate: str) -> float:
+    content = f"{seed} {len(prefix)} {prefix}{candidate}".encode("utf-8", "surrogatepass")
+    return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "big") / 2**64
 
 
 def _information(given: np.ndarray, alone: np.ndarray) -> float:

@@ -31,7 +31,7 @@ def find_scorer(
             of likelihood in RankGen's Table 15.
         own: the scorer that the model was trained to be.
         lm: the model whose likelihoods a measure reads.
-        seed: of the measure that draws.
+        seed: of the random measure.
 
     Raises:
         ConfigError: there is no such name, the object has no ``score``, or the model no scorer of its own.

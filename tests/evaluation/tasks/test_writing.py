@@ -68,7 +68,7 @@ def test_metrics_are_means_over_what_was_written(tmp_path, contender):
     task = corpus(tmp_path, [document(40, seed) for seed in range(5)])
     score = replace(task, samples=8, decoding="ancestral").run(contender, Settings(seed=3))
     passages, _ = replace(task, samples=8).passages(8, Settings(seed=3))
-    sampling = Sampling(temperature=1.0, seed=3 * 1_000_003)
+    sampling = Sampling(temperature=1.0, seed=range(3 * 1_000_003, 3 * 1_000_003 + 8))
     written = contender.lm.generate([passage.prefix for passage in passages], 6, sampling)
     rows = []
     for passage, one in zip(passages, written, strict=True):
@@ -163,10 +163,10 @@ def test_the_seed_decides_passages_and_draws(tmp_path, contender):
     ("decoding", "sampling"),
     [
         ("greedy", Sampling()),
-        ("ancestral", Sampling(temperature=1, seed=0)),
-        ("nucleus", Sampling(temperature=1, top_p=0.9, seed=0)),
-        ("top-k", Sampling(temperature=1, top_k=40, seed=0)),
-        ("typical", Sampling(temperature=1, typical_p=0.9, seed=0)),
+        ("ancestral", Sampling(temperature=1, seed=range(3))),
+        ("nucleus", Sampling(temperature=1, top_p=0.9, seed=range(3))),
+        ("top-k", Sampling(temperature=1, top_k=40, seed=range(3))),
+        ("typical", Sampling(temperature=1, typical_p=0.9, seed=range(3))),
     ],
 )
 def test_decodings_draw_as_they_are_called(contender, decoding, sampling):
@@ -175,7 +175,7 @@ def test_decodings_draw_as_they_are_called(contender, decoding, sampling):
     assert task.write(contender.lm, prompts, Settings()) == contender.lm.generate(prompts, 20, sampling)
     if decoding != "ancestral":
         assert task.write(contender.lm, prompts, Settings()) != contender.lm.generate(
-            prompts, 20, Sampling(temperature=1, seed=0)
+            prompts, 20, Sampling(temperature=1, seed=range(3))
         )
     assert set(DECODINGS) == {"greedy", "ancestral", "nucleus", "top-k", "typical"}
 
@@ -293,7 +293,7 @@ def test_what_a_scorer_likes_best_is_kept(tmp_path, contender):
     passages, _ = task.passages(4, Settings())
     prompts = [passage.prefix for passage in passages]
     rerank = Rerank(12, scorer="avg_cll")
-    expected = contender.lm.generate(prompts, 6, Sampling(1.0, top_p=0.9, seed=0), rerank=rerank)
+    expected = contender.lm.generate(prompts, 6, Sampling(1.0, top_p=0.9, seed=range(len(prompts))), rerank=rerank)
     found = replace(task, rerank="avg_cll", rerank_samples=12).write(contender.lm, prompts, Settings())
     assert found == expected
     plain = task.write(contender.lm, prompts, Settings())

@@ -8,8 +8,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import gerund
-from gerund import AttentionPlan, ConfigError, EncoderConfig, Sampling, TextError
-from gerund.inference.generate.generation import _Draw
+from gerund import AttentionPlan, ConfigError, EncoderConfig, Rerank, Sampling, TextError
+from gerund.inference.generate.generation import _Sampler
+from gerund.inference.generate.sampling import sample_seed
 from gerund.language_model import LanguageModel
 from tests.tiny import byte_tokenizer, tiny
 
@@ -57,22 +58,80 @@ def test_logits_are_bit_equal_to_plain_transformers(tiny_folder, plan):
         lm.encode(["the cat", "another"])
 
 
-def test_draws_are_repeatable_and_do_not_depend_on_the_batch():
+def test_samples_are_repeatable_and_do_not_depend_on_the_batch():
     lm = build()
     sampling = Sampling(temperature=1.0, top_p=0.9, top_k=50, seed=7)
     together = lm.generate(PROMPTS, 8, sampling)
     assert together == lm.generate(PROMPTS, 8, sampling)
     assert [r.token_ids for r in together] == [r.token_ids for r in lm.generate(PROMPTS, 8, sampling, batch_size=1)]
     assert together != lm.generate(PROMPTS, 8, Sampling(temperature=1.0, top_p=0.9, top_k=50, seed=8))
-    assert lm.generate(["the cat"] * 2, 8, sampling)[0] != lm.generate(["the cat"] * 2, 8, sampling)[1]
+    one, two = lm.generate("the cat", 8, sampling, samples=2)
+    assert one != two
 
 
-def test_the_global_random_state_is_left_alone():
-    lm = build()
-    torch.manual_seed(3)
-    before = torch.get_rng_state()
-    lm.generate(PROMPTS, 4, Sampling(temperature=1.0, seed=1))
-    assert torch.equal(before, torch.get_rng_state())
+class TestSeeds:
+    SAMPLING = Sampling(temperature=1.0, seed=7)
+
+    def test_a_text_does_not_depend_on_its_place_or_on_the_other_prompts(self):
+        lm = build()
+        alone = {prompt: lm.generate(prompt, 8, self.SAMPLING)[0].token_ids for prompt in PROMPTS}
+        for prompts in (PROMPTS, PROMPTS[::-1], [PROMPTS[1], PROMPTS[0], PROMPTS[1]]):
+            found = lm.generate(prompts, 8, self.SAMPLING, batch_size=2)
+            assert [one.token_ids for one in found] == [alone[prompt] for prompt in prompts]
+
+    def test_of_a_single_prompt_they_are_what_they_were(self):
+        # The generator of the first row was seeded so from the beginning.
+        assert sample_seed(7, 0) == 7 * 1_000_003
+
+    def test_a_sequence_gives_each_prompt_its_own(self):
+        lm = build()
+        seeds = [5, 6, 5]
+        found = lm.generate(["the cat"] * 3, 8, Sampling(temperature=1.0, seed=np.array(seeds)))
+        alone = [lm.generate("the cat", 8, Sampling(temperature=1.0, seed=seed))[0] for seed in seeds]
+        assert [one.token_ids for one in found] == [one.token_ids for one in alone]
+        assert found[0].token_ids == found[2].token_ids != found[1].token_ids
+
+    def test_samples_stand_together_and_the_first_is_the_only_one(self):
+        lm = build()
+        many = lm.generate(PROMPTS, 8, self.SAMPLING, samples=3, batch_size=4)
+        assert len(many) == 3 * len(PROMPTS)
+        singles = lm.generate(PROMPTS, 8, self.SAMPLING)
+        assert [one.token_ids for one in many[::3]] == [one.token_ids for one in singles]
+        last = PROMPTS[-1]
+        again = lm.generate(last, 8, self.SAMPLING, samples=3)
+        assert [one.token_ids for one in many[-3:]] == [one.token_ids for one in again]
+        assert len({tuple(one.token_ids) for one in again}) == 3
+
+    def test_without_a_seed_equal_prompts_differ(self):
+        lm = build()
+        found = lm.generate(["the cat"] * 4, 12, Sampling(temperature=1.0))
+        assert len({tuple(one.token_ids) for one in found}) > 1
+
+    def test_a_sequence_serves_what_has_one_text(self):
+        lm = build()
+        one, listed = (Sampling(temperature=1.0, seed=seed) for seed in (3, [3]))
+        assert list(lm.stream("the cat", 6, one)) == list(lm.stream("the cat", 6, listed))
+        text = "the [blank] in"
+        assert lm.infill(text, lengths=[2], sampling=one) == lm.infill(text, lengths=[2], sampling=listed)
+        rerank = Rerank(2, scorer="overlap")
+        assert lm.generate("the cat", 4, one, rerank=rerank) == lm.generate("the cat", 4, listed, rerank=rerank)
+
+    @pytest.mark.parametrize(
+        ("seed", "message"),
+        [([1, 2], "2 seeds were given for 3 prompts"), ([1, "b", 2], "a seed is a whole number, not 'b'"),
+         ("7", "seed is a whole number, not '7'"), (1.5, "seed is a whole number"), (True, "seed is a whole number")],
+    )  # fmt: skip
+    def test_impossible_ones_are_refused(self, seed, message):
+        with pytest.raises(ConfigError, match=message):
+            build().generate(["a", "b", "c"], 2, Sampling(temperature=1.0, seed=seed))
+
+    def test_several_greedy_continuations_are_refused(self):
+        with pytest.raises(ConfigError, match="are all the same"):
+            build().generate("a", 2, samples=2)
+        with pytest.raises(ConfigError, match="samples=0"):
+            build().generate("a", 2, samples=0)
+        with pytest.raises(ConfigError, match="samples of Rerank"):
+            build().generate("a", 2, self.SAMPLING, samples=2, rerank=Rerank(2))
 
 
 @pytest.mark.parametrize(
@@ -80,16 +139,16 @@ def test_the_global_random_state_is_left_alone():
     [Sampling(temperature=0.7), Sampling(temperature=1, top_k=3), Sampling(temperature=1, top_p=0.6),
      Sampling(temperature=1.3, typical_p=0.5)],
 )  # fmt: skip
-def test_draws_follow_the_filtered_distribution(sampling):
+def test_samples_follow_the_filtered_distribution(sampling):
     logits = torch.tensor([[2.0, 1.5, 1.0, 0.0, -1.0, -3.0]])
     n = 6000
-    draw = _Draw(sampling, list(range(n)))
+    sampler = _Sampler(sampling, list(range(n)))
     scores = logits
-    for filter_ in draw.filters:
+    for filter_ in sampler.filters:
         scores = filter_(None, scores)
     expected = scores.softmax(-1)[0].numpy()
-    drawn = draw(None, logits.expand(n, -1)).argmax(-1).numpy()
-    share = np.bincount(drawn, minlength=6) / n
+    chosen = sampler(None, logits.expand(n, -1)).argmax(-1).numpy()
+    share = np.bincount(chosen, minlength=6) / n
     assert np.abs(share - expected).max() < 4 * np.sqrt(0.25 / n)
     assert (share[expected == 0] == 0).all()
 

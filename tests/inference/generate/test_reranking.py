@@ -10,9 +10,9 @@ import gerund
 from gerund.config import Rerank, Sampling
 from gerund.errors import ConfigError, ModelError, TextError
 from gerund.inference.generate import reranking
-from gerund.inference.generate.generation import continuation_text, end_ids, prompt_ids, row_seed
+from gerund.inference.generate.generation import continuation_text, end_ids, prompt_ids
 from gerund.inference.generate.reranking import search, stream_search
-from gerund.inference.generate.sampling import chosen_tokens, filters_of, generator_for
+from gerund.inference.generate.sampling import chosen_tokens, filters_of, generator_for, sample_seed
 
 SAMPLING = Sampling(temperature=1.0, top_p=0.9, seed=3)
 PROMPTS = ["the cat sat in", "an inn", "the end is near, and a tin"]
@@ -37,14 +37,14 @@ def slow(lm, prompts, rerank, judge, max_new_tokens, sampling):
     ends, found = set(end_ids(lm.model, lm.tokenizer)), []
     for number, prompt in enumerate(prompts):
         ids = prompt_ids(lm.model, lm.tokenizer, prompt, "prompt")
-        begin = torch.Generator().manual_seed(row_seed(sampling.seed, number))
+        begin = torch.Generator().manual_seed(sample_seed(sampling.seed, 0))
         beams, turn = [([], False, begin, None)], 0
         while any(not ended and len(tokens) < max_new_tokens for tokens, ended, _, _ in beams):
             going = [beam for beam in beams if not beam[1] and len(beam[0]) < max_new_tokens]
             pool = [beam for beam in beams if beam not in going]
             for rank, (tokens, _, draw, _) in enumerate(going):
                 for sample in range(rerank.samples * (1 if turn else rerank.beams)):
-                    own = generator_for(sampling.seed, number, turn, rank, sample)
+                    own = generator_for(sampling.seed, 0, turn, rank, sample)
                     if sample == 0:
                         own.set_state(draw.get_state())
                     new, ended = list(tokens), False
@@ -129,12 +129,20 @@ def test_first_sample_of_many_is_the_plain_one(lm):
 
 def test_prompts_do_not_depend_on_their_company(lm):
     rerank = Rerank(4, beams=2, every=3)
-    together = run(lm, PROMPTS * 7, rerank)  # more than one group
+    together = run(lm, PROMPTS[::-1] * 7, rerank)  # more than one group
     [alone] = run(lm, PROMPTS[:1], rerank)
-    assert together[0].token_ids == alone.token_ids
-    assert [[c.text for c in turn] for turn in together[0].history] == [
-        [c.text for c in turn] for turn in alone.history
-    ]
+    for place in (len(PROMPTS) - 1, 2 * len(PROMPTS) - 1, 7 * len(PROMPTS) - 1):
+        assert together[place].token_ids == alone.token_ids
+        assert [[c.text for c in turn] for turn in together[place].history] == [
+            [c.text for c in turn] for turn in alone.history
+        ]
+
+
+def test_random_scores_do_not_depend_on_the_other_prompts(lm):
+    settings = {"sampling": SAMPLING, "rerank": Rerank(3, beams=2, every=3, scorer="random")}
+    together = lm.generate(PROMPTS, 9, **settings)
+    for prompt, one in zip(PROMPTS, together, strict=True):
+        assert lm.generate(prompt, 9, **settings)[0].token_ids == one.token_ids
 
 
 def test_equal_seeds_give_equal_texts(lm):

@@ -29,13 +29,13 @@ def build(model_type="llama", tokenizer=None, **settings):
 def seen(monkeypatch):
     """The logits of every step of whatever is generated."""
     logits = []
-    plain = generation._Draw.__call__
+    plain = generation._Sampler.__call__
 
     def noting(self, input_ids, scores):
         logits.append(scores.clone())
         return plain(self, input_ids, scores)
 
-    monkeypatch.setattr(generation._Draw, "__call__", noting)
+    monkeypatch.setattr(generation._Sampler, "__call__", noting)
     return logits
 
 

@@ -252,8 +252,9 @@ class Writing(FileTask):
         with progress(len(prefixes), self.name, show=settings.show_progress) as advance:
             for start in range(0, len(prefixes), _BATCH):
                 batch = prefixes[start : start + _BATCH]
-                # A seed for every batch, or the first texts of all batches would share their draws.
-                drawing = replace(sampling, seed=settings.seed * 1_000_003 + start)
+                # A seed for every text: with one for all they would share their random numbers.
+                first = settings.seed * 1_000_003 + start
+                drawing = replace(sampling, seed=range(first, first + len(batch)))
                 written += lm.generate(batch, self.max_new_tokens, drawing, rerank=rerank, batch_size=_BATCH)
                 advance(len(batch))
         return written

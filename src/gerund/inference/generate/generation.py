@@ -1,7 +1,7 @@
-"""Generation: the untouched model, with draws that are repeatable and independent of the batch.
+"""Generation: the untouched model, with sampling that is repeatable and independent of the batch.
 
-transformers' ``generate`` does the work. Its own sampling draws from torch's global random state, which
-threads would share; here each prompt has a generator of its own (see ``drawing``).
+transformers' ``generate`` does the work. Its own sampling reads torch's global random state, which
+threads would share; here each row has a random generator of its own (see ``sampling``).
 
 Knows: models, tokenizers, ``Sampling``. Does not know: attention plans: none is ever sent.
 """
@@ -27,7 +27,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from gerund.config import Sampling, whole_number
 from gerund.errors import ConfigError, TextError
-from gerund.inference.generate.sampling import chosen_tokens, filters_of
+from gerund.inference.generate.sampling import chosen_tokens, filters_of, request_seeds, sample_seed
 from gerund.inference.tokens import check_unicode, context_length
 from gerund.models.encoder_decoder import is_encoder_decoder
 from gerund.types import Generation
@@ -44,6 +44,7 @@ def generate(
     max_new_tokens: int,
     sampling: Sampling,
     batch_size: int,
+    samples: int = 1,
 ) -> list[Generation]:
     """Continue each prompt.
 
@@ -52,33 +53,38 @@ def generate(
         tokenizer: its tokenizer.
         prompts: any number of texts, of any lengths.
         max_new_tokens: how much to write at most.
-        sampling: how tokens are drawn.
-        batch_size: prompts in one pass.
+        sampling: how tokens are chosen. A continuation depends on its prompt, its seed and the number of the
+            sample, and on nothing that is generated beside it.
+        batch_size: continuations in one pass.
+        samples: how many continuations of each prompt.
 
     Returns:
-        One result a prompt, in their order.
+        The results in the order of the prompts, ``samples`` of them a prompt.
 
     Raises:
         TextError: a prompt fills the model's context, or is empty for a model without a beginning token.
-        ConfigError: ``max_new_tokens`` or ``batch_size`` is no positive whole number.
+        ConfigError: ``max_new_tokens``, ``batch_size`` or ``samples`` is no positive whole number, there are not as
+            many seeds as prompts, or several greedy continuations are asked for.
     """
     ids = [prompt_ids(model, tokenizer, prompt, f"prompt {index}") for index, prompt in enumerate(prompts)]
     max_new_tokens = demand_room(max_new_tokens)
     if whole_number("batch_size", batch_size) < 1:
         raise ConfigError(f"batch_size={batch_size} leaves no room for a prompt")
+    _check_samples(samples, sampling)
+    seeds = [sample_seed(seed, sample) for seed in request_seeds(sampling, len(ids)) for sample in range(samples)]
+    ids = [own for own in ids for _ in range(samples)]
     order = sorted(range(len(ids)), key=lambda index: len(ids[index]))
     results: dict[int, Generation] = {}
-    seed = sampling.seed if sampling.seed is not None else int(torch.seed() % 2**31)
     limit = None if is_encoder_decoder(model) else context_length(model.config, tokenizer)
-    for rows in _lots(order, [room_after(len(own), max_new_tokens, limit) for own in ids], batch_size):
-        draw = _Draw(sampling, [row_seed(seed, row) for row in rows])
+    for rows in _batches(order, [room_after(len(own), max_new_tokens, limit) for own in ids], batch_size):
+        sampler = _Sampler(sampling, [seeds[row] for row in rows])
         batch = [ids[row] for row in rows]
-        output = _run(model, tokenizer, batch, max_new_tokens, draw)
+        output = _run(model, tokenizer, batch, max_new_tokens, sampler)
         # A decoder with an encoder beside it begins with a token of its own instead of the prompt.
         width = 1 if is_encoder_decoder(model) else max(len(prompt) for prompt in batch)
         for place, row in enumerate(rows):
             before = [] if is_encoder_decoder(model) else ids[row]
-            results[row] = _result(model, tokenizer, before, output[place, width:].tolist(), draw, place)
+            results[row] = _result(model, tokenizer, before, output[place, width:].tolist(), sampler, place)
     return [results[index] for index in range(len(ids))]
 
 
@@ -98,15 +104,14 @@ def stream(
     """
     ids = prompt_ids(model, tokenizer, prompt, "prompt 0")
     max_new_tokens = demand_room(max_new_tokens)
-    seed = sampling.seed if sampling.seed is not None else int(torch.seed() % 2**31)
-    draw = _Draw(sampling, [row_seed(seed, 0)])
+    sampler = _one_sampler(sampling)
     pieces = _Pieces(tokenizer, [] if is_encoder_decoder(model) else ids)
     stop = _Stop()
     failure: list[BaseException] = []
 
     def work() -> None:
         try:
-            _run(model, tokenizer, [ids], max_new_tokens, draw, streamer=pieces, stop=stop)
+            _run(model, tokenizer, [ids], max_new_tokens, sampler, streamer=pieces, stop=stop)
         except BaseException as error:
             failure.append(error)
         finally:
@@ -176,16 +181,15 @@ def continue_read(
         decode: a loop that transformers calls in place of its own (``custom_generate``), which would read the
             prompt again.
         max_new_tokens: how much to write at most.
-        sampling: how tokens are drawn.
+        sampling: how tokens are chosen.
 
     Raises:
         ConfigError: ``max_new_tokens`` is no positive whole number.
     """
     max_new_tokens = demand_room(max_new_tokens)
-    seed = sampling.seed if sampling.seed is not None else int(torch.seed() % 2**31)
-    draw = _Draw(sampling, [row_seed(seed, 0)])
-    output = _run(model, tokenizer, [ids], max_new_tokens, draw, decode=decode)
-    return _result(model, tokenizer, ids, output[0, len(ids) :].tolist(), draw, 0)
+    sampler = _one_sampler(sampling)
+    output = _run(model, tokenizer, [ids], max_new_tokens, sampler, decode=decode)
+    return _result(model, tokenizer, ids, output[0, len(ids) :].tolist(), sampler, 0)
 
 
 @torch.no_grad()
@@ -194,7 +198,7 @@ def _run(
     tokenizer: PreTrainedTokenizerBase,
     prompts: list[list[int]],
     max_new_tokens: int,
-    draw: "_Draw",
+    sampler: "_Sampler",
     *,
     streamer: Any = None,
     stop: "_Stop | None" = None,
@@ -222,7 +226,7 @@ def _run(
         ids.to(model.device),
         attention_mask=real.to(model.device),
         generation_config=settings,
-        logits_processor=LogitsProcessorList([draw]),
+        logits_processor=LogitsProcessorList([sampler]),
         stopping_criteria=StoppingCriteriaList([stop] if stop else []),
         streamer=streamer,
         custom_generate=decode,
@@ -247,7 +251,7 @@ def room_after(tokens: int, max_new_tokens: int, limit: int | None) -> int:
     return max_new_tokens if limit is None else min(max_new_tokens, limit - tokens)
 
 
-def _lots(order: Sequence[int], rooms: Sequence[int], batch_size: int) -> Iterator[list[int]]:
+def _batches(order: Sequence[int], rooms: Sequence[int], batch_size: int) -> Iterator[list[int]]:
     """Yield batches of rows that end alike: a prompt near the end of the context must not end the others."""
     for _, alike in groupby(order, key=lambda row: rooms[row]):
         rows = list(alike)
@@ -267,13 +271,13 @@ def _result(
     tokenizer: PreTrainedTokenizerBase,
     prompt: list[int],
     ids: list[int],
-    draw: "_Draw",
+    sampler: "_Sampler",
     place: int,
 ) -> Generation:
     ends = set(end_ids(model, tokenizer))
     cut = next((i for i, token in enumerate(ids) if token in ends), len(ids))
     finished = cut < len(ids)
-    scores = [step[place] for step in draw.logprobs[: cut + int(finished)]]
+    scores = [step[place] for step in sampler.logprobs[: cut + int(finished)]]
     mean = sum(scores) / len(scores) if scores else 0.0
     return Generation(continuation_text(tokenizer, prompt, ids[:cut]), ids[:cut], mean, finished)
 
@@ -286,12 +290,21 @@ def continuation_text(tokenizer: PreTrainedTokenizerBase, prompt: list[int], ids
     return together[len(before) :]
 
 
-def row_seed(seed: int, row: int) -> int:
-    """Return the seed of prompt ``row``, so that what it draws does not depend on the batch."""
-    return (seed * 1_000_003 + row) % 2**63
+def _check_samples(samples: int, sampling: Sampling) -> None:
+    if whole_number("samples", samples) < 1:
+        raise ConfigError(f"samples={samples} leaves no continuation")
+    if samples > 1 and sampling.is_greedy:
+        raise ConfigError(
+            "greedy continuations of one prompt are all the same; set a temperature above 0, such as 1, or samples=1"
+        )
 
 
-class _Draw(LogitsProcessor):
+def _one_sampler(sampling: Sampling) -> "_Sampler":
+    [seed] = request_seeds(sampling, 1)
+    return _Sampler(sampling, [sample_seed(seed, 0)])
+
+
+class _Sampler(LogitsProcessor):
     """Leaves of the scores what is chosen, and notes the model's own log-probability of it."""
 
     def __init__(self, sampling: Sampling, seeds: list[int]) -> None:

@@ -32,9 +32,9 @@ def continuations_of_length(
         tokenizer: its tokenizer.
         prefixes: any texts; of one that leaves no room in the model's context the end is continued.
         examples: for each prefix a text of the length that is wanted.
-        sampling: how tokens are drawn; its seed is not read.
+        sampling: how tokens are chosen; its seed is not read.
         batch_size: prefixes in one pass, those with examples of like length together.
-        key: the seed of all draws.
+        key: the seed; each prefix has one of its own, made of this key and its number.
 
     Raises:
         ConfigError: the context has no room for a prefix beside such an example.
@@ -44,14 +44,14 @@ def continuations_of_length(
     texts = [""] * len(lengths)
     for start in range(0, len(order), batch_size):
         rows = order[start : start + batch_size]
-        seed = int(np.random.SeedSequence([*key, start]).generate_state(1)[0])
+        seeds = [int(np.random.SeedSequence([*key, row]).generate_state(1)[0]) for row in rows]
         room = max(lengths[row] for row in rows) * 5 // 4 + 8
         found = generate(
             model,
             tokenizer,
             [fitting(model, tokenizer, prefixes[row], room) for row in rows],
             max_new_tokens=room,
-            sampling=replace(sampling, seed=seed),
+            sampling=replace(sampling, seed=seeds),
             batch_size=batch_size,
         )
         for row, one in zip(rows, found, strict=True):

@@ -1,9 +1,9 @@
-"""Writing guided by a score: draw several continuations, keep those that score best, write on from them.
+"""Generation guided by a score: sample several continuations, keep those that score best, go on from them.
 
 RankGen, section 2.3 and Figure 5. A prompt is read once; all its continuations share what was read, and a
 continuation that is kept is written on from its own cached states, so the time grows with the new tokens alone.
 
-Knows: models, draws, a function that scores texts. Does not know: what a score means.
+Knows: models, sampling, a function that scores texts. Does not know: what a score means.
 """
 
 import math
@@ -22,9 +22,8 @@ from gerund.inference.generate.generation import (
     end_ids,
     prompt_ids,
     room_after,
-    row_seed,
 )
-from gerund.inference.generate.sampling import chosen_tokens, filters_of, generator_for
+from gerund.inference.generate.sampling import chosen_tokens, filters_of, generator_for, request_seeds, sample_seed
 from gerund.inference.infill.span_pass import Context, SpanPass
 from gerund.inference.likelihood.tokens import causal_runtime
 from gerund.inference.tokens import context_length
@@ -56,7 +55,7 @@ class Hypothesis:
         logprob: the sum of their log-probabilities under the untouched model, that of the end token included.
         ended: whether the model ended it.
         full: whether there is room for more.
-        draw: the state of the random numbers that it goes on with, if it does.
+        generator: the random numbers that it goes on with, if it does.
         text: its text, once it was scored.
         score: what the scorer gave it.
     """
@@ -65,7 +64,7 @@ class Hypothesis:
     logprob: float
     ended: bool
     full: bool
-    draw: torch.Generator
+    generator: torch.Generator
     text: str = ""
     score: float = 0.0
 
@@ -81,8 +80,9 @@ class Hypothesis:
         return Candidate(self.text, list(self.tokens), mean, self.ended, self.score)
 
 
-# What is written on in a round: the place of its prompt, what it is so far, its row of the cache, the key of its draws.
-_Start = tuple[int, Hypothesis, int, tuple[int, int, int, int]]
+# What is written on in a round: the place of its prompt, what it is so far, its row of the cache, the key of its random
+# numbers: round, rank of the beam, number of the sample.
+_Start = tuple[int, Hypothesis, int, tuple[int, int, int]]
 
 
 @dataclass
@@ -90,6 +90,7 @@ class _Prompt:
     """A prompt and the search for its continuation."""
 
     number: int
+    seed: int
     ids: list[int]
     room: int
     beams: list[Hypothesis]
@@ -113,7 +114,7 @@ def search(
 ) -> list[Ranked]:
     """Continue each prompt by what scores best.
 
-    The first round draws ``samples * beams`` continuations of the prompt, every later one ``samples`` of each that
+    The first round samples ``samples * beams`` continuations of the prompt, every later one ``samples`` of each that
     was kept; one that has ended competes on as it is. Equal ones count once. The first sample of a continuation
     goes on with its random numbers, so that one beam of one sample is plain sampling. Continuations that are ranked
     only when they are finished are written some at a time, however many there are; others all at once.
@@ -123,9 +124,9 @@ def search(
         tokenizer: its tokenizer.
         prompts: any number of texts.
         judge: scores texts so far; a blank one is not scored and comes last.
-        rerank: how many are drawn and kept, and how often.
+        rerank: how many are sampled and kept, and how often.
         max_new_tokens: how much to write at most.
-        sampling: how tokens are drawn; results depend on its seed, the number of the prompt and nothing else.
+        sampling: how tokens are chosen; a result depends on its prompt, its seed and nothing else.
 
     Returns:
         One result a prompt, in their order.
@@ -200,16 +201,18 @@ def _started(
     max_new_tokens = demand_room(max_new_tokens)
     demand_choice(rerank, sampling)
     ids = [prompt_ids(model, tokenizer, prompt, f"prompt {index}") for index, prompt in enumerate(prompts)]
-    seed = sampling.seed if sampling.seed is not None else int(torch.seed() % 2**31)
+    seeds = request_seeds(sampling, len(ids))
     limit = context_length(model.config, tokenizer)
     for group in _groups([len(own) for own in ids], rerank.width):
         own = [
             _Prompt(
-                number, ids[number], room_after(len(ids[number]), max_new_tokens, limit), [_nothing(seed, number)], []
+                *(number, seeds[number], ids[number], room_after(len(ids[number]), max_new_tokens, limit)),
+                beams=[_nothing(seeds[number])],
+                history=[],
             )
             for number in group
         ]
-        yield _Search(model, tokenizer, own, judge, rerank, sampling, seed)
+        yield _Search(model, tokenizer, own, judge, rerank, sampling)
 
 
 class _Search:
@@ -223,11 +226,10 @@ class _Search:
         judge: Judge,
         rerank: Rerank,
         sampling: Sampling,
-        seed: int,
     ) -> None:
         self.model, self.tokenizer = model, tokenizer
         self.prompts, self.judge, self.rerank = prompts, judge, rerank
-        self.sampling, self.seed = sampling, seed
+        self.sampling = sampling
         self.filters = filters_of(sampling)
         self.ends = set(end_ids(model, tokenizer))
         self.cache = self._read()
@@ -252,14 +254,14 @@ class _Search:
             yield
 
     def _round(self, turn: int, rows: list[list[int]]) -> tuple[list[list[Hypothesis]], list[list[int | None]]]:
-        """Draw and write one round; return each prompt's new hypotheses and the rows of those that may go on."""
+        """Write one round; return each prompt's new hypotheses and the rows of those that may go on."""
         started: list[_Start] = []
         for place, prompt in enumerate(self.prompts):
             going = [beam for beam in prompt.beams if beam.goes_on]
             count = self.rerank.samples if turn else self.rerank.width
             for rank, (beam, row) in enumerate(zip(going, rows[place], strict=True)):
                 for sample in range(count):
-                    started.append((place, beam, row, (prompt.number, turn, rank, sample)))
+                    started.append((place, beam, row, (turn, rank, sample)))
         written: list[list[Hypothesis]] = [[] for _ in self.prompts]
         last_row: list[list[int | None]] = [[] for _ in self.prompts]
         # What goes on after a round needs the cache that it was written in, so that it cannot be written in parts.
@@ -279,7 +281,7 @@ class _Search:
         for place, beam, row, key in part:
             growing.append((place, len(written[place])))
             parents.append(row)
-            written[place].append(replace(beam, draw=self._draw_of(beam, key)))
+            written[place].append(replace(beam, generator=_generator_of(self.prompts[place].seed, beam, key)))
             last_row[place].append(None)
         for step in range(self.rerank.every or max(prompt.room for prompt in self.prompts)):
             if step:
@@ -304,16 +306,18 @@ class _Search:
         scores_PV = logprobs_PV
         for filter_ in self.filters:
             scores_PV = filter_(None, scores_PV)
-        draws = None if self.sampling.is_greedy else [written[place][index].draw for place, index in growing]
-        token_P = chosen_tokens(scores_PV, draws)
+        generators = None
+        if not self.sampling.is_greedy:
+            generators = [written[place][index].generator for place, index in growing]
+        token_P = chosen_tokens(scores_PV, generators)
         own_P = logprobs_PV.gather(1, token_P[:, None])[:, 0]
         for (place, index), token, own in zip(growing, token_P.tolist(), own_P.tolist(), strict=True):
             before = written[place][index]
             ended = token in self.ends
             tokens = before.tokens if ended else (*before.tokens, token)
             full = not ended and len(tokens) >= self.prompts[place].room
-            draw, logprob = _SPENT if ended or full else before.draw, before.logprob + own
-            written[place][index] = Hypothesis(tokens, logprob, ended, full, draw)
+            generator, logprob = _SPENT if ended or full else before.generator, before.logprob + own
+            written[place][index] = Hypothesis(tokens, logprob, ended, full, generator)
 
     def _score(self, written: list[list[Hypothesis]]) -> None:
         """Give the new hypotheses their texts and scores, in place."""
@@ -362,14 +366,6 @@ class _Search:
             self.cache.advance(kept_rows, last)
         return found
 
-    def _draw_of(self, beam: Hypothesis, key: tuple[int, int, int, int]) -> torch.Generator:
-        """Return the random numbers of a sample: of the first one those of the beam itself."""
-        if key[-1]:
-            return generator_for(self.seed, *key)
-        own = torch.Generator()
-        own.set_state(beam.draw.get_state())
-        return own
-
 
 def _common(texts: Sequence[str]) -> str:
     """Return what all texts begin with.
@@ -382,9 +378,18 @@ def _common(texts: Sequence[str]) -> str:
     return first[:same]
 
 
-def _nothing(seed: int, number: int) -> Hypothesis:
+def _nothing(seed: int) -> Hypothesis:
     """Return the empty continuation of a prompt, with the random numbers of plain generation."""
-    return Hypothesis((), 0.0, False, False, torch.Generator().manual_seed(row_seed(seed, number)))
+    return Hypothesis((), 0.0, False, False, torch.Generator().manual_seed(sample_seed(seed, 0)))
+
+
+def _generator_of(seed: int, beam: Hypothesis, key: tuple[int, int, int]) -> torch.Generator:
+    """Return the random numbers of a sample: of the first one those of the beam itself."""
+    if key[-1]:
+        return generator_for(seed, 0, *key)
+    own = torch.Generator()
+    own.set_state(beam.generator.get_state())
+    return own
 
 
 def _groups(lengths: Sequence[int], width: int) -> Iterator[list[int]]:

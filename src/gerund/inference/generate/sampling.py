@@ -1,12 +1,14 @@
-"""Drawing tokens so that draws are repeatable and do not depend on what else is drawn at the same time.
+"""Sampling tokens so that samples are repeatable and do not depend on what else is sampled at the same time.
 
-Every row has a generator of its own, which gives one number a token; the token is the one up to which the
-probabilities sum to more than it.
+Every row has a random generator of its own, which gives one number a token; the token is the one up to which the
+probabilities sum to more than it. Fresh seeds come from the operating system, so no global random state is read or
+changed.
 
-Knows: ``Sampling``, scores. Does not know: models, what the rows are.
+Knows: ``Sampling``, seeds, scores. Does not know: models, what the rows are.
 """
 
 from collections.abc import Sequence
+from secrets import randbits
 
 import numpy as np
 import torch
@@ -19,6 +21,7 @@ from transformers import (
 )
 
 from gerund.config import Sampling
+from gerund.errors import ConfigError
 
 # Tokens among which a nucleus is looked for first, and then, before it is looked for among all.
 _LIKELIEST = (256, 2048)
@@ -71,7 +74,7 @@ class NucleusFilter(LogitsProcessor):
 
 
 def chosen_tokens(scores_BV: Tensor, generators: Sequence[torch.Generator] | None) -> Tensor:
-    """Return a token of each row ``(B,)``: drawn from the softmax of its scores, or without generators the likeliest.
+    """Return a token of each row ``(B,)``: sampled from the softmax of its scores, or without generators the likeliest.
 
     Args:
         scores_BV: filtered scores; minus infinity for what may not be chosen.
@@ -87,6 +90,30 @@ def chosen_tokens(scores_BV: Tensor, generators: Sequence[torch.Generator] | Non
     # A number that is rounded up to the whole would lead behind the last token.
     place_B1 = (number_B1.to(whole_B1) * whole_B1).minimum(whole_B1.nextafter(torch.zeros_like(whole_B1)))
     return torch.searchsorted(summed_BV, place_B1, right=True)[:, 0]
+
+
+def request_seeds(sampling: Sampling, count: int) -> list[int]:
+    """Return one seed for each of ``count`` prompts: the one that was given, its own, or a fresh one.
+
+    Raises:
+        ConfigError: several seeds were given, and not as many as there are prompts.
+
+    >>> request_seeds(Sampling(temperature=1.0, seed=7), 2), request_seeds(Sampling(temperature=1.0, seed=[3, 4]), 2)
+    ([7, 7], [3, 4])
+    """
+    seed = sampling.seed
+    if seed is None:
+        return [randbits(31) for _ in range(count)]
+    if isinstance(seed, int):
+        return [seed] * count
+    if len(seed) != count:
+        raise ConfigError(f"{len(seed)} seeds were given for {count} prompts; give one for all, or one for each")
+    return list(seed)
+
+
+def sample_seed(seed: int, sample: int) -> int:
+    """Return the seed of one of several samples of a prompt."""
+    return (seed * 1_000_003 + sample) % 2**63
 
 
 def generator_for(*key: int) -> torch.Generator:

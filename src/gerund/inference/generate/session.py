@@ -1,7 +1,7 @@
 """One causal pass over a text that serves twice: its states are pooled into a vector, its cache is written on from.
 
 Knows: how a text's tokens divide into those that are continued and those that only close it for the encoder.
-Does not know: attention plans other than the causal one, how tokens are drawn.
+Does not know: attention plans other than the causal one, how tokens are chosen.
 """
 
 import copy
@@ -50,7 +50,7 @@ class Session:
 
         Args:
             max_new_tokens: how much to write at most; less where the model's context ends first.
-            sampling: how tokens are drawn; None is greedy.
+            sampling: how tokens are chosen; None is greedy.
 
         Raises:
             ConfigError: ``max_new_tokens`` is no positive whole number.

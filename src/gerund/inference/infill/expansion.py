@@ -18,6 +18,7 @@ import numpy as np
 from gerund.checks import is_listing
 from gerund.config import MOST_AT_ONCE, Sampling, demand_number
 from gerund.errors import ConfigError, TextError
+from gerund.inference.generate.sampling import request_seeds
 from gerund.inference.tokens import check_unicode
 from gerund.types import Infill
 
@@ -127,13 +128,13 @@ def expand(
     what has grown together with a word beside a mask, or holds half of a character.
 
     Args:
-        fill: fills the gaps of a text with one drawn filling.
+        fill: fills the gaps of a text with one sampled filling.
         query: the query.
         count: how many expansions at most; there are fewer where the model finds no more.
         keep: words of the query that are never masked.
         share: share of its words that is masked.
         blank: what marks a gap.
-        sampling: how tokens are drawn; its seed decides the masks too.
+        sampling: how tokens are chosen; its seed determines the masks too.
         begins: whether the model can fill a gap that nothing precedes.
 
     Returns:
@@ -193,8 +194,9 @@ def demand_possible(
 def _prompts(
     query: str, mask: Callable[[np.random.Generator], str] | None, count: int, sampling: Sampling
 ) -> Iterator[tuple[str, Sampling]]:
-    """Yield texts with gaps, and how each is filled: every one draws anew."""
-    rng = np.random.default_rng(sampling.seed)
+    """Yield texts with gaps, and how each is filled: every one with a seed of its own."""
+    [seed] = request_seeds(sampling, 1)
+    rng = np.random.default_rng(seed)
     if mask is None and sampling.is_greedy:
         yield query, sampling  # the same each time
         return

@@ -22,7 +22,7 @@ from gerund.inference.encode.runtime import EncoderRuntime
 from gerund.inference.generate.generation import continuation_text, end_ids, prompt_ids
 from gerund.inference.infill.blanks import BlankedText, growing_ids, ids_inside
 from gerund.inference.infill.span_pass import Context
-from gerund.inference.infill.span_search import Path, beamed, drawn, write
+from gerund.inference.infill.span_search import Path, beamed, sampled, write
 from gerund.inference.likelihood.spans import proved_hybrid
 from gerund.inference.likelihood.tokens import causal_runtime, sequence_logprobs
 from gerund.types import Infill
@@ -44,9 +44,9 @@ class Search:
 
     Attributes:
         lengths: candidate lengths of a gap in tokens, ascending.
-        sampling: how tokens are drawn.
+        sampling: how tokens are chosen.
         beams: how many spans of each length are followed at a time; 1 for none.
-        samples: how many spans of each length are drawn.
+        samples: how many spans of each length are sampled.
         sees_right: False to read the left side only, causally.
         chunk: how many tokens are written before they become context.
     """
@@ -83,9 +83,9 @@ def infill(
         blank: what marks a gap.
         max_tokens: the longest length that is tried when ``lengths`` is None.
         lengths: the lengths that are tried.
-        sampling: how tokens are drawn.
+        sampling: how tokens are chosen.
         beams: how many spans of each length are followed at a time.
-        samples: how many spans of each length are drawn.
+        samples: how many spans of each length are sampled.
         method: one of ``config.INFILL_METHODS``.
         shots: solved examples in the prompt of a prompting method.
         adapter: the name of the one that is awake while both sides are seen.
@@ -231,7 +231,7 @@ def _best(
     if search.beams > 1:
         choose = beamed(search.beams, banned, not_first=not_first)
     else:
-        choose = drawn(search.sampling, banned, gap, not_first=not_first)
+        choose = sampled(search.sampling, banned, gap, not_first=not_first)
     paths = [Path(length, sample) for length in search.lengths for sample in range(search.samples)]
     written = write(
         runtime,
@@ -339,7 +339,7 @@ def _check_search(search: Search) -> None:
         if value > MOST_AT_ONCE:
             raise ConfigError(f"{name}={value} is too many; {MOST_AT_ONCE} are the most")
     if search.beams > 1 and not search.sampling.is_greedy:
-        raise ConfigError("beams look for the most probable span and sampling draws one: give one of them")
+        raise ConfigError("beams look for the most probable span and sampling takes one by chance: give one of them")
     if search.samples > 1 and search.sampling.is_greedy:
         raise ConfigError(f"samples={search.samples} would all be the same span without a temperature above 0")
 

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from gerund.config import Sampling
 from gerund.errors import ConfigError, TextError, unknown_name
 from gerund.inference.generate.generation import generate
+from gerund.inference.generate.sampling import request_seeds
 from gerund.inference.tokens import check_texts, check_unicode, context_length
 
 PROMPT_METHODS = ("blank", "contextual", "prefix-suffix", "line-by-line")
@@ -75,7 +76,7 @@ STORIES: tuple[tuple[tuple[str, str, str, str, str], int], ...] = (
 
 _NUMBERS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 _CLOSING = {'"': '"', "“": "”", "«": "»", "„": "“"}
-# Gaps draw anew: with one seed for all, two prompts would share their noise.
+# Each gap has a seed of its own: with one for all, two prompts would share their random numbers.
 _NEXT_SEED = 1_000_000_007
 
 
@@ -101,7 +102,7 @@ def fill(
         method: one of ``PROMPT_METHODS``.
         shots: how many solved examples precede, 0 to 5; ``contextual`` has none in the paper and takes none.
         max_tokens: how much is written for a gap at most.
-        sampling: how tokens are drawn.
+        sampling: how tokens are chosen.
 
     Returns:
         One answer a gap: the first sentence of the continuation's first line, without quotes and white space
@@ -119,12 +120,11 @@ def fill(
         raise TextError("there is no text around the gaps")
     answers: list[str] = []
     before = texts[0]
+    [seed] = request_seeds(sampling, 1)
     for number in range(len(texts) - 1):
         asked = prompt(before, texts[number + 1 :], method, shots)
         _check_room(model, tokenizer, asked, number, method, shots, max_tokens)
-        own = sampling
-        if sampling.seed is not None:
-            own = replace(sampling, seed=sampling.seed + number * _NEXT_SEED)
+        own = sampling if sampling.seed is None else replace(sampling, seed=seed + number * _NEXT_SEED)
         [result] = generate(model, tokenizer, [asked], max_new_tokens=max_tokens, sampling=own, batch_size=1)
         answers.append(answer(result.text))
         before = _joined(before, answers[-1]) + texts[number + 1]

@@ -118,8 +118,8 @@ def fill(
         text: the text.
         blank: what marks a gap in it.
         max_tokens: tokens of a filling at most.
-        sampling: how tokens are drawn.
-        samples: how many fillings; above 1 they are drawn.
+        sampling: how tokens are chosen.
+        samples: how many fillings; above 1 they are sampled.
 
     Returns:
         ``samples`` fillings. A gap that the model passed over holds the empty text, with a score of 0.
@@ -138,8 +138,9 @@ def fill(
     asked = gapped.with_sentinels(tokenizer)
     # Of every gap: its sentinel, its tokens; and a sentinel behind the last one.
     most = gaps * (max_tokens + 1) + 1
-    prompts = [asked] * samples
-    written = generate(model, tokenizer, prompts, max_new_tokens=most, sampling=sampling, batch_size=16)
+    written = generate(
+        model, tokenizer, [asked], max_new_tokens=most, sampling=sampling, batch_size=16, samples=samples
+    )
     found = [_filled(model, tokenizer, gapped, asked, one.token_ids, max_tokens) for one in written]
     return sorted(found, key=lambda one: -sum(one.scores) / len(one.scores))
 

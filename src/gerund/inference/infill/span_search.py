@@ -1,18 +1,17 @@
-"""Ways to write a span of a given length: the most probable token each time, draws, or beams.
+"""Ways to write a span of a given length: the most probable token each time, sampling, or beams.
 
 Knows: log-probabilities, ``Sampling``, chunks. Does not know: texts, tokenizers, which of the spans is best.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from secrets import randbits
 
 import torch
 from torch import Tensor
 
 from gerund.config import Sampling
 from gerund.inference.encode.runtime import EncoderRuntime
-from gerund.inference.generate.sampling import chosen_tokens, filters_of, generator_for
+from gerund.inference.generate.sampling import chosen_tokens, filters_of, generator_for, request_seeds
 from gerund.inference.infill.span_pass import Context, SpanPass
 
 # Cached tokens of all rows that are written at once. A row alone is always written.
@@ -45,34 +44,34 @@ class Path:
 Choose = Callable[[Sequence[Path], Tensor], list[tuple[int, Path]]]
 
 
-def drawn(sampling: Sampling, banned: Sequence[int], place: int, *, not_first: Sequence[int] = ()) -> Choose:
-    """Return what takes one token a path: the most probable one, or a draw.
+def sampled(sampling: Sampling, banned: Sequence[int], place: int, *, not_first: Sequence[int] = ()) -> Choose:
+    """Return what takes one token a path: the most probable one, or a sample.
 
-    The draws of a path depend on the seed, ``place``, its length and its number, and on nothing that is written
+    The samples of a path depend on the seed, ``place``, its length and its number, and on nothing that is written
     beside it.
 
     Args:
-        sampling: how tokens are drawn.
+        sampling: how tokens are chosen.
         banned: tokens that never occur in a span.
         place: which gap of the text it is.
         not_first: tokens that no span begins with.
     """
     filters = filters_of(sampling)
-    seed = randbits(32) if sampling.seed is None else sampling.seed
+    [seed] = request_seeds(sampling, 1)
     generators: dict[tuple[int, int], torch.Generator] = {}
 
     def choose(paths: Sequence[Path], logprobs_PV: Tensor) -> list[tuple[int, Path]]:
         scores_PV = _without(logprobs_PV, banned, () if paths[0].tokens else not_first)
         for filter_ in filters:
             scores_PV = filter_(None, scores_PV)
-        draws = None
+        of_path = None
         if not sampling.is_greedy:
             keys = [(path.length, path.sample) for path in paths]
             for key in keys:
                 if key not in generators:
                     generators[key] = generator_for(seed, place, *key)
-            draws = [generators[key] for key in keys]
-        token_P = chosen_tokens(scores_PV, draws)
+            of_path = [generators[key] for key in keys]
+        token_P = chosen_tokens(scores_PV, of_path)
         own_P = logprobs_PV.gather(1, token_P[:, None])[:, 0]
         grown = zip(paths, token_P.tolist(), own_P.tolist(), strict=True)
         return [(index, path.grown(token, own)) for index, (path, token, own) in enumerate(grown)]
@@ -149,7 +148,7 @@ def _write_chunk(
     chunk: int,
 ) -> list[Path]:
     """Return the paths with up to ``chunk`` tokens more. All have as many tokens as each other."""
-    # Draws of one length begin with one context, which is read once.
+    # Samples of one length begin with one context, which is read once.
     starts = list(dict.fromkeys((path.length, path.tokens) for path in paths))
     row_of = {start: row for row, start in enumerate(starts)}
     span_pass = SpanPass(runtime, [context(*start) for start in starts], sees_right=sees_right)

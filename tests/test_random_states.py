@@ -1,0 +1,116 @@
+"""No verb reads or changes the global random states of torch, numpy and Python."""
+
+import random
+import warnings
+
+import numpy as np
+import pytest
+import torch
+
+import gerund
+from gerund import Rerank, Sampling
+from tests.adapters import make_adapter
+from tests.tiny import save_tiny, save_tiny_t5
+
+FRESH, SEEDED = Sampling(temperature=1.0), Sampling(temperature=1.0, seed=4)
+TEXT = "the cat in the inn"
+
+
+def states():
+    return random.getstate(), np.random.get_state()[1].tobytes(), torch.get_rng_state().numpy().tobytes()
+
+
+@pytest.fixture(scope="module")
+def lm(tmp_path_factory):
+    folder = save_tiny(tmp_path_factory.mktemp("long") / "m", max_position_embeddings=512)
+    lm = gerund.load(folder, dtype="float32")
+    lm.tokenizer.model_max_length = 512
+    return lm
+
+
+@pytest.fixture(scope="module")
+def t5(tmp_path_factory):
+    return gerund.load(save_tiny_t5(tmp_path_factory.mktemp("t5") / "m"))
+
+
+def expanded(model, sampling):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a random model finds few
+        return model.expand("the cat sat", 2, sampling=sampling, max_tokens=2)
+
+
+BOTH = {
+    "generate": lambda lm, sampling: lm.generate([TEXT, "a"], 4, sampling),
+    "generate one by one": lambda lm, sampling: lm.generate([TEXT, "a"], 4, sampling, batch_size=1),
+    "stream": lambda lm, sampling: list(lm.stream(TEXT, 4, sampling)),
+    "infill": lambda lm, sampling: lm.infill("the [blank] in", sampling=sampling, max_tokens=2),
+    "expand": expanded,
+}
+DECODER_ONLY = {
+    "rerank": lambda lm, sampling: lm.generate([TEXT], 6, sampling, rerank=Rerank(3, 2, 2, scorer="pmi")),
+    "rerank by chance": lambda lm, sampling: lm.generate([TEXT], 6, sampling, rerank=Rerank(2, scorer="random")),
+    "rerank a stream": lambda lm, sampling: list(lm.stream(TEXT, 6, sampling, rerank=Rerank(2, every=2))),
+    "prompt": lambda lm, sampling: lm.infill("a [blank] b", sampling=sampling, method="blank", max_tokens=2),
+    "session": lambda lm, sampling: lm.with_encoder(
+        gerund.EncoderConfig(attention=gerund.AttentionPlan("causal"))
+    ).encode_and_keep(TEXT)[1].generate(4, sampling),
+}  # fmt: skip
+SILENT = {
+    "encode": lambda lm: lm.encode([TEXT, "a"]),
+    "encode_tokens": lambda lm: lm.encode_tokens([TEXT]),
+    "encode_words": lambda lm: lm.encode_words([["the", "cat"]]),
+    "similarity": lambda lm: lm.similarity([TEXT], ["a"]),
+    "fingerprint": lambda lm: lm.fingerprint(),
+}
+
+
+@pytest.fixture(autouse=True)
+def left_alone():
+    before = states()
+    yield
+    assert states() == before
+
+
+@pytest.mark.parametrize("sampling", [None, FRESH, SEEDED], ids=["greedy", "fresh", "seeded"])
+@pytest.mark.parametrize("verb", [*BOTH, *DECODER_ONLY])
+def test_writing(lm, verb, sampling):
+    if sampling is None and "rerank" in verb:
+        return
+    {**BOTH, **DECODER_ONLY}[verb](lm, sampling)
+
+
+@pytest.mark.parametrize("sampling", [None, FRESH, SEEDED], ids=["greedy", "fresh", "seeded"])
+@pytest.mark.parametrize("verb", BOTH)
+def test_writing_of_an_encoder_decoder(t5, verb, sampling):
+    BOTH[verb](t5, sampling)
+
+
+@pytest.mark.parametrize("verb", SILENT)
+def test_encoding(lm, t5, verb):
+    SILENT[verb](lm)
+    SILENT[verb](t5)
+
+
+def test_scoring(lm):
+    lm.score([TEXT], [[" a", " the"]])
+    lm.span_logprobs("the", " cat", " sat")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_loading_and_saving(lm, t5, tiny_folder, tmp_path):
+    for number, model in enumerate((lm, t5)):
+        model.save(tmp_path / str(number))
+        gerund.load(tmp_path / str(number))
+    lm.export(tmp_path / "merged", "merged")
+    lm.with_encoder(gerund.EncoderConfig())
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_loading_an_adapter(tiny_folder, tmp_path):
+    # Making one is the test's own business.
+    random_before = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    folder = make_adapter(tiny_folder, tmp_path / "adapter")
+    random.setstate(random_before[0])
+    np.random.set_state(random_before[1])
+    torch.set_rng_state(random_before[2])
+    gerund.load(tiny_folder, adapter=folder).encode([TEXT])
