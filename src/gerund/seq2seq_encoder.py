@@ -31,7 +31,7 @@ class Seq2SeqEncoder(TextEncoder):
     def _attach(self) -> int:
         return int(self.model.config.num_layers)
 
-    def _prove(self, plan: ResolvedPlan) -> None:
+    def _verify(self, plan: ResolvedPlan) -> None:
         if not plan.is_bidirectional:
             raise ConfigError(f"{self.name} has an encoder of its own, which looks both ways: its plan is bidir")
 

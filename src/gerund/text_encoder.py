@@ -6,6 +6,7 @@ Knows: which function does what. Does not know: how any of it is done, or that t
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import replace
+from threading import Lock
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -15,7 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gerund.attention.interface import attach
 from gerund.attention.plan import ResolvedPlan
-from gerund.attention.probe import prove
+from gerund.attention.probe import verify_once
 from gerund.attention.streams import attach_streams, decoder_layers
 from gerund.checks import flag, flag_or_none, one_of
 from gerund.config import EncoderConfig, Job, check_dimensions
@@ -32,6 +33,9 @@ from gerund.models.pooling import unit
 from gerund.spec import ModelSpec
 
 Output = Literal["numpy", "torch"]
+
+# Two encoders that are made of one model at the same time must not both register its hooks.
+_attaching = Lock()
 
 
 class TextEncoder:
@@ -52,7 +56,7 @@ class TextEncoder:
         head: ProjectionHead | None = None,
         spec: ModelSpec | None = None,
     ) -> None:
-        """Wrap a model that is in memory, after proving that the attention plan reaches every layer of it.
+        """Wrap a model that is in memory, after verifying that the attention plan reaches every layer of it.
 
         Args:
             model: a Hugging Face decoder-only language model.
@@ -80,7 +84,7 @@ class TextEncoder:
         if self.adapters.folders:
             load_adapters(model, self.adapters.by_name)
         self._hashed: tuple[int, str] | None = None
-        self._prove(plan)
+        self._verify(plan)
         self.runtime = self._make_runtime(plan)
         if autocast:
             self.runtime = replace(self.runtime, autocast=choose_autocast(self.runtime))
@@ -88,13 +92,14 @@ class TextEncoder:
     def _attach(self) -> int:
         """Make the model ready for attention plans, and return how many layers they have a say in."""
         layers = decoder_layers(self.model)
-        attach(self.model)
-        attach_streams(layers)
+        with _attaching:
+            attach(self.model)
+            attach_streams(layers)
         return len(layers)
 
-    def _prove(self, plan: ResolvedPlan) -> None:
-        """Prove that the plan reaches every layer."""
-        prove(self.model, plan)
+    def _verify(self, plan: ResolvedPlan) -> None:
+        """Verify that the plan reaches every layer."""
+        verify_once(self.model, plan)
 
     def _make_runtime(self, plan: ResolvedPlan) -> encoding.EncoderRuntime:
         return encoding.EncoderRuntime(
@@ -288,7 +293,7 @@ class TextEncoder:
         if not isinstance(encoder, EncoderConfig):
             raise ConfigError(f"encoder is an EncoderConfig, such as EncoderConfig(pooling='last'), not {encoder!r}")
         plan = encoder.attention.resolve(self.n_layers)
-        self._prove(plan)
+        self._verify(plan)
         other = copy(self)
         other.encoder = encoder
         sends_plan = self.runtime.sends_plan if plan == self.runtime.plan else not plan.is_causal

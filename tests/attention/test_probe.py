@@ -13,7 +13,7 @@ from gerund.attention import interface
 from gerund.attention.interface import ADDITIVE, FUSED, attach
 from gerund.attention.masks import visible
 from gerund.attention.plan import PLAN_NAMES, AttentionPlan, Direction, View
-from gerund.attention.probe import probe, prove, window_of
+from gerund.attention.probe import _separate_copy, probe, verify, verify_once, window_of
 from gerund.attention.streams import attach_streams, decoder_layers
 from gerund.errors import ModelError, UnsupportedModelError
 from tests.tiny import CONFIGS, N_LAYERS, REFUSED, tiny
@@ -87,7 +87,7 @@ def with_bound(change):
 def test_every_architecture_passes_every_plan(name):
     model = ready(name)
     for plan_name, plan in RESOLVED.items():
-        report = prove(model, plan)
+        report = verify(model, plan)
         assert report.wrong_layers == [], plan_name
         if plan.stream is None:
             for padded in (True, False):
@@ -112,10 +112,10 @@ def test_architectures_that_no_plan_reaches_are_refused_by_name(name):
     model = ready(name)
     for plan_name, plan in CONVERTED.items():
         with pytest.raises(UnsupportedModelError, match=rf"{name}.*attention='causal'"):
-            prove(model, plan)
+            verify(model, plan)
         assert wrong_layers(model, plan), plan_name
-    assert prove(model, CAUSAL).wrong_layers == []
-    assert prove(model, RESOLVED["echo"]).wrong_layers == []
+    assert verify(model, CAUSAL).wrong_layers == []
+    assert verify(model, RESOLVED["echo"]).wrong_layers == []
 
 
 @pytest.mark.parametrize("name", ["bloom", "gptj", "falcon"])
@@ -141,7 +141,7 @@ def test_attention_that_asks_for_the_mask_and_ignores_it(sabotage, name, plan):
     sabotage(make)
     model = ready(name)
     with pytest.raises(UnsupportedModelError, match=f"this {name} model"):
-        prove(model, CONVERTED[plan])
+        verify(model, CONVERTED[plan])
     if CONVERTED[plan].stream is None:
         converted = [i for i, view in enumerate(CONVERTED[plan].views) if view != View(Direction.CAUSAL)]
         assert set(converted) <= set(wrong_layers(model, CONVERTED[plan]))
@@ -158,7 +158,7 @@ def test_attention_that_never_asks(sabotage, name, plan):
 
     sabotage(make)
     with pytest.raises(UnsupportedModelError, match="no layer of this"):
-        prove(ready(name), CONVERTED[plan])
+        verify(ready(name), CONVERTED[plan])
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2", "mistral"])
@@ -178,7 +178,7 @@ def test_a_mask_function_that_drops_padding(monkeypatch):
     # What transformers does where no mask function has the attention function's name.
     monkeypatch.delitem(AttentionMaskInterface._global_mapping, FUSED)
     with pytest.raises(ModelError, match="no plain causal language model"):
-        prove(ready("llama"), CAUSAL)
+        verify(ready("llama"), CAUSAL)
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2", "gpt2"])
@@ -196,7 +196,7 @@ def test_a_plan_that_reaches_a_single_layer(sabotage, name, layer):
     model = ready(name)
     assert wrong_layers(model, RESOLVED["bidir"]) == [index for index in range(N_LAYERS) if index != layer]
     with pytest.raises(UnsupportedModelError, match="not layer"):
-        prove(model, RESOLVED["bidir"])
+        verify(model, RESOLVED["bidir"])
 
 
 @pytest.mark.parametrize("layer", range(N_LAYERS))
@@ -217,7 +217,7 @@ def test_attention_that_looks_the_other_way(sabotage, name):
 @pytest.mark.parametrize("plan", [name for name, plan in RESOLVED.items() if plan.stream is not None])
 def test_a_second_stream_that_never_runs(plan):
     with pytest.raises(UnsupportedModelError, match="reaches not layer"):
-        prove(ready("llama", streams=False), RESOLVED[plan])
+        verify(ready("llama", streams=False), RESOLVED[plan])
 
 
 @pytest.mark.parametrize("plan", ["bidir", "mask0-bidir"])
@@ -234,9 +234,9 @@ def test_a_model_loaded_as_an_encoder_is_refused():
     attach(model)
     for plan in (CAUSAL, RESOLVED["bidir"]):
         with pytest.raises(ModelError, match="bert model is no plain causal language model"):
-            prove(model, plan)
+            verify(model, plan)
     with pytest.raises(ModelError) as refusal:
-        prove(model, CAUSAL)
+        verify(model, CAUSAL)
     assert not isinstance(refusal.value, UnsupportedModelError)
 
 
@@ -244,7 +244,7 @@ def test_the_probe_leaves_the_model_as_it_was():
     model = ready("llama").train()
     hooks = [len(layer._forward_hooks) + len(layer._forward_pre_hooks) for layer in decoder_layers(model)]
     state = torch.get_rng_state()
-    prove(model, RESOLVED["mask0-bidir"])
+    verify(model, RESOLVED["mask0-bidir"])
     assert model.training
     assert [len(layer._forward_hooks) + len(layer._forward_pre_hooks) for layer in decoder_layers(model)] == hooks
     assert torch.equal(torch.get_rng_state(), state)
@@ -270,7 +270,7 @@ def test_another_thread_reads_on_as_if_nothing_were():
             thread.join()
 
     handle = layers[1].register_forward_hook(interrupt)
-    prove(model, RESOLVED["bidir"])
+    verify(model, RESOLVED["bidir"])
     handle.remove()
     assert torch.equal(meanwhile[0], alone)
 
@@ -280,15 +280,61 @@ def test_another_thread_reads_on_as_if_nothing_were():
 def test_half_precision_passes_too(name, dtype):
     model = ready(name).to(dtype)
     for plan_name, plan in RESOLVED.items():
-        assert prove(model, plan).wrong_layers == [], plan_name
+        assert verify(model, plan).wrong_layers == [], plan_name
 
 
-def test_proving_takes_milliseconds():
+def test_verifying_takes_milliseconds():
     model = ready("llama")
-    prove(model, RESOLVED["mask0-bidir"])
+    verify(model, RESOLVED["mask0-bidir"])
     seconds = []
     for _ in range(5):
         start = time.perf_counter()
-        prove(model, RESOLVED["mask0-bidir"])
+        verify(model, RESOLVED["mask0-bidir"])
         seconds.append(time.perf_counter() - start)
     assert min(seconds) < 0.5
+
+
+@pytest.mark.parametrize("name", [*CONFIGS, *REFUSED])
+def test_the_separate_copy_shares_every_tensor_and_nothing_else(name):
+    model = ready(name)
+    other = _separate_copy(model)
+    assert type(other) is type(model)
+    ids = torch.arange(3, 12)[None]
+    with torch.no_grad():
+        assert torch.equal(other(ids).logits, model(ids).logits)
+    own, copied = dict(model.named_parameters()), dict(other.named_parameters())
+    assert own.keys() == copied.keys()
+    assert all(own[key] is copied[key] for key in own)
+    assert not set(map(id, model.modules())) & set(map(id, other.modules()))
+    decoder_layers(other)[0].register_forward_pre_hook(lambda *_: pytest.fail("the hook reached the model"))
+    other.train()
+    assert not model.training
+    with torch.no_grad():
+        model(ids)
+
+
+def test_a_model_with_a_replaced_forward_is_probed_itself():
+    model = ready("llama")
+    layer = decoder_layers(model)[1]
+    layer.forward = layer.forward
+    assert _separate_copy(model) is None
+    assert verify(model, RESOLVED["bidir"]).wrong_layers == []
+
+
+def test_a_known_plan_of_a_known_model_is_not_verified_again(monkeypatch):
+    from gerund.attention import probe as module
+
+    model, calls = ready("llama"), []
+    monkeypatch.setattr(module, "verify", lambda *given: calls.append(given))
+    for plan in ("bidir", "mask0-bidir", "bidir"):
+        verify_once(model, RESOLVED[plan])
+    assert len(calls) == 2
+    verify_once(ready("llama"), RESOLVED["bidir"])
+    assert len(calls) == 3
+
+
+def test_a_plan_that_was_refused_is_refused_again():
+    model = ready("bloom")
+    for _ in range(2):
+        with pytest.raises(UnsupportedModelError):
+            verify_once(model, RESOLVED["bidir"])

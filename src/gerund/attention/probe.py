@@ -1,15 +1,23 @@
-"""Proves at load that a plan reaches every layer of this very model.
+"""Verifies at load that a plan reaches every layer of this very model.
 
 Attention that silently stays causal is the best-known bug of converted decoders. So before a model is used,
 a short random text goes through it once: at every layer, each token in turn is disturbed, and whichever
 outputs move is what that layer really sees. The map is compared with the plan's, layer by layer.
 
+The hooks that disturb and observe are not registered on the model itself, which other threads may be using: torch
+registers a hook in two steps, between which a pass of another thread would fail. They go onto a copy of the tree of
+modules that shares every tensor with the model, so what is verified is these very weights at no cost in memory.
+
 Knows: models and resolved plans. Does not know: texts, tokenizers.
 """
 
+import copy
+from collections import OrderedDict
+from contextlib import nullcontext
 from dataclasses import dataclass
-from threading import get_ident
+from threading import Lock, get_ident
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +33,7 @@ from gerund.errors import ModelError, UnsupportedModelError
 LENGTH = 6
 PADDING = 2
 _SEED = 20240517
-# A change smaller than this share of the disturbed token's own change is rounding, not a look.
+# A change smaller than this fraction of the disturbed token's own change is rounding, not attention.
 _LEAK = {torch.float32: 1e-4, torch.float64: 1e-6}
 _LEAK_HALF = 1e-2
 
@@ -74,7 +82,6 @@ class ProbeReport:
         return [index for index, layer in enumerate(self.layers) if not layer.is_right]
 
 
-@torch.no_grad()
 def probe(model: PreTrainedModel, plan: ResolvedPlan | None, *, padded: bool = True) -> ProbeReport:
     """Measure what each decoder layer of ``model`` sees, and what ``plan`` says it should.
 
@@ -89,6 +96,14 @@ def probe(model: PreTrainedModel, plan: ResolvedPlan | None, *, padded: bool = T
     Raises:
         UnsupportedModelError: a layer never asked for the plan's mask.
     """
+    separate = _separate_copy(model)
+    # Where no copy can be made, the hooks go onto the model, one probe at a time.
+    with nullcontext() if separate is not None else _live_probe:
+        return _probe(separate or model, plan, padded=padded)
+
+
+@torch.no_grad()
+def _probe(model: PreTrainedModel, plan: ResolvedPlan | None, *, padded: bool) -> ProbeReport:
     layers = decoder_layers(model)
     device = model.get_input_embeddings().weight.device
     vocabulary = model.get_input_embeddings().weight.shape[0]
@@ -127,7 +142,7 @@ def probe(model: PreTrainedModel, plan: ResolvedPlan | None, *, padded: bool = T
     return ProbeReport(tuple(maps))
 
 
-def prove(model: PreTrainedModel, plan: ResolvedPlan) -> ProbeReport:
+def verify(model: PreTrainedModel, plan: ResolvedPlan) -> ProbeReport:
     """Run the probe and refuse the model unless every layer does what the plan says.
 
     Raises:
@@ -150,11 +165,56 @@ def prove(model: PreTrainedModel, plan: ResolvedPlan) -> ProbeReport:
     return report
 
 
+def verify_once(model: PreTrainedModel, plan: ResolvedPlan) -> None:
+    """Verify a plan, unless the same plan of the same model was verified before.
+
+    Raises:
+        ModelError: as in ``verify``.
+        UnsupportedModelError: as in ``verify``.
+    """
+    key = (plan, str(model.config._attn_implementation))
+    with _registry:
+        known = key in _verified.get(model, ())
+    if not known:
+        verify(model, plan)
+        with _registry:
+            _verified.setdefault(model, set()).add(key)
+
+
+# Plans that were verified, with the attention function that they were verified with.
+_verified: WeakKeyDictionary[PreTrainedModel, set[tuple[ResolvedPlan, str]]] = WeakKeyDictionary()
+_registry = Lock()
+_live_probe = Lock()
+
+
+def _separate_copy(model: PreTrainedModel) -> PreTrainedModel | None:
+    """Return the model with modules of its own and the same tensors; None where a module's forward was replaced.
+
+    A replaced forward, as accelerate's, is bound to the original module and would run that one's children.
+    """
+    if any("forward" in vars(module) for module in model.modules()):
+        return None
+    copies: dict[nn.Module, nn.Module] = {}
+    for module in model.modules():
+        copies[module] = own = copy.copy(module)
+        # Hooks, buffers and the like stand in dictionaries, which a shallow copy would share.
+        vars(own).update({name: copy.copy(value) for name, value in vars(module).items() if type(value) in _TABLES})
+    for own in copies.values():
+        for name, child in own._modules.items():
+            own._modules[name] = None if child is None else copies[child]
+    found = copies[model]
+    assert isinstance(found, PreTrainedModel)
+    return found
+
+
+_TABLES = (dict, OrderedDict, set)
+
+
 class _Recorder:
     """Hooks that disturb one token a row before each layer, and see which outputs differ from row 0.
 
     Row 0 is undisturbed; row j + 1 has token j replaced, padding included. Before every layer all rows start
-    again from row 0's state, so that each layer is seen alone. Passes of other threads are none of its business.
+    again from row 0's state, so that each layer is seen alone. Passes of other threads are left alone.
     """
 
     def __init__(self, generator: torch.Generator) -> None:

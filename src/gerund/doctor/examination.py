@@ -13,7 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from gerund.attention.interface import attach
 from gerund.attention.masks import visible
 from gerund.attention.plan import PLAN_NAMES, AttentionPlan, Direction, ResolvedPlan, View
-from gerund.attention.probe import LENGTH, LayerMap, probe, prove, window_of
+from gerund.attention.probe import LENGTH, LayerMap, probe, verify, window_of
 from gerund.attention.streams import attach_streams, decoder_layers
 from gerund.config import EncoderConfig, read_adapters, read_encoder_config
 from gerund.doctor.advice import advise
@@ -104,7 +104,7 @@ class _Examination:
 
     def diagnose(self, name: str, stored: str, is_untouched: bool) -> Diagnosis:
         """Find everything out, but for the advice."""
-        prove(self.model, self.causal)
+        verify(self.model, self.causal)
         reached, maps, obeyed = self._probe()
         runtime = EncoderRuntime(
             self.model, self.tokenizer, self.encoder, self.plan if reached else self.causal,

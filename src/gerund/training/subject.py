@@ -16,7 +16,7 @@ from huggingface_hub.errors import StrictDataclassError
 
 from gerund.attention.interface import attach
 from gerund.attention.plan import AttentionPlan
-from gerund.attention.probe import prove
+from gerund.attention.probe import verify
 from gerund.attention.streams import attach_streams, decoder_layers
 from gerund.config import EncoderConfig, read_adapters, read_encoder_config
 from gerund.errors import ConfigError, MissingDependencyError, ModelError, unknown_name
@@ -128,7 +128,7 @@ def prepare_subject(recipe: Recipe, *, write: bool = True) -> Subject:
         attach(subject.model)
         attach_streams(decoder_layers(subject.model))
         for plan in _plans(recipe, subject):
-            prove(subject.model, plan.resolve(subject.n_layers))
+            verify(subject.model, plan.resolve(subject.n_layers))
     _check_lengths(recipe, subject)
     adapter_folder = None if recipe.model.adapter == NO_ADAPTER else _own_adapter(subject.source)
     if recipe.model.lora is not None or adapter_folder is not None:

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 import torch
 
+from gerund.attention import probe
 from gerund.attention.plan import AttentionPlan
 from gerund.errors import ConfigError, TextError, UnsupportedModelError
-from gerund.inference.likelihood import spans
+
 from gerund.inference.likelihood.spans import SpannedText, span_logprobs
 from gerund.language_model import LanguageModel
 from tests.attention.reference import ReferenceModel
@@ -159,13 +160,13 @@ def test_a_model_that_no_plan_reaches_reads_spans_causally_only():
     assert len(span_logprobs(model, tokenizer, TEXTS, "causal")[1]) == 3
 
 
-def test_a_model_is_proved_once(monkeypatch):
+def test_a_model_is_verified_once(monkeypatch):
     model, tokenizer = model_and_tokenizer()
-    proofs = []
-    monkeypatch.setattr(spans, "prove", lambda *given: proofs.append(given))
+    verified = []
+    monkeypatch.setattr(probe, "verify", lambda *given: verified.append(given))
     span_logprobs(model, tokenizer, TEXTS, "infill")
     span_logprobs(model, tokenizer, TEXTS, "infill")
-    assert len(proofs) == 1
+    assert len(verified) == 1
 
 
 def test_the_verb():

@@ -23,7 +23,7 @@ from gerund.inference.generate.generation import continuation_text, end_ids, pro
 from gerund.inference.infill.blanks import BlankedText, growing_ids, ids_inside
 from gerund.inference.infill.span_pass import Context
 from gerund.inference.infill.span_search import Path, beamed, sampled, write
-from gerund.inference.likelihood.spans import proved_hybrid
+from gerund.inference.likelihood.spans import verified_hybrid
 from gerund.inference.likelihood.tokens import causal_runtime, sequence_logprobs
 from gerund.types import Infill
 
@@ -135,7 +135,7 @@ def fill(
     lengths = _that_fit(search.lengths, total, text.gaps, runtime.max_length, strict)
     search = replace(search, lengths=lengths)
     if search.sees_right:
-        proved_hybrid(runtime)
+        verified_hybrid(runtime)
         runtime = replace(runtime, adapter=adapter)
     else:
         attach(model)

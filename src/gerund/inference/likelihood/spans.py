@@ -6,7 +6,6 @@ Knows: models, texts with spans, MAGNET's ``hybrid`` mask. Does not know: how sp
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
-from weakref import WeakSet
 
 import numpy as np
 import torch
@@ -15,7 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gerund.attention.interface import BoundPlan, attach
 from gerund.attention.plan import AttentionPlan, ResolvedPlan
-from gerund.attention.probe import prove
+from gerund.attention.probe import verify_once
 from gerund.checks import one_of
 from gerund.errors import TextError
 from gerund.inference.encode.runtime import EncoderRuntime
@@ -23,9 +22,6 @@ from gerund.inference.likelihood.tokens import causal_runtime, sequence_logprobs
 from gerund.inference.tokens import InputFormat, Tokens, tokenize
 
 SpanMode = Literal["infill", "causal"]
-
-# Models that were found to obey the hybrid mask.
-_proved: WeakSet[PreTrainedModel] = WeakSet()
 
 
 @dataclass(frozen=True)
@@ -106,17 +102,15 @@ def span_logprobs(
     ]
 
 
-def proved_hybrid(runtime: EncoderRuntime) -> ResolvedPlan:
-    """Return the hybrid plan for a model, after proving once that it reaches every layer.
+def verified_hybrid(runtime: EncoderRuntime) -> ResolvedPlan:
+    """Return the hybrid plan for a model, after verifying once that it reaches every layer.
 
     Raises:
         UnsupportedModelError: it does not.
     """
     plan = AttentionPlan("hybrid").resolve(runtime.n_layers)
-    if runtime.model not in _proved:
-        attach(runtime.model)
-        prove(runtime.model, plan)
-        _proved.add(runtime.model)
+    attach(runtime.model)
+    verify_once(runtime.model, plan)
     return plan
 
 
@@ -130,7 +124,7 @@ class _Spanned(Tokens):
 def _infill(
     runtime: EncoderRuntime, texts: list[_Spanned], batch_tokens: int | None, show: bool | None
 ) -> list[np.ndarray]:
-    plan = proved_hybrid(runtime)
+    plan = verified_hybrid(runtime)
 
     def states(batch: Sequence[Tokens]) -> tuple[Tensor, Tensor]:
         one = runtime.batch(batch)
