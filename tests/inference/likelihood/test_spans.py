@@ -7,7 +7,6 @@ import torch
 from gerund.attention import probe
 from gerund.attention.plan import AttentionPlan
 from gerund.errors import ConfigError, TextError, UnsupportedModelError
-
 from gerund.inference.likelihood.spans import SpannedText, span_logprobs
 from gerund.language_model import LanguageModel
 from tests.attention.reference import ReferenceModel
