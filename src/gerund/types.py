@@ -5,6 +5,31 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 
+class Rendered(str):
+    """A text whose control tokens are meant, such as a chat template filled in: they are parsed, and no BOS is added.
+
+    In any other text a control token such as ``<|im_start|>`` is text.
+
+    Args:
+        text: the text.
+        literal: (first, behind the last) characters of the parts that come from users: control tokens there are text.
+        with_specials: whether the tokenizer adds its own special tokens, which a template has already.
+
+    >>> Rendered("<|user|>hello", literal=[(8, 13)]).literal
+    ((8, 13),)
+    """
+
+    literal: tuple[tuple[int, int], ...]
+    with_specials: bool
+
+    def __new__(cls, text: str, *, literal: Sequence[tuple[int, int]] = (), with_specials: bool = False) -> "Rendered":
+        """Mark a text as rendered."""
+        own = super().__new__(cls, text)
+        own.literal = tuple((int(first), int(behind)) for first, behind in literal)
+        own.with_specials = with_specials
+        return own
+
+
 @dataclass(frozen=True)
 class Generation:
     """One continuation of one prompt.

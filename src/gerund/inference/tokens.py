@@ -1,17 +1,19 @@
-"""From texts to token ids, knowing exactly which tokens belong to the text and which to the prompt.
+"""From texts to what a model reads, knowing exactly which tokens belong to the text and which to the prompt.
 
-Knows: tokenizers, prompts, lengths, empty and over-long texts. Does not know: models, plans, states.
+Knows: prompts, lengths, empty and over-long texts. Does not know: what control tokens mean (``text_ids``), models.
 """
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from transformers import PreTrainedTokenizerBase
 
 from gerund.checks import is_listing, one_of
-from gerund.errors import ConfigError, ModelError, TextError
+from gerund.errors import ConfigError, TextError
+from gerund.inference.text_ids import TextIds, cut_start, encode_texts
+from gerund.types import Rendered
 
 Empty = Literal["error", "zeros"]
 Overflow = Literal["truncate", "error"]
@@ -27,12 +29,14 @@ class Tokens:
         specials_before: how many special tokens precede prompt and text.
         offsets: for each token from ``text_from`` on, its (start, end) characters in the text; empty unless
             they were asked for.
+        is_cut: whether the text was longer than there was room, so that its end is missing.
     """
 
     ids: list[int]
     text_from: int
     specials_before: int
     offsets: tuple[tuple[int, int], ...] = ()
+    is_cut: bool = field(default=False, compare=False)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -40,7 +44,10 @@ class Tokens:
 
 @dataclass(frozen=True)
 class InputFormat:
-    """How texts are turned into tokens."""
+    """How texts are turned into tokens.
+
+    ``parses_control`` reads the control tokens in a text as such, which is for texts that were made of token ids.
+    """
 
     prompt: str = ""
     append_eos: bool = False
@@ -48,6 +55,7 @@ class InputFormat:
     max_length: int | None = None
     empty: Empty = "error"
     overflow: Overflow = "truncate"
+    parses_control: bool = False
 
 
 def check_texts(texts: Any) -> list[str]:
@@ -110,15 +118,28 @@ def check_unicode(what: str, text: str) -> None:
 
 
 def tokenize(
-    tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], input_format: InputFormat, *, offsets: bool = False
+    tokenizer: PreTrainedTokenizerBase,
+    texts: Sequence[str],
+    input_format: InputFormat,
+    *,
+    offsets: bool = False,
+    warn: bool = True,
 ) -> list[Tokens | None]:
     """Turn texts into tokens, in order; an empty text becomes None when ``input_format.empty`` is ``"zeros"``.
 
     A text is empty when it has no character but white space. Tokens of the prompt are told from those of the
-    text by their character offsets: a token that holds any character of the text belongs to the text.
+    text by their character offsets: a token that holds any character of the text belongs to the text. Control tokens
+    in prompt and text are text, but for a ``Rendered`` one, which takes no prompt.
+
+    Args:
+        tokenizer: the tokenizer.
+        texts: the texts.
+        input_format: prompt, lengths, and what is done with empty and over-long texts.
+        offsets: whether to note the characters of each token.
+        warn: whether to warn of texts that were cut; ``Tokens.is_cut`` says so in any case.
 
     Raises:
-        TextError: a text is empty, or too long with ``overflow="error"``.
+        TextError: a text is empty, or too long with ``overflow="error"``, or a rendered one has a prompt.
         ConfigError: the prompt alone fills the model's length.
     """
     one_of("empty", input_format.empty, ["error", "zeros"])
@@ -129,20 +150,34 @@ def tokenize(
     if not filled:
         return result
     room = _room(tokenizer, input_format)
-    joined = [input_format.prompt + texts[index] for index in filled]
-    batch = _call(tokenizer, joined, offsets or bool(input_format.prompt))
-    long = [row for row, ids in enumerate(batch["input_ids"]) if room is not None and len(ids) > room]
+    found = encode_texts(
+        tokenizer,
+        [_with_prompt(input_format.prompt, texts[index], index) for index in filled],
+        offsets=offsets or bool(input_format.prompt),
+        parses_control=input_format.parses_control,
+        most=room,
+    )
+    long = [row for row, own in enumerate(found) if room is not None and len(own.ids) > room]
     if long and input_format.overflow == "error":
-        row = long[0]
-        raise TextError(
-            f"text {filled[row]} has {len(batch['input_ids'][row])} tokens and there is room for {room}; "
-            "shorten it, or set overflow to truncate"
-        )
-    if long:
+        raise _too_long(filled[long[0]], found[long[0]], f"there is room for {room}")
+    if long and warn:
         warnings.warn(f"{len(long)} of {len(texts)} texts were longer than {room} tokens and were cut", stacklevel=4)
-    for row, index in enumerate(filled):
-        result[index] = _tokens(tokenizer, batch, row, input_format, offsets, room)
+    for index, own in zip(filled, found, strict=True):
+        result[index] = _tokens(tokenizer, own, input_format, offsets, room)
     return result
+
+
+def _with_prompt(prompt: str, text: str, index: int) -> str:
+    if not prompt:
+        return text
+    if isinstance(text, Rendered):
+        raise TextError(f"text {index} is rendered and takes no prompt; put the prompt into its template")
+    return prompt + text
+
+
+def _too_long(index: int, found: TextIds, room: str) -> TextError:
+    count = f"{len(found.ids)}" if found.is_whole else f"at least {len(found.ids)}"
+    return TextError(f"text {index} has {count} tokens and {room}; shorten it, or set overflow to truncate")
 
 
 def _filled(texts: Sequence[str], input_format: InputFormat) -> list[int]:
@@ -157,28 +192,14 @@ def _filled(texts: Sequence[str], input_format: InputFormat) -> list[int]:
     return filled
 
 
-def _call(tokenizer: PreTrainedTokenizerBase, texts: list[str], offsets: bool) -> Any:
-    if offsets and not tokenizer.is_fast:
-        raise ModelError("prompts and words need a fast tokenizer (tokenizer.json): this model has none")
-    # No truncation: it is a setting of the tokenizer itself, which other threads would see.
-    return tokenizer(
-        texts,
-        add_special_tokens=True,
-        return_attention_mask=False,
-        return_token_type_ids=False,
-        return_special_tokens_mask=True,
-        return_offsets_mapping=offsets,
-        verbose=False,
-    )
-
-
 def _room(tokenizer: PreTrainedTokenizerBase, input_format: InputFormat) -> int | None:
     """Return how many tokens the tokenizer may yield, special tokens included."""
     if input_format.append_eos and tokenizer.eos_token_id is None:
         raise ConfigError("append_eos needs a tokenizer with an end token, and this one has none")
     if input_format.max_length is None:
         return None
-    alone, with_letter = _call(tokenizer, [input_format.prompt, f"{input_format.prompt}a"], False)["input_ids"]
+    ends = [input_format.prompt, f"{input_format.prompt}a"]
+    alone, with_letter = (own.ids for own in encode_texts(tokenizer, ends))
     fixed = len(alone)
     room = input_format.max_length - int(input_format.append_eos and with_letter[-1] != tokenizer.eos_token_id)
     if input_format.repeat_text:
@@ -192,24 +213,20 @@ def _room(tokenizer: PreTrainedTokenizerBase, input_format: InputFormat) -> int 
 
 def _tokens(
     tokenizer: PreTrainedTokenizerBase,
-    batch: Any,
-    row: int,
+    found: TextIds,
     input_format: InputFormat,
     keep_offsets: bool,
     room: int | None,
 ) -> Tokens:
-    ids: list[int] = batch["input_ids"][row]
-    special: list[int] = batch["special_tokens_mask"][row]
-    before = next((i for i, flag in enumerate(special) if not flag), len(ids))
-    after = next((i for i, flag in enumerate(reversed(special)) if not flag), 0)
-    end = len(ids) - after
-    if room is not None and len(ids) > room:
+    ids, before = found.ids, found.before
+    end = len(ids) - found.after
+    is_cut = room is not None and len(ids) > room
+    if room is not None and is_cut:
         cut = end - (len(ids) - room)
         ids, end = ids[:cut] + ids[end:], cut
     start = before
     if input_format.prompt:
-        spans = batch["offset_mapping"][row]
-        start = next((i for i in range(before, end) if spans[i][1] > len(input_format.prompt)), end)
+        start = next((i for i in range(before, end) if found.offsets[i][1] > len(input_format.prompt)), end)
     text_from = start
     if input_format.repeat_text:
         ids = ids[:end] + ids[start:end] + ids[end:]
@@ -219,9 +236,8 @@ def _tokens(
     places: tuple[tuple[int, int], ...] = ()
     if keep_offsets:
         shift = len(input_format.prompt)
-        spans = batch["offset_mapping"][row][start:end]
-        places = tuple((max(0, a - shift), b - shift) for a, b in spans)
-    return Tokens(ids, text_from, before, places)
+        places = tuple((max(0, a - shift), b - shift) for a, b in found.offsets[start:end])
+    return Tokens(ids, text_from, before, places, is_cut)
 
 
 def context_length(config: Any, tokenizer: PreTrainedTokenizerBase) -> int | None:
@@ -242,6 +258,7 @@ def keep_end(tokenizer: PreTrainedTokenizerBase, text: str, most: int) -> str:
         text: the text, not blank.
         most: how many tokens, at least 1.
     """
+    text = cut_start(tokenizer, text, most)
     [tokens] = tokenize(tokenizer, [text], InputFormat(), offsets=True)
     assert tokens is not None
     excess = len(tokens.offsets) - most

@@ -23,6 +23,7 @@ from safetensors.torch import load_file, save_file
 from gerund.config import FORMAT, EncoderConfig, read_encoder_config, read_settings
 from gerund.errors import ConfigError, DataError, unknown_name
 from gerund.inference.encode.incremental import GrowingTexts, can_grow
+from gerund.inference.text_ids import encode_texts
 from gerund.inference.tokens import keep_end
 from gerund.models.opening import open_model
 from gerund.models.pooling import unit
@@ -266,6 +267,6 @@ def write_scorer(
 
 def _keep_start(encoder: TextEncoder, text: str, most: int) -> str:
     """Return the beginning of a text that has at most so many tokens."""
-    offsets = encoder.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-    ends = [end for _, end in offsets["offset_mapping"]]
+    [found] = encode_texts(encoder.tokenizer, [text], specials=False, offsets=True, most=most)
+    ends = [end for _, end in found.offsets]
     return text if len(ends) <= most else text[: ends[most - 1]]

@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from gerund.errors import TextError
 from gerund.inference.encode.precision import ENOUGH, SAMPLE_TEXTS, smallest_cosine
+from gerund.inference.text_ids import encode_texts, text_ids
 from gerund.inference.tokens import check_texts
 from gerund.models import loading
 from gerund.models.t5_scorer import T5EncoderWithProjection, read_t5_scorer
@@ -40,12 +41,13 @@ class Side:
 
     def read(self, tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
         """Return the token ids of a text."""
-        ids: list[int] = tokenizer(self.marker + text, verbose=False)["input_ids"]
+        [found] = encode_texts(tokenizer, [self.marker + text], most=self.most if self.keep == "start" else None)
+        ids = found.ids
         if len(ids) <= self.most:
             return ids
         if self.keep == "start":
             return ids[: self.most]
-        marker: list[int] = tokenizer(self.marker, add_special_tokens=False)["input_ids"]
+        marker = text_ids(tokenizer, self.marker, specials=False)
         return [*marker, *ids[len(marker) - self.most :]]
 
 

@@ -5,7 +5,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 import gerund
-from gerund.inference.infill.blanks import BlankedText, ids_inside
+from gerund.inference.infill.blanks import BlankedText
+from gerund.inference.text_ids import ids_inside
 from tests.tiny import byte_tokenizer
 
 

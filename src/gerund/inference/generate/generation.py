@@ -28,6 +28,7 @@ from transformers.generation.streamers import BaseStreamer
 from gerund.config import Sampling, whole_number
 from gerund.errors import ConfigError, TextError
 from gerund.inference.generate.sampling import chosen_tokens, filters_of, request_seeds, sample_seed
+from gerund.inference.text_ids import encode_texts
 from gerund.inference.tokens import check_unicode, context_length
 from gerund.models.encoder_decoder import is_encoder_decoder
 from gerund.types import Generation
@@ -135,31 +136,32 @@ def prompt_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, promp
     Args:
         model: the language model.
         tokenizer: its tokenizer.
-        prompt: the text to continue.
+        prompt: the text to continue: plain, in which control tokens are text, or ``Rendered``.
         what: what to call it in messages, such as ``prompt 0``.
 
     Raises:
         TextError: it fills the model's context, or is empty for a model without a beginning token.
     """
     check_unicode(what, prompt)
-    ids: list[int] = tokenizer(prompt, verbose=False)["input_ids"]
-    end = tokenizer.eos_token_id
+    limit = context_length(model.config, tokenizer)
+    [found] = encode_texts(tokenizer, [prompt], most=limit)
+    ids, end = found.ids, tokenizer.eos_token_id
+    count = f"{len(ids)}" if found.is_whole else f"at least {len(ids)}"
     if is_encoder_decoder(model):
         if not prompt.strip():
             raise TextError(f"{what} is empty, and the encoder of this model needs a text to read")
-        limit = context_length(model.config, tokenizer)
         if limit is not None and len(ids) > limit:
-            raise TextError(f"{what} has {len(ids)} tokens and the model reads {limit}")
+            raise TextError(f"{what} has {count} tokens and the model reads {limit}")
         return ids
-    if len(ids) > 1 and end is not None and ids[-1] == end and end != tokenizer.bos_token_id:
+    if len(ids) > 1 and found.after and ids[-1] == end and end != tokenizer.bos_token_id:
         ids = ids[:-1]  # some tokenizers close every text; a prompt is to go on
     if not ids:
         if tokenizer.bos_token_id is None:
             raise TextError(f"{what} is empty and this model has no beginning token to start from")
         ids = [tokenizer.bos_token_id]
-    limit = context_length(model.config, tokenizer)
     if limit is not None and len(ids) >= limit:
-        raise TextError(f"{what} has {len(ids)} tokens and the model's context ends at {limit}")
+        count = f"{len(ids)}" if found.is_whole else f"at least {len(ids)}"
+        raise TextError(f"{what} has {count} tokens and the model's context ends at {limit}")
     return ids
 
 

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from gerund.config import Sampling
 from gerund.errors import ConfigError
 from gerund.inference.generate.generation import generate
+from gerund.inference.text_ids import text_ids
 from gerund.inference.tokens import context_length, keep_end
 
 
@@ -39,7 +40,7 @@ def continuations_of_length(
     Raises:
         ConfigError: the context has no room for a prefix beside such an example.
     """
-    lengths = [len(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in examples]
+    lengths = [len(text_ids(tokenizer, text, specials=False)) for text in examples]
     order = sorted(range(len(lengths)), key=lambda place: lengths[place])
     texts = [""] * len(lengths)
     for start in range(0, len(order), batch_size):
@@ -70,7 +71,5 @@ def fitting(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prefix: 
         return prefix
     if limit <= room + 1:
         raise ConfigError(f"{room} new tokens leave no prefix in a context of {limit}; choose shorter continuations")
-    specials = len(tokenizer(prefix, verbose=False)["input_ids"]) - len(
-        tokenizer(prefix, add_special_tokens=False, verbose=False)["input_ids"]
-    )
+    specials = len(text_ids(tokenizer, "a")) - len(text_ids(tokenizer, "a", specials=False))
     return keep_end(tokenizer, prefix, limit - room - specials)

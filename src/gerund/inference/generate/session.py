@@ -103,7 +103,8 @@ def encode_and_keep(runtime: EncoderRuntime, prompt: str, text: str) -> tuple[np
     _refuse_plan(runtime)
     if not text.strip():
         raise TextError("the text is empty, so there is nothing to encode")
-    ids = generation.prompt_ids(runtime.model, runtime.tokenizer, prompt + text, "the text")
+    whole = prompt + text if prompt else text
+    ids = generation.prompt_ids(runtime.model, runtime.tokenizer, whole, "the text")
     [tokens] = tokenize(runtime.tokenizer, [text], InputFormat(prompt, append_eos=runtime.config.append_eos))
     assert tokens is not None  # only empty texts have none
     if runtime.max_length is not None and len(tokens) > runtime.max_length:
@@ -124,7 +125,7 @@ def encode_and_keep(runtime: EncoderRuntime, prompt: str, text: str) -> tuple[np
     [vector] = pooled(runtime, [tokens], hidden_BTD, torch.zeros(1, dtype=torch.long, device=hidden_BTD.device))
     if runtime.config.normalize:
         vector = unit(vector)
-    return vector, Session(prompt + text, ids, runtime.model, runtime.tokenizer, kept, logits_BV)
+    return vector, Session(whole, ids, runtime.model, runtime.tokenizer, kept, logits_BV)
 
 
 def _refuse_plan(runtime: EncoderRuntime) -> None:

@@ -9,11 +9,10 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from gerund.errors import ConfigError, ModelError, TextError
+from gerund.errors import ConfigError, TextError
+from gerund.inference.text_ids import ids_inside
 from gerund.inference.tokens import check_texts, check_unicode
 
-# What a piece is tokenised behind, so that its first token is one that occurs inside a text.
-_ANCHORS = ("a", ".", "1", "\n", ")")
 # A space before a gap is part of the gap's first token in most tokenizers. A line break is not, and stays.
 _SPACES = " \t"
 # How byte-level and SentencePiece vocabularies write a space.
@@ -85,28 +84,6 @@ class BlankedText:
         """
         *inner, last = self.pieces[1:]
         return [ids_inside(tokenizer, piece) for piece in [*inner, last.rstrip()]]
-
-
-def ids_inside(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    """Return the tokens of a text that stands inside another one, without special tokens.
-
-    Tokenizers of the SentencePiece kind put a space before whatever begins a text, and a space more before
-    " home". So the text is read behind a short one from which a token boundary divides it.
-
-    Raises:
-        ModelError: the tokenizer is not a fast one.
-    """
-    if not text:
-        return []
-    if not tokenizer.is_fast:
-        raise ModelError("infilling needs a fast tokenizer (tokenizer.json): this model has none")
-    for anchor in _ANCHORS:
-        batch = tokenizer(anchor + text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-        offsets = batch["offset_mapping"]
-        if not any(start < len(anchor) < end for start, end in offsets):
-            first = next((place for place, (_, end) in enumerate(offsets) if end > len(anchor)), len(offsets))
-            return list(batch["input_ids"][first:])
-    return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
 
 def growing_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:

@@ -20,11 +20,12 @@ from gerund.config import INFILL_METHODS, MOST_AT_ONCE, InfillMethod, Sampling, 
 from gerund.errors import ConfigError, TextError
 from gerund.inference.encode.runtime import EncoderRuntime
 from gerund.inference.generate.generation import continuation_text, end_ids, prompt_ids
-from gerund.inference.infill.blanks import BlankedText, growing_ids, ids_inside
+from gerund.inference.infill.blanks import BlankedText, growing_ids
 from gerund.inference.infill.span_pass import Context
 from gerund.inference.infill.span_search import Path, beamed, sampled, write
 from gerund.inference.likelihood.spans import verified_hybrid
 from gerund.inference.likelihood.tokens import causal_runtime, sequence_logprobs
+from gerund.inference.text_ids import ids_inside
 from gerund.types import Infill
 
 Method = InfillMethod

@@ -16,6 +16,7 @@ from gerund.config import Sampling
 from gerund.errors import ConfigError, TextError, unknown_name
 from gerund.inference.generate.generation import generate
 from gerund.inference.generate.sampling import request_seeds
+from gerund.inference.text_ids import text_ids
 from gerund.inference.tokens import check_texts, check_unicode, context_length
 
 PROMPT_METHODS = ("blank", "contextual", "prefix-suffix", "line-by-line")
@@ -266,7 +267,7 @@ def _check_room(
 ) -> None:
     check_unicode("the text", asked)
     limit = context_length(model.config, tokenizer)
-    length = len(tokenizer(asked, verbose=False)["input_ids"])
+    length = len(text_ids(tokenizer, asked))
     if limit is not None and length + max_tokens > limit:
         examples = f" with {shots} solved examples" if shots else ""
         raise TextError(

@@ -15,8 +15,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from gerund.config import Sampling
 from gerund.errors import ConfigError, ModelError, TextError
 from gerund.inference.generate.generation import continuation_text, generate
+from gerund.inference.text_ids import text_ids
 from gerund.inference.tokens import check_unicode
-from gerund.types import Infill
+from gerund.types import Infill, Rendered
 
 # Enough tokens before a gap to decode what fills it as it would be read there.
 _TAIL = 6
@@ -63,8 +64,8 @@ class Gapped:
             raise TextError("two gaps stand next to each other; make one of them")
         return cls([*(piece.rstrip(" ") for piece in pieces[:-1]), pieces[-1]])
 
-    def with_sentinels(self, tokenizer: PreTrainedTokenizerBase) -> str:
-        """Return the text with a sentinel in each gap.
+    def with_sentinels(self, tokenizer: PreTrainedTokenizerBase) -> Rendered:
+        """Return the text with a sentinel in each gap; a sentinel in the text itself is text.
 
         Raises:
             ModelError: the tokenizer has fewer sentinels than there are gaps.
@@ -74,7 +75,11 @@ class Gapped:
             told = "no sentinels (<extra_id_0>, ...)" if not ids else f"{len(ids)} sentinels"
             raise ModelError(f"this model's tokenizer has {told}, and the text {len(self.pieces) - 1} gaps")
         marks = tokenizer.convert_ids_to_tokens(ids[: len(self.pieces) - 1])
-        return self.pieces[0] + "".join(mark + piece for mark, piece in zip(marks, self.pieces[1:], strict=True))
+        text, literal = self.pieces[0], [(0, len(self.pieces[0]))]
+        for mark, piece in zip(marks, self.pieces[1:], strict=True):
+            text += mark + piece
+            literal.append((len(text) - len(piece), len(text)))
+        return Rendered(text, literal=[one for one in literal if one[0] < one[1]], with_specials=True)
 
 
 def spans_of(ids: Sequence[int], sentinels: Sequence[int], gaps: int) -> list[range]:
@@ -159,7 +164,7 @@ def _filled(
     whole, spans, tokens, scores = gapped.pieces[0], [], [], []
     for place, piece in zip(places, gapped.pieces[1:], strict=True):
         own = ids[place.start : place.stop]
-        before = tokenizer(whole, add_special_tokens=False, verbose=False)["input_ids"][-_TAIL:]
+        before = text_ids(tokenizer, whole, specials=False)[-_TAIL:]
         span = continuation_text(tokenizer, before, own) if own else ""
         spans.append(span)
         tokens.append(own)
@@ -172,7 +177,7 @@ def _filled(
 def _logprobs(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, asked: str, ids: list[int]) -> Tensor:
     """Return the log-probability of each token that the decoder wrote ``(n,)``, in nats."""
     device = model.get_input_embeddings().weight.device
-    prompt_1T = torch.tensor([tokenizer(asked, verbose=False)["input_ids"]], device=device)
+    prompt_1T = torch.tensor([text_ids(tokenizer, asked)], device=device)
     written_1N = torch.tensor([ids], device=device)
     logits_NV = model(input_ids=prompt_1T, labels=written_1N).logits[0].float()
     return torch.log_softmax(logits_NV, -1).gather(1, written_1N[0][:, None])[:, 0].cpu()

@@ -191,4 +191,4 @@ def _spanned(tokens: Tokens, spans: tuple[tuple[int, int], ...], index: int, lim
             f"text {index} begins with a span, and this tokenizer puts no beginning token in front of it to predict "
             "its first token from; give some text on its left"
         )
-    return _Spanned(tokens.ids, tokens.text_from, before, tokens.offsets, tuple(labels))
+    return _Spanned(tokens.ids, tokens.text_from, before, tokens.offsets, span=tuple(labels))

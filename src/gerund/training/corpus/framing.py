@@ -125,8 +125,9 @@ class Framing:
             piece = self.tokenizer.decode(text[:size], skip_special_tokens=False, clean_up_tokenization_spaces=False)
             if not piece.strip():
                 continue
-            [joint] = tokenize(self.tokenizer, [piece], InputFormat(prompt=self.prompt))
-            [alone] = tokenize(self.tokenizer, [piece], InputFormat())
+            # Made of token ids: a mask token among them is one.
+            [joint] = tokenize(self.tokenizer, [piece], InputFormat(prompt=self.prompt, parses_control=True))
+            [alone] = tokenize(self.tokenizer, [piece], InputFormat(parses_control=True))
             assert joint is not None
             assert alone is not None
             whole = joint.ids[: len(joint) - len(self._after)]

@@ -1,0 +1,327 @@
+"""Where text becomes token ids: the one place that determines what the control tokens in a text mean.
+
+Special tokens such as ``<|im_start|>`` or ``</s>`` steer a model. In a text that a user gives they are text: they are
+tokenized as the characters that they are spelled with, as ``split_special_tokens`` of transformers does. In a
+``Rendered`` text, such as a chat template filled in, they are parsed, and the tokenizer's own special tokens (BOS, EOS)
+are not added, since the template has them; so a rendered text has no second BOS. Parts of a rendered text may be marked
+as literal: there they are text again. Added tokens that are not special stay as they are everywhere.
+
+``split_special_tokens`` is a switch of the tokenizer itself, which all threads share. It is never touched: a text
+that turned out to hold a control token is tokenized once more by a copy of the tokenizer that has it switched on.
+
+Knows: tokenizers, control tokens, where a long text may be cut. Does not know: prompts, models.
+"""
+
+import copy
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
+
+from transformers import PreTrainedTokenizerBase
+
+from gerund.errors import ModelError
+from gerund.types import Rendered
+
+# What a piece is tokenized behind, so that its first token is one that occurs inside a text.
+_ANCHORS = ("a", ".", "1", "\n", ")")
+
+# Characters that are tokenized first for each token that is wanted, and how many tokens more have to come out of them.
+_CHARACTERS = 8
+_MARGIN = 32
+_BOUNDARY = re.compile(r"\S(?= \S)")
+
+
+@dataclass(frozen=True)
+class TextIds:
+    """The tokens of one text.
+
+    Attributes:
+        ids: token ids.
+        before: how many special tokens the tokenizer put in front of the text.
+        after: how many it put behind it.
+        offsets: (start, end) characters of each token; empty unless they were asked for.
+        is_whole: False where the end of a long text was left out, behind the tokens that were asked for.
+    """
+
+    ids: list[int]
+    before: int
+    after: int
+    offsets: Sequence[tuple[int, int]] = ()
+    is_whole: bool = True
+
+    @property
+    def text_ids(self) -> list[int]:
+        """The tokens of the text alone."""
+        return self.ids[self.before : len(self.ids) - self.after]
+
+
+def text_ids(tokenizer: PreTrainedTokenizerBase, text: str, *, specials: bool = True) -> list[int]:
+    """Return the token ids of one text; see ``encode_texts``."""
+    [found] = encode_texts(tokenizer, [text], specials=specials)
+    return found.ids
+
+
+def encode_texts(
+    tokenizer: PreTrainedTokenizerBase,
+    texts: Sequence[str],
+    *,
+    specials: bool = True,
+    offsets: bool = False,
+    parses_control: bool = False,
+    most: int | None = None,
+) -> list[TextIds]:
+    """Tokenize texts; a ``Rendered`` one by the rule of this module.
+
+    Args:
+        tokenizer: the tokenizer.
+        texts: any texts.
+        specials: whether the tokenizer adds its special tokens to what is not ``Rendered``.
+        offsets: whether to return the characters of each token.
+        parses_control: parse the control tokens in plain texts too, for texts that were made of token ids.
+        most: how many tokens are wanted. The end of a longer text may be left out, where that cannot change them.
+
+    Raises:
+        ModelError: offsets are asked for and the tokenizer is not a fast one.
+    """
+    if not texts:
+        return []
+    if offsets and not tokenizer.is_fast:
+        raise ModelError("prompts and words need a fast tokenizer (tokenizer.json): this model has none")
+    plain = [place for place, text in enumerate(texts) if not isinstance(text, Rendered)]
+    found: dict[int, TextIds] = {}
+    if plain:
+        own = _encode_plain(tokenizer, [texts[place] for place in plain], specials, offsets, parses_control, most)
+        found.update(zip(plain, own, strict=True))
+    for place, text in enumerate(texts):
+        if isinstance(text, Rendered):
+            found[place] = _encode_rendered(tokenizer, text, offsets, specials and text.with_specials)
+    return [found[place] for place in range(len(texts))]
+
+
+def ids_inside(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    """Return the tokens of a text that stands inside another one, without special tokens.
+
+    Tokenizers of the SentencePiece kind put a space before whatever begins a text, and a space more before
+    " home". So the text is read behind a short one from which a token boundary divides it.
+
+    Raises:
+        ModelError: the tokenizer is not a fast one.
+    """
+    if not text:
+        return []
+    if not tokenizer.is_fast:
+        raise ModelError("infilling needs a fast tokenizer (tokenizer.json): this model has none")
+    for anchor in _ANCHORS:
+        [found] = encode_texts(tokenizer, [anchor + text], specials=False, offsets=True)
+        if not any(start < len(anchor) < end for start, end in found.offsets):
+            first = next((place for place, (_, end) in enumerate(found.offsets) if end > len(anchor)), len(found.ids))
+            return found.ids[first:]
+    return text_ids(tokenizer, text, specials=False)
+
+
+def cut_start(tokenizer: PreTrainedTokenizerBase, text: str, most: int) -> str:
+    """Return the end of a text that surely has more than ``most`` tokens, of the same words; a short text unchanged.
+
+    It saves the work on what is thrown away. Where the tokenizer allows no such cut the text is unchanged too.
+    """
+    size = _CHARACTERS * (most + _MARGIN)
+    while len(text) > 2 * size and _cuts_at_spaces(tokenizer):
+        match = _BOUNDARY.search(text, len(text) - size)
+        end = "" if match is None else text[match.end() + 1 :]
+        if len(end) > size // 2 and len(text_ids(tokenizer, end)) > most + _MARGIN:
+            return end
+        size *= 4
+    return text
+
+
+def _encode_plain(
+    tokenizer: PreTrainedTokenizerBase,
+    texts: Sequence[str],
+    specials: bool,
+    offsets: bool,
+    parses_control: bool,
+    most: int | None,
+) -> list[TextIds]:
+    size = None if most is None else _CHARACTERS * (most + _MARGIN)
+    kept = [text if size is None else _cut_end(tokenizer, text, size) for text in texts]
+    found = _call(tokenizer, kept, specials, offsets)
+    if not parses_control:
+        control = _of(tokenizer, _control_ids)
+        again = [place for place, own in enumerate(found) if not control.isdisjoint(own.text_ids)]
+        if again:
+            literal = _call(_literal(tokenizer), [kept[place] for place in again], specials, offsets)
+            for place, own in zip(again, literal, strict=True):
+                found[place] = _spelled(tokenizer, own, control)
+    for place, (text, part) in enumerate(zip(texts, kept, strict=True)):
+        if len(part) == len(text):
+            continue
+        own = found[place]
+        if most is not None and len(own.ids) > most + _MARGIN:
+            found[place] = TextIds(own.ids, own.before, own.after, own.offsets, is_whole=False)
+        else:  # longer tokens than expected: take more characters for each
+            [found[place]] = _encode_plain(
+                tokenizer, [text], specials, offsets, parses_control, None if most is None else 4 * most + _MARGIN
+            )
+    return found
+
+
+def _spelled(tokenizer: PreTrainedTokenizerBase, found: TextIds, control: frozenset[int]) -> TextIds:
+    """Return a text's tokens with the control tokens that a model of pieces (Unigram) made by itself spelled out."""
+    end = len(found.ids) - found.after
+    left = {place for place in range(found.before, end) if found.ids[place] in control - {tokenizer.unk_token_id}}
+    if not left:
+        return found
+    vocabulary = tokenizer.get_vocab()
+    ids: list[int] = []
+    offsets: list[tuple[int, int]] = []
+    for place, token in enumerate(found.ids):
+        letters: Sequence[str] = tokenizer.convert_ids_to_tokens(token) if place in left else ()
+        spelled = [vocabulary.get(letter, tokenizer.unk_token_id) for letter in letters]
+        ids += [one for one in spelled if one is not None] if letters else [token]
+        if found.offsets:
+            start, stop = found.offsets[place]
+            own = [(start + at, min(stop, start + at + 1)) for at, one in enumerate(spelled) if one is not None]
+            offsets += own if letters else [(start, stop)]
+    return TextIds(ids, found.before, found.after, offsets)
+
+
+def _call(tokenizer: PreTrainedTokenizerBase, texts: list[str], specials: bool, offsets: bool) -> list[TextIds]:
+    # No truncation: it is a setting of the tokenizer itself, which other threads would see.
+    batch = tokenizer(
+        texts,
+        add_special_tokens=specials,
+        return_attention_mask=False,
+        return_token_type_ids=False,
+        return_special_tokens_mask=True,
+        return_offsets_mapping=offsets,
+        verbose=False,
+    )
+    found = []
+    for row, (ids, special) in enumerate(zip(batch["input_ids"], batch["special_tokens_mask"], strict=True)):
+        before = next((i for i, flag in enumerate(special) if not flag), len(ids))
+        after = next((i for i, flag in enumerate(reversed(special)) if not flag), 0)
+        found.append(TextIds(ids, before, after, batch["offset_mapping"][row] if offsets else ()))
+    return found
+
+
+def _encode_rendered(tokenizer: PreTrainedTokenizerBase, text: Rendered, offsets: bool, specials: bool) -> TextIds:
+    """Parse the control tokens of a text, but not those that stand where it is literal."""
+    [found] = _call(tokenizer, [str(text)], specials, offsets or bool(text.literal))
+    if not text.literal:
+        return found
+    control = _of(tokenizer, _control_ids)
+    meant: list[tuple[int, int, int]] = []
+    is_intruded = False
+    for place in range(found.before, len(found.ids) - found.after):
+        start, end = found.offsets[place]
+        if found.ids[place] in control:
+            if any(start < stop and end > first for first, stop in text.literal):
+                is_intruded = True
+            elif text[start:end].strip():
+                meant.append((found.ids[place], start, end))
+    if not is_intruded:
+        return found
+    # Rare enough to be tokenized piece by piece between the control tokens that are meant.
+    ids, begin = found.ids[: found.before], 0
+    for token, start, end in [*meant, (-1, len(text), len(text))]:
+        piece = str(text)[begin:start]
+        ids += ids_inside(tokenizer, piece) if begin else text_ids(tokenizer, piece, specials=False)
+        ids += [token] if token >= 0 else []
+        begin = end
+    return TextIds(ids + found.ids[len(found.ids) - found.after :], found.before, found.after)
+
+
+Fact = TypeVar("Fact")
+_facts: WeakKeyDictionary[PreTrainedTokenizerBase, dict[Any, Any]] = WeakKeyDictionary()
+_lock = Lock()
+
+
+def _of(tokenizer: PreTrainedTokenizerBase, find: Callable[[PreTrainedTokenizerBase], Fact]) -> Fact:
+    """Return what ``find`` says of a tokenizer, found out once and again when it gets more tokens."""
+    key = (find.__name__, len(tokenizer))
+    with _lock:
+        known = _facts.setdefault(tokenizer, {})
+    if key not in known:
+        known[key] = find(tokenizer)
+    fact: Fact = known[key]
+    return fact
+
+
+def _control_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    special = (index for index, token in tokenizer.added_tokens_decoder.items() if token.special)
+    return frozenset((*special, *tokenizer.all_special_ids))
+
+
+def _literal(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+    """Return a copy of a tokenizer to which control tokens are text."""
+    return _of(tokenizer, _literal_copy)
+
+
+def _literal_copy(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+    own = copy.deepcopy(tokenizer)
+    own.split_special_tokens = True
+    if own.is_fast:
+        own.backend_tokenizer.encode_special_tokens = True
+    return own
+
+
+def _cut_end(tokenizer: PreTrainedTokenizerBase, text: str, size: int) -> str:
+    """Return the beginning of a long text up to the end of a word, where that leaves its tokens as they are."""
+    if len(text) <= 2 * size or not _cuts_at_spaces(tokenizer):
+        return text
+    match = _BOUNDARY.search(text, size)
+    return text if match is None else text[: match.end()]
+
+
+def _cuts_at_spaces(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether a text may be cut before a space without changing a token of what stands on the left."""
+    return tokenizer.is_fast and _of(tokenizer, _is_local)
+
+
+def _is_local(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether no token holds the end of a word and the space behind it, and nothing looks further ahead than a word.
+
+    Then merges (BPE) and the best segmentation (Unigram) of one word do not depend on the next ones.
+    """
+    core = tokenizer.backend_tokenizer
+    kind, model = type(core.model).__name__, core.model
+    if kind == "BPE" and (model.dropout or model.continuing_subword_prefix or model.end_of_word_suffix):
+        return False
+    if kind not in ("BPE", "Unigram"):
+        return False
+    vocabulary = core.get_vocab(with_added_tokens=True)
+    crossing = re.compile(r"[^\s\u0120\u2581][ \u0120\u2581]")
+    if not any(mark in vocabulary for mark in (" ", "\u0120", "\u2581")):
+        return False
+    if any(crossing.search(token) for token in vocabulary):
+        return False
+    return all(_looks_nowhere(part) for part in (core.normalizer, core.pre_tokenizer) if part is not None)
+
+
+# fmt: off
+_LOCAL = frozenset((
+    "NFC", "NFD", "NFKC", "NFKD", "Nmt", "Lowercase", "StripAccents", "Precompiled", "Prepend", "Strip", "ByteLevel",
+    "Metaspace", "Whitespace", "WhitespaceSplit", "Punctuation", "Digits", "BertPreTokenizer",
+))
+# fmt: on
+
+
+def _looks_nowhere(part: Any) -> bool:
+    """Whether a normalizer or pre-tokenizer treats every word by itself, as all the usual ones do."""
+    return _is_local_state(json.loads(part.__getstate__()))
+
+
+def _is_local_state(state: dict[str, Any]) -> bool:
+    kind = state.get("type")
+    if kind == "Sequence":
+        return all(map(_is_local_state, state.get("normalizers") or state.get("pretokenizers") or []))
+    if kind in ("Replace", "Split"):
+        pattern = state["pattern"]
+        # A single character of lookahead behind white space is in all patterns since GPT-2's.
+        regex = re.sub(r"\(\?!\\S\)|\(\?i:|\(\?:", "", pattern.get("Regex", ""))
+        return not re.search(r"\(\?|\\[bBzZAGK]|\$", regex)
+    return kind in _LOCAL
