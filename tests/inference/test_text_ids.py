@@ -20,7 +20,12 @@ from tests.tiny import byte_tokenizer, tiny
 from tests.training.corpus import tokenizers as kinds
 
 CONTROL = ["<|im_start|>", "<|im_end|>"]
-TEMPLATE = "{{ bos_token }}{% for one in messages %}<|im_start|>{{ one['role'] }}\n{{ one['content'] }}<|im_end|>\n{% endfor %}"
+# fmt: off
+TEMPLATE = (
+    "{{ bos_token }}{% for one in messages %}"
+    "<|im_start|>{{ one['role'] }}\n{{ one['content'] }}<|im_end|>\n{% endfor %}"
+)
+# fmt: on
 
 
 def chat_tokenizer(bos=True):
