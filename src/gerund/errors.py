@@ -19,6 +19,7 @@ that the user sees. Whatever a message quotes, it is one line of at most 300 cha
 """
 
 import re
+from difflib import get_close_matches
 
 _LONGEST = 300
 _GAP = " ... "
@@ -70,7 +71,32 @@ class ConfigError(InputError):
 
 
 class TextError(InputError):
-    """A text that is empty, too long, or not a string."""
+    """A text that is empty, too long, or not a string.
+
+    Attributes:
+        index: which of the texts of the call it is, counted from 0; None where it has no number.
+        kind: what the text is, such as ``text``, ``prompt`` or ``prefix``.
+        reason: the message behind kind and number; the whole message where there is no number.
+    """
+
+    index: int | None = None
+    kind: str = "text"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.reason = message
+
+    @classmethod
+    def about(cls, kind: str, index: int, reason: str) -> "TextError":
+        """Return the error for one of several texts.
+
+        >>> error = TextError.about("prompt", 3, "is empty")
+        >>> str(error), error.index, error.reason
+        ('prompt 3 is empty', 3, 'is empty')
+        """
+        error = cls(f"{kind} {index} {reason}")
+        error.kind, error.index, error.reason = kind, index, reason
+        return error
 
 
 class DataError(InputError):
@@ -106,9 +132,14 @@ class ResourceError(GerundError):
 
 
 def unknown_name(kind: str, name: object, valid: "list[str] | tuple[str, ...]") -> ConfigError:
-    """Return the error for an unknown name, with the valid ones listed.
+    """Return the error for an unknown name, with the valid ones listed, and the nearest of them where one is near.
 
     >>> str(unknown_name("pooling", "max", ["mean", "last"]))
     "unknown pooling 'max'; valid are: mean, last"
+    >>> str(unknown_name("pooling", "lsat", ["mean", "last"]))
+    "unknown pooling 'lsat'; valid are: mean, last; did you mean 'last'?"
     """
-    return ConfigError(f"unknown {kind} {name!r}; valid are: {', '.join(valid)}")
+    by_folded = {one.casefold(): one for one in valid}
+    near = get_close_matches(str(name)[:100].casefold(), by_folded, n=1, cutoff=0.7)
+    hint = f"; did you mean {by_folded[near[0]]!r}?" if near else ""
+    return ConfigError(f"unknown {kind} {name!r}; valid are: {', '.join(valid)}{hint}")

@@ -31,6 +31,7 @@ from gerund.models.heads import ProjectionHead
 from gerund.models.job_adapters import Adapters
 from gerund.models.pooling import unit
 from gerund.spec import ModelSpec
+from gerund.types import EncodeResult
 
 Output = Literal["numpy", "torch"]
 
@@ -188,13 +189,51 @@ class TextEncoder:
         show_progress = flag_or_none("show_progress", show_progress)
         check_dimensions(dimensions, self.dimensions)
         tokens = self.tokens(check_texts(texts), prompt, empty, overflow)
-        vectors = encoding.encode(self.runtime, tokens, batch_tokens=batch_tokens, show=show_progress)
-        vectors = np.ascontiguousarray(vectors[:, :dimensions])
-        if self.encoder.normalize if normalize is None else normalize:
-            vectors = unit(vectors)
+        vectors = self._vectors_of(tokens, normalize, dimensions, batch_tokens, show_progress)
         if isinstance(texts, str):
             vectors = vectors[0]
         return torch.from_numpy(vectors) if output == "torch" else vectors
+
+    def encode_with_usage(
+        self,
+        texts: str | Sequence[str],
+        prompt: str | None = None,
+        normalize: bool | None = None,
+        dimensions: int | None = None,
+        batch_tokens: int | None = None,
+        show_progress: bool | None = None,
+        *,
+        empty: Empty = "error",
+        overflow: Overflow = "truncate",
+    ) -> EncodeResult:
+        """Turn texts into vectors, and say how many tokens were read and which texts were cut, without a warning.
+
+        The arguments and errors are those of ``encode``; a single text is a list of one.
+
+        >>> lm = gerund.load()
+        >>> result = lm.encode_with_usage(["a cat"])
+        >>> result.token_counts == [len(lm.tokenizer("a cat").input_ids)], result.truncated
+        (True, [False])
+        """
+        check_dimensions(dimensions, self.dimensions)
+        tokens = self.tokens(check_texts(texts), prompt, empty, overflow, warn=False)
+        return EncodeResult(
+            self._vectors_of(tokens, normalize, dimensions, batch_tokens, show_progress),
+            [0 if own is None else len(own) for own in tokens],
+            [own is not None and own.is_cut for own in tokens],
+        )
+
+    def _vectors_of(
+        self,
+        tokens: Sequence[Tokens | None],
+        normalize: bool | None,
+        dimensions: int | None,
+        batch_tokens: int | None,
+        show: bool | None,
+    ) -> np.ndarray:
+        vectors = encoding.encode(self.runtime, tokens, batch_tokens=batch_tokens, show=show)
+        vectors = np.ascontiguousarray(vectors[:, :dimensions])
+        return unit(vectors) if (self.encoder.normalize if normalize is None else normalize) else vectors
 
     def encode_tokens(
         self,
@@ -331,9 +370,10 @@ class TextEncoder:
         overflow: Overflow = "truncate",
         *,
         offsets: bool = False,
+        warn: bool = True,
     ) -> list[Tokens | None]:
         """Return texts as ``encode`` reads them, prompt and special tokens included; None for an empty text."""
-        reading = InputFormat(
+        input_format = InputFormat(
             prompt=self.encoder.prompt_text(prompt),
             append_eos=self.encoder.append_eos,
             repeat_text=self.runtime.plan.repeats_text,
@@ -341,7 +381,7 @@ class TextEncoder:
             empty=empty,
             overflow=overflow,
         )
-        return tokenize(self.tokenizer, texts, reading, offsets=offsets)
+        return tokenize(self.tokenizer, texts, input_format, offsets=offsets, warn=warn)
 
     @property
     def weights_hash(self) -> str:

@@ -2,7 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 class Rendered(str):
@@ -28,6 +31,22 @@ class Rendered(str):
         own.literal = tuple((int(first), int(behind)) for first, behind in literal)
         own.with_specials = with_specials
         return own
+
+
+@dataclass(frozen=True)
+class EncodeResult:
+    """Vectors, and what was read for them.
+
+    Attributes:
+        vectors: ``(n, dimensions)`` float32.
+        token_counts: how many tokens the model read of each text, prompt and special tokens included; 0 for an empty
+            text.
+        truncated: for each text, whether it was too long and its end was left out.
+    """
+
+    vectors: "np.ndarray"
+    token_counts: list[int]
+    truncated: list[bool]
 
 
 @dataclass(frozen=True)

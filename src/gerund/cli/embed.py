@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from gerund.language_model import LanguageModel
     from gerund.spec import ModelSpec
 
-_CUT = r"(\d+) of \d+ texts were longer than \d+ tokens"
-
 
 @options.with_spec("model", *options.PLAN, "pooling", "max_length", "adapter", *options.MACHINE)
 def command(
@@ -112,22 +110,11 @@ def command(
 
 
 def _encode(lm: "LanguageModel", texts: list[str], settings: dict[str, Any]) -> "Encoded":
-    """Encode one shard, counting the texts that were cut rather than warning of each shard's."""
-    import re
-    import warnings
-
+    """Encode one shard, counting the texts that were cut."""
     from gerund.data.embedding_job import Encoded
 
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        vectors = lm.encode(texts, show_progress=False, **settings)
-    cut = 0
-    for warning in caught:
-        if found := re.match(_CUT, str(warning.message)):
-            cut += int(found[1])
-        else:
-            typer.echo(f"gerund: warning: {warning.message}", err=True)
-    return Encoded(vectors, cut)
+    found = lm.encode_with_usage(texts, show_progress=False, **settings)
+    return Encoded(found.vectors, sum(found.truncated))
 
 
 def _about(lm: "LanguageModel", prompt: str | None, dimensions: int | None, normalize: bool) -> dict[str, Any]:

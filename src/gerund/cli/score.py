@@ -1,6 +1,5 @@
 """``gerund score``: which continuation belongs to a prefix, on the terminal or for many prefixes in a file."""
 
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,12 +14,10 @@ if TYPE_CHECKING:
     from gerund.types import Scorer
 
 # Prefixes that are scored in one call: enough to sort texts of like length together, few enough that results come soon.
-_LOT = 32
+_CHUNK = 32
 
 # A prefix, its continuations, and where they stood.
 Pair = tuple[str, list[str], str]
-
-_INDEXED = re.compile(r"prefix (\d+) (.*)", re.DOTALL)
 
 
 def command(
@@ -130,16 +127,15 @@ def _placed(where: str, message: str) -> str:
 def _scored(lm: "LanguageModel", pairs: list[Pair], scorer: "Scorer") -> "Iterator[dict[str, Any]]":
     from gerund.errors import TextError
 
-    for start in range(0, len(pairs), _LOT):
-        lot = pairs[start : start + _LOT]
+    for start in range(0, len(pairs), _CHUNK):
+        chunk = pairs[start : start + _CHUNK]
         try:
-            found = lm.score([prefix for prefix, _, _ in lot], [texts for _, texts, _ in lot], scorer)
+            found = lm.score([prefix for prefix, _, _ in chunk], [texts for _, texts, _ in chunk], scorer)
         except TextError as error:
-            about = _INDEXED.match(str(error))
-            if about is None:
+            if error.index is None or error.kind != "prefix":
                 raise
-            raise TextError(_placed(lot[int(about[1])][2], f"the prefix {about[2]}")) from error
-        for (prefix, _, _), scores in zip(lot, found, strict=True):
+            raise TextError(_placed(chunk[error.index][2], f"the prefix {error.reason}")) from error
+        for (prefix, _, _), scores in zip(chunk, found, strict=True):
             best = max(range(len(scores)), key=lambda index, own=scores: own[index])  # type: ignore[misc]
             yield {"prefix": prefix, "scores": [round(score, 6) for score in scores], "best": best}
 

@@ -6,7 +6,6 @@ know: what the texts are for. A table is never held in memory whole. (``corpus``
 
 import csv
 import json
-import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,15 +14,13 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from gerund.data.files import COMPRESSED, checked_text, decode, opened
-from gerund.errors import ConfigError, DataError, InputError, unknown_name
+from gerund.errors import ConfigError, DataError, InputError, TextError, unknown_name
 
 FORMATS = ("txt", "jsonl", "csv", "tsv", "parquet")
 DEFAULT_COLUMN = "text"
 DEFAULT_ID_COLUMN = "id"
 STDIN = "-"
 _ENDINGS = {"ndjson": "jsonl"} | {name: name for name in FORMATS}
-_INDEXED = re.compile(r"(?:text|prompt) (\d+) (.*)", re.DOTALL)
-
 # What every reader yields: the id, the text, and the number of the line (or row) that it stood on.
 Row = tuple[int | str, str, int]
 
@@ -95,10 +92,9 @@ class Rows:
 
     def named(self, error: InputError) -> InputError:
         """Return an error about one of these texts with the text's place instead of its index."""
-        found = _INDEXED.match(str(error))
-        if found is None or int(found[1]) >= len(self):
+        if not isinstance(error, TextError) or error.index is None or error.index >= len(self):
             return error
-        return type(error)(f"{self.place(int(found[1]))}: the text {found[2]}")
+        return type(error)(f"{self.place(error.index)}: the text {error.reason}")
 
 
 def open_table(

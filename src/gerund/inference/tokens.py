@@ -71,7 +71,7 @@ def check_texts(texts: Any) -> list[str]:
     listed = list(texts)
     for index, text in enumerate(listed):
         if not isinstance(text, str):
-            raise TextError(f"text {index} is not a string but {type(text).__name__}: {str(text)[:40]!r}")
+            raise TextError.about("text", index, f"is not a string but {type(text).__name__}: {str(text)[:40]!r}")
     return listed
 
 
@@ -105,8 +105,13 @@ def refuse_blank(continuations: Sequence[Sequence[str]]) -> None:
                 raise TextError(f"continuation {index} of prefix {number} is empty")
 
 
-def check_unicode(what: str, text: str) -> None:
+def check_unicode(what: str, text: str, index: int | None = None) -> None:
     """Refuse half of a surrogate pair, which undecodable bytes of a command line turn into.
+
+    Args:
+        what: what the text is, such as ``text`` or ``the prompt``.
+        text: the text.
+        index: its number, where there are several.
 
     Raises:
         TextError: there is one; the message says where.
@@ -114,7 +119,8 @@ def check_unicode(what: str, text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise TextError(f"{what} is not valid Unicode: a lone surrogate at character {error.start}") from error
+        reason = f"is not valid Unicode: a lone surrogate at character {error.start}"
+        raise (TextError(f"{what} {reason}") if index is None else TextError.about(what, index, reason)) from error
 
 
 def tokenize(
@@ -171,24 +177,24 @@ def _with_prompt(prompt: str, text: str, index: int) -> str:
     if not prompt:
         return text
     if isinstance(text, Rendered):
-        raise TextError(f"text {index} is rendered and takes no prompt; put the prompt into its template")
+        raise TextError.about("text", index, "is rendered and takes no prompt; put the prompt into its template")
     return prompt + text
 
 
 def _too_long(index: int, found: TextIds, room: str) -> TextError:
     count = f"{len(found.ids)}" if found.is_whole else f"at least {len(found.ids)}"
-    return TextError(f"text {index} has {count} tokens and {room}; shorten it, or set overflow to truncate")
+    return TextError.about("text", index, f"has {count} tokens and {room}; shorten it, or set overflow to truncate")
 
 
 def _filled(texts: Sequence[str], input_format: InputFormat) -> list[int]:
     """Return which texts are not empty."""
     filled = []
     for index, text in enumerate(texts):
-        check_unicode(f"text {index}", text)
+        check_unicode("text", text, index)
         if text.strip():
             filled.append(index)
         elif input_format.empty == "error":
-            raise TextError(f"text {index} is empty; set empty to zeros to get a zero vector for it")
+            raise TextError.about("text", index, "is empty; set empty to zeros to get a zero vector for it")
     return filled
 
 

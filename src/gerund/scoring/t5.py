@@ -124,7 +124,7 @@ class T5Scorer(VectorScorer):
         checked = check_texts(texts)
         for index, text in enumerate(checked):
             if not text.strip():
-                raise TextError(f"text {index} is empty")
+                raise TextError.about("text", index, "is empty")
         ids = [side.read(self.tokenizer, text) for text in checked]
         vectors = np.zeros((len(ids), self.model.config.d_model), dtype=np.float32)
         order = sorted(range(len(ids)), key=lambda index: len(ids[index]))

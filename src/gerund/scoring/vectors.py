@@ -44,9 +44,10 @@ class VectorScorer:
         """
         for index, prefix in enumerate(prefixes):
             if not prefix.strip():
-                raise TextError(
-                    f"prefix {index} is empty, and this scorer compares it with what follows; give a text, or take the "
-                    "scorer avg_cll, which needs none"
+                raise TextError.about(
+                    *("prefix", index),
+                    "is empty, and this scorer compares it with what follows; give a text, or take the scorer avg_cll, "
+                    "which needs none",
                 )
         refuse_blank(continuations)
         prefix_ND = self.prefix_vectors(prefixes)

@@ -67,7 +67,7 @@ def generate(
         ConfigError: ``max_new_tokens``, ``batch_size`` or ``samples`` is no positive whole number, there are not as
             many seeds as prompts, or several greedy continuations are asked for.
     """
-    ids = [prompt_ids(model, tokenizer, prompt, f"prompt {index}") for index, prompt in enumerate(prompts)]
+    ids = [prompt_ids(model, tokenizer, prompt, index=index) for index, prompt in enumerate(prompts)]
     max_new_tokens = demand_room(max_new_tokens)
     if whole_number("batch_size", batch_size) < 1:
         raise ConfigError(f"batch_size={batch_size} leaves no room for a prompt")
@@ -103,7 +103,7 @@ def stream(
         TextError: the prompt fills the model's context.
         ConfigError: ``max_new_tokens`` is no positive whole number.
     """
-    ids = prompt_ids(model, tokenizer, prompt, "prompt 0")
+    ids = prompt_ids(model, tokenizer, prompt, index=0)
     max_new_tokens = demand_room(max_new_tokens)
     sampler = _one_sampler(sampling)
     pieces = _Pieces(tokenizer, [] if is_encoder_decoder(model) else ids)
@@ -130,38 +130,49 @@ def stream(
         raise failure[0]
 
 
-def prompt_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompt: str, what: str) -> list[int]:
+def prompt_ids(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompt: str,
+    what: str = "prompt",
+    index: int | None = None,
+) -> list[int]:
     """Return the token ids that generation continues.
 
     Args:
         model: the language model.
         tokenizer: its tokenizer.
         prompt: the text to continue: plain, in which control tokens are text, or ``Rendered``.
-        what: what to call it in messages, such as ``prompt 0``.
+        what: what to call it in messages.
+        index: its number, where there are several.
 
     Raises:
         TextError: it fills the model's context, or is empty for a model without a beginning token.
     """
-    check_unicode(what, prompt)
+
+    def refused(reason: str) -> TextError:
+        return TextError(f"{what} {reason}") if index is None else TextError.about(what, index, reason)
+
+    check_unicode(what, prompt, index)
     limit = context_length(model.config, tokenizer)
     [found] = encode_texts(tokenizer, [prompt], most=limit)
     ids, end = found.ids, tokenizer.eos_token_id
     count = f"{len(ids)}" if found.is_whole else f"at least {len(ids)}"
     if is_encoder_decoder(model):
         if not prompt.strip():
-            raise TextError(f"{what} is empty, and the encoder of this model needs a text to read")
+            raise refused("is empty, and the encoder of this model needs a text to read")
         if limit is not None and len(ids) > limit:
-            raise TextError(f"{what} has {count} tokens and the model reads {limit}")
+            raise refused(f"has {count} tokens and the model reads {limit}")
         return ids
     if len(ids) > 1 and found.after and ids[-1] == end and end != tokenizer.bos_token_id:
         ids = ids[:-1]  # some tokenizers close every text; a prompt is to go on
     if not ids:
         if tokenizer.bos_token_id is None:
-            raise TextError(f"{what} is empty and this model has no beginning token to start from")
+            raise refused("is empty and this model has no beginning token to start from")
         ids = [tokenizer.bos_token_id]
     if limit is not None and len(ids) >= limit:
         count = f"{len(ids)}" if found.is_whole else f"at least {len(ids)}"
-        raise TextError(f"{what} has {count} tokens and the model's context ends at {limit}")
+        raise refused(f"has {count} tokens and the model's context ends at {limit}")
     return ids
 
 

@@ -200,7 +200,7 @@ def _started(
     """Yield searches, each of a few prompts, after checking all of them."""
     max_new_tokens = demand_room(max_new_tokens)
     demand_choice(rerank, sampling)
-    ids = [prompt_ids(model, tokenizer, prompt, f"prompt {index}") for index, prompt in enumerate(prompts)]
+    ids = [prompt_ids(model, tokenizer, prompt, index=index) for index, prompt in enumerate(prompts)]
     seeds = request_seeds(sampling, len(ids))
     limit = context_length(model.config, tokenizer)
     for group in _groups([len(own) for own in ids], rerank.width):
