@@ -28,6 +28,7 @@ ROWS = (
     ("text_encoder",),
     ("seq2seq_encoder",),
     ("scoring",),
+    ("generative_model",),
     ("language_model",),
     ("seq2seq_model",),
     ("entry",),

@@ -64,7 +64,7 @@ def test_a_mistyped_name_is_recognised(name, hint):
 
 
 def test_prompts_plans_and_poolings_that_are_mistyped(lm):
-    with pytest.raises(gerund.ConfigError, match=r"unknown plan 'bidr'; .*; did you mean 'bidir'\?"):
+    with pytest.raises(gerund.ConfigError, match=r"unknown attention plan 'bidr'; .*; did you mean 'bidir'\?"):
         gerund.AttentionPlan("bidr")
     with pytest.raises(gerund.ConfigError, match=r"did you mean 'weighted-mean'\?"):
         gerund.EncoderConfig(pooling="weighted_mean")

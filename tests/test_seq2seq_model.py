@@ -13,6 +13,7 @@ import gerund
 from gerund.errors import ConfigError, DataError, ModelError, TextError, UnsupportedModelError
 from gerund.inference.infill import sentinels
 from gerund.inference.infill.sentinels import Gapped, sentinel_ids, spans_of
+from gerund.language_model import LanguageModel
 from gerund.models.heads import HeadSettings, ProjectionHead, read_head
 from gerund.scoring.dual import DualScorer
 from gerund.types import Generation
@@ -249,6 +250,14 @@ class TestRefusals:
     def test_verbs_of_decoder_only_models(self, lm, call, message):
         with pytest.raises(UnsupportedModelError, match=message):
             call(lm)
+
+    def test_they_are_not_there(self, lm):
+        for verb in ("span_logprobs", "encode_and_keep", "export"):
+            assert not hasattr(lm, verb)
+            assert hasattr(LanguageModel, verb)
+        assert not isinstance(lm, LanguageModel)
+        with pytest.raises(AttributeError, match="'Seq2SeqModel' object has no attribute 'anything'"):
+            _ = lm.anything
 
     def test_rerank(self, lm):
         with pytest.raises(ConfigError, match="re-rank with a decoder-only model"):

@@ -4,6 +4,7 @@ Knows: what the user may say. Does not know: which setting wins, or what is done
 """
 
 from pathlib import Path
+from typing import cast
 
 from gerund.attention.plan import AttentionPlan
 from gerund.config import CONFIG_FILE, read_adapters, read_encoder_config, read_settings
@@ -94,7 +95,7 @@ def load(
         max_length=max_length,
     )
     opened = open_model(spec)
-    kind = Seq2SeqModel if opened.is_seq2seq else LanguageModel
+    kind = cast("type[LanguageModel]", Seq2SeqModel if opened.is_seq2seq else LanguageModel)
     lm = kind(opened.model, opened.tokenizer, opened.encoder, **opened.options)
     for given in (spec.infill_adapter, spec.scorer):
         if given is not None and given != NO_ADAPTER:

@@ -40,10 +40,10 @@ _attaching = Lock()
 
 
 class TextEncoder:
-    """The reading half of ``LanguageModel``: a decoder-only model that turns texts into vectors."""
+    """A decoder-only model that turns texts into vectors; what writes too is built on it."""
 
     job: Job = "encode"
-    """Whose adapter is awake while texts are read."""
+    """Whose adapter is active while texts are read."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class TextEncoder:
             tokenizer: its tokenizer.
             encoder: how to read it; None takes the default plan.
             name: what to call it in messages.
-            adapters: PEFT adapters, each awake for its jobs only; they are put into the model.
+            adapters: PEFT adapters, each active for its jobs only; they are put into the model.
             autocast: encode float32 weights in bfloat16 where that is quick and near enough.
             head: projects the pooled states; None leaves them.
             spec: what it was loaded by; None for a model that was made in memory.
@@ -209,11 +209,6 @@ class TextEncoder:
         """Turn texts into vectors, and say how many tokens were read and which texts were cut, without a warning.
 
         The arguments and errors are those of ``encode``; a single text is a list of one.
-
-        >>> lm = gerund.load()
-        >>> result = lm.encode_with_usage(["a cat"])
-        >>> result.token_counts == [len(lm.tokenizer("a cat").input_ids)], result.truncated
-        (True, [False])
         """
         check_dimensions(dimensions, self.dimensions)
         tokens = self.tokens(check_texts(texts), prompt, empty, overflow, warn=False)

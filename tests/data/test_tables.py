@@ -116,8 +116,8 @@ class TestLots:
 
     def test_errors_about_a_text_get_its_place(self):
         rows = Rows([4, 5], ["a", "b"], [10, 12], "x.csv")
-        assert str(rows.named(TextError("text 1 has 9 tokens"))) == "x.csv, line 12: the text has 9 tokens"
-        assert isinstance(rows.named(TextError("prompt 0 is odd")), TextError)
+        assert str(rows.named(TextError.about("text", 1, "has 9 tokens"))) == "x.csv, line 12: the text has 9 tokens"
+        assert isinstance(rows.named(TextError.about("prompt", 0, "is odd")), TextError)
         other = ConfigError("batch_tokens=0 leaves no room for a text")
         assert rows.named(other) is other
 

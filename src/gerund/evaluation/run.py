@@ -20,6 +20,7 @@ from gerund.evaluation.readings import distinct, label_of
 from gerund.evaluation.results import Result, ResultStore, key_of
 from gerund.evaluation.sentence_encoder import SentenceEncoder
 from gerund.evaluation.task import Settings, Task
+from gerund.generative_model import GenerativeModel
 from gerund.language_model import LanguageModel
 
 _EMBEDDINGS = "embeddings"
@@ -66,14 +67,14 @@ def contenders_of(
     """
     cache = cache or EmbeddingCache()
     named: list[tuple[str, Callable[[str], Contender]]] = []
-    several = len({model.name for model in models if isinstance(model, LanguageModel)}) > 1
+    several = len({model.name for model in models if isinstance(model, GenerativeModel)}) > 1
     for model in models:
         if model == HYBRID:
             continue
         if isinstance(model, SentenceEncoder):
             named.append((_short(model.name), partial(model.called, cache=cache)))
             continue
-        if not isinstance(model, LanguageModel):
+        if not isinstance(model, GenerativeModel):
             if model != BM25:
                 raise ConfigError(f"a model in memory, {BM25!r} or {HYBRID!r}, not {model!r}")
             named.append((BM25, partial(Contender, lm=None, cache=cache)))
