@@ -116,7 +116,7 @@ def test_killed_and_resumed_gives_the_same_file(tiny_folder, tmp_path, monkeypat
 @pytest.mark.parametrize("what, code", [(KeyboardInterrupt(), 130), (ResourceError("out of memory"), 1)])
 def test_interrupted_says_how_to_go_on(source, tiny_folder, tmp_path, monkeypatch, what, code):
     out = tmp_path / "out.npy"
-    own, calls = gerund.LanguageModel.encode, []
+    own, calls = gerund.LanguageModel.encode_with_usage, []
 
     def twice(*arguments, **options):
         calls.append(None)
@@ -126,7 +126,7 @@ def test_interrupted_says_how_to_go_on(source, tiny_folder, tmp_path, monkeypatc
 
     arguments = ["embed", source, "-m", tiny_folder, "-o", out, "--shard-rows", 4]
     with monkeypatch.context() as patch:
-        patch.setattr(gerund.LanguageModel, "encode", twice)
+        patch.setattr(gerund.LanguageModel, "encode_with_usage", twice)
         ran = run_cli(*arguments)
     assert ran.code == code
     assert f"8 of 12 rows are kept in {out}.parts: run the same command again to go on from there\n" in ran.err
@@ -212,7 +212,7 @@ class TestMistakes:
 
     def test_unfinished_work_of_other_settings(self, source, tiny_folder, tmp_path, monkeypatch):
         out = tmp_path / "out.npy"
-        own, calls = gerund.LanguageModel.encode, []
+        own, calls = gerund.LanguageModel.encode_with_usage, []
 
         def once(*arguments, **options):
             calls.append(None)
@@ -221,7 +221,7 @@ class TestMistakes:
             return own(*arguments, **options)
 
         with monkeypatch.context() as patch:
-            patch.setattr(gerund.LanguageModel, "encode", once)
+            patch.setattr(gerund.LanguageModel, "encode_with_usage", once)
             assert run_cli("embed", source, "-m", tiny_folder, "-o", out, "--shard-rows", 5).mistake == "enough"
         arguments = ["embed", source, "-m", tiny_folder, "-o", out, "--shard-rows", 5]
         mistake = run_cli(*arguments, "--attention", "causal").mistake

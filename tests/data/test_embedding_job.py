@@ -440,7 +440,7 @@ class TestRefusals:
 
     def test_an_error_about_a_text_names_its_line(self, source, output):
         with pytest.raises(TextError, match=r"in.txt, line 5: the text has 99 tokens"):
-            embed(source, output, Encoder(fail_at=1, error=TextError("text 1 has 99 tokens")))
+            embed(source, output, Encoder(fail_at=1, error=TextError.about("text", 1, "has 99 tokens")))
         assert embed(source, output).resumed_rows == 3
 
     def test_vectors_that_are_not_finite(self, source, output):
