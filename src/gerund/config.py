@@ -172,7 +172,7 @@ class EncoderConfig:
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the next token is drawn. All limits apply together, in the order given here.
+    """How the next token is chosen. All limits apply together, in the order given here.
 
     >>> Sampling(temperature=0.7, top_p=0.9, seed=1).is_greedy
     False
@@ -237,7 +237,7 @@ class Rerank:
     """
 
     samples: int = 20
-    """Continuations drawn from each beam; in the first round ``beams`` times as many from the prompt."""
+    """Continuations sampled from each beam; in the first round ``beams`` times as many from the prompt."""
 
     beams: int = 1
     """Continuations that are kept each time."""
@@ -268,7 +268,7 @@ class Rerank:
 
 
 def sampling_or(given: Sampling | None, default: Sampling = Sampling()) -> Sampling:
-    """Return how tokens are drawn: as given, or by default (greedily) where nothing is said.
+    """Return how tokens are chosen: as given, or by default (greedily) where nothing is said.
 
     Raises:
         ConfigError: what is given is no ``Sampling``.

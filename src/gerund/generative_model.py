@@ -189,7 +189,7 @@ class GenerativeModel(TextEncoder):
         count: int = 5,
         *,
         keep: Sequence[str] = (),
-        share: float = expansion.SHARE,
+        fraction: float = expansion.FRACTION,
         max_tokens: int = expansion.MAX_TOKENS,
         sampling: Sampling | None = None,
     ) -> list[str]:
@@ -199,7 +199,7 @@ class GenerativeModel(TextEncoder):
             query: with gaps of its own (``[blank]``) filled as it is; else words are masked at random, anew each time.
             count: how many at most; what says the same as the query or as each other is left out.
             keep: words of the query, or several together, that are never masked.
-            share: share of the words that is masked; at least one is.
+            fraction: fraction of the words that is masked; at least one is.
             max_tokens: tokens of a filling at most.
             sampling: how tokens are chosen; None is nucleus sampling with p 0.9. Its seed determines the masks too.
 
@@ -213,7 +213,7 @@ class GenerativeModel(TextEncoder):
             lambda text, own: self.infill(text, max_tokens=max_tokens, sampling=own),
             *(query, count),
             keep=keep,
-            share=share,
+            fraction=fraction,
             blank=BLANK,
             sampling=sampling_or(sampling, NUCLEUS),
             begins=is_encoder_decoder(self.model) or self.tokenizer.bos_token_id is not None,

@@ -78,7 +78,7 @@ class LanguageModel(GenerativeModel):
         seed = seed if isinstance(seed, int) else 0
         scorer = find_scorer(rerank.scorer, self, own=self.scorer, seed=seed)
         if isinstance(scorer, DualScorer | LikelihoodScorer) and rerank.every is not None:
-            scorer = scorer.growing()
+            scorer = scorer.incremental()
         return lambda numbers, texts: scorer.score([prompts[number] for number in numbers], texts)
 
     def span_logprobs(self, left: str, span: str, right: str, *, mode: SpanMode = "infill") -> np.ndarray:
@@ -126,7 +126,7 @@ class LanguageModel(GenerativeModel):
         length. Each filling is scored: the sum of the log-probabilities of its tokens under the hybrid mask and of
         the first 16 tokens behind the gap (up to the next gap) under the untouched causal model, divided by how many
         they are. Of each length the filling with the highest score is kept; which length is taken, the text behind
-        the gap decides alone, where there is any, since a mean over a long span nearly always looks better. The
+        the gap determines alone, where there is any, since a mean over a long span nearly always looks better. The
         adapter for filling in takes part under the hybrid mask only.
 
         Several gaps are filled from left to right; each sees the earlier fillings, and the text behind later gaps at

@@ -1,6 +1,6 @@
-"""``Seq2SeqEncoder``: the reading half of a T5.
+"""``Seq2SeqEncoder``: the encoder of a T5.
 
-Knows: which half reads. Does not know: how the other half writes.
+Knows: which part encodes. Does not know: how the decoder writes.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from gerund.text_encoder import TextEncoder
 
 
 class Seq2SeqEncoder(TextEncoder):
-    """The reading half of a T5, with the projection head where there is one.
+    """The encoder of a T5, with the projection head where there is one.
 
     Its attention looks both ways by itself, so no plan is sent; the verbs are those of ``TextEncoder``.
     """

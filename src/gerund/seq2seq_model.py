@@ -86,10 +86,10 @@ class Seq2SeqModel(Seq2SeqEncoder, GenerativeModel):
         The weights are this model's, so training one trains the other. Once this model is let go of, the decoder's
         memory is free. The vectors and the fingerprint are those of this model.
         """
-        half = encoder_of(self.model)
-        copy_weights(half)
+        encoder = encoder_of(self.model)
+        copy_weights(encoder)
         name = f"the encoder of {self.name}"
-        return Seq2SeqEncoder(half, self.tokenizer, self.encoder, name=name, head=self.head)
+        return Seq2SeqEncoder(encoder, self.tokenizer, self.encoder, name=name, head=self.head)
 
     def for_classification(self, num_labels: int, *, dropout: float = 0.1) -> TextClassifier:
         """Return encoder, head and a linear layer over ``num_labels`` labels, to be trained as any torch module.

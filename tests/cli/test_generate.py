@@ -121,7 +121,7 @@ class TestMistakes:
             ["--max-new-tokens", "0"],
             ["--max-new-tokens", "0", "--rerank", "pmi"],
             ["--expand", "2", "--max-new-tokens", "0"],
-            ["--expand", "2", "--share", "2"],
+            ["--expand", "2", "--fraction", "2"],
             ["--rerank", "pmii"],
             ["--rerank", "./absent"],
             ["--rerank", "pmi", "--temperature", "0"],
@@ -190,13 +190,13 @@ class TestExpanding:
     def test_many_queries_as_json(self, tmp_path):
         source, out = tmp_path / "in.txt", tmp_path / "out.jsonl"
         source.write_text("the cat in the rain\nthe cat in the rain\n")
-        ran = self.expanded("--expand", 2, "-f", source, "-o", out, "--share", 0.5)
+        ran = self.expanded("--expand", 2, "-f", source, "-o", out, "--fraction", 0.5)
         assert (ran.code, ran.out, ran.err) == (0, "", "")
         first, second = records(out.read_text())
         assert list(first) == ["prompt", "expansions"]
         assert len(first["expansions"]) == len(second["expansions"]) == 2
         assert first["expansions"] != second["expansions"]
-        one = self.expanded("--expand", 2, "the cat in the rain", "--share", 0.5, "--json")
+        one = self.expanded("--expand", 2, "the cat in the rain", "--fraction", 0.5, "--json")
         assert records(one.out) == [first]
 
     @pytest.mark.filterwarnings("always:.*expansions of:UserWarning")
@@ -210,13 +210,13 @@ class TestExpanding:
         "arguments, message",
         [
             (["a", "--keep", "a"], "--keep belongs to --expand N"),
-            (["a", "--share", "0.5"], "--share belongs to --expand N"),
+            (["a", "--fraction", "0.5"], "--fraction belongs to --expand N"),
             (["a", "--expand", "0"], "--expand 0 writes nothing"),
             (["a", "--expand", "1", "--rerank", "pmi"], "--rerank is of no use with --expand"),
             (["a", "--expand", "1", "--batch-size", "4"], "--batch-size is of no use with --expand"),
             (["", "--expand", "1"], "the query is empty"),
             (["a cat", "--expand", "1", "--keep", "dog"], "'dog' is to be kept and is not in the query 'a cat'"),
-            (["a cat", "--expand", "1", "--share", "2"], "lies between 0 and 1, and is 2.0"),
+            (["a cat", "--expand", "1", "--fraction", "2"], "lies between 0 and 1, and is 2.0"),
             (["a [blank]", "--expand", "1", "--keep", "a"], "there is nothing to keep"),
         ],
     )

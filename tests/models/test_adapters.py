@@ -251,7 +251,7 @@ def test_an_adapter_for_another_model(tiny_folder: Path, tmp_path: Path, changes
 def test_an_adapter_that_would_change_what_is_written(tmp_path: Path, settings: dict) -> None:
     base = save_tiny(tmp_path / "base", "qwen2")
     adapter = make_adapter(base, tmp_path / "lora", **settings)
-    assert "changes the model even while it sleeps" in refusal(base, adapter)
+    assert "changes the model even while it is inactive" in refusal(base, adapter)
 
 
 def test_single_tokens(tiny_folder: Path, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import gerund
 from gerund.attention.plan import AttentionPlan
 from gerund.config import Rerank, Sampling
 from gerund.errors import TextError
-from gerund.inference.encode.incremental import GrowingTexts
+from gerund.inference.encode.incremental import IncrementalEncoder
 from gerund.scoring.dual import DualScorer, ScorerSettings
 
 SAMPLING = Sampling(temperature=1.0, seed=5)
@@ -58,9 +58,9 @@ def test_what_a_search_has_read_goes_with_it(tiny_folder):
     lm = gerund.load(tiny_folder, attention="causal", dtype="float32")
     scorer = scorer_of(tiny_folder)
     found = []
-    init = GrowingTexts.__init__
+    init = IncrementalEncoder.__init__
 
-    class Watched(GrowingTexts):
+    class Watched(IncrementalEncoder):
         def __init__(self, runtime):
             init(self, runtime)
             found.append(weakref.ref(self))
@@ -69,7 +69,7 @@ def test_what_a_search_has_read_goes_with_it(tiny_folder):
     gc.disable()
     try:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("gerund.scoring.dual.GrowingTexts", Watched)
+            patch.setattr("gerund.scoring.dual.IncrementalEncoder", Watched)
             lm.generate(PROMPTS, 6, SAMPLING, rerank=Rerank(2, beams=2, every=2, scorer=scorer))
         assert found
         assert all(one() is None for one in found)

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import gerund
-from gerund.inference.encode.incremental import GrowingTexts
+from gerund.inference.encode.incremental import IncrementalEncoder
 from gerund.scoring import likelihood
 from gerund.scoring.likelihood import MEASURES, Evidence, LikelihoodScorer
 from tests.tiny import save_tiny
@@ -113,9 +113,9 @@ def test_a_prefix_is_read_once_for_many_candidates(tiny_folder, monkeypatch):
     prefix, texts = "the cat sat in the rain and then the end of it", [" the", " a tin", " rain", " in", " an end"]
     [shared] = LikelihoodScorer(lm, "avg_cll").score([prefix], [texts])
     read = []
-    run = GrowingTexts._run
+    run = IncrementalEncoder._run
     monkeypatch.setattr(
-        GrowingTexts, "_run", lambda self, ids, *rest: (read.append(tuple(ids.shape)), run(self, ids, *rest))[1]
+        IncrementalEncoder, "_run", lambda self, ids, *rest: (read.append(tuple(ids.shape)), run(self, ids, *rest))[1]
     )
     LikelihoodScorer(lm, "avg_cll").score([prefix], [texts])
     (one, length), (rows, new) = read

@@ -24,21 +24,21 @@ Keep = Annotated[
     list[str] | None,
     typer.Option(help="With --expand: a word that stays as it is; may be repeated.", show_default=False),
 ]
-Share = Annotated[
+Fraction = Annotated[
     float | None,
-    typer.Option(help="With --expand: share of the words that is written anew. [default: 0.3]", show_default=False),
+    typer.Option(help="With --expand: fraction of the words that is written anew. [default: 0.3]", show_default=False),
 ]
 
 
 def settings_of(
-    count: int | None, keep: list[str] | None, share: float | None, refused: dict[str, Any]
+    count: int | None, keep: list[str] | None, fraction: float | None, refused: dict[str, Any]
 ) -> dict[str, Any] | None:
     """Return the settings that the options make together; None where nothing is expanded.
 
     Args:
         count: how many expansions.
         keep: words that stay.
-        share: share of the words that is written anew.
+        fraction: fraction of the words that is written anew.
         refused: options that are of no use beside ``--expand``, by name; None where they were not given.
 
     Raises:
@@ -46,7 +46,7 @@ def settings_of(
     """
     from gerund.errors import ConfigError
 
-    given = {"--keep": keep, "--share": share}
+    given = {"--keep": keep, "--fraction": fraction}
     if count is None:
         for name, value in given.items():
             if value:
@@ -57,10 +57,10 @@ def settings_of(
             raise ConfigError(f"{name} is of no use with --expand, which fills gaps one query at a time")
     if count < 1:
         raise ConfigError(f"--expand {count} writes nothing")
-    return {"count": count, "keep": keep or []} | ({} if share is None else {"share": share})
+    return {"count": count, "keep": keep or []} | ({} if fraction is None else {"fraction": fraction})
 
 
-def check_queries(lots: "list[Rows]", settings: dict[str, Any]) -> None:
+def check_queries(chunks: "list[Rows]", settings: dict[str, Any]) -> None:
     """Look at all queries at once: what is wrong with the last shows before the first is expanded.
 
     Raises:
@@ -71,7 +71,7 @@ def check_queries(lots: "list[Rows]", settings: dict[str, Any]) -> None:
     from gerund.inference.infill.expansion import demand_possible
     from gerund.inference.infill.infilling import BLANK
 
-    for rows in lots:
+    for rows in chunks:
         for index, query in enumerate(rows.texts):
             try:
                 demand_possible(query, blank=BLANK, **settings)
@@ -80,7 +80,7 @@ def check_queries(lots: "list[Rows]", settings: dict[str, Any]) -> None:
 
 
 def expanded(
-    lm: "LanguageModel", lots: "list[Rows]", sampling: "Sampling", settings: dict[str, Any]
+    lm: "LanguageModel", chunks: "list[Rows]", sampling: "Sampling", settings: dict[str, Any]
 ) -> "Iterator[dict[str, Any]]":
     """Yield a record for each query: ``prompt``, and the list ``expansions``.
 
@@ -90,7 +90,7 @@ def expanded(
     from gerund.errors import TextError
 
     seeds = sampling_options.SeedsByText(sampling)
-    for rows in lots:
+    for rows in chunks:
         for index, query in enumerate(rows.texts):
             try:
                 found = lm.expand(query, sampling=seeds.of_one(query), **settings)

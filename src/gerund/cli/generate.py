@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from gerund.language_model import LanguageModel
 
 # Enough to sort prompts of like length together; few enough that results come soon.
-_LOT = 128
+_CHUNK = 128
 
 
 def command(
@@ -55,7 +55,7 @@ def command(
     every: ranking.Every = None,
     expand: expanding.Expand = None,
     keep: expanding.Keep = None,
-    share: expanding.Share = None,
+    fraction: expanding.Fraction = None,
     batch_size: Annotated[
         int | None, typer.Option(help="Prompts in one pass, with --file. [default: 16]", show_default=False)
     ] = None,
@@ -73,13 +73,13 @@ def command(
     JSON object a prompt: prompt, text (the continuation alone), score (mean log-probability a token) and finished
     (whether the model ended the text itself); with --rerank also rank_score.
 
-    With --rerank many continuations are drawn and the best one is kept; with --beams and --every the best ones are
-    chosen again and again while they grow. Left to itself it draws with --top-p 0.9.
+    With --rerank many continuations are sampled and the best one is kept; with --beams and --every the best ones are
+    chosen again and again while they are extended. Left to itself it samples with --top-p 0.9.
 
     With --expand the prompt is a query, and other ways to ask are printed, one a line, the most probable fillings
     first: some of its words, never those of --keep, are masked and written anew, or the gaps that it marks by [blank]
     are filled. With --file, --json or -o there is one JSON object a query: prompt and expansions. Left to itself it
-    draws with --top-p 0.9.
+    samples with --top-p 0.9.
 
     For example:
 
@@ -97,7 +97,7 @@ def command(
 
     text_input.demand_one(prompt, file, "prompt", column=column, format=format)
     ranked = ranking.rerank_of(rerank, samples, beams, every)
-    expansion = expanding.settings_of(expand, keep, share, {"--rerank": rerank, "--batch-size": batch_size})
+    expansion = expanding.settings_of(expand, keep, fraction, {"--rerank": rerank, "--batch-size": batch_size})
     if (ranked or expansion) is not None and temperature is top_p is top_k is typical_p is None:
         top_p = 0.9
     sampling = options.sampling_of(temperature, top_p, top_k, typical_p, seed)
@@ -105,8 +105,8 @@ def command(
     if batch_size < 1:
         raise ConfigError(f"batch_size={batch_size} leaves no room for a prompt")
     json_lines.refuse_existing(output, force=force)
-    lots = _prompts(prompt, file, column, format)
-    _check(lots, max_new_tokens, sampling, ranked, expansion)
+    chunks = _prompts(prompt, file, column, format)
+    _check(chunks, max_new_tokens, sampling, ranked, expansion)
     from gerund.entry import load, load_writer
 
     if ranked is None:
@@ -117,20 +117,20 @@ def command(
         from gerund.scoring.registry import find_scorer, plan_for
 
         lm = load(model, attention=plan_for(model, rerank), dtype=dtype, device=device)
-        # A scorer's folder is read once, not for every lot.
+        # A scorer's folder is read once, not for every chunk.
         ranked = replace(ranked, scorer=find_scorer(rerank, lm, own=lm.scorer, seed=seed or 0))
     alone = file is None and output is None and not as_json
     if expansion is not None:
         if max_new_tokens is not None:
             expansion["max_tokens"] = max_new_tokens
-        _expand(lm, lots, sampling, expansion, output, alone=alone)
+        _expand(lm, chunks, sampling, expansion, output, alone=alone)
         return
     max_new_tokens = 64 if max_new_tokens is None else max_new_tokens
     if alone:
-        _stream(lm, lots[0], max_new_tokens, sampling, ranked)
+        _stream(lm, chunks[0], max_new_tokens, sampling, ranked)
         return
-    lines = _lines(lm, lots, max_new_tokens, sampling, batch_size, ranked)
-    json_lines.write(lines, output, sum(map(len, lots)), "generating")
+    lines = _lines(lm, chunks, max_new_tokens, sampling, batch_size, ranked)
+    json_lines.write(lines, output, sum(map(len, chunks)), "generating")
 
 
 def _prompts(prompt: str | None, file: str | None, column: str | None, format: str | None) -> "list[Rows]":
@@ -143,14 +143,14 @@ def _prompts(prompt: str | None, file: str | None, column: str | None, format: s
     table = open_table(file, format=format, column=column)
     if column is None and table.format != "txt":
         table = open_table(file, format=format, column="prompt")
-    lots = list(read_rows(table, max_rows=_LOT))
-    if not lots:
+    chunks = list(read_rows(table, max_rows=_CHUNK))
+    if not chunks:
         raise DataError(f"{table.name} has no prompts")
-    return lots
+    return chunks
 
 
 def _check(
-    lots: "list[Rows]",
+    chunks: "list[Rows]",
     max_new_tokens: int | None,
     sampling: "Sampling",
     ranked: "Rerank | None",
@@ -167,7 +167,7 @@ def _check(
         demand_choice(ranked, sampling)
         check_scorer(ranked.scorer)
     if expansion is not None:
-        expanding.check_queries(lots, expansion)
+        expanding.check_queries(chunks, expansion)
 
 
 def _stream(
@@ -191,7 +191,7 @@ def _stream(
 
 def _expand(
     lm: "LanguageModel",
-    lots: "list[Rows]",
+    chunks: "list[Rows]",
     sampling: "Sampling",
     settings: dict[str, Any],
     output: Path | None,
@@ -200,18 +200,18 @@ def _expand(
 ) -> None:
     import json
 
-    found = expanding.expanded(lm, lots, sampling, settings)
+    found = expanding.expanded(lm, chunks, sampling, settings)
     if alone:
         for text in next(found)["expansions"]:
             typer.echo(text)
         return
     lines = (json.dumps(record, ensure_ascii=False) for record in found)
-    json_lines.write(lines, output, sum(map(len, lots)), "expanding")
+    json_lines.write(lines, output, sum(map(len, chunks)), "expanding")
 
 
 def _lines(
     lm: "LanguageModel",
-    lots: "list[Rows]",
+    chunks: "list[Rows]",
     max_new_tokens: int,
     sampling: "Sampling",
     batch_size: int,
@@ -223,7 +223,7 @@ def _lines(
     from gerund.types import Ranked
 
     seeds = options.SeedsByText(sampling)
-    for rows in lots:
+    for rows in chunks:
         try:
             results = lm.generate(
                 rows.texts, max_new_tokens, seeds.of(rows.texts), rerank=rerank, batch_size=batch_size

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from gerund.data.tables import Rows
     from gerund.language_model import LanguageModel
 
-_LOT = 128
+_CHUNK = 128
 _BLANK = "[blank]"
 
 
@@ -94,7 +94,7 @@ def command(
     sampling = options.sampling_of(temperature, top_p, top_k, typical_p, seed)
     json_lines.refuse_existing(output, force=force)
     text_input.demand_one(text, file, "text", column=column, format=format)
-    lots = _texts(text, file, column, format, blank)
+    chunks = _texts(text, file, column, format, blank)
     settings: dict[str, Any] = {"blank": blank, "method": method, "max_tokens": max_tokens, "beams": beams}
     settings |= {"samples": samples, "shots": shots, "lengths": length or None}
     from gerund.entry import load_writer
@@ -104,11 +104,11 @@ def command(
     planned(method, length or None, max_tokens, sampling, beams=beams, samples=samples, shots=shots)
     # How texts are encoded does not matter here: infilling has a plan of its own.
     lm = load_writer(model, adapter=adapter, dtype=dtype, device=device)
-    found = _filled(lm, lots, sampling, settings)
+    found = _filled(lm, chunks, sampling, settings)
     if file is None and output is None and not as_json:
         typer.echo(next(found)["text"])
         return
-    json_lines.write(_lines(found), output, sum(map(len, lots)), "infilling")
+    json_lines.write(_lines(found), output, sum(map(len, chunks)), "infilling")
 
 
 def _texts(text: str | None, file: str | None, column: str | None, format: str | None, blank: str) -> "list[Rows]":
@@ -118,28 +118,28 @@ def _texts(text: str | None, file: str | None, column: str | None, format: str |
     from gerund.inference.infill.blanks import BlankedText
 
     if file is None:
-        lots = text_input.one_text(text or "", "text")
+        chunks = text_input.one_text(text or "", "text")
     else:
         table = open_table(file, format=format, column=column)
-        lots = list(read_rows(table, max_rows=_LOT))
-        if not lots:
+        chunks = list(read_rows(table, max_rows=_CHUNK))
+        if not chunks:
             raise DataError(f"{table.name} has no texts")
-    for rows in lots:
+    for rows in chunks:
         for index, one in enumerate(rows.texts):
             try:
                 BlankedText.of(one, blank)
             except TextError as error:
                 raise rows.placed(index, error) from error
-    return lots
+    return chunks
 
 
 def _filled(
-    lm: "LanguageModel", lots: "list[Rows]", sampling: "Sampling", settings: dict[str, Any]
+    lm: "LanguageModel", chunks: "list[Rows]", sampling: "Sampling", settings: dict[str, Any]
 ) -> "Iterator[dict[str, Any]]":
     from gerund.errors import TextError
 
     seeds = options.SeedsByText(sampling)
-    for rows in lots:
+    for rows in chunks:
         for index, text in enumerate(rows.texts):
             try:
                 result = lm.infill(text, sampling=seeds.of_one(text), **settings)

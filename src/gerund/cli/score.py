@@ -63,7 +63,7 @@ def command(
 
     pmi is how much likelier the continuation is behind the prefix than alone; cll and avg_cll are its log-likelihood,
     in all and for a token; avg_ull is that of both together; self_certainty is how sure the model is while it reads;
-    overlap is the share of words that the prefix has too.
+    overlap is the fraction of words that the prefix has too.
 
     For example:
 

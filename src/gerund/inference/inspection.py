@@ -1,4 +1,4 @@
-"""Attention maps: who really looks where, layer by layer, before and after the conversion.
+"""Attention inspection: which tokens attend to which, layer by layer, before and after the conversion.
 
 The probabilities come from the pass itself, as each layer computes them; recording changes no state by a bit.
 What they show is the attention sink of "Look Both Ways and No Sink" (LBW, section 3.4, Figures 3, 8 and 9).
@@ -27,7 +27,7 @@ from gerund.models.adapters import active_adapter
 # Maps grow with the square of the length.
 LONGEST = 512
 
-# Of several kinds, for whoever wants to look at a model and has no text at hand.
+# Of several kinds, for whoever inspects a model and has no text at hand.
 EXAMPLE_TEXTS = (
     "The old man looked at the sea for a long time before he said that the boat would not come back that night.",
     "Germany beat Brazil by seven goals to one in the semi-final, which nobody in the stadium had thought possible.",
@@ -74,8 +74,8 @@ def attention_maps(
     Args:
         model: a model attached to gerund's attention functions, in evaluation mode.
         ids: the text's token ids, without padding.
-        plan: the plan to look through, resolved.
-        adapter: the name of the one that is awake in the pass.
+        plan: the plan, resolved.
+        adapter: the name of the one that is active in the pass.
 
     Returns:
         One map of ``(heads, T, T)`` a layer, and one more each time that a plan runs a layer again.
@@ -102,7 +102,7 @@ def mean_maps(
     Args:
         model: as in ``attention_maps``.
         texts: token ids of each text.
-        plan: the plan to look through, resolved; None for the untouched model where no plan reaches it (see
+        plan: the plan, resolved; None for the untouched model where no plan reaches it (see
             ``unplanned_maps``).
         size: rows of the maps; None takes the texts' median length.
         adapter: as in ``attention_maps``.
@@ -172,7 +172,7 @@ def sink_share(maps: Sequence[AttentionMap], token: int = 0) -> list[float]:
         token: which; 0 is the first real token, the usual sink.
 
     Returns:
-        One share a map, between 0 and 1.
+        One fraction a map, between 0 and 1.
 
     Raises:
         TextError: no token comes later.
@@ -184,7 +184,7 @@ def sink_share(maps: Sequence[AttentionMap], token: int = 0) -> list[float]:
 
 
 def even_share(lengths: Sequence[int]) -> float:
-    """Return the first token's share if every causal token looked at all that it sees evenly.
+    """Return the first token's fraction if every causal token attended evenly to all that it sees.
 
     >>> round(even_share([3]), 3)  # a half from the second token, a third from the last
     0.417
@@ -250,12 +250,12 @@ def _recorded(
     maps: list[AttentionMap] = []
     runs = [0] * len(plan.views)
 
-    def note(layer: int, twin: bool, weights_BHTT: Tensor) -> None:
-        if twin:
+    def note(layer: int, second: bool, weights_BHTT: Tensor) -> None:
+        if second:
             runs[layer] += 1
-        view = plan.stream.view if twin and plan.stream is not None else plan.views[layer]
+        view = plan.stream.view if second and plan.stream is not None else plan.views[layer]
         weights = weights_BHTT[0].float().cpu()
-        maps.append(AttentionMap(layer, view, runs[layer] if twin else 0, keep(weights), _taken(weights)))
+        maps.append(AttentionMap(layer, view, runs[layer] if second else 0, keep(weights), _taken(weights)))
 
     _pass(model, ids, plan, adapter, note)
     reached = {item.layer for item in maps}
@@ -296,12 +296,12 @@ class AttentionInspection:
 
     @property
     def even(self) -> float:
-        """The share of the first token if every causal token looked at all that it sees evenly."""
+        """The fraction of the first token if every causal token attended evenly to all that it sees."""
         return even_share([len(item) for item in self.ids])
 
 
 def inspect_attention(runtime: EncoderRuntime, texts: Sequence[str], longest: int = LONGEST) -> AttentionInspection:
-    """Return where each layer looks on average, without the prompt.
+    """Return where each layer attends on average, without the prompt.
 
     Where no plan reaches the model it was loaded as causal, and both sides are the untouched model.
 

@@ -1,10 +1,10 @@
-"""Adapters that sleep until they are woken.
+"""Adapters that are inactive until a block activates one.
 
 PEFT's own switches belong to the model: one thread that encodes would switch the adapter on under another
 that generates. Here the switch is a context variable, which every thread has for itself; outside the block
 the model's results are those of the model without any adapter, bit for bit.
 
-Knows: PEFT. Does not know: plans, texts, what an adapter is awake for.
+Knows: PEFT. Does not know: plans, texts, what an adapter is active for.
 """
 
 import copy
@@ -23,20 +23,20 @@ from gerund.errors import ConfigError, DataError, ModelError
 
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 
-_PROOF_LENGTH = 8
+_CHECK_LENGTH = 8
 
-_awake: ContextVar[str | None] = ContextVar("gerund_adapter_awake", default=None)
+_active: ContextVar[str | None] = ContextVar("gerund_adapter_active", default=None)
 _gated: dict[type, type] = {}
 
 
 @contextmanager
 def active_adapter(name: str | None) -> Iterator[None]:
     """Let the adapter of this name take part in this thread until the block ends; with None none does."""
-    token = _awake.set(name)
+    token = _active.set(name)
     try:
         yield
     finally:
-        _awake.reset(token)
+        _active.reset(token)
 
 
 def check_folder(folder: Path) -> None:
@@ -53,7 +53,7 @@ def check_folder(folder: Path) -> None:
 
 
 def load_adapters(model: PreTrainedModel, folders: Mapping[str, Path]) -> None:
-    """Put PEFT adapters into ``model``, each asleep outside of ``awake`` with its name.
+    """Put PEFT adapters into ``model``, each inactive outside of ``active_adapter`` with its name.
 
     Args:
         model: the model, without any.
@@ -62,7 +62,7 @@ def load_adapters(model: PreTrainedModel, folders: Mapping[str, Path]) -> None:
     Raises:
         DataError: a folder holds no adapter.
         ConfigError: the model carries an adapter already.
-        ModelError: one is not for this model, or of a kind that changes the model while it sleeps.
+        ModelError: one is not for this model, or of a kind that changes the model while it is inactive.
     """
     for path in folders.values():
         check_folder(path)
@@ -79,7 +79,7 @@ def load_adapters(model: PreTrainedModel, folders: Mapping[str, Path]) -> None:
     _gate_layers(model)
     if not torch.equal(before, _logits(model)):
         raise ModelError(
-            f"the adapter in {' or '.join(map(str, folders.values()))} changes the model even while it sleeps (it "
+            f"the adapter in {' or '.join(map(str, folders.values()))} changes the model even while it is inactive (it "
             "replaces biases or initial weights), so generating would no longer be the untouched model's; merge it "
             "into the weights instead"
         )
@@ -172,20 +172,20 @@ def _gated_layers(model: PreTrainedModel) -> dict[str, nn.Module]:
 def _gate(kind: type) -> type:
     """Return ``kind`` with PEFT's switch replaced by the context variable."""
     if kind not in _gated:
-        switches = {"disable_adapters": property(_all_asleep), "active_adapters": property(_those_awake)}
+        switches = {"disable_adapters": property(_all_inactive), "active_adapters": property(_those_active)}
         switches["active_adapter"] = switches["active_adapters"]
         _gated[kind] = type(kind.__name__, (kind,), {**switches, "__module__": kind.__module__})
     return _gated[kind]
 
 
-def _all_asleep(layer: Any) -> bool:
+def _all_inactive(layer: Any) -> bool:
     # A layer that only other adapters change is the model's own.
-    name = _awake.get()
+    name = _active.get()
     return name is None or name not in layer.gerund_inside
 
 
-def _those_awake(layer: Any) -> list[str]:
-    name = _awake.get()
+def _those_active(layer: Any) -> list[str]:
+    name = _active.get()
     return [name] if name is not None and name in layer.gerund_inside else []
 
 
@@ -234,10 +234,10 @@ def _state(model: PreTrainedModel, parts: dict[str, nn.Module]) -> dict[str, Ten
 
 @torch.no_grad()
 def _logits(model: PreTrainedModel) -> Tensor:
-    """Return what the model makes of a fixed short text, as proof that it is what it was."""
+    """Return what the model makes of a fixed short text, to check that it is what it was."""
     embeddings = model.get_input_embeddings().weight
     generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(0, embeddings.shape[0], (1, _PROOF_LENGTH), generator=generator)
+    ids = torch.randint(0, embeddings.shape[0], (1, _CHECK_LENGTH), generator=generator)
     training = model.training
     model.eval()
     logits: Tensor = model(ids.to(embeddings.device), use_cache=False).logits

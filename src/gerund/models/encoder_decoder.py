@@ -1,6 +1,6 @@
-"""Models of two halves: an encoder that reads and a decoder that writes.
+"""Encoder-decoder models: an encoder that reads and a decoder that writes.
 
-Knows: which kinds there are, which half reads. Does not know: how either is used.
+Knows: which kinds there are, which part encodes. Does not know: how either is used.
 """
 
 import torch
@@ -18,25 +18,25 @@ def is_encoder_decoder(model: PreTrainedModel) -> bool:
 
 
 def encoder_of(model: PreTrainedModel) -> PreTrainedModel:
-    """Return the half of such a model that reads; the model itself where it is nothing else."""
+    """Return the encoder of such a model; the model itself where it is nothing else."""
     encoder: PreTrainedModel = getattr(model, "encoder", model)
     return encoder
 
 
 @torch.no_grad()
-def copy_weights(half: PreTrainedModel) -> None:
-    """Give a half's weights memory of their own.
+def copy_weights(encoder: PreTrainedModel) -> None:
+    """Give an encoder's weights memory of their own.
 
     On a processor weights are pieces of one mapping of their file, which stays whole as long as any piece is used, and
     a tensor does not tell.
     """
-    for weight in half.parameters():
+    for weight in encoder.parameters():
         if weight.device.type == "cpu":
             weight.data = weight.detach().clone()
 
 
 def demand_decoder_only(model: PreTrainedModel, what: str) -> None:
-    """Refuse a model of two halves.
+    """Refuse an encoder-decoder model.
 
     Args:
         model: any model.

@@ -1,4 +1,4 @@
-"""Which adapter is awake for which job: encoding, filling in, scoring continuations.
+"""Which adapter is active for which job: encoding, filling in, scoring continuations.
 
 Knows: PEFT folders, ``gerund.json``. Does not know: how an adapter is put into a model.
 """
@@ -15,7 +15,7 @@ _PLACE = "adapter"
 
 
 class Adapters:
-    """A model's PEFT folders by what they are awake for; a job without one is done by the untouched model.
+    """A model's PEFT folders by what they are active for; a job without one is done by the untouched model.
 
     Args:
         folders: where the adapter of a job lies; several jobs may share one.
@@ -33,7 +33,7 @@ class Adapters:
 
     @classmethod
     def shared(cls, folder: Path) -> "Adapters":
-        """Return one adapter that is awake for every job."""
+        """Return one adapter that is active for every job."""
         return cls(dict.fromkeys(JOBS, folder))
 
     def name(self, job: Job) -> str | None:

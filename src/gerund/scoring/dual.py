@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 
 from gerund.config import FORMAT, EncoderConfig, read_encoder_config, read_settings
 from gerund.errors import ConfigError, DataError, unknown_name
-from gerund.inference.encode.incremental import GrowingTexts, can_grow
+from gerund.inference.encode.incremental import IncrementalEncoder, can_encode_incrementally
 from gerund.inference.text_ids import encode_texts
 from gerund.inference.tokens import keep_end
 from gerund.models.opening import open_model
@@ -90,7 +90,7 @@ class DualScorer(VectorScorer):
         name: what results call it; left out, the model's name.
 
     Attributes:
-        has_own_config: whether ``encoder`` is the model under a reading of the scorer's own, whatever the model's is.
+        has_own_config: whether ``encoder`` is the model under an encoder config of the scorer's own.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class DualScorer(VectorScorer):
         super().__init__(name or encoder.name, sides.prefixes, sides.continuations)
         self.encoder, self.settings, self.projection_DD = encoder, own, projection_DD
         self._sides = sides
-        self._can_grow: bool | None = None
+        self._is_incremental: bool | None = None
 
     @classmethod
     def load(cls, model: str | Path, *, dtype: str = "auto", device: str = "auto") -> "DualScorer":
@@ -150,19 +150,19 @@ class DualScorer(VectorScorer):
             raise DataError(f"{folder / WEIGHTS_FILE} does not fit vectors of {encoder.dimensions} dimensions")
         return cls(encoder, settings, projection_DD)
 
-    def growing(self) -> "DualScorer":
-        """Return this scorer for a search, whose continuations grow: it reads what is new of them and no more.
+    def incremental(self) -> "DualScorer":
+        """Return this scorer for a search, which extends its continuations: it reads what is new of them and no more.
 
         Where the encoder's plan is not causal, so that a beginning looks different with every word that follows, it is
         this scorer itself.
         """
-        if self._can_grow is None:
-            self._can_grow = can_grow(self.encoder.runtime)
-        if not self._can_grow:
+        if self._is_incremental is None:
+            self._is_incremental = can_encode_incrementally(self.encoder.runtime)
+        if not self._is_incremental:
             return self
         own = DualScorer(self.encoder, self.settings, self.projection_DD, self.name)
-        own._can_grow, own._known = True, self._known
-        own._encode_continuations = partial(own._sides.grown, GrowingTexts(self.encoder.runtime))
+        own._is_incremental, own._known = True, self._known
+        own._encode_continuations = partial(own._sides.incremental, IncrementalEncoder(self.encoder.runtime))
         return own
 
     @property
@@ -195,9 +195,9 @@ class _Sides:
     def continuations(self, texts: Sequence[str]) -> np.ndarray:
         return self._encode(self._cut(texts), self.settings.continuation)
 
-    def grown(self, growing: GrowingTexts, texts: Sequence[str]) -> np.ndarray:
+    def incremental(self, encoder: IncrementalEncoder, texts: Sequence[str]) -> np.ndarray:
         tokens = self.encoder.tokens(self._cut(texts), self.settings.continuation)
-        return self._projected(growing.encode([one for one in tokens if one is not None]))
+        return self._projected(encoder.encode([one for one in tokens if one is not None]))
 
     def _cut(self, texts: Sequence[str]) -> list[str]:
         return [_keep_start(self.encoder, text.strip(), self.settings.continuation_tokens) for text in texts]
@@ -254,14 +254,14 @@ def write_scorer(
     folder: Path,
     settings: ScorerSettings,
     projection_DD: np.ndarray | None,
-    reading: EncoderConfig | None = None,
+    config: EncoderConfig | None = None,
 ) -> None:
-    """Write settings and projection into a model's folder, and ``reading`` where it is not the encoder's."""
+    """Write settings and projection into a model's folder, and ``config`` where it is not the encoder's."""
     if projection_DD is not None:
         save_file({_PROJECTION: torch.from_numpy(np.ascontiguousarray(projection_DD))}, folder / WEIGHTS_FILE)
     data: dict[str, Any] = {"format": FORMAT, "scorer": asdict(settings), "projection": projection_DD is not None}
-    if reading is not None:
-        data["encoder"] = reading.to_dict()
+    if config is not None:
+        data["encoder"] = config.to_dict()
     (folder / SETTINGS_FILE).write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 

@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from gerund.inference.encode.incremental import GrowingTexts, can_grow
+from gerund.inference.encode.incremental import IncrementalEncoder, can_encode_incrementally
 from gerund.inference.likelihood.tokens import (
     PairLogprobs,
     causal_runtime,
@@ -29,8 +29,8 @@ from gerund.text_encoder import TextEncoder
 # From so many candidates of a prefix on it is read by itself.
 _WORTH_SHARING = 4
 
-# What was read of growing texts: by the prefix that they belong to and the text that they are read behind.
-Known = dict[tuple[str, str], GrowingTexts]
+# What was read of texts that are extended: by the prefix that they belong to and the text that they are read behind.
+Known = dict[tuple[str, str], IncrementalEncoder]
 
 
 class Evidence:
@@ -43,7 +43,7 @@ class Evidence:
         seed: of the random measure.
         show: whether to show progress; None only on a terminal.
         joint: what stands between prefix and candidate.
-        known: what was read of texts that have grown since, by prefix; kept and added to. None for texts that are
+        known: what was read of texts that were extended since, by prefix; kept and added to. None for texts that are
             scored once.
     """
 
@@ -93,18 +93,18 @@ class Evidence:
             for text, own in zip(before, self.candidates, strict=True)
         ]
         many = max(map(len, pairs), default=0) >= _WORTH_SHARING and any(before)
-        if not (many or self._known is not None) or not _can_grow(model, tokenizer):
+        if not (many or self._known is not None) or not _can_share(model, tokenizer):
             rest = iter(read(model, tokenizer, [pair for own in pairs for pair in own], show=self._show))
             return [[next(rest) for _ in own] for own in pairs]
         runtime = causal_runtime(model, tokenizer)
         found = []
         with progress(len(pairs), "scoring", show=self._show) as advance:
             for prefix, text, own in zip(self.prefixes, before, pairs, strict=True):
-                growing = GrowingTexts(runtime)
+                incremental = IncrementalEncoder(runtime)
                 if self._known is not None:
-                    growing = self._known.setdefault((prefix, text), growing)
+                    incremental = self._known.setdefault((prefix, text), incremental)
                 # A character is a token at most, or nearly.
-                states, room = growing.states, growing.room(max((len(a) + len(b) for a, b in own), default=0))
+                states, room = incremental.states, incremental.room(max((len(a) + len(b) for a, b in own), default=0))
                 found.append(read(model, tokenizer, own, states=states, batch_tokens=room, show=False) if own else [])
                 advance(1)
         return found
@@ -152,7 +152,7 @@ def self_certainty(evidence: Evidence) -> list[np.ndarray]:
 
 
 def unigram_overlap(evidence: Evidence) -> list[np.ndarray]:
-    """Return the share of the continuation's words that occur in the prefix."""
+    """Return the fraction of the continuation's words that occur in the prefix."""
     return [
         _array(overlap(words_of(candidate), words_of(prefix)) for candidate in own)
         for prefix, own in zip(evidence.prefixes, evidence.candidates, strict=True)
@@ -198,8 +198,8 @@ class LikelihoodScorer:
         self._seed = seed
         self._known: Known | None = None
 
-    def growing(self) -> "LikelihoodScorer":
-        """Return this scorer for a search, whose continuations grow: it reads what is new of them and no more."""
+    def incremental(self) -> "LikelihoodScorer":
+        """Return this scorer for a search, which extends its continuations: only what is new of them is read."""
         own = LikelihoodScorer(self._lm, self.name, seed=self._seed)
         own._known = {}
         return own
@@ -235,10 +235,10 @@ def _array(values: Iterable[float]) -> np.ndarray:
     return np.array(list(values), dtype=np.float64)
 
 
-def _can_grow(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> bool:
-    if model not in _grows:
-        _grows[model] = can_grow(causal_runtime(model, tokenizer))
-    return _grows[model]
+def _can_share(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> bool:
+    if model not in _incremental:
+        _incremental[model] = can_encode_incrementally(causal_runtime(model, tokenizer))
+    return _incremental[model]
 
 
-_grows: WeakKeyDictionary[PreTrainedModel, bool] = WeakKeyDictionary()
+_incremental: WeakKeyDictionary[PreTrainedModel, bool] = WeakKeyDictionary()

@@ -20,7 +20,7 @@ def words_of(text: str) -> list[str]:
 
 
 def overlap(continuation: Sequence[Hashable], prefix: Sequence[Hashable]) -> float:
-    """Return the share of a continuation's tokens that also occur in its prefix (RankGen, appendix D.3).
+    """Return the fraction of a continuation's tokens that also occur in its prefix (RankGen, appendix D.3).
 
     Every occurrence counts, and so do the most frequent words. RankGen's Table 17 says "all tokens" but its human
     texts (0.140 and 0.207) are only met when stop words are left out, so its figures are much lower than these.
@@ -35,7 +35,7 @@ def overlap(continuation: Sequence[Hashable], prefix: Sequence[Hashable]) -> flo
 
 
 class OverlapScorer:
-    """The share of a continuation's words that its prefix has, as a scorer without a model.
+    """The fraction of a continuation's words that its prefix has, as a scorer without a model.
 
     >>> OverlapScorer().score(["a dog saw the"], [["the dog and the cat", "no"]])
     [[0.6, 0.0]]

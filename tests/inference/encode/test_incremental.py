@@ -9,7 +9,7 @@ import torch
 import gerund
 from gerund.attention.plan import AttentionPlan
 from gerund.inference.encode import incremental as growing_texts
-from gerund.inference.encode.incremental import GrowingTexts, can_grow
+from gerund.inference.encode.incremental import IncrementalEncoder, can_encode_incrementally
 from tests.tiny import CONFIGS, save_tiny
 
 ROUNDS = [
@@ -37,8 +37,8 @@ def grown(growing, lm, texts):
 @pytest.mark.parametrize("name", GROWING)
 def test_equals_reading_anew_on_every_architecture(tmp_path, name):
     lm = gerund.load(save_tiny(tmp_path / name, name), attention="causal", dtype="float32")
-    assert can_grow(lm.runtime)
-    growing = GrowingTexts(lm.runtime)
+    assert can_encode_incrementally(lm.runtime)
+    growing = IncrementalEncoder(lm.runtime)
     for texts in ROUNDS:
         np.testing.assert_allclose(grown(growing, lm, texts), anew(lm, texts), atol=2e-5)
 
@@ -48,7 +48,7 @@ def test_equals_reading_anew_on_every_architecture(tmp_path, name):
 def test_every_pooling_with_a_prompt(tiny_folder, pooling, append_eos):
     lm = gerund.load(tiny_folder, attention="causal", dtype="float32", pooling=pooling, prompt="on: ")
     lm = lm.with_encoder(replace(lm.encoder, append_eos=append_eos))
-    growing = GrowingTexts(lm.runtime)
+    growing = IncrementalEncoder(lm.runtime)
     for texts in ROUNDS:
         np.testing.assert_allclose(grown(growing, lm, texts), anew(lm, texts), atol=2e-5)
 
@@ -56,11 +56,11 @@ def test_every_pooling_with_a_prompt(tiny_folder, pooling, append_eos):
 def test_reads_what_is_new(tiny_folder, monkeypatch):
     lm = gerund.load(tiny_folder, attention="causal", dtype="float32")
     read = []
-    run = GrowingTexts._run
+    run = IncrementalEncoder._run
     monkeypatch.setattr(
-        GrowingTexts, "_run", lambda self, ids, *rest: (read.append(tuple(ids.shape)), run(self, ids, *rest))[1]
+        IncrementalEncoder, "_run", lambda self, ids, *rest: (read.append(tuple(ids.shape)), run(self, ids, *rest))[1]
     )
-    growing = GrowingTexts(lm.runtime)
+    growing = IncrementalEncoder(lm.runtime)
     first = lm.tokens(["the cat sat in the rain"])
     growing.encode(first)
     growing.encode(lm.tokens(["the cat sat in the rain now"]))
@@ -71,12 +71,12 @@ def test_reads_what_is_new(tiny_folder, monkeypatch):
 @pytest.mark.parametrize("plan", ["bidir", "mask0-bidir", "echo", "extra-bidir"])
 def test_not_under_a_plan_that_looks_ahead(tiny_folder, plan):
     lm = gerund.load(tiny_folder, attention=plan)
-    assert not can_grow(lm.runtime)
+    assert not can_encode_incrementally(lm.runtime)
 
 
 def test_not_with_a_window(tmp_path):
     lm = gerund.load(save_tiny(tmp_path / "mistral", "mistral"), attention="causal")
-    assert not can_grow(lm.runtime)
+    assert not can_encode_incrementally(lm.runtime)
 
 
 @pytest.mark.parametrize(
@@ -84,34 +84,34 @@ def test_not_with_a_window(tmp_path):
 )
 def test_not_with_a_window_by_another_name(tiny_folder, more):
     lm = gerund.load(tiny_folder, attention="causal")
-    assert can_grow(lm.runtime)
+    assert can_encode_incrementally(lm.runtime)
     for name, value in more.items():
         setattr(lm.model.config, name, value)
-    assert not can_grow(lm.runtime)
+    assert not can_encode_incrementally(lm.runtime)
 
 
 def test_many_texts_are_read_in_batches(tiny_folder, monkeypatch):
     lm = gerund.load(tiny_folder, attention="causal", dtype="float32")
     monkeypatch.setattr(growing_texts, "_ROWS", 2)
-    growing = GrowingTexts(lm.runtime)
+    growing = IncrementalEncoder(lm.runtime)
     for texts in ROUNDS:
         np.testing.assert_allclose(grown(growing, lm, texts), anew(lm, texts), atol=2e-5)
 
 
 def test_memory_that_runs_out_halves_a_batch(tiny_folder, monkeypatch):
     lm = gerund.load(tiny_folder, attention="causal", dtype="float32")
-    run = GrowingTexts._run
+    run = IncrementalEncoder._run
 
     def small(self, ids, *rest):
         if len(ids) > 2:
             raise torch.OutOfMemoryError
         return run(self, ids, *rest)
 
-    monkeypatch.setattr(GrowingTexts, "_run", small)
-    np.testing.assert_allclose(grown(GrowingTexts(lm.runtime), lm, ROUNDS[1]), anew(lm, ROUNDS[1]), atol=2e-5)
+    monkeypatch.setattr(IncrementalEncoder, "_run", small)
+    np.testing.assert_allclose(grown(IncrementalEncoder(lm.runtime), lm, ROUNDS[1]), anew(lm, ROUNDS[1]), atol=2e-5)
 
 
 def test_not_where_it_is_found_to_differ(tiny_folder, monkeypatch):
     lm = gerund.load(tiny_folder, attention=AttentionPlan("causal"))
     monkeypatch.setattr(growing_texts, "_anew", lambda runtime, texts: torch.randn(len(texts), runtime.width).numpy())
-    assert not can_grow(lm.runtime)
+    assert not can_encode_incrementally(lm.runtime)

@@ -5,12 +5,12 @@ import torch
 from transformers import DynamicCache
 
 from gerund.inference.generate import preallocated_cache as module
-from gerund.inference.generate.preallocated_cache import roomy_cache
+from gerund.inference.generate.preallocated_cache import preallocated_cache
 from tests.tiny import tiny
 
 
 def both(rows=3):
-    caches, draw = (roomy_cache(), DynamicCache()), torch.Generator().manual_seed(0)
+    caches, draw = (preallocated_cache(), DynamicCache()), torch.Generator().manual_seed(0)
 
     def append(tokens, rows=rows):
         new = [torch.randn(rows, 2, tokens, 4, generator=draw) for _ in range(2)]
@@ -71,7 +71,7 @@ def test_more_rows_and_none():
 
 
 def test_nothing_is_copied_for_a_token():
-    cache = roomy_cache()
+    cache = preallocated_cache()
     new = torch.zeros(2, 2, 1, 4)
     places = set()
     for _ in range(module._ROOM):
@@ -84,7 +84,7 @@ def test_nothing_is_copied_for_a_token():
 def test_a_model_writes_with_it(name):
     model = tiny(name)
     ids = torch.tensor([[5, 6, 7, 8], [9, 8, 7, 6]])
-    cache = roomy_cache()
+    cache = preallocated_cache()
     with torch.no_grad():
         whole = model(ids, use_cache=False).logits
         parts = [model(ids[:, at : at + 1], past_key_values=cache, use_cache=True).logits for at in range(3)]

@@ -17,9 +17,9 @@ NUCLEUS = Sampling(temperature=1.0, top_p=0.9, seed=0)
 BLANK = "[blank]"
 
 
-def masks(text, keep=(), share=0.3, n=200, **more):
+def masks(text, keep=(), fraction=0.3, n=200, **more):
     query, rng = Query.of(text, keep), np.random.default_rng(0)
-    return [query.masked(rng, share=share, blank=BLANK, **more) for _ in range(n)]
+    return [query.masked(rng, fraction=fraction, blank=BLANK, **more) for _ in range(n)]
 
 
 class Filler:
@@ -53,7 +53,7 @@ class TestMasks:
         assert all(35 < seen[word] < 85 for word in words)
 
     def test_what_is_kept_stays_wherever_it_stands(self):
-        for prompt in masks("Dry damp walls and walls of stone", ["WALLS", "damp walls"], share=0.5):
+        for prompt in masks("Dry damp walls and walls of stone", ["WALLS", "damp walls"], fraction=0.5):
             assert prompt.count("walls") == 2
             assert "damp walls" in prompt
 
@@ -70,9 +70,9 @@ class TestMasks:
             Query.of("dry damp walls", ["wall"])
 
     def test_at_least_one_word_is_masked_and_one_stays(self):
-        assert {prompt.count(BLANK) for prompt in masks("a b", share=0.01)} == {1}
-        assert set(masks("a b", share=0.99)) == {"[blank] b", "a [blank]"}
-        assert set(masks("a b c", ["b"], share=0.99)) == {"[blank] b [blank]"}
+        assert {prompt.count(BLANK) for prompt in masks("a b", fraction=0.01)} == {1}
+        assert set(masks("a b", fraction=0.99)) == {"[blank] b", "a [blank]"}
+        assert set(masks("a b c", ["b"], fraction=0.99)) == {"[blank] b [blank]"}
 
     @pytest.mark.parametrize("text, keep", [("walls", ()), ("damp walls", ["damp", "walls"])])
     def test_where_nothing_may_be_masked_there_is_a_gap_beside(self, text, keep):
@@ -80,13 +80,13 @@ class TestMasks:
         assert set(masks(text, keep, begins=False)) == {f"{text} {BLANK}"}
 
     def test_a_prompt_that_may_not_begin_with_a_gap_does_not(self):
-        assert all(prompt.startswith("one") for prompt in masks("one two three", share=0.6, begins=False))
+        assert all(prompt.startswith("one") for prompt in masks("one two three", fraction=0.6, begins=False))
 
     def test_signs_stay_and_characters_without_spaces_are_words(self):
-        assert all(prompt.endswith("?") for prompt in masks("how high?", share=0.5))
-        found = masks("焊接平台高度", share=0.3)
+        assert all(prompt.endswith("?") for prompt in masks("how high?", fraction=0.5))
+        found = masks("焊接平台高度", fraction=0.3)
         assert {len(prompt.replace(BLANK, "")) for prompt in found} == {4}
-        assert all("平台" in prompt for prompt in masks("焊接平台高度", ["平台"], share=0.6))
+        assert all("平台" in prompt for prompt in masks("焊接平台高度", ["平台"], fraction=0.6))
 
     @pytest.mark.parametrize("text, message", [("", "the query is empty"), (" \n", "is empty"), ("?!", "has no word")])
     def test_a_query_without_words(self, text, message):
@@ -152,10 +152,10 @@ class TestExpanding:
         for settings, message in (
             ({"count": 0}, "count is a whole number of at least 1, not 0"),
             ({"count": True}, "not True"),
-            ({"share": 0.0}, "lies between 0 and 1, and is 0.0"),
-            ({"share": "0.3"}, "share is a number, not '0.3'"),
+            ({"fraction": 0.0}, "lies between 0 and 1, and is 0.0"),
+            ({"fraction": "0.3"}, "share is a number, not '0.3'"),
             ({"query": f"a {BLANK}", "keep": ["a"]}, "there is nothing to keep"),
-            ({"query": f"a {BLANK}", "share": 0.5}, "nothing to keep or to share"),
+            ({"query": f"a {BLANK}", "fraction": 0.5}, "nothing to keep or to mask"),
         ):
             with pytest.raises(ConfigError, match=message):
                 go(**settings)

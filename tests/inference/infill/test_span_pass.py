@@ -8,7 +8,7 @@ from gerund.attention.interface import BoundPlan, attach
 from gerund.attention.masks import hybrid_visible, visible
 from gerund.attention.plan import AttentionPlan, Direction, View
 from gerund.errors import ConfigError, ModelError, UnsupportedModelError
-from gerund.inference.generate.preallocated_cache import RoomyLayer
+from gerund.inference.generate.preallocated_cache import PreallocatedLayer
 from gerund.inference.infill.span_pass import Context, SpanPass
 from gerund.inference.likelihood.tokens import causal_runtime
 from tests.attention.reference import ReferenceModel
@@ -158,7 +158,7 @@ def test_a_plan_of_a_whole_text_still_refuses_a_cache():
 def test_sliding_models_keep_every_token():
     span_pass = SpanPass(runtime_of("mistral"), [context(4, 3, 5)], sees_right=True)
     assert isinstance(span_pass.cache, DynamicCache)
-    assert {type(layer) for layer in span_pass.cache.layers} == {RoomyLayer}
+    assert {type(layer) for layer in span_pass.cache.layers} == {PreallocatedLayer}
     assert span_pass.cache.get_seq_length() == 9
 
 

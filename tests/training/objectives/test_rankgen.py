@@ -211,7 +211,7 @@ class TestTraining:
         vectors = [lm.scorer.projection_DD @ lm.encode(text, prompt=marker, normalize=False) for text, marker in sides]
         assert own[0] == pytest.approx(vectors[0] @ vectors[1], rel=1e-3)
         assert DualScorer.load(folder, dtype="float32").score(["the cat sat in"], [texts])[0] == pytest.approx(own)
-        assert lm.scorer.growing() is lm.scorer
+        assert lm.scorer.incremental() is lm.scorer
 
     def test_ranks_its_own_writing(self, base, passages, tmp_path):
         lm = gerund.load(train(recipe(base, passages, tmp_path / "out")), dtype="float32")

@@ -5,7 +5,7 @@ Knows: lengths. Does not know: what the tokens are.
 
 from collections.abc import Sequence
 
-# Beyond this share of padding a batch is closed, if what it holds is worth a pass of its own.
+# Beyond this fraction of padding a batch is closed, if what it holds is worth a pass of its own.
 _MAX_PADDING = 0.04
 
 

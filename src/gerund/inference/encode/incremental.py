@@ -1,4 +1,4 @@
-"""Vectors of texts that grow: of a text that begins like one of the last call only what is new is read.
+"""Incremental encoding: of a text that begins like one of the last call only what is new is read.
 
 A search asks for the same beginnings again and again. Under a causal plan the states of a beginning do not depend on
 what follows, so they are kept with their keys and values, one row a text.
@@ -19,7 +19,7 @@ from transformers import DynamicCache
 from gerund.errors import GerundError
 from gerund.inference.encode.precision import ENOUGH, SAMPLE_TEXTS, smallest_cosine
 from gerund.inference.encode.runtime import EncoderRuntime, default_batch_tokens, in_batches, pooled, takes_positions
-from gerund.inference.generate.preallocated_cache import RoomyLayer, roomy_cache
+from gerund.inference.generate.preallocated_cache import PreallocatedLayer, preallocated_cache
 from gerund.inference.tokens import InputFormat, Tokens, tokenize
 from gerund.models.adapters import active_adapter
 
@@ -45,11 +45,11 @@ class _Known:
     layers: list[tuple[Tensor, Tensor]]
 
 
-class GrowingTexts:
+class IncrementalEncoder:
     """An encoder that remembers the texts of its last call.
 
     Args:
-        runtime: the model; its plan has to be causal, see ``can_grow``.
+        runtime: the model; its plan has to be causal, see ``can_encode_incrementally``.
     """
 
     def __init__(self, runtime: EncoderRuntime) -> None:
@@ -105,7 +105,7 @@ class GrowingTexts:
         if past and self._known is not None:
             states_BSD = torch.cat([self._known.states_BTD[parents, :past], states_BSD], dim=1)
         states_BTD = states_BSD.gather(1, index_BT[..., None].expand(-1, -1, states_BSD.shape[-1]))
-        layers = [(_pick(layer.keys, index_BT), _pick(layer.values, index_BT)) for layer in _roomy(cache)]
+        layers = [(_pick(layer.keys, index_BT), _pick(layer.values, index_BT)) for layer in _layers_of(cache)]
         self._known = _Known(ids, states_BTD, layers)
         return states_BTD, torch.zeros(len(ids), dtype=torch.long, device=states_BTD.device)
 
@@ -121,7 +121,7 @@ class GrowingTexts:
         return parents, shared
 
     def _past(self, parents: list[int], length: int) -> DynamicCache:
-        cache = roomy_cache()
+        cache = preallocated_cache()
         if length and self._known is not None:
             rows = torch.tensor(parents)
             for number, (keys, values) in enumerate(self._known.layers):
@@ -147,27 +147,27 @@ class GrowingTexts:
         return output.last_hidden_state, cache
 
 
-def can_grow(runtime: EncoderRuntime) -> bool:
-    """Whether a runtime's texts may grow: its plan is causal, and it was found to give what reading anew gives."""
+def can_encode_incrementally(runtime: EncoderRuntime) -> bool:
+    """Whether a runtime can encode incrementally: its plan is causal, and the vectors equal those of whole texts."""
     if not runtime.plan.is_causal or runtime.plan.repeats_text or not takes_positions(runtime.model):
         return False
     # Known and new tokens stand apart in the cache, and a window counts places there.
     if _has_windows(runtime.model.config.get_text_config(decoder=True)):
         return False
-    reading = InputFormat(append_eos=runtime.config.append_eos)
+    input_format = InputFormat(append_eos=runtime.config.append_eos)
     # Cut here: for a context as short as that, a warning would be about texts that nobody gave.
     shorter, texts = (
         [
             replace(text, ids=text.ids[: runtime.max_length])
-            for text in tokenize(runtime.tokenizer, [sample[:most] for sample in SAMPLE_TEXTS], reading)
+            for text in tokenize(runtime.tokenizer, [sample[:most] for sample in SAMPLE_TEXTS], input_format)
             if text is not None
         ]
         for most in (9, None)
     )
     try:
-        growing = GrowingTexts(runtime)
-        growing.encode(shorter)
-        found, expected = growing.encode(texts), GrowingTexts(runtime).encode(texts)
+        incremental = IncrementalEncoder(runtime)
+        incremental.encode(shorter)
+        found, expected = incremental.encode(texts), IncrementalEncoder(runtime).encode(texts)
         plain = _anew(runtime, texts)
     except (GerundError, AttributeError, IndexError, RuntimeError, TypeError, ValueError):
         return False
@@ -194,8 +194,8 @@ def _common(one: Sequence[int], other: Sequence[int]) -> int:
     return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
-def _roomy(cache: DynamicCache) -> list[RoomyLayer]:
-    layers = [layer for layer in cache.layers if isinstance(layer, RoomyLayer)]
+def _layers_of(cache: DynamicCache) -> list[PreallocatedLayer]:
+    layers = [layer for layer in cache.layers if isinstance(layer, PreallocatedLayer)]
     if len(layers) < len(cache.layers):
         raise TypeError("the cache is of another kind")
     return layers

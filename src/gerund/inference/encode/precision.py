@@ -24,8 +24,8 @@ ENOUGH = 0.999
 
 def bfloat16_cosine(runtime: EncoderRuntime) -> float:
     """Return the smallest cosine between vectors computed in bfloat16 and in the weights' own type."""
-    reading = InputFormat(append_eos=runtime.config.append_eos, repeat_text=runtime.plan.repeats_text)
-    found = [item for item in tokenize(runtime.tokenizer, SAMPLE_TEXTS, reading) if item is not None]
+    input_format = InputFormat(append_eos=runtime.config.append_eos, repeat_text=runtime.plan.repeats_text)
+    found = [item for item in tokenize(runtime.tokenizer, SAMPLE_TEXTS, input_format) if item is not None]
     # Cut here: for a context as short as that, a warning would be about texts that nobody gave.
     tokens = [replace(item, ids=item.ids[: runtime.max_length]) for item in found]
     own = encode(replace(runtime, autocast=None), tokens, show=False)

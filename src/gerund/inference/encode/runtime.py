@@ -54,7 +54,7 @@ class EncoderRuntime:
         plan: the attention plan, resolved.
         sends_plan: False for architectures that only the causal plan may be used with: then none is sent.
         autocast: compute in this type while the weights keep theirs; None computes in theirs.
-        adapter: the name of the adapter that is awake in every pass; None for the untouched model.
+        adapter: the name of the adapter that is active in every pass; None for the untouched model.
         head: projects pooled states ``(B, D)``; None leaves them.
     """
 
@@ -273,7 +273,7 @@ def in_batches(
     show: bool | None = None,
     label: str = "encoding",
 ) -> None:
-    """Run texts in batches of like length, halving those that do not fit the memory.
+    """Run texts in batches of like length, dividing those that do not fit the memory.
 
     Args:
         runtime: says how large a batch may be.
@@ -295,15 +295,15 @@ def in_batches(
     with progress(len(present), label, show=show) as advance:
         for batch in batches:
             items = [present[place] for place in batch]
-            for rows, texts_, hidden_BTD, begin in _halving(states, items):
+            for rows, texts_, hidden_BTD, begin in _in_parts(states, items):
                 keep(rows, texts_, hidden_BTD, begin)
             advance(len(batch))
 
 
-def _halving(
+def _in_parts(
     states: States, items: list[tuple[int, Tokens]]
 ) -> Iterator[tuple[list[int], list[Tokens], Tensor, Tensor]]:
-    """Run a batch; when memory runs out, run its two halves instead."""
+    """Run a batch; when memory runs out, run it in two parts instead."""
     rows, texts = [index for index, _ in items], [text for _, text in items]
     try:
         hidden_BTD, begin = states(texts)
@@ -320,9 +320,9 @@ def _halving(
     # Outside the except block: the error's traceback holds the tensors of the failed pass.
     if "torch.cuda" in sys.modules and torch.cuda.is_available():
         torch.cuda.empty_cache()
-    half = len(items) // 2
-    yield from _halving(states, items[:half])
-    yield from _halving(states, items[half:])
+    middle = len(items) // 2
+    yield from _in_parts(states, items[:middle])
+    yield from _in_parts(states, items[middle:])
 
 
 def _is_out_of_memory(error: BaseException) -> bool:

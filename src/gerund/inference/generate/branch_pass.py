@@ -15,7 +15,7 @@ from gerund.attention.branches import Branches, Trunk
 from gerund.attention.interface import FUSED
 from gerund.errors import GerundError
 from gerund.inference.encode.runtime import EncoderRuntime, takes_positions
-from gerund.inference.generate.preallocated_cache import RoomyLayer, roomy_cache
+from gerund.inference.generate.preallocated_cache import PreallocatedLayer, preallocated_cache
 from gerund.inference.infill.span_pass import Context, SpanPass
 
 
@@ -41,7 +41,7 @@ class BranchPass:
         ]
         self._next_B = torch.tensor(lengths)
         self._prompt_of_B = torch.arange(len(prompts))
-        self._branches: DynamicCache = roomy_cache()
+        self._branches: DynamicCache = preallocated_cache()
 
     def advance(self, rows: Sequence[int], tokens: Sequence[int]) -> None:
         """Keep some rows, in this order and perhaps more than once, and write one token into each.
@@ -94,7 +94,7 @@ def _tried(runtime: EncoderRuntime) -> bool:
 
 def _without_padding(layer: Any, row: int, length: int) -> Trunk:
     """Return one text's keys and values ``(key heads, T, head_dim)``; padding stands on the left."""
-    if not isinstance(layer, RoomyLayer):
+    if not isinstance(layer, PreallocatedLayer):
         raise TypeError("the cache is of another kind")
     keys: Tensor = layer.keys[row, :, -length:]
     return keys, layer.values[row, :, -length:]

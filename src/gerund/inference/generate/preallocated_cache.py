@@ -17,12 +17,12 @@ from transformers.cache_utils import DynamicLayer
 _ROOM = 64
 
 
-class RoomyLayer(DynamicLayer):
+class PreallocatedLayer(DynamicLayer):
     """One layer's keys and values, views of tensors that are longer than they are."""
 
     keys: Tensor
     values: Tensor
-    _roomy: tuple[Tensor, Tensor] | None = None
+    _allocated: tuple[Tensor, Tensor] | None = None
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         """Append keys and values ``(B, H, T, D)`` and return all of them."""
@@ -30,43 +30,43 @@ class RoomyLayer(DynamicLayer):
             self.lazy_initialization(key_states, value_states)
         before = self.get_seq_length()
         after = before + key_states.shape[-2]
-        if self._roomy is None or after > self._roomy[0].shape[-2]:
-            self._roomy = (_with_room(self.keys, key_states, after), _with_room(self.values, value_states, after))
-        for whole, new in zip(self._roomy, (key_states, value_states), strict=True):
+        if self._allocated is None or after > self._allocated[0].shape[-2]:
+            self._allocated = (_with_room(self.keys, key_states, after), _with_room(self.values, value_states, after))
+        for whole, new in zip(self._allocated, (key_states, value_states), strict=True):
             whole[..., before:after, :] = new
-        self.keys, self.values = (whole[..., :after, :] for whole in self._roomy)
+        self.keys, self.values = (whole[..., :after, :] for whole in self._allocated)
         return self.keys, self.values
 
     def batch_select_indices(self, indices: Tensor) -> None:
         """Keep these rows, in this order; a row may be kept more than once."""
         super().batch_select_indices(indices)
-        self._roomy = None
+        self._allocated = None
 
     def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
         """Keep these rows, in this order."""
         super().reorder_cache(beam_idx)
-        self._roomy = None
+        self._allocated = None
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Keep every row so many times."""
         super().batch_repeat_interleave(repeats)
-        self._roomy = None
+        self._allocated = None
 
     def crop(self, tokens_to_remove: int) -> None:
         """Drop the last tokens."""
         super().crop(tokens_to_remove)
-        self._roomy = None
+        self._allocated = None
 
     def reset(self) -> None:
         """Drop everything."""
         super().reset()
-        self._roomy = None
+        self._allocated = None
 
 
-def roomy_cache() -> DynamicCache:
+def preallocated_cache() -> DynamicCache:
     """Return an empty cache, which keeps all tokens, those behind a window too."""
     cache = DynamicCache()
-    cache.layer_class_to_replicate = RoomyLayer
+    cache.layer_class_to_replicate = PreallocatedLayer
     return cache
 
 

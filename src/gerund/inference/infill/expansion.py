@@ -22,8 +22,8 @@ from gerund.inference.generate.sampling import request_seeds
 from gerund.inference.tokens import check_unicode
 from gerund.types import Infill
 
-SHARE = 0.3
-"""Share of a query's words that is masked."""
+FRACTION = 0.3
+"""Fraction of a query's words that is masked."""
 
 MAX_TOKENS = 8
 """Tokens of a gap at most: queries are short."""
@@ -76,21 +76,21 @@ class Query:
             kept |= own
         return cls(text, words, frozenset(kept))
 
-    def masked(self, rng: np.random.Generator, *, share: float = SHARE, blank: str, begins: bool = True) -> str:
+    def masked(self, rng: np.random.Generator, *, fraction: float = FRACTION, blank: str, begins: bool = True) -> str:
         """Return an auto prompt: the query with a blank in the place of some of its words.
 
-        So many words are masked as the share comes to, rounded, at least one; never those that are kept, and never
+        So many words are masked as the fraction comes to, rounded, at least one; never those that are kept, and never
         all. Masked words with nothing but white space between them share a blank. Where no word may be masked, the
         blank is put before the query or behind it.
 
         Args:
-            rng: decides.
-            share: of the words.
+            rng: chooses them.
+            fraction: of the words.
             blank: what marks a gap.
             begins: whether the prompt may begin with a blank.
 
         >>> query = Query.of("How high is a welding platform?", ["platform"])
-        >>> query.masked(np.random.default_rng(0), share=0.5, blank="[blank]")
+        >>> query.masked(np.random.default_rng(0), fraction=0.5, blank="[blank]")
         'How high [blank] platform?'
         """
         free = [place for place in range(0 if begins else 1, len(self.words)) if place not in self.kept]
@@ -98,7 +98,7 @@ class Query:
         if not most:
             behind = rng.random() < 0.5 or not begins
             return f"{self.text.rstrip()} {blank}" if behind else f"{blank} {self.text.lstrip()}"
-        count = min(max(1, round(share * len(self.words))), most)
+        count = min(max(1, round(fraction * len(self.words))), most)
         hidden = sorted(rng.choice(free, size=count, replace=False).tolist())
         text, end = "", 0
         for place in hidden:
@@ -116,7 +116,7 @@ def expand(
     count: int,
     *,
     keep: Sequence[str] = (),
-    share: float = SHARE,
+    fraction: float = FRACTION,
     blank: str,
     sampling: Sampling,
     begins: bool = True,
@@ -132,7 +132,7 @@ def expand(
         query: the query.
         count: how many expansions at most; there are fewer where the model finds no more.
         keep: words of the query that are never masked.
-        share: share of its words that is masked.
+        fraction: fraction of its words that is masked.
         blank: what marks a gap.
         sampling: how tokens are chosen; its seed determines the masks too.
         begins: whether the model can fill a gap that nothing precedes.
@@ -145,10 +145,10 @@ def expand(
         TextError: the query is empty or too long, or a word that is to be kept is not in it.
         ConfigError: a number is impossible, or something is to be kept in a query with blanks of its own.
     """
-    masked = demand_possible(query, count, keep=keep, share=share, blank=blank)
+    masked = demand_possible(query, count, keep=keep, fraction=fraction, blank=blank)
     found: dict[str, tuple[float, str]] = {}
     known = _folded(query)
-    mask = None if masked is None else partial(masked.masked, share=share, blank=blank, begins=begins)
+    mask = None if masked is None else partial(masked.masked, fraction=fraction, blank=blank, begins=begins)
     for prompt, own in _prompts(query, mask, count, sampling):
         filled = fill(prompt, own)
         text = " ".join(filled.text.split())
@@ -166,7 +166,7 @@ def expand(
 
 
 def demand_possible(
-    query: str, count: int, *, keep: Sequence[str] = (), share: float = SHARE, blank: str
+    query: str, count: int, *, keep: Sequence[str] = (), fraction: float = FRACTION, blank: str
 ) -> Query | None:
     """Return the query whose words are masked; None for one that has blanks of its own.
 
@@ -178,16 +178,16 @@ def demand_possible(
     """
     if type(count) is not int or not 1 <= count <= MOST_AT_ONCE:
         raise ConfigError(f"count is a whole number from 1 to {MOST_AT_ONCE}, not {count!r}")
-    demand_number("share", share)
-    if not 0 < share < 1:
-        raise ConfigError(f"the share of words that is masked lies between 0 and 1, and is {share}")
+    demand_number("fraction", fraction)
+    if not 0 < fraction < 1:
+        raise ConfigError(f"the fraction of words that is masked lies between 0 and 1, and is {fraction}")
     if not isinstance(query, str):
         raise TextError(f"the query is a string, not {type(query).__name__}")
     check_unicode("the query", query)
     if blank not in query:
         return Query.of(query, keep)
-    if keep or share != SHARE:
-        raise ConfigError(f"the query says by {blank} what is written anew, so there is nothing to keep or to share")
+    if keep or fraction != FRACTION:
+        raise ConfigError(f"the query says by {blank} what is written anew, so there is nothing to keep or to mask")
     return None
 
 

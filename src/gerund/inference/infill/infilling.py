@@ -89,7 +89,7 @@ def infill(
         samples: how many spans of each length are sampled.
         method: one of ``config.INFILL_METHODS``.
         shots: solved examples in the prompt of a prompting method.
-        adapter: the name of the one that is awake while both sides are seen.
+        adapter: the name of the one that is active while both sides are seen.
 
     Raises:
         TextError: the text cannot be filled, or is too long.
@@ -127,7 +127,7 @@ def fill(
         text: the text.
         search: how fillings are looked for.
         strict: whether every candidate length has to fit the model's context, rather than one.
-        adapter: the name of the one that is awake while both sides are seen.
+        adapter: the name of the one that is active while both sides are seen.
     """
     runtime = causal_runtime(model, tokenizer)
     left = prompt_ids(model, tokenizer, text.pieces[0], "the text before the first gap")
@@ -254,8 +254,8 @@ def _best(
     for index, path in enumerate(written):
         if path.length not in best_of or scores[index] > scores[best_of[path.length]]:
             best_of[path.length] = index
-    decides = behind if following else scores
-    best = max(best_of.values(), key=decides.__getitem__)
+    criterion = behind if following else scores
+    best = max(best_of.values(), key=criterion.__getitem__)
     return written[best], scores[best]
 
 

@@ -1,4 +1,4 @@
-"""One row a context: what the model has read of both sides of a gap, and the span that grows in it.
+"""One row a context: what the model has read of both sides of a gap, and the span that is written into it.
 
 The context is run once, in the order left side without its last token, right side, last token of the left side,
 each token at its true position; the last row predicts the first token of the span. Tokens of the context never
@@ -20,7 +20,7 @@ from gerund.attention.growing import GrowingHybrid
 from gerund.attention.interface import BoundPlan
 from gerund.errors import ModelError, UnsupportedModelError
 from gerund.inference.encode.runtime import EncoderRuntime, takes_positions
-from gerund.inference.generate.preallocated_cache import roomy_cache
+from gerund.inference.generate.preallocated_cache import preallocated_cache
 from gerund.inference.likelihood.token_head import TokenHead
 from gerund.models.adapters import active_adapter
 
@@ -47,7 +47,7 @@ class SpanPass:
     """Contexts in a KV cache, each with the span that is being written into its gap.
 
     Args:
-        runtime: the model, and the adapter that is awake; its plan is not read.
+        runtime: the model, and the adapter that is active; its plan is not read.
         contexts: one a row, of any lengths.
         sees_right: True for MAGNET's hybrid mask; False for the untouched causal model, which has no right side.
 
@@ -65,7 +65,7 @@ class SpanPass:
                 f"this {runtime.model.config.model_type} model takes no position_ids, so the right side of a gap "
                 "cannot be put where it belongs; take the method left-only"
             )
-        self.cache = roomy_cache()  # it keeps what lies behind a window, as the row order is not the text's
+        self.cache = preallocated_cache()  # it keeps what lies behind a window, as the row order is not the text's
         ids_BT, position_BT, real_BT = _rows(contexts, runtime.tokenizer.pad_token_id or 0)
         self._real_BT = None if bool(real_BT.all()) else real_BT.to(runtime.device)
         self._next_B = torch.tensor([len(context.left) for context in contexts])

@@ -70,7 +70,7 @@ def span_logprobs(
             untouched model, which sees whatever stands on the left, earlier spans included.
         batch_tokens: tokens a batch, padding included; None chooses by device.
         show: whether to show progress; None only on a terminal.
-        adapter: the name of the one that is awake while both sides are seen, as MAGNET trains it for that; the
+        adapter: the name of the one that is active while both sides are seen, as MAGNET trains it for that; the
             mode ``causal`` is always that of the untouched model.
 
     Returns:

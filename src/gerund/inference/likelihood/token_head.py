@@ -20,10 +20,10 @@ from gerund.errors import ModelError
 
 # Logits in float32 that are held at once: 64 MB.
 _LOGITS_AT_ONCE = 2**24
-_PROOF_LENGTH = 6
+_CHECK_LENGTH = 6
 # bfloat16 keeps eight bits, and a head may add its numbers up in another order for another number of rows.
-_PROOF_TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-6}
-_PROOF_TOLERANCE_HALF = 3e-2
+_CHECK_TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-6}
+_CHECK_TOLERANCE_HALF = 3e-2
 
 
 class TokenHead:
@@ -44,9 +44,9 @@ class TokenHead:
         self._model = copy.copy(model)
         # The copy shares everything; a table of modules of its own lets one of them be another.
         self._model._modules = {**model._modules, model.base_model_prefix: _StandIn(model.base_model)}
-        if model not in _proved:
-            self._prove(model)
-            _proved.add(model)
+        if model not in _verified:
+            self._verify(model)
+            _verified.add(model)
 
     def logits(self, states_ND: Tensor) -> Tensor:
         """Return the logits ``(N, V)`` of last hidden states, as the model computes them; with gradients if enabled."""
@@ -77,9 +77,9 @@ class TokenHead:
         return torch.cat(parts).cpu().numpy()
 
     @torch.no_grad()
-    def _prove(self, model: PreTrainedModel) -> None:
+    def _verify(self, model: PreTrainedModel) -> None:
         table = model.get_input_embeddings().weight
-        ids = (torch.arange(_PROOF_LENGTH, device=table.device) * 7 + 3)[None] % len(table)
+        ids = (torch.arange(_CHECK_LENGTH, device=table.device) * 7 + 3)[None] % len(table)
         # A model in training drops parts at random; and autocast in older torch (2.8 among them) would remember the
         # weights that it casts here, cut off from their gradients.
         with _evaluating(model), torch.autocast(table.device.type, enabled=False):
@@ -88,7 +88,7 @@ class TokenHead:
                 own = self.logits(model.base_model(ids, use_cache=False).last_hidden_state[0]).float()
             except (AttributeError, TypeError, ValueError) as error:
                 raise ModelError(_unheaded(model)) from error
-        tolerance = _PROOF_TOLERANCE.get(model.dtype, _PROOF_TOLERANCE_HALF) * max(1.0, float(whole.abs().max()))
+        tolerance = _CHECK_TOLERANCE.get(model.dtype, _CHECK_TOLERANCE_HALF) * max(1.0, float(whole.abs().max()))
         if own.shape != whole.shape or float((own - whole).abs().max()) > tolerance:
             raise ModelError(_unheaded(model))
 
@@ -118,7 +118,7 @@ def _unheaded(model: PreTrainedModel) -> str:
 
 
 # Models whose head was found to run on its own.
-_proved: WeakSet[PreTrainedModel] = WeakSet()
+_verified: WeakSet[PreTrainedModel] = WeakSet()
 
 
 class _StandIn(nn.Module):
