@@ -27,28 +27,28 @@ def scorer_of(folder, attention="causal", **settings):
 @pytest.mark.parametrize("most", [128, 7])
 def test_a_growing_scorer_gives_the_same_scores(tiny_folder, most):
     plain = scorer_of(tiny_folder, continuation_tokens=most)
-    growing = plain.growing()
-    assert growing is not plain
-    assert plain.growing() is not growing
+    incremental = plain.incremental()
+    assert incremental is not plain
+    assert plain.incremental() is not incremental
     for texts in (
         [[" the"], [" a tin", " rain"]],
         [[" the cat", " the end"], [" a tin in", " rain"]],
         [[" then"], [" a"]],
     ):
-        for own, other in zip(growing.score(PROMPTS, texts), plain.score(PROMPTS, texts), strict=True):
+        for own, other in zip(incremental.score(PROMPTS, texts), plain.score(PROMPTS, texts), strict=True):
             assert own == pytest.approx(other, rel=1e-4, abs=1e-4)
 
 
 def test_a_plan_that_looks_ahead_reads_anew(tiny_folder):
     plain = scorer_of(tiny_folder, attention="bidir")
-    assert plain.growing() is plain
+    assert plain.incremental() is plain
 
 
 def test_the_search_is_the_same(tiny_folder, monkeypatch):
     lm = gerund.load(tiny_folder, attention="causal", dtype="float32")
     rerank = Rerank(4, beams=2, every=3, scorer=scorer_of(tiny_folder))
     found = lm.generate(PROMPTS, 12, SAMPLING, rerank=rerank)
-    monkeypatch.setattr(DualScorer, "growing", lambda self: self)
+    monkeypatch.setattr(DualScorer, "incremental", lambda self: self)
     expected = lm.generate(PROMPTS, 12, SAMPLING, rerank=rerank)
     assert [one.token_ids for one in found] == [one.token_ids for one in expected]
     assert [one.rank_score for one in found] == pytest.approx([one.rank_score for one in expected], rel=1e-4)

@@ -99,7 +99,7 @@ def test_texts_that_grow_have_the_same_scores(tiny_folder, measure):
     lm = gerund.load(tiny_folder, dtype="float32")
     prefixes = ["the cat sat in the rain and then the end of it", "an inn"]
     plain = LikelihoodScorer(lm, measure)
-    growing = plain.growing()
+    growing = plain.incremental()
     for texts in ROUNDS:
         for own, other in zip(growing.score(prefixes, texts), plain.score(prefixes, texts), strict=True):
             assert own == pytest.approx(other, abs=2e-5)

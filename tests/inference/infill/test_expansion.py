@@ -153,7 +153,7 @@ class TestExpanding:
             ({"count": 0}, "count is a whole number of at least 1, not 0"),
             ({"count": True}, "not True"),
             ({"fraction": 0.0}, "lies between 0 and 1, and is 0.0"),
-            ({"fraction": "0.3"}, "share is a number, not '0.3'"),
+            ({"fraction": "0.3"}, "fraction is a number, not '0.3'"),
             ({"query": f"a {BLANK}", "keep": ["a"]}, "there is nothing to keep"),
             ({"query": f"a {BLANK}", "fraction": 0.5}, "nothing to keep or to mask"),
         ):
