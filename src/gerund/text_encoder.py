@@ -35,8 +35,7 @@ from gerund.types import EncodeResult
 
 Output = Literal["numpy", "torch"]
 
-# Two encoders that are made of one model at the same time must not both register its hooks.
-_attaching = Lock()
+_attaching = Lock()  # two encoders that are made of one model must not both register its hooks
 
 
 class TextEncoder:
@@ -206,10 +205,7 @@ class TextEncoder:
         empty: Empty = "error",
         overflow: Overflow = "truncate",
     ) -> EncodeResult:
-        """Turn texts into vectors, and say how many tokens were read and which texts were cut, without a warning.
-
-        The arguments and errors are those of ``encode``; a single text is a list of one.
-        """
+        """Turn texts into vectors, and say how many tokens were read and which texts were cut; as ``encode``."""
         check_dimensions(dimensions, self.dimensions)
         tokens = self.tokens(check_texts(texts), prompt, empty, overflow, warn=False)
         return EncodeResult(

@@ -182,7 +182,7 @@ def test_an_adapter_is_left_aside_where_another_plan_hides_the_sink(roomy_folder
         found.append([*sink_share(looked.before), *sink_share(looked.after)])
     assert found[0] == found[1]
     own = own.with_encoder(EncoderConfig(attention=AttentionPlan("mask0-bidir")))
-    assert found[0] != [*sink_share(inspect_attention(own.runtime, EXAMPLE_TEXTS).after)]
+    assert found[0] != [*sink_share(look(own.runtime, EXAMPLE_TEXTS).after)]
 
 
 def test_bad_input_is_one_sentence(roomy_folder: Path, tmp_path: Path) -> None:
