@@ -24,9 +24,9 @@ from gerund.entry import load
 from gerund.evaluation.registry import select
 from gerund.evaluation.task import Settings
 from gerund.evaluation.tasks.writing import DECODINGS, Writing
-from gerund.plotting.curves import TradePoint, trade_off
-from gerund.plotting.divergence import divergence_curves
-from gerund.plotting.style import picture
+from gerund.reporting.plots.curves import divergence_curves
+from gerund.reporting.plots.scores import TradePoint, trade_off
+from gerund.reporting.plots.style import picture
 from gerund.scoring.registry import find_scorer
 from results import Column, Row, Table, mean_of
 

@@ -16,7 +16,7 @@ from gerund.demo.steps import HITS, SAMPLES, Demo
 from gerund.demo.texts import read_beginnings, read_gaps, read_passages
 from gerund.entry import load
 from gerund.errors import ModelError, OutputExistsError, TextError
-from gerund.inference.inspection import EXAMPLE_TEXTS, look, sink_share
+from gerund.inference.inspection import EXAMPLE_TEXTS, inspect_attention, sink_share
 from tests.adapters import PEFT_WARNINGS, make_adapter
 
 

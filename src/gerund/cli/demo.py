@@ -59,27 +59,27 @@ def _run(console: "Console", model: str | None, output: Path, prompt: str | None
 
     with _waiting(console, "loading"):
         start = time.perf_counter()
-        from gerund.demo import pictures, report
         from gerund.demo.steps import Demo
+        from gerund.reporting.pages import demo as page
 
         demo = Demo(model, device)
         demo.seconds["import torch and transformers"] = time.perf_counter() - start
         lm = demo.start()
-    report.make_folder(output)
+    page.make_folder(output)
     console.print(f"Loaded {lm.name} ({demo.kind})", style="bold")
     console.print(f"Encoding plan {lm.encoder.attention.name}, proven layer by layer; vectors of {lm.dimensions}\n")
     findings = _find(console, demo, prompt)
     with _waiting(console, "drawing"):
         looked, plan = demo.inspect_attention()
         with demo.timed("draw the pictures"):
-            found = pictures.gallery(demo.vectors, demo.topics, looked, plan, lm.encoder.attention)
-    page = report.write_page(output, demo, findings, found)
-    told = report.report(demo, findings)
-    path = report.write_report(output, told)
+            found = page.gallery(demo.vectors, demo.topics, looked, plan, lm.encoder.attention)
+    html = page.write_page(output, demo, findings, found)
+    told = page.report(demo, findings)
+    path = page.write_report(output, told)
     for sentence in (*demo.missing, *found.missing):
         console.print(sentence)
     _print_times(console, demo)
-    console.print(f"Page:    {page}")
+    console.print(f"Page:    {html}")
     console.print(f"Report:  {path}")
     return told
 

@@ -256,7 +256,7 @@ class Teller:
             self.begun.add((task.name, contender.label))
             return
         self.done += 1
-        from gerund.evaluation.report.table import shown
+        from gerund.reporting.comparison import shown
 
         value = shown(result.score.value, result.unit)
         how = f"{result.seconds:.1f} s" if (task.name, contender.label) in self.begun else "known already"
@@ -274,7 +274,7 @@ def goes_on() -> "Iterator[None]":
 
 
 def _write(output: Path, done: "Evaluation", *, pictures: bool, as_json: bool) -> None:
-    from gerund.evaluation.report import write_report
+    from gerund.reporting.evaluation import write_report
 
     written = write_report(output, done, pictures=pictures)
     if as_json:

@@ -86,7 +86,7 @@ def command(
             err=True,
         )
     with lock, goes_on():
-        from gerund.evaluation.report.tuning import write_tuning
+        from gerund.reporting.pages.tuning import write_tuning
 
         done = tune(
             lm,

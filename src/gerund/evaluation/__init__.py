@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from gerund.evaluation.lm_eval import lm_eval_model
     from gerund.evaluation.mteb_encoder import MTEBEncoder
     from gerund.evaluation.registry import select, tasks_in
-    from gerund.evaluation.report import write_report
     from gerund.evaluation.run import contenders_of, evaluate
     from gerund.evaluation.task import Score, Settings, Task
     from gerund.evaluation.tuning import tune
@@ -31,7 +30,6 @@ _WHERE = {
     "select": "registry",
     "tasks_in": "registry",
     "tune": "tuning",
-    "write_report": "report",
 }
 
 __all__ = [
@@ -45,7 +43,6 @@ __all__ = [
     "select",
     "tasks_in",
     "tune",
-    "write_report",
 ]
 
 
