@@ -17,9 +17,9 @@ import harness
 import study
 from gerund.data.mining import MiningConfig, mine
 from gerund.entry import load
-from gerund.evaluation.contender import BM25
-from gerund.evaluation.hybrid import HYBRID
 from gerund.evaluation.registry import select
+from gerund.evaluation.systems.bm25 import BM25
+from gerund.evaluation.systems.hybrid import HYBRID
 from gerund.models.encoder_decoder import is_encoder_decoder
 from gerund.training.building import CorpusTexts, build_objectives
 from gerund.training.corpus.sources import Sources

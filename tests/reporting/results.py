@@ -5,18 +5,18 @@ from gerund.evaluation.task import Score
 
 SETTINGS = {"seed": 0, "limit": None, "prompts": {}, "split": "test"}
 SIDES = {"perplexity": "generation", "writing": "generation", "ner": "tokens"}
-UNITS = {"perplexity": "bits", "writing": "share", "infilling": "perplexity"}
+UNITS = {"perplexity": "bits", "writing": "fraction", "infilling": "perplexity"}
 
 
-def made(task, contender, value, *, spread=None, notes=(), date="2025-01-01T00:00:00+00:00", model="tiny", **changes):
+def made(task, system, value, *, spread=None, notes=(), date="2025-01-01T00:00:00+00:00", model="tiny", **changes):
     """Return a result with as much filled in as a test does not care about."""
     kind = task.partition("/")[0]
-    reading = {
+    description = {
         "model": model,
         "attention": {"name": "mask0-bidir", "k": 2, "k0": None},
         "pooling": "mean",
         "prompt": "",
-        "fingerprint": f"{model}-{contender}",
+        "fingerprint": f"{model}-{system}",
         "weights": f"weights of {model}",
     }
     fields = {
@@ -26,12 +26,12 @@ def made(task, contender, value, *, spread=None, notes=(), date="2025-01-01T00:0
         "unit": UNITS.get(kind, "percent"),
         "higher_is_better": kind not in ("perplexity", "infilling"),
         "reads_plan": kind not in ("perplexity", "writing"),
-        "contender": contender,
-        "reading": {"model": "bm25"} if contender == "bm25" else reading,
+        "system": system,
+        "description": {"model": "bm25"} if system == "bm25" else description,
         "score": Score("main", {"main": value, "other": value / 2}, spread, 5 if spread else 1, 100, tuple(notes)),
         "options": {},
-        "settings": SETTINGS,
-        "key": f"{task}-{contender}",
+        "config": SETTINGS,
+        "key": f"{task}-{system}",
         "seconds": 1.5,
         "date": date,
         "version": "0.1.0",
@@ -40,7 +40,7 @@ def made(task, contender, value, *, spread=None, notes=(), date="2025-01-01T00:0
 
 
 def several():
-    """Return three contenders and BM25 on both sides, with spreads, ties, gaps and notes."""
+    """Return three systems and BM25 on both sides, with spreads, ties, gaps and notes."""
     values = {
         "sts/one": (0.41, 0.52, 0.52),
         "sts/two": (0.30, 0.35, 0.40),

@@ -62,7 +62,7 @@ def test_best(task, values, expected):
     assert best(row) == expected
 
 
-def test_a_single_contender_is_not_best():
+def test_a_single_system_is_not_best():
     assert best(row_of(compare([made("sts/one", "a", 0.5)]), "sts/one")) == [False]
 
 
@@ -83,7 +83,7 @@ def test_the_newest_result_counts_whatever_its_place():
     assert numbers(row_of(compare([new, made("sts/one", "a", 0.3, date=new.date)]), "sts/one")) == ["30.00"]
 
 
-def test_means_are_over_what_every_contender_finished():
+def test_means_are_over_what_every_system_finished():
     comparison = compare(several())
     representation = comparison.sections[0]
     # classification/one is not finished by all; BM25 keeps nothing out.
@@ -111,7 +111,7 @@ def test_means_of_a_kind():
 
 
 def test_bm25_has_no_mean_of_what_it_did_not_finish():
-    results = [result for result in several() if (result.task, result.contender) != ("retrieval/two", "bm25")]
+    results = [result for result in several() if (result.task, result.system) != ("retrieval/two", "bm25")]
     assert group_of(compare(results), "retrieval").mean.shown == ("15.00", "26.00", "25.00", "")
 
 
@@ -155,15 +155,15 @@ def test_notes_are_numbered_and_stand_with_what_they_are_about():
 
 
 def test_limit_and_split_are_said():
-    settings = {**SETTINGS, "limit": 200, "split": "validation"}
-    comparison = compare([made("sts/one", "a", 0.1, settings=settings), made("sts/two", "a", 0.1)])
+    config = {**SETTINGS, "limit": 200, "split": "validation"}
+    comparison = compare([made("sts/one", "a", 0.1, config=config), made("sts/two", "a", 0.1)])
     assert comparison.notes == ("Scored on at most 200 examples.", "Scored on the validation split.")
     assert (row_of(comparison, "sts/one").notes, row_of(comparison, "sts/two").notes) == ((1, 2), ())
 
 
 def test_what_holds_for_all_scores_is_said_once():
-    settings = {**SETTINGS, "limit": 200}
-    results = [made(f"sts/{name}", "a", 0.1, settings=settings, notes=(name,)) for name in ("one", "two")]
+    config = {**SETTINGS, "limit": 200}
+    results = [made(f"sts/{name}", "a", 0.1, config=config, notes=(name,)) for name in ("one", "two")]
     comparison = compare(results)
     assert comparison.remarks == ("Scored on at most 200 examples.",)
     assert comparison.notes == ("one.", "two.")
@@ -173,8 +173,8 @@ def test_what_holds_for_all_scores_is_said_once():
 @pytest.mark.parametrize(
     "changes",
     [
-        {"settings": {**SETTINGS, "limit": 10}},
-        {"settings": {**SETTINGS, "split": "validation"}},
+        {"config": {**SETTINGS, "limit": 10}},
+        {"config": {**SETTINGS, "split": "validation"}},
         {"options": {"shots": 4}},
         {"score": Score("else", {"else": 0.9})},
     ],
@@ -205,7 +205,7 @@ def test_options_are_said_where_they_differ():
 
 
 def test_prompts_and_seeds_may_differ():
-    results = [made("sts/one", "a", 0.1), made("sts/one", "b", 0.2, settings={**SETTINGS, "prompts": {"sts": "q"}})]
+    results = [made("sts/one", "a", 0.1), made("sts/one", "b", 0.2, config={**SETTINGS, "prompts": {"sts": "q"}})]
     assert row_of(compare(results), "sts/one").comparable
 
 
@@ -219,7 +219,7 @@ def test_spreads_are_printed_in_the_same_unit():
     "value, unit, expected",
     [
         (1.0, "percent", "100.00"),
-        (0.005, "share", "0.50"),
+        (0.005, "fraction", "0.50"),
         (99999.4, "perplexity", "99999.40"),
         (123456.7, "perplexity", "1.23e+05"),
         (7.0, "bits", "7.000"),

@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 
 from gerund.evaluation.results import Result
-from gerund.evaluation.task import Settings
+from gerund.evaluation.task import EvaluationConfig
 from gerund.reporting.comparison import compare
 from gerund.reporting.document import FORMAT, bare_name, results_json, versions
 from gerund.version import __version__
 from tests.reporting.results import made, several
 
-SETTINGS = Settings(seed=3, prompts={"sts": "Find 雪: "})
+SETTINGS = EvaluationConfig(seed=3, prompts={"sts": "Find 雪: "})
 
 
 def document(results):
@@ -23,24 +23,26 @@ def document(results):
 def test_everything_reads_back():
     results = several()
     found = document(results)
-    readings = {one["label"]: one["reading"] for one in found["contenders"]}
-    runs = {(run["task"], run["contender"]): run for run in found["runs"]}
+    descriptions = {one["label"]: one["description"] for one in found["systems"]}
+    runs = {(run["task"], run["system"]): run for run in found["runs"]}
     back = [
-        Result.from_dict({**runs[score["task"], score["contender"]], **score, "reading": readings[score["contender"]]})
+        Result.from_dict(
+            {**runs[score["task"], score["system"]], **score, "description": descriptions[score["system"]]}
+        )
         for score in found["scores"]
     ]
-    key = lambda result: (result.task, result.contender)  # noqa: E731
+    key = lambda result: (result.task, result.system)  # noqa: E731
     assert sorted(back, key=key) == sorted(results, key=key)
 
 
 def test_what_else_it_says():
     found = document(several())
-    assert found["format"] == FORMAT == 1
+    assert found["format"] == FORMAT == 2
     assert found["gerund"] == __version__
-    assert found["settings"] == SETTINGS.to_dict()
+    assert found["config"] == SETTINGS.to_dict()
     assert found["packages"] == versions()
     assert {"torch", "transformers"} <= found["packages"].keys()
-    assert [one["label"] for one in found["contenders"]] == ["causal", "mask0-bidir k=2", "other: causal", "bm25"]
+    assert [one["label"] for one in found["systems"]] == ["causal", "mask0-bidir k=2", "other: causal", "bm25"]
     assert "雪" in results_json(compare(several()), SETTINGS)
 
 
@@ -62,7 +64,7 @@ def test_a_second_run_differs_in_times_only():
 def test_no_path_of_the_machine():
     model = "/somewhere/private/models/tiny"
     text = results_json(compare([made("sts/one", "a", 0.5, model=model)]), SETTINGS)
-    assert json.loads(text)["contenders"][0]["reading"]["model"] == "tiny"
+    assert json.loads(text)["systems"][0]["description"]["model"] == "tiny"
     assert "private" not in text.replace(f"{model}-a", "").replace(f"weights of {model}", "")
 
 

@@ -7,31 +7,32 @@ import pytest
 
 import gerund
 from gerund.errors import DataError
-from gerund.evaluation.contender import Contender
-from gerund.evaluation.readings import parse_reading
-from gerund.evaluation.run import Evaluation, contenders_of, evaluate
-from gerund.evaluation.task import Settings
+from gerund.evaluation.encoder_configs import parse_encoder_config
+from gerund.evaluation.run import Evaluation, evaluate
+from gerund.evaluation.systems.selection import systems_of
+from gerund.evaluation.task import EvaluationConfig
 from gerund.reporting.evaluation import joined, write_report
 from gerund.reporting.pages import pictures
+from tests.evaluation.fakes import FakeEncoder
 from tests.evaluation.toys import ToyTask, ToyWriting
 from tests.reporting.pages.html import checked
 from tests.reporting.results import SETTINGS, made
 
 
 def done(*results, labels=()):
-    """Return an evaluation of results, by contenders whose fingerprints are those of ``made``."""
+    """Return an evaluation of results, by systems whose fingerprints are those of ``made``."""
 
-    class Named(Contender):
+    class Named(FakeEncoder):
         fingerprint = property(lambda self: f"tiny-{self.label}" if self.label != "bm25" else "bm25")
 
-    return Evaluation(list(results), [Named(label, None) for label in labels], [], Settings())
+    return Evaluation(list(results), [Named(label) for label in labels], [], EvaluationConfig())
 
 
 def cells(results):
-    return {(result.task, result.contender): result.score.value for result in results}
+    return {(result.task, result.system): result.score.value for result in results}
 
 
-def test_earlier_tasks_and_contenders_stand_beside_the_new():
+def test_earlier_tasks_and_systems_stand_beside_the_new():
     now = made("sts/one", "a", 0.5)
     earlier = [made("sts/two", "a", 0.4), made("sts/one", "b", 0.3), made("retrieval/one", "bm25", 0.2)]
     assert cells(joined(done(now, labels=["a"]), earlier)) == {
@@ -49,7 +50,7 @@ def test_what_was_asked_for_now_counts_even_if_it_was_measured_first():
 
 def test_an_earlier_result_takes_the_present_name():
     earlier = made("sts/two", "old name", 0.4)
-    earlier = replace(earlier, reading={**earlier.reading, "fingerprint": "tiny-a"})
+    earlier = replace(earlier, description={**earlier.description, "fingerprint": "tiny-a"})
     assert cells(joined(done(made("sts/one", "a", 0.5), labels=["a"]), [earlier])).keys() == {
         ("sts/one", "a"),
         ("sts/two", "a"),
@@ -59,7 +60,7 @@ def test_an_earlier_result_takes_the_present_name():
 def test_other_models_of_the_same_name_are_told_apart():
     earlier = [
         made("sts/one", "a", 0.4, model="/private/other"),
-        replace(made("sts/one", "a", 0.3, model="else/other"), reading={"model": "other", "fingerprint": "f0"}),
+        replace(made("sts/one", "a", 0.3, model="else/other"), description={"model": "other", "fingerprint": "f0"}),
     ]
     found = cells(joined(done(made("sts/one", "a", 0.5), labels=["a"]), earlier))
     assert found == {("sts/one", "a"): 0.5, ("sts/one", "other: a"): 0.4, ("sts/one", "other: a (f0)"): 0.3}
@@ -76,7 +77,7 @@ def test_other_models_of_the_same_name_are_told_apart():
     ],
 )
 def test_what_was_told_otherwise_is_left_out(other, fits):
-    earlier = made("sts/two", "a", 0.4, settings={**SETTINGS, **other})
+    earlier = made("sts/two", "a", 0.4, config={**SETTINGS, **other})
     assert (len(joined(done(made("sts/one", "a", 0.5), labels=["a"]), [earlier])) == 2) == fits
 
 
@@ -84,8 +85,8 @@ def test_what_was_told_otherwise_is_left_out(other, fits):
     "prompts, fits", [({"two": "b"}, True), ({"one": "a", "two": "b"}, True), ({"one": "c"}, False)]
 )
 def test_prompts_of_other_tasks_do_not_matter(prompts, fits):
-    now = replace(done(made("sts/one", "a", 0.5), labels=["a"]), settings=Settings(prompts={"one": "a"}))
-    earlier = made("sts/two", "a", 0.4, settings={**SETTINGS, "prompts": prompts})
+    now = replace(done(made("sts/one", "a", 0.5), labels=["a"]), config=EvaluationConfig(prompts={"one": "a"}))
+    earlier = made("sts/two", "a", 0.4, config={**SETTINGS, "prompts": prompts})
     assert (len(joined(now, [earlier])) == 2) == fits
 
 
@@ -99,7 +100,7 @@ def test_what_depends_on_the_weights_holds_for_every_plan():
         ("perplexity/one", "b"): 1.2,
         ("perplexity/one", "new"): 1.2,
     }
-    assert {result.contender for result in found if result.reading["fingerprint"] == "tiny-new"} == {"new"}
+    assert {result.system for result in found if result.description["fingerprint"] == "tiny-new"} == {"new"}
 
 
 @pytest.fixture(scope="module")
@@ -111,8 +112,8 @@ TASKS = (ToyTask(name="toy/one"), ToyWriting(name="toy-writing/one"))
 
 
 def evaluated(lm, folder, *plans, tasks=TASKS):
-    readings = [lambda own, text=text: parse_reading(text, own) for text in plans]
-    return evaluate(contenders_of([lm], readings), list(tasks), folder=folder)
+    configs = [lambda own, text=text: parse_encoder_config(text, own) for text in plans]
+    return evaluate(systems_of([lm], configs), list(tasks), folder=folder)
 
 
 def test_a_report_is_written_and_added_to(lm, tmp_path, capsys):
@@ -124,7 +125,7 @@ def test_a_report_is_written_and_added_to(lm, tmp_path, capsys):
     assert second.json == tmp_path / "results.json"
     assert second.page == tmp_path / "report.html"
     labels = ["inter-back k=1", "causal", "mask0-bidir k=2"]
-    assert [one["label"] for one in json.loads(second.json.read_text("utf-8"))["contenders"]] == labels
+    assert [one["label"] for one in json.loads(second.json.read_text("utf-8"))["systems"]] == labels
     rows = {row.task: [cell is not None for cell in row.cells] for row in second.comparison.rows}
     assert rows == {
         "toy/two": [True, False, False],

@@ -12,11 +12,11 @@ from gerund.reporting.comparison import compare
 from gerund.reporting.terminal import render
 from tests.reporting.results import made, several
 
-HOSTILE = "<b>[red]ü 雪[/red]\x07 & 'a very long name of a contender' " + "x" * 60
+HOSTILE = "<b>[red]ü 雪[/red]\x07 & 'a very long name of a system' " + "x" * 60
 
 
-def printed(results, width=80, **settings):
-    console = Console(file=io.StringIO(), width=width, **settings)
+def printed(results, width=80, **config):
+    console = Console(file=io.StringIO(), width=width, **config)
     render(compare(results), console)
     return console.file.getvalue()
 

@@ -1,4 +1,4 @@
-"""The comparison table as data: tasks are rows, contenders are columns, the best is marked, means are fair.
+"""The comparison table as data: tasks are rows, systems are columns, the best is marked, means are fair.
 
 Knows: results, rounding. Does not know: terminals, HTML, files.
 """
@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 from statistics import fmean, geometric_mean
 from typing import Any
 
-from gerund.evaluation.contender import BM25
 from gerund.evaluation.results import Result
+from gerund.evaluation.systems.bm25 import BM25
 from gerund.evaluation.task import Side
 
 SIDES: tuple[Side, ...] = ("representation", "tokens", "generation")
 
 # Factor and decimals of every unit, as the papers print them.
-_SHOWN = {"percent": (100.0, 2), "share": (100.0, 2), "perplexity": (1.0, 2), "bits": (1.0, 3)}
+_SHOWN = {"percent": (100.0, 2), "fraction": (100.0, 2), "perplexity": (1.0, 2), "bits": (1.0, 3)}
 PERCENTS = tuple(unit for unit, (factor, _) in _SHOWN.items() if factor == 100)
 """Units that are printed as percent."""
 # From here on a perplexity is a number of digits rather than a number.
@@ -32,7 +32,7 @@ class Cell:
         result: the score and all that it depends on.
         shown: the main metric as it is printed.
         spread: its standard deviation as it is printed; None for a single run.
-        best: whether no other contender is better, and some other is worse; ties are all best.
+        best: whether no other system is better, and some other is worse; ties are all best.
         notes: numbers of the notes that are about this score alone, from 1.
     """
 
@@ -62,7 +62,7 @@ class Row:
         metric: the name of the main metric.
         unit: what its numbers are.
         higher_is_better: which way is up.
-        cells: one a contender, None where it has no score.
+        cells: one a system, None where it has no score.
         comparable: whether all scores were measured under the same limit, split and options. Otherwise none is
             marked as best, and the task counts in no mean.
         notes: numbers of the notes that hold for every score of the row.
@@ -89,11 +89,11 @@ class Row:
 
 @dataclass(frozen=True)
 class Mean:
-    """The mean over the tasks that every contender finished.
+    """The mean over the tasks that every system finished.
 
     Attributes:
         label: over how many tasks it is.
-        values: one a contender; None where it did not finish them all.
+        values: one a system; None where it did not finish them all.
         shown: the values as they are printed; empty where there is none.
         best: which of them are best.
         higher_is_better: which way is up.
@@ -149,22 +149,22 @@ class Section:
 
 @dataclass(frozen=True)
 class Column:
-    """One contender.
+    """One system.
 
     Attributes:
         label: its name.
-        reading: model, plan, pooling and so on.
+        description: model, plan, pooling and so on.
         seconds: how long all its scores together took.
     """
 
     label: str
-    reading: Mapping[str, Any]
+    description: Mapping[str, Any]
     seconds: float
 
     @property
     def only_ranks(self) -> bool:
         """Whether this is BM25, alone or with a model: it ranks documents and does nothing else."""
-        return BM25 in (self.reading.get("model"), self.reading.get("with"))
+        return BM25 in (self.description.get("model"), self.description.get("with"))
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,7 @@ class Comparison:
     """The whole table.
 
     Attributes:
-        columns: the contenders, in the order in which they were first seen.
+        columns: the systems, in the order in which they were first seen.
         sections: the sides that were measured.
         notes: sentences that cells and rows point to; the first has number 1.
         remarks: sentences that hold for every score.
@@ -209,16 +209,16 @@ class _Notes:
 def compare(results: Sequence[Result]) -> Comparison:
     """Put results side by side.
 
-    Of two results of one task and contender the newer counts. Two numbers that are printed alike are equally good;
+    Of two results of one task and system the newer counts. Two numbers that are printed alike are equally good;
     where all are, as on the generation side of one model under several plans, none is marked.
 
-    Means are over the tasks that every contender finished and that were measured alike; BM25, alone or with a model,
+    Means are over the tasks that every system finished and that were measured alike; BM25, alone or with a model,
     only ranks: it keeps no task out of a mean and has one where it finished all that is in it. A mean of perplexities
     is the geometric one.
     """
     newest: dict[tuple[str, str], Result] = {}
     for result in results:
-        place = (result.task, result.contender)
+        place = (result.task, result.system)
         if place not in newest or result.date >= newest[place].date:
             newest[place] = result
     columns = _columns(results, list(newest.values()))
@@ -241,7 +241,7 @@ def compare(results: Sequence[Result]) -> Comparison:
 def shown(value: float, unit: str) -> str:
     """Return a number as tables print it.
 
-    >>> shown(0.71324, "percent"), shown(12.3456, "perplexity"), shown(1.23456, "bits"), shown(-0.00001, "share")
+    >>> shown(0.71324, "percent"), shown(12.3456, "perplexity"), shown(1.23456, "bits"), shown(-0.00001, "fraction")
     ('71.32', '12.35', '1.235', '0.00')
     """
     factor, decimals = _SHOWN[unit]
@@ -253,30 +253,30 @@ def shown(value: float, unit: str) -> str:
 
 def _columns(results: Sequence[Result], newest: list[Result]) -> tuple[Column, ...]:
     found = []
-    for label in dict.fromkeys(result.contender for result in results):
-        own = [result for result in newest if result.contender == label]
+    for label in dict.fromkeys(result.system for result in results):
+        own = [result for result in newest if result.system == label]
         latest = max(own, key=lambda result: result.date)
-        found.append(Column(label, latest.reading, sum(result.seconds for result in own)))
+        found.append(Column(label, latest.description, sum(result.seconds for result in own)))
     return tuple(found)
 
 
 def _row(found: list[Result], columns: Sequence[Column], notes: _Notes) -> Row:
-    by_label = {result.contender: result for result in found}
+    by_label = {result.system: result for result in found}
     ordered = [by_label[column.label] for column in columns if column.label in by_label]
     first = ordered[0]
     comparable = len({_conditions(result) for result in ordered}) == 1
-    sentences = {result.contender: _sentences(result) + _otherwise(result, comparable) for result in ordered}
+    sentences = {result.system: _sentences(result) + _otherwise(result, comparable) for result in ordered}
     common = _common(list(sentences.values()))
     row_notes = notes.number(common)
     numbers = [shown(result.score.value, result.unit) for result in ordered]
     best = _best(numbers, first.higher_is_better) if comparable else set()
     cells = {
-        result.contender: Cell(
+        result.system: Cell(
             result,
             number,
             None if result.score.spread is None else shown(result.score.spread, result.unit),
             number in best,
-            notes.number(text for text in sentences[result.contender] if text not in common),
+            notes.number(text for text in sentences[result.system] if text not in common),
         )
         for result, number in zip(ordered, numbers, strict=True)
     }
@@ -293,16 +293,16 @@ def _row(found: list[Result], columns: Sequence[Column], notes: _Notes) -> Row:
 
 def _conditions(result: Result) -> str:
     """Return what two scores have to have in common to be compared."""
-    told = [result.settings.get("limit"), result.settings.get("split"), dict(result.options), result.score.main]
+    told = [result.config.get("limit"), result.config.get("split"), dict(result.options), result.score.main]
     return json.dumps(told, sort_keys=True, default=str)
 
 
 def _sentences(result: Result) -> list[str]:
     """Return what a reader of the number has to know."""
     told = [note if note.endswith((".", "!", "?")) else f"{note}." for note in result.score.notes]
-    if (limit := result.settings.get("limit")) is not None:
+    if (limit := result.config.get("limit")) is not None:
         told.append(f"Scored on at most {limit} examples.")
-    if result.settings.get("split") == "validation":
+    if result.config.get("split") == "validation":
         told.append("Scored on the validation split.")
     return told
 

@@ -10,36 +10,38 @@ from pathlib import PurePosixPath, PureWindowsPath
 from typing import Any
 
 from gerund.evaluation.results import Result
-from gerund.evaluation.task import Settings
+from gerund.evaluation.task import EvaluationConfig
 from gerund.reporting.comparison import Comparison
 from gerund.version import __version__
 
-FORMAT = 1
+FORMAT = 2
 _PACKAGES = ("torch", "transformers", "tokenizers", "mteb", "scikit-learn", "scipy", "bm25s", "lm-eval")
 # What no two runs have in common, at the end of the document.
 _FLEETING = ("seconds", "date")
 
 
-def results_json(comparison: Comparison, settings: Settings) -> str:
+def results_json(comparison: Comparison, config: EvaluationConfig) -> str:
     """Return the document as text.
 
-    ``scores`` are sorted by side, kind, task and contender; how long each took and when stands in ``runs``, so that
+    ``scores`` are sorted by side, kind, task and system; how long each took and when stands in ``runs``, so that
     all else is the same when the same is measured again.
 
     Args:
         comparison: what was measured.
-        settings: what the tasks of the last evaluation were told; each score has its own, too.
+        config: of the last evaluation; each score has its own, too.
     """
-    ordered = sorted(comparison.results, key=lambda result: (result.side, result.kind, result.task, result.contender))
+    ordered = sorted(comparison.results, key=lambda result: (result.side, result.kind, result.task, result.system))
     document = {
         "format": FORMAT,
         "gerund": __version__,
         "packages": versions(),
-        "settings": settings.to_dict(),
-        "contenders": [{"label": column.label, "reading": shareable(column.reading)} for column in comparison.columns],
+        "config": config.to_dict(),
+        "systems": [
+            {"label": column.label, "description": shareable(column.description)} for column in comparison.columns
+        ],
         "scores": [_lasting(result) for result in ordered],
         "runs": [
-            {"task": result.task, "contender": result.contender, **{name: getattr(result, name) for name in _FLEETING}}
+            {"task": result.task, "system": result.system, **{name: getattr(result, name) for name in _FLEETING}}
             for result in ordered
         ],
     }
@@ -57,15 +59,15 @@ def versions() -> dict[str, str]:
     return found
 
 
-def shareable(reading: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a reading that says nothing about the machine: of a model's folder only the last name.
+def shareable(description: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a description that says nothing about the machine: of a model's folder only the last name.
 
     >>> shareable({"model": "/data/models/tiny", "pooling": "mean"})
     {'model': 'tiny', 'pooling': 'mean'}
     >>> shareable({"model": "Qwen/Qwen3-0.6B"})
     {'model': 'Qwen/Qwen3-0.6B'}
     """
-    return {**reading, "model": bare_name(str(reading.get("model", "")))}
+    return {**description, "model": bare_name(str(description.get("model", "")))}
 
 
 def bare_name(name: str) -> str:
@@ -76,5 +78,5 @@ def bare_name(name: str) -> str:
 
 
 def _lasting(result: Result) -> dict[str, Any]:
-    left_out = {*_FLEETING, "reading"}
+    left_out = {*_FLEETING, "description"}
     return {name: value for name, value in result.to_dict().items() if name not in left_out}

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from gerund.jobs.files import write_whole
-from gerund.evaluation.contender import BM25, Contender
+from gerund.evaluation.registry import task_classes
 from gerund.evaluation.results import Result, ResultStore
 from gerund.evaluation.run import Evaluation
+from gerund.evaluation.systems.base import System
+from gerund.evaluation.systems.bm25 import BM25
 from gerund.reporting.comparison import Comparison, compare
 from gerund.reporting.document import bare_name, results_json
 from gerund.reporting.pages.evaluation import write_page
@@ -56,7 +58,7 @@ def write_report(folder: str | Path, done: Evaluation, *, pictures: bool = True)
 
     Args:
         folder: of the report.
-        done: what was measured, with the contenders and tasks that pictures are drawn of.
+        done: what was measured, with the systems and tasks that pictures are drawn of.
         pictures: whether to draw any.
 
     Raises:
@@ -65,79 +67,81 @@ def write_report(folder: str | Path, done: Evaluation, *, pictures: bool = True)
     """
     folder = Path(folder)
     stored = ResultStore(folder).all()
-    results = _named_by_model(joined(done, stored), done.contenders)
+    results = _named_by_model(joined(done, stored), done.systems)
     comparison = compare(results)
-    gallery = pictures_for(comparison, done.contenders, done.tasks, done.settings) if pictures else Gallery()
+    gallery = pictures_for(comparison, done.systems, done.tasks, done.config) if pictures else Gallery()
     folder.mkdir(parents=True, exist_ok=True)
     target = folder / "results.json"
-    write_whole(target, results_json(comparison, done.settings))
+    write_whole(target, results_json(comparison, done.config))
     files = {task.name: [path.name for path in task.files] for task in done.tasks}
-    left_out = sum(not _told_alike(result.settings, done.settings.to_dict()) for result in stored)
+    left_out = sum(not _told_alike(result.config, done.config.to_dict()) for result in stored)
     return Report(comparison, target, write_page(folder, comparison, gallery, files), left_out)
 
 
 def joined(done: Evaluation, stored: Sequence[Result]) -> list[Result]:
     """Return the results of an evaluation and those of earlier ones that stand beside them.
 
-    A contender is who it is by its fingerprint: an earlier result of a present one takes its present name, and
+    A system is identified by its fingerprint: an earlier result of a present one takes its present name, and
     another model that had the same name is told apart by its own. What depends only on the weights holds for every
     plan of a model.
     """
-    names = {one.fingerprint: one.label for one in done.contenders}
+    names = {one.fingerprint: one.label for one in done.systems}
     kept = []
     for result in stored:
-        if not _told_alike(result.settings, done.settings.to_dict()):
+        if not _told_alike(result.config, done.config.to_dict()):
             continue
         identity = _identity(result)
         if identity not in names:
             names[identity] = _free_name(result, set(names.values()))
-        kept.append(replace(result, contender=names[identity]))
-    here = {(result.task, result.contender) for result in done.results}
-    results = [*done.results, *(result for result in kept if (result.task, result.contender) not in here)]
+        kept.append(replace(result, system=names[identity]))
+    here = {(result.task, result.system) for result in done.results}
+    results = [*done.results, *(result for result in kept if (result.task, result.system) not in here)]
     return results + _of_the_same_weights(results)
 
 
 def _of_the_same_weights(results: list[Result]) -> list[Result]:
-    """Return what contenders of the same weights share and only one of them has."""
-    there = {(result.task, result.contender) for result in results}
-    readings = {result.contender: result.reading for result in results}
-    shared = {(result.task, *_shared(result, result.reading)): result for result in results if not result.reads_plan}
+    """Return what systems of the same weights share and only one of them has."""
+    there = {(result.task, result.system) for result in results}
+    descriptions = {result.system: result.description for result in results}
+    fixed = [result for result in results if not result.reads_plan]
+    shared = {(result.task, *_shared(result, result.description)): result for result in fixed}
     return [
-        replace(result, contender=label, reading=reading)
-        for label, reading in readings.items()
+        replace(result, system=label, description=description)
+        for label, description in descriptions.items()
         for (task, *what), result in shared.items()
-        if what[0] is not None and tuple(what) == _shared(result, reading) and (task, label) not in there
+        if what[0] is not None and tuple(what) == _shared(result, description) and (task, label) not in there
     ]
 
 
-def _shared(result: Result, reading: Mapping[str, Any]) -> tuple[str | None, str]:
-    """Return what of a contender decides a score that does not depend on its plan."""
-    adapter = reading.get("infill_adapter", "") if result.kind == "infilling" else ""
-    return reading.get("weights"), adapter
+def _shared(result: Result, description: Mapping[str, Any]) -> tuple[str | None, str]:
+    """Return what of a system a score depends on that does not depend on its plan."""
+    reads_adapter = any(one.reads_adapter for one in task_classes() if one.kind == result.kind)
+    adapter = description.get("infill_adapter", "") if reads_adapter else ""
+    return description.get("weights"), adapter
 
 
-def _named_by_model(results: list[Result], contenders: Sequence[Contender]) -> list[Result]:
+def _named_by_model(results: list[Result], systems: Sequence[System]) -> list[Result]:
     """Return the results with the model's name before the plan's, where there are several models."""
-    models = {result.contender: bare_name(str(result.reading["model"])) for result in results}
+    models = {result.system: bare_name(str(result.description["model"])) for result in results}
     if len({model for model in models.values() if model != BM25}) < 2:
         return results
     names = {
         label: label if model in (BM25, label) or label.startswith(f"{model}: ") else f"{model}: {label}"
         for label, model in models.items()
     }
-    for one in contenders:
+    for one in systems:
         one.label = names.get(one.label, one.label)
-    return [replace(result, contender=names[result.contender]) for result in results]
+    return [replace(result, system=names[result.system]) for result in results]
 
 
 def _identity(result: Result) -> str:
-    return str(result.reading.get("fingerprint", BM25))
+    return str(result.description.get("fingerprint", BM25))
 
 
 def _free_name(result: Result, taken: set[str]) -> str:
-    name = result.contender
+    name = result.system
     if name in taken:
-        name = f"{bare_name(str(result.reading['model']))}: {name}"
+        name = f"{bare_name(str(result.description['model']))}: {name}"
     return name if name not in taken else f"{name} ({_identity(result)})"
 
 

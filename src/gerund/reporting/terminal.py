@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 _GAP = 2
-# Names of contenders wrap beyond this, names of tasks beyond this share of the console.
+# Names of systems wrap beyond this, names of tasks beyond this fraction of the console.
 _WIDEST_LABEL = 20
-_SHARE_OF_NAMES = 0.4
+_FRACTION_OF_NAMES = 0.4
 
 
 def render(comparison: Comparison, console: "Console") -> None:
-    """Print the table; in several blocks of contenders where the console is too narrow for all, and notes below.
+    """Print the table; in several blocks of systems where the console is too narrow for all, and notes below.
 
     The best of a row has a star. In a pipe there are no colours and no spaces at the ends of lines.
     """
@@ -58,11 +58,11 @@ class _Layout:
         names = [cell_len(self.group_name(group)) for group in groups]
         names += [cell_len(self.row_name(row, group)) for group in groups for row in group.rows]
         names += [len(mean.label) + 2 for mean in means]
-        self.names = min(max(names, default=1), int(_SHARE_OF_NAMES * console.width))
+        self.names = min(max(names, default=1), int(_FRACTION_OF_NAMES * console.width))
         self._width = console.width
 
     def blocks(self) -> list[range]:
-        """Return which contenders stand side by side; blocks are of about equal size."""
+        """Return which systems stand side by side; blocks are of about equal size."""
         count = len(self._labels)
         fitting = max(1, (self._width - self.names) // (self.column + _GAP))
         blocks = max(1, -(-count // fitting))

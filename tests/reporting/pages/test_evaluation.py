@@ -61,10 +61,10 @@ def test_every_metric_unfolds(tmp_path):
 
 
 def test_how_it_was_measured(tmp_path):
-    settings = {"seed": 7, "limit": 50, "split": "test", "prompts": {"sts": "Find: "}}
+    config = {"seed": 7, "limit": 50, "split": "test", "prompts": {"sts": "Find: "}}
     results = [
-        made("sts/one", "a", 0.5, model="/private/tiny", settings=settings, options={"shots": 4}),
-        made("sts/one", "bm25", 0.4, settings=settings, options={"shots": 4}),
+        made("sts/one", "a", 0.5, model="/private/tiny", config=config, options={"shots": 4}),
+        made("sts/one", "bm25", 0.4, config=config, options={"shots": 4}),
     ]
     page = page_of(tmp_path, results, files={"sts/one": ["one.test.tsv"]})
     assert ["Seed", "7"] in page.table
@@ -83,14 +83,14 @@ def test_the_defaults_are_said_too(tmp_path):
     assert ["Limit", "none, all examples"] in page.table
     assert ["Prompts", "none by task"] in page.table
     assert ["sts/one", "100", "1", "–", "–"] in page.table
-    assert "1 contender, 1 task, measured on 2025-01-01" in page.text
+    assert "1 system, 1 task, measured on 2025-01-01" in page.text
     assert "Means are over" not in page.text
 
 
 def test_hostile_names_do_no_harm(tmp_path):
     results = [
         made(f"sts/{HOSTILE}", HOSTILE, 0.5, notes=(HOSTILE,), model=HOSTILE, options={HOSTILE: HOSTILE}),
-        made(f"{HOSTILE}/one", "b", 0.4, settings={**SETTINGS, "prompts": {HOSTILE: HOSTILE}}),
+        made(f"{HOSTILE}/one", "b", 0.4, config={**SETTINGS, "prompts": {HOSTILE: HOSTILE}}),
     ]
     gallery = Gallery((Picture(HOSTILE, HOSTILE, HOSTILE, PNG, HOSTILE),), (HOSTILE,))
     page = page_of(tmp_path, results, gallery, {f"sts/{HOSTILE}": [HOSTILE]})
@@ -130,7 +130,7 @@ def test_without_pictures_there_is_no_place_for_them(tmp_path):
 
 
 def test_an_empty_comparison_is_a_page(tmp_path):
-    assert "0 contenders, 0 tasks" in page_of(tmp_path, []).text
+    assert "0 systems, 0 tasks" in page_of(tmp_path, []).text
 
 
 def test_the_same_results_give_the_same_page(tmp_path):

@@ -10,9 +10,10 @@ import pytest
 
 import gerund
 from gerund.errors import DataError
-from gerund.evaluation.readings import parse_reading
-from gerund.evaluation.run import contenders_of, evaluate
-from gerund.evaluation.task import LabelledTexts, RatedPairs, Score, Settings
+from gerund.evaluation.encoder_configs import parse_encoder_config
+from gerund.evaluation.run import evaluate
+from gerund.evaluation.systems.selection import systems_of
+from gerund.evaluation.task import EvaluationConfig, LabelledTexts, RatedPairs, Score
 from gerund.reporting.comparison import compare
 from gerund.reporting.evaluation import write_report
 from gerund.reporting.pages import pictures
@@ -24,7 +25,7 @@ from tests.evaluation.toys import ToyTask
 from tests.reporting.pages.html import checked
 from tests.reporting.results import made, several
 
-SETTINGS = Settings(show_progress=False)
+SETTINGS = EvaluationConfig(show_progress=False)
 TEXTS = [f"{adjective} {noun}" for adjective in ("a thin", "the", "another") for noun in ("cat", "inn", "end", "rain")]
 LABELLED = LabelledTexts(TEXTS, ["animal", "house", "time", "weather"] * 3)
 RATED = RatedPairs(TEXTS[:6], TEXTS[6:], [0.0, 1.0, 2.0, 3.0, 4.0, 5.0])
@@ -35,7 +36,7 @@ class Labelled(ToyTask):
     kind: ClassVar = "classification"
     data: LabelledTexts = LABELLED
 
-    def picture_data(self, settings):
+    def picture_data(self, config):
         return self.data
 
 
@@ -49,20 +50,20 @@ class Paired(ToyTask):
     kind: ClassVar = "sts"
     data: RatedPairs = RATED
 
-    def picture_data(self, settings):
+    def picture_data(self, config):
         return self.data
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gone(ToyTask):
-    def picture_data(self, settings):
+    def picture_data(self, config):
         raise DataError("gone.tsv: no such file")
 
 
 @pytest.fixture(scope="module")
 def models(tiny_folder):
-    readings = [lambda own, text=text: parse_reading(text, own) for text in ("causal", "mask0-bidir:k=2")]
-    return contenders_of([gerund.load(tiny_folder), "bm25"], readings)
+    configs = [lambda own, text=text: parse_encoder_config(text, own) for text in ("causal", "mask0-bidir:k=2")]
+    return systems_of([gerund.load(tiny_folder), "bm25"], configs)
 
 
 @pytest.fixture
@@ -71,10 +72,10 @@ def calls(monkeypatch):
     found = []
 
     def instead(module, name):
-        def draw(*arguments, **settings):
+        def draw(*arguments, **config):
             from gerund.reporting.plots.style import new_figure
 
-            found.append((name, arguments, settings))
+            found.append((name, arguments, config))
             return new_figure(1, 1)
 
         monkeypatch.setattr(module, name, draw)
@@ -117,9 +118,9 @@ def test_every_side_has_its_bars(calls):
     ]
 
 
-def bits(contender, value, model):
+def bits(system, value, model):
     score = Score("bits_per_byte", {"bits_per_byte": value})
-    return made("perplexity/one", contender, value, score=score, model=model)
+    return made("perplexity/one", system, value, score=score, model=model)
 
 
 def test_the_trade_off_is_of_both_means(calls):
@@ -158,7 +159,7 @@ def test_without_both_sides_of_two_there_is_no_trade_off(calls, results):
     assert "trade_off" not in [name for name, _, _ in calls]
 
 
-def test_maps_and_histograms_are_of_the_contenders_own_vectors(models, calls):
+def test_maps_and_histograms_are_of_the_systems_own_vectors(models, calls):
     gallery = wanted(models, [Labelled(name="classification/a"), Paired(name="sts/a")])
     assert not gallery.missing
     (_, [maps, labels], said), (_, [cosines, ratings], _) = calls[:2]
@@ -189,7 +190,7 @@ def test_clustering_comes_first_and_files_are_drawn_once(models, calls):
 def test_attention_is_drawn_once_a_plan(tiny_folder, calls):
     lm = gerund.load(tiny_folder)
     texts = ("causal", "mask0-bidir:k=2", "mask0-bidir:k=2,pooling=last", "bidir")
-    models = contenders_of([lm], [lambda own, text=text: parse_reading(text, own) for text in texts])
+    models = systems_of([lm], [lambda own, text=text: parse_encoder_config(text, own) for text in texts])
     gallery = wanted(models, [])
     titles = [said["title"] for _, _, said in calls]
     assert [title.split(",")[0] for title in titles] == ["mask0-bidir k=2", "bidir"]

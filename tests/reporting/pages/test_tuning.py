@@ -8,7 +8,7 @@ import pytest
 import gerund
 from gerund.attention.plan import AttentionPlan
 from gerund.config import read_encoder_config
-from gerund.evaluation.task import Settings
+from gerund.evaluation.task import EvaluationConfig
 from gerund.evaluation.tuning import Trial, Tuned, tune
 from gerund.reporting.pages.tuning import chosen_sentence, write_tuning
 from gerund.reporting.plots import curves
@@ -16,7 +16,7 @@ from tests.evaluation.toys import ToyTask
 from tests.reporting.pages.html import checked
 
 ONE, TWO = ToyTask(name="toy/one"), ToyTask(name="toy/two")
-VALIDATION = Settings(split="validation")
+VALIDATION = EvaluationConfig(split="validation")
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +60,7 @@ def test_the_page(lm, done, tmp_path):
         ["causal", "25.00", "30.00", "20.00"],
         ["inplace-bidir k=1", "15.00", "10.00", "20.00"],
     ]
-    assert ["Settings tried", "5 of at most 40"] in page.table
+    assert ["EvaluationConfig tried", "5 of at most 40"] in page.table
     assert ["Split", "validation"] in page.table
     assert ["Prompts", "none by task"] in page.table
 
@@ -82,8 +82,8 @@ def test_everything_tried_is_in_the_json(lm, done, tmp_path):
     assert found["chosen"]["scores"] == {"toy/one": 0.5, "toy/two": 0.25}
     assert found["chosen"]["mean"] == 0.375
     assert AttentionPlan.from_dict(found["chosen"]["attention"]) == AttentionPlan("mask0-bidir", k=2)
-    assert found["settings"] == VALIDATION.to_dict()
-    assert (found["n_layers"], found["budget"], found["format"]) == (lm.n_layers, 40, 1)
+    assert found["config"] == VALIDATION.to_dict()
+    assert (found["n_layers"], found["budget"], found["format"]) == (lm.n_layers, 40, 2)
 
 
 def test_one_task_needs_no_mean(lm, tmp_path):
@@ -102,8 +102,8 @@ def test_nothing_may_be_better_than_causal(lm):
 
 
 def test_a_choice_on_test_data_is_said_to_be_flattered(lm, done, tmp_path):
-    settings = Settings(prompts={"toy": "Find <b>: "}, limit=7)
-    page = checked(write_tuning(tmp_path, done, lm, [ONE, TWO], settings).read_text("utf-8"))
+    config = EvaluationConfig(prompts={"toy": "Find <b>: "}, limit=7)
+    page = checked(write_tuning(tmp_path, done, lm, [ONE, TWO], config).read_text("utf-8"))
     assert "on the test split of toy/one, toy/two: the winner's score there is flattered" in page.text
     assert ["Prompts", "toy/one: 'Find <b>: '; toy/two: 'Find <b>: '"] in page.table
     assert ["Limit", "at most 7 examples a task"] in page.table

@@ -75,7 +75,7 @@ def test_k0_has_a_curve_of_its_own():
     assert axis.get_xlabel().startswith("k0:")
 
 
-def test_bars_have_one_place_a_contender():
+def test_bars_have_one_place_a_system():
     axes = score_bars(PANELS, title="all").axes
     assert [label.get_text() for label in axes[0].get_yticklabels()] == ["causal", "bidir", "other"]
     widths = [{round(bar.get_y() + 0.36): bar.get_width() for bar in axis.patches} for axis in axes]

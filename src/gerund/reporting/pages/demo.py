@@ -186,8 +186,8 @@ def _attention(looked: AttentionInspection, plan: AttentionPlan, own: AttentionP
     return Picture(
         "Attention",
         f"Above, how much each token attends to each other one: untouched, with the sink at the first token, and under "
-        f"{plan.name}{_aside(plan, own)}. Below, the share of attention that the first token takes in each layer.",
-        "Attention maps of the layers before and after, and the share that the first token takes.",
+        f"{plan.name}{_aside(plan, own)}. Below, the fraction of attention that the first token takes in each layer.",
+        "Attention maps of the layers before and after, and the fraction that the first token takes.",
         picture(figure),
         LOOKING,
     )

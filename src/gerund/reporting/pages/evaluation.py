@@ -17,7 +17,7 @@ from gerund.version import __version__
 SUMMARY = "Summary"
 """The group whose first picture stands beside the summary."""
 
-_READINGS = {
+_DESCRIPTIONS = {
     "model": "Model",
     "with": "Joined with",
     "attention": "Attention plan",
@@ -81,15 +81,15 @@ def write_page(
         metrics=_metrics,
         groups=others.groups(),
         missing=others.missing,
-        settings=_settings(comparison),
-        readings=_readings(comparison),
+        config=_config(comparison),
+        descriptions=_descriptions(comparison),
         tasks=_tasks(comparison, files or {}),
     )
 
 
 def _subtitle(comparison: Comparison) -> str:
     dates = sorted(result.date[:10] for result in comparison.results)
-    counts = f"{_count(len(comparison.columns), 'contender')}, {_count(len(comparison.rows), 'task')}"
+    counts = f"{_count(len(comparison.columns), 'system')}, {_count(len(comparison.rows), 'task')}"
     if not dates:
         return counts
     return f"{counts}, measured on {dates[0]}" + (f" to {dates[-1]}" if dates[-1] != dates[0] else "")
@@ -124,7 +124,7 @@ def _group_detail(group: Group, mean: Mean) -> str:
 def _mean_rule(comparison: Comparison) -> str:
     if len(comparison.columns) < 2:
         return ""
-    return "Means are over the tasks that every contender finished."
+    return "Means are over the tasks that every system finished."
 
 
 def _metrics(row: Row) -> list[tuple[str, list[str]]]:
@@ -146,13 +146,13 @@ def _raw(value: float) -> str:
     return f"{value:.4f}" if abs(value) < 1000 else f"{value:.6g}"
 
 
-def _settings(comparison: Comparison) -> list[tuple[str, str]]:
-    found = [result.settings for result in comparison.results]
+def _config(comparison: Comparison) -> list[tuple[str, str]]:
+    found = [result.config for result in comparison.results]
     packages = ", ".join(f"{name} {number}" for name, number in versions().items())
     return [
-        ("Seed", _distinct(settings.get("seed") for settings in found)),
-        ("Limit", _distinct(_limit(settings.get("limit")) for settings in found)),
-        ("Split", _distinct(settings.get("split") for settings in found)),
+        ("Seed", _distinct(config.get("seed") for config in found)),
+        ("Limit", _distinct(_limit(config.get("limit")) for config in found)),
+        ("Split", _distinct(config.get("split") for config in found)),
         ("Prompts", _prompts(found)),
         ("gerund", __version__),
         ("Packages", packages),
@@ -168,20 +168,20 @@ def _distinct(values: Any) -> str:
 
 
 def _prompts(found: Sequence[Mapping[str, Any]]) -> str:
-    prompts = {name: text for settings in found for name, text in settings.get("prompts", {}).items()}
+    prompts = {name: text for config in found for name, text in config.get("prompts", {}).items()}
     return "; ".join(f"{name}: {text!r}" for name, text in prompts.items()) or "none by task"
 
 
-def _readings(comparison: Comparison) -> list[tuple[str, list[str]]]:
-    readings = [shareable(column.reading) for column in comparison.columns]
+def _descriptions(comparison: Comparison) -> list[tuple[str, list[str]]]:
+    descriptions = [shareable(column.description) for column in comparison.columns]
     return [
-        (title, [_told(reading.get(name)) for reading in readings])
-        for name, title in _READINGS.items()
-        if any(name in reading for reading in readings)
+        (title, [_shown(description.get(name)) for description in descriptions])
+        for name, title in _DESCRIPTIONS.items()
+        if any(name in description for description in descriptions)
     ]
 
 
-def _told(value: Any) -> str:
+def _shown(value: Any) -> str:
     if value is None:
         return "–"
     if isinstance(value, Mapping):

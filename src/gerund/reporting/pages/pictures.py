@@ -1,6 +1,6 @@
 """Which pictures a comparison calls for, and those drawn that can be.
 
-Knows: comparisons, contenders, tasks, what ``plotting`` draws. Does not know: pages.
+Knows: comparisons, systems, tasks, what ``plotting`` draws. Does not know: pages.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -10,9 +10,10 @@ from statistics import fmean
 from typing import TYPE_CHECKING, TypeVar
 
 from gerund.errors import DataError
-from gerund.evaluation.contender import Contender
-from gerund.evaluation.readings import label_of
-from gerund.evaluation.task import LabelledTexts, RatedPairs, Settings, Task
+from gerund.evaluation.encoder_configs import label_of
+from gerund.evaluation.systems.base import Encoder, System
+from gerund.evaluation.systems.language_model import LanguageModelSystem
+from gerund.evaluation.task import EvaluationConfig, LabelledTexts, RatedPairs, Task
 from gerund.reporting.comparison import PERCENTS, Column, Comparison, Row, Section
 from gerund.reporting.document import bare_name
 from gerund.reporting.pages.evaluation import SUMMARY
@@ -33,7 +34,7 @@ AnyData = TypeVar("AnyData", LabelledTexts, RatedPairs)
 
 
 def pictures_for(
-    comparison: Comparison, contenders: Sequence[Contender], tasks: Sequence[Task], settings: Settings
+    comparison: Comparison, systems: Sequence[System], tasks: Sequence[Task], config: EvaluationConfig
 ) -> Gallery:
     """Draw what shows more than the table does.
 
@@ -41,29 +42,29 @@ def pictures_for(
 
     Args:
         comparison: all scores.
-        contenders: who is at hand, to embed and to look at.
+        systems: what is at hand, to embed with and to inspect.
         tasks: what is at hand, to take texts from.
-        settings: what the tasks are told.
+        config: of the evaluation.
     """
-    models = [one for one in contenders if not one.only_ranks]
-    return drawn(_wanted(comparison, models, tasks, settings))
+    models = [one for one in systems if isinstance(one, Encoder)]
+    return drawn(_wanted(comparison, models, tasks, config))
 
 
 def _wanted(
-    comparison: Comparison, models: Sequence[Contender], tasks: Sequence[Task], settings: Settings
+    comparison: Comparison, models: Sequence[Encoder], tasks: Sequence[Task], config: EvaluationConfig
 ) -> Iterator[Wanted]:
     yield from _trade(comparison)
     for section in comparison.sections:
         yield f"The bars of {section.side}", partial(_bars_of, section, comparison)
     if models:
         shown = models[:_MOST_PANELS]
-        yield from _maps(shown, tasks, settings)
-        yield from _histograms(shown, tasks, settings)
-        yield from _attention([one for one in models if one.has_model])
+        yield from _maps(shown, tasks, config)
+        yield from _histograms(shown, tasks, config)
+        yield from _attention([one for one in models if isinstance(one, LanguageModelSystem)])
 
 
 def _trade(comparison: Comparison) -> Iterator[Wanted]:
-    """Yield one side against the other where at least two contenders were measured on both."""
+    """Yield one side against the other where at least two systems were measured on both."""
     sides = {section.side: section for section in comparison.sections}
     if "representation" not in sides or "generation" not in sides:
         return
@@ -82,7 +83,8 @@ def _trade_of(found: Sequence[tuple[Column, float, float]], reads: str, writes: 
     from gerund.reporting.plots.style import picture
 
     points = [
-        TradePoint(column.label, read, write, bare_name(str(column.reading["model"]))) for column, read, write in found
+        TradePoint(column.label, read, write, bare_name(str(column.description["model"])))
+        for column, read, write in found
     ]
     figure = trade_off(points, title="Both sides of the trade", ylabel=f"representation, {reads}")
     return Picture(
@@ -103,7 +105,7 @@ def _bars_of(section: Section, comparison: Comparison) -> Picture:
     panels = [_panel(group.kind, row, comparison) for group in section.groups for row in group.rows]
     return Picture(
         section.side.capitalize(),
-        "One panel a task, each on a scale of its own; one bar a contender, whiskers one standard deviation over runs.",
+        "One panel a task, each on a scale of its own; one bar a system, whiskers one standard deviation over runs.",
         f"Bars of every score of the side {section.side}; the same numbers stand in the table.",
         picture(score_bars(panels, title=section.side.capitalize())),
         "Scores task by task",
@@ -123,20 +125,20 @@ def _panel(kind: str, row: Row, comparison: Comparison) -> "ScorePanel":
     )
 
 
-def _maps(models: Sequence[Contender], tasks: Sequence[Task], settings: Settings) -> Iterator[Wanted]:
+def _maps(models: Sequence[Encoder], tasks: Sequence[Task], config: EvaluationConfig) -> Iterator[Wanted]:
     """Yield a map of a few sets of labelled texts, clustering first: those texts are not learnt from."""
     first = sorted(tasks, key=lambda task: task.kind != "clustering")
-    for task, data in _with_data(first, settings, LabelledTexts, _MOST_MAPS):
-        yield f"A map of {task.title}", partial(_map_of, task, data, models, settings)
+    for task, data in _with_data(first, config, LabelledTexts, _MOST_MAPS):
+        yield f"A map of {task.title}", partial(_map_of, task, data, models, config)
 
 
-def _histograms(models: Sequence[Contender], tasks: Sequence[Task], settings: Settings) -> Iterator[Wanted]:
-    for task, data in _with_data(tasks, settings, RatedPairs, _MOST_HISTOGRAMS):
-        yield f"The cosines of {task.title}", partial(_histogram_of, task, data, models, settings)
+def _histograms(models: Sequence[Encoder], tasks: Sequence[Task], config: EvaluationConfig) -> Iterator[Wanted]:
+    for task, data in _with_data(tasks, config, RatedPairs, _MOST_HISTOGRAMS):
+        yield f"The cosines of {task.title}", partial(_histogram_of, task, data, models, config)
 
 
 def _with_data(
-    tasks: Iterable[Task], settings: Settings, kind: type[AnyData], most: int
+    tasks: Iterable[Task], config: EvaluationConfig, kind: type[AnyData], most: int
 ) -> Iterator[tuple[Task, AnyData]]:
     """Yield at most so many tasks with texts of a kind for a picture; of tasks on the same files only the first."""
     seen: set[object] = set()
@@ -146,22 +148,22 @@ def _with_data(
             continue
         # The files were read when the task ran; who has changed them since then goes without a picture.
         with suppress(DataError):
-            data = task.picture_data(settings)
+            data = task.picture_data(config)
             if isinstance(data, kind):
                 seen.add(source)
                 yield task, data
 
 
-def _map_of(task: Task, data: LabelledTexts, models: Sequence[Contender], settings: Settings) -> Picture:
+def _map_of(task: Task, data: LabelledTexts, models: Sequence[Encoder], config: EvaluationConfig) -> Picture:
     from gerund.reporting.plots.embeddings import embedding_maps
     from gerund.reporting.plots.style import picture
 
-    prompt = task.prompt(settings)
-    vectors = {one.label: one.encode(data.texts, prompt=prompt, show=settings.show_progress) for one in models}
-    figure = embedding_maps(vectors, data.labels, title=task.title, seed=settings.seed, most_points=_MOST_POINTS)
+    prompt = task.prompt(config)
+    vectors = {one.label: one.encode(data.texts, prompt=prompt, show=config.show_progress) for one in models}
+    figure = embedding_maps(vectors, data.labels, title=task.title, seed=config.seed, most_points=_MOST_POINTS)
     return Picture(
         task.title,
-        "The same texts as each contender embeds them, by t-SNE: what is near on the map is near in the encoder's "
+        "The same texts as each system embeds them, by t-SNE: what is near on the map is near in the encoder's "
         "eyes; colours are classes. Distances between far groups mean little.",
         f"Maps of the texts of {task.title} by class, one for each of {_names(models)}.",
         picture(figure),
@@ -169,11 +171,11 @@ def _map_of(task: Task, data: LabelledTexts, models: Sequence[Contender], settin
     )
 
 
-def _histogram_of(task: Task, data: RatedPairs, models: Sequence[Contender], settings: Settings) -> Picture:
+def _histogram_of(task: Task, data: RatedPairs, models: Sequence[Encoder], config: EvaluationConfig) -> Picture:
     from gerund.reporting.plots.embeddings import pair_cosines, separation, similarity_histograms
     from gerund.reporting.plots.style import picture
 
-    prompt, show = task.prompt(settings), settings.show_progress
+    prompt, show = task.prompt(config), config.show_progress
     cosines = {
         one.label: pair_cosines(
             one.encode(data.left, prompt=prompt, show=show), one.encode(data.right, prompt=prompt, show=show)
@@ -193,13 +195,13 @@ def _histogram_of(task: Task, data: RatedPairs, models: Sequence[Contender], set
     )
 
 
-def _names(models: Sequence[Contender]) -> str:
+def _names(models: Sequence[Encoder]) -> str:
     return ", ".join(one.label for one in models)
 
 
-def _attention(models: Sequence[Contender]) -> Iterator[Wanted]:
+def _attention(models: Sequence[LanguageModelSystem]) -> Iterator[Wanted]:
     """Yield a picture of every plan of every model, the untouched one only where there is no other."""
-    by_plan = {(one.weights, one.lm.runtime.plan): one for one in models}
+    by_plan = {(one.lm.weights_hash, one.lm.runtime.plan): one for one in models}
     converted = {weights for weights, plan in by_plan if not plan.is_causal}
     chosen = [one for (weights, plan), one in by_plan.items() if not plan.is_causal or weights not in converted]
     for one in chosen[:_MOST_PLANS]:
@@ -207,7 +209,7 @@ def _attention(models: Sequence[Contender]) -> Iterator[Wanted]:
         yield f"The attention of {one.label}", partial(_attention_of, one, name)
 
 
-def _attention_of(one: Contender, name: str) -> Picture:
+def _attention_of(one: LanguageModelSystem, name: str) -> Picture:
     from gerund.inference.inspection import EXAMPLE_TEXTS, inspect_attention, sink_share
     from gerund.reporting.plots.attention import attention_figure
     from gerund.reporting.plots.style import picture
@@ -220,7 +222,7 @@ def _attention_of(one: Contender, name: str) -> Picture:
         one.label,
         f"Mean attention over {len(found.ids)} English sentences and all heads, before and after the conversion. "
         f"The first token takes {before:.0%} of the attention before and {after:.0%} after, on average over layers.",
-        f"Attention maps of {one.label}, layer by layer, before and after, and the share of the first token.",
+        f"Attention maps of {one.label}, layer by layer, before and after, and the fraction of the first token.",
         picture(figure),
         "Where the models look",
     )

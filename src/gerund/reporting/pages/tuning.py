@@ -12,7 +12,7 @@ from typing import Any
 
 from gerund.config import CONFIG_FILE, encoder_config_json
 from gerund.jobs.files import write_whole
-from gerund.evaluation.task import Settings, Task
+from gerund.evaluation.task import EvaluationConfig, Task
 from gerund.evaluation.tuning import Trial, Tuned
 from gerund.language_model import LanguageModel
 from gerund.reporting.comparison import PERCENTS, shown
@@ -20,7 +20,7 @@ from gerund.reporting.document import bare_name, versions
 from gerund.reporting.pages.rendering import Picture, Wanted, drawn, write_html
 from gerund.version import __version__
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,9 @@ class _Row:
     numbers: list[tuple[str, float]]
 
 
-def write_tuning(folder: str | Path, done: Tuned, lm: LanguageModel, tasks: Sequence[Task], settings: Settings) -> Path:
+def write_tuning(
+    folder: str | Path, done: Tuned, lm: LanguageModel, tasks: Sequence[Task], config: EvaluationConfig
+) -> Path:
     """Write ``tuning.html``, ``tuning.json`` and ``gerund.json``; return where the page lies.
 
     Args:
@@ -38,7 +40,7 @@ def write_tuning(folder: str | Path, done: Tuned, lm: LanguageModel, tasks: Sequ
         done: what was tried.
         lm: the model.
         tasks: what the choice was made on.
-        settings: what the tasks were told.
+        config: of the evaluation.
 
     Raises:
         ResourceError: the disk is full or refuses.
@@ -46,9 +48,9 @@ def write_tuning(folder: str | Path, done: Tuned, lm: LanguageModel, tasks: Sequ
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     best = lm.with_encoder(done.best.config)
-    config = replace(best.encoder, attention=best.encoder.attention.with_defaults(lm.n_layers))
-    write_whole(folder / CONFIG_FILE, encoder_config_json(config, best.fingerprint()))
-    document = json.dumps(tuned_dict(done, lm, settings), indent=1, ensure_ascii=False)
+    encoder = replace(best.encoder, attention=best.encoder.attention.with_defaults(lm.n_layers))
+    write_whole(folder / CONFIG_FILE, encoder_config_json(encoder, best.fingerprint()))
+    document = json.dumps(tuned_dict(done, lm, config), indent=1, ensure_ascii=False)
     write_whole(folder / "tuning.json", document + "\n")
     gallery = drawn(_wanted(done, tasks))
     return write_html(
@@ -56,16 +58,16 @@ def write_tuning(folder: str | Path, done: Tuned, lm: LanguageModel, tasks: Sequ
         "tuning.html.jinja",
         title=f"How to read {bare_name(lm.name)}",
         chosen=chosen_sentence(done, tasks),
-        caution=_caution(tasks, settings),
+        caution=_caution(tasks, config),
         pictures=gallery.pictures,
         missing=gallery.missing,
         columns=_columns(tasks),
         rows=_rows(done, tasks),
-        facts_told=_facts(done, lm, tasks, settings),
+        facts_told=_facts(done, lm, tasks, config),
     )
 
 
-def tuned_dict(done: Tuned, lm: LanguageModel, settings: Settings) -> dict[str, Any]:
+def tuned_dict(done: Tuned, lm: LanguageModel, config: EvaluationConfig) -> dict[str, Any]:
     """Return what was chosen and everything that was tried: the content of ``tuning.json``."""
     return {
         "format": FORMAT,
@@ -74,7 +76,7 @@ def tuned_dict(done: Tuned, lm: LanguageModel, settings: Settings) -> dict[str, 
         "model": bare_name(lm.name),
         "weights": lm.weights_hash,
         "n_layers": done.n_layers,
-        "settings": settings.to_dict(),
+        "config": config.to_dict(),
         "budget": done.budget,
         "chosen": _trial_dict(done.best, done.n_layers),
         "baseline": _trial_dict(done.baseline, done.n_layers),
@@ -113,8 +115,8 @@ def _unit(tasks: Sequence[Task]) -> str:
     return units.pop() if len(units) == 1 else "bits"
 
 
-def _caution(tasks: Sequence[Task], settings: Settings) -> str:
-    if settings.split == "validation":
+def _caution(tasks: Sequence[Task], config: EvaluationConfig) -> str:
+    if config.split == "validation":
         return ""
     names = ", ".join(task.name for task in tasks)
     return f"The choice was made on the test split of {names}: the winner's score there is flattered."
@@ -134,8 +136,8 @@ def _rows(done: Tuned, tasks: Sequence[Task]) -> list[_Row]:
     return rows
 
 
-def _facts(done: Tuned, lm: LanguageModel, tasks: Sequence[Task], settings: Settings) -> list[tuple[str, str]]:
-    prompts = [f"{task.name}: {prompt!r}" for task in tasks if (prompt := task.prompt(settings)) is not None]
+def _facts(done: Tuned, lm: LanguageModel, tasks: Sequence[Task], config: EvaluationConfig) -> list[tuple[str, str]]:
+    prompts = [f"{task.name}: {prompt!r}" for task in tasks if (prompt := task.prompt(config)) is not None]
     files = dict.fromkeys(path.name for task in tasks for path in task.files)
     return [
         ("Model", f"{bare_name(lm.name)}, {lm.n_layers} layers, {lm.dimensions} dimensions"),
@@ -144,12 +146,12 @@ def _facts(done: Tuned, lm: LanguageModel, tasks: Sequence[Task], settings: Sett
         ("Longest text (tokens)", "no limit" if lm.max_length is None else str(lm.max_length)),
         ("Tasks", ", ".join(task.name for task in tasks)),
         ("Data files", ", ".join(files) or "none"),
-        ("Split", settings.split),
-        ("Limit", "none, all examples" if settings.limit is None else f"at most {settings.limit} examples a task"),
-        ("Seed", str(settings.seed)),
+        ("Split", config.split),
+        ("Limit", "none, all examples" if config.limit is None else f"at most {config.limit} examples a task"),
+        ("Seed", str(config.seed)),
         ("Prompts", "; ".join(prompts) or "none by task"),
         ("Poolings", ", ".join(dict.fromkeys(trial.config.pooling for trial in done.trials))),
-        ("Settings tried", f"{len(done.trials)} of at most {done.budget}"),
+        ("EvaluationConfig tried", f"{len(done.trials)} of at most {done.budget}"),
         ("gerund", __version__),
         ("Packages", ", ".join(f"{name} {number}" for name, number in versions().items())),
     ]

@@ -29,7 +29,7 @@ MOST_LAYERS = 12
 # With more tokens than this their names would be too small to read.
 MOST_LABELS = 26
 
-_BEFORE, _AFTER, _TWIN = "#e8743b", "#4b1d8f", "#c2337d"
+_BEFORE, _AFTER, _SECOND_PASS = "#e8743b", "#4b1d8f", "#c2337d"
 _LABEL_INCHES = 0.135
 _PANEL_INCHES = 1.7
 _PER_ROW = 6
@@ -56,13 +56,13 @@ def attention_figure(
     layers: Sequence[int] | None = None,
     labels: Sequence[str] | None = None,
 ) -> Any:
-    """Draw mean attention maps of some layers before and after, and the sink share of all layers below.
+    """Draw mean attention maps of some layers before and after, and the sink fraction of all layers below.
 
     Args:
         before: one ``(T, T)`` map a layer of the untouched model.
         after: maps under the plan; further runs of a layer are drawn beside (or after) their layer.
         title: stands above everything.
-        even: the sink share that attention without preference would have, drawn as a dotted line.
+        even: the sink fraction that attention without preference would have, drawn as a dotted line.
         layers: the layers whose maps are drawn; None picks up to ``MOST_LAYERS``.
         labels: one name a token; left out when there are too many of them.
 
@@ -93,15 +93,15 @@ def attention_figure(
     return figure
 
 
-_ROW_NAMES = ("before", "after", "its twin")
+_ROW_NAMES = ("before", "after", "second pass")
 # Title and map; no map leaves the place empty.
 _Panel = tuple[str, AttentionMap | None]
 
 
 def _columns(before: Sequence[AttentionMap], after: Sequence[AttentionMap], shown: Sequence[int]) -> list[list[_Panel]]:
-    """Sort the maps into columns: a layer before, after, and its twin; layers on top have a column each."""
+    """Sort the maps into columns: a layer before, after, and its second pass; layers on top have a column each."""
     repeated = max(item.run for item in after) > 1
-    any_twin = any(item.run == 1 and item.layer in shown for item in after) and not repeated
+    any_second = any(item.run == 1 and item.layer in shown for item in after) and not repeated
     columns: list[list[_Panel]] = []
     for layer in shown:
         runs = {item.run: item for item in after if item.layer == layer}
@@ -109,9 +109,9 @@ def _columns(before: Sequence[AttentionMap], after: Sequence[AttentionMap], show
             (f"layer {layer}", before[layer]),
             (_wrapped(runs[0].view), runs[0]),
         ]
-        if any_twin:
-            twin = runs.get(1)
-            column.append((_wrapped(twin.view) if twin else "", twin))
+        if any_second:
+            second = runs.get(1)
+            column.append((_wrapped(second.view) if second else "", second))
         columns.append(column)
     if repeated:
         for item in after:
@@ -204,10 +204,11 @@ def _draw_sinks(figure: Any, before: Sequence[AttentionMap], after: Sequence[Att
         # Whether the sink has only moved (LBW, section 3.5, finding 4).
         axis.plot(range(len(own)), sink_share(own, hidden), color=_AFTER, alpha=0.55, linestyle="--", linewidth=1.3,
                   zorder=3, label=f"after: to token {hidden + 1}, the first in sight")  # fmt: skip
-    twins = [item for item in after if item.run == 1 and item not in on_top]
-    if twins:
-        places = [item.layer for item in twins]
-        axis.plot(places, sink_share(twins), color=_TWIN, label="its twin: to the first token", **line)
+    second_passes = [item for item in after if item.run == 1 and item not in on_top]
+    if second_passes:
+        places = [item.layer for item in second_passes]
+        fractions = sink_share(second_passes)
+        axis.plot(places, fractions, color=_SECOND_PASS, label="second pass: to the first token", **line)
     axis.axhline(even, color=QUIET, linestyle=":", linewidth=1.2, zorder=2, label="before, if attention were even")
     highest = max(max(curve.get_ydata()) for curve in axis.get_lines())
     axis.set_ylim(0, min(1.0, max(0.3, 1.15 * highest)))
@@ -215,7 +216,7 @@ def _draw_sinks(figure: Any, before: Sequence[AttentionMap], after: Sequence[Att
     axis.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=24))
     axis.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     axis.set_xlabel("layer", fontsize=9, color=INK)
-    axis.set_ylabel("share of attention", fontsize=9, color=INK)
+    axis.set_ylabel("fraction of attention", fontsize=9, color=INK)
     quiet_axis(axis)
     legend_beside(axis)
 

@@ -54,7 +54,7 @@ class Separation:
         low: mean cosine of the pairs with the lowest ratings.
         high: mean cosine of those with the highest.
         effect: their difference in standard deviations (Cohen's d).
-        overlap: the share that their two distributions have in common; 1 - the largest difference of the
+        overlap: the fraction that their two distributions have in common; 1 - the largest difference of the
             distribution functions, which is the common area of two densities that cross once.
     """
 
@@ -156,13 +156,13 @@ def separation(cosines: np.ndarray, ratings: Sequence[float]) -> Separation:
     low, high = (np.sort(np.asarray(cosines, dtype=float)[members]) for members in (groups[0][1], groups[-1][1]))
     deviation = math.sqrt((low.var() + high.var()) / 2)
     everywhere = np.concatenate([low, high])
-    shares = [np.searchsorted(side, everywhere, side="right") / len(side) for side in (low, high)]
+    fractions = [np.searchsorted(side, everywhere, side="right") / len(side) for side in (low, high)]
     return Separation(
         mean=float(np.mean(cosines)),
         low=float(low.mean()),
         high=float(high.mean()),
         effect=float((high.mean() - low.mean()) / deviation) if deviation > 0 else 0.0,
-        overlap=float(1 - np.abs(shares[0] - shares[1]).max()),
+        overlap=float(1 - np.abs(fractions[0] - fractions[1]).max()),
     )
 
 
@@ -248,8 +248,8 @@ def _principal(vectors: np.ndarray) -> tuple[np.ndarray, str]:
     if places.shape[1] < 2:
         places = np.pad(places, ((0, 0), (0, 1)))
     total = float((sizes**2).sum())
-    share = float((sizes[:2] ** 2).sum()) / total if total > 0 else 1.0
-    return places, f"{share:.0%} of the variance"
+    fraction = float((sizes[:2] ** 2).sum()) / total if total > 0 else 1.0
+    return places, f"{fraction:.0%} of the variance"
 
 
 def _perplexity(n: int) -> float:
@@ -363,11 +363,11 @@ def _draw_histograms(
 ) -> None:
     """Draw one histogram above the other, the lowest ratings at the bottom."""
     held = np.clip(cosines, edges[0], edges[-1])
-    shares = [np.histogram(held[members], edges)[0] / members.sum() for _, members in groups]
-    highest = max(share.max() for share in shares)
+    fractions = [np.histogram(held[members], edges)[0] / members.sum() for _, members in groups]
+    highest = max(fraction.max() for fraction in fractions)
     shades = _ORDERED if len(groups) == len(_ORDERED) else _ORDERED[1 :: len(_ORDERED) - len(groups)]
-    for row, ((_, members), share, shade) in enumerate(zip(groups, shares, shades, strict=True)):
-        axis.stairs(row + 0.9 * share / highest, edges, baseline=row, fill=True, color=shade, alpha=0.85)
+    for row, ((_, members), fraction, shade) in enumerate(zip(groups, fractions, shades, strict=True)):
+        axis.stairs(row + 0.9 * fraction / highest, edges, baseline=row, fill=True, color=shade, alpha=0.85)
         axis.plot([cosines[members].mean()] * 2, [row, row + 0.9], color=INK, linewidth=1.2)
     axis.axvline(cosines.mean(), color=QUIET, linestyle=":", linewidth=1.2)
     quiet_axis(axis, grid="x")

@@ -39,7 +39,7 @@ class ScorePanel:
 
     Attributes:
         title: the task.
-        scores: value and spread (None for a single run) by contender.
+        scores: value and spread (None for a single run) by system.
         percent: whether values are fractions that are shown as percent.
         higher_is_better: which way is up.
     """
@@ -68,9 +68,9 @@ class TradePoint:
 
 
 def score_bars(panels: Sequence[ScorePanel], *, title: str) -> Any:
-    """Draw one small panel a task with one bar a contender, from zero on, and whiskers of one standard deviation.
+    """Draw one small panel a task with one bar a system, from zero on, and whiskers of one standard deviation.
 
-    A contender has the same place and colour everywhere, in the order in which it is first named; the best value
+    A system has the same place and colour everywhere, in the order in which it is first named; the best value
     of a task is bold.
 
     Returns:
