@@ -38,7 +38,7 @@ def run(*arguments: str) -> str:
     return result.output
 
 
-def test_searches_writes_proves_and_draws(roomy_folder: Path, tmp_path: Path) -> None:
+def test_searches_writes_verifies_and_draws(roomy_folder: Path, tmp_path: Path) -> None:
     output = run("-m", str(roomy_folder), "-o", str(tmp_path / "out"), "--prompt", "One day")
     page = (tmp_path / "out" / "demo.html").read_text(encoding="utf-8")
     assert page.count('src="data:image/png;base64,') == 3
@@ -48,8 +48,8 @@ def test_searches_writes_proves_and_draws(roomy_folder: Path, tmp_path: Path) ->
     assert [search["query"] for search in report["searches"]] == [query.text for query in queries]
     assert all(len(search["answers"]) == HITS for search in report["searches"])
     assert set(report["right"]) == {"untouched", "mask0-bidir"}
-    assert report["proof"]["equal"]
-    assert report["proof"]["difference"] == 0
+    assert report["verification"]["equal"]
+    assert report["verification"]["difference"] == 0
     assert report["written"][0]["prompt"] == "One day"
     for item in report["written"]:
         scores = [row["score"] for row in item["ranked"]]
@@ -85,15 +85,15 @@ def test_scores_and_marks_are_those_of_the_texts(roomy_folder: Path) -> None:
 def test_a_changed_weight_is_seen(roomy_folder: Path) -> None:
     demo = Demo(str(roomy_folder))
     lm = demo.start()
-    assert demo.prove("One day").is_equal
+    assert demo.verify("One day").is_equal
     lm.model.lm_head.weight.data[5] += 0.01
-    assert not demo.prove("One day").is_equal
+    assert not demo.verify("One day").is_equal
 
 
 def test_json_is_all_that_is_printed(roomy_folder: Path, tmp_path: Path) -> None:
     report = json.loads(run("-m", str(roomy_folder), "-o", str(tmp_path / "out"), "--json"))
     assert report["layers"] == 4
-    assert set(report["seconds"]) >= {"load and prove the plan", "draw the pictures"}
+    assert set(report["seconds"]) >= {"load and verify the plan", "draw the pictures"}
 
 
 def test_without_matplotlib_only_the_pictures_are_missing(

@@ -14,7 +14,7 @@ import numpy as np
 
 from gerund.attention.plan import AttentionPlan
 from gerund.jobs.files import write_whole
-from gerund.demo.findings import Findings
+from gerund.demo.results import DemoResults
 from gerund.demo.steps import HITS, Demo
 from gerund.errors import OutputExistsError, ResourceError
 from gerund.inference.inspection import AttentionInspection
@@ -45,10 +45,10 @@ def make_folder(folder: Path) -> None:
         raise ResourceError(f"cannot make {folder}: {error.strerror or error}") from error
 
 
-def report(demo: Demo, findings: Findings) -> dict[str, Any]:
+def report(demo: Demo, results: DemoResults) -> dict[str, Any]:
     """Put everything that the demo found into one JSON-ready dict."""
     lm = demo.lm
-    plans = (findings.baseline, findings.found)
+    plans = (results.baseline, results.found)
     return {
         "model": lm.name,
         "layers": lm.n_layers,
@@ -56,16 +56,16 @@ def report(demo: Demo, findings: Findings) -> dict[str, Any]:
         "fingerprint": lm.fingerprint(),
         "searches": [
             {"query": query.text, "topic": query.topic, "answers": [asdict(hit) for hit in hits]}
-            for query, hits in zip(demo.queries, findings.found.answers, strict=True)
+            for query, hits in zip(demo.queries, results.found.answers, strict=True)
         ],
         "right": {item.plan: item.right for item in plans},
         "right_neighbours": {item.plan: item.neighbours for item in plans},
-        "written": [asdict(item) for item in findings.written],
-        "scorer": findings.scorer,
-        "fitting": [{**asdict(item), "is_right": item.is_right} for item in findings.fitting],
-        "filled": [asdict(item) for item in findings.filled],
+        "written": [asdict(item) for item in results.written],
+        "scorer": results.scorer,
+        "fitting": [{**asdict(item), "is_right": item.is_right} for item in results.fitting],
+        "filled": [asdict(item) for item in results.filled],
         "missing": demo.missing,
-        "proof": {**asdict(findings.proof), "equal": findings.proof.is_equal},
+        "verification": {**asdict(results.verification), "equal": results.verification.is_equal},
         "seconds": {step: round(value, 3) for step, value in demo.seconds.items()},
     }
 
@@ -80,7 +80,7 @@ def write_report(folder: Path, found: dict[str, Any]) -> Path:
     return folder / REPORT
 
 
-def write_page(folder: Path, demo: Demo, findings: Findings, pictures: Gallery) -> Path:
+def write_page(folder: Path, demo: Demo, results: DemoResults, pictures: Gallery) -> Path:
     """Write the page that shows all of it.
 
     Raises:
@@ -95,12 +95,12 @@ def write_page(folder: Path, demo: Demo, findings: Findings, pictures: Gallery) 
         title=f"{Path(lm.name).name}: one model, four models' work",
         kind=demo.kind,
         plan=lm.encoder.attention.name,
-        searches=list(zip(demo.queries, findings.found.answers, strict=True)),
+        searches=list(zip(demo.queries, results.found.answers, strict=True)),
         documents=len(demo.documents),
         topics=len(set(demo.topics)),
         nearest=HITS,
         chance=demo.chance,
-        findings=findings,
+        results=results,
         searching=groups.get(SEARCHING, []),
         looking=groups.get(LOOKING, []),
         missing=[*demo.missing, *pictures.missing],

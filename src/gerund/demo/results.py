@@ -1,4 +1,4 @@
-"""What the demo finds out: frozen values, ready for JSON."""
+"""What the demo measures: frozen values, ready for JSON."""
 
 from dataclasses import dataclass
 
@@ -13,14 +13,14 @@ class Hit:
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchResults:
     """What the searches found, under one attention plan.
 
     Attributes:
         plan: name of the plan, or what the baseline is called.
         answers: for each search its best documents, best first.
-        right: share of those answers whose topic is the search's.
-        neighbours: share of the documents' own nearest documents that have the same topic.
+        right: fraction of those answers whose topic is the search's.
+        neighbours: fraction of the documents' own nearest documents that have the same topic.
     """
 
     plan: str
@@ -43,8 +43,8 @@ class Written:
 
     Attributes:
         prompt: the beginning.
-        plain: one continuation, drawn without looking at any score.
-        ranked: those that were drawn to choose from, best first.
+        plain: one continuation, sampled without looking at any score.
+        ranked: those that were sampled to choose from, best first.
     """
 
     prompt: str
@@ -92,7 +92,7 @@ class Filled:
 
 
 @dataclass(frozen=True)
-class Proof:
+class Verification:
     """What was compared with the model as plain transformers loads it, and what came out.
 
     Attributes:
@@ -114,7 +114,7 @@ class Proof:
 
 
 @dataclass(frozen=True)
-class Findings:
+class DemoResults:
     """All that one run of the demo found.
 
     Attributes:
@@ -124,13 +124,13 @@ class Findings:
         scorer: who ranked them.
         fitting: the same beginnings with sentences to choose from.
         filled: the gaps; empty where the model cannot see both sides of one.
-        proof: whether it is still the same language model.
+        verification: whether it is still the same language model.
     """
 
-    found: Found
-    baseline: Found
+    found: SearchResults
+    baseline: SearchResults
     written: tuple[Written, ...]
     scorer: str
     fitting: tuple[Fitting, ...]
     filled: tuple[Filled, ...]
-    proof: Proof
+    verification: Verification

@@ -1,6 +1,6 @@
 """Examines a model: the probe at length, sinks, padding, batches, precision, the tokenizer.
 
-Knows: everything up to ``inference``. Does not know: how the findings are shown.
+Knows: everything up to ``inference``. Does not know: how results are shown.
 """
 
 import time
@@ -17,7 +17,7 @@ from gerund.attention.probe import LENGTH, LayerMap, probe, prove, window_of
 from gerund.attention.streams import attach_streams, decoder_layers
 from gerund.config import EncoderConfig, read_adapters, read_encoder_config
 from gerund.doctor.advice import advise
-from gerund.doctor.findings import Check, Diagnosis, LayerFinding, TokenizerFacts
+from gerund.doctor.results import Check, Diagnosis, LayerResult, TokenizerFacts
 from gerund.errors import UnsupportedModelError
 from gerund.inference.encode.precision import ENOUGH, bfloat16_cosine
 from gerund.inference.encode.runtime import EncoderRuntime
@@ -29,13 +29,13 @@ from gerund.models.encoder_decoder import demand_decoder_only
 from gerund.models.job_adapters import Adapters
 from gerund.spec import ModelSpec
 
-# How far states may lie apart that ought to be the same, as a share of the largest of them.
+# How far states may lie apart that ought to be the same, as a fraction of the largest of them.
 _NEAR = {torch.float32: 1e-4, torch.float64: 1e-6}
 _NEAR_HALF = 5e-2
 _LONGEST = 256
 
 
-def examine(spec: ModelSpec) -> Diagnosis:
+def diagnose(spec: ModelSpec) -> Diagnosis:
     """Load a model and find out how fit it is to be read as an encoder.
 
     Args:
@@ -59,17 +59,17 @@ def examine(spec: ModelSpec) -> Diagnosis:
     demand_decoder_only(loaded, "be examined: no attention plan applies to it")
     adapters = Adapters({} if settings is None else read_adapters(settings))
     start = time.perf_counter()
-    examination = _Examination(loaded.to(where), tokenizer, encoder)
-    logits = examination.logits()
-    examination.attach()
+    diagnostics = _Diagnostics(loaded.to(where), tokenizer, encoder)
+    logits = diagnostics.logits()
+    diagnostics.attach()
     load_adapters(loaded, adapters.by_name)
-    examination.adapter = adapters.name("encode")
-    diagnosis = examination.diagnose(source.name, stored, torch.equal(logits, examination.logits()))
-    diagnosis = replace(diagnosis, adapter=examination.adapter is not None, seconds=time.perf_counter() - start)
+    diagnostics.adapter = adapters.name("encode")
+    diagnosis = diagnostics.diagnose(source.name, stored, torch.equal(logits, diagnostics.logits()))
+    diagnosis = replace(diagnosis, adapter=diagnostics.adapter is not None, seconds=time.perf_counter() - start)
     return replace(diagnosis, advice=tuple(advise(diagnosis)))
 
 
-class _Examination:
+class _Diagnostics:
     """One model on the table. It is ours alone, so its tokenizer's padding side may be turned."""
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, encoder: EncoderConfig) -> None:
@@ -133,7 +133,7 @@ class _Examination:
             reached=reached and all(obeyed),
             plans={plan: self._obeys(AttentionPlan(plan).resolve(self.n_layers)) for plan in PLAN_NAMES},
             layers=self._layers(reached, maps, obeyed),
-            even_share=even_share([len(text) for text in self.texts]),
+            even_fraction=even_share([len(text) for text in self.texts]),
             checks=(untouched, *self._padding(runtime), self._batches(runtime), *self._precision(runtime)),
             tokenizer=_tokenizer_facts(self.tokenizer),
             seconds=0.0,
@@ -160,13 +160,13 @@ class _Examination:
 
     def _obeys(self, plan: ResolvedPlan) -> bool:
         if plan.is_causal:
-            return True  # proven before anything else
+            return True  # verified before anything else
         try:
             return not probe(self.model, plan).wrong_layers
         except UnsupportedModelError:
             return False
 
-    def _layers(self, reached: bool, maps: list[LayerMap], obeyed: list[bool]) -> tuple[LayerFinding, ...]:
+    def _layers(self, reached: bool, maps: list[LayerMap], obeyed: list[bool]) -> tuple[LayerResult, ...]:
         ids = [text.ids for text in self.texts]
         try:
             before = mean_maps(self.model, ids, self.causal)
@@ -181,7 +181,7 @@ class _Examination:
         sinks_after = None if after is None else sink_share(after)
         moved = sink_share(after, hidden) if after is not None and hidden else None
         return tuple(
-            LayerFinding(
+            LayerResult(
                 layer=layer,
                 view=self._view(layer),
                 converted=self.plan.views[layer] != View(Direction.CAUSAL),

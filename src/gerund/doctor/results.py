@@ -1,4 +1,4 @@
-"""What an examination finds: frozen values, ready for JSON.
+"""What a diagnosis consists of: frozen values, ready for JSON.
 
 Knows: names and numbers. Does not know: torch, how anything is found out.
 """
@@ -8,12 +8,12 @@ from typing import Any
 
 from gerund.attention.plan import AttentionPlan
 
-# Shares of the attention from which on a layer counts as a sink.
+# Fractions of the attention from which on a layer counts as a sink.
 SINK = 0.2
 
 
 @dataclass(frozen=True)
-class LayerFinding:
+class LayerResult:
     """One layer.
 
     Attributes:
@@ -25,9 +25,9 @@ class LayerFinding:
         obeys: whether it sees exactly that.
         seen: what it was measured to see on a few tokens, a row a looking token: ``#`` seen, ``.`` not,
             ``x`` seen though it must not be, ``o`` not seen though it should be.
-        sink_before: share of attention that the first token takes from later ones in the untouched model.
+        sink_before: fraction of attention that the first token takes from later ones in the untouched model.
         sink_after: the same under the plan; None where no plan reaches the model.
-        moved_sink: under the plan, the share of the first token that is not hidden; None where none is hidden.
+        moved_sink: under the plan, the fraction of the first token that is not hidden; None where none is hidden.
     """
 
     layer: int
@@ -101,8 +101,8 @@ class Diagnosis:
         plan: the attention plan, k and k0 filled in.
         reached: whether the plan reaches every layer and each does what it says.
         plans: for every plan by name, whether the model obeys it.
-        layers: one finding a layer.
-        even_share: the sink share that attention without preference would have.
+        layers: one result a layer.
+        even_fraction: the sink fraction that attention without preference would have.
         checks: what was tried out.
         tokenizer: what matters of the tokenizer.
         seconds: how long the examination took, without loading.
@@ -127,8 +127,8 @@ class Diagnosis:
     plan: AttentionPlan
     reached: bool
     plans: dict[str, bool]
-    layers: tuple[LayerFinding, ...]
-    even_share: float
+    layers: tuple[LayerResult, ...]
+    even_fraction: float
     checks: tuple[Check, ...]
     tokenizer: TokenizerFacts
     seconds: float
