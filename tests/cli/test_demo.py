@@ -151,21 +151,21 @@ def test_a_plan_that_does_not_reach_the_model_is_told(roomy_folder: Path, monkey
         raise ModelError("the plan does not reach layer 3")
 
     monkeypatch.setattr(type(demo.lm), "with_encoder", refuse)
-    looked, plan = demo.inspect_attention()
+    inspected, plan = demo.inspect_attention()
     assert plan.name == "causal"
     assert demo.missing == ["Attention is not shown without the sink: the plan does not reach layer 3."]
-    assert len(looked.after) == 4
+    assert len(inspected.after) == 4
 
 
-def test_layers_are_looked_at_without_the_sink(roomy_folder: Path) -> None:
+def test_layers_are_inspected_without_the_sink(roomy_folder: Path) -> None:
     demo = Demo(str(roomy_folder))
     lm = demo.start()
-    looked, plan = demo.inspect_attention()
+    inspected, plan = demo.inspect_attention()
     assert plan == lm.encoder.attention.with_defaults(lm.n_layers)
     demo.lm = lm.with_encoder(EncoderConfig(attention=AttentionPlan("bidir")))
-    looked, plan = demo.inspect_attention()
+    inspected, plan = demo.inspect_attention()
     assert plan.name == "mask0-bidir"
-    assert sink_share(looked.after)[-1] == 0 < sink_share(looked.before)[-1]
+    assert sink_share(inspected.after)[-1] == 0 < sink_share(inspected.before)[-1]
 
 
 @pytest.mark.filterwarnings(*PEFT_WARNINGS)
@@ -177,9 +177,9 @@ def test_an_adapter_is_left_aside_where_another_plan_hides_the_sink(roomy_folder
         lm.save(tmp_path / str(place))
         demo = Demo(str(tmp_path / str(place)))
         demo.start()
-        looked, plan = demo.inspect_attention()
+        inspected, plan = demo.inspect_attention()
         assert plan.name == "mask0-bidir"
-        found.append([*sink_share(looked.before), *sink_share(looked.after)])
+        found.append([*sink_share(inspected.before), *sink_share(inspected.after)])
     assert found[0] == found[1]
     own = own.with_encoder(EncoderConfig(attention=AttentionPlan("mask0-bidir")))
     assert found[0] != [*sink_share(inspect_attention(own.runtime, EXAMPLE_TEXTS).after)]

@@ -43,7 +43,7 @@ def command(
 
     if prompt is not None and not prompt.strip():
         raise TextError("the prompt is empty; give some words to continue")
-    # Piped, the lines are as long as they are, so that whoever reads them can cut them.
+    # Piped, the lines are as long as they are, so that the reader can cut them.
     console = Console(highlight=False, markup=False, emoji=False, quiet=as_json)
     if not console.is_terminal:
         console = Console(highlight=False, markup=False, emoji=False, quiet=as_json, width=200)
@@ -70,18 +70,18 @@ def _run(console: "Console", model: str | None, output: Path, prompt: str | None
     console.print(f"Encoding plan {lm.encoder.attention.name}, verified layer by layer; vectors of {lm.dimensions}\n")
     results = _find(console, demo, prompt)
     with _waiting(console, "drawing"):
-        looked, plan = demo.inspect_attention()
+        inspected, plan = demo.inspect_attention()
         with demo.timed("draw the pictures"):
-            found = page.gallery(demo.vectors, demo.topics, looked, plan, lm.encoder.attention)
+            found = page.gallery(demo.vectors, demo.topics, inspected, plan, lm.encoder.attention)
     html = page.write_page(output, demo, results, found)
-    told = page.report(demo, results)
-    path = page.write_report(output, told)
+    report = page.report(demo, results)
+    path = page.write_report(output, report)
     for sentence in (*demo.missing, *found.missing):
         console.print(sentence)
     _print_times(console, demo)
     console.print(f"Page:    {html}")
     console.print(f"Report:  {path}")
-    return told
+    return report
 
 
 def _find(console: "Console", demo: "Demo", prompt: str | None) -> "DemoResults":

@@ -121,7 +121,7 @@ class DemoResults:
         found: the searches under the model's own plan.
         baseline: the same with the untouched causal attention.
         written: the beginnings, continued.
-        scorer: who ranked them.
+        scorer: what ranked them.
         fitting: the same beginnings with sentences to choose from.
         filled: the gaps; empty where the model cannot see both sides of one.
         verification: whether it is still the same language model.

@@ -61,7 +61,7 @@ class Demo:
         """Read the texts.
 
         Args:
-            model: a folder or hub id; None for the embedded default.
+            model: a folder or hub id; None for the bundled model.
             device: as in ``gerund.load``.
         """
         self.model = model
@@ -174,8 +174,8 @@ class Demo:
         return tuple(filled)
 
     def inspect_attention(self) -> tuple[AttentionInspection, AttentionPlan]:
-        """Record where the layers look, before and after the sink is hidden; and through which plan."""
-        with self.timed("look where the layers look"):
+        """Record the attention of the layers, before and after the sink is hidden; and under which plan."""
+        with self.timed("inspect the attention"):
             own = self.lm.encoder.attention
             plan, lm = own, self.lm
             if not any(view.hidden for view in self.lm.runtime.plan.views):

@@ -204,7 +204,7 @@ class FineTuningConfig:
     """How a copy is trained.
 
     Attributes:
-        epochs: how often each text is read.
+        epochs: passes over the texts.
         learning_rate: AdamW's at the beginning; it falls to 0 in a straight line.
         batch_size: texts a step.
         seed: of the first weights of the linear layer, the order of texts and what dropout drops.
@@ -250,7 +250,7 @@ def fine_tuned(
     Torch's own random state is not touched.
 
     Args:
-        runtime: the model and how it is read; it stays as it is.
+        runtime: the encoder, which stays as it is.
         texts: what is learnt from; None for an empty text.
         labels: their classes, from 0 on.
         config: how.

@@ -55,7 +55,7 @@ class MTEBEncoder:
         name: what MTEB calls the model in its results; None takes the model's name.
         prompts: by MTEB task name (``STSBenchmark``) or type (``STS``), the name first. Documents of retrieval
             and re-ranking never get one: there the prompt belongs to the query (Look Both Ways, appendix B).
-            A task without one is read with the encoder's own prompt.
+            A task without one is encoded with the encoder's own prompt.
         normalize: give every vector length 1.
         show_progress: None shows a bar on a terminal.
 

@@ -76,7 +76,7 @@ def task_classes() -> list[type[Task]]:
 
 
 def unused_files(folder: Path, tasks: Iterable[Task]) -> list[Path]:
-    """Return the files in a folder of data that no task reads, training files apart: mostly slips in a name."""
+    """Return the files in a folder of data that no task uses, training files apart: mostly slips in a name."""
     known = {path for task in tasks for path in task.files}
     folders = dict.fromkeys(one.data_folder for one in task_classes() if one.data_folder)
     found = (path for own in folders for path in sorted((folder / own).rglob("*")))
@@ -113,8 +113,8 @@ def with_options(tasks: Iterable[Task], settings: Sequence[str]) -> list[Task]:
     changed = list(tasks)
     for setting in settings:
         target, _, value = setting.partition("=")
-        who, _, option = target.rpartition(".")
-        places = [place for place, task in enumerate(changed) if who in (task.kind, task.name)]
+        named, _, option = target.rpartition(".")
+        places = [place for place, task in enumerate(changed) if named in (task.kind, task.name)]
         if not places or not value:
             names = sorted({task.kind for task in changed})
             raise ConfigError(

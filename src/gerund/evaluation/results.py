@@ -103,14 +103,14 @@ def options_of(task: Task) -> dict[str, Any]:
 
 def key_of(task: Task, system: System, config: EvaluationConfig) -> str:
     """Return the hash of everything that a score depends on: 16 hexadecimal digits."""
-    who = system.cache_key if task.reads_plan else system.weights_key
+    system_key = system.cache_key if task.reads_plan else system.weights_key
     if task.reads_adapter and system.infill_adapter:
-        who += f"-{system.infill_adapter}"
+        system_key += f"-{system.infill_adapter}"
     if task.reads_scorer and system.scorer is not None:
-        who += f"-{system.cache_key}-{system.scorer.fingerprint}"
+        system_key += f"-{system.cache_key}-{system.scorer.fingerprint}"
     relevant = {**config.to_dict(), "prompts": task.prompt(config) if task.reads_plan else None}
     parts = [task.name, json.dumps(options_of(task), sort_keys=True, default=str)]
-    parts += [json.dumps(relevant, sort_keys=True), who, _digest((*task.files, *task.also_read))]
+    parts += [json.dumps(relevant, sort_keys=True), system_key, _digest((*task.files, *task.also_read))]
     return hashlib.blake2b("\n".join(parts).encode(), digest_size=8).hexdigest()
 
 

@@ -18,7 +18,7 @@ DEPTHS = (1, 3, 5, 10, 50)
 
 @dataclass(frozen=True, kw_only=True)
 class ScoredTask(FileTask):
-    """A task whose option ``scorer`` names who scores."""
+    """A task whose option ``scorer`` names the scorer."""
 
     scorer: str = field(
         default="",

@@ -199,7 +199,7 @@ class Task(ABC):
 
     @property
     def shifts_words(self) -> bool:
-        """Whether word vectors are read from the outputs before each token."""
+        """Whether word vectors are made of the outputs before each token."""
         return False
 
     def is_measured(self, system: Any, config: EvaluationConfig) -> bool:
@@ -208,7 +208,7 @@ class Task(ABC):
         return False
 
     def picture_data(self, config: EvaluationConfig) -> LabelledTexts | RatedPairs | None:
-        """Return texts whose embeddings are worth a look; None for tasks without."""
+        """Return texts whose embeddings are worth a picture; None for tasks without."""
         del config
         return None
 

@@ -152,7 +152,7 @@ def tune(
 
     Args:
         lm: the model.
-        tasks: what counts; each must depend on how the model is read.
+        tasks: what counts; each must depend on the encoder config.
         config: of the evaluation; ``split="validation"`` where tasks have one.
         plans: names of the plans that are tried; ``causal`` always is, and the model's own where an adapter was
             trained under it.

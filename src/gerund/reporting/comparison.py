@@ -293,28 +293,28 @@ def _row(found: list[Result], columns: Sequence[Column], notes: _Notes) -> Row:
 
 def _conditions(result: Result) -> str:
     """Return what two scores have to have in common to be compared."""
-    told = [result.config.get("limit"), result.config.get("split"), dict(result.options), result.score.main]
-    return json.dumps(told, sort_keys=True, default=str)
+    conditions = [result.config.get("limit"), result.config.get("split"), dict(result.options), result.score.main]
+    return json.dumps(conditions, sort_keys=True, default=str)
 
 
 def _sentences(result: Result) -> list[str]:
     """Return what a reader of the number has to know."""
-    told = [note if note.endswith((".", "!", "?")) else f"{note}." for note in result.score.notes]
+    sentences = [note if note.endswith((".", "!", "?")) else f"{note}." for note in result.score.notes]
     if (limit := result.config.get("limit")) is not None:
-        told.append(f"Scored on at most {limit} examples.")
+        sentences.append(f"Scored on at most {limit} examples.")
     if result.config.get("split") == "validation":
-        told.append("Scored on the validation split.")
-    return told
+        sentences.append("Scored on the validation split.")
+    return sentences
 
 
 def _otherwise(result: Result, comparable: bool) -> list[str]:
     """Return what a reader of scores that cannot be compared has to know."""
     if comparable:
         return []
-    told = ["Scores of this row were measured under different settings; none is marked as best."]
+    sentences = ["Scores of this row were measured under different settings; none is marked as best."]
     if result.options:
-        told.append(f"Options: {', '.join(f'{name}={value}' for name, value in result.options.items())}.")
-    return told
+        sentences.append(f"Options: {', '.join(f'{name}={value}' for name, value in result.options.items())}.")
+    return sentences
 
 
 def _common(sentences: Sequence[Sequence[str]]) -> tuple[str, ...]:

@@ -74,7 +74,7 @@ def write_report(folder: str | Path, done: Evaluation, *, pictures: bool = True)
     target = folder / "results.json"
     write_whole(target, results_json(comparison, done.config))
     files = {task.name: [path.name for path in task.files] for task in done.tasks}
-    left_out = sum(not _told_alike(result.config, done.config.to_dict()) for result in stored)
+    left_out = sum(not _same_config(result.config, done.config.to_dict()) for result in stored)
     return Report(comparison, target, write_page(folder, comparison, gallery, files), left_out)
 
 
@@ -88,7 +88,7 @@ def joined(done: Evaluation, stored: Sequence[Result]) -> list[Result]:
     names = {one.fingerprint: one.label for one in done.systems}
     kept = []
     for result in stored:
-        if not _told_alike(result.config, done.config.to_dict()):
+        if not _same_config(result.config, done.config.to_dict()):
             continue
         identity = _identity(result)
         if identity not in names:
@@ -145,8 +145,8 @@ def _free_name(result: Result, taken: set[str]) -> str:
     return name if name not in taken else f"{name} ({_identity(result)})"
 
 
-def _told_alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether two evaluations were told the same; of prompts, those of the tasks that both name."""
+def _same_config(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two evaluations had the same config; of prompts, those of the tasks that both name."""
     if any(one.get(name) != other.get(name) for name in ("seed", "limit", "split")):
         return False
     first, second = one.get("prompts", {}), other.get("prompts", {})

@@ -25,7 +25,7 @@ PREFIX = "st:"
 
 
 class SentenceTransformersSystem(Encoder):
-    """A model as sentence-transformers reads it: a vector for a whole text, and nothing else.
+    """A model as sentence-transformers runs it: a vector for a whole text, and nothing else.
 
     Args:
         name: a folder, or a hub id.

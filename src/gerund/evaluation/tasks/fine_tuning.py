@@ -104,8 +104,8 @@ class FineTuning(LabelledTask):
         """Count the classes that have fewer examples than a sample takes."""
         counts = Counter(labels)
         few = sum(count < self.shots for count in counts.values())
-        told = f"{few} of {len(counts)} classes have fewer than {self.shots} training examples and give all of theirs"
-        return (told,) if few else ()
+        note = f"{few} of {len(counts)} classes have fewer than {self.shots} training examples and give all of theirs"
+        return (note,) if few else ()
 
 
 def find(folder: Path) -> list[FineTuning]:

@@ -75,7 +75,7 @@ class HumanOrGenerated(SuffixTask):
         found = []
         for passage, text in zip(passages, texts, strict=True):
             generated = cut_to_words(text, passage.words).strip()
-            # Silence would be told from a text by anything.
+            # An empty text would be recognised by any measure.
             if generated:
                 gold = int(rng.integers(2))
                 pair = (passage.continuation, generated)

@@ -108,7 +108,7 @@ def _has_several(path: Path) -> bool:
     try:
         return len(list(islice(read_documents([path]), 2))) > 1
     except DataError:
-        return True  # what is malformed is told when it is measured
+        return True  # what is malformed is reported when it is measured
 
 
 @lru_cache(maxsize=2)

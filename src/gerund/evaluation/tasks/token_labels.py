@@ -70,7 +70,7 @@ class TokenTask(Task):
 
     @property
     def shifts_words(self) -> bool:
-        """Whether word vectors are read from the outputs before each token."""
+        """Whether word vectors are made of the outputs before each token."""
         return self.setting == "magnet"
 
     def learnt_and_scored(self, config: EvaluationConfig) -> tuple[TaggedSentences, TaggedSentences]:
@@ -191,7 +191,7 @@ def score_words(
         train_tags: by column the tags of each training sentence.
         test_vectors: as ``train_vectors``, of the sentences that are scored.
         test_tags: their tags.
-        seed: decides first weights, batches and dropout.
+        seed: of first weights, batches and dropout.
         show: whether to show progress; None only on a terminal.
 
     Raises:

@@ -25,7 +25,7 @@ from gerund.reporting.plots.style import INK, headline, new_figure, picture
 
 PAGE = "demo.html"
 REPORT = "demo.json"
-SEARCHING, LOOKING = "searching", "looking"
+SEARCHING, ATTENTION = "searching", "attention"
 
 _PANEL_INCHES = 4.6
 
@@ -102,7 +102,7 @@ def write_page(folder: Path, demo: Demo, results: DemoResults, pictures: Gallery
         chance=demo.chance,
         results=results,
         searching=groups.get(SEARCHING, []),
-        looking=groups.get(LOOKING, []),
+        attention=groups.get(ATTENTION, []),
         missing=[*demo.missing, *pictures.missing],
         seconds=[*((step, value, value / seconds) for step, value in demo.seconds.items()), ("together", seconds, 1.0)],
     )
@@ -111,7 +111,7 @@ def write_page(folder: Path, demo: Demo, results: DemoResults, pictures: Gallery
 def gallery(
     vectors: Mapping[str, np.ndarray],
     topics: Sequence[str],
-    looked: AttentionInspection,
+    inspected: AttentionInspection,
     plan: AttentionPlan,
     own: AttentionPlan,
 ) -> Gallery:
@@ -120,9 +120,9 @@ def gallery(
     Args:
         vectors: the documents' vectors ``(n, D)``, by the name of the plan that they were read under.
         topics: the documents' topics.
-        looked: where the layers look.
-        plan: through which plan that was recorded.
-        own: the plan that the model is read under.
+        inspected: the attention of the layers.
+        plan: under which plan that was recorded.
+        own: the plan of the encoder.
     """
     # t-SNE is scikit-learn's, which the demo can do without.
     method = "tsne" if find_spec("sklearn") is not None else "pca"
@@ -130,7 +130,7 @@ def gallery(
         [
             ("The map of the documents", lambda: _map(vectors, topics, method)),
             ("The picture of similarities", lambda: _similarities(vectors, topics)),
-            ("The picture of attention", lambda: _attention(looked, plan, own)),
+            ("The picture of attention", lambda: _attention(inspected, plan, own)),
         ]
     )
 
@@ -140,8 +140,8 @@ def _map(vectors: Mapping[str, np.ndarray], topics: Sequence[str], method: str) 
     figure = embedding_maps(maps, topics, title="The documents on a plane", method=method)
     return Picture(
         "A map of the documents",
-        "Each point is a document, coloured by a topic that the model never sees: read by the untouched model, and as "
-        "gerund reads it.",
+        "Each point is a document, coloured by a topic that the model never sees: encoded by the untouched model, and "
+        "under its plan.",
         "Two scatter plots of the documents, coloured by topic, before and after the conversion.",
         picture(figure),
         SEARCHING,
@@ -180,23 +180,23 @@ def _draw_similarities(axes: Any, plan: str, topics: Sequence[str], vectors: np.
     axes.figure.colorbar(image, ax=axes, shrink=0.8).ax.tick_params(labelsize=7)
 
 
-def _attention(looked: AttentionInspection, plan: AttentionPlan, own: AttentionPlan) -> Picture:
-    title = f"Where the layers look, untouched and under {plan.name}; mean of {len(looked.ids)} sentences"
-    figure = attention_figure(looked.before, looked.after, title=title, even=looked.even)
+def _attention(inspected: AttentionInspection, plan: AttentionPlan, own: AttentionPlan) -> Picture:
+    title = f"Attention, untouched and under {plan.name}; mean of {len(inspected.ids)} sentences"
+    figure = attention_figure(inspected.before, inspected.after, title=title, even=inspected.even)
     return Picture(
         "Attention",
         f"Above, how much each token attends to each other one: untouched, with the sink at the first token, and under "
         f"{plan.name}{_aside(plan, own)}. Below, the fraction of attention that the first token takes in each layer.",
         "Attention maps of the layers before and after, and the fraction that the first token takes.",
         picture(figure),
-        LOOKING,
+        ATTENTION,
     )
 
 
 def _aside(plan: AttentionPlan, own: AttentionPlan) -> str:
-    """Say what hides the sink, and whether this model is read so."""
+    """Say what hides the sink, and whether this model is encoded so."""
     if not plan.name.startswith("mask0"):
         return ""
     if own.name == plan.name:
         return ", which hides it"
-    return f", which hides it; {own.name}, as the model is read elsewhere on this page, leaves the sink where it is"
+    return f", which hides it; {own.name}, the plan elsewhere on this page, leaves the sink where it is"

@@ -146,7 +146,7 @@ def _with_data(
         source = frozenset(task.files) or task.name
         if len(seen) == most or source in seen or task.side != "representation":
             continue
-        # The files were read when the task ran; who has changed them since then goes without a picture.
+        # The files were read when the task ran; where they have changed since then there is no picture.
         with suppress(DataError):
             data = task.picture_data(config)
             if isinstance(data, kind):
@@ -183,8 +183,8 @@ def _histogram_of(task: Task, data: RatedPairs, models: Sequence[Encoder], confi
         for one in models
     }
     figure = similarity_histograms(cosines, data.ratings, title=task.title)
-    told = {name: separation(values, data.ratings) for name, values in cosines.items()}
-    effects = ", ".join(f"{name} {found.effect:.1f} standard deviations apart" for name, found in told.items())
+    separations = {name: separation(values, data.ratings) for name, values in cosines.items()}
+    effects = ", ".join(f"{name} {found.effect:.1f} standard deviations apart" for name, found in separations.items())
     return Picture(
         task.title,
         "Cosines of pairs by how alike people found them. An encoder of use sets the colours apart; where all pairs "
@@ -224,5 +224,5 @@ def _attention_of(one: LanguageModelSystem, name: str) -> Picture:
         f"The first token takes {before:.0%} of the attention before and {after:.0%} after, on average over layers.",
         f"Attention maps of {one.label}, layer by layer, before and after, and the fraction of the first token.",
         picture(figure),
-        "Where the models look",
+        "Attention before and after",
     )
