@@ -98,7 +98,12 @@ def test_real_pictures_of_real_models(models, tmp_path):
     report = write_report(tmp_path, done)
     page = checked(report.page.read_text("utf-8"))
     assert "could not be drawn" not in page.text
-    for heading in ("Scores task by task", "Where the classes lie", "How alike pairs are", "Attention before and after"):
+    for heading in (
+        "Scores task by task",
+        "Where the classes lie",
+        "How alike pairs are",
+        "Attention before and after",
+    ):
         assert heading in page.text
 
 

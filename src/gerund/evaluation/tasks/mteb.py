@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any, ClassVar
 
 from gerund.errors import DataError, MissingDependencyError, unknown_name
-from gerund.evaluation.mteb import evaluate, mteb_seed, own_random_state, quiet, score_of
+from gerund.evaluation.mteb import MTEBEncoder, evaluate, mteb_seed, own_random_state, quiet, score_of
 from gerund.evaluation.systems.base import Encoder, Encodes
 from gerund.evaluation.task import EvaluationConfig, Score, Side, Task
 
@@ -55,8 +55,6 @@ class MtebNamed(Task):
         Raises:
             DataError: the data cannot be fetched.
         """
-        from gerund.evaluation.mteb import MTEBEncoder
-
         prompt = self.prompt(config)
         prompts = {} if prompt is None else {self.title: prompt}
         with own_random_state(), quiet():
