@@ -159,6 +159,7 @@ def _read(path: Path) -> Result:
         written = data.pop("format")
         if written == 1:
             data = {_RENAMED.get(name, name): value for name, value in data.items()}
+            data["unit"] = "fraction" if data["unit"] == "share" else data["unit"]
         elif written != FORMAT:
             raise DataError(f"{path} was written by another version of gerund; choose another output folder")
         return Result.from_dict(data)

@@ -151,7 +151,7 @@ def _facts(done: Tuned, lm: LanguageModel, tasks: Sequence[Task], config: Evalua
         ("Seed", str(config.seed)),
         ("Prompts", "; ".join(prompts) or "none by task"),
         ("Poolings", ", ".join(dict.fromkeys(trial.config.pooling for trial in done.trials))),
-        ("EvaluationConfig tried", f"{len(done.trials)} of at most {done.budget}"),
+        ("Settings tried", f"{len(done.trials)} of at most {done.budget}"),
         ("gerund", __version__),
         ("Packages", ", ".join(f"{name} {number}" for name, number in versions().items())),
     ]
