@@ -66,10 +66,10 @@ def command(
         gerund tune ./model --data ./data --plans mask0-bidir,inplace-bidir,mask0+bidir --budget 60 -o tuned
     """
     from gerund.cli.eval import ProgressReporter, goes_on, report_folder
-    from gerund.models import saving
+    from gerund.jobs import folders
 
     if save is not None:
-        saving.refuse_existing(save, overwrite=False)
+        folders.refuse_existing(save, overwrite=False)
     chosen, config = _chosen(tasks, data, set_ or [], limit=limit, seed=seed, prompts=prompts)
     from gerund.entry import load
     from gerund.evaluation.tuning import PLANS, demand_choice, tune

@@ -15,10 +15,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from gerund.jobs.files import write_whole
 from gerund.errors import DataError
 from gerund.evaluation.systems.base import System
 from gerund.evaluation.task import EvaluationConfig, Score, Task
+from gerund.jobs.files import write_whole
 from gerund.version import __version__
 
 FORMAT = 2

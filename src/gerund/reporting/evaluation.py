@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gerund.jobs.files import write_whole
 from gerund.evaluation.registry import task_classes
 from gerund.evaluation.results import Result, ResultStore
 from gerund.evaluation.run import Evaluation
 from gerund.evaluation.systems.base import System
 from gerund.evaluation.systems.bm25 import BM25
+from gerund.jobs.files import write_whole
 from gerund.reporting.comparison import Comparison, compare
 from gerund.reporting.document import bare_name, results_json
 from gerund.reporting.pages.evaluation import write_page

@@ -17,9 +17,9 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from gerund.jobs.files import write_whole
 from gerund.errors import ResourceError
 from gerund.evaluation.systems.base import EncodesWords
+from gerund.jobs.files import write_whole
 from gerund.progress import progress
 
 MOST_BYTES = 1 << 30

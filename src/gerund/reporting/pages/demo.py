@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from gerund.attention.plan import AttentionPlan
-from gerund.jobs.files import write_whole
 from gerund.demo.results import DemoResults
 from gerund.demo.steps import HITS, Demo
 from gerund.errors import OutputExistsError, ResourceError
 from gerund.inference.inspection import AttentionInspection
+from gerund.jobs.files import write_whole
 from gerund.reporting.pages.rendering import Gallery, Picture, drawn, write_html
 from gerund.reporting.plots.attention import attention_figure
 from gerund.reporting.plots.embeddings import embedding_maps

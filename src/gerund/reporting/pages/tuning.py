@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from gerund.config import CONFIG_FILE, encoder_config_json
-from gerund.jobs.files import write_whole
 from gerund.evaluation.task import EvaluationConfig, Task
 from gerund.evaluation.tuning import Trial, Tuned
+from gerund.jobs.files import write_whole
 from gerund.language_model import LanguageModel
 from gerund.reporting.comparison import PERCENTS, shown
 from gerund.reporting.document import bare_name, versions
