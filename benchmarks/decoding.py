@@ -22,11 +22,11 @@ import harness
 import study
 from gerund.entry import load
 from gerund.evaluation.registry import select
-from gerund.evaluation.task import Settings
+from gerund.evaluation.task import EvaluationConfig
 from gerund.evaluation.tasks.writing import DECODINGS, Writing
-from gerund.plotting.curves import TradePoint, trade_off
-from gerund.plotting.divergence import divergence_curves
-from gerund.plotting.style import picture
+from gerund.reporting.plots.curves import divergence_curves
+from gerund.reporting.plots.scores import TradePoint, trade_off
+from gerund.reporting.plots.style import picture
 from gerund.scoring.registry import find_scorer
 from results import Column, Row, Table, mean_of
 
@@ -132,7 +132,7 @@ def draw(done: dict[str, list[dict[str, Any]]], task: Writing, stem: Path) -> No
 
 def once(lm: Any, task: Writing, seed: int, sampled: dict[int, "Sampled"]) -> dict[str, Any]:
     """Return the metrics of one way and seed, with the divergence curve and the seconds for a text."""
-    settings = Settings(seed=seed, show_progress=False)
+    settings = EvaluationConfig(seed=seed, show_progress=False)
     passages, others = task.passages(task.samples, settings)
     prefixes = [passage.prefix for passage in passages]
     start = time.perf_counter()
@@ -158,7 +158,7 @@ class Sampled:
     seconds: float
 
     @classmethod
-    def by(cls, lm: Any, task: Writing, prefixes: list[str], settings: Settings) -> "Sampled":
+    def by(cls, lm: Any, task: Writing, prefixes: list[str], settings: EvaluationConfig) -> "Sampled":
         """Sample them: what is sampled does not depend on who ranks it."""
         start = time.perf_counter()
         written: list[Any] = list(replace(task, rerank="random").write(lm, prefixes, settings))

@@ -17,9 +17,10 @@ import harness
 import study
 from gerund.data.mining import MiningConfig, mine
 from gerund.entry import load
-from gerund.evaluation.contender import BM25
-from gerund.evaluation.hybrid import HYBRID
 from gerund.evaluation.registry import select
+from gerund.evaluation.systems.base import Ranks
+from gerund.evaluation.systems.bm25 import BM25
+from gerund.evaluation.systems.hybrid import HYBRID
 from gerund.models.encoder_decoder import is_encoder_decoder
 from gerund.training.building import CorpusTexts, build_objectives
 from gerund.training.corpus.sources import Sources
@@ -102,7 +103,7 @@ def measured(model: str | Path, options: Any, *, hybrid: bool = False) -> list[s
     names = retrieval if options.quick else [*retrieval, *ZERO_SHOT, *([] if apart else ["perplexity/wiki"])]
     found = [study.measured([lm], select(names, options.data), options)]
     if hybrid:
-        joined = [task for task in select(retrieval, options.data) if task.takes_bm25]
+        joined = [task for task in select(retrieval, options.data) if task.requires is Ranks]
         found.append(study.measured([lm, HYBRID], joined, options))
     if apart:
         found[0]["span"] = {"loss": span_loss(Path(model), options.data, options.work)}

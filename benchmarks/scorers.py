@@ -16,8 +16,8 @@ import harness
 import study
 from gerund.data.corpus import read_documents
 from gerund.entry import load
-from gerund.evaluation.contender import BM25
 from gerund.evaluation.registry import select, with_options
+from gerund.evaluation.systems.bm25 import BM25
 from gerund.language_model import LanguageModel
 from gerund.training.negatives import NegativesConfig, make_negatives
 from results import Cell, Column, Row, Table

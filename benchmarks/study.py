@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import harness
-from gerund.evaluation.run import cache_in, contenders_of, evaluate
-from gerund.evaluation.task import Settings
+from gerund.evaluation.run import cache_in, evaluate
+from gerund.evaluation.systems.selection import systems_of
+from gerund.evaluation.task import EvaluationConfig
 from gerund.training.recipe import load_recipe
 from gerund.training.run import train
 from results import Cell, mean_of
@@ -51,8 +52,8 @@ def trained(recipe: str, overrides: Sequence[str], output: Path, more: Sequence[
 def measured(systems: Sequence[Any], tasks: Sequence[Any], options: argparse.Namespace) -> Metrics:
     """Return all metrics of one system by task: the last one; a hybrid is behind the one that it joins."""
     work, limit = options.work, QUICK_LIMIT if options.quick else None
-    system = contenders_of(list(systems), cache=cache_in(work / "scores"))[-1]
-    done = evaluate([system], tasks, Settings(show_progress=False, limit=limit), folder=work / "scores")
+    system = systems_of(list(systems), cache=cache_in(work / "scores"))[-1]
+    done = evaluate([system], tasks, EvaluationConfig(show_progress=False, limit=limit), folder=work / "scores")
     return {result.task: dict(result.score.metrics) for result in done.results}
 
 

@@ -24,7 +24,7 @@ ROWS = (
     ("attention",),
     ("models",),
     ("inference",),
-    ("exporting", "plotting"),
+    ("exporting",),
     ("text_encoder",),
     ("seq2seq_encoder",),
     ("scoring",),
@@ -32,14 +32,15 @@ ROWS = (
     ("language_model",),
     ("seq2seq_model",),
     ("entry",),
-    ("pages",),
-    ("training", "evaluation", "demo", "doctor", "integrations"),
+    ("training", "evaluation", "demo", "doctor"),
+    ("reporting",),
+    ("integrations",),
     ("cli", "serving"),
     ("__main__",),
 )
 BASE = ("errors", "types", "progress", "version", "checks", "jobs", "attention.plan", "config", "spec")
 # `data` imports only the base, and is imported by this part, its row and those above.
-DATA_FROM = "pages"
+DATA_FROM = "training"
 RANK = {part: rank for rank, parts in enumerate(ROWS) for part in parts}
 
 

@@ -16,7 +16,7 @@ from gerund.demo.steps import HITS, SAMPLES, Demo
 from gerund.demo.texts import read_beginnings, read_gaps, read_passages
 from gerund.entry import load
 from gerund.errors import ModelError, OutputExistsError, TextError
-from gerund.inference.inspection import EXAMPLE_TEXTS, look, sink_share
+from gerund.inference.inspection import EXAMPLE_TEXTS, inspect_attention, sink_share
 from tests.adapters import PEFT_WARNINGS, make_adapter
 
 
@@ -38,7 +38,7 @@ def run(*arguments: str) -> str:
     return result.output
 
 
-def test_searches_writes_proves_and_draws(roomy_folder: Path, tmp_path: Path) -> None:
+def test_searches_writes_verifies_and_draws(roomy_folder: Path, tmp_path: Path) -> None:
     output = run("-m", str(roomy_folder), "-o", str(tmp_path / "out"), "--prompt", "One day")
     page = (tmp_path / "out" / "demo.html").read_text(encoding="utf-8")
     assert page.count('src="data:image/png;base64,') == 3
@@ -48,8 +48,8 @@ def test_searches_writes_proves_and_draws(roomy_folder: Path, tmp_path: Path) ->
     assert [search["query"] for search in report["searches"]] == [query.text for query in queries]
     assert all(len(search["answers"]) == HITS for search in report["searches"])
     assert set(report["right"]) == {"untouched", "mask0-bidir"}
-    assert report["proof"]["equal"]
-    assert report["proof"]["difference"] == 0
+    assert report["verification"]["equal"]
+    assert report["verification"]["difference"] == 0
     assert report["written"][0]["prompt"] == "One day"
     for item in report["written"]:
         scores = [row["score"] for row in item["ranked"]]
@@ -85,15 +85,15 @@ def test_scores_and_marks_are_those_of_the_texts(roomy_folder: Path) -> None:
 def test_a_changed_weight_is_seen(roomy_folder: Path) -> None:
     demo = Demo(str(roomy_folder))
     lm = demo.start()
-    assert demo.prove("One day").is_equal
+    assert demo.verify("One day").is_equal
     lm.model.lm_head.weight.data[5] += 0.01
-    assert not demo.prove("One day").is_equal
+    assert not demo.verify("One day").is_equal
 
 
 def test_json_is_all_that_is_printed(roomy_folder: Path, tmp_path: Path) -> None:
     report = json.loads(run("-m", str(roomy_folder), "-o", str(tmp_path / "out"), "--json"))
     assert report["layers"] == 4
-    assert set(report["seconds"]) >= {"load and prove the plan", "draw the pictures"}
+    assert set(report["seconds"]) >= {"load and verify the plan", "draw the pictures"}
 
 
 def test_without_matplotlib_only_the_pictures_are_missing(
@@ -151,21 +151,21 @@ def test_a_plan_that_does_not_reach_the_model_is_told(roomy_folder: Path, monkey
         raise ModelError("the plan does not reach layer 3")
 
     monkeypatch.setattr(type(demo.lm), "with_encoder", refuse)
-    looked, plan = demo.inspect_attention()
+    inspected, plan = demo.inspect_attention()
     assert plan.name == "causal"
     assert demo.missing == ["Attention is not shown without the sink: the plan does not reach layer 3."]
-    assert len(looked.after) == 4
+    assert len(inspected.after) == 4
 
 
-def test_layers_are_looked_at_without_the_sink(roomy_folder: Path) -> None:
+def test_layers_are_inspected_without_the_sink(roomy_folder: Path) -> None:
     demo = Demo(str(roomy_folder))
     lm = demo.start()
-    looked, plan = demo.inspect_attention()
+    inspected, plan = demo.inspect_attention()
     assert plan == lm.encoder.attention.with_defaults(lm.n_layers)
     demo.lm = lm.with_encoder(EncoderConfig(attention=AttentionPlan("bidir")))
-    looked, plan = demo.inspect_attention()
+    inspected, plan = demo.inspect_attention()
     assert plan.name == "mask0-bidir"
-    assert sink_share(looked.after)[-1] == 0 < sink_share(looked.before)[-1]
+    assert sink_share(inspected.after)[-1] == 0 < sink_share(inspected.before)[-1]
 
 
 @pytest.mark.filterwarnings(*PEFT_WARNINGS)
@@ -177,12 +177,12 @@ def test_an_adapter_is_left_aside_where_another_plan_hides_the_sink(roomy_folder
         lm.save(tmp_path / str(place))
         demo = Demo(str(tmp_path / str(place)))
         demo.start()
-        looked, plan = demo.inspect_attention()
+        inspected, plan = demo.inspect_attention()
         assert plan.name == "mask0-bidir"
-        found.append([*sink_share(looked.before), *sink_share(looked.after)])
+        found.append([*sink_share(inspected.before), *sink_share(inspected.after)])
     assert found[0] == found[1]
     own = own.with_encoder(EncoderConfig(attention=AttentionPlan("mask0-bidir")))
-    assert found[0] != [*sink_share(look(own.runtime, EXAMPLE_TEXTS).after)]
+    assert found[0] != [*sink_share(inspect_attention(own.runtime, EXAMPLE_TEXTS).after)]
 
 
 def test_bad_input_is_one_sentence(roomy_folder: Path, tmp_path: Path) -> None:

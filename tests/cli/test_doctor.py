@@ -10,8 +10,8 @@ import torch
 import gerund
 from gerund.attention.plan import PLAN_NAMES, AttentionPlan
 from gerund.doctor.advice import advise
-from gerund.doctor.examination import examine
-from gerund.doctor.findings import spans
+from gerund.doctor.diagnostics import diagnose
+from gerund.doctor.results import spans
 from gerund.spec import ModelSpec
 from tests.cli.helpers import run_cli
 from tests.tiny import N_LAYERS, REFUSED, save_tiny
@@ -20,7 +20,7 @@ CHECKS = ["untouched", "padding_left", "padding_right", "batch", "bfloat16"]
 
 
 def examined(model, **settings):
-    return examine(ModelSpec.of(model, dtype="float32", **settings))
+    return diagnose(ModelSpec.of(model, dtype="float32", **settings))
 
 
 @pytest.fixture(scope="module")

@@ -15,9 +15,9 @@ def data(tmp_path_factory):
 
 
 def scores(report):
-    """Return the main scores of results.json by task and contender."""
+    """Return the main scores of results.json by task and system."""
     found = json.loads((report / "results.json").read_text())
-    return {(row["task"], row["contender"]): row["score"]["metrics"][row["score"]["main"]] for row in found["scores"]}
+    return {(row["task"], row["system"]): row["score"]["metrics"][row["score"]["main"]] for row in found["scores"]}
 
 
 def test_models_plans_and_bm25_stand_side_by_side(tiny_folder, data, tmp_path):
@@ -70,7 +70,7 @@ def test_models_of_two_commands_are_told_apart(tiny_folder, data, tmp_path):
             "eval", model, "--data", data, "-o", tmp_path / "r", "--no-pictures", "--tasks", "sts", "--plan", "causal"
         )
         assert ran.code == 0, ran.err
-    assert {contender for _, contender in scores(tmp_path / "r")} == {
+    assert {system for _, system in scores(tmp_path / "r")} == {
         "tiny-llama: causal",
         "the embedded default: causal",
     }
@@ -89,7 +89,7 @@ def test_an_interruption_says_what_becomes_of_the_work(tiny_folder, data, tmp_pa
 def test_the_embedded_default_and_a_limit(data, tmp_path):
     ran = run_cli("eval", "--tasks", "sts/small", "--data", data, "-o", tmp_path / "r", "--limit", 3, "--no-pictures")
     assert ran.code == 0, ran.err
-    assert json.loads((tmp_path / "r" / "results.json").read_text())["settings"]["limit"] == 3
+    assert json.loads((tmp_path / "r" / "results.json").read_text())["config"]["limit"] == 3
 
 
 def test_options_prompts_and_the_validation_split(tiny_folder, data, tmp_path):
@@ -101,7 +101,7 @@ def test_options_prompts_and_the_validation_split(tiny_folder, data, tmp_path):
     )  # fmt: skip
     assert ran.code == 0, ran.err
     found = json.loads(ran.out)
-    assert found["settings"]["split"] == "validation"
+    assert found["config"]["split"] == "validation"
     [few] = [row for row in found["scores"] if row["task"] == "few-shot/fruit"]
     assert few["options"]["runs"] == 2
 

@@ -40,7 +40,7 @@ def test_default_tasks_are_those_with_a_validation_split(tiny_folder, data, tmp_
     assert ran.code == 0, ran.err
     told = json.loads(ran.out)
     assert set(told["chosen"]["scores"]) == {"sts/small", "classification/fruit"}
-    assert told["settings"]["split"] == "validation"
+    assert told["config"]["split"] == "validation"
 
 
 def test_without_a_validation_split_there_is_a_warning(tiny_folder, data, tmp_path):

@@ -1,4 +1,4 @@
-"""Labelled texts that are made up, and a contender whose vectors everybody can check."""
+"""Labelled texts that are made up, and a system whose vectors everybody can check."""
 
 import json
 from collections.abc import Sequence
@@ -6,16 +6,16 @@ from pathlib import Path
 
 import numpy as np
 
-from gerund.evaluation.contender import Contender
+from tests.evaluation.fakes import FakeEncoder
 
 Rows = Sequence[tuple[str, object]]
 
 
-class Letters(Contender):
+class Letters(FakeEncoder):
     """Embeds a text as how often each letter of the alphabet occurs in it, and remembers what it was asked."""
 
     def __init__(self) -> None:
-        super().__init__("letters", None)
+        super().__init__("letters")
         self.encoded: list[str] = []
         self.prompts: list[str | None] = []
 
@@ -25,11 +25,11 @@ class Letters(Contender):
         return np.array([[text.count(letter) for letter in "abcdefghijklmnopqrstuvwxyz"] for text in texts], np.float32)
 
 
-class Constant(Contender):
+class Constant(FakeEncoder):
     """Embeds every text as the same vector."""
 
     def __init__(self) -> None:
-        super().__init__("constant", None)
+        super().__init__("constant")
 
     def encode(self, texts: Sequence[str], *, prompt=None, normalize=False, show=None) -> np.ndarray:
         return np.ones((len(texts), 3), np.float32)

@@ -1,4 +1,4 @@
-"""A contender whose vectors are known, collections and files to score it on, and a network that is not there."""
+"""A system whose vectors are known, collections and files to score it on, and a network that is not there."""
 
 import json
 import socket
@@ -8,18 +8,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gerund.evaluation.contender import Contender
+from tests.evaluation.fakes import FakeEncoder
 
 
-class Table(Contender):
+class Table(FakeEncoder):
     """Gives each text the vector that a table has for it, and remembers what it was asked."""
 
-    is_bm25 = False
     name = fingerprint = "table"
     max_length = None
 
     def __init__(self, vectors: Mapping[str, Sequence[float]]) -> None:
-        super().__init__("table", None)
+        super().__init__("table")
         self.vectors = vectors
         self.asked: list[tuple[str | None, list[str]]] = []
 

@@ -5,8 +5,8 @@ from typing import ClassVar
 import pytest
 
 from gerund.errors import DataError
-from gerund.evaluation.labelled_task import LabelledTask, chosen, drawn, labelled_tasks
-from gerund.evaluation.task import LabelledTexts, Score, Settings
+from gerund.evaluation.labelled_task import LabelledTask, chosen, labelled_tasks, sampled
+from gerund.evaluation.task import EvaluationConfig, LabelledTexts, Score
 from tests.evaluation.made_up import fruits, write_classification
 
 
@@ -14,14 +14,14 @@ from tests.evaluation.made_up import fruits, write_classification
 class Counting(LabelledTask):
     kind: ClassVar[str] = "counting"
 
-    def run(self, contender, settings: Settings) -> Score:
-        return Score("n", {"n": len(self.scored(settings).texts)})
+    def run(self, system, config: EvaluationConfig) -> Score:
+        return Score("n", {"n": len(self.scored(config).texts)})
 
 
 @dataclass(frozen=True, kw_only=True)
 class TestOnly(Counting):
     __test__ = False
-    needs: ClassVar[tuple[str, ...]] = ("test",)
+    needed_splits: ClassVar[tuple[str, ...]] = ("test",)
 
 
 def test_tasks_are_found_by_the_splits_they_need(tmp_path: Path) -> None:
@@ -41,24 +41,24 @@ def test_tasks_are_found_by_the_splits_they_need(tmp_path: Path) -> None:
 def test_the_split_that_is_scored(tmp_path: Path) -> None:
     write_classification(tmp_path, train=fruits(3), valid=fruits(1, start=3), test=fruits(2, start=5))
     [task] = labelled_tasks(Counting, tmp_path)
-    train, test = task.learnt_and_scored(Settings())
+    train, test = task.learnt_and_scored(EvaluationConfig())
     assert list(zip(train.texts, train.labels, strict=True)) == fruits(3)
     assert list(zip(test.texts, test.labels, strict=True)) == fruits(2, start=5)
-    train, valid = task.learnt_and_scored(Settings(split="validation"))
+    train, valid = task.learnt_and_scored(EvaluationConfig(split="validation"))
     assert list(zip(train.texts, train.labels, strict=True)) == fruits(3)
     assert list(zip(valid.texts, valid.labels, strict=True)) == fruits(1, start=3)
-    assert task.picture_data(Settings()) == test
-    assert task.picture_data(Settings(split="validation")) == valid
+    assert task.picture_data(EvaluationConfig()) == test
+    assert task.picture_data(EvaluationConfig(split="validation")) == valid
 
 
 def test_a_split_that_is_not_there(tmp_path: Path) -> None:
     write_classification(tmp_path, train=fruits(1), test=fruits(1))
     [task] = labelled_tasks(Counting, tmp_path)
     with pytest.raises(DataError, match=r"made-up: there is no file of the validation split"):
-        task.scored(Settings(split="validation"))
+        task.scored(EvaluationConfig(split="validation"))
     task.files[0].unlink()
     with pytest.raises(DataError, match=r"made-up: there is no file of the train split"):
-        task.learnt_and_scored(Settings())
+        task.learnt_and_scored(EvaluationConfig())
 
 
 @pytest.mark.parametrize(
@@ -73,21 +73,21 @@ def test_what_cannot_be_scored_is_refused(tmp_path: Path, rows: list, message: s
     write_classification(tmp_path, train=fruits(1), test=rows)
     [task] = labelled_tasks(Counting, tmp_path)
     with pytest.raises(DataError, match=message):
-        task.learnt_and_scored(Settings())
+        task.learnt_and_scored(EvaluationConfig())
 
 
 def test_a_limit_draws_by_the_seed_and_keeps_the_order() -> None:
     texts = LabelledTexts([str(number) for number in range(50)], ["even", "odd"] * 25)
-    some = drawn(texts, Settings(limit=20))
+    some = sampled(texts, EvaluationConfig(limit=20))
     numbers = [int(text) for text in some.texts]
     assert numbers == sorted(set(numbers))
     assert len(numbers) == 20
     assert numbers != list(range(20))
     assert some.labels == ["odd" if number % 2 else "even" for number in numbers]
-    assert drawn(texts, Settings(limit=20)) == some
-    assert drawn(texts, Settings(limit=20, seed=1)) != some
-    assert drawn(texts, Settings(limit=50)) is texts
-    assert drawn(texts, Settings()) is texts
+    assert sampled(texts, EvaluationConfig(limit=20)) == some
+    assert sampled(texts, EvaluationConfig(limit=20, seed=1)) != some
+    assert sampled(texts, EvaluationConfig(limit=50)) is texts
+    assert sampled(texts, EvaluationConfig()) is texts
 
 
 def test_texts_at_some_places() -> None:

@@ -11,9 +11,9 @@ import gerund
 from gerund.attention.plan import AttentionPlan
 from gerund.config import EncoderConfig
 from gerund.errors import ModelError
-from gerund.evaluation.contender import Contender
-from gerund.evaluation.embedding_cache import EmbeddingCache
-from gerund.evaluation.mteb_encoder import MTEBEncoder
+from gerund.evaluation.mteb import MTEBEncoder
+from gerund.evaluation.systems.embeddings import EmbeddingCache
+from gerund.evaluation.systems.language_model import language_model_system
 from tests.evaluation.tables import Table, forbid_network, random_table
 from tests.tiny import byte_tokenizer, tiny
 
@@ -73,8 +73,8 @@ def test_vectors_are_those_of_the_model_in_their_order(lm):
     unit = MTEBEncoder(lm, normalize=True).encode(batches, task_metadata=task_named())
     np.testing.assert_allclose(np.linalg.norm(unit, axis=1), [1, 0, 1, 1], atol=1e-5)
     kept = EmbeddingCache()
-    MTEBEncoder(Contender("kept", lm, kept)).encode(batches, task_metadata=task_named())
-    assert kept.shelf(Contender("tiny", lm).decides, "").holds("an inn")
+    MTEBEncoder(language_model_system("kept", lm, kept)).encode(batches, task_metadata=task_named())
+    assert kept.shelf(language_model_system("tiny", lm).cache_key, "").holds("an inn")
 
 
 def test_the_name_chooses_the_prompt_before_the_type_and_documents_have_none():

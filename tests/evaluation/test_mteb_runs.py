@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import torch
 
-from gerund.evaluation.mteb_runs import mteb_seed, own_random_state, quiet, score_of
-from gerund.evaluation.task import Settings
+from gerund.evaluation.mteb import mteb_seed, own_random_state, quiet, score_of
+from gerund.evaluation.task import EvaluationConfig
 from gerund.evaluation.tasks import sts
 from tests.evaluation.tables import random_table, write_collection, write_lines
 
@@ -27,14 +27,14 @@ def refuse(*_):
     raise AssertionError("something reached for the network")
 socket.socket.connect = refuse
 from pathlib import Path
-from gerund.evaluation.task import Settings
+from gerund.evaluation.task import EvaluationConfig
 from gerund.evaluation.tasks import classification, clustering, pair_classification, reranking, retrieval, sts
 from tests.evaluation.tables import random_table
 folder = Path(sys.argv[1])
 modules = [sts, pair_classification, clustering, classification, retrieval, reranking]
 for [task] in [module.find(folder) for module in modules]:
-    texts = [*task.texts(Settings()), "", *map(str, range(20))]
-    print(task.name, task.run(random_table(texts), Settings()).value)
+    texts = [*task.texts(EvaluationConfig()), "", *map(str, range(20))]
+    print(task.name, task.run(random_table(texts), EvaluationConfig()).value)
 """
 
 
@@ -70,8 +70,8 @@ def test_local_tasks_fetch_nothing_and_say_nothing_even_when_nothing_tells_them_
 
 
 def test_the_default_seed_is_mtebs():
-    assert mteb_seed(Settings()) == 42
-    assert mteb_seed(Settings(seed=3)) == 45
+    assert mteb_seed(EvaluationConfig()) == 42
+    assert mteb_seed(EvaluationConfig(seed=3)) == 45
 
 
 def test_a_run_leaves_the_random_state_alone(tmp_path):
@@ -88,7 +88,7 @@ def test_a_run_leaves_the_random_state_alone(tmp_path):
     for seed in (random.seed, np.random.seed, torch.manual_seed):
         seed(1)
     found = [draws()]
-    task.run(random_table("abcd"), Settings())
+    task.run(random_table("abcd"), EvaluationConfig())
     assert [*found, draws()] == wanted
 
 

@@ -4,8 +4,8 @@ import pytest
 
 from gerund.errors import ConfigError, DataError
 from gerund.evaluation.prompts import LBW, MAGNET, prompt_set
-from gerund.evaluation.task import Settings
-from gerund.evaluation.tasks.mteb_named import TASKS_15
+from gerund.evaluation.task import EvaluationConfig
+from gerund.evaluation.tasks.mteb import TASKS_15
 from gerund.evaluation.tasks.sts import Sts
 
 LOCAL = ["sts/stsb", "classification/banking77", "clustering/twentynewsgroups", "retrieval/cranfield", "ner/conll2003"]
@@ -72,7 +72,7 @@ def test_prompts_from_a_file_stand_as_they_are(tmp_path):
     found = prompt_set(path, [*LOCAL, "perplexity/wiki"])
     assert found == {"sts": "Similar? ", "retrieval/cranfield": "query", "perplexity": ""}
     assert prompt_set(str(path), [*LOCAL, "perplexity/wiki"]) == found
-    assert Sts(name="sts/stsb").prompt(Settings(prompts=found)) == "Similar? "
+    assert Sts(name="sts/stsb").prompt(EvaluationConfig(prompts=found)) == "Similar? "
 
 
 @pytest.mark.parametrize(

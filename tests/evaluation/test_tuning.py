@@ -7,7 +7,7 @@ import pytest
 import gerund
 from gerund.attention.plan import AttentionPlan
 from gerund.errors import ConfigError
-from gerund.evaluation.task import Settings
+from gerund.evaluation.task import EvaluationConfig
 from gerund.evaluation.tuning import ONE_K, PLANS, Trial, _Search, most_k, spread, tune
 from tests.adapters import PEFT_WARNINGS, make_adapter
 from tests.evaluation.toys import ToyTask, ToyWriting
@@ -118,12 +118,12 @@ def test_the_plan_that_an_adapter_was_trained_under_is_tried(tiny_folder, tmp_pa
     adapter = make_adapter(tiny_folder, tmp_path / "adapter")
     for options, tried in (({}, []), ({"adapter": adapter}, ["inter-bidir"])):
         lm = gerund.load(tiny_folder, attention="inter-bidir", k=1, **options)
-        done = tune(lm, [TOY], Settings(), plans=["mask0-bidir"], budget=3)
+        done = tune(lm, [TOY], EvaluationConfig(), plans=["mask0-bidir"], budget=3)
         assert [trial.plan.name for trial in done.trials][:-1] == ["causal", *tried, *["mask0-bidir"][: 1 - len(tried)]]
 
 
 def test_scores_are_those_of_each_plan_alone(lm, tmp_path):
-    done = tune(lm, [TOY, ToyTask(name="toy/two", weight=2.0)], Settings(), budget=60, folder=tmp_path)
+    done = tune(lm, [TOY, ToyTask(name="toy/two", weight=2.0)], EvaluationConfig(), budget=60, folder=tmp_path)
     assert {trial.plan.name for trial in done.trials} == set(PLANS)
     for trial in done.trials:
         alone = lm.with_encoder(trial.config)
@@ -136,11 +136,11 @@ def test_scores_are_those_of_each_plan_alone(lm, tmp_path):
 
 def test_an_interrupted_search_goes_on(lm, tmp_path):
     calls = []
-    first = tune(lm, [TOY], Settings(), budget=20, folder=tmp_path, tell=lambda *told: calls.append(told))
+    first = tune(lm, [TOY], EvaluationConfig(), budget=20, folder=tmp_path, reporter=lambda *told: calls.append(told))
     measured = sum(result is None for *_, result in calls)
     assert measured == len(first.trials)
     calls.clear()
-    again = tune(lm, [TOY], Settings(), budget=30, folder=tmp_path, tell=lambda *told: calls.append(told))
+    again = tune(lm, [TOY], EvaluationConfig(), budget=30, folder=tmp_path, reporter=lambda *told: calls.append(told))
     assert sum(result is None for *_, result in calls) < len(again.trials)
 
 
@@ -154,9 +154,9 @@ def test_an_interrupted_search_goes_on(lm, tmp_path):
     ],
 )
 def test_mistakes(lm, changes, message):
-    given = {"tasks": [TOY], "settings": Settings(), **changes}
+    given = {"tasks": [TOY], "config": EvaluationConfig(), **changes}
     with pytest.raises(ConfigError, match=message):
-        tune(lm, given.pop("tasks"), given.pop("settings"), **given)
+        tune(lm, given.pop("tasks"), given.pop("config"), **given)
 
 
 def test_spread():

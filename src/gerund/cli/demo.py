@@ -8,7 +8,7 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from gerund.demo.findings import Findings, Found, Proof
+    from gerund.demo.results import DemoResults, SearchResults, Verification
     from gerund.demo.steps import Demo
 
 
@@ -18,7 +18,7 @@ def command(
     ),
     model: Annotated[
         str | None,
-        typer.Option("--model", "-m", help="A folder or hub id; left out, the embedded default.", show_default=False),
+        typer.Option("--model", "-m", help="A folder or hub id; left out, the bundled model.", show_default=False),
     ] = None,
     prompt: Annotated[
         str | None,
@@ -43,7 +43,7 @@ def command(
 
     if prompt is not None and not prompt.strip():
         raise TextError("the prompt is empty; give some words to continue")
-    # Piped, the lines are as long as they are, so that whoever reads them can cut them.
+    # Piped, the lines are as long as they are, so that the reader can cut them.
     console = Console(highlight=False, markup=False, emoji=False, quiet=as_json)
     if not console.is_terminal:
         console = Console(highlight=False, markup=False, emoji=False, quiet=as_json, width=200)
@@ -59,34 +59,34 @@ def _run(console: "Console", model: str | None, output: Path, prompt: str | None
 
     with _waiting(console, "loading"):
         start = time.perf_counter()
-        from gerund.demo import pictures, report
         from gerund.demo.steps import Demo
+        from gerund.reporting.pages import demo as page
 
         demo = Demo(model, device)
         demo.seconds["import torch and transformers"] = time.perf_counter() - start
         lm = demo.start()
-    report.make_folder(output)
+    page.make_folder(output)
     console.print(f"Loaded {lm.name} ({demo.kind})", style="bold")
-    console.print(f"Encoding plan {lm.encoder.attention.name}, proven layer by layer; vectors of {lm.dimensions}\n")
-    findings = _find(console, demo, prompt)
+    console.print(f"Encoding plan {lm.encoder.attention.name}, verified layer by layer; vectors of {lm.dimensions}\n")
+    results = _find(console, demo, prompt)
     with _waiting(console, "drawing"):
-        looked, plan = demo.inspect_attention()
+        inspected, plan = demo.inspect_attention()
         with demo.timed("draw the pictures"):
-            found = pictures.gallery(demo.vectors, demo.topics, looked, plan, lm.encoder.attention)
-    page = report.write_page(output, demo, findings, found)
-    told = report.report(demo, findings)
-    path = report.write_report(output, told)
+            found = page.gallery(demo.vectors, demo.topics, inspected, plan, lm.encoder.attention)
+    html = page.write_page(output, demo, results, found)
+    report = page.report(demo, results)
+    path = page.write_report(output, report)
     for sentence in (*demo.missing, *found.missing):
         console.print(sentence)
     _print_times(console, demo)
-    console.print(f"Page:    {page}")
+    console.print(f"Page:    {html}")
     console.print(f"Report:  {path}")
-    return told
+    return report
 
 
-def _find(console: "Console", demo: "Demo", prompt: str | None) -> "Findings":
+def _find(console: "Console", demo: "Demo", prompt: str | None) -> "DemoResults":
     """Go through the steps, and print what each finds."""
-    from gerund.demo.findings import Findings
+    from gerund.demo.results import DemoResults
 
     with _waiting(console, "embedding"):
         baseline, found = demo.baseline(), demo.search()
@@ -95,11 +95,11 @@ def _find(console: "Console", demo: "Demo", prompt: str | None) -> "Findings":
     with _waiting(console, "writing"):
         written, fitting = demo.write(prompts), demo.choose()
         filled = demo.fill()
-        proof = demo.prove(prompts[0])
-    findings = Findings(found, baseline, written, demo.scorer, fitting, filled, proof)
-    _print_writing(console, findings)
-    _print_proof(console, proof)
-    return findings
+        verification = demo.verify(prompts[0])
+    results = DemoResults(found, baseline, written, demo.scorer, fitting, filled, verification)
+    _print_writing(console, results)
+    _print_verification(console, verification)
+    return results
 
 
 def _waiting(console: "Console", what: str) -> Any:
@@ -109,7 +109,7 @@ def _waiting(console: "Console", what: str) -> Any:
     return console.status(f"{what} ...") if console.is_terminal and not console.quiet else nullcontext()
 
 
-def _print_searches(console: "Console", demo: "Demo", found: "Found", baseline: "Found") -> None:
+def _print_searches(console: "Console", demo: "Demo", found: "SearchResults", baseline: "SearchResults") -> None:
     from rich.text import Text
 
     topics = len(set(demo.topics))
@@ -128,22 +128,22 @@ def _print_searches(console: "Console", demo: "Demo", found: "Found", baseline: 
     console.print(f"  {'(by chance)':<22}{chance:>17.0%}{near:>31.0%}\n")
 
 
-def _print_writing(console: "Console", findings: "Findings") -> None:
-    first = findings.written[0]
+def _print_writing(console: "Console", results: "DemoResults") -> None:
+    first = results.written[0]
     console.print("The same weights go on writing", style="bold")
     console.print(f"  {first.prompt}", style="dim")
     console.print(f"    once             {_line(first.plain)}")
     best, worst = first.ranked[0], first.ranked[-1]
     console.print(f"    the best of {len(first.ranked):<4} {_line(best.text)}  ({best.score:.3f})")
     console.print(f"    the last of them {_line(worst.text)}  ({worst.score:.3f})\n")
-    right = sum(item.is_right for item in findings.fitting)
-    console.print(f"They know what fits ({findings.scorer})", style="bold")
+    right = sum(item.is_right for item in results.fitting)
+    console.print(f"They know what fits ({results.scorer})", style="bold")
     console.print(
-        f"  {right} of {len(findings.fitting)} beginnings: the sentence that follows scored above all others\n"
+        f"  {right} of {len(results.fitting)} beginnings: the sentence that follows scored above all others\n"
     )
-    if findings.filled:
+    if results.filled:
         console.print("They fill gaps, seeing both sides", style="bold")
-        for item in findings.filled:
+        for item in results.filled:
             console.print(f"  {item.before}", style="dim", end="")
             console.print(item.span, style="cyan", end="")
             console.print(item.after, style="dim")
@@ -154,16 +154,16 @@ def _line(text: str) -> str:
     return " ".join(text.split())
 
 
-def _print_proof(console: "Console", proof: "Proof") -> None:
+def _print_verification(console: "Console", found: "Verification") -> None:
     console.print("And it is still the same language model", style="bold")
-    if proof.is_equal:
+    if found.is_equal:
         outcome = (
-            f"{proof.numbers:,} logits at {proof.tokens} positions are bit-equal to those of the unconverted model"
+            f"{found.numbers:,} logits at {found.tokens} positions are bit-equal to those of the unconverted model"
         )
         console.print(f"  {outcome}; greedy decoding writes the same text\n", style="green")
     else:
         outcome = (
-            f"largest difference of {proof.numbers:,} logits: {proof.difference:.2e}; same text: {proof.same_text}"
+            f"largest difference of {found.numbers:,} logits: {found.difference:.2e}; same text: {found.same_text}"
         )
         console.print(f"  NOT EQUAL to the unconverted model: {outcome}\n", style="red")
 

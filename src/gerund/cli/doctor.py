@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-    from gerund.doctor.findings import Check, Diagnosis, LayerFinding
+    from gerund.doctor.results import Check, Diagnosis, LayerResult
     from gerund.spec import ModelSpec
 
 _BAR = 24
@@ -35,7 +35,7 @@ def command(
 
         gerund doctor ./model --attention mask0+bidir --k 18 --k0 10
 
-        gerund doctor ./model --json > findings.json
+        gerund doctor ./model --json > diagnosis.json
     """
     from contextlib import nullcontext
 
@@ -44,9 +44,9 @@ def command(
     console = Console(highlight=False, markup=False, emoji=False)
     waiting: Any = console.status("examining ...") if console.is_terminal and not as_json else nullcontext()
     with waiting:
-        from gerund.doctor.examination import examine
+        from gerund.doctor.diagnostics import diagnose
 
-        found = examine(spec)
+        found = diagnose(spec)
     if as_json:
         import json
 
@@ -114,22 +114,22 @@ def _print_plan(console: "Console", found: "Diagnosis") -> None:
     console.print(f"  plans that do not: {', '.join(others)}\n", style="red")
 
 
-def _alike(found: "Diagnosis") -> "list[list[LayerFinding]]":
+def _alike(found: "Diagnosis") -> "list[list[LayerResult]]":
     """Put layers together that look the same."""
-    groups: dict[tuple[Any, ...], list[LayerFinding]] = {}
+    groups: dict[tuple[Any, ...], list[LayerResult]] = {}
     for layer in found.layers:
         groups.setdefault((layer.view, layer.window, layer.seen, layer.obeys), []).append(layer)
     return list(groups.values())
 
 
-def _name(layers: "list[LayerFinding]") -> str:
-    from gerund.doctor.findings import spans
+def _name(layers: "list[LayerResult]") -> str:
+    from gerund.doctor.results import spans
 
     name = spans([layer.layer for layer in layers])
     return name if len(name) <= 40 else f"{len(layers)} layers, {layers[0].layer} to {layers[-1].layer}"
 
 
-def _picture(console: "Console", layer: "LayerFinding") -> "list[Text]":
+def _picture(console: "Console", layer: "LayerResult") -> "list[Text]":
     from rich.text import Text
 
     marks = {"#": "■", ".": "·"} if _draws(console) else {}
@@ -153,7 +153,7 @@ def _print_sinks(console: "Console", found: "Diagnosis") -> None:
     from rich.text import Text
 
     console.print("Attention to the first token ", style="bold", end="")
-    console.print(f"(the sink; even attention would give it {found.even_share:.0%})")
+    console.print(f"(the sink; even attention would give it {found.even_fraction:.0%})")
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     for title in ("  layer", "before", "after"):
         table.add_column(title, justify="right" if title == "  layer" else "left", no_wrap=True)
@@ -164,15 +164,15 @@ def _print_sinks(console: "Console", found: "Diagnosis") -> None:
     console.print()
 
 
-def _bar(console: "Console", share: float, style: str) -> "Text":
+def _bar(console: "Console", fraction: float, style: str) -> "Text":
     from rich.text import Text
 
     if _draws(console):
-        eighths = round(share * _BAR * 8)
+        eighths = round(fraction * _BAR * 8)
         bar = "█" * (eighths // 8) + ("", "▏", "▎", "▍", "▌", "▋", "▊", "▉")[eighths % 8]
     else:
-        bar = "#" * round(share * _BAR)
-    return Text(f"{share:4.0%} ") + Text(f"{bar:<{_BAR}}", style=style)
+        bar = "#" * round(fraction * _BAR)
+    return Text(f"{fraction:4.0%} ") + Text(f"{bar:<{_BAR}}", style=style)
 
 
 def _print_checks(console: "Console", found: "Diagnosis") -> None:

@@ -11,14 +11,12 @@ from gerund.cli import model_options as options
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from gerund.evaluation.contender import Contender
     from gerund.evaluation.results import Result
     from gerund.evaluation.run import Evaluation
-    from gerund.evaluation.sentence_encoder import SentenceEncoder
-    from gerund.evaluation.task import Settings, Task
+    from gerund.evaluation.systems.base import System
+    from gerund.evaluation.systems.sentence_transformers import SentenceTransformersSystem
+    from gerund.evaluation.task import EvaluationConfig, Task
     from gerund.language_model import LanguageModel
-
-_SIDES = ("representation", "tokens", "generation")
 
 Data = Annotated[
     Path | None,
@@ -30,7 +28,7 @@ Data = Annotated[
 Limit = Annotated[
     int | None, typer.Option(help="At most so many examples a task: for a quick look.", show_default=False)
 ]
-Seed = Annotated[int, typer.Option(help="Decides every draw.")]
+Seed = Annotated[int, typer.Option(help="Seed of all sampling.")]
 Prompts = Annotated[
     str, typer.Option(help="Instructions for each task: none, lbw, magnet, or a YAML file of prompts by task or kind.")
 ]
@@ -45,7 +43,7 @@ def command(
         list[str] | None,
         typer.Argument(
             metavar="[MODEL]",
-            help="Folders or hub ids; default for the embedded default; bm25 for BM25, which only ranks; hybrid for "
+            help="Folders or hub ids; default for the bundled model; bm25 for BM25, which only ranks; hybrid for "
             "each model once more, its ranking joined with BM25's; st:FOLDER or st:ID for a model of "
             "sentence-transformers, which only encodes.",
             show_default=False,
@@ -66,8 +64,8 @@ def command(
     plan: Annotated[
         list[str] | None,
         typer.Option(
-            help="A way to read every model: PLAN[:NAME=VALUE,...], such as mask0-bidir:k=4,pooling=last; may be "
-            "repeated. Left out, the models' own.",
+            help="An encoder config for every model: PLAN[:NAME=VALUE,...], such as mask0-bidir:k=4,pooling=last; may "
+            "be repeated. Left out, the models' own.",
             show_default=False,
         ),
     ] = None,
@@ -114,19 +112,20 @@ def command(
     if tasks is None or output is None:
         raise ConfigError("give --tasks and -o REPORT, or --list to see what a folder of data holds")
     # What is quick to find comes first: to know the tasks takes seconds, and the models more.
-    readings = _readings(plan or [])
+    encoder_configs = _encoder_configs(plan or [])
     lock = report_folder(output)
-    settings = _settings(seed=seed, limit=limit, validation=validation)
+    config = _config(seed=seed, limit=limit, validation=validation)
     models = models or [options.DEFAULT_MODEL]
     _check_names(models)
     chosen = _tasks(tasks, data, set_ or [], validation=validation)
-    settings = _prompted(settings, chosen, prompts)
+    config = _with_prompts(config, chosen, prompts)
     loaded = _load(models, max_length, adapter, dtype, device)
-    from gerund.evaluation.run import cache_in, contenders_of, evaluate
+    from gerund.evaluation.run import cache_in, evaluate
+    from gerund.evaluation.systems.selection import systems_of
 
-    contenders = contenders_of(loaded, readings, cache=cache_in(output))
+    systems = systems_of(loaded, encoder_configs, cache=cache_in(output))
     with lock, goes_on():
-        done = evaluate(contenders, chosen, settings, folder=output, tell=Teller(len(chosen) * len(contenders)))
+        done = evaluate(systems, chosen, config, folder=output, reporter=ProgressReporter(len(chosen) * len(systems)))
         _write(output, done, pictures=pictures, as_json=as_json)
 
 
@@ -135,12 +134,12 @@ def _list(data: Path | None) -> None:
     from itertools import groupby
 
     from gerund.errors import ConfigError
-    from gerund.evaluation.registry import option_help, tasks_in, unused_files
+    from gerund.evaluation.registry import SIDES, option_help, tasks_in, unused_files
     from gerund.evaluation.results import options_of
 
     if data is None:
         raise ConfigError("--list shows which tasks a folder of data holds; give --data FOLDER")
-    found = sorted(tasks_in(data), key=lambda task: (_SIDES.index(task.side), task.kind))
+    found = sorted(tasks_in(data), key=lambda task: (SIDES.index(task.side), task.kind))
     if not found:
         raise ConfigError(
             f"{data} holds nothing that is known; docs/reference/evaluation.md says what a folder of data looks like"
@@ -151,10 +150,10 @@ def _list(data: Path | None) -> None:
         typer.echo(f"{kind} ({tasks[0].side})")
         for task in tasks:
             typer.echo(f"    {task.name}{' *' if task.has_validation else ''}")
-        told = {name: text for task in tasks for name, text in option_help(task).items()}
+        help_of = {name: text for task in tasks for name, text in option_help(task).items()}
         known = {name: value for task in tasks for name, value in options_of(task).items()}
         for name, value in known.items():
-            typer.echo(f"    --set {kind}.{name}={value}  {told[name]}")
+            typer.echo(f"    --set {kind}.{name}={value}  {help_of[name]}")
         typer.echo()
     if unused := unused_files(data, found):
         typer.echo("No task was found for these files; docs/reference/evaluation.md says how they are called:")
@@ -175,29 +174,29 @@ def _tasks(names: str, data: Path | None, changes: list[str], *, validation: boo
     return chosen
 
 
-def _settings(*, seed: int, limit: int | None, validation: bool) -> "Settings":
-    from gerund.evaluation.task import Settings
+def _config(*, seed: int, limit: int | None, validation: bool) -> "EvaluationConfig":
+    from gerund.evaluation.task import EvaluationConfig
 
-    return Settings(seed=seed, limit=limit, split="validation" if validation else "test")
+    return EvaluationConfig(seed=seed, limit=limit, split="validation" if validation else "test")
 
 
-def _prompted(settings: "Settings", tasks: list["Task"], prompts: str) -> "Settings":
+def _with_prompts(config: "EvaluationConfig", tasks: list["Task"], prompts: str) -> "EvaluationConfig":
     from dataclasses import replace
 
     from gerund.evaluation.prompts import prompt_set
 
-    return replace(settings, prompts=prompt_set(prompts, [task.name for task in tasks]))
+    return replace(config, prompts=prompt_set(prompts, [task.name for task in tasks]))
 
 
-def _readings(plans: list[str]) -> list[Any]:
+def _encoder_configs(plans: list[str]) -> list[Any]:
     from gerund.config import EncoderConfig
-    from gerund.evaluation.readings import parse_reading
+    from gerund.evaluation.encoder_configs import parse_encoder_config
 
-    def reading(text: str) -> Any:
-        parse_reading(text, EncoderConfig())  # a misspelling is told before a model is loaded
-        return lambda own: parse_reading(text, own)
+    def changed(text: str) -> Any:
+        parse_encoder_config(text, EncoderConfig())  # a misspelling is found before a model is loaded
+        return lambda own: parse_encoder_config(text, own)
 
-    return [reading(text) for text in plans]
+    return [changed(text) for text in plans]
 
 
 def report_folder(output: Path) -> Any:
@@ -214,9 +213,9 @@ def report_folder(output: Path) -> Any:
 
 def _check_names(names: list[str]) -> None:
     """Find a slip in any of the names before the first model is loaded."""
-    from gerund.evaluation.contender import BM25
-    from gerund.evaluation.hybrid import HYBRID
-    from gerund.evaluation.sentence_encoder import PREFIX
+    from gerund.evaluation.systems.bm25 import BM25
+    from gerund.evaluation.systems.hybrid import HYBRID
+    from gerund.evaluation.systems.sentence_transformers import PREFIX
     from gerund.models import loading
 
     for name in names:
@@ -226,41 +225,41 @@ def _check_names(names: list[str]) -> None:
 
 def _load(
     names: list[str], max_length: int | None, adapter: str | None, dtype: str, device: str
-) -> list["LanguageModel | SentenceEncoder | str"]:
+) -> list["LanguageModel | SentenceTransformersSystem | str"]:
     from gerund.entry import load
-    from gerund.evaluation.contender import BM25
-    from gerund.evaluation.hybrid import HYBRID
-    from gerund.evaluation.sentence_encoder import PREFIX, SentenceEncoder
+    from gerund.evaluation.systems.bm25 import BM25
+    from gerund.evaluation.systems.hybrid import HYBRID
+    from gerund.evaluation.systems.sentence_transformers import PREFIX, SentenceTransformersSystem
 
-    def loaded(name: str) -> "LanguageModel | SentenceEncoder | str":
+    def loaded(name: str) -> "LanguageModel | SentenceTransformersSystem | str":
         if name in (BM25, HYBRID):
             return name
         if name.startswith(PREFIX):
-            return SentenceEncoder(name.removeprefix(PREFIX), device=device, max_length=max_length)
+            return SentenceTransformersSystem(name.removeprefix(PREFIX), device=device, max_length=max_length)
         return load(options.model_name(name), max_length=max_length, adapter=adapter, dtype=dtype, device=device)
 
     return [loaded(name) for name in names]
 
 
-class Teller:
-    """Tells on stderr what was measured."""
+class ProgressReporter:
+    """Reports on stderr what was measured."""
 
     def __init__(self, total: int | None = None) -> None:
         self.of = "" if total is None else f"/{total}"
         self.done = 0
         self.begun: set[tuple[str, str]] = set()
 
-    def __call__(self, task: "Task", contender: "Contender", result: "Result | None") -> None:
-        """Note what begins, and tell what is there."""
+    def __call__(self, task: "Task", system: "System", result: "Result | None") -> None:
+        """Note what begins, and report what is there."""
         if result is None:
-            self.begun.add((task.name, contender.label))
+            self.begun.add((task.name, system.label))
             return
         self.done += 1
-        from gerund.evaluation.report.table import shown
+        from gerund.reporting.comparison import shown
 
         value = shown(result.score.value, result.unit)
-        how = f"{result.seconds:.1f} s" if (task.name, contender.label) in self.begun else "known already"
-        typer.echo(f"gerund: [{self.done}{self.of}] {task.name}, {contender.label}: {value} ({how})", err=True)
+        how = f"{result.seconds:.1f} s" if (task.name, system.label) in self.begun else "known already"
+        typer.echo(f"gerund: [{self.done}{self.of}] {task.name}, {system.label}: {value} ({how})", err=True)
 
 
 @contextmanager
@@ -274,7 +273,7 @@ def goes_on() -> "Iterator[None]":
 
 
 def _write(output: Path, done: "Evaluation", *, pictures: bool, as_json: bool) -> None:
-    from gerund.evaluation.report import write_report
+    from gerund.reporting.evaluation import write_report
 
     written = write_report(output, done, pictures=pictures)
     if as_json:

@@ -98,7 +98,7 @@ def command(
 def _check_output(output: Path, force: bool) -> str:
     """Find what is wrong with the output before the model is loaded; return the picture's format."""
     from gerund.errors import ConfigError, OutputExistsError
-    from gerund.plotting.style import FORMATS, require_matplotlib
+    from gerund.reporting.plots.style import FORMATS, require_matplotlib
 
     kind = output.suffix.removeprefix(".").lower()
     if kind not in FORMATS:
@@ -156,8 +156,8 @@ def _layers(spec: str | None, n_layers: int) -> list[int] | None:
 
 def _draw(lm: "LanguageModel", found: "AttentionInspection", shown: list[int] | None, output: Path, kind: str) -> None:
     from gerund.jobs.files import whole_file
-    from gerund.plotting.attention import attention_figure
-    from gerund.plotting.style import picture
+    from gerund.reporting.plots.attention import attention_figure
+    from gerund.reporting.plots.style import picture
 
     plan = lm.encoder.attention.with_defaults(lm.n_layers)
     numbers = [f"{name}={value}" for name, value in (("k", plan.k), ("k0", plan.k0)) if value is not None]

@@ -1,4 +1,4 @@
-"""``gerund tune``: choose how a model is read, on validation data."""
+"""``gerund tune``: choose a model's encoder config on validation data."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -9,7 +9,7 @@ from gerund.cli import model_options as options
 from gerund.cli.eval import Limit, Prompts, Seed, Set
 
 if TYPE_CHECKING:
-    from gerund.evaluation.task import Settings, Task
+    from gerund.evaluation.task import EvaluationConfig, Task
     from gerund.evaluation.tuning import Tuned
     from gerund.language_model import LanguageModel
 
@@ -65,12 +65,12 @@ def command(
 
         gerund tune ./model --data ./data --plans mask0-bidir,inplace-bidir,mask0+bidir --budget 60 -o tuned
     """
-    from gerund.cli.eval import Teller, goes_on, report_folder
+    from gerund.cli.eval import ProgressReporter, goes_on, report_folder
     from gerund.jobs import folders
 
     if save is not None:
         folders.refuse_existing(save, overwrite=False)
-    chosen, settings = _chosen(tasks, data, set_ or [], limit=limit, seed=seed, prompts=prompts)
+    chosen, config = _chosen(tasks, data, set_ or [], limit=limit, seed=seed, prompts=prompts)
     from gerund.entry import load
     from gerund.evaluation.tuning import PLANS, demand_choice, tune
 
@@ -81,30 +81,30 @@ def command(
     lm = load(options.model_name(model), max_length=max_length, adapter=adapter, dtype=dtype, device=device)
     if lm.runtime.adapter is not None and not as_json:
         typer.echo(
-            f"gerund: its adapter, which was trained under {lm.encoder.attention.name}, is awake under every plan; "
+            f"gerund: its adapter, which was trained under {lm.encoder.attention.name}, is active under every plan; "
             "--adapter none tunes the weights alone",
             err=True,
         )
     with lock, goes_on():
-        from gerund.evaluation.report.tuning import write_tuning
+        from gerund.reporting.pages.tuning import write_tuning
 
         done = tune(
             lm,
             chosen,
-            settings,
+            config,
             plans=names,
             poolings=_names(pooling),
             budget=budget,
             folder=output,
-            tell=Teller(),
+            reporter=ProgressReporter(),
         )
-        page = write_tuning(output, done, lm, chosen, settings)
+        page = write_tuning(output, done, lm, chosen, config)
     if save is not None:
         _save(lm, done, model, save)
     if as_json:
         typer.echo((output / "tuning.json").read_text(encoding="utf-8"), nl=False)
     else:
-        _tell(done, model, page)
+        _print_choice(done, model, page)
 
 
 def _names(text: str | None) -> list[str]:
@@ -113,12 +113,12 @@ def _names(text: str | None) -> list[str]:
 
 def _chosen(
     names: str | None, data: Path, changes: list[str], *, limit: int | None, seed: int, prompts: str
-) -> tuple[list["Task"], "Settings"]:
+) -> tuple[list["Task"], "EvaluationConfig"]:
     """Return what is chosen on: validation splits, or what there is where no task has one."""
     from gerund.errors import ConfigError
     from gerund.evaluation.prompts import prompt_set
     from gerund.evaluation.registry import select, tasks_in, with_options
-    from gerund.evaluation.task import Settings
+    from gerund.evaluation.task import EvaluationConfig
 
     if names is None:
         found = [task for task in tasks_in(data) if task.kind in _DEFAULT_KINDS and task.has_validation]
@@ -143,8 +143,8 @@ def _chosen(
             err=True,
         )
     by_task = prompt_set(prompts, [task.name for task in found])
-    settings = Settings(seed=seed, limit=limit, prompts=by_task, split="validation" if with_split else "test")
-    return with_options(found, changes), settings
+    config = EvaluationConfig(seed=seed, limit=limit, prompts=by_task, split="validation" if with_split else "test")
+    return with_options(found, changes), config
 
 
 def _save(lm: "LanguageModel", done: "Tuned", model: str, folder: Path) -> None:
@@ -164,7 +164,7 @@ def _save(lm: "LanguageModel", done: "Tuned", model: str, folder: Path) -> None:
     )
 
 
-def _tell(done: "Tuned", model: str, page: Path) -> None:
+def _print_choice(done: "Tuned", model: str, page: Path) -> None:
     best, baseline = done.best, done.baseline
     typer.echo(f"{best.label}: {100 * best.mean:.2f} (causal {100 * baseline.mean:.2f}), of {len(done.trials)} tried")
     plan = best.plan

@@ -1,4 +1,4 @@
-"""The steps of the demo: searching, writing, ranking, filling gaps, proving that nothing was lost.
+"""The steps of the demo: searching, writing, ranking, filling gaps, verifying that nothing was lost.
 
 Knows: the verbs of ``LanguageModel``, the texts that come with the demo. Does not know: pages, the command line.
 """
@@ -14,7 +14,7 @@ import torch
 
 from gerund.attention.plan import AttentionPlan
 from gerund.config import Rerank, Sampling
-from gerund.demo.findings import Filled, Fitting, Found, Hit, Proof, Scored, Written
+from gerund.demo.results import Filled, Fitting, Hit, Scored, SearchResults, Verification, Written
 from gerund.demo.texts import read_beginnings, read_gaps, read_passages
 from gerund.entry import load
 from gerund.errors import GerundError
@@ -61,7 +61,7 @@ class Demo:
         """Read the texts.
 
         Args:
-            model: a folder or hub id; None for the embedded default.
+            model: a folder or hub id; None for the bundled model.
             device: as in ``gerund.load``.
         """
         self.model = model
@@ -106,12 +106,12 @@ class Demo:
         self.seconds[step] = self.seconds.get(step, 0.0) + time.perf_counter() - start
 
     def start(self) -> LanguageModel:
-        """Load the model; loading proves that the attention plan reaches every layer.
+        """Load the model; loading verifies that the attention plan reaches every layer.
 
         A small model leaves the process with one thread: several would wait for each other longer than they
         compute, and much longer still where something else keeps a core busy.
         """
-        with self.timed("load and prove the plan"):
+        with self.timed("load and verify the plan"):
             threads = torch.get_num_threads()
             torch.set_num_threads(1)
             self.lm = load(self.model, device=self.device)
@@ -120,12 +120,12 @@ class Demo:
                 torch.set_num_threads(threads)
         return self.lm
 
-    def search(self) -> Found:
+    def search(self) -> SearchResults:
         """Embed collection and searches, and answer them."""
         with self.timed(f"embed {len(self.documents) + len(self.queries)} texts"):
             return self._found(self.lm, self.lm.encoder.attention.name)
 
-    def baseline(self) -> Found:
+    def baseline(self) -> SearchResults:
         """Do the same with causal attention, no adapter and the mean: what the conversion is measured against."""
         with self.timed("the causal baseline"):
             lm = load(self.model, attention="causal", pooling="mean", adapter=NO_ADAPTER, device=self.device)
@@ -147,11 +147,11 @@ class Demo:
     def choose(self) -> tuple[Fitting, ...]:
         """Let the scorer choose the sentence that follows each beginning."""
         with self.timed("choose what fits"):
-            lots = [(item.right, *item.wrong) for item in self.beginnings]
-            scores = self.lm.score([item.text for item in self.beginnings], lots)
+            candidates = [(item.right, *item.wrong) for item in self.beginnings]
+            scores = self.lm.score([item.text for item in self.beginnings], candidates)
         chosen = []
-        for item, lot, row in zip(self.beginnings, lots, scores, strict=True):
-            rows = sorted(map(Scored, lot, row), key=lambda one: -one.score)
+        for item, texts, row in zip(self.beginnings, candidates, scores, strict=True):
+            rows = sorted(map(Scored, texts, row), key=lambda one: -one.score)
             chosen.append(Fitting(item.text, tuple(rows), item.right))
         return tuple(chosen)
 
@@ -174,8 +174,8 @@ class Demo:
         return tuple(filled)
 
     def inspect_attention(self) -> tuple[AttentionInspection, AttentionPlan]:
-        """Record where the layers look, before and after the sink is hidden; and through which plan."""
-        with self.timed("look where the layers look"):
+        """Record the attention of the layers, before and after the sink is hidden; and under which plan."""
+        with self.timed("inspect the attention"):
             own = self.lm.encoder.attention
             plan, lm = own, self.lm
             if not any(view.hidden for view in self.lm.runtime.plan.views):
@@ -188,7 +188,7 @@ class Demo:
                     self.missing.append(f"Attention is not shown without the sink: {error}.")
             return inspect_attention(lm.runtime, EXAMPLE_TEXTS), plan.with_defaults(self.lm.n_layers)
 
-    def prove(self, prompt: str, max_new_tokens: int = 24) -> Proof:
+    def verify(self, prompt: str, max_new_tokens: int = 24) -> Verification:
         """Compare with the folder as plain transformers opens it: every logit, and a greedy continuation."""
         with self.timed("compare with plain transformers"):
             # AutoModelForCausalLM.from_pretrained: no plan, none of our attention functions.
@@ -196,7 +196,7 @@ class Demo:
             texts = [prompt, *(item.text for item in self.queries)]
             return _compare(self.lm, plain.to(self.lm.device), texts, max_new_tokens)
 
-    def _found(self, lm: LanguageModel, name: str) -> Found:
+    def _found(self, lm: LanguageModel, name: str) -> SearchResults:
         documents = lm.encode([item.text for item in self.documents], show_progress=False)
         queries = lm.encode([item.text for item in self.queries], show_progress=False)
         self.vectors[name] = documents
@@ -206,7 +206,7 @@ class Demo:
             hits = [(self.documents[place], float(scores[place])) for place in best]
             answers.append(tuple(Hit(item.text, score, item.topic == query.topic) for item, score in hits))
         right = np.mean([hit.right for hits in answers for hit in hits])
-        return Found(name, tuple(answers), float(right), self._neighbours(lm, documents))
+        return SearchResults(name, tuple(answers), float(right), self._neighbours(lm, documents))
 
     def _neighbours(self, lm: LanguageModel, documents: np.ndarray) -> float:
         topics = np.array(self.topics)
@@ -217,7 +217,7 @@ class Demo:
 
 
 @torch.no_grad()
-def _compare(lm: LanguageModel, plain: Any, texts: list[str], max_new_tokens: int) -> Proof:
+def _compare(lm: LanguageModel, plain: Any, texts: list[str], max_new_tokens: int) -> Verification:
     tokens = numbers = 0
     difference = 0.0
     for text in texts:
@@ -229,4 +229,4 @@ def _compare(lm: LanguageModel, plain: Any, texts: list[str], max_new_tokens: in
     ids = lm.tokenizer(texts[0], return_tensors="pt").input_ids.to(lm.device)
     settings = {"max_new_tokens": max_new_tokens, "do_sample": False, "pad_token_id": lm.tokenizer.pad_token_id or 0}
     same = [model.generate(ids, attention_mask=torch.ones_like(ids), **settings) for model in (lm.model, plain)]
-    return Proof(tokens, numbers, difference, torch.equal(*same))
+    return Verification(tokens, numbers, difference, torch.equal(*same))

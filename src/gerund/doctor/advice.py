@@ -1,11 +1,11 @@
-"""Plain sentences: what the findings mean and what to do about them.
+"""Plain sentences: what the results mean and what to do about them.
 
-Knows: findings. Does not know: models.
+Knows: results. Does not know: models.
 """
 
 from collections.abc import Callable
 
-from gerund.doctor.findings import SINK, Diagnosis, LayerFinding, spans
+from gerund.doctor.results import SINK, Diagnosis, LayerResult, spans
 
 
 def advise(found: Diagnosis) -> list[str]:
@@ -48,7 +48,7 @@ def _checks(found: Diagnosis) -> list[str]:
 
 
 def _sinks(found: Diagnosis) -> list[str]:
-    high = max(SINK, 2 * found.even_share)
+    high = max(SINK, 2 * found.even_fraction)
     sinks = [layer for layer in found.layers if layer.sink_before >= high]
     if not sinks and not found.reached:
         return []
@@ -56,17 +56,17 @@ def _sinks(found: Diagnosis) -> list[str]:
         strongest = max(layer.sink_before for layer in found.layers)
         return [
             f"No layer leans on the first token (at most {strongest:.0%}, where even attention would give it "
-            f"{found.even_share:.0%}): there is no sink to hide, so a mask0 plan gains little over inplace-bidir."
+            f"{found.even_fraction:.0%}): there is no sink to hide, so a mask0 plan gains little over inplace-bidir."
         ]
-    share = sum(layer.sink_before for layer in sinks) / len(sinks)
+    fraction = sum(layer.sink_before for layer in sinks) / len(sinks)
     one = len(sinks) == 1
     return [
-        f"{_layers(sinks)} {'gives' if one else 'give'} {share:.0%} of {'its' if one else 'their'} attention to the "
+        f"{_layers(sinks)} {'gives' if one else 'give'} {fraction:.0%} of {'its' if one else 'their'} attention to the "
         f"first token{_remedy(found, sinks, high)}"
     ]
 
 
-def _remedy(found: Diagnosis, sinks: list[LayerFinding], high: float) -> str:
+def _remedy(found: Diagnosis, sinks: list[LayerResult], high: float) -> str:
     """Say what becomes of the sinks under the plan, as the end of a sentence."""
     name = found.plan.name
     # LBW, section 3.5, finding 4: hidden too early, the sink comes back at the next token.
@@ -119,5 +119,5 @@ def _tokenizer(found: Diagnosis) -> list[str]:
     return [sentence() for applies, sentence in cases if applies]
 
 
-def _layers(layers: list[LayerFinding]) -> str:
+def _layers(layers: list[LayerResult]) -> str:
     return spans([layer.layer for layer in layers]).capitalize()

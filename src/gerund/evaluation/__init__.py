@@ -1,6 +1,6 @@
 """Measures both sides of the trade, representation and generation, with the field's own evaluators.
 
->>> from gerund.evaluation import Settings, evaluate, contenders_of, select
+>>> from gerund.evaluation import EvaluationConfig, evaluate, select, systems_of
 >>> select(["sts/stsb"], None)
 Traceback (most recent call last):
 ...
@@ -11,41 +11,39 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gerund.evaluation.lm_eval import lm_eval_model
-    from gerund.evaluation.mteb_encoder import MTEBEncoder
+    from gerund.evaluation.mteb import MTEBEncoder
     from gerund.evaluation.registry import select, tasks_in
-    from gerund.evaluation.report import write_report
-    from gerund.evaluation.run import contenders_of, evaluate
-    from gerund.evaluation.task import Score, Settings, Task
+    from gerund.evaluation.run import evaluate
+    from gerund.evaluation.systems.selection import systems_of
+    from gerund.evaluation.task import EvaluationConfig, Score, Task
+    from gerund.evaluation.tasks.lm_eval import lm_eval_model
     from gerund.evaluation.tuning import tune
 
 # Imported on first use: mteb alone takes seconds.
 _WHERE = {
-    "MTEBEncoder": "mteb_encoder",
+    "EvaluationConfig": "task",
+    "MTEBEncoder": "mteb",
     "Score": "task",
-    "Settings": "task",
     "Task": "task",
-    "contenders_of": "run",
     "evaluate": "run",
-    "lm_eval_model": "lm_eval",
+    "lm_eval_model": "tasks.lm_eval",
     "select": "registry",
+    "systems_of": "systems.selection",
     "tasks_in": "registry",
     "tune": "tuning",
-    "write_report": "report",
 }
 
 __all__ = [
+    "EvaluationConfig",
     "MTEBEncoder",
     "Score",
-    "Settings",
     "Task",
-    "contenders_of",
     "evaluate",
     "lm_eval_model",
     "select",
+    "systems_of",
     "tasks_in",
     "tune",
-    "write_report",
 ]
 
 

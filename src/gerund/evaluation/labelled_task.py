@@ -1,4 +1,4 @@
-"""What tasks on labelled texts in splits have in common: their files, the split that is scored, a limit's draw.
+"""What tasks on labelled texts in splits have in common: their files, the split that is scored, samples of them.
 
 Knows: folders of labelled texts. Does not know: what is measured on them.
 """
@@ -11,7 +11,7 @@ import numpy as np
 
 from gerund.errors import DataError
 from gerund.evaluation.sets.labelled import check_labels, labelled_splits, read_labelled
-from gerund.evaluation.task import LabelledTexts, Settings, Side, Task
+from gerund.evaluation.task import EvaluationConfig, LabelledTexts, Side, Task
 
 FOLDER = "classification"
 
@@ -20,12 +20,13 @@ FOLDER = "classification"
 class LabelledTask(Task):
     """A task on a folder of labelled texts.
 
-    ``settings.limit`` is at most so many texts of each split, drawn by ``settings.seed`` since files are often
+    ``config.limit`` is at most so many texts of each split, sampled by ``config.seed`` since files are often
     sorted by label.
     """
 
     side: ClassVar[Side] = "representation"
-    needs: ClassVar[tuple[str, ...]] = ("train", "test")
+    data_folder: ClassVar[str] = FOLDER
+    needed_splits: ClassVar[tuple[str, ...]] = ("train", "test")
 
     @property
     def splits(self) -> dict[str, Path]:
@@ -48,28 +49,28 @@ class LabelledTask(Task):
             raise DataError(f"{self.files[0].parent}: there is no file of the {split} split")
         return path
 
-    def scored(self, settings: Settings) -> LabelledTexts:
+    def scored(self, config: EvaluationConfig) -> LabelledTexts:
         """Return the texts that are scored.
 
         Raises:
             DataError: a file is malformed.
         """
-        return drawn(read_labelled(self.split_file(settings.split)), settings)
+        return sampled(read_labelled(self.split_file(config.split)), config)
 
-    def learnt_and_scored(self, settings: Settings) -> tuple[LabelledTexts, LabelledTexts]:
+    def learnt_and_scored(self, config: EvaluationConfig) -> tuple[LabelledTexts, LabelledTexts]:
         """Return the training texts and those that are scored.
 
         Raises:
             DataError: a file is malformed, or a label is only among what is scored.
         """
-        train_path, test_path = self.split_file("train"), self.split_file(settings.split)
+        train_path, test_path = self.split_file("train"), self.split_file(config.split)
         train, test = read_labelled(train_path), read_labelled(test_path)
         check_labels(train, test, train_path=train_path, test_path=test_path)
-        return drawn(train, settings), drawn(test, settings)
+        return sampled(train, config), sampled(test, config)
 
-    def picture_data(self, settings: Settings) -> LabelledTexts:
+    def picture_data(self, config: EvaluationConfig) -> LabelledTexts:
         """Return the texts that are scored."""
-        return self.scored(settings)
+        return self.scored(config)
 
 
 AnyLabelledTask = TypeVar("AnyLabelledTask", bound=LabelledTask)
@@ -80,28 +81,28 @@ def labelled_tasks(kind: type[AnyLabelledTask], folder: Path) -> list[AnyLabelle
     found = []
     for place in sorted(path for path in (folder / FOLDER).glob("*") if path.is_dir()):
         splits = labelled_splits(place)
-        if set(kind.needs) <= splits.keys():
+        if set(kind.needed_splits) <= splits.keys():
             found.append(kind(name=f"{kind.kind}/{place.name}", files=tuple(splits.values())))
     return found
 
 
-def drawn(texts: LabelledTexts, settings: Settings) -> LabelledTexts:
-    """Return at most ``settings.limit`` texts, drawn by the seed and in their order."""
-    if settings.limit is None or settings.limit >= len(texts.texts):
+def sampled(texts: LabelledTexts, config: EvaluationConfig) -> LabelledTexts:
+    """Return at most ``config.limit`` texts, sampled by the seed and in their order."""
+    if config.limit is None or config.limit >= len(texts.texts):
         return texts
-    order = np.random.default_rng(settings.seed).permutation(len(texts.texts))
-    return chosen(texts, sorted(order[: settings.limit].tolist()))
+    order = np.random.default_rng(config.seed).permutation(len(texts.texts))
+    return chosen(texts, sorted(order[: config.limit].tolist()))
 
 
 def by_label(labels: list[str], seed: int, number: int) -> list[list[int]]:
     """Return the places of each label's examples in a random order, label after label.
 
-    The first so many of each are a draw; a smaller draw is part of a larger one.
+    The first so many of each are a sample; a smaller sample is part of a larger one.
 
     Args:
-        labels: of the examples that are drawn from.
+        labels: of the examples that are sampled from.
         seed: the evaluation's.
-        number: of the draw.
+        number: of the sample.
     """
     places: dict[str, list[int]] = {}
     for place, label in enumerate(labels):

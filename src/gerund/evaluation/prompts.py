@@ -9,6 +9,7 @@ from pathlib import Path
 import yaml
 
 from gerund.errors import ConfigError, DataError, unknown_name
+from gerund.evaluation.registry import task_classes
 
 _STS = "STS*"
 _STS_TASKS = ("BIOSSES", "SICK-R")
@@ -55,31 +56,15 @@ _SETS: Mapping[str, tuple[Mapping[str, str], str]] = {
 }
 _NONE = "none"
 _FILES = (".yaml", ".yml")
-# Kinds of tasks that read a prompt.
-_KINDS = (
-    "sts",
-    "pair-classification",
-    "retrieval",
-    "reranking",
-    "classification",
-    "linear-probe",
-    "few-shot",
-    "zero-shot",
-    "clustering",
-    "ner",
-    "pos",
-    "chunking",
-    "mteb",
-)
 
 
 def prompt_set(name: str | Path, task_names: Sequence[str]) -> Mapping[str, str]:
-    """Return the prompts of tasks, ready for ``Settings.prompts``.
+    """Return the prompts of tasks, ready for ``EvaluationConfig.prompts``.
 
     A paper's instruction goes to the task of that name (``mteb/Banking77Classification``) and to local tasks
     that are called so, with or without their kind and in any spelling (``classification/banking77``,
     ``clustering/twentynewsgroups``, ``retrieval/nfcorpus``); every STS task has the papers' one for STS. Tasks
-    without an instruction get none and are read with the encoder's own prompt.
+    without an instruction get none and are encoded with the encoder's own prompt.
 
     Args:
         name: ``none``, ``lbw``, ``magnet``, or a YAML file with a mapping from task or kind to the prompt as it
@@ -133,7 +118,8 @@ def _from_file(path: Path, task_names: Sequence[str]) -> dict[str, str]:
         raise DataError(f"{path}: not valid YAML ({' '.join(str(error).split())})") from error
     if not isinstance(content, dict):
         raise ConfigError(f"{path}: prompts are a mapping from task or kind to text")
-    kinds = list(dict.fromkeys([*_KINDS, *(task.partition("/")[0] for task in task_names)]))
+    prompted = [one.kind for one in task_classes() if one.reads_plan]
+    kinds = list(dict.fromkeys([*prompted, *(task.partition("/")[0] for task in task_names)]))
     for key, prompt in content.items():
         if not isinstance(key, str) or not isinstance(prompt, str):
             raise ConfigError(f"{path}: the prompt of {key!r} is no text")

@@ -1,4 +1,6 @@
-"""Which tasks a folder of data holds, and which of them a name means.
+"""Which tasks there are, which of them a folder of data holds, and which a name means.
+
+A task is made known by the name of its module in ``TASKS``; what else is to be known, its module says.
 
 Knows: the modules of tasks, names. Does not know: how anything is measured.
 """
@@ -15,8 +17,7 @@ from gerund.errors import ConfigError, DataError
 from gerund.evaluation.results import options_of
 from gerund.evaluation.task import Task
 
-# In the order of tables.
-_MODULES = (
+TASKS = (
     "sts",
     "pair_classification",
     "retrieval",
@@ -36,13 +37,14 @@ _MODULES = (
     "suffix_identification",
     "human_or_generated",
     "writing",
-    "lm_eval_named",
+    "lm_eval",
 )
+"""Modules in ``tasks``, in the order of tables."""
+
 SIDES = ("representation", "tokens", "generation")
 ALL = "all"
-# Kinds of tasks on local data, some of which a folder may lack.
-_KINDS = {name.replace("_", "-") for name in _MODULES} | {"infilling", "ner", "pos", "chunking"}
-_PREFIXES = {"mteb": "mteb_named", "lm-eval": "lm_eval_named"}
+# Modules whose tasks are fetched by name, by their kind.
+_FETCHED = {"mteb": "mteb", "lm-eval": "lm_eval"}
 MTEB15 = "MTEB15"
 
 
@@ -56,25 +58,28 @@ def tasks_in(folder: Path | None) -> list[Task]:
         return []
     if not folder.is_dir():
         raise DataError(f"{folder}: no such folder")
-    return [task for name in _MODULES for task in _module(name).find(folder)]
+    return [task for name in TASKS for task in _module(name).find(folder)]
+
+
+def task_classes() -> list[type[Task]]:
+    """Return the classes of tasks that have a kind, in the order of tables; those that are only fetched come last."""
+    modules = [_module(name) for name in dict.fromkeys((*TASKS, *_FETCHED.values()))]
+    return [
+        item
+        for module in modules
+        for item in vars(module).values()
+        if isinstance(item, type)
+        and issubclass(item, Task)
+        and item.__module__ == module.__name__
+        and hasattr(item, "kind")
+    ]
 
 
 def unused_files(folder: Path, tasks: Iterable[Task]) -> list[Path]:
-    """Return the files in a folder of data that no task reads, training files apart: mostly slips in a name."""
+    """Return the files in a folder of data that no task uses, training files apart: mostly slips in a name."""
     known = {path for task in tasks for path in task.files}
-    folders = [
-        "sts",
-        "pairs",
-        "retrieval",
-        "quotations",
-        "classification",
-        "clustering",
-        "tokens",
-        "lm",
-        "suffix",
-        "last_word",
-    ]
-    found = (path for kind in folders for path in sorted((folder / kind).rglob("*")))
+    folders = dict.fromkeys(one.data_folder for one in task_classes() if one.data_folder)
+    found = (path for own in folders for path in sorted((folder / own).rglob("*")))
     return [path for path in found if path.is_file() and path not in known and "train" not in path.name]
 
 
@@ -108,8 +113,8 @@ def with_options(tasks: Iterable[Task], settings: Sequence[str]) -> list[Task]:
     changed = list(tasks)
     for setting in settings:
         target, _, value = setting.partition("=")
-        who, _, option = target.rpartition(".")
-        places = [place for place, task in enumerate(changed) if who in (task.kind, task.name)]
+        named, _, option = target.rpartition(".")
+        places = [place for place, task in enumerate(changed) if named in (task.kind, task.name)]
         if not places or not value:
             names = sorted({task.kind for task in changed})
             raise ConfigError(
@@ -147,7 +152,7 @@ def option_help(task: Task) -> dict[str, str]:
 
 def _local(name: str, tasks: list[Task]) -> list[Task]:
     if name == ALL:
-        return [task for task in tasks if task.kind != "lm-eval" and not task.by_name_only]
+        return [task for task in tasks if task.in_all and not task.by_name_only]
     for fits in (
         lambda task: task.name == name,
         lambda task: name == task.kind or (name == task.side and not task.by_name_only),
@@ -164,18 +169,18 @@ def _local(name: str, tasks: list[Task]) -> list[Task]:
 def _fetched(name: str, local: list[Task], folder: Path | None) -> list[Task]:
     """Return the tasks of a name that is none of the folder's: from MTEB or lm-evaluation-harness."""
     prefix, slash, bare = name.partition("/")
-    if slash and prefix in _PREFIXES:
-        module = _module(_PREFIXES[prefix])
+    if slash and prefix in _FETCHED:
+        module = _module(_FETCHED[prefix])
         if bare in module.known_names():
             return list(module.named_tasks([bare]))
         raise ConfigError(f"unknown task {name!r}{_near(bare, module.known_names(), f'{prefix}/')}")
     if name == MTEB15:
-        return list(_module("mteb_named").named_tasks([MTEB15]))
+        return list(_module("mteb").named_tasks([MTEB15]))
     offered = [task.name for task in local] + [task.title for task in local] + [task.kind for task in local]
     close = _near(name, offered)
-    if slash or close or name in _KINDS:
+    if slash or close or name in {one.kind for one in task_classes()} - {"mteb"}:
         raise ConfigError(f"unknown task {name!r}{close or _where(folder, local)}")
-    mteb = _module("mteb_named")
+    mteb = _module("mteb")
     if name in mteb.known_names():
         return list(mteb.named_tasks([name]))
     # The data come first: more often it is they that are missing than that one of MTEB's is meant.

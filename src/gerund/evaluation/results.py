@@ -1,6 +1,6 @@
 """Finished scores, one file each, so that an interrupted evaluation goes on and a later one can join it.
 
-A score counts as finished when task, options, settings, data and contender are the same; what differs is
+A score counts as finished when task, options, config, data and system are the same; what differs is
 measured again and supersedes it in the report.
 
 Knows: JSON, files. Does not know: how anything is measured.
@@ -16,12 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from gerund.errors import DataError
-from gerund.evaluation.contender import Contender
-from gerund.evaluation.task import Score, Settings, Task
+from gerund.evaluation.systems.base import System
+from gerund.evaluation.task import EvaluationConfig, Score, Task
 from gerund.jobs.files import write_whole
 from gerund.version import __version__
 
-FORMAT = 1
+FORMAT = 2
+# Names of the first format, and what they are called now.
+_RENAMED = {"contender": "system", "reading": "description", "settings": "config"}
 _FOLDER = "scores"
 
 
@@ -36,23 +38,23 @@ class Result:
     side: str
     """``representation``, ``tokens`` or ``generation``."""
     unit: str
-    """``percent`` (of fractions of 1), ``perplexity``, ``bits`` or ``share``."""
+    """``percent`` (of fractions of 1), ``perplexity``, ``bits`` or ``fraction``."""
     higher_is_better: bool
     """Which way is up."""
     reads_plan: bool
-    """Whether it depends on how the model is read, or only on the weights."""
-    contender: str
-    """What tables call the model under its reading."""
-    reading: Mapping[str, Any]
+    """Whether it depends on the encoder config, or only on the weights."""
+    system: str
+    """What tables call the system."""
+    description: Mapping[str, Any]
     """Model, plan, pooling, fingerprint."""
     score: Score
     """What was measured."""
     options: Mapping[str, Any]
     """The task's options."""
-    settings: Mapping[str, Any]
+    config: Mapping[str, Any]
     """Seed, limit, split and prompts."""
     key: str
-    """Hash of everything that decides the score."""
+    """Hash of everything that the score depends on."""
     seconds: float
     """How long it took."""
     date: str
@@ -61,7 +63,7 @@ class Result:
     """gerund's version."""
 
     @classmethod
-    def of(cls, task: Task, contender: Contender, settings: Settings, score: Score, seconds: float) -> "Result":
+    def of(cls, task: Task, system: System, config: EvaluationConfig, score: Score, seconds: float) -> "Result":
         """Return a fresh score with all that it depends on."""
         return cls(
             task=task.name,
@@ -70,12 +72,12 @@ class Result:
             unit=task.unit,
             higher_is_better=task.higher_is_better,
             reads_plan=task.reads_plan,
-            contender=contender.label,
-            reading=contender.reading(),
+            system=system.label,
+            description=system.describe(),
             score=score,
             options=options_of(task),
-            settings=settings.to_dict(),
-            key=key_of(task, contender, settings),
+            config=config.to_dict(),
+            key=key_of(task, system, config),
             seconds=round(seconds, 3),
             date=datetime.now(UTC).isoformat(timespec="seconds"),
             version=__version__,
@@ -99,16 +101,16 @@ def options_of(task: Task) -> dict[str, Any]:
     return {item.name: getattr(task, item.name) for item in fields(task) if "help" in item.metadata}
 
 
-def key_of(task: Task, contender: Contender, settings: Settings) -> str:
-    """Return the hash of everything that decides a score: 16 hexadecimal digits."""
-    who = contender.decides if task.reads_plan else contender.decides_writing
-    if task.reads_adapter and contender.infill_adapter:
-        who += f"-{contender.infill_adapter}"
-    if task.reads_scorer and contender.scorer is not None:
-        who += f"-{contender.decides}-{contender.scorer.fingerprint}"
-    relevant = {**settings.to_dict(), "prompts": task.prompt(settings) if task.reads_plan else None}
+def key_of(task: Task, system: System, config: EvaluationConfig) -> str:
+    """Return the hash of everything that a score depends on: 16 hexadecimal digits."""
+    system_key = system.cache_key if task.reads_plan else system.weights_key
+    if task.reads_adapter and system.infill_adapter:
+        system_key += f"-{system.infill_adapter}"
+    if task.reads_scorer and system.scorer is not None:
+        system_key += f"-{system.cache_key}-{system.scorer.fingerprint}"
+    relevant = {**config.to_dict(), "prompts": task.prompt(config) if task.reads_plan else None}
     parts = [task.name, json.dumps(options_of(task), sort_keys=True, default=str)]
-    parts += [json.dumps(relevant, sort_keys=True), who, _digest((*task.files, *task.also_read))]
+    parts += [json.dumps(relevant, sort_keys=True), system_key, _digest((*task.files, *task.also_read))]
     return hashlib.blake2b("\n".join(parts).encode(), digest_size=8).hexdigest()
 
 
@@ -118,21 +120,21 @@ class ResultStore:
     def __init__(self, folder: Path) -> None:
         self.folder = folder / _FOLDER
 
-    def find(self, task: Task, contender: Contender, settings: Settings) -> Result | None:
-        """Return the finished score, under the contender's present name; None when it is still to be measured."""
-        path = self._path(task.name, key_of(task, contender, settings))
+    def find(self, task: Task, system: System, config: EvaluationConfig) -> Result | None:
+        """Return the finished score, under the system's present name; None when it is still to be measured."""
+        path = self._path(task.name, key_of(task, system, config))
         if not path.is_file():
             return None
         found = _read(path)
-        return Result(**{**_shallow(found), "contender": contender.label, "reading": contender.reading()})
+        return Result(**{**_shallow(found), "system": system.label, "description": system.describe()})
 
-    def add(self, task: Task, contender: Contender, settings: Settings, score: Score, seconds: float) -> Result:
+    def add(self, task: Task, system: System, config: EvaluationConfig, score: Score, seconds: float) -> Result:
         """Keep a score; written whole or not at all.
 
         Raises:
             ResourceError: the disk is full.
         """
-        result = Result.of(task, contender, settings, score, seconds)
+        result = Result.of(task, system, config, score, seconds)
         path = self._path(task.name, result.key)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, json.dumps({"format": FORMAT, **result.to_dict()}, indent=1, ensure_ascii=False, default=str))
@@ -154,7 +156,11 @@ def _shallow(result: Result) -> dict[str, Any]:
 def _read(path: Path) -> Result:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-        if data.pop("format") != FORMAT:
+        written = data.pop("format")
+        if written == 1:
+            data = {_RENAMED.get(name, name): value for name, value in data.items()}
+            data["unit"] = "fraction" if data["unit"] == "share" else data["unit"]
+        elif written != FORMAT:
             raise DataError(f"{path} was written by another version of gerund; choose another output folder")
         return Result.from_dict(data)
     except (ValueError, KeyError, TypeError) as error:
@@ -175,7 +181,7 @@ def _digest(files: tuple[Path, ...]) -> str:
 
 @lru_cache(maxsize=256)
 def _file_digest(path: Path, changed: int, size: int) -> bytes:
-    """Return a hash of a file, read once for all contenders as long as it stays as it is."""
+    """Return a hash of a file, read once for all systems as long as it stays as it is."""
     del changed, size
     with path.open("rb") as file:
         return hashlib.file_digest(file, "blake2b").digest()

@@ -1,42 +1,41 @@
-"""What an evaluation task is, what it is told, and what it gives back.
+"""What an evaluation task is, its config, and what it gives back.
 
 A task is a frozen dataclass: its fields are its options, its ``kind`` the first half of its name
-(``sts/stsb``). Each module of tasks has a function ``find(folder)`` that returns the tasks whose data lie in
-a folder; ``registry`` knows the modules.
+(``sts/stsb``). A task is one module in ``tasks`` with all that belongs to it: the class with its options and checks,
+what it measures, and a function ``find(folder)`` that returns the tasks whose data lie in a folder. One line in
+``registry`` makes it known.
 
-Knows: names, files, metrics. Does not know: models.
+Knows: names, files, metrics, what systems can do. Does not know: models.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
 from gerund.errors import ConfigError
-
-if TYPE_CHECKING:
-    from gerund.evaluation.contender import Contender
+from gerund.evaluation.systems.base import Generates
 
 Side = Literal["representation", "tokens", "generation"]
-Unit = Literal["percent", "perplexity", "bits", "share"]
+Unit = Literal["percent", "perplexity", "bits", "fraction"]
 Split = Literal["test", "validation"]
 
 
 @dataclass(frozen=True)
-class Settings:
-    """What all tasks of an evaluation are told."""
+class EvaluationConfig:
+    """What holds for all tasks of an evaluation."""
 
     seed: int = 0
-    """Decides every draw: few-shot examples, masked spans, negatives, samples."""
+    """Seed of all sampling: few-shot examples, masked spans, negatives, generated texts."""
 
     limit: int | None = None
     """At most so many examples (queries, sentences, documents) a task; for a quick look."""
 
     prompts: Mapping[str, str] = field(default_factory=dict)
-    """Prompts by task name or kind; a task that has none is read with the encoder's own prompt."""
+    """Prompts by task name or kind; a task that has none is encoded with the encoder's own prompt."""
 
     split: Split = "test"
     """Which split is scored; ``validation`` where something is still being chosen."""
@@ -49,7 +48,7 @@ class Settings:
             raise ConfigError(f"limit={self.limit} leaves nothing to score")
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what decides the scores, ready for JSON."""
+        """Return what scores depend on, ready for JSON."""
         return {"seed": self.seed, "limit": self.limit, "prompts": dict(self.prompts), "split": self.split}
 
 
@@ -124,7 +123,7 @@ class Task(ABC):
 
     Attributes:
         name: ``kind/name``.
-        files: the data; their bytes decide whether a finished score still counts. Empty for what is fetched.
+        files: the data; a finished score counts as long as their bytes are the same. Empty for what is fetched.
     """
 
     kind: ClassVar[str]
@@ -135,20 +134,25 @@ class Task(ABC):
     reads_plan: ClassVar[bool] = True
     # Whether a score that does not depend on the plan depends on an adapter, as filling gaps does.
     reads_adapter: ClassVar[bool] = False
-    takes_bm25: ClassVar[bool] = False
-    # Whether a vector for each whole text is all that it asks of a model.
-    takes_vectors: ClassVar[bool] = False
-    # Whether the model must say how probable a text is, whatever the options.
-    always_needs_likelihoods: ClassVar[bool] = False
+    # The protocol of ``systems.base`` that a system must satisfy to take part.
+    requires: ClassVar[type] = Generates
     # Whether it takes so long that a side's name and `all` do not mean it.
     by_name_only: ClassVar[bool] = False
+    # Whether `all` means it.
+    in_all: ClassVar[bool] = True
+    # The folder of the data folder that its files lie in; empty where they lie with another task's.
+    data_folder: ClassVar[str] = ""
 
     name: str
     files: tuple[Path, ...] = ()
 
     @abstractmethod
-    def run(self, contender: "Contender", settings: Settings) -> Score:
+    def run(self, system: Any, config: EvaluationConfig) -> Score:
         """Measure.
+
+        Args:
+            system: one that satisfies ``capability``.
+            config: the evaluation's.
 
         Raises:
             DataError: the data are malformed; the message names file and line.
@@ -160,9 +164,9 @@ class Task(ABC):
         return self.name.partition("/")[2]
 
     @property
-    def needs_likelihoods(self) -> bool:
-        """Whether the model must say how probable a text is, which one with an encoder of its own cannot."""
-        return self.always_needs_likelihoods
+    def capability(self) -> type:
+        """The protocol that a system must satisfy under the options that are set."""
+        return self.requires
 
     @property
     def reads_scorer(self) -> bool:
@@ -171,7 +175,7 @@ class Task(ABC):
 
     @property
     def also_read(self) -> tuple[Path, ...]:
-        """Files besides the data whose bytes decide whether a finished score still counts."""
+        """Files besides the data that a finished score depends on."""
         return ()
 
     @property
@@ -179,33 +183,33 @@ class Task(ABC):
         """Whether there is a split to choose settings on."""
         return False
 
-    def prompt(self, settings: Settings) -> str | None:
+    def prompt(self, config: EvaluationConfig) -> str | None:
         """Return the prompt of this task; None for the encoder's own."""
-        return settings.prompts.get(self.name, settings.prompts.get(self.kind))
+        return config.prompts.get(self.name, config.prompts.get(self.kind))
 
-    def texts(self, settings: Settings) -> list[str]:
+    def texts(self, config: EvaluationConfig) -> list[str]:
         """Return the texts that ``run`` encodes, in any order, repeated or not; none where that is not known."""
-        del settings
+        del config
         return []
 
-    def sentences(self, settings: Settings) -> list[list[str]]:
-        """Return the sentences, as lists of words, whose word vectors ``run`` reads; none for other tasks."""
-        del settings
+    def sentences(self, config: EvaluationConfig) -> list[list[str]]:
+        """Return the sentences, as lists of words, whose word vectors ``run`` uses; none for other tasks."""
+        del config
         return []
 
     @property
     def shifts_words(self) -> bool:
-        """Whether word vectors are read from the outputs before each token."""
+        """Whether word vectors are made of the outputs before each token."""
         return False
 
-    def is_measured(self, contender: "Contender", settings: Settings) -> bool:
+    def is_measured(self, system: Any, config: EvaluationConfig) -> bool:
         """Whether ``run`` takes over what another task's run has left, so that there is nothing to encode."""
-        del contender, settings
+        del system, config
         return False
 
-    def picture_data(self, settings: Settings) -> LabelledTexts | RatedPairs | None:
-        """Return texts whose embeddings are worth a look; None for tasks without."""
-        del settings
+    def picture_data(self, config: EvaluationConfig) -> LabelledTexts | RatedPairs | None:
+        """Return texts whose embeddings are worth a picture; None for tasks without."""
+        del config
         return None
 
 
@@ -222,6 +226,6 @@ class FileTask(Task):
         """Whether there is a validation file."""
         return len(self.files) > 1
 
-    def scored_file(self, settings: Settings) -> Path:
+    def scored_file(self, config: EvaluationConfig) -> Path:
         """Return the file of the split that is scored."""
-        return self.files[1 if settings.split == "validation" else 0]
+        return self.files[1 if config.split == "validation" else 0]

@@ -3,7 +3,7 @@
 All n^2 pairs of k and k0 are too many. "Look Both Ways and No Sink" (section 3.6, finding 5) shows the way: for
 every layout the best k alone; then ``mask0+bidir`` around k = the best of ``inplace-bidir`` and k0 = the best of
 ``mask0-bidir``, where it usually peaks. Where the budget does not allow every k, evenly spread ones are tried and the
-gaps beside the best are halved.
+gaps beside the best are bisected.
 
 Knows: plans, scores. Does not know: tasks' insides, files.
 """
@@ -17,11 +17,11 @@ from statistics import fmean
 from gerund.attention.plan import AttentionPlan
 from gerund.config import EncoderConfig
 from gerund.errors import ConfigError, unknown_name
-from gerund.evaluation.contender import Contender
-from gerund.evaluation.embedding_cache import EmbeddingCache
-from gerund.evaluation.readings import label_of
-from gerund.evaluation.run import Tell, evaluate
-from gerund.evaluation.task import Settings, Task
+from gerund.evaluation.encoder_configs import label_of
+from gerund.evaluation.run import ProgressReporter, evaluate
+from gerund.evaluation.systems.embeddings import EmbeddingCache
+from gerund.evaluation.systems.language_model import language_model_system
+from gerund.evaluation.task import EvaluationConfig, Task
 from gerund.language_model import LanguageModel
 
 BASELINES = ("causal", "echo")
@@ -45,7 +45,7 @@ DEFAULT_BUDGET = 150
 _MOST_EXTENDED = 5
 # Vectors of several plans that are held at once, so that their shared layers run once.
 _MOST_BYTES, _FEWEST_TOGETHER = 1 << 30, 8
-# Shares of the budget: evenly spread k, then the gaps beside the best; the rest is for k0.
+# Fractions of the budget: evenly spread k, then the gaps beside the best; the rest is for k0.
 _SPREAD, _REFINED = 0.65, 0.8
 
 
@@ -54,7 +54,7 @@ class Trial:
     """One setting and how it scored.
 
     Attributes:
-        config: how the model was read.
+        config: the encoder config.
         label: its short name.
         scores: the main metric by task.
     """
@@ -75,7 +75,7 @@ class Trial:
 
     @property
     def converted(self) -> int:
-        """How much of the model is changed: what decides between equal scores."""
+        """How much of the model is changed; of equal scores the one with less is taken."""
         return (self.plan.k or 0) + (self.plan.name != "causal")
 
 
@@ -140,33 +140,33 @@ Measure = Callable[[list[EncoderConfig]], list[Trial]]
 def tune(
     lm: LanguageModel,
     tasks: Sequence[Task],
-    settings: Settings,
+    config: EvaluationConfig,
     *,
     plans: Sequence[str] = PLANS,
     poolings: Sequence[str] = (),
     budget: int = DEFAULT_BUDGET,
     folder: Path | None = None,
-    tell: Tell | None = None,
+    reporter: ProgressReporter | None = None,
 ) -> Tuned:
     """Choose plan, k and k0 (and pooling) by the mean score over tasks.
 
     Args:
         lm: the model.
-        tasks: what counts; each must depend on how the model is read.
-        settings: what the tasks are told; ``split="validation"`` where they have one.
+        tasks: what counts; each must depend on the encoder config.
+        config: of the evaluation; ``split="validation"`` where tasks have one.
         plans: names of the plans that are tried; ``causal`` always is, and the model's own where an adapter was
             trained under it.
         poolings: tried with every plan; none takes the model's own.
         budget: at most so many settings are tried.
         folder: where finished scores are kept, so that an interrupted search goes on.
-        tell: called before and after each measurement.
+        reporter: called before and after each measurement.
 
     Raises:
         ConfigError: an unknown plan, no task, a task that no plan changes, or a budget for nothing.
     """
     demand_choice(tasks, plans, budget)
     configs = [replace(lm.encoder, pooling=pooling) for pooling in poolings or (lm.encoder.pooling,)]
-    search = _Search(_measurer(lm, tasks, settings, folder, tell), lm.n_layers, configs, budget)
+    search = _Search(_measurer(lm, tasks, config, folder, reporter), lm.n_layers, configs, budget)
     search.run(plans, own=None if lm.runtime.adapter is None else lm.encoder.attention.with_defaults(lm.n_layers))
     return search.done
 
@@ -203,8 +203,8 @@ class _Search:
         one_k = [name for name in ONE_K if name in plans]
         if one_k:
             # Nothing has to be left over where no k0 is sought.
-            share, most = (_SPREAD, int(_REFINED * self._budget())) if TWO_K in plans else (1.0, self._budget())
-            places = max(2, int(share * (self._budget() - len(self._tried))) // len(one_k))
+            fraction, most = (_SPREAD, int(_REFINED * self._budget())) if TWO_K in plans else (1.0, self._budget())
+            places = max(2, int(fraction * (self._budget() - len(self._tried))) // len(one_k))
             self._try(AttentionPlan(name, k=k) for name in one_k for k in spread(most_k(name, n), places))
             self._refine(one_k, most)
         if TWO_K in plans:
@@ -224,7 +224,7 @@ class _Search:
         return len(fresh)
 
     def _refine(self, names: list[str], most: int) -> None:
-        """Halve the gaps beside the best k, the most promising layouts first."""
+        """Bisect the gaps beside the best k, the most promising layouts first."""
         while True:
             best = sorted((self.done.best_of(name) for name in names), key=lambda trial: -trial.mean if trial else 0)
             leading = [trial.plan for trial in best[:3] if trial is not None]
@@ -262,15 +262,19 @@ class _Search:
 
 
 def _measurer(
-    lm: LanguageModel, tasks: Sequence[Task], settings: Settings, folder: Path | None, tell: Tell | None
+    lm: LanguageModel,
+    tasks: Sequence[Task],
+    config: EvaluationConfig,
+    folder: Path | None,
+    reporter: ProgressReporter | None,
 ) -> Measure:
-    texts = sum(len(set(task.texts(settings))) for task in tasks)
+    texts = sum(len(set(task.texts(config))) for task in tasks)
     together = max(_FEWEST_TOGETHER, _MOST_BYTES // max(1, 4 * lm.dimensions * texts))
 
     def measure(configs: list[EncoderConfig]) -> list[Trial]:
         trials = []
         for start in range(0, len(configs), together):
-            trials += _measured(lm, configs[start : start + together], tasks, settings, folder, tell)
+            trials += _measured(lm, configs[start : start + together], tasks, config, folder, reporter)
         return trials
 
     return measure
@@ -280,19 +284,20 @@ def _measured(
     lm: LanguageModel,
     configs: list[EncoderConfig],
     tasks: Sequence[Task],
-    settings: Settings,
+    config: EvaluationConfig,
     folder: Path | None,
-    tell: Tell | None,
+    reporter: ProgressReporter | None,
 ) -> list[Trial]:
     cache = EmbeddingCache()  # in memory, and gone afterwards: every plan has vectors of its own
-    labels = [label_of(config, lm.n_layers) for config in configs]
-    contenders = [
-        Contender(label, lm.with_encoder(config), cache) for label, config in zip(labels, configs, strict=True)
+    labels = [label_of(encoder, lm.n_layers) for encoder in configs]
+    systems = [
+        language_model_system(label, lm.with_encoder(encoder), cache)
+        for label, encoder in zip(labels, configs, strict=True)
     ]
     scores: dict[str, dict[str, float]] = {label: {} for label in labels}
-    for result in evaluate(contenders, tasks, settings, folder=folder, tell=tell).results:
-        scores[result.contender][result.task] = result.score.value
-    return [Trial(config, label, scores[label]) for label, config in zip(labels, configs, strict=True)]
+    for result in evaluate(systems, tasks, config, folder=folder, reporter=reporter).results:
+        scores[result.system][result.task] = result.score.value
+    return [Trial(encoder, label, scores[label]) for label, encoder in zip(labels, configs, strict=True)]
 
 
 def most_k(plan: str, n_layers: int) -> int:

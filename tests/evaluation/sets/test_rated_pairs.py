@@ -3,7 +3,7 @@
 import pytest
 
 from gerund.errors import DataError
-from gerund.evaluation.sets.rated_pairs import first_pairs, read_labelled_pairs, read_scored_pairs
+from gerund.evaluation.sets.labelled import first_pairs, read_labelled_pairs, read_scored_pairs
 from gerund.evaluation.task import RatedPairs
 from tests.evaluation.tables import write_lines
 

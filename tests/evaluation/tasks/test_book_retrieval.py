@@ -8,9 +8,10 @@ import pytest
 
 import gerund
 from gerund.errors import ConfigError, DataError
-from gerund.evaluation.contender import Contender
 from gerund.evaluation.results import key_of
-from gerund.evaluation.task import Settings
+from gerund.evaluation.systems.bm25 import BM25System
+from gerund.evaluation.systems.language_model import language_model_system
+from gerund.evaluation.task import EvaluationConfig
 from gerund.evaluation.tasks.book_retrieval import BookRetrieval, find
 
 TITLES = [f"Book{number}" for number in range(3)]
@@ -39,7 +40,7 @@ def lm(tiny_folder):
 
 def test_what_follows_is_found_by_its_words(task, lm):
     assert (task.name, type(task)) == ("book-retrieval/tales", BookRetrieval)
-    score = replace(task, scorer="overlap").run(Contender("tiny", lm), Settings())
+    score = replace(task, scorer="overlap").run(language_model_system("tiny", lm), EvaluationConfig())
     assert (score.main, score.size) == ("recall_at_1", 20)
     # Its own two sentences share more words with a prefix, and the one before it as many.
     assert score.metrics["recall_at_1"] < score.metrics["recall_at_5"] == 1
@@ -47,11 +48,11 @@ def test_what_follows_is_found_by_its_words(task, lm):
 
 
 def test_without_a_scorer_by_vectors(task, lm):
-    score = task.run(Contender("tiny", lm), Settings(limit=6))
+    score = task.run(language_model_system("tiny", lm), EvaluationConfig(limit=6))
     assert score.size == 6
     assert any("cosine" in note for note in score.notes)
     pytest.importorskip("bm25s")
-    best = task.run(Contender("bm25", None), Settings())
+    best = task.run(BM25System(), EvaluationConfig())
     assert best.metrics["recall_at_10"] > score.metrics["recall_at_10"]
 
 
@@ -66,18 +67,18 @@ def test_the_scorers_files_decide_too(task, lm, tmp_path):
     folder = tmp_path / "scorer"
     folder.mkdir()
     (folder / "weights").write_text("1")
-    own, one = replace(task, scorer=str(folder)), Contender("tiny", lm)
-    before = key_of(own, one, Settings())
-    assert before == key_of(own, one, Settings())
+    own, one = replace(task, scorer=str(folder)), language_model_system("tiny", lm)
+    before = key_of(own, one, EvaluationConfig())
+    assert before == key_of(own, one, EvaluationConfig())
     (folder / "weights").write_text("2")
-    assert before != key_of(own, one, Settings())
+    assert before != key_of(own, one, EvaluationConfig())
 
 
 def test_mistakes(task, lm):
     with pytest.raises(DataError, match="no document has two prefixes of 900 words"):
-        replace(task, prefix_words=900).run(Contender("tiny", lm), Settings())
+        replace(task, prefix_words=900).run(language_model_system("tiny", lm), EvaluationConfig())
     with pytest.raises(ConfigError, match="unknown scorer 'overlp'"):
-        replace(task, scorer="overlp").run(Contender("tiny", lm), Settings())
+        replace(task, scorer="overlp").run(language_model_system("tiny", lm), EvaluationConfig())
     with pytest.raises(ConfigError, match="at least 10 words"):
         replace(task, prefix_words=3)
     with pytest.raises(ConfigError, match="two candidates"):

@@ -10,8 +10,8 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import f1_score
 
 from gerund.errors import ConfigError, DataError
-from gerund.evaluation.mteb_runs import mteb_seed
-from gerund.evaluation.task import Settings
+from gerund.evaluation.mteb import mteb_seed
+from gerund.evaluation.task import EvaluationConfig
 from gerund.evaluation.tasks import classification
 from tests.evaluation.tables import Table, forbid_network, random_table, same_vectors, write_lines
 
@@ -50,10 +50,10 @@ def table_of(rows=(*TRAIN, *TEST, *VALID)):
     return Table({text: centres[label] + rng.normal(size=4) for text, label in rows})
 
 
-def expected(table, test, settings, *, per_label=8, runs=10):
+def expected(table, test, config, *, per_label=8, runs=10):
     """Return accuracies and F1 of the runs, and all that was learnt from."""
     ids = {label: place for place, label in enumerate(sorted({label for _, label in TRAIN}))}
-    order, seed = list(range(len(TRAIN))), mteb_seed(settings)
+    order, seed = list(range(len(TRAIN))), mteb_seed(config)
     accuracies, scores, learnt = [], [], set()
     for _ in range(runs):
         np.random.RandomState(seed).shuffle(order)
@@ -79,22 +79,22 @@ def expected(table, test, settings, *, per_label=8, runs=10):
 
 @pytest.mark.parametrize("seed", [0, 7])
 def test_accuracy_is_that_of_logistic_regressions_on_the_same_draws(folder, seed):
-    settings = Settings(seed=seed)
+    config = EvaluationConfig(seed=seed)
     table = table_of()
-    accuracies, f1s, _ = expected(table, TEST, settings)
-    score = task_in(folder).run(table, settings)
+    accuracies, f1s, _ = expected(table, TEST, config)
+    score = task_in(folder).run(table, config)
     assert score.main == "accuracy"
     assert score.value == pytest.approx(np.mean(accuracies), abs=1e-6)
     assert score.metrics["f1"] == pytest.approx(np.mean(f1s), abs=1e-6)
     assert score.spread == pytest.approx(np.std(accuracies), abs=1e-6)
     assert (score.runs, score.size) == (10, 20)
-    assert score == task_in(folder).run(table, settings)
+    assert score == task_in(folder).run(table, config)
 
 
 def test_options_change_the_draws(folder):
     table = table_of()
-    accuracies, _, _ = expected(table, TEST, Settings(), per_label=2, runs=3)
-    score = task_in(folder, per_label=2, runs=3).run(table, Settings())
+    accuracies, _, _ = expected(table, TEST, EvaluationConfig(), per_label=2, runs=3)
+    score = task_in(folder, per_label=2, runs=3).run(table, EvaluationConfig())
     assert score.value == pytest.approx(np.mean(accuracies), abs=1e-6)
     assert score.runs == 3
     for wrong in ({"per_label": 0}, {"runs": 0}):
@@ -104,10 +104,10 @@ def test_options_change_the_draws(folder):
 
 def test_limit_and_split_choose_what_is_scored(folder):
     table = table_of()
-    accuracies, _, _ = expected(table, VALID, Settings())
-    score = task_in(folder).run(table, Settings(split="validation"))
+    accuracies, _, _ = expected(table, VALID, EvaluationConfig())
+    score = task_in(folder).run(table, EvaluationConfig(split="validation"))
     assert score.value == pytest.approx(np.mean(accuracies), abs=1e-6)
-    few = Settings(limit=5)
+    few = EvaluationConfig(limit=5)
     chosen = task_in(folder).picture_data(few)
     assert set(zip(chosen.texts, chosen.labels, strict=True)) < set(TEST)
     accuracies, _, _ = expected(table, list(zip(chosen.texts, chosen.labels, strict=True)), few)
@@ -117,19 +117,19 @@ def test_limit_and_split_choose_what_is_scored(folder):
 
 
 def test_all_that_is_encoded_is_known_before(folder):
-    for settings in (Settings(), Settings(seed=3, limit=4, prompts={"classification": "P: "})):
+    for config in (EvaluationConfig(), EvaluationConfig(seed=3, limit=4, prompts={"classification": "P: "})):
         table, task = table_of(), task_in(folder, per_label=2, runs=2)
-        task.run(table, settings)
-        prompt = task.prompt(settings)
-        assert table.heard() == {(prompt, text) for text in task.texts(settings)}
-        _, _, learnt = expected(table, TEST, settings, per_label=2, runs=2)
+        task.run(table, config)
+        prompt = task.prompt(config)
+        assert table.heard() == {(prompt, text) for text in task.texts(config)}
+        _, _, learnt = expected(table, TEST, config, per_label=2, runs=2)
         assert learnt < {text for text, _ in TRAIN}
-        assert learnt < set(task.texts(settings))
+        assert learnt < set(task.texts(config))
 
 
 @pytest.mark.parametrize("value", [0.0, 1.0])
 def test_constant_embeddings_score_one_class(folder, value):
-    score = task_in(folder).run(same_vectors([text for text, _ in [*TRAIN, *TEST]], value), Settings())
+    score = task_in(folder).run(same_vectors([text for text, _ in [*TRAIN, *TEST]], value), EvaluationConfig())
     assert 6 / 20 <= score.value <= 7 / 20
     assert score.notes == ()
 
@@ -139,17 +139,17 @@ def test_unfinished_regressions_are_expected(folder):
     table = random_table([text for text, _ in [*TRAIN, *TEST]], width=4)
     far = Table({text: vector + 30 for text, vector in table.vectors.items()})
     with pytest.warns(ConvergenceWarning, match="lbfgs failed to converge"):
-        accuracies, _, _ = expected(far, TEST, Settings())
-    assert task_in(folder).run(far, Settings()).value == pytest.approx(np.mean(accuracies), abs=1e-6)
+        accuracies, _, _ = expected(far, TEST, EvaluationConfig())
+    assert task_in(folder).run(far, EvaluationConfig()).value == pytest.approx(np.mean(accuracies), abs=1e-6)
 
 
 def test_a_label_that_cannot_be_learnt_is_refused(tmp_path):
     write(tmp_path / "classification" / "small", train=TRAIN, test=[*TEST, ("x", "white")])
     with pytest.raises(DataError, match="no example of label 'white'"):
-        task_in(tmp_path).run(table_of(), Settings())
+        task_in(tmp_path).run(table_of(), EvaluationConfig())
     write(tmp_path / "classification" / "small", train=[TRAIN[0], TRAIN[3]], test=[TEST[0]])
     with pytest.raises(DataError, match="every example has the label 'red'"):
-        task_in(tmp_path).run(table_of(), Settings())
+        task_in(tmp_path).run(table_of(), EvaluationConfig())
 
 
 def test_tasks_are_folders_with_a_training_and_a_test_set(folder):

@@ -9,8 +9,8 @@ import pytest
 from sklearn.cluster import MiniBatchKMeans
 
 from gerund.errors import DataError
-from gerund.evaluation.mteb_runs import mteb_seed
-from gerund.evaluation.task import Settings
+from gerund.evaluation.mteb import mteb_seed
+from gerund.evaluation.task import EvaluationConfig
 from gerund.evaluation.tasks import clustering
 from tests.evaluation.tables import Table, forbid_network, same_vectors, write_lines
 
@@ -52,10 +52,10 @@ def v_measure(labels, clusters):
     return 2 * homogeneity * completeness / total if total else 0.0
 
 
-def expected(table, rows, settings):
+def expected(table, rows, config):
     labels = [label for _, label in rows]
     vectors = np.array([table.vectors[text] for text, _ in rows], dtype=np.float32)
-    seed = mteb_seed(settings)
+    seed = mteb_seed(config)
     draws = random.Random(seed)
     kmeans = MiniBatchKMeans(len(set(labels)), batch_size=512, n_init=1, random_state=seed)
     found = []
@@ -68,44 +68,44 @@ def expected(table, rows, settings):
 
 @pytest.mark.parametrize("seed", [0, 5])
 def test_v_measure_is_that_of_k_means_on_the_same_draws(task, seed):
-    settings, table = Settings(seed=seed), table_of()
-    wanted = expected(table, ROWS, settings)
-    score = task.run(table, settings)
+    config, table = EvaluationConfig(seed=seed), table_of()
+    wanted = expected(table, ROWS, config)
+    score = task.run(table, config)
     assert score.main == "v_measure"
     assert 0.05 < score.value < 0.95
     assert score.value == pytest.approx(np.mean(wanted), abs=1e-6)
     assert score.spread == pytest.approx(np.std(wanted), abs=1e-6)
     assert (score.runs, score.size) == (10, 41)
-    assert score == task.run(table, settings)
+    assert score == task.run(table, config)
 
 
 def test_limit_draws_texts(task):
-    settings, table = Settings(limit=9), table_of()
-    chosen = task.picture_data(settings)
+    config, table = EvaluationConfig(limit=9), table_of()
+    chosen = task.picture_data(config)
     rows = list(zip(chosen.texts, chosen.labels, strict=True))
     assert len(rows) == 9
     assert rows != ROWS[:9]
     assert set(rows) < set(ROWS)
-    assert task.run(table, settings).value == pytest.approx(np.mean(expected(table, rows, settings)), abs=1e-6)
+    assert task.run(table, config).value == pytest.approx(np.mean(expected(table, rows, config)), abs=1e-6)
 
 
 def test_all_that_is_encoded_is_known_before(task):
-    for settings in (Settings(), Settings(limit=9, prompts={"clustering": "P: "})):
+    for config in (EvaluationConfig(), EvaluationConfig(limit=9, prompts={"clustering": "P: "})):
         table = table_of()
-        task.run(table, settings)
-        assert table.heard() == {(task.prompt(settings), text) for text in task.texts(settings)}
+        task.run(table, config)
+        assert table.heard() == {(task.prompt(config), text) for text in task.texts(config)}
 
 
 @pytest.mark.parametrize("value", [0.0, 1.0])
 def test_constant_embeddings_score_nothing(task, value):
-    assert task.run(same_vectors(TEXTS, value), Settings()).value == pytest.approx(0.0, abs=1e-9)
+    assert task.run(same_vectors(TEXTS, value), EvaluationConfig()).value == pytest.approx(0.0, abs=1e-9)
 
 
 def test_a_single_label_is_refused(tmp_path):
     write_lines(tmp_path / "clustering" / "flat.jsonl", [{"text": text, "label": "a"} for text in TEXTS])
     [task] = clustering.find(tmp_path)
     with pytest.raises(DataError, match=r"flat.jsonl: every text has the label 'a'"):
-        task.run(table_of(), Settings())
+        task.run(table_of(), EvaluationConfig())
 
 
 def test_tasks_are_the_files_of_a_folder(task, tmp_path):

@@ -8,11 +8,11 @@ import torch
 
 import gerund
 from gerund.errors import ConfigError, DataError, ModelError
-from gerund.evaluation.contender import Contender
-from gerund.evaluation.fine_tuned import FineTuning as How
-from gerund.evaluation.fine_tuned import _inputs, copied, fine_tuned, predicted
+from gerund.evaluation.classifiers import FineTuningConfig as How
+from gerund.evaluation.classifiers import _inputs, copied, fine_tuned, predicted
 from gerund.evaluation.registry import select
-from gerund.evaluation.task import Settings
+from gerund.evaluation.systems.language_model import language_model_system
+from gerund.evaluation.task import EvaluationConfig
 from gerund.evaluation.tasks.few_shot import FewShot
 from gerund.evaluation.tasks.fine_tuning import find
 from gerund.inference.encode.classifier import TextClassifier
@@ -85,40 +85,40 @@ def test_a_copy_begins_as_the_encoder_and_the_model_stays(kind, tiny_folder, t5_
 
 def test_the_score_is_of_what_is_predicted(task, tiny_folder):
     lm = gerund.load(tiny_folder, attention="bidir")
-    score = task.run(Contender("tiny", lm), Settings())
-    train, test = task.learnt_and_scored(Settings())
-    [draw] = task._draws(train, Settings())
+    score = task.run(language_model_system("tiny", lm), EvaluationConfig())
+    train, test = task.learnt_and_scored(EvaluationConfig())
+    [sample] = task._samples(train, EvaluationConfig())
     names = sorted(set(train.labels))
-    labels = [names.index(train.labels[place]) for place in draw]
+    labels = [names.index(train.labels[place]) for place in sample]
     how = How(task.epochs, task.learning_rate, task.batch_size, seed=0)
-    classifier = fine_tuned(lm.runtime, lm.tokens([train.texts[place] for place in draw]), labels, how)
+    classifier = fine_tuned(lm.runtime, lm.tokens([train.texts[place] for place in sample]), labels, how)
     found = [names[label] for label in predicted(classifier, lm.runtime, lm.tokens(test.texts))]
     assert score.value == sum(a == b for a, b in zip(found, test.labels, strict=True)) / 15
     assert (score.main, score.size, score.runs, score.spread) == ("accuracy", 15, 1, None)
     assert score.notes == ("1 of 3 classes have fewer than 10 training examples and give all of theirs",)
     assert score.value > 0.6
-    assert task.run(Contender("tiny", lm), Settings()) == score
+    assert task.run(language_model_system("tiny", lm), EvaluationConfig()) == score
 
 
-def test_draws_are_those_of_few_shot(task):
+def test_samples_are_those_of_few_shot(task):
     few = FewShot(name="few-shot/made-up", files=task.files)
-    train, _ = task.learnt_and_scored(Settings(seed=3))
-    mine = replace(task, runs=2)._draws(train, Settings(seed=3))
-    theirs = few._draws(train, Settings(seed=3))
+    train, _ = task.learnt_and_scored(EvaluationConfig(seed=3))
+    mine = replace(task, runs=2)._samples(train, EvaluationConfig(seed=3))
+    theirs = few._samples(train, EvaluationConfig(seed=3))
     assert mine == [theirs[10, 0], theirs[10, 1]]
 
 
 def test_several_draws_have_a_spread_and_prompts_are_read(task, tiny_folder):
-    one = Contender("tiny", gerund.load(tiny_folder))
-    score = replace(task, runs=2, epochs=1).run(one, Settings(prompts={"fine-tuning": "what: "}))
+    one = language_model_system("tiny", gerund.load(tiny_folder))
+    score = replace(task, runs=2, epochs=1).run(one, EvaluationConfig(prompts={"fine-tuning": "what: "}))
     assert score.runs == 2
     assert score.spread is not None
-    assert task.texts(Settings()) == []
+    assert task.texts(EvaluationConfig()) == []
 
 
 def test_one_class_needs_no_training(task, tiny_folder):
     lm = gerund.load(tiny_folder)
-    assert task.run(Contender("tiny", lm), Settings(limit=1)).size == 1
+    assert task.run(language_model_system("tiny", lm), EvaluationConfig(limit=1)).size == 1
 
 
 def test_only_its_name_means_it(task, tmp_path):
@@ -132,21 +132,21 @@ def test_only_its_name_means_it(task, tmp_path):
 
 
 def test_bad_input(task, tiny_folder):
-    for settings, message in (
+    for config, message in (
         ({"shots": 0}, "shots is 1 or more"),
         ({"epochs": 0}, "epochs is 1 or more"),
         ({"learning_rate": 0.0}, "learning_rate lies between 0 and 1"),
     ):
         with pytest.raises(ConfigError, match=message):
-            replace(task, **settings)
+            replace(task, **config)
     lm = gerund.load(tiny_folder)
     with torch.no_grad():
         lm.model.get_input_embeddings().weight.fill_(float("nan"))
     with pytest.raises(ModelError, match="the loss is no number any more"):
-        task.run(Contender("tiny", lm), Settings())
+        task.run(language_model_system("tiny", lm), EvaluationConfig())
     write_classification(task.files[0].parents[2], test=[("a pear", "pear")])
     with pytest.raises(DataError, match="no example of label 'pear'"):
-        task.run(Contender("tiny", lm), Settings())
+        task.run(language_model_system("tiny", lm), EvaluationConfig())
 
 
 def test_bfloat16_weights_are_trained_in_float32(tmp_path):

@@ -8,18 +8,18 @@ import pytest
 
 import gerund
 from gerund.errors import ConfigError, DataError
-from gerund.evaluation.contender import Contender
-from gerund.evaluation.task import Settings
+from gerund.evaluation.systems.language_model import language_model_system
+from gerund.evaluation.task import EvaluationConfig
 from gerund.evaluation.tasks.human_or_generated import HumanOrGenerated, find
 from gerund.scoring.likelihood import MEASURES, Evidence
 from tests.data.test_passages import SENTENCES
 
 
 @pytest.fixture(scope="module")
-def contender(tiny_folder):
+def system(tiny_folder):
     lm = gerund.load(tiny_folder)
     lm.tokenizer.model_max_length = lm.model.config.max_position_embeddings = 1024
-    return Contender("tiny", lm)
+    return language_model_system("tiny", lm)
 
 
 @pytest.fixture
@@ -31,9 +31,9 @@ def task(tmp_path):
     return replace(found, prefix_words=20, continuation_words=12, samples=6, writer="own")
 
 
-def test_one_of_two_is_from_the_document(task, contender):
+def test_one_of_two_is_from_the_document(task, system):
     assert (task.name, type(task)) == ("human-or-generated/tales", HumanOrGenerated)
-    choices = task.choices(6, Settings(seed=1), contender)
+    choices = task.choices(6, EvaluationConfig(seed=1), system)
     assert len(choices) == 6
     assert {choice.gold for choice in choices} == {0, 1}
     for choice in choices:
@@ -41,14 +41,14 @@ def test_one_of_two_is_from_the_document(task, contender):
         assert f"{choice.prefix} {right}" in " ".join(SENTENCES)
         assert wrong not in " ".join(SENTENCES)
         assert wrong == wrong.strip() != ""
-    assert task.choices(6, Settings(seed=1), contender) == choices
-    assert task.choices(6, Settings(seed=2), contender) != choices
+    assert task.choices(6, EvaluationConfig(seed=1), system) == choices
+    assert task.choices(6, EvaluationConfig(seed=2), system) != choices
 
 
-def test_accuracies_are_those_of_the_measures(task, contender):
-    score = task.run(contender, Settings())
-    choices = task.choices(6, Settings(), contender)
-    evidence = Evidence(contender.lm, [c.prefix for c in choices], [c.candidates for c in choices], show=False)
+def test_accuracies_are_those_of_the_measures(task, system):
+    score = task.run(system, EvaluationConfig())
+    choices = task.choices(6, EvaluationConfig(), system)
+    evidence = Evidence(system.lm, [c.prefix for c in choices], [c.candidates for c in choices], show=False)
     found = MEASURES["avg_cll"](evidence)
     right = [own.argmax() == choice.gold for own, choice in zip(found, choices, strict=True)]
     assert (score.main, score.size) == ("avg_cll", 6)
@@ -56,16 +56,16 @@ def test_accuracies_are_those_of_the_measures(task, contender):
     assert "avg_cll_2way" not in score.metrics
 
 
-def test_the_scorer_alone(task, contender):
-    score = replace(task, scorer="overlap", likelihoods=False).run(contender, Settings())
+def test_the_scorer_alone(task, system):
+    score = replace(task, scorer="overlap", likelihoods=False).run(system, EvaluationConfig())
     assert score.main == "scorer"
     assert score.metrics["scorer"] == score.metrics["overlap"]
     assert set(score.metrics) == {"scorer", "overlap", "random"}
 
 
-def test_mistakes(task, contender):
+def test_mistakes(task, system):
     with pytest.raises(DataError, match="no document is long enough for prefixes of 900 words"):
-        replace(task, prefix_words=900).run(contender, Settings())
+        replace(task, prefix_words=900).run(system, EvaluationConfig())
     with pytest.raises(ConfigError, match="samples=0 leaves nothing"):
         replace(task, samples=0)
     with pytest.raises(ConfigError, match="at least 10 words"):

@@ -8,9 +8,9 @@ import pytest
 
 import gerund
 from gerund.errors import ConfigError, DataError
-from gerund.evaluation.contender import Contender
-from gerund.evaluation.task import Settings
-from gerund.evaluation.tasks.infilling_perplexity import DocumentInfilling, StoryInfilling, draw_spans, find
+from gerund.evaluation.systems.language_model import language_model_system
+from gerund.evaluation.task import EvaluationConfig
+from gerund.evaluation.tasks.infilling_perplexity import DocumentInfilling, StoryInfilling, find, sample_spans
 
 STORIES = [
     {"sentences": ["A cat sat.", "It was thin.", "It ran in."], "endings": ["It ate.", "It sank."], "gold": 0},
@@ -52,15 +52,13 @@ def test_tasks_are_found(data):
 
 def test_the_perplexity_is_that_of_the_hidden_sentence(data, lm):
     task = by_name(data)["infilling/tales"]
-    score = task.run(Contender("tiny", lm), Settings(seed=3))
+    score = task.run(language_model_system("tiny", lm), EvaluationConfig(seed=3))
     texts = task.hidden(lm, task.files[0], 2, np.random.default_rng(3))
-    for name, reading in (("infill", "infill"), ("left_only", "causal")):
+    for name, mode in (("infill", "infill"), ("left_only", "causal")):
         logprobs = []
         for item in texts:
             [(start, end)] = item.spans
-            logprobs += lm.span_logprobs(
-                item.text[:start], item.text[start:end], item.text[end:], reading=reading
-            ).tolist()
+            logprobs += lm.span_logprobs(item.text[:start], item.text[start:end], item.text[end:], mode=mode).tolist()
         assert score.metrics[name] == pytest.approx(np.exp(-np.mean(logprobs)), rel=1e-5)
     assert score.metrics["infill_over_left_only"] == pytest.approx(score.metrics["infill"] / score.metrics["left_only"])
     assert score.size == 2
@@ -83,16 +81,18 @@ def test_documents_are_cut_and_short_ones_passed_over(data, lm):
     for item in texts:
         assert item.text.startswith("test the thin man")
         assert len(lm.tokenizer(item.text)["input_ids"]) <= 60
-    score = task.run(Contender("tiny", lm), Settings(split="validation"))
-    assert score.value != task.run(Contender("tiny", lm), Settings()).value
-    assert task.run(Contender("tiny", lm), Settings()) == task.run(Contender("tiny", lm), Settings())
+    score = task.run(language_model_system("tiny", lm), EvaluationConfig(split="validation"))
+    assert score.value != task.run(language_model_system("tiny", lm), EvaluationConfig()).value
+    assert task.run(language_model_system("tiny", lm), EvaluationConfig()) == task.run(
+        language_model_system("tiny", lm), EvaluationConfig()
+    )
 
 
 def test_spans_have_the_papers_lengths_and_context_on_both_sides():
     draw = np.random.default_rng(0)
     counts, sizes = set(), set()
     for _ in range(3000):
-        spans = draw_spans(256, draw)
+        spans = sample_spans(256, draw)
         counts.add(len(spans))
         edges = [0, *(place for span in spans for place in span), 256]
         assert all(after - before >= 1 for before, after in zip(edges[::2], edges[1::2], strict=True))
@@ -100,7 +100,7 @@ def test_spans_have_the_papers_lengths_and_context_on_both_sides():
     assert counts == {1, 2, 3}
     assert sizes == set(range(8, 33))
     for n in range(32, 80):
-        for start, end in draw_spans(n, draw):
+        for start, end in sample_spans(n, draw):
             assert 1 <= start < end < n
 
 
@@ -109,7 +109,7 @@ def test_nothing_to_hide(tmp_path, lm):
     (tmp_path / "lm" / "news.test.jsonl").write_text('{"text": "short"}\n')
     [task] = find(tmp_path)
     with pytest.raises(DataError, match="no text is long enough"):
-        task.run(Contender("tiny", lm), Settings())
+        task.run(language_model_system("tiny", lm), EvaluationConfig())
     with pytest.raises(ConfigError, match="samples=0"):
         DocumentInfilling(name="infilling/news", samples=0)
     with pytest.raises(ConfigError, match="length=10"):
@@ -124,14 +124,14 @@ def test_letters_of_several_tokens_are_hidden_whole(tmp_path, lm, seed):
     (tmp_path / "lm" / "ja.test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     [found] = find(tmp_path)
     task = DocumentInfilling(name=found.name, files=found.files, length=60)
-    assert task.run(Contender("tiny", lm), Settings(seed=seed)).size >= 25
+    assert task.run(language_model_system("tiny", lm), EvaluationConfig(seed=seed)).size >= 25
 
 
 def test_an_encoders_own_limit_on_length_changes_nothing(data, lm):
     task = by_name(data)["infilling/news"]
     task = DocumentInfilling(name=task.name, files=task.files, length=60)
     short = lm.with_encoder(replace(lm.encoder, max_length=8))
-    scores = [task.run(Contender("tiny", one), Settings()) for one in (lm, short)]
+    scores = [task.run(language_model_system("tiny", one), EvaluationConfig()) for one in (lm, short)]
     assert scores[0] == scores[1]
 
 

@@ -6,8 +6,10 @@ import pytest
 
 import gerund
 from gerund.errors import ConfigError, DataError
-from gerund.evaluation.contender import Contender
-from gerund.evaluation.task import Settings
+from gerund.evaluation.run import evaluate
+from gerund.evaluation.systems.bm25 import BM25System
+from gerund.evaluation.systems.language_model import language_model_system
+from gerund.evaluation.task import EvaluationConfig
 from gerund.evaluation.tasks import linear_probe
 from gerund.evaluation.tasks.linear_probe import LinearProbe, find
 from tests.evaluation.made_up import Constant, Letters, fruits, write_classification
@@ -27,10 +29,10 @@ def test_found_where_there_are_files(task: LinearProbe, tmp_path: Path) -> None:
 
 
 def test_what_letters_tell_apart_is_learnt(task: LinearProbe) -> None:
-    score = task.run(Letters(), Settings())
+    score = task.run(Letters(), EvaluationConfig())
     assert (score.main, score.size, score.notes, score.spread) == ("accuracy", 15, (), None)
     assert score.metrics == {"accuracy": 1.0, "macro_f1": 1.0}
-    assert task.run(Letters(), Settings(split="validation")).size == 9
+    assert task.run(Letters(), EvaluationConfig(split="validation")).size == 9
 
 
 def test_the_score_is_that_of_a_plain_fit(task: LinearProbe, tiny_folder: Path) -> None:
@@ -38,7 +40,7 @@ def test_the_score_is_that_of_a_plain_fit(task: LinearProbe, tiny_folder: Path) 
     from sklearn.metrics import accuracy_score, f1_score
 
     lm = gerund.load(tiny_folder, attention="causal")
-    score = task.run(Contender("tiny", lm), Settings(prompts={"linear-probe": "fruit: "}))
+    score = task.run(language_model_system("tiny", lm), EvaluationConfig(prompts={"linear-probe": "fruit: "}))
     texts, labels = zip(*fruits(12), strict=True)
     test_texts, test_labels = zip(*fruits(5, start=15), strict=True)
     vectors, test_vectors = (lm.encode(list(some), prompt="fruit: ", normalize=False) for some in (texts, test_texts))
@@ -48,25 +50,29 @@ def test_the_score_is_that_of_a_plain_fit(task: LinearProbe, tiny_folder: Path) 
 
 
 def test_the_texts_are_those_that_are_encoded(task: LinearProbe) -> None:
-    for settings in (Settings(), Settings(limit=7, seed=3), Settings(split="validation", prompts={task.name: "say: "})):
+    for config in (
+        EvaluationConfig(),
+        EvaluationConfig(limit=7, seed=3),
+        EvaluationConfig(split="validation", prompts={task.name: "say: "}),
+    ):
         letters = Letters()
-        task.run(letters, settings)
-        assert letters.encoded == task.texts(settings)
-        assert set(letters.prompts) == {task.prompt(settings)}
+        task.run(letters, config)
+        assert letters.encoded == task.texts(config)
+        assert set(letters.prompts) == {task.prompt(config)}
 
 
 def test_a_limit_counts_the_texts_of_each_split(task: LinearProbe) -> None:
     letters = Letters()
-    assert task.run(letters, Settings(limit=7)).size == 7
+    assert task.run(letters, EvaluationConfig(limit=7)).size == 7
     assert len(letters.encoded) == 14
     # A single class among what is left is no error.
-    assert 0 <= task.run(letters, Settings(limit=1)).value <= 1
+    assert 0 <= task.run(letters, EvaluationConfig(limit=1)).value <= 1
 
 
 def test_a_constant_embedding_gets_the_share_of_the_largest_class(tmp_path: Path) -> None:
     write_classification(tmp_path, train=fruits(4) + fruits(6)[-6:], test=fruits(5) + fruits(5)[-5:])
     [task] = find(tmp_path)
-    score = replace(task, smote="never").run(Constant(), Settings())
+    score = replace(task, smote="never").run(Constant(), EvaluationConfig())
     assert score.value == 0.5
     assert score.metrics["macro_f1"] == pytest.approx((2 / 3) / 3)
 
@@ -76,15 +82,15 @@ def test_smote_by_itself_only_for_little_data(task: LinearProbe, monkeypatch: py
     folder = task.files[0].parents[2]
     write_classification(folder, train=rare, test=fruits(5, start=15))
     always, auto = replace(task, smote="always"), replace(task, smote="auto")
-    score = always.run(Letters(), Settings())
+    score = always.run(Letters(), EvaluationConfig())
     assert score.notes == (
         "SMOTE: 38 training examples became 40",
         "SMOTE left classes of a single example as they are: rare",
     )
-    assert auto.run(Letters(), Settings()) == score
+    assert auto.run(Letters(), EvaluationConfig()) == score
     monkeypatch.setattr(linear_probe, "SMOTE_BELOW", 38)
-    assert auto.run(Letters(), Settings()).notes == ()
-    assert task.run(Letters(), Settings()).notes == ()
+    assert auto.run(Letters(), EvaluationConfig()).notes == ()
+    assert task.run(Letters(), EvaluationConfig()).notes == ()
 
 
 def test_smote_makes_examples_up_before_the_fit(tmp_path: Path) -> None:
@@ -96,19 +102,19 @@ def test_smote_makes_examples_up_before_the_fit(tmp_path: Path) -> None:
     rows = [("".join(rng.choice(list("abcde"), size=6)), str(rng.choice(["x", "y", "y", "y"]))) for _ in range(120)]
     write_classification(tmp_path, train=rows[:80], test=rows[80:])
     [task] = find(tmp_path)
-    train, test = task.learnt_and_scored(Settings())
+    train, test = task.learnt_and_scored(EvaluationConfig())
     vectors, labels = oversample(Letters().encode(train.texts), train.labels, seed=5)
     predicted = LogisticRegression(max_iter=100).fit(vectors, labels).predict(Letters().encode(test.texts))
     expected = np.mean(predicted == np.array(test.labels))
-    assert task.run(Letters(), Settings(seed=5)).value == pytest.approx(expected)
-    assert replace(task, smote="never").run(Letters(), Settings(seed=5)).value != pytest.approx(expected)
+    assert task.run(Letters(), EvaluationConfig(seed=5)).value == pytest.approx(expected)
+    assert replace(task, smote="never").run(Letters(), EvaluationConfig(seed=5)).value != pytest.approx(expected)
 
 
 def test_whole_numbers_are_labels_too(tmp_path: Path) -> None:
     rows = [(text, ["apple_tree", "fig-tree", "plum"].index(label)) for text, label in fruits(12)]
     write_classification(tmp_path, train=rows, test=rows[:3])
     [task] = find(tmp_path)
-    assert task.run(Letters(), Settings()).value == 1.0
+    assert task.run(Letters(), EvaluationConfig()).value == 1.0
 
 
 def test_bad_input(task: LinearProbe) -> None:
@@ -116,6 +122,6 @@ def test_bad_input(task: LinearProbe) -> None:
         replace(task, smote="maybe")
     write_classification(task.files[0].parents[2], test=[("a pear", "pear")])
     with pytest.raises(DataError, match="no example of label 'pear'"):
-        task.run(Letters(), Settings())
-    with pytest.raises(ConfigError, match="BM25"):
-        replace(task).run(Contender("bm25", None), Settings(split="validation"))
+        task.run(Letters(), EvaluationConfig())
+    with pytest.raises(ConfigError, match="can encode whole texts, and bm25 can only rank documents"):
+        evaluate([BM25System()], [replace(task)])

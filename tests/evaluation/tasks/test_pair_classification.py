@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from gerund.errors import DataError
-from gerund.evaluation.task import Settings
+from gerund.evaluation.task import EvaluationConfig
 from gerund.evaluation.tasks import pair_classification
 from tests.evaluation.tables import forbid_network, random_table, same_vectors, write_lines
 
@@ -48,7 +48,7 @@ def test_average_precision_by_its_definition(task):
     }
     # (d, e) and (e, d) tie exactly.
     wanted = {name: average_precision(np.round(values, 9), labels) for name, values in similarities.items()}
-    score = task.run(table, Settings())
+    score = task.run(table, EvaluationConfig())
     assert len(set(wanted.values())) > 1
     assert score.main == "max_ap"
     assert score.metrics["cosine_ap"] == pytest.approx(wanted["cosine"], abs=1e-6)
@@ -58,20 +58,20 @@ def test_average_precision_by_its_definition(task):
 
 def test_constant_embeddings_score_the_share_of_ones(task):
     for value in (0.0, 1.0):
-        score = task.run(same_vectors("abcdef", value), Settings())
+        score = task.run(same_vectors("abcdef", value), EvaluationConfig())
         assert score.metrics == {"max_ap": pytest.approx(3 / 7), "cosine_ap": pytest.approx(3 / 7)}
 
 
 def test_all_that_is_encoded_is_known_before(task):
-    for settings in (Settings(), Settings(limit=2, prompts={"pair-classification/small": "P: "})):
+    for config in (EvaluationConfig(), EvaluationConfig(limit=2, prompts={"pair-classification/small": "P: "})):
         table = random_table("abcdef")
-        task.run(table, settings)
-        assert table.heard() == {(task.prompt(settings), text) for text in task.texts(settings)}
+        task.run(table, config)
+        assert table.heard() == {(task.prompt(config), text) for text in task.texts(config)}
 
 
 def test_pairs_of_one_kind_are_refused(task):
     with pytest.raises(DataError, match=r"small.jsonl: all pairs have label 1; both 0 and 1 are needed"):
-        task.run(random_table("abcdef"), Settings(limit=1))
+        task.run(random_table("abcdef"), EvaluationConfig(limit=1))
 
 
 def test_tasks_are_the_files_of_a_folder(task, tmp_path):

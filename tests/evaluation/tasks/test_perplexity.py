@@ -10,8 +10,8 @@ import torch
 
 import gerund
 from gerund.errors import ConfigError, DataError, ModelError
-from gerund.evaluation.contender import Contender
-from gerund.evaluation.task import Settings
+from gerund.evaluation.systems.language_model import language_model_system
+from gerund.evaluation.task import EvaluationConfig
 from gerund.evaluation.tasks import perplexity
 from gerund.evaluation.tasks.perplexity import PerplexityTask, find, windows
 from gerund.language_model import LanguageModel
@@ -21,7 +21,7 @@ DOCUMENTS = [
     "The other man ran. He was in the end na\u00efve \u2014 and then another thing came, again and again, to an end."
 ]
 DOCUMENTS += ["Short one.", " ", "In the inn an ant ran around the other end of the land."]
-QUIET = Settings(show_progress=False)
+QUIET = EvaluationConfig(show_progress=False)
 
 
 @pytest.fixture
@@ -39,9 +39,9 @@ def task(path, **options):
     return PerplexityTask(name="perplexity/news", files=(path,), **options)
 
 
-def contender(bos=True, name="llama"):
+def system(bos=True, name="llama"):
     tokenizer = byte_tokenizer(bos)
-    return Contender("tiny", LanguageModel(tiny(name, vocab_size=len(tokenizer)), tokenizer))
+    return language_model_system("tiny", LanguageModel(tiny(name, vocab_size=len(tokenizer)), tokenizer))
 
 
 @torch.no_grad()
@@ -71,7 +71,7 @@ def check(metrics, nats, spelled):
 
 @pytest.mark.parametrize("window, stride", [(None, None), (20, 5), (20, 18), (7, 1)])
 def test_every_token_counts_once_with_the_context_of_its_window(corpus, window, stride):
-    who = contender()
+    who = system()
     texts = [text for text in DOCUMENTS if text.strip()]
     score = task(corpus, window=window, stride=stride).run(who, QUIET)
     nats = []
@@ -85,13 +85,13 @@ def test_every_token_counts_once_with_the_context_of_its_window(corpus, window, 
 
 
 def test_a_beginning_token_that_the_tokenizer_only_knows_is_put_in_front(corpus):
-    plain = task(corpus).run(contender(bos=True), QUIET)
-    assert task(corpus).run(contender(bos=False), QUIET).metrics == pytest.approx(dict(plain.metrics))
+    plain = task(corpus).run(system(bos=True), QUIET)
+    assert task(corpus).run(system(bos=False), QUIET).metrics == pytest.approx(dict(plain.metrics))
 
 
 @pytest.mark.parametrize("window, stride", [(None, None), (20, 5)])
 def test_without_a_beginning_token_the_first_one_counts_neither_as_token_nor_as_text(corpus, window, stride):
-    who = contender(bos=False)
+    who = system(bos=False)
     who.lm.tokenizer.bos_token = None
     texts = [text for text in DOCUMENTS if text.strip()]
     nats, spelled = [], []
@@ -103,7 +103,7 @@ def test_without_a_beginning_token_the_first_one_counts_neither_as_token_nor_as_
 
 
 def test_joined_documents_have_the_end_token_between_them_which_is_not_scored(corpus):
-    who = contender()
+    who = system()
     texts = [text for text in DOCUMENTS if text.strip()]
     ids, scored = [], []
     for text in texts:
@@ -119,7 +119,7 @@ def test_joined_documents_have_the_end_token_between_them_which_is_not_scored(co
 
 
 def test_tokens_are_bounded_for_a_document_and_for_all(corpus):
-    who = contender()
+    who = system()
     score = task(corpus, document_tokens=9, max_tokens=20).run(who, QUIET)
     nats, spelled = [], []
     for text, most in zip([text for text in DOCUMENTS if text.strip()], (9, 9, 2), strict=True):
@@ -131,14 +131,14 @@ def test_tokens_are_bounded_for_a_document_and_for_all(corpus):
 
 
 def test_the_limit_counts_documents(corpus):
-    assert task(corpus).run(contender(), replace(QUIET, limit=2)).size == 2
+    assert task(corpus).run(system(), replace(QUIET, limit=2)).size == 2
 
 
 def test_the_validation_file_is_the_second_one(corpus, tmp_path):
     other = write(tmp_path / "lm" / "news.valid.jsonl", DOCUMENTS[1:])
     [found] = find(tmp_path)
     assert (found.name, found.files, found.has_validation) == ("perplexity/news", (corpus, other), True)
-    who = contender()
+    who = system()
     assert found.run(who, replace(QUIET, split="validation")).metrics == task(other).run(who, QUIET).metrics
 
 
@@ -149,7 +149,7 @@ def test_a_corpus_may_be_plain_text_and_have_a_validation_file_only(tmp_path):
     (tmp_path / "lm" / "news.train.jsonl").touch()
     [found] = find(tmp_path)
     assert (found.name, found.has_validation) == ("perplexity/wikitext2.valid", False)
-    who = contender()
+    who = system()
     assert (
         found.run(who, QUIET).metrics == task(write(tmp_path / "lm" / "x.jsonl", DOCUMENTS[:1])).run(who, QUIET).metrics
     )
@@ -157,7 +157,7 @@ def test_a_corpus_may_be_plain_text_and_have_a_validation_file_only(tmp_path):
 
 
 def test_quirks_are_removed_by_the_name_of_the_file_or_as_one_says(tmp_path):
-    who = contender()
+    who = system()
     raw = write(tmp_path / "wiki.test.jsonl", ["Fraile () is a mountain."])
     clean = write(tmp_path / "plain.test.jsonl", ["Fraile is a mountain."])
     assert task(raw).run(who, QUIET).metrics == task(clean).run(who, QUIET).metrics
@@ -167,7 +167,7 @@ def test_quirks_are_removed_by_the_name_of_the_file_or_as_one_says(tmp_path):
 
 
 def test_a_text_without_white_space_has_no_perplexity_by_word(tmp_path):
-    score = task(write(tmp_path / "one.jsonl", ["\u65e5\u672c" * 100])).run(contender(), QUIET)
+    score = task(write(tmp_path / "one.jsonl", ["\u65e5\u672c" * 100])).run(system(), QUIET)
     assert set(score.metrics) == {"bits_per_byte", "perplexity"}
     assert score.notes[1] == "no perplexity by word: this text has hardly any white space"
 
@@ -186,19 +186,19 @@ def test_a_text_without_white_space_has_no_perplexity_by_word(tmp_path):
 )
 def test_impossible_options_are_refused(corpus, options, said):
     with pytest.raises(ConfigError, match=said):
-        task(corpus, **options).run(contender(), QUIET)
+        task(corpus, **options).run(system(), QUIET)
 
 
 def test_a_corpus_without_text_is_refused(tmp_path):
     path = write(tmp_path / "empty.jsonl", [" "])
     with pytest.raises(DataError, match=r"empty\.jsonl: no text that could be scored"):
-        task(path).run(contender(), QUIET)
+        task(path).run(system(), QUIET)
     with pytest.raises(DataError, match=r"absent\.jsonl: no such file"):
-        task(tmp_path / "absent.jsonl").run(contender(), QUIET)
+        task(tmp_path / "absent.jsonl").run(system(), QUIET)
 
 
 def test_log_probabilities_that_are_no_numbers_are_told(corpus):
-    who = contender()
+    who = system()
     torch.nn.init.constant_(who.lm.model.get_output_embeddings().weight, float("nan"))
     with pytest.raises(ModelError, match=r"not numbers in torch\.float32; load it with another dtype"):
         task(corpus).run(who, QUIET)
@@ -211,7 +211,7 @@ def test_a_long_text_is_not_tokenised_whole(tmp_path, monkeypatch):
     monkeypatch.setattr(
         perplexity, "tokenize", lambda tok, texts, *a, **k: seen.extend(texts) or real(tok, texts, *a, **k)
     )
-    task(path, max_tokens=10).run(contender(), QUIET)
+    task(path, max_tokens=10).run(system(), QUIET)
     assert max(map(len, seen)) == 400
 
 
@@ -227,7 +227,7 @@ def test_the_scale_is_that_of_the_embedded_default(data_folder):
     lm = gerund.load()
     wiki = next(one for one in find(data_folder) if one.name == "perplexity/wiki")
     assert wiki.has_validation
-    score = replace(wiki, max_tokens=5000).run(Contender("default", lm), QUIET)
+    score = replace(wiki, max_tokens=5000).run(language_model_system("default", lm), QUIET)
     assert score.value == pytest.approx(1.38, abs=0.08)
 
 
@@ -235,4 +235,7 @@ def test_an_encoders_own_limit_on_length_changes_nothing(corpus, tmp_path):
     folder = save_tiny(tmp_path / "model")
     lm = gerund.load(folder)
     short = lm.with_encoder(replace(lm.encoder, max_length=8))
-    assert task(corpus).run(Contender("a", lm), QUIET).metrics == task(corpus).run(Contender("b", short), QUIET).metrics
+    assert (
+        task(corpus).run(language_model_system("a", lm), QUIET).metrics
+        == task(corpus).run(language_model_system("b", short), QUIET).metrics
+    )

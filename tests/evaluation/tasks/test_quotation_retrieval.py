@@ -8,10 +8,10 @@ import pytest
 
 import gerund
 from gerund.errors import ConfigError, DataError
-from gerund.evaluation.contender import Contender
-from gerund.evaluation.sets.quotations import read_quotations
-from gerund.evaluation.task import Settings
-from gerund.evaluation.tasks.quotation_retrieval import find
+from gerund.evaluation.systems.bm25 import BM25System
+from gerund.evaluation.systems.language_model import language_model_system
+from gerund.evaluation.task import EvaluationConfig
+from gerund.evaluation.tasks.quotation_retrieval import find, read_quotations
 
 BOOKS = {
     "Sea": {
@@ -46,15 +46,15 @@ def test_claims_are_grouped_by_book_and_length(tmp_path):
 
 def test_quotations_are_found_by_their_words(tmp_path, tiny_folder):
     [task] = find(write(tmp_path))
-    one = Contender("tiny", gerund.load(tiny_folder))
+    one = language_model_system("tiny", gerund.load(tiny_folder))
     by_words = replace(task, scorer="overlap")
-    score = by_words.run(one, Settings())
+    score = by_words.run(one, EvaluationConfig())
     assert (score.size, score.metrics["recall_at_1"]) == (3, 1.0)
     assert score.notes[-1].endswith("left out: 1")
-    assert replace(by_words, context="both").run(one, Settings()).size == 4
-    assert task.run(one, Settings(limit=2)).size == 2
+    assert replace(by_words, context="both").run(one, EvaluationConfig()).size == 4
+    assert task.run(one, EvaluationConfig(limit=2)).size == 2
     pytest.importorskip("bm25s")
-    assert task.run(Contender("bm25", None), Settings()).metrics["recall_at_1"] == 1.0
+    assert task.run(BM25System(), EvaluationConfig()).metrics["recall_at_1"] == 1.0
 
 
 def test_a_validation_file(tmp_path):
@@ -89,7 +89,7 @@ def changed(path, value):
 def test_a_broken_file_is_named(tmp_path, tiny_folder, books, message):
     [task] = find(write(tmp_path, books))
     with pytest.raises(DataError, match=message):
-        replace(task, scorer="overlap").run(Contender("tiny", gerund.load(tiny_folder)), Settings())
+        replace(task, scorer="overlap").run(language_model_system("tiny", gerund.load(tiny_folder)), EvaluationConfig())
 
 
 def test_no_json(tmp_path):

@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 
 from gerund.errors import ConfigError, DataError
-from gerund.evaluation.bm25 import BM25Index
-from gerund.evaluation.contender import Contender
-from gerund.evaluation.task import Settings
+from gerund.evaluation.systems.bm25 import BM25Index, BM25System
+from gerund.evaluation.task import EvaluationConfig
 from gerund.evaluation.tasks import reranking
 from tests.evaluation.tables import forbid_network, random_table, write_collection, write_pairs
 from tests.evaluation.tasks import trec
@@ -54,7 +53,7 @@ def agrees(score, by_query):
 
 def test_candidates_are_what_bm25_finds_and_what_it_misses_counts(folder):
     table = random_table(TEXTS)
-    score = task_in(folder).run(table, Settings())
+    score = task_in(folder).run(table, EvaluationConfig())
     # d6 is relevant to q1 and shares no word with it; nothing is about birds.
     offered = {"q1": ("d0", "d3", "d4", "d5"), "q2": ("d1", "d2", "d3", "d4", "d7"), "q3": ()}
     agrees(score, {query: cosines(table, query, documents) for query, documents in offered.items()})
@@ -68,7 +67,7 @@ def test_candidates_are_what_bm25_finds_and_what_it_misses_counts(folder):
 
 def test_fewer_candidates_are_bm25s_first(folder):
     table = random_table(TEXTS)
-    score = task_in(folder, candidates=2).run(table, Settings())
+    score = task_in(folder, candidates=2).run(table, EvaluationConfig())
     # Most words of the query, fewest others; of equals the first document.
     offered = {"q1": ("d0", "d5"), "q2": ("d7", "d1"), "q3": ()}
     agrees(score, {query: cosines(table, query, documents) for query, documents in offered.items()})
@@ -83,12 +82,12 @@ def test_candidates_from_a_file(folder):
     task = task_in(folder)
     assert path in task.files
     table = random_table(TEXTS)
-    score = task.run(table, Settings())
+    score = task.run(table, EvaluationConfig())
     agrees(score, {query: cosines(table, query, documents) for query, documents in offered.items()})
     assert score.notes[0] == "candidates from candidates/test.tsv, 1.7 a query on average"
     path.write_text(path.read_text() + "q1\tnothing\n")
     with pytest.raises(DataError, match="no such document: nothing"):
-        task.run(table, Settings())
+        task.run(table, EvaluationConfig())
 
 
 def test_bm25_ranks_candidates_by_its_own_scores(folder):
@@ -99,14 +98,14 @@ def test_bm25_ranks_candidates_by_its_own_scores(folder):
     places = {one: place for place, one in enumerate(DOCUMENTS)}
     scores = {query: index.scores(text) for query, text in QUERIES.items()}
     by_query = {query: {one: scores[query][places[one]] for one in offered[query]} for query in QUERIES}
-    agrees(task_in(folder).run(Contender("bm25", None), Settings()), by_query)
+    agrees(task_in(folder).run(BM25System(), EvaluationConfig()), by_query)
 
 
 def test_all_that_is_encoded_with_the_prompt_is_known_before(folder):
     task = task_in(folder)
-    for settings in (Settings(), Settings(limit=2, prompts={"reranking/small": "Find: "})):
+    for config in (EvaluationConfig(), EvaluationConfig(limit=2, prompts={"reranking/small": "Find: "})):
         table = random_table(TEXTS)
-        task.run(table, settings)
-        prompt = task.prompt(settings)
-        assert set(task.texts(settings)) == {text for asked, text in table.heard() if asked == prompt}
+        task.run(table, config)
+        prompt = task.prompt(config)
+        assert set(task.texts(config)) == {text for asked, text in table.heard() if asked == prompt}
         assert {text for asked, text in table.heard() if asked is None} >= set(DOCUMENTS.values())

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from gerund.errors import DataError
-from gerund.evaluation.contender import Contender
-from gerund.evaluation.task import Settings
+from gerund.evaluation.systems.bm25 import BM25System
+from gerund.evaluation.task import EvaluationConfig
 from gerund.evaluation.tasks import retrieval
 from tests.evaluation.tables import Table, forbid_network, random_table, same_vectors, write_collection, write_pairs
 from tests.evaluation.tasks import trec
@@ -62,7 +62,7 @@ def agrees(score, wanted):
 
 def test_measures_are_trec_evals(task):
     table = random_table(TEXTS)
-    score = task.run(table, Settings())
+    score = task.run(table, EvaluationConfig())
     agrees(score, expected(table))
     assert score.main == "ndcg_at_10"
     assert score.size == 3
@@ -76,18 +76,18 @@ def test_equal_documents_rank_as_in_trec_eval(task):
     # Four directions only: most documents tie, exactly.
     corners = np.eye(4)
     table = Table({text: corners[index % 4] for index, text in enumerate(TEXTS)})
-    agrees(task.run(table, Settings()), expected(table))
+    agrees(task.run(table, EvaluationConfig()), expected(table))
 
 
 @pytest.mark.parametrize("value", [0.0, 1.0])
 def test_constant_embeddings_have_a_score(task, value):
     table = same_vectors(TEXTS, value)
-    agrees(task.run(table, Settings()), expected(table))
+    agrees(task.run(table, EvaluationConfig()), expected(table))
 
 
 def test_limit_counts_queries_that_are_scored(task):
     table = random_table(TEXTS)
-    score = task.run(table, Settings(limit=1))
+    score = task.run(table, EvaluationConfig(limit=1))
     agrees(score, expected(table, [row for row in JUDGED if row[0] == "q1"]))
     assert score.size == 1
 
@@ -95,7 +95,7 @@ def test_limit_counts_queries_that_are_scored(task):
 def test_validation_has_judgements_of_its_own(task, tmp_path):
     assert not task.has_validation
     with pytest.raises(DataError, match=r"no qrels/dev.tsv"):
-        task.run(random_table(TEXTS), Settings(split="validation"))
+        task.run(random_table(TEXTS), EvaluationConfig(split="validation"))
     judged = [("q4", "d2", 2), ("q4", "d7", 1)]
     path = tmp_path / "retrieval" / "small" / "qrels" / "dev.tsv"
     write_pairs(path, ("query-id", "corpus-id", "score"), judged)
@@ -103,31 +103,31 @@ def test_validation_has_judgements_of_its_own(task, tmp_path):
     assert task.has_validation
     assert path in task.files
     table = random_table(TEXTS)
-    agrees(task.run(table, Settings(split="validation")), expected(table, judged))
+    agrees(task.run(table, EvaluationConfig(split="validation")), expected(table, judged))
 
 
 def test_documents_have_no_prompt(task):
-    for settings in (Settings(), Settings(limit=2, prompts={"retrieval": "Find: "})):
+    for config in (EvaluationConfig(), EvaluationConfig(limit=2, prompts={"retrieval": "Find: "})):
         table = random_table(TEXTS)
-        task.run(table, settings)
-        prompt = task.prompt(settings)
-        queries = set(list(QUERIES.values())[: settings.limit or 3])
+        task.run(table, config)
+        prompt = task.prompt(config)
+        queries = set(list(QUERIES.values())[: config.limit or 3])
         assert table.heard() == {(prompt, text) for text in queries} | {(None, text) for text in DOCUMENTS.values()}
         # What is filled in before is what has the prompt.
-        assert set(task.texts(settings)) == {text for asked, text in table.heard() if asked == prompt}
+        assert set(task.texts(config)) == {text for asked, text in table.heard() if asked == prompt}
 
 
 def test_titles_are_read_as_well(task, tmp_path):
     path = tmp_path / "retrieval" / "small" / "corpus.jsonl"
     path.write_text(path.read_text().replace('"title": "", "text": "document 3"', '"title": "T", "text": " three "'))
     table = random_table([*TEXTS, "T  three"])
-    task.run(table, Settings())
+    task.run(table, EvaluationConfig())
     assert (None, "T  three") in table.heard()
-    assert "T  three" in task.texts(Settings())
+    assert "T  three" in task.texts(EvaluationConfig())
 
 
 def test_bm25_takes_part(task):
-    score = task.run(Contender("bm25", None), Settings())
+    score = task.run(BM25System(), EvaluationConfig())
     # No query shares a word with a document: the greatest ids come first.
     wanted = [trec.measures(dict.fromkeys(DOCUMENTS, 0.0), {d: g for q, d, g in JUDGED if q == query}) for query in
               ("q1", "q2", "q3")]  # fmt: skip
@@ -136,6 +136,6 @@ def test_bm25_takes_part(task):
 
 def test_bm25_reproduces_its_known_scores_on_medline(data_folder):
     [task] = [task for task in retrieval.find(data_folder) if task.name == "retrieval/medline"]
-    metrics = task.run(Contender("bm25", None), Settings()).metrics
+    metrics = task.run(BM25System(), EvaluationConfig()).metrics
     for name, value in {"ndcg_at_10": 0.699, "map_at_1000": 0.537, "recall_at_100": 0.790}.items():
         assert metrics[name] == pytest.approx(value, abs=1e-3), name

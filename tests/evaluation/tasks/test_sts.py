@@ -6,8 +6,8 @@ from scipy import stats
 
 import gerund
 from gerund.errors import DataError
-from gerund.evaluation.contender import Contender
-from gerund.evaluation.task import RatedPairs, Settings
+from gerund.evaluation.systems.language_model import language_model_system
+from gerund.evaluation.task import EvaluationConfig, RatedPairs
 from gerund.evaluation.tasks import sts
 from tests.evaluation.tables import Table, forbid_network, random_table, same_vectors
 
@@ -50,7 +50,7 @@ def test_tasks_are_the_test_sets_of_a_folder(tmp_path):
 
 def test_correlations_are_scipys(task):
     table = random_table("abcdef")
-    score = task.run(table, Settings())
+    score = task.run(table, EvaluationConfig())
     ratings = [row[0] for row in ROWS]
     assert score.main == "cosine_spearman"
     assert score.value == pytest.approx(stats.spearmanr(cosines(table, ROWS), ratings)[0], abs=1e-6)
@@ -60,24 +60,28 @@ def test_correlations_are_scipys(task):
 
 
 def test_all_that_is_encoded_is_known_before(task):
-    for settings in (Settings(), Settings(limit=2, prompts={"sts": "P: "}), Settings(split="validation")):
+    for config in (
+        EvaluationConfig(),
+        EvaluationConfig(limit=2, prompts={"sts": "P: "}),
+        EvaluationConfig(split="validation"),
+    ):
         table = random_table("abcdef")
-        task.run(table, settings)
-        assert table.heard() == {(task.prompt(settings), text) for text in task.texts(settings)}
+        task.run(table, config)
+        assert table.heard() == {(task.prompt(config), text) for text in task.texts(config)}
 
 
 def test_limit_and_split_choose_the_pairs(task):
     table = random_table("abcdef")
-    assert task.run(table, Settings(limit=4)).value == pytest.approx(
+    assert task.run(table, EvaluationConfig(limit=4)).value == pytest.approx(
         stats.spearmanr(cosines(table, ROWS[:4]), [row[0] for row in ROWS[:4]])[0], abs=1e-6
     )
-    assert task.run(table, Settings(split="validation")).size == 3
-    assert task.picture_data(Settings(limit=1)) == RatedPairs(["a"], ["b"], [5.0])
+    assert task.run(table, EvaluationConfig(split="validation")).size == 3
+    assert task.picture_data(EvaluationConfig(limit=1)) == RatedPairs(["a"], ["b"], [5.0])
 
 
 @pytest.mark.parametrize("value", [0.0, 1.0, 1e-30])
 def test_constant_embeddings_score_nothing_and_say_so(task, value):
-    score = task.run(same_vectors("abcdef", value), Settings())
+    score = task.run(same_vectors("abcdef", value), EvaluationConfig())
     assert score.metrics == {"cosine_spearman": 0.0, "cosine_pearson": 0.0}
     assert "cannot be computed" in score.notes[0]
 
@@ -85,30 +89,30 @@ def test_constant_embeddings_score_nothing_and_say_so(task, value):
 def test_constant_ratings_score_nothing_and_say_so(tmp_path):
     write(tmp_path / "sts", "flat.test.tsv", [(3, "a", "b"), (3, "c", "d")])
     [task] = sts.find(tmp_path)
-    score = task.run(random_table("abcd"), Settings())
+    score = task.run(random_table("abcd"), EvaluationConfig())
     assert score.value == 0.0
     assert score.notes
 
 
 def test_a_zero_vector_among_others_does_no_harm(task):
     table = random_table("abcdef")
-    score = task.run(Table({**table.vectors, "c": [0.0] * 5}), Settings())
+    score = task.run(Table({**table.vectors, "c": [0.0] * 5}), EvaluationConfig())
     assert np.isfinite(score.value)
 
 
 def test_one_pair_is_not_enough(task):
     with pytest.raises(DataError, match=r"small.test.tsv: a correlation needs two pairs"):
-        task.run(random_table("abcdef"), Settings(limit=1))
+        task.run(random_table("abcdef"), EvaluationConfig(limit=1))
 
 
 def test_without_dev_there_is_nothing_to_validate_on(tmp_path):
     write(tmp_path / "sts", "small.test.tsv", ROWS)
     [task] = sts.find(tmp_path)
     with pytest.raises(DataError, match=r"no small.dev.tsv"):
-        task.run(random_table("abcdef"), Settings(split="validation"))
+        task.run(random_table("abcdef"), EvaluationConfig(split="validation"))
 
 
 def test_a_real_model_scores_on_stsb_what_it_was_measured_to(data_folder, stories_folder):
     lm = gerund.load(stories_folder, attention="causal", pooling="mean", dtype="float32")
     [task] = [task for task in sts.find(data_folder) if task.name == "sts/stsb"]
-    assert task.run(Contender("stories", lm), Settings()).value == pytest.approx(0.4110, abs=2e-4)
+    assert task.run(language_model_system("stories", lm), EvaluationConfig()).value == pytest.approx(0.4110, abs=2e-4)

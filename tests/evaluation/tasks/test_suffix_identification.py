@@ -7,8 +7,8 @@ import pytest
 
 import gerund
 from gerund.errors import ConfigError, DataError
-from gerund.evaluation.contender import Contender
-from gerund.evaluation.task import Settings
+from gerund.evaluation.systems.language_model import language_model_system
+from gerund.evaluation.task import EvaluationConfig
 from gerund.evaluation.tasks.suffix_identification import ChoiceTask, InbookTask, accuracy, find
 from gerund.scoring.likelihood import MEASURES, Evidence
 from gerund.scoring.words import overlap
@@ -21,7 +21,7 @@ ROWS = [
 ]
 
 
-NOBODY = Contender("nobody", None)
+NOBODY = object()
 
 
 @pytest.fixture(scope="module")
@@ -59,14 +59,14 @@ def test_tasks_are_found(data):
 
 def test_accuracies_are_those_of_the_scorers(data, lm):
     [task] = [task for task in find(data) if isinstance(task, ChoiceTask)]
-    score = task.run(Contender("tiny", lm), Settings(seed=5))
+    score = task.run(language_model_system("tiny", lm), EvaluationConfig(seed=5))
     evidence = Evidence(lm, [row["prefix"] for row in ROWS], [row["suffixes"] for row in ROWS], seed=5, show=False)
     for name, scorer in MEASURES.items():
         right = [int(np.argmax(own)) == row["gold"] for own, row in zip(scorer(evidence), ROWS, strict=True)]
         if name != "overlap":  # which has ties
             assert score.metrics[name] == pytest.approx(np.mean(right)), name
     assert (score.main, score.size) == ("avg_cll", 3)
-    assert task.run(Contender("tiny", lm), Settings(limit=2)).size == 2
+    assert task.run(language_model_system("tiny", lm), EvaluationConfig(limit=2)).size == 2
 
 
 def test_a_tie_shares_the_point():
@@ -75,7 +75,7 @@ def test_a_tie_shares_the_point():
 
 
 def test_the_right_continuation_stands_anywhere_among_ten_others(data):
-    choices = inbook(data).choices(40, Settings(seed=1), NOBODY)
+    choices = inbook(data).choices(40, EvaluationConfig(seed=1), NOBODY)
     assert len(choices) == 40
     assert {len(choice.candidates) for choice in choices} == {11}
     assert len({choice.gold for choice in choices}) > 5
@@ -84,15 +84,17 @@ def test_the_right_continuation_stands_anywhere_among_ten_others(data):
         assert f"{choice.prefix} {choice.candidates[choice.gold]}" in book
         wrong = [text for place, text in enumerate(choice.candidates) if place != choice.gold]
         assert not any(f"{choice.prefix} {text}" in book for text in wrong)
-    assert inbook(data).choices(40, Settings(seed=1), NOBODY) == choices
-    assert inbook(data).choices(40, Settings(seed=2), NOBODY) != choices
-    assert inbook(data).choices(5, Settings(split="validation"), NOBODY) != inbook(data).choices(5, Settings(), NOBODY)
+    assert inbook(data).choices(40, EvaluationConfig(seed=1), NOBODY) == choices
+    assert inbook(data).choices(40, EvaluationConfig(seed=2), NOBODY) != choices
+    assert inbook(data).choices(5, EvaluationConfig(split="validation"), NOBODY) != inbook(data).choices(
+        5, EvaluationConfig(), NOBODY
+    )
 
 
 def test_two_of_the_eleven(data, lm):
     task = inbook(data, samples=12)
-    score = task.run(Contender("tiny", lm), Settings())
-    choices = task.choices(12, Settings(), NOBODY)
+    score = task.run(language_model_system("tiny", lm), EvaluationConfig())
+    choices = task.choices(12, EvaluationConfig(), NOBODY)
     evidence = Evidence(lm, [c.prefix for c in choices], [c.candidates for c in choices], show=False)
     for name in ("avg_cll", "pmi"):
         found = MEASURES[name](evidence)
@@ -106,7 +108,7 @@ def test_two_of_the_eleven(data, lm):
 
 def test_mistakes(data, tmp_path):
     with pytest.raises(DataError, match="no document is long enough for prefixes of 5000 words"):
-        inbook(data, prefix_words=5000).choices(3, Settings(), NOBODY)
+        inbook(data, prefix_words=5000).choices(3, EvaluationConfig(), NOBODY)
     with pytest.raises(ConfigError, match="samples=0"):
         inbook(data, samples=0)
     with pytest.raises(ConfigError, match="at least 10 words"):
@@ -114,7 +116,7 @@ def test_mistakes(data, tmp_path):
 
 
 def test_hard_negatives_are_those_that_share_most_words(data, lm):
-    easy, hard = (inbook(data, hard_by=name).choices(10, Settings(), NOBODY) for name in ("", "overlap"))
+    easy, hard = (inbook(data, hard_by=name).choices(10, EvaluationConfig(), NOBODY) for name in ("", "overlap"))
     shared = [
         np.mean(
             [
@@ -130,15 +132,17 @@ def test_hard_negatives_are_those_that_share_most_words(data, lm):
     assert {len(choice.candidates) for choice in hard} == {11}
     book = " ".join(SENTENCES)
     assert all(f"{choice.prefix} {choice.candidates[choice.gold]}" in book for choice in hard)
-    score = inbook(data, hard_by="overlap", samples=10, likelihoods=False).run(Contender("tiny", lm), Settings())
+    score = inbook(data, hard_by="overlap", samples=10, likelihoods=False).run(
+        language_model_system("tiny", lm), EvaluationConfig()
+    )
     assert set(score.metrics) == {"overlap", "random", "overlap_2way", "random_2way"}
     with pytest.raises(ConfigError, match="pmi differs from model to model"):
-        inbook(data, hard_by="pmi").choices(2, Settings(), NOBODY)
+        inbook(data, hard_by="pmi").choices(2, EvaluationConfig(), NOBODY)
 
 
 def test_a_scorer_that_is_named(data, lm):
-    score = inbook(data, samples=12, scorer="pmi").run(Contender("tiny", lm), Settings())
+    score = inbook(data, samples=12, scorer="pmi").run(language_model_system("tiny", lm), EvaluationConfig())
     assert score.main == "scorer"
     assert score.metrics["scorer"] == score.metrics["pmi"]
     assert score.metrics["scorer_2way"] == score.metrics["pmi_2way"]
-    assert inbook(data, samples=12).run(Contender("tiny", lm), Settings()).main == "avg_cll"
+    assert inbook(data, samples=12).run(language_model_system("tiny", lm), EvaluationConfig()).main == "avg_cll"

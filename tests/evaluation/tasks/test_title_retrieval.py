@@ -7,9 +7,11 @@ import pytest
 
 import gerund
 from gerund.errors import ConfigError, DataError
-from gerund.evaluation.contender import Contender
-from gerund.evaluation.hybrid import Hybrid
-from gerund.evaluation.task import Settings
+from gerund.evaluation.systems.base import Ranks
+from gerund.evaluation.systems.bm25 import BM25System
+from gerund.evaluation.systems.hybrid import HybridSystem
+from gerund.evaluation.systems.language_model import language_model_system
+from gerund.evaluation.task import EvaluationConfig
 from gerund.evaluation.tasks import title_retrieval
 from gerund.evaluation.tasks.title_retrieval import TitleRetrieval, passages_of
 from tests.evaluation.tables import forbid_network, random_table
@@ -54,7 +56,7 @@ def test_passages_are_whole_sentences():
 
 def test_titles_ask_and_all_passages_are_searched(tmp_path):
     task = written(tmp_path, ROWS)
-    assert (task.name, type(task), task.takes_bm25) == ("title-retrieval/zoo", TitleRetrieval, True)
+    assert (task.name, type(task), task.capability) == ("title-retrieval/zoo", TitleRetrieval, Ranks)
     found = collection(task)
     assert list(found.queries.values()) == ["Herons", "Rivers"]
     by_query = {found.queries[query]: {found.bodies[one] for one in own} for query, own in found.judgements.items()}
@@ -73,8 +75,8 @@ def test_titles_ask_and_all_passages_are_searched(tmp_path):
 def test_measures_are_trec_evals(tmp_path):
     task = written(tmp_path, ROWS)
     found = collection(task)
-    table = random_table(task.texts(Settings()))
-    score = task.run(table, Settings())
+    table = random_table(task.texts(EvaluationConfig()))
+    score = task.run(table, EvaluationConfig())
     wanted = []
     for query, title in found.queries.items():
         asked = table.encode([title], normalize=True)[0]
@@ -84,7 +86,7 @@ def test_measures_are_trec_evals(tmp_path):
         assert score.metrics[name] == pytest.approx(trec.mean(wanted)[name], abs=6e-6), name
     assert score.main == "ndcg_at_10"
     assert score.notes == ("8 passages of 2 documents", "titles that begin a passage of their document: 1 of 2")
-    assert {text for _, text in table.heard()} == set(task.texts(Settings()))
+    assert {text for _, text in table.heard()} == set(task.texts(EvaluationConfig()))
 
 
 def test_first_sentences_ask_where_nobody_has_a_title(tmp_path):
@@ -92,23 +94,25 @@ def test_first_sentences_ask_where_nobody_has_a_title(tmp_path):
     found = collection(task)
     assert list(found.queries.values()) == ["Herons are birds.", "A river is water.", "Nobody has named this."]
     assert not set(found.queries.values()) & set(found.bodies.values())
-    assert "the file has no titles" in task.run(random_table(task.texts(Settings())), Settings()).notes[1]
+    assert (
+        "the file has no titles" in task.run(random_table(task.texts(EvaluationConfig())), EvaluationConfig()).notes[1]
+    )
 
 
 def test_a_limit_counts_queries_and_a_prompt_is_the_queries(tmp_path):
     task = written(tmp_path, ROWS)
-    settings = Settings(limit=1, prompts={"title-retrieval": "Find: "})
-    assert task.texts(settings) == ["Herons"]
-    table = random_table(task.texts(Settings()))
-    assert task.run(table, settings).size == 1
+    config = EvaluationConfig(limit=1, prompts={"title-retrieval": "Find: "})
+    assert task.texts(config) == ["Herons"]
+    table = random_table(task.texts(EvaluationConfig()))
+    assert task.run(table, config).size == 1
     assert ("Find: ", "Herons") in table.heard()
     assert (None, "It flows to the sea.") in table.heard()
 
 
 def test_bm25_and_both_together_take_part(tmp_path, tiny_folder):
     task = written(tmp_path, ROWS)
-    bm25 = task.run(Contender("bm25", None), Settings())
-    both = task.run(Hybrid(Contender("tiny", gerund.load(tiny_folder))), Settings())
+    bm25 = task.run(BM25System(), EvaluationConfig())
+    both = task.run(HybridSystem(language_model_system("tiny", gerund.load(tiny_folder))), EvaluationConfig())
     # Somebody else's passage speaks of rivers, and is as short.
     assert bm25.metrics["mrr_at_10"] == 0.75
     assert both.metrics["recall_at_100"] == 1
@@ -125,20 +129,20 @@ def test_a_changed_file_is_read_anew(tmp_path):
     task = written(tmp_path, ROWS)
     assert len(collection(task).queries) == 2
     task = written(tmp_path, [*ROWS, {"title": "Ants", "text": "They are small."}])
-    assert len(task.texts(Settings())) == 3 + 9
+    assert len(task.texts(EvaluationConfig())) == 3 + 9
 
 
 def test_mistakes(tmp_path):
     with pytest.raises(ConfigError, match="words=0 leaves nothing"):
         replace(written(tmp_path, ROWS), words=0)
     with pytest.raises(DataError, match=r"zoo.test.jsonl: one document or none has a title"):
-        written(tmp_path, [ROWS[0], ROWS[2]]).run(random_table(["a"]), Settings())
+        written(tmp_path, [ROWS[0], ROWS[2]]).run(random_table(["a"]), EvaluationConfig())
     with pytest.raises(DataError, match="line 2: no field 'text'"):
-        written(tmp_path, [ROWS[0], {"title": "x"}]).run(random_table(["a"]), Settings())
+        written(tmp_path, [ROWS[0], {"title": "x"}]).run(random_table(["a"]), EvaluationConfig())
 
 
 def test_bm25_finds_most_wikipedia_articles_by_their_titles(data_folder):
     [task] = [task for task in title_retrieval.find(data_folder) if task.title == "wiki"]
-    score = task.run(Contender("bm25", None), Settings(limit=50))
+    score = task.run(BM25System(), EvaluationConfig(limit=50))
     assert score.size == 50
     assert 0.7 < score.value < 0.9

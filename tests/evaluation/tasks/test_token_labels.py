@@ -11,14 +11,17 @@ import pytest
 
 import gerund
 from gerund.errors import ConfigError, DataError
-from gerund.evaluation import prefill
 from gerund.evaluation.classifiers import train_taggers
-from gerund.evaluation.contender import Contender
-from gerund.evaluation.run import contenders_of, evaluate
+from gerund.evaluation.run import evaluate
 from gerund.evaluation.sets.conll import COLUMNS, read_conll
-from gerund.evaluation.task import Settings
+from gerund.evaluation.systems import prefill
+from gerund.evaluation.systems.bm25 import BM25System
+from gerund.evaluation.systems.language_model import language_model_system
+from gerund.evaluation.systems.selection import systems_of
+from gerund.evaluation.task import EvaluationConfig
 from gerund.evaluation.tasks import token_labels
 from gerund.evaluation.tasks.token_labels import TokenTask, find, score_words
+from tests.evaluation.fakes import FakeEncoder
 
 # word, part of speech, phrase, name
 WORDS = {
@@ -37,14 +40,13 @@ WIDTH, LENGTH = 100, 50.0
 SENTENCES = ["Ann sees the cat .", "Bo hit Ann in Rome .", "the cat sees Bo .", "Rome .", "Ann hit the cat in Rome ."]
 
 
-class Spelling(Contender):
+class Spelling(FakeEncoder):
     """A word's vector is which word it is; remembers what it was asked."""
 
-    class lm:  # noqa: N801
-        dimensions = WIDTH
+    dimensions = WIDTH
 
     def __init__(self) -> None:
-        super().__init__("spelling", None)
+        super().__init__("spelling")
         self.asked: list[tuple[list[list[str]], dict]] = []
 
     def encode_words(self, sentences: Sequence[Sequence[str]], **more) -> list[np.ndarray]:
@@ -96,7 +98,7 @@ def test_three_tasks_for_every_folder(tasks: dict[str, TokenTask], tmp_path: Pat
 
 def test_what_a_word_tells_is_learnt(tasks: dict[str, TokenTask]) -> None:
     spelling = Spelling()
-    scores = {kind: task.run(spelling, Settings()) for kind, task in tasks.items()}
+    scores = {kind: task.run(spelling, EvaluationConfig()) for kind, task in tasks.items()}
     assert {kind: (score.main, score.size, score.notes) for kind, score in scores.items()} == {
         "chunking": ("f1", 4, ()),
         "ner": ("f1", 4, ()),
@@ -114,9 +116,9 @@ def test_scores_are_those_of_other_libraries(tasks: dict[str, TokenTask], tiny_f
     train, test = (read_conll(tasks["ner"].files[place]) for place in (0, 2))
     vectors, test_vectors = (np.concatenate(lm.encode_words(some.words)) for some in (train, test))
     taggers = train_taggers(vectors, [train.tags[column] for column in COLUMNS], seed=7, steps=400)
-    contender = Contender("tiny", lm)
+    system = language_model_system("tiny", lm)
     for kind, column in (("pos", "pos"), ("chunking", "chunk"), ("ner", "ner")):
-        score = tasks[kind].run(contender, Settings(seed=7))
+        score = tasks[kind].run(system, EvaluationConfig(seed=7))
         flat = taggers[COLUMNS.index(column)].predict(test_vectors)
         gold = [tag for sentence in test.tags[column] for tag in sentence]
         assert score.metrics["accuracy"] == pytest.approx(metrics.accuracy_score(gold, flat))
@@ -133,42 +135,47 @@ def test_scores_are_those_of_other_libraries(tasks: dict[str, TokenTask], tiny_f
 def test_words_are_read_once_for_all_three(tasks: dict[str, TokenTask]) -> None:
     spelling = Spelling()
     for task in tasks.values():
-        assert task.is_measured(spelling, Settings()) == (task.kind != "chunking")
-        task.run(spelling, Settings())
+        assert task.is_measured(spelling, EvaluationConfig()) == (task.kind != "chunking")
+        task.run(spelling, EvaluationConfig())
     [(sentences, how)] = spelling.asked
-    assert sentences == tasks["pos"].sentences(Settings())
+    assert sentences == tasks["pos"].sentences(EvaluationConfig())
     assert sentences == [one.split() for one in SENTENCES * 2 + SENTENCES[1:]]
     assert how["shift"] is False
     assert how["prompt"] is None
 
 
 @pytest.mark.parametrize(
-    "settings",
-    [Settings(seed=1), Settings(limit=3), Settings(split="validation"), Settings(prompts={"ner": "tag: "})],
+    "config",
+    [
+        EvaluationConfig(seed=1),
+        EvaluationConfig(limit=3),
+        EvaluationConfig(split="validation"),
+        EvaluationConfig(prompts={"ner": "tag: "}),
+    ],
 )
-def test_other_settings_are_measured_anew(tasks: dict[str, TokenTask], settings: Settings) -> None:
+def test_other_settings_are_measured_anew(tasks: dict[str, TokenTask], config: EvaluationConfig) -> None:
     spelling = Spelling()
-    tasks["ner"].run(spelling, Settings())
-    assert not tasks["ner"].is_measured(spelling, settings)
-    tasks["ner"].run(spelling, settings)
+    tasks["ner"].run(spelling, EvaluationConfig())
+    assert not tasks["ner"].is_measured(spelling, config)
+    tasks["ner"].run(spelling, config)
     assert len(spelling.asked) == 2
-    assert spelling.asked[1][1]["prompt"] == settings.prompts.get("ner")
-    assert not tasks["ner"].is_measured(Spelling(), settings)
+    assert spelling.asked[1][1]["prompt"] == config.prompts.get("ner")
+    assert not tasks["ner"].is_measured(Spelling(), config)
 
 
 def test_changed_files_are_measured_anew(tasks: dict[str, TokenTask]) -> None:
     spelling = Spelling()
-    assert tasks["ner"].run(spelling, Settings()).size == 4
+    assert tasks["ner"].run(spelling, EvaluationConfig()).size == 4
     path = write(tasks["ner"].files[2], SENTENCES)
     os.utime(path, ns=(1, 1))
-    assert tasks["ner"].run(spelling, Settings()).size == 5
+    assert tasks["ner"].run(spelling, EvaluationConfig()).size == 5
 
 
-def test_nothing_is_kept_of_a_contender_that_is_gone(tasks: dict[str, TokenTask]) -> None:
+def test_nothing_is_kept_of_a_system_that_is_gone(tasks: dict[str, TokenTask]) -> None:
     gc.collect()
     before = len(token_labels._finished)
     spelling = Spelling()
-    tasks["ner"].run(spelling, Settings())
+    tasks["ner"].run(spelling, EvaluationConfig())
     assert len(token_labels._finished) == before + 1
     del spelling
     gc.collect()
@@ -177,9 +184,9 @@ def test_nothing_is_kept_of_a_contender_that_is_gone(tasks: dict[str, TokenTask]
 
 def test_a_limit_and_the_validation_split(tasks: dict[str, TokenTask]) -> None:
     spelling = Spelling()
-    assert tasks["ner"].run(spelling, Settings(limit=2)).size == 2
+    assert tasks["ner"].run(spelling, EvaluationConfig(limit=2)).size == 2
     assert spelling.asked[0][0] == [one.split() for one in SENTENCES[:2] + SENTENCES[1:3]]
-    assert tasks["ner"].run(spelling, Settings(split="validation")).size == 3
+    assert tasks["ner"].run(spelling, EvaluationConfig(split="validation")).size == 3
     assert spelling.asked[1][0] == [one.split() for one in SENTENCES * 2 + SENTENCES[:3]]
 
 
@@ -187,11 +194,11 @@ def test_the_setting_of_magnet_reads_the_outputs_before(tasks: dict[str, TokenTa
     magnet = replace(tasks["pos"], setting="magnet")
     assert (magnet.shifts_words, tasks["pos"].shifts_words) == (True, False)
     spelling = Spelling()
-    tasks["pos"].run(spelling, Settings())
-    magnet.run(spelling, Settings())
+    tasks["pos"].run(spelling, EvaluationConfig())
+    magnet.run(spelling, EvaluationConfig())
     assert [how["shift"] for _, how in spelling.asked] == [False, True]
-    contender = Contender("tiny", gerund.load(tiny_folder, attention="causal"))
-    assert tasks["pos"].run(contender, Settings()) != magnet.run(contender, Settings())
+    system = language_model_system("tiny", gerund.load(tiny_folder, attention="causal"))
+    assert tasks["pos"].run(system, EvaluationConfig()) != magnet.run(system, EvaluationConfig())
     with pytest.raises(ConfigError, match="unknown setting 'paper'; valid are: lbw, magnet"):
         replace(magnet, setting="paper")
 
@@ -204,27 +211,31 @@ def test_an_evaluation_reads_the_words_of_many_plans_once(
     monkeypatch.setattr(prefill, "encode_tokens_each", lambda *args, **more: passes.append(1) or each(*args, **more))
     lm = gerund.load(tiny_folder, attention="causal", dtype="float32")
     other = lm.with_encoder(gerund.load(tiny_folder, attention="mask0-bidir", k=2).encoder)
-    contenders = [*contenders_of([lm]), Contender("other", other)]
-    done = evaluate(contenders, list(tasks.values()), Settings())
+    systems = [*systems_of([lm]), language_model_system("other", other)]
+    done = evaluate(systems, list(tasks.values()), EvaluationConfig())
     assert passes == [1]
-    alone = [task.run(Contender("alone", one), Settings()).value for task in tasks.values() for one in (lm, other)]
+    alone = [
+        task.run(language_model_system("alone", one), EvaluationConfig()).value
+        for task in tasks.values()
+        for one in (lm, other)
+    ]
     assert [result.score.value for result in done.results] == pytest.approx(alone)
     assert len(set(alone)) > 3
 
 
 def test_words_that_all_look_the_same(tasks: dict[str, TokenTask]) -> None:
     blind = Blind()
-    assert tasks["ner"].run(blind, Settings()).metrics == pytest.approx(
+    assert tasks["ner"].run(blind, EvaluationConfig()).metrics == pytest.approx(
         dict(f1=0.0, precision=0.0, recall=0.0, accuracy=13 / 20)
     )
-    assert 0 < tasks["pos"].run(blind, Settings()).value < 0.5
+    assert 0 < tasks["pos"].run(blind, EvaluationConfig()).value < 0.5
 
 
 def test_a_tag_that_training_lacks_counts_as_wrong(tasks: dict[str, TokenTask]) -> None:
     write(tasks["pos"].files[2], ["Ann sees ."], {**WORDS, "sees": "XX B-XP I-MISC"})
     spelling = Spelling()
-    assert tasks["pos"].run(spelling, Settings()).metrics == pytest.approx(dict(accuracy=2 / 3, macro_f1=0.5))
-    assert tasks["ner"].run(spelling, Settings()).metrics == pytest.approx(
+    assert tasks["pos"].run(spelling, EvaluationConfig()).metrics == pytest.approx(dict(accuracy=2 / 3, macro_f1=0.5))
+    assert tasks["ner"].run(spelling, EvaluationConfig()).metrics == pytest.approx(
         dict(f1=2 / 3, precision=1.0, recall=0.5, accuracy=2 / 3)
     )
 
@@ -238,7 +249,7 @@ def test_words_beyond_the_models_limit_are_told(tasks: dict[str, TokenTask]) -> 
             return vectors
 
     # One sentence has six words, one seven; the training sentences stand there twice, then those that are scored.
-    score = tasks["ner"].run(Short(), Settings())
+    score = tasks["ner"].run(Short(), EvaluationConfig())
     assert score.notes == ("9 words lie beyond the model's longest text and were read as zeros",)
 
 
@@ -254,22 +265,22 @@ def test_scoring_apart_from_encoding() -> None:
 
 def test_bad_input(tasks: dict[str, TokenTask], tmp_path: Path) -> None:
     task = tasks["ner"]
-    with pytest.raises(ConfigError, match="BM25"):
-        task.run(Contender("bm25", None), Settings())
+    with pytest.raises(ConfigError, match="can encode words, and bm25 can only rank documents"):
+        evaluate([BM25System()], [task])
     task.files[1].unlink()
     assert not task.has_validation
     with pytest.raises(DataError, match=r"toy: there is no file of the validation split"):
-        task.run(Spelling(), Settings(split="validation"))
+        task.run(Spelling(), EvaluationConfig(split="validation"))
     task.files[2].write_text("Ann NNP I-NP\n")
     with pytest.raises(DataError, match=r"test.txt, line 1: expected a word and 3 tags"):
-        task.run(Spelling(), Settings())
+        task.run(Spelling(), EvaluationConfig())
     task.files[2].write_text("")
     with pytest.raises(DataError, match=r"test.txt: there is no sentence"):
-        task.run(Spelling(), Settings())
+        task.run(Spelling(), EvaluationConfig())
 
 
 def test_a_real_model_knows_something(data_folder: Path, stories_folder: Path) -> None:
-    contender = Contender("stories", gerund.load(stories_folder, attention="causal"))
-    score = {task.kind: task.run(contender, Settings(limit=300)).value for task in find(data_folder)}
+    system = language_model_system("stories", gerund.load(stories_folder, attention="causal"))
+    score = {task.kind: task.run(system, EvaluationConfig(limit=300)).value for task in find(data_folder)}
     assert score["pos"] > 0.5
     assert 0 <= score["ner"] < score["chunking"] < score["pos"] + 0.2

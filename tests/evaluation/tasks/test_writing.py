@@ -12,12 +12,13 @@ import gerund
 from gerund.config import Rerank, Sampling
 from gerund.data.corpus import clean_text
 from gerund.errors import ConfigError, DataError
-from gerund.evaluation.contender import BM25, Contender
-from gerund.evaluation.metrics.mauve import mauve
-from gerund.evaluation.metrics.repetition import rep_n, rep_sentences, rep_window, sentences_of
 from gerund.evaluation.results import key_of
-from gerund.evaluation.task import Settings
+from gerund.evaluation.run import evaluate
+from gerund.evaluation.systems.bm25 import BM25System
+from gerund.evaluation.systems.language_model import language_model_system
+from gerund.evaluation.task import EvaluationConfig
 from gerund.evaluation.tasks.writing import DECODINGS, Writing, _cut_up, find
+from gerund.evaluation.text_metrics import mauve, rep_n, rep_sentences, rep_window, sentences_of
 from gerund.scoring.words import overlap
 
 WORDS = ["the", "a", "cat", "hat", "in", "an", "inn", "thin", "man", "ran.", "here", "there.", "then", "other"]
@@ -38,8 +39,8 @@ def corpus(folder, texts, name="tales.test.jsonl"):
 
 
 @pytest.fixture
-def contender(tiny_folder):
-    return Contender("tiny", gerund.load(tiny_folder, attention="causal"))
+def system(tiny_folder):
+    return language_model_system("tiny", gerund.load(tiny_folder, attention="causal"))
 
 
 def test_finds_a_task_for_every_corpus(tmp_path):
@@ -53,23 +54,23 @@ def test_finds_a_task_for_every_corpus(tmp_path):
     assert [task.has_validation for task in tasks] == [True, False, False]
 
 
-def test_the_validation_split_is_another_file(tmp_path, contender):
+def test_the_validation_split_is_another_file(tmp_path, system):
     task = corpus(tmp_path, [document(40, 0)])
     (tmp_path / "lm" / "tales.valid.jsonl").write_text(json.dumps({"text": document(40, 1)}) + "\n", encoding="utf-8")
     [both] = find(tmp_path)
     both = replace(both, prefix_words=3, max_new_tokens=6, samples=2)
-    assert both.run(contender, Settings()) == replace(task, samples=2).run(contender, Settings())
-    validation = Settings(split="validation")
-    assert both.passages(2, validation) == replace(task, files=both.files[1:]).passages(2, Settings())
-    assert both.passages(2, validation) != both.passages(2, Settings())
+    assert both.run(system, EvaluationConfig()) == replace(task, samples=2).run(system, EvaluationConfig())
+    validation = EvaluationConfig(split="validation")
+    assert both.passages(2, validation) == replace(task, files=both.files[1:]).passages(2, EvaluationConfig())
+    assert both.passages(2, validation) != both.passages(2, EvaluationConfig())
 
 
-def test_metrics_are_means_over_what_was_written(tmp_path, contender):
+def test_metrics_are_means_over_what_was_written(tmp_path, system):
     task = corpus(tmp_path, [document(40, seed) for seed in range(5)])
-    score = replace(task, samples=8, decoding="ancestral").run(contender, Settings(seed=3))
-    passages, _ = replace(task, samples=8).passages(8, Settings(seed=3))
+    score = replace(task, samples=8, decoding="ancestral").run(system, EvaluationConfig(seed=3))
+    passages, _ = replace(task, samples=8).passages(8, EvaluationConfig(seed=3))
     sampling = Sampling(temperature=1.0, seed=range(3 * 1_000_003, 3 * 1_000_003 + 8))
-    written = contender.lm.generate([passage.prefix for passage in passages], 6, sampling)
+    written = system.lm.generate([passage.prefix for passage in passages], 6, sampling)
     rows = []
     for passage, one in zip(passages, written, strict=True):
         words, before = one.text.split(), passage.prefix.split()
@@ -89,25 +90,25 @@ def test_metrics_are_means_over_what_was_written(tmp_path, contender):
     assert "8 continuations of at most 6 tokens by ancestral decoding" in score.notes[0]
 
 
-def test_peoples_continuations_are_cut_to_the_models_length(tmp_path, contender):
+def test_peoples_continuations_are_cut_to_the_models_length(tmp_path, system):
     task = corpus(tmp_path, ["a cat in the hat in the hat in the hat in the hat"])
-    score = replace(task, samples=1, max_new_tokens=9).run(contender, Settings())
+    score = replace(task, samples=1, max_new_tokens=9).run(system, EvaluationConfig())
     passage = next(_cut_up("a cat in the hat in the hat in the hat in the hat", 3, 9))
-    ids = contender.lm.tokenizer(passage.rest).input_ids[1:]  # a beginning token goes first
-    own = contender.lm.tokenizer.decode(ids[: max(1, round(score.metrics["length"]))])
+    ids = system.lm.tokenizer(passage.rest).input_ids[1:]  # a beginning token goes first
+    own = system.lm.tokenizer.decode(ids[: max(1, round(score.metrics["length"]))])
     assert passage.rest.startswith(own)
     assert score.metrics["human_rep_1"] == pytest.approx(rep_n(own.split(), 1))
     assert score.metrics["human_overlap"] == pytest.approx(overlap(own.split(), passage.prefix.split()))
 
 
 @pytest.mark.parametrize("states", ["mean", "last"])
-def test_mauve_from_a_hundred_texts_on(tmp_path, contender, states):
+def test_mauve_from_a_hundred_texts_on(tmp_path, system, states):
     task = corpus(tmp_path, [document(45, seed) for seed in range(60)])
     task = replace(task, samples=100, max_new_tokens=6, mauve_states=states)
-    score = task.run(contender, Settings())
-    passages, others = task.passages(100, Settings())
-    written = task.write(contender.lm, [passage.prefix for passage in passages], Settings())
-    runtime = gerund.load(contender.lm.name, attention="causal", pooling=states, dtype="float32")
+    score = task.run(system, EvaluationConfig())
+    passages, others = task.passages(100, EvaluationConfig())
+    written = task.write(system.lm, [passage.prefix for passage in passages], EvaluationConfig())
+    runtime = gerund.load(system.lm.name, attention="causal", pooling=states, dtype="float32")
 
     def vectors(items, texts):
         before = [item.prefix if states == "last" else "" for item in items]
@@ -115,8 +116,8 @@ def test_mauve_from_a_hundred_texts_on(tmp_path, contender, states):
 
     def cut(items):
         rows = zip(items, written, strict=True)
-        ids = [(contender.lm.tokenizer(item.rest).input_ids[1:], max(1, len(one.token_ids))) for item, one in rows]
-        return [contender.lm.tokenizer.decode(own[:length]) for own, length in ids]
+        ids = [(system.lm.tokenizer(item.rest).input_ids[1:], max(1, len(one.token_ids))) for item, one in rows]
+        return [system.lm.tokenizer.decode(own[:length]) for own, length in ids]
 
     people = vectors(passages, cut(passages))
     expected = mauve(vectors(passages, [one.text for one in written]), people)
@@ -129,33 +130,33 @@ def test_mauve_from_a_hundred_texts_on(tmp_path, contender, states):
     assert any("100 texts a side is rough" in note for note in score.notes)
 
 
-def test_a_small_corpus_gives_what_it_has(tmp_path, contender):
+def test_a_small_corpus_gives_what_it_has(tmp_path, system):
     task = corpus(tmp_path, [document(45, seed) for seed in range(24)])
-    score = replace(task, samples=150, mauve_features="").run(contender, Settings())
+    score = replace(task, samples=150, mauve_features="").run(system, EvaluationConfig())
     assert score.size == 120
     assert {"mauve", "mauve_ceiling"} & set(score.metrics) == {"mauve"}
     assert any("no more than 120 passages" in note for note in score.notes)
     assert any("no ceiling" in note for note in score.notes)
 
 
-def test_mauves_states_may_be_another_models(tmp_path, contender, tiny_folder):
+def test_mauves_states_may_be_another_models(tmp_path, system, tiny_folder):
     task = replace(corpus(tmp_path, [document(45, seed) for seed in range(24)]), samples=100)
-    own = task.run(contender, Settings())
-    assert replace(task, mauve_features=str(tiny_folder)).run(contender, Settings()).metrics == own.metrics
-    others = replace(task, mauve_features="default").run(contender, Settings())
+    own = task.run(system, EvaluationConfig())
+    assert replace(task, mauve_features=str(tiny_folder)).run(system, EvaluationConfig()).metrics == own.metrics
+    others = replace(task, mauve_features="default").run(system, EvaluationConfig())
     assert others.metrics["mauve"] != own.metrics["mauve"]
     assert {name: value for name, value in others.metrics.items() if "mauve" not in name} == {
         name: value for name, value in own.metrics.items() if "mauve" not in name
     }
 
 
-def test_the_seed_decides_passages_and_draws(tmp_path, contender):
+def test_the_seed_decides_passages_and_draws(tmp_path, system):
     task = replace(corpus(tmp_path, [document(40, seed) for seed in range(9)]), samples=40)
-    assert task.run(contender, Settings()) == task.run(contender, Settings())
-    assert task.run(contender, Settings()).metrics != task.run(contender, Settings(seed=1)).metrics
-    assert task.passages(3, Settings()) != task.passages(3, Settings(seed=1))
+    assert task.run(system, EvaluationConfig()) == task.run(system, EvaluationConfig())
+    assert task.run(system, EvaluationConfig()).metrics != task.run(system, EvaluationConfig(seed=1)).metrics
+    assert task.passages(3, EvaluationConfig()) != task.passages(3, EvaluationConfig(seed=1))
     # Equal prefixes in two batches must not be continued alike.
-    written = task.write(contender.lm, ["the cat"] * 33, Settings())
+    written = task.write(system.lm, ["the cat"] * 33, EvaluationConfig())
     assert len({one.text for one in written}) > 30
 
 
@@ -169,38 +170,38 @@ def test_the_seed_decides_passages_and_draws(tmp_path, contender):
         ("typical", Sampling(temperature=1, typical_p=0.9, seed=range(3))),
     ],
 )
-def test_decodings_draw_as_they_are_called(contender, decoding, sampling):
+def test_decodings_draw_as_they_are_called(system, decoding, sampling):
     task = Writing(name="writing/x", decoding=decoding, max_new_tokens=20)
     prompts = ["the", "a cat", "in an inn"]
-    assert task.write(contender.lm, prompts, Settings()) == contender.lm.generate(prompts, 20, sampling)
+    assert task.write(system.lm, prompts, EvaluationConfig()) == system.lm.generate(prompts, 20, sampling)
     if decoding != "ancestral":
-        assert task.write(contender.lm, prompts, Settings()) != contender.lm.generate(
+        assert task.write(system.lm, prompts, EvaluationConfig()) != system.lm.generate(
             prompts, 20, Sampling(temperature=1, seed=range(3))
         )
     assert set(DECODINGS) == {"greedy", "ancestral", "nucleus", "top-k", "typical"}
 
 
-def test_the_plan_does_not_matter(tmp_path, contender):
+def test_the_plan_does_not_matter(tmp_path, system):
     task = replace(corpus(tmp_path, [document(40, seed) for seed in range(9)]), samples=9)
-    other = Contender("other", gerund.load(contender.lm.name, attention="bidir", pooling="last"))
-    assert task.run(other, Settings()) == task.run(contender, Settings())
-    assert key_of(task, other, Settings()) == key_of(task, contender, Settings())
+    other = language_model_system("other", gerund.load(system.lm.name, attention="bidir", pooling="last"))
+    assert task.run(other, EvaluationConfig()) == task.run(system, EvaluationConfig())
+    assert key_of(task, other, EvaluationConfig()) == key_of(task, system, EvaluationConfig())
 
 
-def test_limit_counts_continuations(tmp_path, contender):
+def test_limit_counts_continuations(tmp_path, system):
     task = corpus(tmp_path, [document(40, seed) for seed in range(9)])
-    assert task.run(contender, Settings(limit=4)).size == 4
-    assert replace(task, samples=2).run(contender, Settings(limit=4)).size == 2
+    assert task.run(system, EvaluationConfig(limit=4)).size == 4
+    assert replace(task, samples=2).run(system, EvaluationConfig(limit=4)).size == 2
 
 
 def test_every_document_gives_its_beginning_before_any_gives_more(tmp_path):
     texts = [document(12, seed) for seed in range(6)] + [document(200, 99)]
     task = corpus(tmp_path, texts)
-    passages, others = task.passages(3, Settings())  # a pool of six, out of seven documents
+    passages, others = task.passages(3, EvaluationConfig())  # a pool of six, out of seven documents
     assert len(passages) == len(others) == 3
     starts = {" ".join(text.split()[:3]) for text in texts}
     assert {" ".join(item.prefix.split()) for item in passages + others} <= starts
-    many, none = task.passages(20, Settings())
+    many, none = task.passages(20, EvaluationConfig())
     assert (len(many), none) == (20, [])
 
 
@@ -226,15 +227,15 @@ def test_passages_begin_with_paragraphs_and_do_not_overlap():
 def test_known_corpora_are_cleaned(tmp_path, name, style):
     raw = "_Very_ odd ( , ) things here\nthat go on and on for a while, in long lines"
     task = corpus(tmp_path, [raw], name)
-    [passage], _ = task.passages(1, Settings())
+    [passage], _ = task.passages(1, EvaluationConfig())
     assert clean_text(raw, style).startswith(passage.prefix + passage.rest)
 
 
-def test_a_loop_is_seen(tmp_path, contender, monkeypatch):
+def test_a_loop_is_seen(tmp_path, system, monkeypatch):
     task = replace(corpus(tmp_path, [document(40, 0)]), samples=1)
-    looped = replace(contender.lm.generate("the", 2)[0], text=" so. so. so. so. so. so. so. so.")
-    monkeypatch.setattr(type(contender.lm), "generate", lambda *_, **__: [looped])
-    metrics = task.run(contender, Settings()).metrics
+    looped = replace(system.lm.generate("the", 2)[0], text=" so. so. so. so. so. so. so. so.")
+    monkeypatch.setattr(type(system.lm), "generate", lambda *_, **__: [looped])
+    metrics = task.run(system, EvaluationConfig()).metrics
     assert metrics["rep_4"] == pytest.approx(4 / 5)
     assert metrics["rep"] >= 7 / 8
     assert metrics["rep_sen"] == pytest.approx(7 / 8)
@@ -255,59 +256,59 @@ def test_impossible_options_are_refused(options, words):
         Writing(name="writing/x", **options)
 
 
-def test_bad_corpora_are_refused(tmp_path, contender):
+def test_bad_corpora_are_refused(tmp_path, system):
     task = corpus(tmp_path, [document(40, 0)])
     with pytest.raises(DataError, match="no document has 3 words and 500 more"):
-        replace(task, max_new_tokens=500).run(contender, Settings())
+        replace(task, max_new_tokens=500).run(system, EvaluationConfig())
     task.files[0].write_text('{"text": "a b c d"}\nnonsense\n')
     with pytest.raises(DataError, match=r"tales.test.jsonl, line 2: not valid JSON"):
-        task.run(contender, Settings())
-    with pytest.raises(ConfigError, match="BM25"):
-        corpus(tmp_path, [document(40, 0)]).run(Contender(BM25, None), Settings())
+        task.run(system, EvaluationConfig())
+    with pytest.raises(ConfigError, match="can generate texts, and bm25 can only rank documents"):
+        evaluate([BM25System()], [corpus(tmp_path, [document(40, 0)])])
 
 
-def test_compressed_corpora_are_read(tmp_path, contender):
+def test_compressed_corpora_are_read(tmp_path, system):
     (tmp_path / "lm").mkdir()
     path = tmp_path / "lm" / "tales.valid.jsonl.xz"
     path.write_bytes(lzma.compress(json.dumps({"text": document(40, 0)}).encode()))
     [task] = find(tmp_path)
-    assert replace(task, prefix_words=3, max_new_tokens=6).run(contender, Settings(limit=1)).size == 1
+    assert replace(task, prefix_words=3, max_new_tokens=6).run(system, EvaluationConfig(limit=1)).size == 1
 
 
 def test_a_real_model_repeats_itself_when_it_is_greedy(stories_folder, data_folder):
     task = replace(find(data_folder)[1], samples=12, prefix_words=8, max_new_tokens=60)
     assert task.name == "writing/wiki"
-    contender = Contender("stories", gerund.load(stories_folder))
+    system = language_model_system("stories", gerund.load(stories_folder))
     greedy, nucleus = (
-        replace(task, decoding=name).run(contender, Settings()).metrics for name in ("greedy", "nucleus")
+        replace(task, decoding=name).run(system, EvaluationConfig()).metrics for name in ("greedy", "nucleus")
     )
     assert greedy["rep_1"] > nucleus["rep_1"]
     assert greedy["rep"] > greedy["human_rep"]
 
 
-def test_what_a_scorer_likes_best_is_kept(tmp_path, contender):
+def test_what_a_scorer_likes_best_is_kept(tmp_path, system):
     task = replace(corpus(tmp_path, [document(40, seed) for seed in range(4)]), samples=4)
     ranking = {"rerank": "avg_cll", "rerank_samples": 4, "rerank_beams": 2, "rerank_every": 2}
-    beams = replace(task, **ranking).run(contender, Settings())
+    beams = replace(task, **ranking).run(system, EvaluationConfig())
     assert "nucleus decoding, 4 ranked by avg_cll, 2 kept every 2 tokens;" in beams.notes[0]
-    passages, _ = task.passages(4, Settings())
+    passages, _ = task.passages(4, EvaluationConfig())
     prompts = [passage.prefix for passage in passages]
     rerank = Rerank(12, scorer="avg_cll")
-    expected = contender.lm.generate(prompts, 6, Sampling(1.0, top_p=0.9, seed=range(len(prompts))), rerank=rerank)
-    found = replace(task, rerank="avg_cll", rerank_samples=12).write(contender.lm, prompts, Settings())
+    expected = system.lm.generate(prompts, 6, Sampling(1.0, top_p=0.9, seed=range(len(prompts))), rerank=rerank)
+    found = replace(task, rerank="avg_cll", rerank_samples=12).write(system.lm, prompts, EvaluationConfig())
     assert found == expected
-    plain = task.write(contender.lm, prompts, Settings())
+    plain = task.write(system.lm, prompts, EvaluationConfig())
     for prompt, one, other in zip(prompts, found, plain, strict=True):
-        [[score]] = contender.lm.score([prompt], [[other.text]], "avg_cll")
+        [[score]] = system.lm.score([prompt], [[other.text]], "avg_cll")
         assert one.rank_score >= score - 1e-4
     assert [one.text for one in found] != [one.text for one in plain]
 
 
-def test_ranking_that_cannot_be(tmp_path, contender):
+def test_ranking_that_cannot_be(tmp_path, system):
     task = corpus(tmp_path, [document(40, 0)])
-    with pytest.raises(ConfigError, match="greedy draws the same text"):
+    with pytest.raises(ConfigError, match="greedy writes the same text"):
         replace(task, decoding="greedy", rerank="pmi")
     with pytest.raises(ConfigError, match="rerank_beams=0"):
         replace(task, rerank_beams=0)
     with pytest.raises(ConfigError, match="was not trained to score"):
-        replace(task, rerank="own", samples=1).run(contender, Settings())
+        replace(task, rerank="own", samples=1).run(system, EvaluationConfig())

@@ -6,8 +6,8 @@ import pytest
 
 import gerund
 from gerund.errors import ConfigError, DataError
-from gerund.evaluation.contender import Contender
-from gerund.evaluation.task import Settings
+from gerund.evaluation.systems.language_model import language_model_system
+from gerund.evaluation.task import EvaluationConfig
 from gerund.evaluation.tasks.zero_shot import ZeroShot, find
 from tests.evaluation.made_up import Constant, Letters, fruits, write_classification
 
@@ -32,7 +32,7 @@ def test_found_where_there_is_a_test_set(tmp_path: Path) -> None:
 
 
 def test_the_nearest_name_wins(task: ZeroShot) -> None:
-    score = task.run(Letters(), Settings())
+    score = task.run(Letters(), EvaluationConfig())
     texts, labels = zip(*fruits(4, start=2), strict=True)
     right = 0
     for vector, label in zip(Letters().encode(texts), labels, strict=True):
@@ -50,41 +50,41 @@ def test_within_the_five_nearest(tmp_path: Path) -> None:
     labels = [f"{'a' * (9 - n)}{'b' * n}" for n in range(9)]
     write_classification(tmp_path, train=[("any", label) for label in labels], test=[("a" * 9, labels[4])])
     [task] = find(tmp_path)
-    assert task.run(Letters(), Settings()).metrics == {"accuracy": 0.0, "accuracy_at_5": 1.0}
+    assert task.run(Letters(), EvaluationConfig()).metrics == {"accuracy": 0.0, "accuracy_at_5": 1.0}
     write_classification(tmp_path, test=[("a" * 9, labels[5])])
-    score = task.run(Letters(), Settings())
+    score = task.run(Letters(), EvaluationConfig())
     assert score.metrics == {"accuracy": 0.0, "accuracy_at_5": 0.0}
     assert score.notes == ("chance is 11.11% with 9 classes, 55.56% within the 5 nearest",)
 
 
 def test_equally_near_names_go_by_the_alphabet(tmp_path: Path, task: ZeroShot) -> None:
     # All three classes are equally near; apple_tree comes first.
-    assert task.run(Constant(), Settings()).value == pytest.approx(1 / 3)
+    assert task.run(Constant(), EvaluationConfig()).value == pytest.approx(1 / 3)
     write_classification(tmp_path, test=[("x", "plum")])
-    assert task.run(Constant(), Settings()).value == 0.0
+    assert task.run(Constant(), EvaluationConfig()).value == 0.0
     write_classification(tmp_path, test=[("x", "apple_tree")])
-    assert task.run(Constant(), Settings()).value == 1.0
+    assert task.run(Constant(), EvaluationConfig()).value == 1.0
 
 
 def test_a_text_without_a_vector_is_no_error(tmp_path: Path, task: ZeroShot) -> None:
     write_classification(tmp_path, test=[("", "apple_tree"), ("", "plum")])
-    assert task.run(Letters(), Settings()).value == 0.5
+    assert task.run(Letters(), EvaluationConfig()).value == 0.5
 
 
 def test_names_and_template(task: ZeroShot) -> None:
-    assert task.texts(Settings())[-3:] == NAMES
-    asking = replace(task, label_template="It is about {} {").texts(Settings())
+    assert task.texts(EvaluationConfig())[-3:] == NAMES
+    asking = replace(task, label_template="It is about {} {").texts(EvaluationConfig())
     assert asking[-1] == "It is about plum {"
     with pytest.raises(ConfigError, match=r"label_template='about' has no \{\} for the name"):
         replace(task, label_template="about")
 
 
 def test_the_texts_are_those_that_are_encoded(task: ZeroShot) -> None:
-    for settings in (Settings(), Settings(limit=3, seed=1, prompts={"zero-shot": "say: "})):
+    for config in (EvaluationConfig(), EvaluationConfig(limit=3, seed=1, prompts={"zero-shot": "say: "})):
         letters = Letters()
-        score = task.run(letters, settings)
-        assert letters.encoded == task.texts(settings)
-        assert set(letters.prompts) == {task.prompt(settings)}
+        score = task.run(letters, config)
+        assert letters.encoded == task.texts(config)
+        assert set(letters.prompts) == {task.prompt(config)}
         assert score.size == len(letters.encoded) - 3
 
 
@@ -95,7 +95,7 @@ def test_a_real_model(task: ZeroShot, tiny_folder: Path) -> None:
     expected = np.mean(
         [["apple_tree", "fig-tree", "plum"][place] == label for place, label in zip(nearest, labels, strict=True)]
     )
-    assert task.run(Contender("tiny", lm), Settings()).value == pytest.approx(expected)
+    assert task.run(language_model_system("tiny", lm), EvaluationConfig()).value == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("label", [3, "-7", "_", "4.5"])
@@ -104,4 +104,4 @@ def test_labels_that_say_nothing_are_refused(tmp_path: Path, task: ZeroShot, lab
     with pytest.raises(
         DataError, match=r"train.jsonl: the label '[^a-z]+' has no letter, so its embedding means nothing"
     ):
-        task.run(Letters(), Settings())
+        task.run(Letters(), EvaluationConfig())

@@ -14,11 +14,11 @@ import numpy as np
 
 from gerund.data.passages import Passage, sample_passages, split_sentences
 from gerund.errors import ConfigError, DataError
-from gerund.evaluation.candidates import rank_of, recalls, scores_of
-from gerund.evaluation.contender import Contender
-from gerund.evaluation.scorers import ScoredTask
+from gerund.evaluation.scored_task import ScoredTask, rank_of, recalls
 from gerund.evaluation.sets.corpora import read_texts, test_files
-from gerund.evaluation.task import Score, Settings, Side, Task
+from gerund.evaluation.systems.base import ScoresCandidates
+from gerund.evaluation.systems.bm25 import BM25System
+from gerund.evaluation.task import EvaluationConfig, Score, Side, Task
 from gerund.progress import progress
 
 
@@ -29,12 +29,12 @@ class BookRetrieval(ScoredTask):
     A document is cut into passages, prefix and continuation, that may overlap, as RankGen's data are made; the
     continuations of all of them are the candidates. They are scored by the model's own scorer or the one that is given;
     without either by the cosine of the encoder's vectors, so that any embedding model can be compared; BM25 is there
-    too. ``settings.limit`` counts prefixes.
+    too. ``config.limit`` counts prefixes.
     """
 
     kind: ClassVar[str] = "book-retrieval"
     side: ClassVar[Side] = "representation"
-    takes_bm25: ClassVar[bool] = True
+    requires: ClassVar[type] = ScoresCandidates
 
     samples: int = field(default=200, metadata={"help": "Prefixes at most, spread over the documents."})
     candidates: int = field(default=500, metadata={"help": "Continuations of a document at most."})
@@ -47,34 +47,35 @@ class BookRetrieval(ScoredTask):
         if self.samples < 1 or self.candidates < 2:
             raise ConfigError("book-retrieval needs at least one prefix and two candidates")
 
-    def run(self, contender: Contender, settings: Settings) -> Score:
+    def run(self, system: ScoresCandidates, config: EvaluationConfig) -> Score:
         """Rank the candidates of every prefix.
 
         Raises:
             DataError: the file is malformed, or no document is long enough.
             ConfigError: there is no such scorer.
         """
-        path = self.scored_file(settings)
-        documents = list(self._documents(path, np.random.default_rng(settings.seed)))
+        path = self.scored_file(config)
+        documents = list(self._documents(path, np.random.default_rng(config.seed)))
         if not documents:
             raise DataError(f"{path}: no document has two prefixes of {self.prefix_words} words with a continuation")
-        scorer = self.judge(contender, settings)
-        wanted = min(self.samples, settings.limit or self.samples)
+        scorer = system.find_scorer(self.scorer, seed=config.seed)
+        wanted = min(self.samples, config.limit or self.samples)
         ranks: list[int] = []
         sizes: list[int] = []
-        with progress(len(documents), self.name, show=settings.show_progress) as advance:
+        with progress(len(documents), self.name, show=config.show_progress) as advance:
             for number, passages in enumerate(documents):
                 # As many of every document as of the others, one more of the first ones.
                 own = passages[: len(range(number, wanted, len(documents)))]
                 if own:
                     texts = list(dict.fromkeys(one.continuation for one in passages))
-                    scores = scores_of(contender, scorer, [one.prefix for one in own], texts, self.prompt(settings))
+                    prefixes = [one.prefix for one in own]
+                    scores = system.candidate_scores(prefixes, texts, scorer=scorer, prompt=self.prompt(config))
                     right = [texts.index(one.continuation) for one in own]
                     ranks += [rank_of(row, place) for row, place in zip(scores, right, strict=True)]
                     sizes.append(len(texts))
                 advance(1)
         notes = [f"{np.mean(sizes):.0f} candidates a prefix, on the mean"]
-        if scorer is None and not contender.is_bm25:
+        if scorer is None and not isinstance(system, BM25System):
             notes.append("no scorer: ranked by the cosine of the encoder's vectors")
         return Score("recall_at_1", recalls(ranks), size=len(ranks), notes=tuple(notes))
 

@@ -12,11 +12,11 @@ from typing import ClassVar
 import numpy as np
 
 from gerund.errors import ConfigError
-from gerund.evaluation.contender import Contender
 from gerund.evaluation.labelled_task import LabelledTask, labelled_tasks
-from gerund.evaluation.mteb_runs import LocalTask, mteb_seed, run_local, score_of
+from gerund.evaluation.mteb import LocalTask, mteb_seed, run_local, score_of
 from gerund.evaluation.sets.labelled import check_labels, read_labelled
-from gerund.evaluation.task import LabelledTexts, Score, Settings, Task
+from gerund.evaluation.systems.base import Encoder, Encodes
+from gerund.evaluation.task import EvaluationConfig, LabelledTexts, Score, Task
 
 _STEPS = 100
 
@@ -26,12 +26,12 @@ class Classification(LabelledTask):
     """Accuracy of a logistic regression on few examples a class, as MTEB computes it.
 
     The files are ``classification/NAME/{train,test}.jsonl``, and ``valid.jsonl`` for validation. Repeated with
-    other examples; a class that has fewer examples gives all it has. ``settings.limit`` is at most so many
-    scored texts, drawn by the seed since files are often sorted by label; what is learnt from stays.
+    other examples; a class that has fewer examples gives all it has. ``config.limit`` is at most so many
+    scored texts, sampled by the seed since files are often sorted by label; what is learnt from stays.
     """
 
     kind: ClassVar[str] = "classification"
-    takes_vectors: ClassVar[bool] = True
+    requires: ClassVar[type] = Encodes
 
     per_label: int = field(default=8, metadata={"help": "Examples a class to learn from (MTEB: 8)."})
     runs: int = field(default=10, metadata={"help": "Repetitions with other examples (MTEB: 10)."})
@@ -40,7 +40,7 @@ class Classification(LabelledTask):
         if min(self.per_label, self.runs) < 1:
             raise ConfigError(f"{self.kind}: per_label and runs are 1 or more")
 
-    def run(self, contender: Contender, settings: Settings) -> Score:
+    def run(self, system: Encoder, config: EvaluationConfig) -> Score:
         """Measure.
 
         Raises:
@@ -48,7 +48,7 @@ class Classification(LabelledTask):
         """
         from sklearn.linear_model import LogisticRegression
 
-        train, test = self.learnt_and_scored(settings)
+        train, test = self.learnt_and_scored(config)
         places = {label: place for place, label in enumerate(sorted({*train.labels, *test.labels}))}
         splits = {
             name: {"text": texts.texts, "label": [places[label] for label in texts.labels]}
@@ -61,35 +61,35 @@ class Classification(LabelledTask):
             "n_experiments": self.runs,
         }
         local = LocalTask(self.name, "AbsTaskClassification", "Classification", "accuracy", splits, attributes)
-        scores = run_local(local, contender, settings, self.prompt(settings))
+        scores = run_local(local, system, config, self.prompt(config))
         spread = float(np.std([one["accuracy"] for one in scores["scores_per_experiment"]]))
         return score_of(scores, local.main, ("f1",), spread=spread, runs=self.runs, size=len(test.texts))
 
-    def learnt_and_scored(self, settings: Settings) -> tuple[LabelledTexts, LabelledTexts]:
+    def learnt_and_scored(self, config: EvaluationConfig) -> tuple[LabelledTexts, LabelledTexts]:
         """Return all training texts, and those that are scored.
 
         Raises:
             DataError: a file is malformed, or a label is only among what is scored.
         """
         path = self.split_file("train")
-        train, test = read_labelled(path), self.scored(settings)
-        check_labels(train, test, train_path=path, test_path=self.split_file(settings.split))
+        train, test = read_labelled(path), self.scored(config)
+        check_labels(train, test, train_path=path, test_path=self.split_file(config.split))
         return train, test
 
-    def texts(self, settings: Settings) -> list[str]:
-        """Return the texts that are scored, and those that are drawn to learn from."""
-        train, test = self.learnt_and_scored(settings)
-        learnt = places_drawn(train.labels, mteb_seed(settings), per_label=self.per_label, runs=self.runs)
+    def texts(self, config: EvaluationConfig) -> list[str]:
+        """Return the texts that are scored, and those that are sampled to learn from."""
+        train, test = self.learnt_and_scored(config)
+        learnt = places_sampled(train.labels, mteb_seed(config), per_label=self.per_label, runs=self.runs)
         return [*test.texts, *(train.texts[place] for place in learnt)]
 
 
-def places_drawn(labels: Sequence[str], seed: int, *, per_label: int, runs: int) -> list[int]:
-    """Return the training examples that MTEB draws in any of its runs, sorted.
+def places_sampled(labels: Sequence[str], seed: int, *, per_label: int, runs: int) -> list[int]:
+    """Return the training examples that MTEB samples in any of its runs, sorted.
 
     Every run shuffles the order of the one before with the same seed and takes the first examples of each
     class (``AbsTaskClassification._undersample_data``).
 
-    >>> places_drawn(["a", "b", "a", "b"], 42, per_label=2, runs=1)
+    >>> places_sampled(["a", "b", "a", "b"], 42, per_label=2, runs=1)
     [0, 1, 2, 3]
     """
     order = list(range(len(labels)))

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import ClassVar
 
 from gerund.errors import DataError
-from gerund.evaluation.contender import Contender
-from gerund.evaluation.labelled_task import drawn
-from gerund.evaluation.mteb_runs import LocalTask, run_local, score_of
+from gerund.evaluation.labelled_task import sampled
+from gerund.evaluation.mteb import LocalTask, run_local, score_of
 from gerund.evaluation.sets.labelled import named_files, read_labelled
-from gerund.evaluation.task import LabelledTexts, Score, Settings, Side, Task
+from gerund.evaluation.systems.base import Encoder, Encodes
+from gerund.evaluation.task import EvaluationConfig, LabelledTexts, Score, Side, Task
 
 FOLDER = "clustering"
 _RUNS = 10
@@ -22,22 +22,23 @@ _RUNS = 10
 class Clustering(Task):
     """V-measure of mini-batch k-means, as MTEB's clustering tasks compute it.
 
-    Ten times a sample as large as the file is drawn with replacement and put into as many clusters as there
+    Ten times a sample as large as the file is taken with replacement and put into as many clusters as there
     are labels (MTEB's bootstrap, on all texts instead of 4 percent). The file is ``clustering/NAME.jsonl``.
-    ``settings.limit`` is at most so many texts, drawn by the seed since files are often sorted by label.
+    ``config.limit`` is at most so many texts, sampled by the seed since files are often sorted by label.
     """
 
     kind: ClassVar[str] = "clustering"
+    data_folder: ClassVar[str] = FOLDER
     side: ClassVar[Side] = "representation"
-    takes_vectors: ClassVar[bool] = True
+    requires: ClassVar[type] = Encodes
 
-    def run(self, contender: Contender, settings: Settings) -> Score:
+    def run(self, system: Encoder, config: EvaluationConfig) -> Score:
         """Measure.
 
         Raises:
             DataError: a malformed file, or a single label.
         """
-        texts = self.picture_data(settings)
+        texts = self.picture_data(config)
         if len(set(texts.labels)) < 2:
             raise DataError(f"{self.files[0]}: every text has the label {texts.labels[0]!r}; two are needed")
         attributes = {
@@ -47,16 +48,16 @@ class Clustering(Task):
         }
         columns = {"sentences": texts.texts, "labels": texts.labels}
         local = LocalTask(self.name, "AbsTaskClustering", "Clustering", "v_measure", {"test": columns}, attributes)
-        scores = run_local(local, contender, settings, self.prompt(settings))
+        scores = run_local(local, system, config, self.prompt(config))
         return score_of(scores, local.main, spread=float(scores["v_measure_std"]), runs=_RUNS, size=len(texts.texts))
 
-    def texts(self, settings: Settings) -> list[str]:
+    def texts(self, config: EvaluationConfig) -> list[str]:
         """Return the texts that are clustered."""
-        return self.picture_data(settings).texts
+        return self.picture_data(config).texts
 
-    def picture_data(self, settings: Settings) -> LabelledTexts:
+    def picture_data(self, config: EvaluationConfig) -> LabelledTexts:
         """Return the texts that are clustered."""
-        return drawn(read_labelled(self.files[0]), settings)
+        return sampled(read_labelled(self.files[0]), config)
 
 
 def find(folder: Path) -> list[Task]:

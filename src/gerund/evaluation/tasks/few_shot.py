@@ -1,22 +1,20 @@
 """Classification learnt from a few examples a class (GUR, section V-B, Figures 9 and 10).
 
-Knows: labelled texts, draws, logistic regression. Does not know: models.
+Knows: labelled texts, samples, logistic regression. Does not know: models.
 """
 
 import statistics
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from gerund.errors import ConfigError
 from gerund.evaluation.classifiers import accuracy, logistic_regression
 from gerund.evaluation.labelled_task import LabelledTask, by_label, chosen, labelled_tasks
-from gerund.evaluation.task import LabelledTexts, Score, Settings
+from gerund.evaluation.systems.base import Encodes
+from gerund.evaluation.task import EvaluationConfig, LabelledTexts, Score
 from gerund.progress import progress
-
-if TYPE_CHECKING:
-    from gerund.evaluation.contender import Contender
 
 SHOTS = (10, 100)
 """Examples a class."""
@@ -26,46 +24,46 @@ SHOTS = (10, 100)
 class FewShot(LabelledTask):
     """How well logistic regression on embeddings does with 10 and with 100 examples a class.
 
-    The mean accuracy over several draws from the training set, which the seed decides, the same for every
-    contender; the 10 of a draw are among its 100. A class that has fewer gives all of its examples. Main metric:
-    accuracy at 10, whose standard deviation over the draws is the spread.
+    The mean accuracy over several samples of the training set, which depend on the seed alone; the 10 of a sample are
+    among its 100. A class that has fewer gives all of its examples. Main metric:
+    accuracy at 10, whose standard deviation over the samples is the spread.
 
     GUR trains the whole model on these examples; here only the classifier is trained, since the weights are to
     stay those of the language model. The task ``fine-tuning`` trains a copy of the whole encoder.
 
-    ``settings.limit`` is at most so many texts of the training set that is drawn from and of the split that is
-    scored, drawn by the seed.
+    ``config.limit`` is at most so many texts of the training set that is sampled from and of the split that is
+    scored, sampled by the seed.
     """
 
     kind: ClassVar[str] = "few-shot"
-    takes_vectors: ClassVar[bool] = True
+    requires: ClassVar[type] = Encodes
 
-    runs: int = field(default=5, metadata={"help": "Draws."})
+    runs: int = field(default=5, metadata={"help": "Samples."})
 
     def __post_init__(self) -> None:
         if self.runs < 1:
             raise ConfigError(f"runs={self.runs} leaves nothing to score")
 
-    def run(self, contender: "Contender", settings: Settings) -> Score:
-        """Train on each draw, score the other set.
+    def run(self, system: Encodes, config: EvaluationConfig) -> Score:
+        """Train on each sample, score the other set.
 
         Raises:
             DataError: a file is malformed, or a label is only among what is scored.
         """
-        train, test = self.learnt_and_scored(settings)
-        draws = self._draws(train, settings)
-        used = _used(draws)
+        train, test = self.learnt_and_scored(config)
+        samples = self._samples(train, config)
+        used = _used(samples)
         learnt = chosen(train, used)
-        vectors = contender.encode(learnt.texts + test.texts, prompt=self.prompt(settings), show=settings.show_progress)
+        vectors = system.encode(learnt.texts + test.texts, prompt=self.prompt(config), show=config.show_progress)
         rows = {place: row for row, place in enumerate(used)}
         scores: dict[int, list[float]] = {shots: [] for shots in SHOTS}
-        with progress(len(draws), "few-shot draws", show=settings.show_progress) as advance:
-            for (shots, _), draw in draws.items():
+        with progress(len(samples), "few-shot samples", show=config.show_progress) as advance:
+            for (shots, _), sample in samples.items():
                 predicted = logistic_regression(
-                    vectors[[rows[place] for place in draw]],
-                    [train.labels[place] for place in draw],
+                    vectors[[rows[place] for place in sample]],
+                    [train.labels[place] for place in sample],
                     vectors[len(used) :],
-                    seed=settings.seed,
+                    seed=config.seed,
                 )
                 scores[shots].append(accuracy(test.labels, predicted))
                 advance(1)
@@ -78,19 +76,19 @@ class FewShot(LabelledTask):
             notes=_notes(train.labels),
         )
 
-    def texts(self, settings: Settings) -> list[str]:
-        """Return the texts that are drawn and those that are scored."""
-        train, test = self.learnt_and_scored(settings)
-        return chosen(train, _used(self._draws(train, settings))).texts + test.texts
+    def texts(self, config: EvaluationConfig) -> list[str]:
+        """Return the texts that are sampled and those that are scored."""
+        train, test = self.learnt_and_scored(config)
+        return chosen(train, _used(self._samples(train, config))).texts + test.texts
 
-    def _draws(self, train: LabelledTexts, settings: Settings) -> dict[tuple[int, int], list[int]]:
-        """Return by number of shots and of the draw which training texts are learnt from."""
-        draws: dict[tuple[int, int], list[int]] = {}
+    def _samples(self, train: LabelledTexts, config: EvaluationConfig) -> dict[tuple[int, int], list[int]]:
+        """Return by number of shots and of the sample which training texts are learnt from."""
+        samples: dict[tuple[int, int], list[int]] = {}
         for number in range(self.runs):
-            orders = by_label(train.labels, settings.seed, number)
+            orders = by_label(train.labels, config.seed, number)
             for shots in SHOTS:
-                draws[shots, number] = [place for order in orders for place in order[:shots]]
-        return draws
+                samples[shots, number] = [place for order in orders for place in order[:shots]]
+        return samples
 
 
 def find(folder: Path) -> list[FewShot]:
@@ -98,13 +96,13 @@ def find(folder: Path) -> list[FewShot]:
     return labelled_tasks(FewShot, folder)
 
 
-def _used(draws: dict[tuple[int, int], list[int]]) -> list[int]:
-    """Return the places that any draw has."""
-    return sorted({place for draw in draws.values() for place in draw})
+def _used(samples: dict[tuple[int, int], list[int]]) -> list[int]:
+    """Return the places that any sample has."""
+    return sorted({place for sample in samples.values() for place in sample})
 
 
 def _notes(labels: list[str]) -> tuple[str, ...]:
-    """Count the classes that have fewer examples than are drawn."""
+    """Count the classes that have fewer examples than a sample takes."""
     counts = Counter(labels)
     few = {shots: sum(count < shots for count in counts.values()) for shots in SHOTS}
     return tuple(

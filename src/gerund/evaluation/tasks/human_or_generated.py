@@ -15,11 +15,11 @@ import numpy as np
 from gerund.config import Sampling
 from gerund.data.passages import Passage, cut_passages, cut_to_words, split_sentences
 from gerund.errors import ConfigError, DataError
-from gerund.evaluation.contender import Contender
-from gerund.evaluation.scorers import files_of
+from gerund.evaluation.scored_task import files_of
 from gerund.evaluation.sets.choices import Choice
 from gerund.evaluation.sets.corpora import read_texts, test_files
-from gerund.evaluation.task import Settings, Task
+from gerund.evaluation.systems.base import Generates
+from gerund.evaluation.task import EvaluationConfig, Task
 from gerund.evaluation.tasks.suffix_identification import SuffixTask
 from gerund.inference.generate.like_length import continuations_of_length
 
@@ -45,7 +45,7 @@ class HumanOrGenerated(SuffixTask):
         default="default",
         metadata={"help": "Writes what is told apart: default, own (the model that is measured), a folder or hub id."},
     )
-    top_p: float = field(default=0.9, metadata={"help": "It draws from the likeliest tokens with this share."})
+    top_p: float = field(default=0.9, metadata={"help": "It samples from the likeliest tokens of this probability."})
     prefix_words: int = field(default=256, metadata={"help": "Words of a prefix, about."})
     continuation_words: int = field(default=128, metadata={"help": "Words of a continuation at most."})
 
@@ -59,32 +59,32 @@ class HumanOrGenerated(SuffixTask):
         """The files of scorer and writer."""
         return (*super().also_read, *files_of(self.writer))
 
-    def choices(self, count: int, settings: Settings, contender: Contender) -> list[Choice]:
+    def choices(self, count: int, config: EvaluationConfig, system: Generates) -> list[Choice]:
         """Return prefixes from all documents in turn, each with the true and the generated continuation."""
-        path = self.scored_file(settings)
-        draw = np.random.default_rng(settings.seed)
-        passages = tuple(islice(self._passages(path, count, draw), count))
+        path = self.scored_file(config)
+        rng = np.random.default_rng(config.seed)
+        passages = tuple(islice(self._passages(path, count, rng), count))
         if not passages:
             raise DataError(f"{path}: no document is long enough for prefixes of {self.prefix_words} words")
         sampling = Sampling(temperature=1.0, top_p=self.top_p)
         if self.writer == _OWN:
-            texts = _written(contender.lm, passages, sampling, settings.seed)
+            texts = _written(system.lm, passages, sampling, config.seed)
         else:
             state = tuple((path, path.stat().st_mtime_ns) for path in files_of(self.writer))
-            texts = _written_by(self.writer, state, passages, sampling, settings.seed)
+            texts = _written_by(self.writer, state, passages, sampling, config.seed)
         found = []
         for passage, text in zip(passages, texts, strict=True):
             generated = cut_to_words(text, passage.words).strip()
-            # Silence would be told from a text by anything.
+            # An empty text would be recognised by any measure.
             if generated:
-                gold = int(draw.integers(2))
+                gold = int(rng.integers(2))
                 pair = (passage.continuation, generated)
                 found.append(Choice((passage.prefix,), pair if gold == 0 else pair[::-1], gold))
         if not found:
             raise DataError(f"{path}: {self.writer} writes nothing behind any of the prefixes")
         return found
 
-    def _passages(self, path: Path, count: int, draw: np.random.Generator) -> Iterator[Passage]:
+    def _passages(self, path: Path, count: int, rng: np.random.Generator) -> Iterator[Passage]:
         """Yield passages, one of every document before any gives another."""
         documents = []
         for text in read_texts(path):
@@ -94,12 +94,12 @@ class HumanOrGenerated(SuffixTask):
                 prefix_words=self.prefix_words,
                 continuation_words=(10, self.continuation_words),
             )
-            documents.append([found[place] for place in draw.permutation(len(found))[:count].tolist()])
+            documents.append([found[place] for place in rng.permutation(len(found))[:count].tolist()])
         for turn in zip_longest(*documents):
             yield from (one for one in turn if one is not None)
 
 
-# One writer serves all contenders of an evaluation.
+# One writer serves all systems of an evaluation.
 @lru_cache(maxsize=4)
 def _written_by(
     writer: str, state: tuple[tuple[Path, int], ...], passages: tuple[Passage, ...], sampling: Sampling, seed: int

@@ -2,7 +2,7 @@
 
 MAGNET, section 4.3 and Table 4.
 
-Knows: stories and documents, which of their spans are hidden. Does not know: masks, how a model reads.
+Knows: stories and documents, which of their spans are hidden. Does not know: masks, how a model computes.
 """
 
 import math
@@ -15,10 +15,10 @@ from typing import ClassVar
 import numpy as np
 
 from gerund.errors import ConfigError, DataError
-from gerund.evaluation.contender import Contender
 from gerund.evaluation.sets.choices import choice_files, read_choices, tells_stories
 from gerund.evaluation.sets.corpora import corpora_in, read_texts
-from gerund.evaluation.task import FileTask, Score, Settings, Side, Task, Unit
+from gerund.evaluation.systems.base import HasLikelihoods
+from gerund.evaluation.task import EvaluationConfig, FileTask, Score, Side, Task, Unit
 from gerund.inference.likelihood.spans import SpanMode, SpannedText, span_logprobs
 from gerund.inference.likelihood.tokens import causal_runtime
 from gerund.inference.tokens import InputFormat, tokenize
@@ -34,14 +34,14 @@ class InfillingTask(FileTask):
 
     ``infill`` sees both sides under MAGNET's hybrid mask, with the adapter for it where there is one;
     ``left_only`` reads causally, without it. A model that was not trained
-    for it does worse with the mask than without. ``settings.limit`` counts texts.
+    for it does worse with the mask than without. ``config.limit`` counts texts.
     """
 
     side: ClassVar[Side] = "generation"
     unit: ClassVar[Unit] = "perplexity"
     higher_is_better: ClassVar[bool] = False
     reads_plan: ClassVar[bool] = False
-    always_needs_likelihoods: ClassVar[bool] = True
+    requires: ClassVar[type] = HasLikelihoods
     reads_adapter: ClassVar[bool] = True
     kind: ClassVar[str] = "infilling"
 
@@ -51,24 +51,24 @@ class InfillingTask(FileTask):
         if self.samples < 1:
             raise ConfigError(f"infilling.samples={self.samples} leaves nothing to score")
 
-    def run(self, contender: Contender, settings: Settings) -> Score:
+    def run(self, system: HasLikelihoods, config: EvaluationConfig) -> Score:
         """Measure both modes.
 
         Raises:
             DataError: the file is malformed, or no text is long enough.
             UnsupportedModelError: the hybrid mask does not reach every layer of the model.
         """
-        lm = contender.lm
-        path = self.scored_file(settings)
-        count = min(self.samples, settings.limit or self.samples)
-        texts = self.hidden(lm, path, count, np.random.default_rng(settings.seed))
+        lm = system.causal_lm
+        path = self.scored_file(config)
+        count = min(self.samples, config.limit or self.samples)
+        texts = self.hidden(lm, path, count, np.random.default_rng(config.seed))
         if not texts:
             raise DataError(f"{path}: no text is long enough to hide something in it")
         modes: dict[str, SpanMode] = {"infill": "infill", "left_only": "causal"}
         values = {}
         for name, mode in modes.items():
             adapter = lm.adapters.name("infill")
-            logprobs = span_logprobs(lm.model, lm.tokenizer, texts, mode, show=settings.show_progress, adapter=adapter)
+            logprobs = span_logprobs(lm.model, lm.tokenizer, texts, mode, show=config.show_progress, adapter=adapter)
             flat = np.concatenate([own for spans in logprobs for own in spans])
             values[name] = math.exp(-float(flat.mean(dtype=np.float64)))
         spans = sum(len(item.spans) for item in texts)
@@ -77,7 +77,7 @@ class InfillingTask(FileTask):
         return Score("infill", metrics, size=len(texts), notes=notes)
 
     @abstractmethod
-    def hidden(self, lm: LanguageModel, path: Path, count: int, draw: np.random.Generator) -> list[SpannedText]:
+    def hidden(self, lm: LanguageModel, path: Path, count: int, rng: np.random.Generator) -> list[SpannedText]:
         """Return texts with the spans that are hidden in them."""
 
 
@@ -85,10 +85,10 @@ class InfillingTask(FileTask):
 class StoryInfilling(InfillingTask):
     """One sentence of each five-sentence story is hidden, any but the first, which nothing precedes."""
 
-    def hidden(self, lm: LanguageModel, path: Path, count: int, draw: np.random.Generator) -> list[SpannedText]:
+    def hidden(self, lm: LanguageModel, path: Path, count: int, rng: np.random.Generator) -> list[SpannedText]:
         """Return stories with a sentence to be filled in."""
         del lm
-        return [_story(choice.story, int(draw.integers(1, len(choice.story)))) for choice in read_choices(path)[:count]]
+        return [_story(choice.story, int(rng.integers(1, len(choice.story)))) for choice in read_choices(path)[:count]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,15 +102,15 @@ class DocumentInfilling(InfillingTask):
         if self.length < 4 * _SPAN_TOKENS[0]:
             raise ConfigError(f"infilling.length={self.length} leaves no room for a span and its context")
 
-    def hidden(self, lm: LanguageModel, path: Path, count: int, draw: np.random.Generator) -> list[SpannedText]:
+    def hidden(self, lm: LanguageModel, path: Path, count: int, rng: np.random.Generator) -> list[SpannedText]:
         """Return the beginnings of documents with spans to be filled in."""
-        # What the model reads, not what its encoder was told to read.
+        # The model's context, not the encoder's longest text.
         length = min(self.length, causal_runtime(lm.model, lm.tokenizer).max_length or self.length)
         found: list[SpannedText] = []
         for text in read_texts(path):
             if len(found) == count:
                 break
-            # Cutting a text may change its last tokens, so that what is left is read once more.
+            # Cutting a text may change its last tokens, so that what is left is tokenized once more.
             [whole] = tokenize(lm.tokenizer, [text[: 40 * length]], InputFormat(), offsets=True)
             assert whole is not None
             if len(whole) < length:
@@ -118,25 +118,25 @@ class DocumentInfilling(InfillingTask):
             piece = text[: whole.offsets[length - whole.specials_before - 2][1]]
             [read] = tokenize(lm.tokenizer, [piece], InputFormat(), offsets=True)
             assert read is not None
-            if spans := _apart(draw_spans(len(read.offsets), draw), read.offsets):
+            if spans := _apart(sample_spans(len(read.offsets), rng), read.offsets):
                 found.append(SpannedText(piece, spans))
         return found
 
 
-def draw_spans(n_tokens: int, draw: np.random.Generator) -> list[tuple[int, int]]:
-    """Draw one to three spans of 8 to 32 tokens, with context before, between and behind them.
+def sample_spans(n_tokens: int, rng: np.random.Generator) -> list[tuple[int, int]]:
+    """Sample one to three spans of 8 to 32 tokens, with context before, between and behind them.
 
     Returns:
         (start, end) of each span, from left to right; fewer or shorter ones where there is no room.
     """
-    count = int(draw.integers(1, _MOST_SPANS + 1))
+    count = int(rng.integers(1, _MOST_SPANS + 1))
     room = n_tokens // count
     spans = []
     for part in range(count):
         # A span in each part of the text, and in it at any place that leaves a token of context on both sides.
         longest = min(_SPAN_TOKENS[1], room - 2)
-        size = int(draw.integers(min(_SPAN_TOKENS[0], longest), longest + 1))
-        start = part * room + 1 + int(draw.integers(0, room - size - 1))
+        size = int(rng.integers(min(_SPAN_TOKENS[0], longest), longest + 1))
+        start = part * room + 1 + int(rng.integers(0, room - size - 1))
         spans.append((start, start + size))
     return spans
 

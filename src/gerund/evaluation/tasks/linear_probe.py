@@ -6,15 +6,13 @@ Knows: labelled texts, logistic regression, SMOTE. Does not know: models.
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from gerund.errors import unknown_name
 from gerund.evaluation.classifiers import accuracy, logistic_regression, macro_f1, oversample
 from gerund.evaluation.labelled_task import LabelledTask, labelled_tasks
-from gerund.evaluation.task import Score, Settings
-
-if TYPE_CHECKING:
-    from gerund.evaluation.contender import Contender
+from gerund.evaluation.systems.base import Encodes
+from gerund.evaluation.task import EvaluationConfig, Score
 
 SMOTE_BELOW = 1000
 """LBW uses SMOTE "for tasks with limited sample sizes" and gives no number. Of its tasks PubMedQA has 500 training
@@ -32,12 +30,12 @@ class LinearProbe(LabelledTask):
     training set. SMOTE makes rare classes as likely as frequent ones, so that accuracy may well fall where one class
     is most of the data.
 
-    ``settings.limit`` is at most so many texts of the training set and of the split that is scored, drawn by the
+    ``config.limit`` is at most so many texts of the training set and of the split that is scored, sampled by the
     seed.
     """
 
     kind: ClassVar[str] = "linear-probe"
-    takes_vectors: ClassVar[bool] = True
+    requires: ClassVar[type] = Encodes
 
     smote: Literal["auto", "always", "never"] = field(
         default="auto",
@@ -51,27 +49,27 @@ class LinearProbe(LabelledTask):
         if self.smote not in _CHOICES:
             raise unknown_name("value of smote", self.smote, _CHOICES)
 
-    def run(self, contender: "Contender", settings: Settings) -> Score:
+    def run(self, system: Encodes, config: EvaluationConfig) -> Score:
         """Train on the training set, score the other.
 
         Raises:
             DataError: a file is malformed, or a label is only among what is scored.
         """
-        train, test = self.learnt_and_scored(settings)
-        vectors = contender.encode(train.texts + test.texts, prompt=self.prompt(settings), show=settings.show_progress)
+        train, test = self.learnt_and_scored(config)
+        vectors = system.encode(train.texts + test.texts, prompt=self.prompt(config), show=config.show_progress)
         learnt, scored = vectors[: len(train.texts)], vectors[len(train.texts) :]
         labels = train.labels
         notes = []
         if self.smote == "always" or (self.smote == "auto" and len(labels) < SMOTE_BELOW):
             notes += _smote_notes(labels)
-            learnt, labels = oversample(learnt, labels, seed=settings.seed)
-        predicted = logistic_regression(learnt, labels, scored, seed=settings.seed)
+            learnt, labels = oversample(learnt, labels, seed=config.seed)
+        predicted = logistic_regression(learnt, labels, scored, seed=config.seed)
         metrics = {"accuracy": accuracy(test.labels, predicted), "macro_f1": macro_f1(test.labels, predicted)}
         return Score("accuracy", metrics, size=len(test.labels), notes=tuple(notes))
 
-    def texts(self, settings: Settings) -> list[str]:
+    def texts(self, config: EvaluationConfig) -> list[str]:
         """Return the texts of the training set and of the split that is scored."""
-        train, test = self.learnt_and_scored(settings)
+        train, test = self.learnt_and_scored(config)
         return train.texts + test.texts
 
 

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import ClassVar
 
 from gerund.errors import DataError
-from gerund.evaluation.contender import Contender
-from gerund.evaluation.mteb_runs import LocalTask, run_local, score_of
-from gerund.evaluation.sets.labelled import named_files
-from gerund.evaluation.sets.rated_pairs import first_pairs, read_labelled_pairs
-from gerund.evaluation.task import RatedPairs, Score, Settings, Side, Task
+from gerund.evaluation.mteb import LocalTask, run_local, score_of
+from gerund.evaluation.sets.labelled import first_pairs, named_files, read_labelled_pairs
+from gerund.evaluation.systems.base import Encoder, Encodes
+from gerund.evaluation.task import EvaluationConfig, RatedPairs, Score, Side, Task
 
 FOLDER = "pairs"
 _COLUMNS = {"input1_column_name": "sentence1", "input2_column_name": "sentence2", "label_column_name": "labels"}
@@ -23,21 +22,22 @@ class PairClassification(Task):
     """Average precision of ranking pairs by similarity, as MTEB computes it.
 
     ``max_ap`` is the best over cosine, dot product, Euclidean and Manhattan distance of the vectors as they
-    were pooled. The file is ``pairs/NAME.jsonl``. ``settings.limit`` is at most so many pairs, the first of
+    were pooled. The file is ``pairs/NAME.jsonl``. ``config.limit`` is at most so many pairs, the first of
     the file.
     """
 
     kind: ClassVar[str] = "pair-classification"
+    data_folder: ClassVar[str] = FOLDER
     side: ClassVar[Side] = "representation"
-    takes_vectors: ClassVar[bool] = True
+    requires: ClassVar[type] = Encodes
 
-    def run(self, contender: Contender, settings: Settings) -> Score:
+    def run(self, system: Encoder, config: EvaluationConfig) -> Score:
         """Measure.
 
         Raises:
             DataError: a malformed file, or pairs of one kind only.
         """
-        pairs = self.picture_data(settings)
+        pairs = self.picture_data(config)
         if len(set(pairs.ratings)) < 2:
             raise DataError(f"{self.files[0]}: all pairs have label {pairs.ratings[0]:g}; both 0 and 1 are needed")
         labels = [int(rating) for rating in pairs.ratings]
@@ -45,17 +45,17 @@ class PairClassification(Task):
         local = LocalTask(
             self.name, "AbsTaskPairClassification", "PairClassification", "max_ap", {"test": columns}, _COLUMNS
         )
-        scores = run_local(local, contender, settings, self.prompt(settings))
+        scores = run_local(local, system, config, self.prompt(config))
         return score_of(scores, "max_ap", ("cosine_ap",), size=len(labels))
 
-    def texts(self, settings: Settings) -> list[str]:
+    def texts(self, config: EvaluationConfig) -> list[str]:
         """Return both sides of every pair."""
-        pairs = self.picture_data(settings)
+        pairs = self.picture_data(config)
         return [*pairs.left, *pairs.right]
 
-    def picture_data(self, settings: Settings) -> RatedPairs:
+    def picture_data(self, config: EvaluationConfig) -> RatedPairs:
         """Return the pairs that are scored."""
-        return first_pairs(read_labelled_pairs(self.files[0]), settings.limit)
+        return first_pairs(read_labelled_pairs(self.files[0]), config.limit)
 
 
 def find(folder: Path) -> list[Task]:

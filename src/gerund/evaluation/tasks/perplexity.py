@@ -12,9 +12,9 @@ from typing import ClassVar
 import numpy as np
 
 from gerund.errors import ConfigError, DataError
-from gerund.evaluation.contender import Contender
-from gerund.evaluation.sets.corpora import AUTO, corpora_in, read_texts
-from gerund.evaluation.task import FileTask, Score, Settings, Side, Task, Unit
+from gerund.evaluation.sets.corpora import AUTO, FOLDER, corpora_in, read_texts
+from gerund.evaluation.systems.base import HasLikelihoods
+from gerund.evaluation.task import EvaluationConfig, FileTask, Score, Side, Task, Unit
 from gerund.inference.likelihood.tokens import causal_runtime, sequence_logprobs
 from gerund.inference.tokens import InputFormat, tokenize
 from gerund.language_model import LanguageModel
@@ -23,7 +23,7 @@ _LONGEST_WINDOW = 1024
 # More than any text has; what lies behind is not worth tokenising.
 _CHARACTERS_OF_A_TOKEN = 40
 _LARGEST_EXPONENT = 700.0
-_READING = InputFormat(empty="zeros")
+_FORMAT = InputFormat(empty="zeros")
 
 
 @dataclass(frozen=True)
@@ -53,15 +53,16 @@ class PerplexityTask(FileTask):
     that begin a text (a tokenizer that knows a beginning token without putting it there gets it too), which are
     never scored. ``bits_per_byte`` can be compared between models of different tokenizers, and so can
     ``word_perplexity`` (words at white space, as lm-evaluation-harness counts WikiText's); ``perplexity`` is by token
-    and cannot. ``settings.limit`` counts documents.
+    and cannot. ``config.limit`` counts documents.
     """
 
     kind: ClassVar[str] = "perplexity"
+    data_folder: ClassVar[str] = FOLDER
     side: ClassVar[Side] = "generation"
     unit: ClassVar[Unit] = "bits"
     higher_is_better: ClassVar[bool] = False
     reads_plan: ClassVar[bool] = False
-    always_needs_likelihoods: ClassVar[bool] = True
+    requires: ClassVar[type] = HasLikelihoods
 
     window: int | None = field(
         default=None,
@@ -86,18 +87,18 @@ class PerplexityTask(FileTask):
             if value is not None and value < 1:
                 raise ConfigError(f"perplexity.{name}={value} leaves nothing to score")
 
-    def run(self, contender: Contender, settings: Settings) -> Score:
+    def run(self, system: HasLikelihoods, config: EvaluationConfig) -> Score:
         """Score every token.
 
         Raises:
             DataError: the file is malformed or holds no text.
             ConfigError: the windows do not fit the model's context, or an unknown cleaning.
         """
-        lm = contender.lm
+        lm = system.causal_lm
         head = beginning(lm)
         window, stride = self._windows(lm, len(head))
-        path = self.scored_file(settings)
-        stretches = list(self._stretches(lm, path, settings.limit))
+        path = self.scored_file(config)
+        stretches = list(self._stretches(lm, path, config.limit))
         # Without a beginning token nothing precedes the first token of a text.
         first = 0 if head else 1
         texts = [([*one.ids], [place >= first for place in range(len(one.ids))]) for one in stretches]
@@ -109,7 +110,7 @@ class PerplexityTask(FileTask):
         sequences = [
             ([*head, *texts[row][0][begin:end]], len(head) + scored - begin) for row, begin, scored, end in cuts
         ]
-        logprobs = sequence_logprobs(lm.model, lm.tokenizer, sequences, show=settings.show_progress)
+        logprobs = sequence_logprobs(lm.model, lm.tokenizer, sequences, show=config.show_progress)
         counted = [np.array(texts[row][1][scored:end]) for row, _, scored, end in cuts]
         total = -sum(float(own[mask].sum(dtype=np.float64)) for own, mask in zip(logprobs, counted, strict=True))
         tokens = sum(int(mask.sum()) for mask in counted)
@@ -134,7 +135,7 @@ class PerplexityTask(FileTask):
             if left < 1 or (limit is not None and number == limit):
                 return
             most = min(left, self.document_tokens)
-            [tokens] = tokenize(lm.tokenizer, [text[: _CHARACTERS_OF_A_TOKEN * most]], _READING, offsets=True)
+            [tokens] = tokenize(lm.tokenizer, [text[: _CHARACTERS_OF_A_TOKEN * most]], _FORMAT, offsets=True)
             if tokens is None:
                 continue
             offsets = tokens.offsets[:most]

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import ClassVar
 
 from gerund.errors import ConfigError
-from gerund.evaluation.bm25 import bm25_candidates
-from gerund.evaluation.contender import Contender
-from gerund.evaluation.mteb_runs import run_search, score_of
+from gerund.evaluation.mteb import run_search, score_of
 from gerund.evaluation.sets.beir import Collection, collections_in, read_candidates
-from gerund.evaluation.task import Score, Settings, Task
+from gerund.evaluation.systems.base import Ranks
+from gerund.evaluation.systems.bm25 import bm25_candidates
+from gerund.evaluation.task import EvaluationConfig, Score, Task
 from gerund.evaluation.tasks.retrieval import FOLDER, CollectionTask, notes_on, search_task
 
 
@@ -33,16 +33,16 @@ class Reranking(CollectionTask):
         if self.candidates < 1:
             raise ConfigError(f"{self.kind}: candidates is 1 or more")
 
-    def run(self, contender: Contender, settings: Settings) -> Score:
+    def run(self, system: Ranks, config: EvaluationConfig) -> Score:
         """Measure.
 
         Raises:
             DataError: the collection or its candidates are malformed.
         """
-        collection = self.collection(settings)
-        offered, origin = self._candidates(collection, settings)
+        collection = self.collection(config)
+        offered, origin = self._candidates(collection, config)
         local = search_task(self.name, "Reranking", "map_at_1000", collection)
-        scores = run_search(local, collection.judgements, contender, settings, self.prompt(settings), offered)
+        scores = run_search(local, collection.judgements, system, config, self.prompt(config), offered)
         mean = sum(map(len, offered.values())) / max(1, len(offered))
         notes = [f"{origin}, {mean:.1f} a query on average", *notes_on(collection)]
         if none := sum(not documents for documents in offered.values()):
@@ -50,8 +50,8 @@ class Reranking(CollectionTask):
         others = ("mrr_at_1000", "ndcg_at_10")
         return score_of(scores, local.main, others, size=len(collection.queries), notes=notes)
 
-    def _candidates(self, collection: Collection, settings: Settings) -> tuple[dict[str, list[str]], str]:
-        path = self.places.get(f"{settings.split} candidates")
+    def _candidates(self, collection: Collection, config: EvaluationConfig) -> tuple[dict[str, list[str]], str]:
+        path = self.places.get(f"{config.split} candidates")
         if path is not None:
             return read_candidates(path, collection), f"candidates from {path.parent.name}/{path.name}"
         found = bm25_candidates(collection.documents, collection.queries, self.candidates)

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from gerund.evaluation.contender import Contender
-from gerund.evaluation.mteb_runs import LocalTask, run_search, score_of
+from gerund.evaluation.mteb import LocalTask, run_search, score_of
 from gerund.evaluation.sets.beir import Collection, collection_files, collections_in, read_collection
-from gerund.evaluation.task import Score, Settings, Side, Task
+from gerund.evaluation.systems.base import Ranks
+from gerund.evaluation.task import EvaluationConfig, Score, Side, Task
 
 FOLDER = "retrieval"
 
@@ -20,15 +20,14 @@ FOLDER = "retrieval"
 class CollectionTask(Task):
     """A task on a collection of documents. A prompt goes before queries, never before documents.
 
-    ``settings.limit`` is at most so many queries, the first that have judgements; all documents stay.
+    ``config.limit`` is at most so many queries, the first that have judgements; all documents stay.
 
     Attributes:
         files: those of the collection, which lie in one folder (``qrels`` and ``candidates`` below it).
     """
 
     side: ClassVar[Side] = "representation"
-    takes_bm25: ClassVar[bool] = True
-    takes_vectors: ClassVar[bool] = True
+    requires: ClassVar[type] = Ranks
 
     @property
     def places(self) -> dict[str, Path]:
@@ -40,17 +39,17 @@ class CollectionTask(Task):
         """Whether there are judgements of the split dev."""
         return "validation" in self.places
 
-    def collection(self, settings: Settings) -> Collection:
+    def collection(self, config: EvaluationConfig) -> Collection:
         """Return the documents, and the queries that are scored.
 
         Raises:
             DataError: a file is malformed.
         """
-        return read_collection(self.places, settings.split).first(settings.limit)
+        return read_collection(self.places, config.split).first(config.limit)
 
-    def texts(self, settings: Settings) -> list[str]:
+    def texts(self, config: EvaluationConfig) -> list[str]:
         """Return the queries, and the documents too unless only queries have the prompt."""
-        return texts_of(self.collection(settings), self.prompt(settings))
+        return texts_of(self.collection(config), self.prompt(config))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,22 +61,23 @@ class Retrieval(CollectionTask):
     """
 
     kind: ClassVar[str] = "retrieval"
+    data_folder: ClassVar[str] = FOLDER
 
-    def run(self, contender: Contender, settings: Settings) -> Score:
+    def run(self, system: Ranks, config: EvaluationConfig) -> Score:
         """Measure.
 
         Raises:
             DataError: the collection is malformed.
         """
-        collection = self.collection(settings)
-        return retrieved(self.name, collection, contender, settings, self.prompt(settings), notes_on(collection))
+        collection = self.collection(config)
+        return retrieved(self.name, collection, system, config, self.prompt(config), notes_on(collection))
 
 
 def retrieved(
     name: str,
     collection: Collection,
-    contender: Contender,
-    settings: Settings,
+    system: Ranks,
+    config: EvaluationConfig,
     prompt: str | None,
     notes: Sequence[str] = (),
 ) -> Score:
@@ -86,8 +86,8 @@ def retrieved(
     Args:
         name: the task's.
         collection: what is ranked, and for whom.
-        contender: who ranks.
-        settings: the evaluation's.
+        system: what ranks them.
+        config: the evaluation's.
         prompt: put before queries.
         notes: what a reader of the score has to know.
 
@@ -95,7 +95,7 @@ def retrieved(
         nDCG@10, and beside it the measures that the papers report.
     """
     local = search_task(name, "Retrieval", "ndcg_at_10", collection)
-    scores = run_search(local, collection.judgements, contender, settings, prompt)
+    scores = run_search(local, collection.judgements, system, config, prompt)
     others = ("recall_at_10", "recall_at_100", "mrr_at_10", "map_at_1000")
     return score_of(scores, local.main, others, size=len(collection.queries), notes=notes)
 

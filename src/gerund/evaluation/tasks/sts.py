@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import ClassVar
 
 from gerund.errors import DataError
-from gerund.evaluation.contender import Contender
-from gerund.evaluation.mteb_runs import LocalTask, run_local, score_of
-from gerund.evaluation.sets.labelled import named_files
-from gerund.evaluation.sets.rated_pairs import first_pairs, read_scored_pairs
-from gerund.evaluation.task import FileTask, RatedPairs, Score, Settings, Side, Task
+from gerund.evaluation.mteb import LocalTask, run_local, score_of
+from gerund.evaluation.sets.labelled import first_pairs, named_files, read_scored_pairs
+from gerund.evaluation.systems.base import Encoder, Encodes
+from gerund.evaluation.task import EvaluationConfig, FileTask, RatedPairs, Score, Side, Task
 
 FOLDER = "sts"
 _ENDINGS = (".tsv", ".tsv.xz", ".tsv.gz")
@@ -23,43 +22,44 @@ class Sts(FileTask):
     """Spearman correlation of cosines with ratings, as MTEB's STS tasks compute it (SentEval's protocol).
 
     The files are ``sts/NAME.test.tsv`` and, for validation, ``NAME.dev.tsv``: score, sentence, sentence.
-    ``settings.limit`` is at most so many pairs, the first of the file.
+    ``config.limit`` is at most so many pairs, the first of the file.
 
     Attributes:
         files: the test set, then the validation set where there is one.
     """
 
     kind: ClassVar[str] = "sts"
+    data_folder: ClassVar[str] = FOLDER
     side: ClassVar[Side] = "representation"
-    takes_vectors: ClassVar[bool] = True
+    requires: ClassVar[type] = Encodes
 
-    def run(self, contender: Contender, settings: Settings) -> Score:
+    def run(self, system: Encoder, config: EvaluationConfig) -> Score:
         """Measure.
 
         Raises:
             DataError: a malformed file, or fewer than two pairs.
         """
-        pairs = self.picture_data(settings)
+        pairs = self.picture_data(config)
         if len(pairs.ratings) < 2:
-            raise DataError(f"{self._file(settings)}: a correlation needs two pairs or more")
+            raise DataError(f"{self._file(config)}: a correlation needs two pairs or more")
         columns = {"sentence1": pairs.left, "sentence2": pairs.right, "score": pairs.ratings}
         local = LocalTask(self.name, "AbsTaskSTS", "STS", "cosine_spearman", {"test": columns})
-        scores = run_local(local, contender, settings, self.prompt(settings))
+        scores = run_local(local, system, config, self.prompt(config))
         return score_of(scores, "cosine_spearman", ("cosine_pearson",), size=len(pairs.ratings))
 
-    def texts(self, settings: Settings) -> list[str]:
+    def texts(self, config: EvaluationConfig) -> list[str]:
         """Return both sides of every pair."""
-        pairs = self.picture_data(settings)
+        pairs = self.picture_data(config)
         return [*pairs.left, *pairs.right]
 
-    def picture_data(self, settings: Settings) -> RatedPairs:
+    def picture_data(self, config: EvaluationConfig) -> RatedPairs:
         """Return the pairs that are scored."""
-        return first_pairs(read_scored_pairs(self._file(settings)), settings.limit)
+        return first_pairs(read_scored_pairs(self._file(config)), config.limit)
 
-    def _file(self, settings: Settings) -> Path:
-        if settings.split == "validation" and not self.has_validation:
+    def _file(self, config: EvaluationConfig) -> Path:
+        if config.split == "validation" and not self.has_validation:
             raise DataError(f"{self.files[0]}: there is no {self.title}.dev.tsv beside it to validate on")
-        return self.scored_file(settings)
+        return self.scored_file(config)
 
 
 def find(folder: Path) -> list[Task]:

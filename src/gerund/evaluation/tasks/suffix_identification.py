@@ -16,11 +16,12 @@ import numpy as np
 
 from gerund.data.passages import cut_passages, inbook_negatives, split_sentences
 from gerund.errors import ConfigError, DataError
-from gerund.evaluation.contender import Contender
-from gerund.evaluation.scorers import ScoredTask, files_of
-from gerund.evaluation.sets.choices import Choice, choice_files, read_choices
+from gerund.evaluation.scored_task import ScoredTask, files_of
+from gerund.evaluation.sets.choices import FOLDER, Choice, choice_files, read_choices
 from gerund.evaluation.sets.corpora import read_texts, test_files
-from gerund.evaluation.task import Score, Settings, Side, Task
+from gerund.evaluation.systems.base import Generates, HasLikelihoods
+from gerund.evaluation.systems.language_model import scorer_of
+from gerund.evaluation.task import EvaluationConfig, Score, Side, Task
 from gerund.scoring.hardest import POOL, hardest
 from gerund.scoring.registry import fixed_scorer
 
@@ -36,11 +37,12 @@ class SuffixTask(ScoredTask):
     """Accuracy of choosing the candidate with the highest score, for every measure of ``scoring.likelihood``.
 
     The main metric is ``scorer`` where a scorer was given or the model was trained to be one, else the average
-    conditional log-likelihood, ``avg_cll``. Candidates that score the same share the point. ``settings.limit`` counts
+    conditional log-likelihood, ``avg_cll``. Candidates that score the same share the point. ``config.limit`` counts
     prefixes.
     """
 
     kind: ClassVar[str] = "suffix-identification"
+    data_folder: ClassVar[str] = FOLDER
     side: ClassVar[Side] = "generation"
     reads_plan: ClassVar[bool] = False
 
@@ -52,20 +54,20 @@ class SuffixTask(ScoredTask):
             raise ConfigError(f"{self.kind}.samples={self.samples} leaves nothing to score")
 
     @property
-    def needs_likelihoods(self) -> bool:
-        """Whether the model must say how probable a text is, beside a scorer."""
-        return self.likelihoods
+    def capability(self) -> type:
+        """A model that tells how probable a text is; where only a scorer is asked, any that generates."""
+        return HasLikelihoods if self.likelihoods else Generates
 
-    def run(self, contender: Contender, settings: Settings) -> Score:
+    def run(self, system: Generates, config: EvaluationConfig) -> Score:
         """Score every candidate.
 
         Raises:
             DataError: the file is malformed, or no document is long enough.
             ConfigError: there is no such scorer.
         """
-        scorer = self.judge(contender, settings)
-        choices = self.choices(min(self.samples, settings.limit or self.samples), settings, contender)
-        scores, lost = self._by_likelihood(contender, choices, settings)
+        scorer = scorer_of(system.lm, self.scorer, seed=config.seed)
+        choices = self.choices(min(self.samples, config.limit or self.samples), config, system)
+        scores, lost = self._by_likelihood(system, choices, config)
         if scorer is not None:
             found = scorer.score(
                 [choice.prefix for choice in choices],
@@ -80,17 +82,17 @@ class SuffixTask(ScoredTask):
         return Score(main, metrics, size=len(choices), notes=tuple(notes))
 
     def _by_likelihood(
-        self, contender: Contender, choices: Sequence[Choice], settings: Settings
+        self, system: Generates, choices: Sequence[Choice], config: EvaluationConfig
     ) -> tuple[dict[str, list[np.ndarray]], int]:
         """Return the scores of every measure, and how many continuations had to be cut."""
         from gerund.scoring.likelihood import MEASURES, Evidence
 
         evidence = Evidence(
-            contender.lm,
+            system.lm,
             [choice.prefix for choice in choices],
             [choice.candidates for choice in choices],
-            seed=settings.seed,
-            show=settings.show_progress,
+            seed=config.seed,
+            show=config.show_progress,
         )
         chosen = MEASURES if self.likelihoods else {name: MEASURES[name] for name in _CHEAP}
         scores = {name: measure(evidence) for name, measure in chosen.items()}
@@ -98,7 +100,7 @@ class SuffixTask(ScoredTask):
         return scores, lost
 
     @abstractmethod
-    def choices(self, count: int, settings: Settings, contender: Contender) -> list[Choice]:
+    def choices(self, count: int, config: EvaluationConfig, system: Generates) -> list[Choice]:
         """Return up to ``count`` prefixes with their candidates."""
 
     def accuracies(self, scores: dict[str, list[np.ndarray]], gold: Sequence[int]) -> dict[str, float]:
@@ -110,9 +112,9 @@ class SuffixTask(ScoredTask):
 class ChoiceTask(SuffixTask):
     """Candidates from a file, such as HellaSwag's four and Story Cloze's two."""
 
-    def choices(self, count: int, settings: Settings, contender: Contender) -> list[Choice]:
+    def choices(self, count: int, config: EvaluationConfig, system: Generates) -> list[Choice]:
         """Return the first rows of the file."""
-        del settings, contender
+        del config, system
         return read_choices(self.files[0])[:count]
 
 
@@ -120,7 +122,7 @@ class ChoiceTask(SuffixTask):
 class InbookTask(SuffixTask):
     """The true continuation among ten other stretches of the same document (INBOOK negatives), all whole sentences.
 
-    Metrics without ending are of all eleven candidates; ``_2way`` is against one negative, drawn at random.
+    Metrics without ending are of all eleven candidates; ``_2way`` is against one negative, sampled at random.
     """
 
     samples: int = field(default=200, metadata={"help": "Prefixes at most, spread over the documents."})
@@ -141,19 +143,19 @@ class InbookTask(SuffixTask):
         """The files of the scorers."""
         return (*super().also_read, *files_of(self.hard_by))
 
-    def choices(self, count: int, settings: Settings, contender: Contender) -> list[Choice]:
+    def choices(self, count: int, config: EvaluationConfig, system: Generates) -> list[Choice]:
         """Return prefixes from all documents in turn, each with its continuation and ten others."""
-        del contender
-        path = self.scored_file(settings)
-        draw = np.random.default_rng(settings.seed)
-        by_document = [found for text in read_texts(path) if (found := self._of(text, count, draw))]
+        del system
+        path = self.scored_file(config)
+        rng = np.random.default_rng(config.seed)
+        by_document = [found for text in read_texts(path) if (found := self._of(text, count, rng))]
         turns = range(max(map(len, by_document), default=0))
-        drawn = [found[turn] for turn in turns for found in by_document if turn < len(found)][:count]
-        if not drawn:
+        sampled = [found[turn] for turn in turns for found in by_document if turn < len(found)][:count]
+        if not sampled:
             raise DataError(
                 f"{path}: no document is long enough for prefixes of {self.prefix_words} words and eleven continuations"
             )
-        return self._hardened(drawn, draw) if self.hard_by else drawn
+        return self._hardened(sampled, rng) if self.hard_by else sampled
 
     def accuracies(self, scores: dict[str, list[np.ndarray]], gold: Sequence[int]) -> dict[str, float]:
         """Return the accuracy of every scorer, of eleven and of two."""
@@ -165,24 +167,24 @@ class InbookTask(SuffixTask):
         }
         return {**super().accuracies(scores, gold), **two}
 
-    def _of(self, text: str, count: int, draw: np.random.Generator) -> list[Choice]:
+    def _of(self, text: str, count: int, rng: np.random.Generator) -> list[Choice]:
         """Return up to ``count`` prefixes of a document; with all of a pool of others where the hardest are wanted."""
         sentences = split_sentences(text)
         lengths = (10, self.continuation_words)
         passages = cut_passages(text, sentences, prefix_words=self.prefix_words, continuation_words=lengths)
         others = POOL if self.hard_by else _WAYS - 1
         found: list[Choice] = []
-        for place in draw.permutation(len(passages)).tolist():
+        for place in rng.permutation(len(passages)).tolist():
             if len(found) == count:
                 break
-            negatives = inbook_negatives(text, sentences, passages[place], others, draw)
+            negatives = inbook_negatives(text, sentences, passages[place], others, rng)
             if len(negatives) >= _WAYS - 1:
-                gold = int(draw.integers(_WAYS))
+                gold = int(rng.integers(_WAYS))
                 candidates = [*negatives[:gold], passages[place].continuation, *negatives[gold:]]
                 found.append(Choice((passages[place].prefix,), tuple(candidates), gold))
         return found
 
-    def _hardened(self, choices: Sequence[Choice], draw: np.random.Generator) -> list[Choice]:
+    def _hardened(self, choices: Sequence[Choice], rng: np.random.Generator) -> list[Choice]:
         """Return the choices with the ten negatives of each that the scorer likes best, in a random order."""
         scorer = fixed_scorer(self.hard_by)
         found = []
@@ -190,7 +192,7 @@ class InbookTask(SuffixTask):
             right = one.candidates[one.gold]
             pool = [text for place, text in enumerate(one.candidates) if place != one.gold]
             hard = hardest(scorer, one.prefix, pool, _WAYS - 1)
-            negatives = [hard[place] for place in draw.permutation(len(hard)).tolist()]
+            negatives = [hard[place] for place in rng.permutation(len(hard)).tolist()]
             candidates = (*negatives[: one.gold], right, *negatives[one.gold :])
             found.append(Choice(one.sentences, candidates, one.gold))
         return found
@@ -225,7 +227,7 @@ def _gold_and_another(scores: np.ndarray, gold: int) -> np.ndarray:
     return np.array([scores[gold], scores[0 if gold else 1]])
 
 
-def _half_width(share: float, count: int) -> float:
+def _half_width(fraction: float, count: int) -> float:
     """Return half the width of Wilson's 95% interval, which stays inside 0 and 1 for few examples."""
     z = 1.96
-    return z * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count)) / (1 + z * z / count)
+    return z * math.sqrt(fraction * (1 - fraction) / count + z * z / (4 * count * count)) / (1 + z * z / count)

@@ -16,10 +16,10 @@ from typing import ClassVar
 from gerund.data.corpus import Document, read_documents
 from gerund.data.passages import split_sentences
 from gerund.errors import ConfigError, DataError
-from gerund.evaluation.contender import Contender
 from gerund.evaluation.sets.beir import Collection
 from gerund.evaluation.sets.corpora import read_titled, test_files
-from gerund.evaluation.task import FileTask, Score, Settings, Side, Task
+from gerund.evaluation.systems.base import Ranks
+from gerund.evaluation.task import EvaluationConfig, FileTask, Score, Side, Task
 from gerund.evaluation.tasks.retrieval import retrieved, texts_of
 
 
@@ -33,13 +33,12 @@ class TitleRetrieval(FileTask):
     it begins with its title by itself, as the first one of an encyclopedia's article mostly does, it stays so, and a
     note says how often. A document has often more passages than 10, so that nDCG@10 asks for any of them.
 
-    ``settings.limit`` counts queries, the first of the file; all passages stay.
+    ``config.limit`` counts queries, the first of the file; all passages stay.
     """
 
     kind: ClassVar[str] = "title-retrieval"
     side: ClassVar[Side] = "representation"
-    takes_bm25: ClassVar[bool] = True
-    takes_vectors: ClassVar[bool] = True
+    requires: ClassVar[type] = Ranks
 
     words: int = field(default=64, metadata={"help": "Words of a passage at most; a longer sentence stands alone."})
 
@@ -47,27 +46,27 @@ class TitleRetrieval(FileTask):
         if self.words < 1:
             raise ConfigError(f"words={self.words} leaves nothing of a passage")
 
-    def run(self, contender: Contender, settings: Settings) -> Score:
+    def run(self, system: Ranks, config: EvaluationConfig) -> Score:
         """Measure.
 
         Raises:
             DataError: the file is malformed, or there are no two documents to tell apart.
         """
-        path = self.scored_file(settings)
+        path = self.scored_file(config)
         whole, untitled = _collection(path, self.words, path.stat().st_mtime_ns)
-        collection = whole.first(settings.limit)
+        collection = whole.first(config.limit)
         notes = [f"{len(collection.titles)} passages of {len(whole.queries)} documents"]
         if untitled:
             notes.append("the file has no titles: searched by first sentences")
         elif begun := _begun(collection):
             notes.append(f"titles that begin a passage of their document: {begun} of {len(collection.queries)}")
-        return retrieved(self.name, collection, contender, settings, self.prompt(settings), notes)
+        return retrieved(self.name, collection, system, config, self.prompt(config), notes)
 
-    def texts(self, settings: Settings) -> list[str]:
+    def texts(self, config: EvaluationConfig) -> list[str]:
         """Return the queries, and the passages too unless only queries have the prompt."""
-        path = self.scored_file(settings)
+        path = self.scored_file(config)
         whole, _ = _collection(path, self.words, path.stat().st_mtime_ns)
-        return texts_of(whole.first(settings.limit), self.prompt(settings))
+        return texts_of(whole.first(config.limit), self.prompt(config))
 
 
 def passages_of(text: str, words: int, *, skip: int = 0) -> Iterator[str]:
@@ -109,12 +108,12 @@ def _has_several(path: Path) -> bool:
     try:
         return len(list(islice(read_documents([path]), 2))) > 1
     except DataError:
-        return True  # what is malformed is told when it is measured
+        return True  # what is malformed is reported when it is measured
 
 
 @lru_cache(maxsize=2)
 def _collection(path: Path, words: int, changed: int) -> tuple[Collection, bool]:
-    """Return all queries and passages, and whether the file has no titles; read once for all contenders.
+    """Return all queries and passages, and whether the file has no titles; read once for all systems.
 
     Raises:
         DataError: the file is malformed, or there are no two documents to tell apart.

@@ -2,33 +2,34 @@
 
 LBW section 3.2 (names), MAGNET section 4.1 (all three, Table 1).
 
-Knows: tagged sentences, what is scored and how. Does not know: models, how classifiers are trained.
+Names and phrases are counted as the CoNLL shared tasks count them (conlleval; Tjong Kim Sang and De Meulder,
+"Introduction to the CoNLL-2003 shared task", 2003, section 3).
+
+Knows: tagged sentences, IOB tags, what is scored and how. Does not know: models, how classifiers are trained.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from gerund.errors import DataError, unknown_name
 from gerund.evaluation.classifiers import accuracy, macro_f1, train_taggers
-from gerund.evaluation.metrics.chunks import chunk_scores
 from gerund.evaluation.sets.conll import COLUMNS, Column, TaggedSentences, conll_splits, read_conll
-from gerund.evaluation.task import Score, Settings, Side, Task
-
-if TYPE_CHECKING:
-    from gerund.evaluation.contender import Contender
+from gerund.evaluation.systems.base import EncodesWords
+from gerund.evaluation.systems.embeddings import word_states
+from gerund.evaluation.task import EvaluationConfig, Score, Side, Task
 
 FOLDER = "tokens"
 
 Tags = Mapping[Column, list[list[str]]]
 
-_SETTINGS = ("lbw", "magnet")
-# By contender the scores of the last reading: all three tasks train on the same vectors, and those are dear.
-_finished: "WeakKeyDictionary[Contender, tuple[tuple[Any, ...], dict[Column, Score]]]" = WeakKeyDictionary()
+_CHOICES = ("lbw", "magnet")
+# By system the scores of the last run: all three tasks train on the same vectors, and those are dear.
+_finished: "WeakKeyDictionary[EncodesWords, tuple[tuple[Any, ...], dict[Column, Score]]]" = WeakKeyDictionary()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,17 +37,19 @@ class TokenTask(Task):
     """A tag for every word, from a linear classifier that is trained on frozen word vectors.
 
     All words are encoded once; then three classifiers, one a column of the files, are trained side by side as
-    MAGNET does (appendix A; LBW says nothing of the training). What one task measures for a contender the other
+    MAGNET does (appendix A; LBW says nothing of the training). What one task measures for a system the other
     two take over.
 
     Main metrics are the shared task's: F1 of whole names or phrases (begin, end and type right), and for parts of
-    speech accuracy. ``accuracy`` is the share of words with the right tag. It is what Table 1 of MAGNET shows for
+    speech accuracy. ``accuracy`` is the fraction of words with the right tag. It is what Table 1 of MAGNET shows for
     all three: its other rows come from LLM2Vec, whose code takes the micro-averaged precision over words.
 
-    ``settings.limit`` is at most so many sentences of each split, the first ones.
+    ``config.limit`` is at most so many sentences of each split, the first ones.
     """
 
     side: ClassVar[Side] = "tokens"
+    requires: ClassVar[type] = EncodesWords
+    data_folder: ClassVar[str] = FOLDER
     column: ClassVar[Column]
 
     setting: Literal["lbw", "magnet"] = field(
@@ -57,8 +60,8 @@ class TokenTask(Task):
     )
 
     def __post_init__(self) -> None:
-        if self.setting not in _SETTINGS:
-            raise unknown_name("setting", self.setting, _SETTINGS)
+        if self.setting not in _CHOICES:
+            raise unknown_name("setting", self.setting, _CHOICES)
 
     @property
     def has_validation(self) -> bool:
@@ -67,43 +70,43 @@ class TokenTask(Task):
 
     @property
     def shifts_words(self) -> bool:
-        """Whether word vectors are read from the outputs before each token."""
+        """Whether word vectors are made of the outputs before each token."""
         return self.setting == "magnet"
 
-    def learnt_and_scored(self, settings: Settings) -> tuple[TaggedSentences, TaggedSentences]:
+    def learnt_and_scored(self, config: EvaluationConfig) -> tuple[TaggedSentences, TaggedSentences]:
         """Return the training sentences and those that are scored.
 
         Raises:
             DataError: a file is malformed.
         """
-        train, test = (read_conll(self._split_file(split)) for split in ("train", settings.split))
-        return train.first(settings.limit), test.first(settings.limit)
+        train, test = (read_conll(self._split_file(split)) for split in ("train", config.split))
+        return train.first(config.limit), test.first(config.limit)
 
-    def sentences(self, settings: Settings) -> list[list[str]]:
+    def sentences(self, config: EvaluationConfig) -> list[list[str]]:
         """Return the words of the training sentences and, behind them, of those that are scored."""
-        train, test = self.learnt_and_scored(settings)
+        train, test = self.learnt_and_scored(config)
         return train.words + test.words
 
-    def run(self, contender: "Contender", settings: Settings) -> Score:
+    def run(self, system: EncodesWords, config: EvaluationConfig) -> Score:
         """Encode, train, score.
 
         Raises:
             DataError: a file is missing or malformed.
             ResourceError: the vectors fit neither memory nor disk.
         """
-        if not self.is_measured(contender, settings):
-            _finished[contender] = (self._key(settings), self._scores(contender, settings))
-        return _finished[contender][1][self.column]
+        if not self.is_measured(system, config):
+            _finished[system] = (self._key(config), self._scores(system, config))
+        return _finished[system][1][self.column]
 
-    def is_measured(self, contender: "Contender", settings: Settings) -> bool:
+    def is_measured(self, system: EncodesWords, config: EvaluationConfig) -> bool:
         """Whether one of the other two tasks has measured this one as well."""
-        known = _finished.get(contender)
-        return known is not None and known[0] == self._key(settings)
+        known = _finished.get(system)
+        return known is not None and known[0] == self._key(config)
 
-    def _key(self, settings: Settings) -> tuple[Any, ...]:
+    def _key(self, config: EvaluationConfig) -> tuple[Any, ...]:
         """Return what the scores of all three tasks depend on."""
         files = tuple((path, path.stat().st_mtime_ns, path.stat().st_size) for path in self._splits.values())
-        return files, self.setting, self.prompt(settings), settings.seed, settings.limit, settings.split
+        return files, self.setting, self.prompt(config), config.seed, config.limit, config.split
 
     @property
     def _splits(self) -> dict[str, Path]:
@@ -115,25 +118,23 @@ class TokenTask(Task):
             raise DataError(f"{self.files[0].parent}: there is no file of the {split} split")
         return path
 
-    def _scores(self, contender: "Contender", settings: Settings) -> dict[Column, Score]:
-        from gerund.evaluation.word_states import word_states
-
-        train, test = self.learnt_and_scored(settings)
+    def _scores(self, system: EncodesWords, config: EvaluationConfig) -> dict[Column, Score]:
+        train, test = self.learnt_and_scored(config)
         n_train = sum(map(len, train.words))
         with word_states(
-            contender,
+            system,
             train.words + test.words,
-            prompt=self.prompt(settings),
+            prompt=self.prompt(config),
             shift=self.shifts_words,
-            show=settings.show_progress,
+            show=config.show_progress,
         ) as vectors_ND:
             return score_words(
                 vectors_ND[:n_train],
                 train.tags,
                 vectors_ND[n_train:],
                 test.tags,
-                seed=settings.seed,
-                show=settings.show_progress,
+                seed=config.seed,
+                show=config.show_progress,
             )
 
 
@@ -190,7 +191,7 @@ def score_words(
         train_tags: by column the tags of each training sentence.
         test_vectors: as ``train_vectors``, of the sentences that are scored.
         test_tags: their tags.
-        seed: decides first weights, batches and dropout.
+        seed: of first weights, batches and dropout.
         show: whether to show progress; None only on a terminal.
 
     Raises:
@@ -211,11 +212,72 @@ def score_words(
     return scores
 
 
+@dataclass(frozen=True)
+class ChunkScores:
+    """What fraction of the chunks was found; a prediction counts where begin, end and type are all right.
+
+    Attributes:
+        precision: fraction of the predicted chunks that are right; 0 where none is predicted.
+        recall: fraction of the true chunks that were found; 0 where there are none.
+        f1: harmonic mean of both; 0 where both are 0.
+    """
+
+    precision: float
+    recall: float
+    f1: float
+
+
+def chunks(tags: Sequence[str]) -> set[tuple[int, int, str]]:
+    """Return the chunks of one sentence as (first word, word after the last, type).
+
+    Reads IOB1 (B- only where a chunk follows one of its own type) and IOB2 (B- at every beginning) alike, and
+    what a classifier may put together that is neither: a chunk begins at B-, after O, and where the type
+    changes.
+
+    Args:
+        tags: ``O``, or ``B-`` or ``I-`` with a type.
+
+    >>> sorted(chunks(["I-ORG", "O", "I-PER", "B-PER", "I-LOC"]))
+    [(0, 1, 'ORG'), (2, 3, 'PER'), (3, 4, 'PER'), (4, 5, 'LOC')]
+    """
+    found = set()
+    begin, current = 0, ""
+    for place, tag in enumerate([*tags, "O"]):
+        mark, _, kind = tag.partition("-")
+        if current and (mark == "B" or kind != current):
+            found.add((begin, place, current))
+            current = ""
+        if kind and not current:
+            begin, current = place, kind
+    return found
+
+
+def chunk_scores(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> ChunkScores:
+    """Compare the chunks of all sentences together (micro-averaged over types).
+
+    Args:
+        gold: the true tags of each sentence.
+        predicted: as many tags for as many sentences.
+
+    >>> chunk_scores([["I-PER", "I-PER", "O"]], [["I-PER", "I-PER", "I-LOC"]])
+    ChunkScores(precision=0.5, recall=1.0, f1=0.6666666666666666)
+    """
+    right = n_gold = n_predicted = 0
+    for true_tags, tags in zip(gold, predicted, strict=True):
+        true_chunks, found = chunks(true_tags), chunks(tags)
+        right += len(true_chunks & found)
+        n_gold += len(true_chunks)
+        n_predicted += len(found)
+    # 2 PR / (P + R), without a division by 0 where nothing is right.
+    f1 = 2 * right / max(1, n_gold + n_predicted)
+    return ChunkScores(right / max(1, n_predicted), right / max(1, n_gold), f1)
+
+
 def _metrics(column: Column, gold: list[list[str]], predicted: list[list[str]]) -> tuple[str, dict[str, float]]:
     """Return the name of the main metric and all metrics."""
     flat_gold, flat = ([tag for sentence in tags for tag in sentence] for tags in (gold, predicted))
-    share = accuracy(flat_gold, flat)
+    correct = accuracy(flat_gold, flat)
     if column == "pos":
-        return "accuracy", {"accuracy": share, "macro_f1": macro_f1(flat_gold, flat)}
+        return "accuracy", {"accuracy": correct, "macro_f1": macro_f1(flat_gold, flat)}
     found = chunk_scores(gold, predicted)
-    return "f1", {"f1": found.f1, "precision": found.precision, "recall": found.recall, "accuracy": share}
+    return "f1", {"f1": found.f1, "precision": found.precision, "recall": found.recall, "accuracy": correct}

@@ -3,7 +3,7 @@
 Documents are cut after a few words; the model goes on, and both its continuation and the one that stands in the
 document are measured (MAGNET, section 4.4; RankGen, section 3.2 and appendix D).
 
-Knows: corpora, generation, the metrics of ``metrics.repetition`` and ``metrics.mauve``. Does not know: plans: a
+Knows: corpora, generation, ``text_metrics``. Does not know: plans: a
 model writes the same under all of them.
 """
 
@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from gerund.errors import ConfigError, DataError, unknown_name
-from gerund.evaluation.contender import Contender
-from gerund.evaluation.metrics import mauve as mauve_metric
-from gerund.evaluation.metrics.repetition import rep_n, rep_sentences, rep_window, sentences_of
-from gerund.evaluation.scorers import files_of
+from gerund.evaluation import text_metrics
+from gerund.evaluation.scored_task import files_of
 from gerund.evaluation.sets.corpora import corpora_in, read_texts
-from gerund.evaluation.task import FileTask, Score, Settings, Task
+from gerund.evaluation.systems.base import Generates
+from gerund.evaluation.task import EvaluationConfig, FileTask, Score, Task
+from gerund.evaluation.text_metrics import rep_n, rep_sentences, rep_window, sentences_of
 from gerund.progress import progress
 from gerund.scoring.registry import OWN, find_scorer
 from gerund.scoring.words import overlap, words_of
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from gerund.language_model import LanguageModel
     from gerund.types import Generation
 
-# How each decoding draws, as RankGen's Table 3 sets them.
+# How each decoding samples, as RankGen's Table 3 sets them.
 DECODINGS: Mapping[str, Mapping[str, Any]] = {
     "nucleus": {"temperature": 1.0, "top_p": 0.9},
     "greedy": {},
@@ -40,7 +40,7 @@ DECODINGS: Mapping[str, Mapping[str, Any]] = {
 }
 # What MAUVE compares: the mean state of the continuation by itself, or, as its paper does, the state of the last
 # token of prefix and continuation. In a small model the last token says more of itself than of the text, and a
-# prefix that both sides share hides what differs: with the embedded default on Wikipedia greedy texts come to 0.81
+# prefix that both sides share hides what differs: with the bundled model on Wikipedia greedy texts come to 0.81
 # so, and to 0.32 by the mean, while people's texts come to 0.96 and 0.97.
 STATES = ("mean", "last")
 _WORD = re.compile(r"\S+")
@@ -87,25 +87,26 @@ def find(folder: Path) -> list[Task]:
 
 @dataclass(frozen=True, kw_only=True)
 class Writing(FileTask):
-    """Continuations of the beginnings of documents. ``settings.limit`` counts continuations.
+    """Continuations of the beginnings of documents. ``config.limit`` counts continuations.
 
     Metrics, each a mean over the continuations: ``rep_1`` to ``rep_4`` and ``rep_sen`` (MAGNET, equation 6),
     ``rep`` and ``overlap`` (RankGen, Tables 16 and 17; over words), ``length`` in the model's tokens, ``ended``
-    (the share that the model ended itself). With ``human_`` in front: the same of the documents' own
+    (the fraction that the model ended itself). With ``human_`` in front: the same of the documents' own
     continuations, each cut to as many tokens as the model wrote. From 100 continuations on also ``mauve``
-    between the two, ``mauve_spread`` over k-means seeds and ``mauve_error`` over draws of the texts; with text to
+    between the two, ``mauve_spread`` over k-means seeds and ``mauve_error`` over samples of the texts; with text to
     spare ``mauve_ceiling``, between the documents' continuations and as many others from the same documents.
     """
 
     kind: ClassVar = "writing"
     side: ClassVar = "generation"
+    requires: ClassVar[type] = Generates
     higher_is_better: ClassVar = False
     reads_plan: ClassVar = False
 
     samples: int = field(default=200, metadata={"help": "Continuations; at least 100 for MAUVE, better 500."})
     prefix_words: int = field(default=32, metadata={"help": "Words that the model is given."})
     max_new_tokens: int = field(default=128, metadata={"help": "Tokens that it writes at most."})
-    decoding: str = field(default="nucleus", metadata={"help": f"How it draws: {', '.join(DECODINGS)}."})
+    decoding: str = field(default="nucleus", metadata={"help": f"How it samples: {', '.join(DECODINGS)}."})
     rerank: str = field(
         default="",
         metadata={
@@ -113,7 +114,7 @@ class Writing(FileTask):
             "out, nothing is ranked."
         },
     )
-    rerank_samples: int = field(default=20, metadata={"help": "Continuations that are drawn and ranked."})
+    rerank_samples: int = field(default=20, metadata={"help": "Continuations that are sampled and ranked."})
     rerank_beams: int = field(default=1, metadata={"help": "How many are kept each time (beam search)."})
     rerank_every: int = field(default=0, metadata={"help": "Tokens between two rankings; 0 ranks whole texts."})
     mauve_features: str = field(
@@ -134,7 +135,7 @@ class Writing(FileTask):
             if getattr(self, name) < 1:
                 raise ConfigError(f"writing.{name}={getattr(self, name)} leaves nothing to score")
         if self.rerank and self.decoding == "greedy":
-            raise ConfigError("writing.decoding=greedy draws the same text each time, so there is nothing to rank")
+            raise ConfigError("writing.decoding=greedy writes the same text each time, so there is nothing to rank")
 
     @property
     def reads_scorer(self) -> bool:
@@ -146,7 +147,7 @@ class Writing(FileTask):
         """The files of the scorer, and of the model whose states are compared."""
         return (*files_of(self.rerank), *files_of(self.mauve_features))
 
-    def run(self, contender: Contender, settings: Settings) -> Score:
+    def run(self, system: Generates, config: EvaluationConfig) -> Score:
         """Write and measure.
 
         Raises:
@@ -154,12 +155,12 @@ class Writing(FileTask):
             TextError: a prefix fills the model's context.
             MissingDependencyError: MAUVE is due and scikit-learn is not installed.
         """
-        n = min(self.samples, settings.limit or self.samples)
-        if n >= mauve_metric.LEAST:
-            mauve_metric.require_scikit_learn()
-        passages, others = self.passages(n, settings)
-        lm = contender.lm
-        written = self.write(lm, [passage.prefix for passage in passages], settings)
+        n = min(self.samples, config.limit or self.samples)
+        if n >= text_metrics.LEAST:
+            text_metrics.require_scikit_learn()
+        passages, others = self.passages(n, config)
+        lm = system.lm
+        written = self.write(lm, [passage.prefix for passage in passages], config)
         found = self.compare(lm, passages, written, others)
         notes = [
             f"{len(passages)} continuations of at most {self.max_new_tokens} tokens by {self.decoding} decoding"
@@ -201,12 +202,12 @@ class Writing(FileTask):
             "ended": float(np.mean([item.finished for item in written])),
             **{f"human_{name}": value for name, value in _means(passages, human).items()},
         }
-        if len(passages) < mauve_metric.LEAST:
-            left_out = f"MAUVE was left out: it needs at least {mauve_metric.LEAST} continuations"
+        if len(passages) < text_metrics.LEAST:
+            left_out = f"MAUVE was left out: it needs at least {text_metrics.LEAST} continuations"
             return Comparison(metrics, (left_out,), None)
         runtime = self._features(lm)
         peoples = self._states(runtime, passages, human)
-        result = mauve_metric.mauve(self._states(runtime, passages, texts), peoples)
+        result = text_metrics.mauve(self._states(runtime, passages, texts), peoples)
         metrics |= {"mauve": result.value, "mauve_spread": result.spread, "mauve_error": result.error}
         notes = [
             f"MAUVE by the {self.mauve_states} states of {runtime.name}, {result.buckets} buckets; by other states or "
@@ -215,19 +216,19 @@ class Writing(FileTask):
         ]
         if others:
             cut = _cut(lm, [passage.rest for passage in others], lengths)
-            metrics["mauve_ceiling"] = mauve_metric.mauve(self._states(runtime, others, cut), peoples).value
+            metrics["mauve_ceiling"] = text_metrics.mauve(self._states(runtime, others, cut), peoples).value
         else:
             notes.append("no ceiling for MAUVE: the corpus is too small to compare people with people")
         return Comparison(metrics, tuple(notes), result.curve)
 
-    def passages(self, n: int, settings: Settings) -> tuple[list[Passage], list[Passage]]:
+    def passages(self, n: int, config: EvaluationConfig) -> tuple[list[Passage], list[Passage]]:
         """Return passages to continue, and as many more to compare people with people; none if there are not enough.
 
-        Every document gives its beginning before any gives another passage. Both lists are drawn from one pool,
+        Every document gives its beginning before any gives another passage. Both lists are sampled from one pool,
         so that they differ by chance alone.
         """
-        path = self.scored_file(settings)
-        generator = np.random.default_rng(settings.seed)
+        path = self.scored_file(config)
+        generator = np.random.default_rng(config.seed)
         pool = _pool(path, self.prefix_words, self.max_new_tokens, 2 * n, generator)
         if not pool:
             raise DataError(
@@ -235,10 +236,10 @@ class Writing(FileTask):
                 "choose a smaller prefix_words or max_new_tokens"
             )
         order = generator.permutation(len(pool))
-        drawn = [pool[place] for place in order]
-        return drawn[:n], drawn[n:] if len(drawn) == 2 * n else []
+        sampled = [pool[place] for place in order]
+        return sampled[:n], sampled[n:] if len(sampled) == 2 * n else []
 
-    def write(self, lm: "LanguageModel", prefixes: Sequence[str], settings: Settings) -> list["Generation"]:
+    def write(self, lm: "LanguageModel", prefixes: Sequence[str], config: EvaluationConfig) -> list["Generation"]:
         """Return a continuation of each prefix."""
         from gerund.config import Rerank, Sampling
 
@@ -246,16 +247,16 @@ class Writing(FileTask):
         rerank = None
         if self.rerank:
             # Loaded once: a folder would be read anew for every batch.
-            scorer = find_scorer(self.rerank, lm, own=lm.scorer, seed=settings.seed)
+            scorer = find_scorer(self.rerank, lm, own=lm.scorer, seed=config.seed)
             rerank = Rerank(self.rerank_samples, self.rerank_beams, self.rerank_every or None, scorer)
         written: list[Generation] = []
-        with progress(len(prefixes), self.name, show=settings.show_progress) as advance:
+        with progress(len(prefixes), self.name, show=config.show_progress) as advance:
             for start in range(0, len(prefixes), _BATCH):
                 batch = prefixes[start : start + _BATCH]
                 # A seed for every text: with one for all they would share their random numbers.
-                first = settings.seed * 1_000_003 + start
-                drawing = replace(sampling, seed=range(first, first + len(batch)))
-                written += lm.generate(batch, self.max_new_tokens, drawing, rerank=rerank, batch_size=_BATCH)
+                first = config.seed * 1_000_003 + start
+                seeded = replace(sampling, seed=range(first, first + len(batch)))
+                written += lm.generate(batch, self.max_new_tokens, seeded, rerank=rerank, batch_size=_BATCH)
                 advance(len(batch))
         return written
 

@@ -5,17 +5,15 @@ Knows: labelled texts, cosines. Does not know: models.
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from gerund.errors import ConfigError, DataError
 from gerund.evaluation.labelled_task import LabelledTask, labelled_tasks
 from gerund.evaluation.sets.labelled import read_labelled
-from gerund.evaluation.task import Score, Settings
-
-if TYPE_CHECKING:
-    from gerund.evaluation.contender import Contender
+from gerund.evaluation.systems.base import Encodes
+from gerund.evaluation.task import EvaluationConfig, Score
 
 _NEAREST = 5
 # Cosines that differ by less are equal: they are computed in float64 from float32 vectors.
@@ -30,12 +28,12 @@ class ZeroShot(LabelledTask):
     nearest name by cosine wins, the alphabetically first of equally near ones. In names, ``_`` and ``-`` become
     spaces. Main metric: accuracy; also how often the right class is among the 5 nearest.
 
-    ``settings.limit`` is at most so many scored texts, drawn by the seed.
+    ``config.limit`` is at most so many scored texts, sampled by the seed.
     """
 
     kind: ClassVar[str] = "zero-shot"
-    takes_vectors: ClassVar[bool] = True
-    needs: ClassVar[tuple[str, ...]] = ("test",)
+    requires: ClassVar[type] = Encodes
+    needed_splits: ClassVar[tuple[str, ...]] = ("test",)
 
     label_template: str = field(default="{}", metadata={"help": "What is embedded for a class; {} is its name."})
 
@@ -43,18 +41,18 @@ class ZeroShot(LabelledTask):
         if "{}" not in self.label_template:
             raise ConfigError(f"label_template={self.label_template!r} has no {{}} for the name of the class")
 
-    def run(self, contender: "Contender", settings: Settings) -> Score:
+    def run(self, system: Encodes, config: EvaluationConfig) -> Score:
         """Classify.
 
         Raises:
             DataError: a file is malformed, or a label has no letter and so means nothing as a text.
         """
         labels = self._labels()
-        test = self.scored(settings)
-        vectors = contender.encode(
+        test = self.scored(config)
+        vectors = system.encode(
             test.texts + self._names(labels),
-            prompt=self.prompt(settings),
-            show=settings.show_progress,
+            prompt=self.prompt(config),
+            show=config.show_progress,
         )
         nearest = _nearest(vectors[: len(test.texts)], vectors[len(test.texts) :])
         places = np.array([labels.index(label) for label in test.labels])
@@ -67,9 +65,9 @@ class ZeroShot(LabelledTask):
         note = f"chance is {chance:.2%} with {len(labels)} classes, {within:.2%} within the {_NEAREST} nearest"
         return Score("accuracy", metrics, size=len(test.texts), notes=(note,))
 
-    def texts(self, settings: Settings) -> list[str]:
+    def texts(self, config: EvaluationConfig) -> list[str]:
         """Return the scored texts and the names of the classes."""
-        return self.scored(settings).texts + self._names(self._labels())
+        return self.scored(config).texts + self._names(self._labels())
 
     def _labels(self) -> list[str]:
         """Return the classes of all splits in alphabetical order."""

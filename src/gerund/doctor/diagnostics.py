@@ -1,0 +1,277 @@
+"""Examines a model: the probe at length, sinks, padding, batches, precision, the tokenizer.
+
+Knows: everything up to ``inference``. Does not know: how results are shown.
+"""
+
+import time
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from gerund.attention.interface import attach
+from gerund.attention.masks import visible
+from gerund.attention.plan import PLAN_NAMES, AttentionPlan, Direction, ResolvedPlan, View
+from gerund.attention.probe import LENGTH, LayerMap, probe, verify, window_of
+from gerund.attention.streams import attach_streams, decoder_layers
+from gerund.config import EncoderConfig, read_adapters, read_encoder_config
+from gerund.doctor.advice import advise
+from gerund.doctor.results import Check, Diagnosis, LayerResult, TokenizerFacts
+from gerund.errors import UnsupportedModelError
+from gerund.inference.encode.precision import ENOUGH, bfloat16_cosine
+from gerund.inference.encode.runtime import EncoderRuntime
+from gerund.inference.inspection import EXAMPLE_TEXTS, causal_plan, even_share, mean_maps, sink_share
+from gerund.inference.tokens import InputFormat, context_length, tokenize
+from gerund.models import loading
+from gerund.models.adapters import count_parameters, load_adapters
+from gerund.models.encoder_decoder import demand_decoder_only
+from gerund.models.job_adapters import Adapters
+from gerund.spec import ModelSpec
+
+# How far states may lie apart that ought to be the same, as a fraction of the largest of them.
+_NEAR = {torch.float32: 1e-4, torch.float64: 1e-6}
+_NEAR_HALF = 5e-2
+_LONGEST = 256
+
+
+def diagnose(spec: ModelSpec) -> Diagnosis:
+    """Load a model and find out how fit it is to be read as an encoder.
+
+    Args:
+        spec: which model, and the plan to try; what is left out is the folder's own, or the default. With the type
+            float32 the model is seen and not rounding.
+
+    Returns:
+        What was found. A model that no plan reaches is examined as a causal one.
+
+    Raises:
+        ModelError: it cannot be loaded, or is no decoder-only language model.
+        ConfigError: an unknown name or impossible setting.
+    """
+    where = loading.pick_device(spec.device)
+    weights_type = loading.pick_dtype(spec.dtype)
+    source = loading.find(spec.model)
+    settings = loading.settings_folder(source)
+    encoder = spec.applied_to((None if settings is None else read_encoder_config(settings)) or EncoderConfig())
+    stored = loading.own_dtype(source)
+    loaded, tokenizer = loading.read(source, weights_type)
+    demand_decoder_only(loaded, "be examined: no attention plan applies to it")
+    adapters = Adapters({} if settings is None else read_adapters(settings))
+    start = time.perf_counter()
+    diagnostics = _Diagnostics(loaded.to(where), tokenizer, encoder)
+    logits = diagnostics.logits()
+    diagnostics.attach()
+    load_adapters(loaded, adapters.by_name)
+    diagnostics.adapter = adapters.name("encode")
+    diagnosis = diagnostics.diagnose(source.name, stored, torch.equal(logits, diagnostics.logits()))
+    diagnosis = replace(diagnosis, adapter=diagnostics.adapter is not None, seconds=time.perf_counter() - start)
+    return replace(diagnosis, advice=tuple(advise(diagnosis)))
+
+
+class _Diagnostics:
+    """One model on the table. It is ours alone, so its tokenizer's padding side may be turned."""
+
+    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, encoder: EncoderConfig) -> None:
+        self.model = model
+        self.tokenizer = tokenizer
+        self.encoder = encoder
+        self.layers = decoder_layers(model)
+        self.n_layers = len(self.layers)
+        self.plan = encoder.attention.resolve(self.n_layers)
+        self.causal = causal_plan(self.n_layers)
+        self.adapter: str | None = None
+        reading = InputFormat(append_eos=encoder.append_eos, repeat_text=self.plan.repeats_text)
+        found = [item for item in tokenize(tokenizer, EXAMPLE_TEXTS, reading) if item is not None]
+        longest = min(_LONGEST, context_length(model.config, tokenizer) or _LONGEST)
+        self.texts = [replace(item, ids=item.ids[:longest]) for item in found]
+
+    @torch.no_grad()
+    def logits(self) -> Tensor:
+        """Return the logits of the first text, without a plan; its states for a model without a head."""
+        device = self.model.get_input_embeddings().weight.device
+        ids = torch.tensor([self.texts[0].ids], device=device)
+        if isinstance(self.model.get_output_embeddings(), loading.NoHead):
+            states: Tensor = self.model.base_model(ids, use_cache=False).last_hidden_state
+            return states
+        logits: Tensor = self.model(ids, use_cache=False).logits
+        return logits
+
+    def attach(self) -> None:
+        """Do what loading does."""
+        attach(self.model)
+        attach_streams(self.layers)
+
+    def diagnose(self, name: str, stored: str, is_untouched: bool) -> Diagnosis:
+        """Find everything out, but for the advice."""
+        verify(self.model, self.causal)
+        reached, maps, obeyed = self._probe()
+        runtime = EncoderRuntime(
+            self.model, self.tokenizer, self.encoder, self.plan if reached else self.causal,
+            sends_plan=reached and not self.plan.is_causal, adapter=self.adapter,
+        )  # fmt: skip
+        config = self.model.config.get_text_config(decoder=True)
+        heads = int(config.num_attention_heads)
+        untouched = Check("untouched", "without a plan, logits are bit-equal to plain transformers'", is_untouched)
+        return Diagnosis(
+            name=name,
+            architecture=self.model.config.model_type,
+            model_class=type(self.model).__name__,
+            parameters=count_parameters(self.model),
+            n_layers=self.n_layers,
+            heads=heads,
+            kv_heads=int(getattr(config, "num_key_value_heads", None) or heads),
+            width=runtime.width,
+            stored_dtype="not said" if stored == "auto" else stored,
+            dtype=_name(self.model.dtype),
+            device=runtime.device.type,
+            context=runtime.max_length,
+            embeddings=self.model.get_input_embeddings().weight.shape[0],
+            adapter=False,
+            pooling=self.encoder.pooling,
+            plan=self.encoder.attention.with_defaults(self.n_layers),
+            reached=reached and all(obeyed),
+            plans={plan: self._obeys(AttentionPlan(plan).resolve(self.n_layers)) for plan in PLAN_NAMES},
+            layers=self._layers(reached, maps, obeyed),
+            even_fraction=even_share([len(text) for text in self.texts]),
+            checks=(untouched, *self._padding(runtime), self._batches(runtime), *self._precision(runtime)),
+            tokenizer=_tokenizer_facts(self.tokenizer),
+            seconds=0.0,
+        )
+
+    def _probe(self) -> tuple[bool, list[LayerMap], list[bool]]:
+        """Say whether the plan arrives at all, what each layer sees, and whether each does what the plan says."""
+        try:
+            reports = [probe(self.model, self.plan, padded=padded) for padded in (True, False)]
+        except UnsupportedModelError:
+            if self.plan.is_causal:
+                # The model needs no plan for that.
+                seen = probe(self.model, None).layers
+                return True, list(seen), [layer.is_right for layer in seen]
+            maps = [
+                replace(layer, expected=visible(view, LENGTH, window=window_of(module))[0, 0])
+                for layer, view, module in zip(
+                    probe(self.model, None).layers, self.plan.views, self.layers, strict=True
+                )
+            ]
+            return False, maps, [layer.is_right for layer in maps]
+        obeyed = [all(layer.is_right for layer in pair) for pair in zip(*(r.layers for r in reports), strict=True)]
+        return True, list(reports[0].layers), obeyed
+
+    def _obeys(self, plan: ResolvedPlan) -> bool:
+        if plan.is_causal:
+            return True  # verified before anything else
+        try:
+            return not probe(self.model, plan).wrong_layers
+        except UnsupportedModelError:
+            return False
+
+    def _layers(self, reached: bool, maps: list[LayerMap], obeyed: list[bool]) -> tuple[LayerResult, ...]:
+        ids = [text.ids for text in self.texts]
+        try:
+            before = mean_maps(self.model, ids, self.causal)
+        except UnsupportedModelError:
+            before = mean_maps(self.model, ids, None)
+        after = None
+        if reached:
+            after = before if self.plan.is_causal else mean_maps(self.model, ids, self.plan, adapter=self.adapter)
+            after = [item for item in after if item.run == 0]
+        hidden = max(view.hidden for view in self.plan.views)
+        sinks = sink_share(before)
+        sinks_after = None if after is None else sink_share(after)
+        moved = sink_share(after, hidden) if after is not None and hidden else None
+        return tuple(
+            LayerResult(
+                layer=layer,
+                view=self._view(layer),
+                converted=self.plan.views[layer] != View(Direction.CAUSAL),
+                hidden=self.plan.views[layer].hidden,
+                window=window_of(self.layers[layer]),
+                obeys=obeyed[layer],
+                seen=_cells(maps[layer]),
+                sink_before=sinks[layer],
+                sink_after=None if sinks_after is None else sinks_after[layer],
+                moved_sink=None if moved is None else moved[layer],
+            )
+            for layer in range(self.n_layers)
+        )
+
+    def _view(self, layer: int) -> str:
+        """Say what a layer sees, a second run of it included."""
+        view, stream = str(self.plan.views[layer]), self.plan.stream
+        if stream is None:
+            return view
+        if stream.kind == "parallel":
+            return f"{view}, and {stream.view} beside it" if layer in stream.layers else view
+        if layer != self.n_layers - 1:
+            return view
+        if stream.kind == "extend":
+            return f"{view}, then {stream.repeats} times {stream.view} on top"
+        return f"{view}, joined by a tower of {len(stream.layers)} {stream.view} layers"
+
+    def _padding(self, runtime: EncoderRuntime) -> list[Check]:
+        """Compare texts in one padded batch, on either side, with the same texts alone."""
+        texts = [replace(text, ids=text.ids[: 3 + 5 * row]) for row, text in enumerate(self.texts)]
+        alone = [runtime.states([text])[0][0] for text in texts]
+        own_side = self.tokenizer.padding_side
+        checks = []
+        for side in ("left", "right"):
+            self.tokenizer.padding_side = side
+            states, begin = runtime.states(texts)
+            rows = zip(states, begin.tolist(), alone, strict=True)
+            together = [row[start : start + len(single)] for row, start, single in rows]
+            checks.append(self._near(f"padding_{side}", f"padding on the {side} changes no state", together, alone))
+        self.tokenizer.padding_side = own_side
+        return checks
+
+    def _batches(self, runtime: EncoderRuntime) -> Check:
+        """Compare texts of one length in a batch with the same texts alone."""
+        length = min(len(text) for text in self.texts)
+        texts = [replace(text, ids=text.ids[:length]) for text in self.texts]
+        alone = [runtime.states([text])[0][0] for text in texts]
+        return self._near("batch", "a batch gives what single texts do", list(runtime.states(texts)[0]), alone)
+
+    def _near(self, name: str, what: str, found: list[Tensor], expected: list[Tensor]) -> Check:
+        limit = _NEAR.get(self.model.dtype, _NEAR_HALF)
+        largest = max(float(item.abs().max()) for item in expected)
+        apart = max(float((a - b).abs().max()) for a, b in zip(found, expected, strict=True))
+        value = apart / max(largest, 1e-30)
+        # Not "value > limit": a state that is no number at all must not pass.
+        return Check(name, what, value <= limit, value, limit)
+
+    def _precision(self, runtime: EncoderRuntime) -> list[Check]:
+        if self.model.dtype != torch.float32:
+            return []
+        value = bfloat16_cosine(runtime)
+        return [Check("bfloat16", "bfloat16 gives nearly the same vectors (cosine)", value >= ENOUGH, value, ENOUGH)]
+
+
+def _cells(layer: LayerMap) -> tuple[str, ...]:
+    # What a strong sink drowns out on the way is no fault (see LayerMap.is_right).
+    marks = {(True, True): "#", (True, False): "#" if layer.is_right else "o", (False, False): "."}
+    rows = []
+    for expected, moves, leaks in zip(layer.expected, layer.moves, layer.leaks, strict=True):
+        cells = zip(expected.tolist(), moves.tolist(), leaks.tolist(), strict=True)
+        rows.append("".join("x" if leak and not want else marks[want, want and move] for want, move, leak in cells))
+    return tuple(rows)
+
+
+def _tokenizer_facts(tokenizer: PreTrainedTokenizerBase) -> TokenizerFacts:
+    ids = tokenizer("a word", add_special_tokens=True).input_ids
+    text = EXAMPLE_TEXTS[0]
+    back = tokenizer.decode(tokenizer(text, verbose=False).input_ids, skip_special_tokens=True)
+    names = {name: getattr(tokenizer, f"{name}_token") for name in ("bos", "eos", "pad", "unk")}
+    return TokenizerFacts(
+        kind=type(tokenizer).__name__,
+        tokens=len(tokenizer),
+        fast=bool(tokenizer.is_fast),
+        padding_side=tokenizer.padding_side,
+        **{name: None if token is None else str(token) for name, token in names.items()},
+        adds_bos=tokenizer.bos_token_id is not None and ids[0] == tokenizer.bos_token_id,
+        adds_eos=tokenizer.eos_token_id is not None and ids[-1] == tokenizer.eos_token_id,
+        round_trip=back.strip() == text,
+    )
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

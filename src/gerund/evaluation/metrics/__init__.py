@@ -1,1 +1,0 @@
-"""Metrics as plain functions of texts, labels and vectors."""

@@ -1,0 +1,92 @@
+"""The systems that models and names stand for: each model under each encoder config, BM25, hybrids.
+
+Knows: the kinds of systems, labels. Does not know: tasks.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+from gerund.config import EncoderConfig
+from gerund.errors import ConfigError
+from gerund.evaluation.encoder_configs import label_of
+from gerund.evaluation.systems.base import Encoder, System
+from gerund.evaluation.systems.bm25 import BM25, BM25System
+from gerund.evaluation.systems.embeddings import EmbeddingCache
+from gerund.evaluation.systems.hybrid import HYBRID, HybridSystem
+from gerund.evaluation.systems.language_model import language_model_system
+from gerund.evaluation.systems.sentence_transformers import SentenceTransformersSystem
+from gerund.generative_model import GenerativeModel
+from gerund.language_model import LanguageModel
+
+
+def systems_of(
+    models: Sequence[LanguageModel | SentenceTransformersSystem | str],
+    encoder_configs: Sequence[Callable[[EncoderConfig], EncoderConfig]] = (),
+    *,
+    cache: EmbeddingCache | None = None,
+) -> list[System]:
+    """Return every model under every encoder config, with names that tell them apart.
+
+    Args:
+        models: models in memory; ``"bm25"`` for BM25; ``"hybrid"`` for every model under every encoder config once
+            more, its ranking joined with BM25's. A model of sentence-transformers has one config, its own.
+        encoder_configs: each makes an encoder config of a model's own; none leaves a model as it is.
+        cache: where embeddings are kept; None keeps them in memory.
+
+    Raises:
+        ConfigError: an encoder config does not fit a model, ``"hybrid"`` has no model to join with BM25, or a name is
+            neither.
+    """
+    cache = cache or EmbeddingCache()
+    named: list[tuple[str, Callable[[str], System]]] = []
+    several = len({model.name for model in models if isinstance(model, GenerativeModel)}) > 1
+    for model in models:
+        if model == HYBRID:
+            continue
+        if isinstance(model, SentenceTransformersSystem):
+            named.append((_short(model.name), partial(model.called, cache=cache)))
+            continue
+        if not isinstance(model, GenerativeModel):
+            if model != BM25:
+                raise ConfigError(f"a model in memory, {BM25!r} or {HYBRID!r}, not {model!r}")
+            named.append((BM25, BM25System))
+            continue
+        for changed in encoder_configs or (lambda own: own,):
+            config = changed(model.encoder)
+            lm = model if config == model.encoder else model.with_encoder(config)
+            label = label_of(config, model.n_layers)
+            make = partial(language_model_system, lm=lm, cache=cache)
+            named.append((f"{_short(model.name)}: {label}" if several else label, make))
+    labels = distinct([label for label, _ in named])
+    found = [make(label) for label, (_, make) in zip(labels, named, strict=True)]
+    if HYBRID not in models:
+        return found
+    hybrids = [HybridSystem(one) for one in found if isinstance(one, Encoder)]
+    if not hybrids:
+        raise ConfigError("hybrid joins the ranking of a model with that of BM25; name a model too")
+    return [*found, *hybrids]
+
+
+def _short(name: str) -> str:
+    """Return the last part of a model's name that says something: a training leaves all of its models in ``model``.
+
+    >>> [_short(name) for name in ("runs/mine/model", "org/name", "model")]
+    ['mine', 'name', 'model']
+    """
+    path = Path(name)
+    return path.parent.name or path.name if path.name == "model" else path.name
+
+
+def distinct(labels: Sequence[str]) -> list[str]:
+    """Return the labels with a number behind those that occur again.
+
+    >>> distinct(["a", "b", "a"])
+    ['a', 'b', 'a (2)']
+    """
+    seen: dict[str, int] = {}
+    result = []
+    for label in labels:
+        seen[label] = seen.get(label, 0) + 1
+        result.append(label if seen[label] == 1 else f"{label} ({seen[label]})")
+    return result

@@ -1,0 +1,125 @@
+"""A model of sentence-transformers among the systems: the encoder that a language model is to replace.
+
+Knows: sentence-transformers. Does not know: language models, tasks.
+"""
+
+import copy
+import hashlib
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gerund.errors import MissingDependencyError, ModelError
+from gerund.evaluation.systems.base import Encoder
+from gerund.models.loading import looks_local, quiet
+
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
+
+    from gerund.evaluation.systems.embeddings import EmbeddingCache
+
+PREFIX = "st:"
+"""Put before a folder or a hub id, it says that sentence-transformers is to read it."""
+
+
+class SentenceTransformersSystem(Encoder):
+    """A model as sentence-transformers runs it: a vector for a whole text, and nothing else.
+
+    Args:
+        name: a folder, or a hub id.
+        device: ``auto``, ``cpu``, ``cuda``, ...
+        max_length: longest text in tokens; None takes the model's own limit.
+
+    Raises:
+        ModelError: there is no such model.
+        MissingDependencyError: sentence-transformers is not installed.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        device: str = "auto",
+        max_length: int | None = None,
+    ) -> None:
+        super().__init__(Path(name).name)
+        self._source = name
+        self._model = _load(name, device)
+        if max_length is not None:
+            self._model.max_seq_length = max_length
+
+    def called(self, label: str, cache: "EmbeddingCache") -> "SentenceTransformersSystem":
+        """Return the same model under another name, with a place to keep embeddings."""
+        other = copy.copy(self)
+        other.label, other.cache = label, cache
+        return other
+
+    @property
+    def name(self) -> str:
+        """What it was loaded from."""
+        return self._source
+
+    @property
+    def dimensions(self) -> int:
+        """Numbers in a vector."""
+        return int(self._model.get_embedding_dimension() or 0)
+
+    @property
+    def max_length(self) -> int | None:
+        """Longest text in tokens; None where there is no limit."""
+        return self._model.max_seq_length
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A hash of all weights and of how they are used: 16 hexadecimal digits."""
+        digest = hashlib.blake2b(f"{self._model} {self.max_length}".encode(), digest_size=8)
+        for name, values in self._model.state_dict().items():
+            digest.update(f"{name} {values.dtype} {tuple(values.shape)}".encode())
+            digest.update(values.detach().float().cpu().numpy().tobytes())
+        return digest.hexdigest()
+
+    @property
+    def cache_key(self) -> str:
+        """The weights, how they are used, and the type that holds them."""
+        return f"{self.fingerprint}-{str(self._model.dtype).removeprefix('torch.')}"
+
+    def describe(self) -> dict[str, Any]:
+        """Return the model, its limits and its hash."""
+        return {
+            "model": self._source,
+            "max_length": self.max_length,
+            "dimensions": self.dimensions,
+            "fingerprint": self.fingerprint,
+        }
+
+    def compute(self, texts: list[str], prompt: str | None, show: bool | None) -> np.ndarray:
+        """Compute vectors ``(n, D)`` float32 as they were pooled."""
+        vectors = self._model.encode(texts, prompt=prompt, show_progress_bar=bool(show), convert_to_numpy=True)
+        return np.asarray(vectors, dtype=np.float32)
+
+    def prompt_text(self, prompt: str | None) -> str:
+        """Return what is put before a text."""
+        own: str = self._model.prompts.get(self._model.default_prompt_name or "", "")
+        return own if prompt is None else prompt
+
+
+def _load(name: str, device: str) -> "SentenceTransformer":
+    try:
+        from sentence_transformers import SentenceTransformer
+    except ImportError as error:
+        raise MissingDependencyError(f"{PREFIX}{name} needs sentence-transformers: pip install 'gerund[st]'") from error
+    path = Path(name).expanduser()
+    if (looks_local(name) or path.exists()) and not (name and path.is_dir()):
+        raise ModelError(f"there is no folder {name!r}")
+    try:
+        with quiet():
+            return SentenceTransformer(
+                str(path) if path.is_dir() else name,
+                device=None if device == "auto" else device,
+                model_kwargs={"use_safetensors": True},
+            )
+    except (OSError, ValueError, RuntimeError, KeyError) as error:
+        reason = str(error).strip().split("\n", 1)[0]
+        raise ModelError(f"sentence-transformers cannot open {name}: {reason}") from error

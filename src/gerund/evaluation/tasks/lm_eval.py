@@ -1,0 +1,284 @@
+"""Tasks that lm-evaluation-harness runs: local files in the form of its own, and those that it fetches by name.
+
+Knows: the harness. Does not know: attention plans: the harness sees the untouched model.
+"""
+
+import copy
+import io
+import logging
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, redirect_stderr
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, ClassVar
+
+from gerund.errors import DataError, GerundError, MissingDependencyError
+from gerund.evaluation.sets.choices import choice_files, read_choices
+from gerund.evaluation.sets.labelled import named_files
+from gerund.evaluation.sets.rows import read_json_lines
+from gerund.evaluation.systems.base import HasLikelihoods
+from gerund.evaluation.task import EvaluationConfig, Score, Side, Task
+from gerund.inference.tokens import context_length
+from gerund.language_model import LanguageModel
+
+LAST_WORDS = "last_word"
+# Of a task's metrics the first that it has stands for it.
+_MAIN = ("acc_norm", "acc", "exact_match", "mc2", "f1", "word_perplexity", "perplexity")
+
+
+@dataclass(frozen=True, kw_only=True)
+class HarnessTask(Task):
+    """A task of lm-evaluation-harness, zero-shot, on the untouched model. ``config.limit`` counts examples."""
+
+    kind: ClassVar[str] = "lm-eval"
+    data_folder: ClassVar[str] = LAST_WORDS
+    in_all: ClassVar[bool] = False
+    side: ClassVar[Side] = "generation"
+    reads_plan: ClassVar[bool] = False
+    requires: ClassVar[type] = HasLikelihoods
+
+    def run(self, system: HasLikelihoods, config: EvaluationConfig) -> Score:
+        """Run the harness.
+
+        Raises:
+            MissingDependencyError: lm-evaluation-harness is not installed.
+            DataError: the data cannot be had, or are malformed.
+        """
+        try:
+            found = run_tasks(
+                system.causal_lm,
+                [self.task(config)],
+                limit=config.limit,
+                seed=config.seed,
+                show=config.show_progress,
+            )
+        except (GerundError, ImportError):
+            raise
+        except Exception as error:
+            # The harness fails in as many ways as its tasks, data sets and the network have.
+            raise DataError(f"{self.name} cannot be run: {' '.join(str(error).split())[:300]}") from error
+        metrics = {name: value for values in found.values() for name, value in values.items()}
+        main = next((name for name in _MAIN if name in metrics), next(iter(metrics)))
+        return Score(main, metrics)
+
+    def task(self, config: EvaluationConfig) -> Any:
+        """Return what the harness runs: here the name of one of its own."""
+        del config
+        return self.title
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalChoices(HarnessTask):
+    """The likeliest continuation, as the harness's ``hellaswag``: by its sum, and by its length in bytes."""
+
+    def task(self, config: EvaluationConfig) -> Any:
+        """Return the file as a task."""
+        return multiple_choice_task(self.files[0], self.title, limit=config.limit)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalLastWords(HarnessTask):
+    """The last word of a text, as the harness's ``lambada``."""
+
+    def task(self, config: EvaluationConfig) -> Any:
+        """Return the file as a task."""
+        return last_word_task(self.files[0], self.title, limit=config.limit)
+
+
+def find(folder: Path) -> list[Task]:
+    """Return a task for every ``suffix/NAME.jsonl`` and every ``last_word/NAME.jsonl``."""
+    choices: Sequence[Task] = [
+        LocalChoices(name=f"lm-eval/{name}.local", files=(path,)) for name, path in choice_files(folder).items()
+    ]
+    words: Sequence[Task] = [
+        LocalLastWords(name=f"lm-eval/{name}.local", files=(path,))
+        for name, path in named_files(folder / LAST_WORDS).items()
+    ]
+    return sorted([*choices, *words], key=lambda task: task.name)
+
+
+def named_tasks(names: Sequence[str]) -> list[Task]:
+    """Return the harness's own tasks; their data are fetched when they run."""
+    return [HarnessTask(name=f"lm-eval/{name}") for name in names]
+
+
+@cache
+def known_names() -> list[str]:
+    """Return the names of the harness's own tasks.
+
+    Raises:
+        MissingDependencyError: lm-evaluation-harness is not installed.
+    """
+    require_lm_eval()
+    from lm_eval.tasks import TaskManager
+
+    return list(TaskManager().all_tasks)
+
+
+def require_lm_eval() -> None:
+    """Check that lm-evaluation-harness is there.
+
+    Raises:
+        MissingDependencyError: it is not.
+    """
+    try:
+        import lm_eval  # noqa: F401
+    except ImportError as error:
+        raise MissingDependencyError("tasks of lm-evaluation-harness need it: pip install 'gerund[lm-eval]'") from error
+
+
+def lm_eval_model(lm: LanguageModel, *, batch_size: int = 16) -> Any:
+    """Return a model for ``lm_eval.evaluator.evaluate``, on the weights in memory.
+
+    Args:
+        lm: the model. Whatever its plan is, the harness runs the untouched causal model.
+        batch_size: texts in one pass.
+
+    Returns:
+        An ``lm_eval.models.huggingface.HFLM``.
+
+    Raises:
+        MissingDependencyError: lm-evaluation-harness is not installed.
+    """
+    require_lm_eval()
+    from lm_eval.models.huggingface import HFLM
+
+    with _quiet():
+        return HFLM(
+            pretrained=lm.model,
+            # The harness gives its tokenizer a padding token, and turns its padding side.
+            tokenizer=copy.deepcopy(lm.tokenizer),
+            batch_size=batch_size,
+            max_length=context_length(lm.model.config, lm.tokenizer),
+            device=str(lm.device),
+        )
+
+
+def multiple_choice_task(path: Path, name: str, *, limit: int | None = None) -> dict[str, Any]:
+    """Return a task of the harness: the likeliest continuation, as its ``hellaswag`` (``acc``, ``acc_norm``).
+
+    Args:
+        path: rows of ``prefix``, ``suffixes`` and ``gold``, or of ``sentences``, ``endings`` and ``gold``.
+        name: what the harness calls it.
+        limit: at most so many rows.
+
+    Raises:
+        DataError: a malformed row.
+    """
+    rows = [
+        {"query": choice.prefix, "choices": list(choice.candidates), "gold": choice.gold}
+        for choice in read_choices(path)[:limit]
+    ]
+    return {
+        **_task(name, rows),
+        "output_type": "multiple_choice",
+        "doc_to_text": "{{query}}",
+        "doc_to_choice": "choices",
+        "doc_to_target": "gold",
+        "metric_list": [_metric("acc"), _metric("acc_norm")],
+    }
+
+
+def last_word_task(path: Path, name: str, *, limit: int | None = None) -> dict[str, Any]:
+    """Return a task of the harness: the last word of each text, as its ``lambada`` (``acc``, ``perplexity``).
+
+    Args:
+        path: rows of ``text``.
+        name: what the harness calls it.
+        limit: at most so many rows.
+
+    Raises:
+        DataError: a malformed row, or a text of a single word.
+    """
+    rows = []
+    for row in read_json_lines(path)[:limit]:
+        before, _, word = row.text("text").rstrip().rpartition(" ")
+        if not before.strip():
+            raise DataError(f"{row.where}: 'text' has a single word, and nothing to predict it from")
+        rows.append({"query": before, "word": f" {word}"})
+    return {
+        **_task(name, rows),
+        "output_type": "loglikelihood",
+        "doc_to_text": "{{query}}",
+        "doc_to_target": "{{word}}",
+        "target_delimiter": "",
+        "metric_list": [_metric("perplexity", better=False), _metric("acc")],
+    }
+
+
+def run_tasks(
+    lm: LanguageModel,
+    tasks: Sequence[Mapping[str, Any] | str],
+    *,
+    limit: int | None = None,
+    seed: int = 0,
+    show: bool | None = None,
+) -> dict[str, dict[str, float]]:
+    """Run tasks of the harness.
+
+    Args:
+        lm: the model.
+        tasks: local tasks from this module, or names of the harness's own, whose data are fetched.
+        limit: at most so many examples of each.
+        seed: of the few-shot examples.
+        show: whether to show the harness's bars; None only on a terminal.
+
+    Returns:
+        By task its metrics by the harness's names without the filter (``acc``, ``acc_norm``).
+
+    Raises:
+        MissingDependencyError: lm-evaluation-harness is not installed.
+    """
+    require_lm_eval()
+    from lm_eval import evaluator
+    from lm_eval.tasks import TaskManager
+
+    named = any(isinstance(task, str) for task in tasks)
+    with _quiet(show):
+        manager = TaskManager(include_defaults=named)
+        loaded = manager.load([task if isinstance(task, str) else dict(task) for task in tasks])
+        for task in loaded["tasks"].values():
+            task.set_fewshot_seed(seed=seed)
+        model = lm_eval_model(lm)
+        found = evaluator.evaluate(model, loaded, limit=limit, bootstrap_iters=0, log_samples=False)
+    return {
+        task: {
+            metric.partition(",")[0]: float(value)
+            for metric, value in values.items()
+            if isinstance(value, int | float) and "stderr" not in metric and metric != "sample_len"
+        }
+        for task, values in found["results"].items()
+    }
+
+
+def _task(name: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    def dataset(**_: Any) -> Any:
+        from datasets import Dataset, DatasetDict
+
+        return DatasetDict(test=Dataset.from_list(rows))
+
+    return {"task": name, "custom_dataset": dataset, "test_split": "test"}
+
+
+def _metric(name: str, *, better: bool = True) -> dict[str, Any]:
+    return {"metric": name, "aggregation": "perplexity" if name == "perplexity" else "mean", "higher_is_better": better}
+
+
+@contextmanager
+def _quiet(show: bool | None = False) -> Iterator[None]:
+    """Keep the harness's log to errors, and its bars to a terminal."""
+    loggers = [logging.getLogger(name) for name in ("lm_eval", "lm-eval")]
+    levels = [logger.level for logger in loggers]
+    shown = sys.stderr.isatty() if show is None else show
+    with ExitStack() as stack:
+        if not shown:
+            stack.enter_context(redirect_stderr(io.StringIO()))
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        try:
+            yield
+        finally:
+            for logger, level in zip(loggers, levels, strict=True):
+                logger.setLevel(level)

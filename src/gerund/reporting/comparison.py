@@ -1,0 +1,376 @@
+"""The comparison table as data: tasks are rows, systems are columns, the best is marked, means are fair.
+
+Knows: results, rounding. Does not know: terminals, HTML, files.
+"""
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean, geometric_mean
+from typing import Any
+
+from gerund.evaluation.results import Result
+from gerund.evaluation.systems.bm25 import BM25
+from gerund.evaluation.task import Side
+
+SIDES: tuple[Side, ...] = ("representation", "tokens", "generation")
+
+# Factor and decimals of every unit, as the papers print them.
+_SHOWN = {"percent": (100.0, 2), "fraction": (100.0, 2), "perplexity": (1.0, 2), "bits": (1.0, 3)}
+PERCENTS = tuple(unit for unit, (factor, _) in _SHOWN.items() if factor == 100)
+"""Units that are printed as percent."""
+# From here on a perplexity is a number of digits rather than a number.
+_TOO_LONG = 1e5
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One score in its place.
+
+    Attributes:
+        result: the score and all that it depends on.
+        shown: the main metric as it is printed.
+        spread: its standard deviation as it is printed; None for a single run.
+        best: whether no other system is better, and some other is worse; ties are all best.
+        notes: numbers of the notes that are about this score alone, from 1.
+    """
+
+    result: Result
+    shown: str
+    spread: str | None
+    best: bool
+    notes: tuple[int, ...]
+
+    @property
+    def value(self) -> float:
+        """The main metric as it was measured."""
+        return self.result.score.value
+
+    @property
+    def seconds(self) -> float:
+        """How long it took."""
+        return self.result.seconds
+
+
+@dataclass(frozen=True)
+class Row:
+    """One task.
+
+    Attributes:
+        task: its whole name, ``kind/name``.
+        metric: the name of the main metric.
+        unit: what its numbers are.
+        higher_is_better: which way is up.
+        cells: one a system, None where it has no score.
+        comparable: whether all scores were measured under the same limit, split and options. Otherwise none is
+            marked as best, and the task counts in no mean.
+        notes: numbers of the notes that hold for every score of the row.
+    """
+
+    task: str
+    metric: str
+    unit: str
+    higher_is_better: bool
+    cells: tuple[Cell | None, ...]
+    comparable: bool
+    notes: tuple[int, ...]
+
+    @property
+    def title(self) -> str:
+        """The second half of the name."""
+        return self.task.partition("/")[2] or self.task
+
+    @property
+    def present(self) -> list[Cell]:
+        """The scores that are there."""
+        return [cell for cell in self.cells if cell is not None]
+
+
+@dataclass(frozen=True)
+class Mean:
+    """The mean over the tasks that every system finished.
+
+    Attributes:
+        label: over how many tasks it is.
+        values: one a system; None where it did not finish them all.
+        shown: the values as they are printed; empty where there is none.
+        best: which of them are best.
+        higher_is_better: which way is up.
+    """
+
+    label: str
+    values: tuple[float | None, ...]
+    shown: tuple[str, ...]
+    best: tuple[bool, ...]
+    higher_is_better: bool
+
+
+@dataclass(frozen=True)
+class Group:
+    """The tasks of one kind.
+
+    Attributes:
+        kind: its name.
+        rows: one a task.
+        mean: None where the tasks' numbers are of different units.
+    """
+
+    kind: str
+    rows: tuple[Row, ...]
+    mean: Mean | None
+
+    @property
+    def metric(self) -> str | None:
+        """The main metric when all tasks share it and its direction."""
+        found = {(row.metric, row.higher_is_better) for row in self.rows}
+        return self.rows[0].metric if len(found) == 1 else None
+
+
+@dataclass(frozen=True)
+class Section:
+    """One side: the tasks that read whole texts, single words, or that write.
+
+    Attributes:
+        side: which.
+        groups: one a kind.
+        mean: over all tasks of the side; None where their numbers are not of one unit.
+    """
+
+    side: Side
+    groups: tuple[Group, ...]
+    mean: Mean | None
+
+    @property
+    def rows(self) -> list[Row]:
+        """All its tasks."""
+        return [row for group in self.groups for row in group.rows]
+
+
+@dataclass(frozen=True)
+class Column:
+    """One system.
+
+    Attributes:
+        label: its name.
+        description: model, plan, pooling and so on.
+        seconds: how long all its scores together took.
+    """
+
+    label: str
+    description: Mapping[str, Any]
+    seconds: float
+
+    @property
+    def only_ranks(self) -> bool:
+        """Whether this is BM25, alone or with a model: it ranks documents and does nothing else."""
+        return BM25 in (self.description.get("model"), self.description.get("with"))
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The whole table.
+
+    Attributes:
+        columns: the systems, in the order in which they were first seen.
+        sections: the sides that were measured.
+        notes: sentences that cells and rows point to; the first has number 1.
+        remarks: sentences that hold for every score.
+    """
+
+    columns: tuple[Column, ...]
+    sections: tuple[Section, ...]
+    notes: tuple[str, ...]
+    remarks: tuple[str, ...]
+
+    @property
+    def rows(self) -> list[Row]:
+        """All tasks."""
+        return [row for section in self.sections for row in section.rows]
+
+    @property
+    def results(self) -> list[Result]:
+        """The results that count."""
+        return [cell.result for row in self.rows for cell in row.present]
+
+
+@dataclass
+class _Notes:
+    """Numbers for sentences, in the order in which a reader meets them; those that hold for all scores have none."""
+
+    remarks: tuple[str, ...]
+    numbers: dict[str, int] = field(default_factory=dict)
+
+    def number(self, sentences: Iterable[str]) -> tuple[int, ...]:
+        wanted = [text for text in dict.fromkeys(sentences) if text not in self.remarks]
+        return tuple(self.numbers.setdefault(text, len(self.numbers) + 1) for text in wanted)
+
+
+def compare(results: Sequence[Result]) -> Comparison:
+    """Put results side by side.
+
+    Of two results of one task and system the newer counts. Two numbers that are printed alike are equally good;
+    where all are, as on the generation side of one model under several plans, none is marked.
+
+    Means are over the tasks that every system finished and that were measured alike; BM25, alone or with a model,
+    only ranks: it keeps no task out of a mean and has one where it finished all that is in it. A mean of perplexities
+    is the geometric one.
+    """
+    newest: dict[tuple[str, str], Result] = {}
+    for result in results:
+        place = (result.task, result.system)
+        if place not in newest or result.date >= newest[place].date:
+            newest[place] = result
+    columns = _columns(results, list(newest.values()))
+    notes = _Notes(_common([_sentences(result) for result in newest.values()]))
+    by_side: dict[str, dict[str, dict[str, list[Result]]]] = {}
+    for result in newest.values():
+        by_side.setdefault(result.side, {}).setdefault(result.kind, {}).setdefault(result.task, []).append(result)
+    sections = []
+    for side in SIDES:
+        groups = [
+            _group(kind, [_row(found, columns, notes) for found in tasks.values()], columns)
+            for kind, tasks in by_side.get(side, {}).items()
+        ]
+        if groups:
+            rows = [row for group in groups for row in group.rows]
+            sections.append(Section(side, tuple(groups), _mean(rows, columns)))
+    return Comparison(columns, tuple(sections), tuple(notes.numbers), notes.remarks)
+
+
+def shown(value: float, unit: str) -> str:
+    """Return a number as tables print it.
+
+    >>> shown(0.71324, "percent"), shown(12.3456, "perplexity"), shown(1.23456, "bits"), shown(-0.00001, "fraction")
+    ('71.32', '12.35', '1.235', '0.00')
+    """
+    factor, decimals = _SHOWN[unit]
+    if unit == "perplexity" and abs(value) >= _TOO_LONG:
+        return f"{value:.2e}"
+    # Adding zero turns -0.00 into 0.00.
+    return f"{round(factor * value, decimals) + 0.0:.{decimals}f}"
+
+
+def _columns(results: Sequence[Result], newest: list[Result]) -> tuple[Column, ...]:
+    found = []
+    for label in dict.fromkeys(result.system for result in results):
+        own = [result for result in newest if result.system == label]
+        latest = max(own, key=lambda result: result.date)
+        found.append(Column(label, latest.description, sum(result.seconds for result in own)))
+    return tuple(found)
+
+
+def _row(found: list[Result], columns: Sequence[Column], notes: _Notes) -> Row:
+    by_label = {result.system: result for result in found}
+    ordered = [by_label[column.label] for column in columns if column.label in by_label]
+    first = ordered[0]
+    comparable = len({_conditions(result) for result in ordered}) == 1
+    sentences = {result.system: _sentences(result) + _otherwise(result, comparable) for result in ordered}
+    common = _common(list(sentences.values()))
+    row_notes = notes.number(common)
+    numbers = [shown(result.score.value, result.unit) for result in ordered]
+    best = _best(numbers, first.higher_is_better) if comparable else set()
+    cells = {
+        result.system: Cell(
+            result,
+            number,
+            None if result.score.spread is None else shown(result.score.spread, result.unit),
+            number in best,
+            notes.number(text for text in sentences[result.system] if text not in common),
+        )
+        for result, number in zip(ordered, numbers, strict=True)
+    }
+    return Row(
+        first.task,
+        first.score.main,
+        first.unit,
+        first.higher_is_better,
+        tuple(cells.get(column.label) for column in columns),
+        comparable,
+        row_notes,
+    )
+
+
+def _conditions(result: Result) -> str:
+    """Return what two scores have to have in common to be compared."""
+    conditions = [result.config.get("limit"), result.config.get("split"), dict(result.options), result.score.main]
+    return json.dumps(conditions, sort_keys=True, default=str)
+
+
+def _sentences(result: Result) -> list[str]:
+    """Return what a reader of the number has to know."""
+    sentences = [note if note.endswith((".", "!", "?")) else f"{note}." for note in result.score.notes]
+    if (limit := result.config.get("limit")) is not None:
+        sentences.append(f"Scored on at most {limit} examples.")
+    if result.config.get("split") == "validation":
+        sentences.append("Scored on the validation split.")
+    return sentences
+
+
+def _otherwise(result: Result, comparable: bool) -> list[str]:
+    """Return what a reader of scores that cannot be compared has to know."""
+    if comparable:
+        return []
+    sentences = ["Scores of this row were measured under different settings; none is marked as best."]
+    if result.options:
+        sentences.append(f"Options: {', '.join(f'{name}={value}' for name, value in result.options.items())}.")
+    return sentences
+
+
+def _common(sentences: Sequence[Sequence[str]]) -> tuple[str, ...]:
+    """Return the sentences that are in all lists, in the order of the first."""
+    if not sentences:
+        return ()
+    return tuple(text for text in dict.fromkeys(sentences[0]) if all(text in others for others in sentences))
+
+
+def _best(numbers: Sequence[str], higher_is_better: bool) -> set[str]:
+    """Return what the best of several printed numbers looks like; nothing where none is better than another."""
+    if len(set(numbers)) < 2:
+        return set()
+    return {max(numbers, key=float) if higher_is_better else min(numbers, key=float)}
+
+
+def _group(kind: str, rows: list[Row], columns: Sequence[Column]) -> Group:
+    return Group(kind, tuple(rows), _mean(rows, columns))
+
+
+def _mean(rows: Sequence[Row], columns: Sequence[Column]) -> Mean | None:
+    if len({(row.unit, row.higher_is_better) for row in rows}) != 1:
+        return None
+    first = rows[0]
+    # Who has no score at all among these tasks keeps none of them out.
+    needed = [
+        place
+        for place, column in enumerate(columns)
+        if not column.only_ranks and any(row.cells[place] is not None for row in rows)
+    ]
+    shared = [row for row in rows if row.comparable and all(row.cells[place] is not None for place in needed)]
+    values = [_mean_of([row.cells[place] for row in shared], first.unit) for place in range(len(columns))]
+    texts = ["" if value is None else shown(value, first.unit) for value in values]
+    best = _best([text for text in texts if text], first.higher_is_better)
+    return Mean(
+        _mean_label(len(shared), len(rows), first.unit),
+        tuple(values),
+        tuple(texts),
+        tuple(bool(text) and text in best for text in texts),
+        first.higher_is_better,
+    )
+
+
+def _mean_of(cells: Sequence[Cell | None], unit: str) -> float | None:
+    values = [cell.value for cell in cells if cell is not None]
+    if not values or len(values) < len(cells):
+        return None
+    if unit == "perplexity" and all(value > 0 for value in values):
+        return geometric_mean(values)
+    mean = fmean(values)
+    return mean if math.isfinite(mean) else None
+
+
+def _mean_label(shared: int, total: int, unit: str) -> str:
+    kind = "geometric mean" if unit == "perplexity" else "mean"
+    if not shared:
+        return f"{kind}: no task was finished by all alike"
+    of = f"{shared} of {total}" if shared < total else str(total)
+    return f"{kind} of {of} task{'s' if total > 1 else ''}"

@@ -1,0 +1,238 @@
+"""Scores: bars task by task, and one side of the trade against the other.
+
+Knows: numbers with names, matplotlib. Does not know: tasks, models, files.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gerund.errors import ConfigError
+from gerund.reporting.plots.style import (
+    COLOURS,
+    INK,
+    PALE,
+    QUIET,
+    headline,
+    legend_beside,
+    legible,
+    new_figure,
+    percent_axis,
+    quiet_axis,
+    require_matplotlib,
+    series_mark,
+    shortened,
+    shown,
+)
+
+_NAME_LENGTH = 30
+_PANELS_PER_ROW = 3
+_BAR_INCHES = 0.21
+_LABEL_STEPS = 20
+_LINE_POINTS = 11
+
+
+@dataclass(frozen=True)
+class ScorePanel:
+    """The scores of one task.
+
+    Attributes:
+        title: the task.
+        scores: value and spread (None for a single run) by system.
+        percent: whether values are fractions that are shown as percent.
+        higher_is_better: which way is up.
+    """
+
+    title: str
+    scores: Mapping[str, tuple[float, float | None]]
+    percent: bool = True
+    higher_is_better: bool = True
+
+
+@dataclass(frozen=True)
+class TradePoint:
+    """What a model is worth on both sides.
+
+    Attributes:
+        label: its name.
+        representation: a score where more is better.
+        generation: bits per byte or perplexity, where less is better.
+        group: points of one group have one colour; empty for no groups.
+    """
+
+    label: str
+    representation: float
+    generation: float
+    group: str = ""
+
+
+def score_bars(panels: Sequence[ScorePanel], *, title: str) -> Any:
+    """Draw one small panel a task with one bar a system, from zero on, and whiskers of one standard deviation.
+
+    A system has the same place and colour everywhere, in the order in which it is first named; the best value
+    of a task is bold.
+
+    Returns:
+        A ``matplotlib.figure.Figure``.
+
+    Raises:
+        ConfigError: there is nothing to draw.
+        MissingDependencyError: matplotlib is not installed.
+    """
+    require_matplotlib()
+    names = list(dict.fromkeys(name for panel in panels for name in panel.scores))
+    if not names:
+        raise ConfigError("there are no scores to draw")
+    columns = min(_PANELS_PER_ROW, len(panels))
+    rows = math.ceil(len(panels) / columns)
+    beside = 0.3 + 0.065 * max(len(shortened(name, _NAME_LENGTH)) for name in names)
+    figure = new_figure(beside + 2.1 * columns, 0.5 + rows * (0.45 + _BAR_INCHES * len(names)))
+    axes = figure.subplots(rows, columns, squeeze=False, sharey=True).flatten()
+    for axis in axes[len(panels) :]:
+        axis.set_visible(False)
+    for axis, panel in zip(axes, panels, strict=False):
+        _draw_bars(axis, panel, names)
+    axes[0].set_ylim(len(names) - 0.4, -0.6)
+    headline(figure, title)
+    return figure
+
+
+def trade_off(
+    points: Sequence[TradePoint], *, title: str, xlabel: str = "bits per byte", ylabel: str, percent: bool = True
+) -> Any:
+    """Draw what models are worth as encoders against what they are worth as writers, every point with its name.
+
+    Args:
+        points: in any order; those of one model under several plans share their x.
+        title: stands above everything.
+        xlabel: what ``generation`` is; less is better.
+        ylabel: what ``representation`` is; more is better.
+        percent: whether ``representation`` is a fraction that is shown as percent.
+
+    Returns:
+        A ``matplotlib.figure.Figure``.
+
+    Raises:
+        ConfigError: there is nothing to draw.
+        MissingDependencyError: matplotlib is not installed.
+    """
+    require_matplotlib()
+    if not points:
+        raise ConfigError("there are no scores to draw")
+    groups = list(dict.fromkeys(point.group for point in points))
+    figure = new_figure(7.0, 4.6)
+    axis = figure.subplots()
+    for place, group in enumerate(groups):
+        own = [point for point in points if point.group == group]
+        x, y = [point.generation for point in own], [point.representation for point in own]
+        name = shortened(group, _NAME_LENGTH)
+        axis.plot(x, y, linestyle="none", markersize=6.5, label=name, zorder=3, **series_mark(place))
+    axis.margins(x=0.22, y=0.14)
+    quiet_axis(axis, grid="both")
+    percent_axis(axis, percent)
+    axis.set_xlabel(f"{legible(xlabel)} (less is better)", fontsize=9, color=INK, parse_math=False)
+    axis.set_ylabel(legible(ylabel), fontsize=9, color=INK, parse_math=False)
+    axis.set_title("↖ better on both sides", fontsize=8, color=QUIET, loc="left")
+    headline(figure, title)
+    if len(groups) > 1:
+        legend_beside(axis)
+    _name_points(figure, axis, points)
+    return figure
+
+
+def _draw_bars(axis: Any, panel: ScorePanel, names: Sequence[str]) -> None:
+    values = {name: value for name, (value, _) in panel.scores.items()}
+    best = (max if panel.higher_is_better else min)(values.values(), default=None)
+    reach = max((value + (panel.scores[name][1] or 0.0) for name, value in values.items()), default=0.0)
+    for row, name in enumerate(names):
+        if name not in values:
+            axis.text(0, row, " –", va="center", fontsize=7.5, color=QUIET)
+            continue
+        value, spread = panel.scores[name]
+        axis.barh(row, value, height=0.72, color=COLOURS[row % len(COLOURS)], alpha=0.85)
+        if spread:
+            axis.errorbar(value, row, xerr=spread, color=INK, elinewidth=1, capsize=2, capthick=1)
+        end = max(value + (spread or 0.0), 0.0)
+        weight = "bold" if value == best and len(values) > 1 else "normal"
+        said = shown(value, panel.percent, sign="")
+        axis.text(end + 0.03 * (reach or 1.0), row, said, va="center", fontsize=7.5, color=INK, fontweight=weight)
+    axis.set_xlim(min(0.0, *values.values(), 0.0), 1.3 * reach if reach > 0 else 1.0)
+    axis.set_yticks(range(len(names)), [shortened(name, _NAME_LENGTH) for name in names], parse_math=False)
+    axis.set_xticks([])
+    axis.tick_params(axis="y", length=0, labelsize=8, colors=INK)
+    for side, spine in axis.spines.items():
+        spine.set_visible(side == "left")
+        spine.set_edgecolor(PALE)
+    unit = " (%)" if panel.percent else ""
+    down = "" if panel.higher_is_better else ", less is better"
+    axis.set_title(shortened(panel.title, _NAME_LENGTH) + unit + down, fontsize=8.5, color=INK, parse_math=False)
+
+
+def _name_points(figure: Any, axis: Any, points: Sequence[TradePoint]) -> None:
+    """Put every name beside its point where no other name or point is; a line leads to it when it had to move."""
+    figure.draw_without_rendering()  # only then is it known where everything stands
+    frame = axis.get_window_extent()
+    taken = [_box_at(axis, point) for point in points]
+    for point in sorted(points, key=lambda point: (-point.representation, point.generation, point.label)):
+        measured = axis.text(0, 0, shortened(point.label, _NAME_LENGTH), fontsize=8, parse_math=False)
+        size = measured.get_window_extent().size
+        measured.remove()
+        for side, step in _places():
+            box = _box_at(axis, point, size, side, step)
+            inside = frame.x0 <= box.x0 and box.x1 <= frame.x1 and frame.y0 <= box.y0 and box.y1 <= frame.y1
+            if inside and not any(box.overlaps(other) for other in taken):
+                break
+        else:
+            side, step = 1, 0
+            box = _box_at(axis, point, size, side, step)
+        taken.append(box)
+        _write_name(axis, point, side, step)
+
+
+def _write_name(axis: Any, point: TradePoint, side: int, step: int) -> None:
+    line = {"arrowstyle": "-", "color": QUIET, "linewidth": 0.7, "shrinkA": 0, "shrinkB": 3}
+    note = axis.annotate(
+        shortened(point.label, _NAME_LENGTH),
+        (point.generation, point.representation),
+        xytext=_offset(side, step),
+        textcoords="offset points",
+        fontsize=8,
+        color=INK,
+        ha="left" if side > 0 else "right",
+        va="center",
+        zorder=4,
+        parse_math=False,
+        arrowprops={**line, "relpos": (0 if side > 0 else 1, 0.5)} if step else None,
+    )
+    note.set_in_layout(False)
+
+
+def _offset(side: int, step: int) -> tuple[int, int]:
+    """Return how far a name stands from its point, in points."""
+    return side * (18 if step else 8), _LINE_POINTS * step
+
+
+def _places() -> Iterator[tuple[int, int]]:
+    """Yield where a name may stand: right or left of its point, and so many lines above or below it.
+
+    Below first: points are named from the top.
+    """
+    for distance in range(_LABEL_STEPS):
+        for step in dict.fromkeys((-distance, distance)):
+            yield 1, step
+            yield -1, step
+
+
+def _box_at(axis: Any, point: TradePoint, size: tuple[float, float] | None = None, side: int = 0, step: int = 0) -> Any:
+    """Return the box in pixels of a point's name at a place, or of the point itself."""
+    from matplotlib.transforms import Bbox
+
+    x, y = axis.transData.transform((point.generation, point.representation))
+    if size is None:
+        return Bbox.from_extents(x - 7, y - 7, x + 7, y + 7)
+    scale = axis.figure.dpi / 72
+    right, up = _offset(side, step)
+    near, middle = x + scale * right, y + scale * up
+    far = near + side * size[0]
+    return Bbox.from_extents(min(near, far), middle - size[1] / 2, max(near, far), middle + size[1] / 2)

@@ -1,0 +1,80 @@
+"""What each kind of system can do follows from what it has, and so do the sentences about what it cannot."""
+
+import pytest
+
+import gerund
+from gerund.errors import ConfigError
+from gerund.evaluation.run import evaluate
+from gerund.evaluation.systems.base import (
+    CAPABILITIES,
+    Encodes,
+    EncodesWords,
+    Generates,
+    HasLikelihoods,
+    Ranks,
+    ScoresCandidates,
+    System,
+    capabilities,
+    why_nobody,
+)
+from gerund.evaluation.systems.bm25 import BM25System
+from gerund.evaluation.systems.hybrid import HybridSystem
+from gerund.evaluation.systems.language_model import language_model_system
+from tests.evaluation.fakes import FakeEncoder
+from tests.evaluation.toys import ToyLikelihood, ToyTask
+from tests.tiny import save_tiny_t5
+
+
+@pytest.fixture(scope="module")
+def causal(tiny_folder):
+    return language_model_system("tiny", gerund.load(tiny_folder))
+
+
+@pytest.fixture(scope="module")
+def t5(tmp_path_factory):
+    return language_model_system("t5", gerund.load(save_tiny_t5(tmp_path_factory.mktemp("t5"))))
+
+
+def test_siblings_differ_in_what_they_can_do(causal, t5):
+    assert capabilities(causal) == list(CAPABILITIES)
+    assert capabilities(t5) == [Encodes, EncodesWords, Ranks, ScoresCandidates, Generates]
+    assert capabilities(BM25System()) == [Ranks, ScoresCandidates]
+    assert capabilities(HybridSystem(causal)) == [Ranks, ScoresCandidates]
+    assert capabilities(FakeEncoder("vectors")) == [Encodes, Ranks]
+
+
+def test_somebody_elses_system_takes_part_where_it_has_the_members():
+    class Lengths(System):
+        name = fingerprint = "lengths"
+
+        def describe(self):
+            return {"model": "lengths"}
+
+        def encode(self, texts, *, prompt=None, normalize=False, show=None):
+            return FakeEncoder("ones").encode(texts)
+
+    one = Lengths("lengths")
+    assert capabilities(one) == [Encodes]
+    with pytest.raises(ConfigError, match="can generate texts, and lengths can only encode whole texts"):
+        evaluate([one], [ToyTask(name="toy/one")])
+
+
+def test_systems_that_can_do_the_same_are_named_together(causal, t5):
+    found = why_nobody([BM25System(), HybridSystem(causal), t5], [HasLikelihoods, HasLikelihoods, Generates])
+    assert found == (
+        "these tasks need a system that can tell how probable a text is or generate texts, and bm25, tiny + BM25 can "
+        "only rank documents and score candidates; t5 can only encode whole texts, encode words, rank documents, score "
+        "candidates and generate texts"
+    )
+
+
+def test_one_that_can_is_enough(causal, t5):
+    done = evaluate([t5, causal, BM25System()], [ToyLikelihood(name="toy-likelihood/one")])
+    assert [result.system for result in done.results] == ["tiny"]
+
+
+def test_a_hybrid_of_vectors_alone_takes_no_scorer():
+    one = HybridSystem(FakeEncoder("vectors"))
+    assert one.find_scorer("", seed=0) is None
+    with pytest.raises(ConfigError, match="takes no scorer such as pmi"):
+        one.find_scorer("pmi", seed=0)

@@ -1,0 +1,54 @@
+"""Ways to read a model, as they are spelled on the command line."""
+
+import pytest
+
+from gerund.attention.plan import AttentionPlan
+from gerund.config import EncoderConfig
+from gerund.errors import ConfigError
+from gerund.evaluation.encoder_configs import label_of, parse_encoder_config
+from gerund.evaluation.systems.selection import distinct
+
+OWN = EncoderConfig(AttentionPlan("mask0-bidir", k=3), pooling="weighted-mean", prompt="own: ")
+
+
+def test_what_is_left_out_is_the_models_own():
+    config = parse_encoder_config("mask0-bidir", OWN)
+    assert config == OWN
+    other = parse_encoder_config("inplace-back:k=2", OWN)
+    assert other.attention == AttentionPlan("inplace-back", k=2)
+    assert (other.pooling, other.prompt) == ("weighted-mean", "own: ")
+
+
+def test_every_setting():
+    text = "mask0+bidir:k=4,k0=2,sink_tokens=2,pooling=last,append_eos=true,prompt=A query, with a comma: "
+    config = parse_encoder_config(text, OWN)
+    assert config.attention == AttentionPlan("mask0+bidir", k=4, k0=2, sink_tokens=2)
+    assert (config.pooling, config.append_eos, config.prompt) == ("last", True, "A query, with a comma: ")
+    assert parse_encoder_config("inter-back:k=1,combine=mean,variant=released", OWN).attention.variant == "released"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("mask1", "unknown attention plan 'mask1'"),
+        ("causal:poling=last", "unknown setting in 'causal:poling=last' 'poling'; valid are: k, k0"),
+        ("mask0-bidir:k=two", "k is a whole number, not 'two'"),
+        ("mask0-bidir:k", "'k' has no value"),
+        ("causal:append_eos=yes", "true or false"),
+        ("causal:pooling=max", "unknown pooling 'max'"),
+        ("causal:k=2", "takes no k"),
+    ],
+)
+def test_mistakes(text, message):
+    with pytest.raises(ConfigError, match=message):
+        parse_encoder_config(text, OWN)
+
+
+def test_labels_tell_configs_apart():
+    texts = ["causal", "echo", "causal:pooling=last", "causal:pooling=last,append_eos=true", "mask0-bidir:k=1",
+             "mask0-bidir:k=1,sink_tokens=2", "mask0+bidir:k=3,k0=1", "inter-back:k=1,combine=mean",
+             "causal:prompt=Say: "]  # fmt: skip
+    labels = [label_of(parse_encoder_config(text, EncoderConfig()), 4) for text in texts]
+    assert len(set(labels)) == len(texts)
+    assert labels[:2] == ["causal", "echo"]
+    assert distinct(["x", "y", "x", "x"]) == ["x", "y", "x (2)", "x (3)"]

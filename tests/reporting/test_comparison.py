@@ -1,0 +1,236 @@
+"""The comparison by hand: what is best, what means are over, which result counts, what the notes say."""
+
+import pytest
+
+from gerund.evaluation.task import Score
+from gerund.reporting.comparison import compare, shown
+from tests.reporting.results import SETTINGS, made, several
+
+
+def row_of(comparison, task):
+    return next(row for row in comparison.rows if row.task == task)
+
+
+def numbers(row):
+    return [None if cell is None else cell.shown for cell in row.cells]
+
+
+def best(row):
+    return [cell is not None and cell.best for cell in row.cells]
+
+
+def group_of(comparison, kind):
+    return next(group for section in comparison.sections for group in section.groups if group.kind == kind)
+
+
+def test_rows_columns_and_sections():
+    comparison = compare(several())
+    assert [column.label for column in comparison.columns] == ["causal", "mask0-bidir k=2", "other: causal", "bm25"]
+    assert [column.only_ranks for column in comparison.columns] == [False, False, False, True]
+    assert [(section.side, [group.kind for group in section.groups]) for section in comparison.sections] == [
+        ("representation", ["sts", "retrieval", "classification"]),
+        ("tokens", ["ner"]),
+        ("generation", ["perplexity", "writing"]),
+    ]
+    assert [row.title for row in comparison.sections[0].groups[0].rows] == ["one", "two"]
+    assert numbers(row_of(comparison, "classification/one")) == ["60.00", "65.00", None, None]
+    assert comparison.columns[0].seconds == pytest.approx(8 * 1.5)
+    assert len(comparison.results) == len(several())
+
+
+def test_sides_stand_in_one_order_whatever_came_first():
+    comparison = compare([made("perplexity/one", "a", 1.0), made("ner/one", "a", 0.5), made("sts/one", "a", 0.5)])
+    assert [section.side for section in comparison.sections] == ["representation", "tokens", "generation"]
+
+
+@pytest.mark.parametrize(
+    "task, values, expected",
+    [
+        ("sts/one", (0.1, 0.3, 0.2), [False, True, False]),
+        ("sts/one", (0.3, 0.1, 0.3), [True, False, True]),
+        # Printed alike is equally good.
+        ("sts/one", (0.30001, 0.1, 0.30002), [True, False, True]),
+        ("sts/one", (-0.1, -0.3, -0.2), [True, False, False]),
+        ("perplexity/one", (1.2, 1.1, 1.3), [False, True, False]),
+        ("infilling/one", (100.0, 20.0, 9.0), [False, False, True]),
+        # Where all are equal none is better than another.
+        ("sts/one", (0.2, 0.2, 0.2), [False, False, False]),
+    ],
+)
+def test_best(task, values, expected):
+    row = row_of(compare([made(task, name, value) for name, value in zip("abc", values, strict=True)]), task)
+    assert best(row) == expected
+
+
+def test_a_single_system_is_not_best():
+    assert best(row_of(compare([made("sts/one", "a", 0.5)]), "sts/one")) == [False]
+
+
+def test_a_missing_score_is_not_best():
+    comparison = compare([made("perplexity/one", "a", 2.0), made("perplexity/one", "b", 1.0), made("sts/x", "c", 0.1)])
+    assert best(row_of(comparison, "perplexity/one")) == [False, True, False]
+    assert numbers(row_of(comparison, "sts/x")) == [None, None, "10.00"]
+
+
+def test_the_newest_result_counts_whatever_its_place():
+    old = made("sts/one", "a", 0.1, date="2025-01-01T00:00:00+00:00")
+    new = made("sts/one", "a", 0.2, date="2025-01-02T00:00:00+00:00")
+    for results in ([old, new], [new, old]):
+        comparison = compare(results)
+        assert numbers(row_of(comparison, "sts/one")) == ["20.00"]
+        assert comparison.columns[0].seconds == 1.5
+    # Of two from the same second, the later in the list.
+    assert numbers(row_of(compare([new, made("sts/one", "a", 0.3, date=new.date)]), "sts/one")) == ["30.00"]
+
+
+def test_means_are_over_what_every_system_finished():
+    comparison = compare(several())
+    representation = comparison.sections[0]
+    # classification/one is not finished by all; BM25 keeps nothing out.
+    assert representation.mean.label == "mean of 4 of 5 tasks"
+    expected = [(0.41 + 0.30 + 0.20 + 0.10) / 4, (0.52 + 0.35 + 0.31 + 0.21) / 4, (0.52 + 0.40 + 0.30 + 0.20) / 4]
+    assert representation.mean.values[:3] == pytest.approx(expected)
+    assert representation.mean.values[3] is None
+    assert representation.mean.shown == ("25.25", "34.75", "35.50", "")
+    assert representation.mean.best == (False, False, True, False)
+
+
+def test_means_of_a_kind():
+    comparison = compare(several())
+    sts, retrieval, classification = (
+        group_of(comparison, kind).mean for kind in ("sts", "retrieval", "classification")
+    )
+    assert sts.shown == ("35.50", "43.50", "46.00", "")
+    assert sts.label == "mean of 2 tasks"
+    # BM25 finished all of this kind.
+    assert retrieval.shown == ("15.00", "26.00", "25.00", "57.00")
+    assert retrieval.best == (False, False, False, True)
+    # Who has no score of a kind keeps none of the others out.
+    assert classification.shown == ("60.00", "65.00", "", "")
+    assert classification.label == "mean of 1 task"
+
+
+def test_bm25_has_no_mean_of_what_it_did_not_finish():
+    results = [result for result in several() if (result.task, result.system) != ("retrieval/two", "bm25")]
+    assert group_of(compare(results), "retrieval").mean.shown == ("15.00", "26.00", "25.00", "")
+
+
+def test_without_a_common_task_means_are_blank_and_say_so():
+    comparison = compare([made("sts/one", "a", 0.1), made("sts/two", "b", 0.2)])
+    mean = comparison.sections[0].mean
+    assert mean.values == (None, None)
+    assert mean.shown == ("", "")
+    assert mean.best == (False, False)
+    assert mean.label == "mean: no task was finished by all alike"
+
+
+def test_perplexities_have_a_geometric_mean():
+    results = [made(f"infilling/{name}", "a", value) for name, value in (("one", 2.0), ("two", 8.0))]
+    mean = group_of(compare(results), "infilling").mean
+    assert mean.shown == ("4.00",)
+    assert mean.label == "geometric mean of 2 tasks"
+
+
+def test_different_units_have_no_mean():
+    generation = compare(several()).sections[2]
+    assert generation.mean is None
+    assert [group.mean.shown for group in generation.groups] == [
+        ("1.250", "1.250", "1.100", ""),
+        ("5.00", "5.00", "7.00", ""),
+    ]
+
+
+def test_notes_are_numbered_and_stand_with_what_they_are_about():
+    results = [
+        made("sts/one", "a", 0.1, notes=("Both know this", "Only a knows this.")),
+        made("sts/one", "b", 0.1, notes=("Both know this",)),
+        made("sts/two", "b", 0.1, notes=("Only a knows this.", "Twice!", "Twice!")),
+        made("sts/three", "b", 0.1),
+    ]
+    comparison = compare(results)
+    one, two = row_of(comparison, "sts/one"), row_of(comparison, "sts/two")
+    assert comparison.notes == ("Both know this.", "Only a knows this.", "Twice!")
+    assert (one.notes, [cell.notes for cell in one.cells]) == ((1,), [(2,), ()])
+    assert (two.notes, two.cells[1].notes) == ((2, 3), ())
+
+
+def test_limit_and_split_are_said():
+    config = {**SETTINGS, "limit": 200, "split": "validation"}
+    comparison = compare([made("sts/one", "a", 0.1, config=config), made("sts/two", "a", 0.1)])
+    assert comparison.notes == ("Scored on at most 200 examples.", "Scored on the validation split.")
+    assert (row_of(comparison, "sts/one").notes, row_of(comparison, "sts/two").notes) == ((1, 2), ())
+
+
+def test_what_holds_for_all_scores_is_said_once():
+    config = {**SETTINGS, "limit": 200}
+    results = [made(f"sts/{name}", "a", 0.1, config=config, notes=(name,)) for name in ("one", "two")]
+    comparison = compare(results)
+    assert comparison.remarks == ("Scored on at most 200 examples.",)
+    assert comparison.notes == ("one.", "two.")
+    assert [row.notes for row in comparison.rows] == [(1,), (2,)]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"config": {**SETTINGS, "limit": 10}},
+        {"config": {**SETTINGS, "split": "validation"}},
+        {"options": {"shots": 4}},
+        {"score": Score("else", {"else": 0.9})},
+    ],
+)
+def test_what_was_measured_otherwise_is_not_compared(changes):
+    results = [
+        made("sts/one", "a", 0.1),
+        made("sts/one", "b", 0.2, **changes),
+        made("sts/two", "a", 0.3),
+        made("sts/two", "b", 0.2),
+    ]
+    comparison = compare(results)
+    row = row_of(comparison, "sts/one")
+    assert not row.comparable
+    assert best(row) == [False, False]
+    assert "under different settings" in comparison.notes[row.notes[0] - 1]
+    assert group_of(comparison, "sts").mean.shown == ("30.00", "20.00")
+    assert group_of(comparison, "sts").mean.label == "mean of 1 of 2 tasks"
+
+
+def test_options_are_said_where_they_differ():
+    results = [made("sts/one", name, 0.1, options={"shots": shots}) for name, shots in (("a", 4), ("b", 8))]
+    comparison = compare(results)
+    assert [comparison.notes[cell.notes[0] - 1] for cell in row_of(comparison, "sts/one").cells] == [
+        "Options: shots=4.",
+        "Options: shots=8.",
+    ]
+
+
+def test_prompts_and_seeds_may_differ():
+    results = [made("sts/one", "a", 0.1), made("sts/one", "b", 0.2, config={**SETTINGS, "prompts": {"sts": "q"}})]
+    assert row_of(compare(results), "sts/one").comparable
+
+
+def test_spreads_are_printed_in_the_same_unit():
+    cell = row_of(compare([made("sts/one", "a", 0.5, spread=0.0123)]), "sts/one").cells[0]
+    assert (cell.shown, cell.spread, cell.value, cell.seconds) == ("50.00", "1.23", 0.5, 1.5)
+    assert row_of(compare([made("sts/one", "a", 0.5, spread=0.0)]), "sts/one").cells[0].spread == "0.00"
+
+
+@pytest.mark.parametrize(
+    "value, unit, expected",
+    [
+        (1.0, "percent", "100.00"),
+        (0.005, "fraction", "0.50"),
+        (99999.4, "perplexity", "99999.40"),
+        (123456.7, "perplexity", "1.23e+05"),
+        (7.0, "bits", "7.000"),
+        (-0.000001, "percent", "0.00"),
+        (-0.5, "percent", "-50.00"),
+    ],
+)
+def test_numbers_as_printed(value, unit, expected):
+    assert shown(value, unit) == expected
+
+
+def test_nothing_to_compare():
+    comparison = compare([])
+    assert (comparison.columns, comparison.sections, comparison.notes, comparison.remarks) == ((), (), (), ())
