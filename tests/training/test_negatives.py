@@ -11,7 +11,7 @@ from gerund.data.passages import cut_to_words
 from gerund.errors import ConfigError, DataError, OutputExistsError
 from gerund.inference.generate.like_length import fitting
 from gerund.scoring.registry import find_scorer
-from gerund.training.negatives import NegativesSettings, make_negatives
+from gerund.training.negatives import NegativesConfig, make_negatives
 from tests.cli.helpers import no_loading, run_cli
 
 SENTENCES = [" ".join([f"W{i}", *(["a"] * (1 + i % 5)), "in."]) for i in range(60)]
@@ -38,7 +38,7 @@ def rows(folder):
 def make(books, folder, lm=None, **changes):
     settings = {**SMALL, "generate": 0.0, "part_documents": 2, **changes}
     more = {name: settings.pop(name) for name in ("resume", "scorer") if name in settings}
-    return make_negatives([books], folder, NegativesSettings(**settings), lm=lm, **more)
+    return make_negatives([books], folder, NegativesConfig(**settings), lm=lm, **more)
 
 
 class TestPassages:
@@ -163,7 +163,7 @@ class TestCommandLine:
         assert ran.code == 0
         made = json.loads(ran.out)
         assert (made["passages"], made["short"]) == (12, 1)
-        settings = NegativesSettings(**SMALL, per_document=3, generate=1.0, sampling=Sampling(1.0, top_p=0.9))
+        settings = NegativesConfig(**SMALL, per_document=3, generate=1.0, sampling=Sampling(1.0, top_p=0.9))
         make_negatives([books], tmp_path / "other", settings, lm=lm)
         assert rows(tmp_path / "out") == rows(tmp_path / "other")
         ran = run_cli(
@@ -177,7 +177,7 @@ class TestCommandLine:
         options = ["--generate", 0, "--hard", 1, "--scorer", "overlap"]
         ran = run_cli("negatives", books.parent, "-o", tmp_path / "out" / "deep", "-m", tiny_folder, *options, *words)
         assert (ran.code, ran.err) == (0, "")
-        settings = NegativesSettings(**SMALL, per_document=2, generate=0.0, hard=1)
+        settings = NegativesConfig(**SMALL, per_document=2, generate=0.0, hard=1)
         make_negatives([books], tmp_path / "other", settings, scorer=find_scorer("overlap", lm))
         assert rows(tmp_path / "out" / "deep") == rows(tmp_path / "other")
 

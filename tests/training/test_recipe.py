@@ -6,7 +6,7 @@ import pytest
 
 from gerund.errors import ConfigError
 from gerund.training.recipe import load_recipe
-from gerund.training.shipped import shipped_recipes
+from gerund.training.recipe_files import bundled_recipes
 
 
 def test_reads_and_derives(settings, write_recipe):
@@ -17,8 +17,8 @@ def test_reads_and_derives(settings, write_recipe):
     assert recipe.optimizer.beta2 == 0.95
 
 
-@pytest.mark.parametrize("name", shipped_recipes())
-def test_shipped_recipes_are_valid(name):
+@pytest.mark.parametrize("name", bundled_recipes())
+def test_bundled_recipes_are_valid(name):
     load_recipe(name)
 
 
@@ -87,8 +87,8 @@ class TestMistakes:
                 "the objective mntp reads 'c'; data.sources has a, b",
             ),
             (
-                "objectives=[{kind: mntp, length: 16, mask_share: 0.95}]",
-                "mask_share and random_share together are more than 1",
+                "objectives=[{kind: mntp, length: 16, mask_fraction: 0.95}]",
+                "mask_fraction and random_fraction together are more than 1",
             ),
             ("objectives=[{kind: mntp, length: 16, min_words: 3}]", "min_words belongs to unit: sentences"),
             ("objectives=[{kind: msg, length: 16, shortest: 9, longest: 8}]", "shortest 9 is above longest 8"),

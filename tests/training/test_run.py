@@ -14,11 +14,11 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from gerund.errors import ConfigError, GerundError, OutputExistsError, ResourceError
-from gerund.training.checkpoints import newest_checkpoint
-from gerund.training.estimating import estimate
+from gerund.training.estimate import estimate
 from gerund.training.objectives.causal import CausalLosses
 from gerund.training.recipe import load_recipe
 from gerund.training.run import train
+from gerund.training.run_folder import newest_checkpoint
 from gerund.training.step import TrainingModule
 from gerund.training.trainer import GerundTrainer
 

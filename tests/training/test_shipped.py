@@ -7,11 +7,11 @@ import yaml
 
 from gerund.errors import ConfigError
 from gerund.training.recipe import load_recipe
-from gerund.training.shipped import find_recipe, shipped_recipes, text_files
+from gerund.training.recipe_files import bundled_recipes, find_recipe, text_files
 
 
 def test_every_recipe_says_what_it_is():
-    found = shipped_recipes()
+    found = bundled_recipes()
     assert {"unimae-default", "magnet-llama-2-7b", "llm2vec-mntp-default", "default-base"} <= set(found)
     assert all(summary.endswith(".") or summary.endswith(":") or len(summary) > 20 for summary in found.values())
     assert found["unimae-llama-3.2-1b"].startswith("UniMAE with the paper's settings (Appendix C.2)")

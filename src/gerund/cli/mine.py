@@ -78,7 +78,7 @@ def command(
         gerund mine baike.parquet -o pairs.parquet --language zh --threshold 40 --workers 8
     """
     from gerund.data.mining import MiningSettings, SymbolWeights, mine
-    from gerund.training.shipped import text_files
+    from gerund.training.recipe_files import text_files
 
     settings = MiningSettings(
         method=method,

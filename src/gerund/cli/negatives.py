@@ -77,12 +77,12 @@ def command(
     from gerund.scoring.likelihood import MEASURES
     from gerund.scoring.registry import check_scorer, find_scorer, fixed_scorer
     from gerund.scoring.words import OverlapScorer
-    from gerund.training.negatives import NegativesSettings, make_negatives
-    from gerund.training.shipped import text_files
+    from gerund.training.negatives import NegativesConfig, make_negatives
+    from gerund.training.recipe_files import text_files
 
     drawn = temperature is not None or top_p is not None or top_k is not None or typical_p is not None
     sampling = options.sampling_of(temperature, top_p, top_k, typical_p, None) if drawn else Sampling(1.0, top_p=0.9)
-    settings = NegativesSettings(
+    settings = NegativesConfig(
         clean=clean,
         prefix_words=prefix_words,
         fewest_words=fewest_words,

@@ -18,12 +18,12 @@ def command(
 
         gerund recipes unimae-default > mine.yaml
     """
-    from gerund.training.shipped import find_recipe, shipped_recipes
+    from gerund.training.recipe_files import bundled_recipes, find_recipe
 
     if name is not None:
         typer.echo(find_recipe(name).read_text("utf-8"), nl=False)
         return
-    found = shipped_recipes()
+    found = bundled_recipes()
     if as_json:
         typer.echo(json.dumps(found, indent=1))
         return

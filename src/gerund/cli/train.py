@@ -55,7 +55,7 @@ def command(
 
     settings = load_recipe(recipe, overrides, texts=texts)
     if dry_run:
-        from gerund.training.estimating import estimate
+        from gerund.training.estimate import estimate
 
         found = estimate(settings)
         if as_json:

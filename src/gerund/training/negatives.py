@@ -31,7 +31,7 @@ PARTS = "part-*.jsonl"
 
 
 @dataclass(frozen=True, kw_only=True)
-class NegativesSettings:
+class NegativesConfig:
     """What is made."""
 
     clean: str = "none"
@@ -93,7 +93,7 @@ class Made:
 def make_negatives(
     files: Sequence[Path],
     folder: Path,
-    settings: NegativesSettings,
+    settings: NegativesConfig,
     *,
     lm: LanguageModel | None = None,
     scorer: Scorer | None = None,
@@ -162,7 +162,7 @@ class _Maker:
     """Makes the rows of a few documents."""
 
     def __init__(
-        self, settings: NegativesSettings, lm: LanguageModel | None, scorer: Scorer | None, batch_size: int
+        self, settings: NegativesConfig, lm: LanguageModel | None, scorer: Scorer | None, batch_size: int
     ) -> None:
         self.settings, self.lm, self.scorer, self.batch_size = settings, lm, scorer, batch_size
 
@@ -220,7 +220,7 @@ class _Maker:
 def _prepare(
     files: Sequence[Path],
     folder: Path,
-    settings: NegativesSettings,
+    settings: NegativesConfig,
     lm: LanguageModel | None,
     scorer: Scorer | None,
     *,
