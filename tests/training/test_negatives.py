@@ -144,7 +144,7 @@ def test_texts_are_cut_at_sentences():
     [
         ({"generate": 0.5}, ConfigError, "generated continuations need a model"),
         ({"hard": 2}, ConfigError, "hard negatives need a scorer"),
-        ({"generate": 1.5}, ConfigError, "no share between 0 and 1"),
+        ({"generate": 1.5}, ConfigError, "no fraction between 0 and 1"),
         ({"per_document": 0}, ConfigError, "per_document=0 is below 1"),
         ({"fewest_words": 20}, ConfigError, "none are so long"),
         ({"prefix_words": 0}, ConfigError, "leaves no prefix"),
@@ -187,7 +187,7 @@ class TestCommandLine:
             (["--hard", 3], "--hard and --scorer belong together"),
             (["--scorer", "pmi"], "--hard and --scorer belong together"),
             (["--batch-size", 0], "batch_size=0"),
-            (["--generate", 2], "no share"),
+            (["--generate", 2], "no fraction"),
             (["--hard", 1, "--scorer", "pmy"], "unknown scorer 'pmy'"),
         ],
     )

@@ -1,4 +1,4 @@
-"""``gerund recipes``: the trainings that come inside."""
+"""``gerund recipes``: the bundled trainings."""
 
 import json
 from typing import Annotated
@@ -10,7 +10,7 @@ def command(
     name: Annotated[str | None, typer.Argument(help="Print this recipe's YAML.", show_default=False)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print names and descriptions as JSON.")] = False,
 ) -> None:
-    """List the recipes that come inside, or print one to start from.
+    """List the bundled recipes, or print one to start from.
 
     For example:
 

@@ -10,7 +10,7 @@ import typer
 
 def command(
     recipe: Annotated[
-        str, typer.Argument(help="A YAML file, or the name of a recipe inside (gerund recipes).", show_default=False)
+        str, typer.Argument(help="A YAML file, or the name of a bundled recipe (gerund recipes).", show_default=False)
     ],
     overrides: Annotated[
         list[str] | None,

@@ -46,13 +46,13 @@ class NegativesConfig:
     per_document: int | None = None
     """Passages of a document at most; None for one from every sentence on."""
     generate: float = 0.5
-    """Share of the passages that get a generated continuation; the paper's other half trained its generator."""
+    """Fraction of the passages that get a generated continuation; the paper's other half trained its generator."""
     hard: int = 0
     """Stretches of the same document that a scorer takes for continuations most (appendix C.1)."""
     sampling: Sampling = field(default_factory=lambda: Sampling(temperature=1.0, top_p=0.9))
-    """How continuations are drawn."""
+    """How continuations are sampled."""
     seed: int = 0
-    """Decides passages and draws."""
+    """Determines passages and samples."""
     part_documents: int = 16
     """Documents of a part."""
 
@@ -64,7 +64,7 @@ class NegativesConfig:
         if self.prefix_words < 1:
             raise ConfigError(f"prefix_words={self.prefix_words} leaves no prefix")
         if not 0 <= self.generate <= 1:
-            raise ConfigError(f"generate={self.generate} is no share between 0 and 1")
+            raise ConfigError(f"generate={self.generate} is no fraction between 0 and 1")
         for name, least in (("per_document", 1), ("hard", 0), ("part_documents", 1)):
             value = getattr(self, name)
             if value is not None and value < least:
@@ -93,7 +93,7 @@ class Made:
 def make_negatives(
     files: Sequence[Path],
     folder: Path,
-    settings: NegativesConfig,
+    config: NegativesConfig,
     *,
     lm: LanguageModel | None = None,
     scorer: Scorer | None = None,
@@ -110,7 +110,7 @@ def make_negatives(
     Args:
         files: the documents, in the formats of ``gerund.data.corpus``.
         folder: where to; made.
-        settings: what is made.
+        config: what is made.
         lm: writes continuations; not needed where none are.
         scorer: finds hard ones; not needed where there are none.
         text_column: column or field that holds the text.
@@ -123,22 +123,22 @@ def make_negatives(
         DataError: a file is malformed, or no document is long enough.
         OutputExistsError: there is something already, and it is not to be resumed.
     """
-    if settings.generate and lm is None:
+    if config.generate and lm is None:
         raise ConfigError("generated continuations need a model; name one, or set generate to 0")
-    if settings.hard and scorer is None:
+    if config.hard and scorer is None:
         raise ConfigError("hard negatives need a scorer; name one, or set hard to 0")
-    _prepare(files, folder, settings, lm, scorer, resume=resume)
+    _prepare(files, folder, config, lm, scorer, resume=resume)
     documents = read_documents(files, text_column=text_column)
     made = Made(0, 0, 0, 0, 0)
     with progress(None, "making passages", show=show) as advance:
-        for number, part in enumerate(iter(lambda: list(islice(documents, settings.part_documents)), [])):
+        for number, part in enumerate(iter(lambda: list(islice(documents, config.part_documents)), [])):
             path = folder / f"part-{number:05}.jsonl"
             if path.is_file():
                 rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
             else:
-                first = number * settings.part_documents
-                maker = _Maker(settings, lm, scorer, batch_size)
-                texts = [clean_text(one.text, settings.clean) for one in part]
+                first = number * config.part_documents
+                maker = _Maker(config, lm, scorer, batch_size)
+                texts = [clean_text(one.text, config.clean) for one in part]
                 rows = list(maker.rows([(first + place, text) for place, text in enumerate(texts)]))
                 write_whole(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
             used = {row["document"] for row in rows}
@@ -152,8 +152,8 @@ def make_negatives(
             advance(len(part))
     if not made.passages:
         raise DataError(
-            f"no document is long enough for a prefix of {settings.prefix_words // 2} to {settings.prefix_words} words "
-            f"and a continuation of {settings.fewest_words}; choose smaller ones"
+            f"no document is long enough for a prefix of {config.prefix_words // 2} to {config.prefix_words} words "
+            f"and a continuation of {config.fewest_words}; choose smaller ones"
         )
     return made
 
@@ -162,22 +162,22 @@ class _Maker:
     """Makes the rows of a few documents."""
 
     def __init__(
-        self, settings: NegativesConfig, lm: LanguageModel | None, scorer: Scorer | None, batch_size: int
+        self, config: NegativesConfig, lm: LanguageModel | None, scorer: Scorer | None, batch_size: int
     ) -> None:
-        self.settings, self.lm, self.scorer, self.batch_size = settings, lm, scorer, batch_size
+        self.config, self.lm, self.scorer, self.batch_size = config, lm, scorer, batch_size
 
     def rows(self, documents: Sequence[tuple[int, str]]) -> Iterator[dict[str, object]]:
         """Yield a row for each passage, in order."""
-        own = self.settings
+        own = self.config
         rows: list[dict[str, object]] = []
         continued: list[tuple[int, Passage]] = []
         for number, text in documents:
-            draw = np.random.default_rng([own.seed, number])
+            rng = np.random.default_rng([own.seed, number])
             sentences = split_sentences(text)
             passages = draw_passages(
                 text,
                 sentences,
-                draw,
+                rng,
                 count=own.per_document,
                 prefix_words=own.prefix_words,
                 continuation_words=(own.fewest_words, own.most_words),
@@ -186,8 +186,8 @@ class _Maker:
                 row: dict[str, object] = {"document": number, "prefix": passage.prefix}
                 row["continuation"] = passage.continuation
                 if own.hard:
-                    row["hard"] = self._hard(text, sentences, passage, draw)
-                if draw.random() < own.generate:
+                    row["hard"] = self._hard(text, sentences, passage, rng)
+                if rng.random() < own.generate:
                     continued.append((len(rows), passage))
                 rows.append(row)
         if continued and self.lm is not None:
@@ -196,11 +196,11 @@ class _Maker:
                 rows[place]["generated"] = [text] if text else []
         yield from rows
 
-    def _hard(self, text: str, sentences: Sequence[Sentence], passage: Passage, draw: np.random.Generator) -> list[str]:
+    def _hard(self, text: str, sentences: Sequence[Sentence], passage: Passage, rng: np.random.Generator) -> list[str]:
         """Return the stretches of the document that the scorer likes best."""
         assert self.scorer is not None
-        pool = inbook_negatives(text, sentences, passage, POOL, draw)
-        return hardest(self.scorer, passage.prefix, pool, self.settings.hard)
+        pool = inbook_negatives(text, sentences, passage, POOL, rng)
+        return hardest(self.scorer, passage.prefix, pool, self.config.hard)
 
     def _generated(self, passages: Sequence[Passage], number: int) -> list[str]:
         """Return a continuation of each prefix, of about as many words as the true one; blank where none came."""
@@ -210,9 +210,9 @@ class _Maker:
             self.lm.tokenizer,
             [one.prefix for one in passages],
             [" " + one.continuation for one in passages],
-            self.settings.sampling,
+            self.config.sampling,
             batch_size=self.batch_size,
-            key=(self.settings.seed, number),
+            key=(self.config.seed, number),
         )
         return [cut_to_words(text, one.words) for text, one in zip(raw, passages, strict=True)]
 
@@ -220,7 +220,7 @@ class _Maker:
 def _prepare(
     files: Sequence[Path],
     folder: Path,
-    settings: NegativesConfig,
+    config: NegativesConfig,
     lm: LanguageModel | None,
     scorer: Scorer | None,
     *,
@@ -230,10 +230,10 @@ def _prepare(
     for path in files:
         if not path.is_file():
             raise DataError(f"{path}: no such file")
-    content = asdict(settings) | {
+    content = asdict(config) | {
         "files": [[path.name, _digest(path)] for path in files],
-        "model": lm.fingerprint() if lm is not None and settings.generate else None,
-        "scorer": scorer.name if scorer is not None and settings.hard else None,
+        "model": lm.fingerprint() if lm is not None and config.generate else None,
+        "scorer": scorer.name if scorer is not None and config.hard else None,
     }
     content = json.loads(json.dumps(content))
     path = folder / SETTINGS_FILE

@@ -73,7 +73,7 @@ class TokenizerConfig(Section):
     vocab_size: int = Field(default=8192, ge=272)
     """Number of tokens of a trained tokenizer."""
     sample_mb: float = Field(default=36.0, gt=0)
-    """Megabytes of text to train it on, shared between the sources by weight."""
+    """Megabytes of text to train it on, divided between the sources by weight."""
     max_length: int = Field(default=1024, ge=1)
     """What a trained tokenizer reports as ``model_max_length``."""
 
@@ -295,7 +295,7 @@ def load_recipe(recipe: str | Path, overrides: list[str] | None = None, *, texts
     """Read a recipe and apply ``key=value`` overrides.
 
     Args:
-        recipe: A YAML file, or the name of a recipe that comes inside, such as ``unimae-default``.
+        recipe: A YAML file, or the name of a bundled recipe, such as ``unimae-default``.
         overrides: Such as ``optimizer.learning_rate=0.001``. In a list a number, or the item's ``kind`` or ``name``,
             says which item is meant, as in ``data.sources.0.weight=2`` or ``objectives.mntp.rate=0.3``. Values are
             read as YAML.
@@ -323,7 +323,7 @@ def _check_texts(recipe: Recipe, texts: list[Path], name: str) -> None:
     """Refuse texts that the recipe does not read, and an output that would be taken for texts the next time."""
     if not any(objective.reads_sources for objective in recipe.objectives):
         raise ConfigError(
-            f"{name} reads pairs and no texts; give data.folder or an objective's pairs.files, not --texts"
+            f"{name} reads pairs and no texts; give data.folder or its objective's own files, not --texts"
         )
     output = recipe.output.resolve()
     for path in texts:

@@ -4,6 +4,7 @@ Knows: bundled recipes, YAML, dotted keys, pydantic's errors, files of texts. Do
 """
 
 import difflib
+import os
 import re
 import typing
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,6 +18,12 @@ from gerund.data.corpus import FORMATS
 from gerund.errors import ConfigError
 
 _FOLDER = Path(__file__).parent.parent / "assets" / "recipes"
+
+# What the kernel shows as files.
+_KERNEL_FOLDERS = (Path("/proc"), Path("/sys"), Path("/dev"))
+
+# Levels of nesting; a recipe has six.
+_DEEPEST = 64
 
 # For each base class whose place several classes may take, those classes.
 Unions = Mapping[type[BaseModel], Sequence[type[BaseModel]]]
@@ -33,17 +40,17 @@ def bundled_recipes() -> dict[str, str]:
 
 
 def find_recipe(recipe: str | Path) -> Path:
-    """Return the file of a recipe: a path, or the name of one that comes inside.
+    """Return the file of a recipe: a path, or the name of a bundled one.
 
     Raises:
         ConfigError: There is neither such a file nor such a name.
     """
-    path, inside = Path(recipe), _FOLDER / f"{recipe}.yaml"
+    path, bundled = Path(recipe), _FOLDER / f"{recipe}.yaml"
     if path.is_file() or path.name != str(recipe) or path.suffix in (".yaml", ".yml"):
         # A path that leads nowhere is refused where the file is read.
         return path
-    if inside.is_file():
-        return inside
+    if bundled.is_file():
+        return bundled
     names = [file.stem for file in sorted(_FOLDER.glob("*.yaml"))]
     close = difflib.get_close_matches(str(recipe), names, n=3)
     hint = f"did you mean {' or '.join(close)}?" if close else "`gerund recipes` lists those inside"
@@ -51,7 +58,7 @@ def find_recipe(recipe: str | Path) -> Path:
 
 
 def made_by(model: str | Path) -> str:
-    """Return what makes a model that is not there, as the end of a sentence; empty where no recipe inside does.
+    """Return what makes a model that is not there, as the end of a sentence; empty where no bundled recipe does.
 
     >>> made_by("runs/default-base/model")
     '; `gerund train default-base output=runs/default-base` makes it'
@@ -108,7 +115,19 @@ def explain(problem: Any, root: type[BaseModel], unions: Unions) -> str:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML's safe loader, except that ``1e-3`` is a number, as it is everywhere but in YAML 1.1."""
+    """YAML's safe loader with bounded depth, and ``1e-3`` is a number, as it is everywhere but in YAML 1.1."""
+
+    depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        """Return the next node, unless it lies so deep that reading it would exhaust the stack."""
+        self.depth += 1
+        if self.depth > _DEEPEST:
+            raise yaml.YAMLError(f"nested more than {_DEEPEST} levels deep")
+        try:
+            return super().compose_node(parent, index)
+        finally:
+            self.depth -= 1
 
 
 _Loader.add_implicit_resolver(
@@ -201,24 +220,49 @@ def text_files(paths: list[Path]) -> list[Path]:
     """Return these files, and for a folder all files of texts in it and below it, sorted.
 
     Raises:
-        ConfigError: A path is not there, or a folder has no file of texts.
+        ConfigError: A path is not there or cannot be read, a folder has no file of texts, or it is a whole file system.
     """
     found: list[Path] = []
     for path in paths:
+        try:
+            path.stat()
+        except FileNotFoundError:
+            raise ConfigError(f"{path}: no such file or folder") from None
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
         if path.is_dir():
-            inside = sorted(file for file in path.rglob("*") if file.is_file() and _is_text(file))
+            inside = sorted(_texts_below(path))
             if not inside:
                 raise ConfigError(f"{path}: no file of texts in it; their endings are {', '.join(FORMATS)}")
             found += inside
         elif path.is_file():
             found.append(path)
         else:
-            raise ConfigError(f"{path}: no such file or folder")
+            raise ConfigError(f"{path}: neither a file nor a folder")
+    for file in found:
+        if not os.access(file, os.R_OK):
+            raise ConfigError(f"{file}: cannot be read (permission denied)")
     return [file.absolute() for file in found]
 
 
-def _is_text(file: Path) -> bool:
-    return file.name.lower().endswith(FORMATS) and not file.name.startswith(".")
+def _texts_below(folder: Path) -> Iterator[Path]:
+    """Yield the files of texts in a folder and below it; links to folders are not followed."""
+    own = folder.resolve()
+    if own in (Path(own.anchor), *_KERNEL_FOLDERS):
+        raise ConfigError(f"{folder}: these are the files of the whole system; name a folder of texts")
+
+    def refuse(error: OSError) -> None:
+        if not isinstance(error, FileNotFoundError):  # one that has just been removed
+            raise ConfigError(f"{error.filename}: cannot be read ({error.strerror})") from error
+
+    for place, folders, names in os.walk(folder, onerror=refuse):
+        # What lies there is made up by the kernel, without an end.
+        folders[:] = [name for name in folders if Path(place, name) not in _KERNEL_FOLDERS]
+        yield from (Path(place, name) for name in names if _is_text(name) and Path(place, name).is_file())
+
+
+def _is_text(name: str) -> bool:
+    return name.lower().endswith(FORMATS) and not name.startswith(".")
 
 
 def _first_sentence(text: str) -> str:

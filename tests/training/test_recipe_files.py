@@ -1,5 +1,8 @@
 """Recipes are found by name, and a user's own texts take the place of theirs."""
 
+import os
+import socket
+import time
 from pathlib import Path
 
 import pytest
@@ -63,6 +66,51 @@ class TestOwnTexts:
             text_files([tmp_path / "absent"])
         with pytest.raises(ConfigError, match=r"no file of texts in it; their endings are \.jsonl"):
             text_files([tmp_path])
+
+    @pytest.mark.parametrize("folder", ["/", "/proc", "/sys"])
+    def test_the_files_of_the_whole_system_are_refused_at_once(self, folder):
+        start = time.perf_counter()
+        with pytest.raises(ConfigError, match=f"^{folder}: these are the files of the whole system; name a folder"):
+            text_files([Path(folder)])
+        assert time.perf_counter() - start < 1
+
+    def test_a_link_to_the_whole_system_is_not_followed(self, tmp_path):
+        (tmp_path / "all").symlink_to("/")
+        (tmp_path / "a.txt").touch()
+        assert text_files([tmp_path]) == [tmp_path / "a.txt"]
+        with pytest.raises(ConfigError, match="the files of the whole system"):
+            text_files([tmp_path / "all"])
+
+    def test_sockets_and_pipes_are_no_texts(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)  # a socket's path is short
+        os.mkfifo("pipe.txt")
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind("socket.txt")
+            for name in ("pipe.txt", "socket.txt"):
+                with pytest.raises(ConfigError, match=rf"{name}: neither a file nor a folder"):
+                    text_files([Path(name)])
+            with pytest.raises(ConfigError, match="no file of texts in it"):
+                text_files([tmp_path])
+
+    def test_what_cannot_be_read_is_said_before_anything_starts(self, tmp_path, monkeypatch):
+        (tmp_path / "a.txt").touch()
+        # Whoever runs the tests may be allowed to read everything.
+        monkeypatch.setattr(os, "access", lambda path, mode: False)
+        with pytest.raises(ConfigError, match=r"a\.txt: cannot be read \(permission denied\)"):
+            text_files([tmp_path])
+
+    def test_a_folder_that_cannot_be_read_is_not_passed_over(self, tmp_path, monkeypatch):
+        def walk(folder, onerror):
+            onerror(PermissionError(13, "Permission denied", str(tmp_path / "locked")))
+
+        monkeypatch.setattr(os, "walk", walk)
+        with pytest.raises(ConfigError, match=r"locked: cannot be read \(Permission denied\)"):
+            text_files([tmp_path])
+
+    @pytest.mark.parametrize("name", ["a" * 300, "nul\0.txt"])
+    def test_impossible_paths(self, name):
+        with pytest.raises(ConfigError, match="cannot be read"):
+            text_files([Path(name)])
 
     def test_are_refused_where_pairs_are_read(self, tmp_path):
         (tmp_path / "a.txt").touch()
