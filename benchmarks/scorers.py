@@ -19,7 +19,7 @@ from gerund.entry import load
 from gerund.evaluation.contender import BM25
 from gerund.evaluation.registry import select, with_options
 from gerund.language_model import LanguageModel
-from gerund.training.negatives import NegativesSettings, make_negatives
+from gerund.training.negatives import NegativesConfig, make_negatives
 from results import Cell, Column, Row, Table
 
 DOCUMENTS, A_DOCUMENT = 64, 64
@@ -67,7 +67,7 @@ def passages_in(options: Any, *, longer: bool = False) -> Path:
         # Every second book: the corpus goes by author.
         found = [one.text for one in read_documents([data / "lm" / "books.train.jsonl.xz"])][: 2 * documents : 2]
         books.write_text("".join(json.dumps({"text": text}) + "\n" for text in found), "utf-8")
-    settings = NegativesSettings(
+    settings = NegativesConfig(
         clean="gutenberg",
         prefix_words=PREFIX_WORDS,
         most_words=WORDS,
