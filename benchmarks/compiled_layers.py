@@ -16,10 +16,10 @@ from gerund.attention import interface
 from gerund.attention.streams import decoder_layers
 from gerund.inference.encode.runtime import EncoderRuntime, hidden_states
 from gerund.models.pooling import pool
-from gerund.training.compiling import compile_layers
 from gerund.training.losses.contrastive import info_nce
+from gerund.training.machine import compile_layers, uses_bf16
 from gerund.training.recipe import load_recipe
-from gerund.training.subject import prepare_subject, uses_bf16
+from gerund.training.trainable_model import prepare_model
 from results import Column, Table
 
 FUSED, PLAIN, COMPILED = SYSTEMS = ("transformers' fused kernel", "plain products", "compiled layers")
@@ -58,7 +58,7 @@ def main(argv: list[str] | None = None) -> None:
     options = harness.parse(parser, argv, quick={"tokens": 256, "lengths": "32", "not_compiled": True})
     systems = SYSTEMS[:2] if options.not_compiled else SYSTEMS
     recipe = load_recipe("magnet-default")
-    trainable, bf16 = prepare_subject(recipe, write=False), uses_bf16(recipe)
+    trainable, bf16 = prepare_model(recipe, write=False), uses_bf16(recipe)
     runtime, model = trainable.runtime, trainable.model.train()
     rows, checks = [], []
     for length in map(int, options.lengths.split(",")):

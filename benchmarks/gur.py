@@ -22,11 +22,11 @@ from gerund.evaluation.systems.base import Ranks
 from gerund.evaluation.systems.bm25 import BM25
 from gerund.evaluation.systems.hybrid import HYBRID
 from gerund.models.encoder_decoder import is_encoder_decoder
-from gerund.training.building import CorpusTexts, build_objectives
 from gerund.training.corpus.sources import Sources
+from gerund.training.objectives.registry import prepare_objectives
 from gerund.training.recipe import load_recipe
 from gerund.training.step import TrainingModule, evaluate_batches
-from gerund.training.subject import prepare_subject
+from gerund.training.trainable_model import prepare_model
 from results import Cell, Column, Row, Table
 
 T5, DEFAULT = "T5", "default"
@@ -115,8 +115,8 @@ def span_loss(model: Path, data: Path, work: Path) -> float:
     overrides = ["model.config=null", "tokenizer=null", f"model.base={model}", f"data.folder={data / 'lm'}"]
     overrides += [f"data.cache={work / 'cache'}", "data.validation_tokens=65536", f"output={work / 'none'}"]
     recipe = load_recipe("t5-default-base", overrides)
-    trainable = prepare_subject(recipe, write=False)
-    [objective] = build_objectives(recipe, trainable, CorpusTexts(Sources(recipe, trainable.tokenizer)))
+    trainable = prepare_model(recipe, write=False)
+    [objective] = prepare_objectives(recipe, trainable, Sources(recipe, trainable.tokenizer))
     module = TrainingModule(trainable.model, {objective.name: objective.losses}).eval()
     [(batches, count)] = objective.validation.values()
     rows = objective.config.batch_size

@@ -15,13 +15,13 @@ import torch
 
 import harness
 from gerund.data.mining import MiningConfig, mine
-from gerund.training.building import CorpusTexts, build_objectives
-from gerund.training.compiling import compile_layers
 from gerund.training.corpus.sources import Sources
-from gerund.training.objectives import contrastive
+from gerund.training.losses import vectors
+from gerund.training.machine import compile_layers, uses_bf16
+from gerund.training.objectives.registry import prepare_objectives
 from gerund.training.recipe import load_recipe
 from gerund.training.step import StepData, TrainingModule, run_step
-from gerund.training.subject import prepare_subject, uses_bf16
+from gerund.training.trainable_model import prepare_model
 from inputs import DEMO
 
 PADDED, BY_LENGTH = SYSTEMS = ("one padded pass", "passes by length")
@@ -57,17 +57,17 @@ def compare(options: Any, source: list[str]) -> None:
         overrides.append("precision=fp32")
     recipe = load_recipe("default-encoder", overrides)
     torch.manual_seed(0)
-    trainable, bf16 = prepare_subject(recipe, write=False), uses_bf16(recipe)
-    objectives = build_objectives(recipe, trainable, CorpusTexts(Sources(recipe, trainable.tokenizer, print)))
+    trainable, bf16 = prepare_model(recipe, write=False), uses_bf16(recipe)
+    objectives = prepare_objectives(recipe, trainable, Sources(recipe, trainable.tokenizer, print))
     module = TrainingModule(trainable.model, {one.name: one.losses for one in objectives}, bf16=bf16).train()
     if not options.plain:
         compile_layers(trainable.model)
     data = StepData(objectives, steps=options.steps)
     items = [data[number] for number in range(options.steps)]
-    own = contrastive.passes_may_differ
+    own = vectors.passes_may_differ
 
     def choose(system: str, _round: int = 0) -> None:
-        contrastive.passes_may_differ = lambda _model: system == BY_LENGTH
+        vectors.passes_may_differ = lambda _model: system == BY_LENGTH
 
     def step(inputs: dict[str, Any]) -> float:
         module.zero_grad(set_to_none=True)
@@ -87,7 +87,7 @@ def compare(options: Any, source: list[str]) -> None:
     rounds = harness.alternate(
         dict.fromkeys(SYSTEMS, lambda: [step(inputs) for inputs in items]), options.rounds, prepare=choose
     )
-    contrastive.passes_may_differ = own
+    vectors.passes_may_differ = own
     caption = f"{options.steps} contrastive steps of the recipe `default-encoder`, {'bf16' if bf16 else 'fp32'}."
     table = rounds.table("steps", caption, base=PADDED, checks=[check])
     harness.report(options, __file__, [table], tokens=tokens, tokens_with_padding=padded)

@@ -12,11 +12,11 @@ import torch
 from torch import nn
 
 import harness
-from gerund.training.building import build_objectives
-from gerund.training.estimating import RandomTexts
+from gerund.training.estimate import RandomTexts
 from gerund.training.objectives.hybrid import HybridLosses
+from gerund.training.objectives.registry import prepare_objectives
 from gerund.training.recipe import load_recipe
-from gerund.training.subject import prepare_subject
+from gerund.training.trainable_model import prepare_model
 
 RECIPE = "magnet-default"
 ONE, TWO = "one pass", "two passes"
@@ -43,9 +43,9 @@ def main(argv: list[str] | None = None) -> None:
         for name, value in (("batch_size", options.texts), ("length", options.length))
     ]
     recipe = load_recipe(RECIPE, [*sizes, "objectives.sscl.weight=0", "precision=fp32"])
-    trainable = prepare_subject(recipe, write=False)
+    trainable = prepare_model(recipe, write=False)
     vocabulary = trainable.model.get_input_embeddings().num_embeddings
-    [objective] = build_objectives(recipe, trainable, RandomTexts(vocabulary))
+    [objective] = prepare_objectives(recipe, trainable, RandomTexts(vocabulary))
     batch = objective.batches.make(0, 0, options.texts)
     model, both = trainable.model, objective.losses
     assert isinstance(both, HybridLosses)

@@ -16,7 +16,6 @@ from docstrings import as_markdown
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-_COMMON = "ObjectiveConfig"
 _WORDS = {"int": "number", "float": "number", "bool": "true, false", "str": "text", "Path": "path"}
 _HEAD = ["| setting | value | default | meaning |", "|---|---|---|---|"]
 
@@ -33,31 +32,22 @@ def recipe_tables() -> str:
 
 def objective_tables() -> str:
     """Return a table for what all objectives have, and for each objective what is its own."""
-    from gerund.training.recipe import Recipe
+    from gerund.training.objectives.base import ObjectiveConfig
+    from gerund.training.objectives.registry import OBJECTIVES
 
-    base = Recipe.__mro__[1]
-    kinds = {_kind(section): section for section in _below(base) if "kind" in section.model_fields}
-    [common] = {own for section in kinds.values() for own in section.__mro__ if own.__name__ == _COMMON}
-    lines = ["## Every objective", "", *_table(common), ""]
+    kinds = {section.name(): section for section in OBJECTIVES}
+    lines = ["## Every objective", "", *_table(ObjectiveConfig), ""]
     for kind, section in sorted(kinds.items()):
         shared = {
-            name for name, field in common.model_fields.items() if section.model_fields[name].default == field.default
+            name
+            for name, field in ObjectiveConfig.model_fields.items()
+            if section.model_fields[name].default == field.default
         }
         lines += [f"## {kind}", "", _summary(section), "", *_table(section, without={*shared, "kind"}), ""]
         for name, field in section.model_fields.items():
             if inner := _section_in(field.annotation):
                 lines += [f"`{name}` has the settings:", "", *_table(inner), ""]
     return "\n".join(lines)
-
-
-def _kind(section: type[BaseModel]) -> str:
-    return str(get_args(section.model_fields["kind"].annotation)[0])
-
-
-def _below(base: type) -> Iterator[Any]:
-    for section in base.__subclasses__():
-        yield section
-        yield from _below(section)
 
 
 def _sections(section: type[BaseModel], prefix: str) -> Iterator[tuple[str, type[BaseModel]]]:

@@ -12,7 +12,7 @@ import yaml
 import gerund
 from gerund.config import JOBS, read_adapters
 from gerund.demo.texts import read_beginnings, read_passages
-from gerund.training.shipped import find_recipe
+from gerund.training.recipe_files import find_recipe
 
 FOLDER = Path(str(resources.files("gerund"))) / "assets" / "default"
 RECIPES = {

@@ -6,6 +6,7 @@ import shutil
 import pytest
 
 from gerund.cli import main as cli
+from gerund.jobs.locks import hold
 
 
 @pytest.fixture
@@ -49,7 +50,17 @@ def test_dry_run(gerund, settings, write_recipe):
     assert "estimated time" in out
 
 
-@pytest.mark.parametrize("arguments", [["absent.yaml"], ["RECIPE", "stepz=1"], ["RECIPE", "data.folder=/absent"]])
+def test_a_second_training_in_one_folder_ends_in_one_sentence_and_status_2(gerund, settings, write_recipe, tmp_path):
+    with hold(tmp_path / "out"):
+        code, out, err = gerund("train", write_recipe(settings), f"output={tmp_path / 'out'}")
+    assert (code, out) == (2, "")
+    assert err.startswith("gerund: error: process ")
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "arguments", [["absent.yaml"], ["RECIPE", "stepz=1"], ["RECIPE", "data.folder=/absent"], ["RECIPE", "--texts", "/"]]
+)
 def test_mistakes_end_in_one_sentence_and_status_2(gerund, settings, write_recipe, arguments):
     recipe = str(write_recipe(settings))
     code, out, err = gerund("train", *(recipe if word == "RECIPE" else word for word in arguments))
@@ -85,7 +96,7 @@ def test_place_that_cannot_be_written(gerund, settings, write_recipe, tmp_path):
     (tmp_path / "file").touch()
     code, out, err = gerund("train", write_recipe(settings), f"output={tmp_path / 'file' / 'deep'}", "steps=6")
     assert (code, out, err.count("\n")) == (1, "", 1)
-    assert "cannot be made: Not a directory" in err
+    assert "Not a directory" in err
     code, out, err = gerund("infill", "A [blank] b.", "-o", tmp_path / "file" / "deep" / "out.jsonl", "--length", "1")
     assert (code, out, err.count("\n")) == (1, "", 1)
 

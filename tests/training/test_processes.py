@@ -135,7 +135,7 @@ def recipes(corpus, base, cache):
                     "kind": "gur",
                     "pairs": {**PAIRS, "query": "query", "positive": "positive"},
                     **TEXTS_ALONE,
-                    "title_share": 0.5,
+                    "title_fraction": 0.5,
                 }
             ],
         },

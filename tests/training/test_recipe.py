@@ -1,12 +1,14 @@
 """A recipe is refused by name before anything starts."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from gerund.errors import ConfigError
 from gerund.training.recipe import load_recipe
-from gerund.training.shipped import shipped_recipes
+from gerund.training.recipe_files import bundled_recipes
 
 
 def test_reads_and_derives(settings, write_recipe):
@@ -17,8 +19,8 @@ def test_reads_and_derives(settings, write_recipe):
     assert recipe.optimizer.beta2 == 0.95
 
 
-@pytest.mark.parametrize("name", shipped_recipes())
-def test_shipped_recipes_are_valid(name):
+@pytest.mark.parametrize("name", bundled_recipes())
+def test_bundled_recipes_are_valid(name):
     load_recipe(name)
 
 
@@ -87,8 +89,8 @@ class TestMistakes:
                 "the objective mntp reads 'c'; data.sources has a, b",
             ),
             (
-                "objectives=[{kind: mntp, length: 16, mask_share: 0.95}]",
-                "mask_share and random_share together are more than 1",
+                "objectives=[{kind: mntp, length: 16, mask_fraction: 0.95}]",
+                "mask_fraction and random_fraction together are more than 1",
             ),
             ("objectives=[{kind: mntp, length: 16, min_words: 3}]", "min_words belongs to unit: sentences"),
             ("objectives=[{kind: msg, length: 16, shortest: 9, longest: 8}]", "shortest 9 is above longest 8"),
@@ -135,6 +137,30 @@ class TestMistakes:
         with pytest.raises(ConfigError, match=message):
             load_recipe(write_recipe(settings), [override])
 
+    @pytest.mark.parametrize(
+        ("kind", "old", "new"),
+        [
+            ("mntp", "mask_share", "mask_fraction"),
+            ("mntp", "random_share", "random_fraction"),
+            ("msg", "whole_share", "whole_fraction"),
+            ("gur", "title_share", "title_fraction"),
+        ],
+    )
+    def test_earlier_names_of_fields_lead_to_the_new_ones(self, settings, write_recipe, kind, old, new):
+        pairs = "pairs: {files: [x]}, " if kind == "gur" else ""
+        with pytest.raises(ConfigError, match=rf"field 'objectives\.0\.{old}' is called '{new}' now$"):
+            load_recipe(write_recipe(settings), [f"objectives=[{{kind: {kind}, {pairs}length: 16, {old}: 0.5}}]"])
+
+    @pytest.mark.parametrize(
+        "content", ["[" * 100_000, "{a: " * 100_000, "- " * 5_000, "model: " + "[" * 65 + "]" * 65]
+    )
+    def test_nested_without_end(self, tmp_path, settings, write_recipe, content):
+        (tmp_path / "deep.yaml").write_text(content)
+        with pytest.raises(ConfigError, match=r"deep\.yaml: not valid YAML \(nested more than 64 levels deep\)"):
+            load_recipe(tmp_path / "deep.yaml")
+        with pytest.raises(ConfigError, match="the value is not valid YAML"):
+            load_recipe(write_recipe(settings), ["model.config=" + "[" * 100_000])
+
     def test_files(self, tmp_path):
         with pytest.raises(ConfigError, match="no such recipe"):
             load_recipe(tmp_path / "absent.yaml")
@@ -151,3 +177,18 @@ class TestMistakes:
             load_recipe(tmp_path / "r.yaml")
         with pytest.raises(ConfigError, match="cannot be read"):
             load_recipe(tmp_path)
+
+
+def test_a_recipe_is_read_without_torch(settings, write_recipe):
+    script = f"""
+import sys
+from gerund.training.recipe import load_recipe
+from gerund.training.recipe_files import bundled_recipes
+load_recipe({str(write_recipe(settings))!r})
+for name in bundled_recipes():
+    load_recipe(name)
+heavy = ("torch", "transformers", "tokenizers", "pyarrow", "peft", "accelerate")
+print(*[name for name in heavy if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""

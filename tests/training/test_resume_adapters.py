@@ -18,9 +18,9 @@ from safetensors import SafetensorError
 
 from gerund.errors import ConfigError, ResourceError
 from gerund.training import trainer
-from gerund.training.checkpoints import newest_checkpoint
 from gerund.training.recipe import load_recipe
 from gerund.training.run import train
+from gerund.training.run_folder import newest_checkpoint
 from gerund.training.trainer import GerundTrainer
 from tests.training.test_run import read_log
 from tests.training.two_processes import CrashError, assert_equal_states, state, watched

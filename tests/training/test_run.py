@@ -13,12 +13,13 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from gerund.errors import ConfigError, GerundError, OutputExistsError, ResourceError
-from gerund.training.checkpoints import newest_checkpoint
-from gerund.training.estimating import estimate
+from gerund.errors import ConfigError, GerundError, InputError, OutputExistsError, ResourceError
+from gerund.jobs.locks import LOCK, hold
+from gerund.training.estimate import estimate
 from gerund.training.objectives.causal import CausalLosses
 from gerund.training.recipe import load_recipe
 from gerund.training.run import train
+from gerund.training.run_folder import newest_checkpoint
 from gerund.training.step import TrainingModule
 from gerund.training.trainer import GerundTrainer
 
@@ -163,7 +164,7 @@ class TestWhole:
         assert sorted((tmp_path / "out" / "model").iterdir()) == before
 
     def test_a_loss_that_is_no_number_stops_with_its_batch_saved(self, run, tmp_path, monkeypatch):
-        original = CausalLosses.forward
+        original = CausalLosses.__call__
         calls = []
 
         def forward(self, model, batch):
@@ -171,7 +172,7 @@ class TestWhole:
             factor = float("nan") if len(calls) == 5 else 1.0
             return {name: value * factor for name, value in original(self, model, batch).items()}
 
-        monkeypatch.setattr(CausalLosses, "forward", forward)
+        monkeypatch.setattr(CausalLosses, "__call__", forward)
         with pytest.raises(GerundError, match=r"the loss of step 3 is no finite number \(causal nan\); its batch"):
             run("out")
         saved = load_file(tmp_path / "out" / "failed-step-3.safetensors")
@@ -179,14 +180,14 @@ class TestWhole:
         assert torch.equal(saved["causal.input_ids"][:4], calls[4]["input_ids"])
 
     def test_a_gradient_that_is_no_number_stops_before_it_spoils_the_weights(self, run, monkeypatch):
-        original = CausalLosses.forward
+        original = CausalLosses.__call__
 
         def forward(self, model, batch):
             [total] = original(self, model, batch).values()
             # The root of 0 is 0, and its slope is infinite.
             return {"causal": total + (total * 0).sqrt()}
 
-        monkeypatch.setattr(CausalLosses, "forward", forward)
+        monkeypatch.setattr(CausalLosses, "__call__", forward)
         with pytest.raises(GerundError, match=r"the gradient of step 1 is no finite number"):
             run("out")
 
@@ -276,6 +277,17 @@ class TestResume:
         run("cut", "steps=10", resume=True)
         assert_equal_states(tmp_path / "planned", tmp_path / "cut")
 
+    def test_settings_that_were_written_under_earlier_names_are_the_same(self, run, settings, tmp_path, monkeypatch):
+        settings["objectives"] = [{"kind": "mntp", "length": 16, "batch_size": 8, "micro_batch_size": 4}]
+        with monkeypatch.context() as patch:
+            crash_at(patch, 8)
+            with pytest.raises(CrashError):
+                run("out")
+        path = tmp_path / "out" / "recipe.json"
+        before = path.read_text("utf-8").replace("mask_fraction", "mask_share")
+        path.write_text(before.replace("random_fraction", "random_share"), "utf-8")
+        assert (run("out", resume=True) / "model.safetensors").is_file()
+
     def test_changed_settings_and_data_are_refused(self, run, corpus, tmp_path, monkeypatch):
         with monkeypatch.context() as patch:
             crash_at(patch, 9)
@@ -314,6 +326,55 @@ class TestResume:
         assert not (output / "model").exists()
         run("killed", "steps=400", "save_steps=20", resume=True)
         assert_equal_states(tmp_path / "whole", output)
+
+
+class TestLock:
+    def test_another_training_in_the_same_folder_is_refused(self, run, tmp_path):
+        with (
+            hold(tmp_path / "out"),
+            pytest.raises(InputError, match=rf"^process {os.getpid()} is writing .*out already; wait"),
+        ):
+            run("out")
+        assert not (tmp_path / "out").exists()
+        run("out")
+        assert not (tmp_path / "out" / LOCK).exists()
+
+    def test_a_second_process_is_refused_while_the_first_one_trains(self, run, tmp_path, monkeypatch):
+        told, save_model = [], GerundTrainer.save_model
+        script = f"""
+from pathlib import Path
+from gerund.errors import InputError
+from gerund.jobs.locks import hold
+try:
+    with hold(Path({str(tmp_path / "out")!r})):
+        print("not locked")
+except InputError as error:
+    print(error)
+"""
+
+        def save_while_another_starts(self, *args, **kwargs):
+            save_model(self, *args, **kwargs)
+            before = sorted(path.name for path in (tmp_path / "out").rglob("*"))
+            told.append(subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True))
+            assert sorted(path.name for path in (tmp_path / "out").rglob("*")) == before
+
+        monkeypatch.setattr(GerundTrainer, "save_model", save_while_another_starts)
+        assert (run("out", "steps=8", "save_steps=8") / "model.safetensors").is_file()
+        [done] = told
+        assert done.stdout.startswith(f"process {os.getpid()} is writing {tmp_path / 'out'} already")
+
+    def test_a_lock_ends_with_its_process(self, run, tmp_path):
+        (tmp_path / "out").mkdir()
+        (tmp_path / "out" / LOCK).write_text("1\n")  # left by a process that was killed
+        run("out", "steps=6")
+
+    def test_a_folder_that_cannot_be_locked(self, run, tmp_path, monkeypatch):
+        def refuse(self):
+            raise PermissionError(13, "Permission denied")
+
+        monkeypatch.setattr("filelock.FileLock.acquire", refuse)
+        with pytest.raises(ResourceError, match=r"cannot write .*out: Permission denied"):
+            run("out")
 
 
 class TestModel:

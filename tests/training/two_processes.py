@@ -19,14 +19,14 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from gerund.errors import GerundError
-from gerund.training.building import CorpusTexts, build_objectives
-from gerund.training.checkpoints import newest_checkpoint
 from gerund.training.corpus.sources import Sources
-from gerund.training.objectives import by_length
+from gerund.training.losses import by_length
+from gerund.training.objectives.registry import prepare_objectives
 from gerund.training.recipe import load_recipe
 from gerund.training.run import _gathered, train
+from gerund.training.run_folder import newest_checkpoint
 from gerund.training.step import StepData, TrainingModule, process_count, run_step
-from gerund.training.subject import prepare_subject
+from gerund.training.trainable_model import prepare_model
 from gerund.training.trainer import WEIGHTS, GerundTrainer, _whole, is_sharded, load_weights, trained_tensors
 
 
@@ -92,9 +92,9 @@ def assert_equal_states(one, other):
 
 def one_step(recipe, step, *, sharded=False):
     """Return gradients and the norm of one step from fresh adapters, and what sharded weights can be made into."""
-    subject = prepare_subject(recipe)
-    objectives = build_objectives(recipe, subject, CorpusTexts(Sources(recipe, subject.tokenizer)))
-    module = TrainingModule(subject.model, {objective.name: objective.losses for objective in objectives})
+    prepared = prepare_model(recipe)
+    objectives = prepare_objectives(recipe, prepared, Sources(recipe, prepared.tokenizer))
+    module = TrainingModule(prepared.model, {objective.name: objective.losses for objective in objectives})
     torch.manual_seed(3)
     for name, parameter in module.named_parameters():
         if "lora_B" in name:
@@ -103,11 +103,11 @@ def one_step(recipe, step, *, sharded=False):
     before = trained_tensors(module)
     if sharded:
         mesh = init_device_mesh("cpu", (process_count(),))
-        for layer in subject.model.base_model.layers:
+        for layer in prepared.model.base_model.layers:
             fully_shard(layer, mesh=mesh)
         fully_shard(module, mesh=mesh)
         assert is_sharded(module)
-    assert by_length.passes_may_differ(subject.model) != sharded
+    assert by_length.passes_may_differ(prepared.model) != sharded
     module.train()
     data = StepData(objectives, steps=recipe.steps, processes=process_count())
     rank = torch.distributed.get_rank() if process_count() > 1 else 0
@@ -116,11 +116,11 @@ def one_step(recipe, step, *, sharded=False):
     found = {f"gradient.{name}": _whole(gradient) for name, gradient in gradients.items()}
     found["norm"] = _whole(torch.nn.utils.get_total_norm(gradients.values()))
     if sharded:
-        check_sharded(recipe, subject, module, before)
+        check_sharded(recipe, prepared, module, before)
     return found
 
 
-def check_sharded(recipe, subject, module, before):
+def check_sharded(recipe, prepared, module, before):
     """Demand that sharded weights are written, read and finished as whole ones."""
     first = torch.distributed.get_rank() == 0
     tensors = trained_tensors(module, keep=first)
@@ -130,9 +130,9 @@ def check_sharded(recipe, subject, module, before):
         other = {name: tensor + 1 for name, tensor in before.items()}
         save_file(other, Path(folder) / WEIGHTS)
         load_weights(module, Path(folder))
-    whole = _gathered(recipe, subject, module, first)
+    whole = _gathered(recipe, prepared, module, first)
     if not first:
-        assert whole is subject
+        assert whole is prepared
         return
     assert not is_sharded(whole.model)
     for name, parameter in whole.model.named_parameters():

@@ -1,4 +1,4 @@
-"""``gerund recipes``: the trainings that come inside."""
+"""``gerund recipes``: the bundled trainings."""
 
 import json
 from typing import Annotated
@@ -10,7 +10,7 @@ def command(
     name: Annotated[str | None, typer.Argument(help="Print this recipe's YAML.", show_default=False)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print names and descriptions as JSON.")] = False,
 ) -> None:
-    """List the recipes that come inside, or print one to start from.
+    """List the bundled recipes, or print one to start from.
 
     For example:
 
@@ -18,12 +18,12 @@ def command(
 
         gerund recipes unimae-default > mine.yaml
     """
-    from gerund.training.shipped import find_recipe, shipped_recipes
+    from gerund.training.recipe_files import bundled_recipes, find_recipe
 
     if name is not None:
         typer.echo(find_recipe(name).read_text("utf-8"), nl=False)
         return
-    found = shipped_recipes()
+    found = bundled_recipes()
     if as_json:
         typer.echo(json.dumps(found, indent=1))
         return

@@ -10,7 +10,7 @@ import typer
 
 def command(
     recipe: Annotated[
-        str, typer.Argument(help="A YAML file, or the name of a recipe inside (gerund recipes).", show_default=False)
+        str, typer.Argument(help="A YAML file, or the name of a bundled recipe (gerund recipes).", show_default=False)
     ],
     overrides: Annotated[
         list[str] | None,
@@ -55,7 +55,7 @@ def command(
 
     settings = load_recipe(recipe, overrides, texts=texts)
     if dry_run:
-        from gerund.training.estimating import estimate
+        from gerund.training.estimate import estimate
 
         found = estimate(settings)
         if as_json:

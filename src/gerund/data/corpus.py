@@ -6,6 +6,7 @@ are for. A corpus is never held in memory whole.
 """
 
 import json
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ FORMATS = (".jsonl", ".jsonl.xz", ".jsonl.gz", ".parquet", ".txt", ".txt.xz", ".
 
 # A byte order mark in front of nothing makes no document either.
 _BLANK = b" \t\r\n\f\v\xef\xbb\xbf"
+
+_KERNEL_FOLDERS = (Path("/proc"), Path("/sys"), Path("/dev"))
 
 
 @dataclass(frozen=True)
@@ -77,33 +80,46 @@ def read_documents(
 def corpus_files(paths: Iterable[Path]) -> list[Path]:
     """Return these files, and for a folder all files of texts in it and below it, sorted.
 
-    Hidden files are left out, and links to folders are not followed.
-
     Raises:
-        ConfigError: A path is not there, a folder has no file of texts or cannot be listed, or it is the root of a
-            file system.
+        ConfigError: A path is not there or cannot be read, a folder has no file of texts, or it is a whole file system.
     """
     found: list[Path] = []
     for path in paths:
         try:
-            found += _files_of(path)
-        except OSError as error:
-            place = error.filename or path
-            raise ConfigError(f"{place}: cannot be listed ({error.strerror or error})") from error
+            path.stat()
+        except FileNotFoundError:
+            raise ConfigError(f"{path}: no such file or folder") from None
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
+        if path.is_dir():
+            inside = sorted(_texts_below(path))
+            if not inside:
+                raise ConfigError(f"{path}: no file of texts in it; their endings are {', '.join(FORMATS)}")
+            found += inside
+        elif path.is_file():
+            found.append(path)
+        else:
+            raise ConfigError(f"{path}: neither a file nor a folder")
+    for file in found:
+        if not os.access(file, os.R_OK):
+            raise ConfigError(f"{file}: cannot be read (permission denied)")
     return [file.absolute() for file in found]
 
 
-def _files_of(path: Path) -> list[Path]:
-    if path.is_file():
-        return [path]
-    if not path.is_dir():
-        raise ConfigError(f"{path}: no such file or folder")
-    if path.resolve().parent == path.resolve():
-        raise ConfigError(f"{path} is the root of the file system, and not a folder of texts; name one below it")
-    inside = sorted(file for file in path.rglob("*") if _is_text(file.name) and file.is_file())
-    if not inside:
-        raise ConfigError(f"{path}: no file of texts in it; their endings are {', '.join(FORMATS)}")
-    return inside
+def _texts_below(folder: Path) -> Iterator[Path]:
+    """Yield the files of texts in a folder and below it; links to folders are not followed."""
+    own = folder.resolve()
+    if own in (Path(own.anchor), *_KERNEL_FOLDERS):
+        raise ConfigError(f"{folder}: these are the files of the whole system; name a folder of texts")
+
+    def refuse(error: OSError) -> None:
+        if not isinstance(error, FileNotFoundError):  # one that has just been removed
+            raise ConfigError(f"{error.filename}: cannot be read ({error.strerror})") from error
+
+    for place, folders, names in os.walk(folder, onerror=refuse):
+        # What lies there is made up by the kernel, without an end.
+        folders[:] = [name for name in folders if Path(place, name) not in _KERNEL_FOLDERS]
+        yield from (Path(place, name) for name in names if _is_text(name) and Path(place, name).is_file())
 
 
 def _is_text(name: str) -> bool:

@@ -6,26 +6,24 @@ training is carried out. An unknown field is refused with the valid ones listed.
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, SerializeAsAny, ValidationError, WrapValidator, model_validator
 
 from gerund.attention.plan import AttentionPlan
 from gerund.config import EncoderConfig
 from gerund.data.corpus import corpus_files
 from gerund.errors import ConfigError
-from gerund.training.recipe_objectives import (
-    CONTRASTIVE,
-    AnyObjective,
-    CausalConfig,
-    Section,
-    UnimaeConfig,
-    reads_texts,
-)
-from gerund.training.recipe_text import explain, read_settings
-from gerund.training.shipped import find_recipe
+from gerund.training.objectives import registry
+from gerund.training.objectives.base import ObjectiveConfig, Section
+from gerund.training.recipe_files import explain, find_recipe, read_settings
 
 DEFAULT_BASE = "default"
+
+# The registry says which class it is, when a recipe is read.
+AnyObjective = Annotated[
+    SerializeAsAny[ObjectiveConfig], WrapValidator(lambda value, _: registry.parse_objective(value))
+]
 
 
 class LoraConfig(Section):
@@ -45,7 +43,7 @@ class ModelConfig(Section):
     """The model: an existing one, or one built from scratch."""
 
     base: str | None = None
-    """Folder or hub id of the model to start from; ``default`` is the embedded one. Where the folder has an adapter
+    """Folder or hub id of the model to start from; ``default`` is the bundled one. Where the folder has an adapter
     of its own, that adapter is trained further."""
     adapter: Literal["none"] | None = None
     """``none`` leaves the base's own adapter aside: a new one, or all weights, begin from the untouched base."""
@@ -76,7 +74,7 @@ class TokenizerConfig(Section):
     vocab_size: int = Field(default=8192, ge=272)
     """Number of tokens of a trained tokenizer."""
     sample_mb: float = Field(default=36.0, gt=0)
-    """Megabytes of text to train it on, shared between the sources by weight."""
+    """Megabytes of text to train it on, divided between the sources by weight."""
     max_length: int = Field(default=1024, ge=1)
     """What a trained tokenizer reports as ``model_max_length``."""
 
@@ -136,7 +134,7 @@ class SourceConfig(Section):
     validation: list[Path] = Field(default_factory=list)
     """Files for the validation loss."""
     weight: float = Field(default=1.0, gt=0)
-    """Share of the training texts, relative to the other sources."""
+    """Fraction of the training texts, relative to the other sources."""
     limit: int | None = Field(default=None, ge=1)
     """Read only so many documents, the first; left out, all."""
     text_column: str = "text"
@@ -197,7 +195,7 @@ class ScheduleConfig(Section):
     decay_steps: int | None = Field(default=None, ge=1)
     """Steps of decay; for ``wsd`` only."""
     floor: float = Field(default=0.0, ge=0, le=1)
-    """Share of the peak that is left at the end."""
+    """Fraction of the peak that is left at the end."""
 
 
 class Recipe(Section):
@@ -222,7 +220,7 @@ class Recipe(Section):
     """Compile the decoder's layers, and for ``causal`` the whole loss: steps take half as long on a CPU, after a start
     of about a minute. A T5 is not compiled."""
     seed: int = Field(default=0, ge=0)
-    """Decides the initial weights, the order of the data, masks, spans and dropout."""
+    """Determines the initial weights, the order of the data, masks, spans and dropout."""
     log_steps: int = Field(default=10, ge=1)
     """A line in the log every so many steps."""
     report_to: list[Literal["tensorboard", "wandb", "trackio"]] = Field(default_factory=list)
@@ -243,7 +241,7 @@ class Recipe(Section):
 
     @model_validator(mode="after")
     def _agrees(self) -> Self:
-        for check in (_check_schedule, _check_sources, _check_objectives, _check_lengths, _check_encoder):
+        for check in (_check_schedule, _check_sources, _check_objectives):
             check(self)
         if self.tokenizer is not None and self.model.base is not None:
             raise ValueError("tokenizer is for a model from scratch; a base brings its own")
@@ -269,7 +267,7 @@ def _check_sources(recipe: Recipe) -> None:
     if len(set(names)) < len(names):
         raise ValueError(f"data.sources has a name twice: {', '.join(names)}")
     for objective in recipe.objectives:
-        if not reads_texts(objective):
+        if not objective.reads_sources:
             continue
         if not names:
             raise ValueError(f"the objective {objective.kind} reads texts, and data.sources has none")
@@ -286,39 +284,19 @@ def _check_objectives(recipe: Recipe) -> None:
     for step in sorted(changes):
         if not any(objective.weight_at(step) for objective in recipe.objectives):
             raise ValueError(f"no objective has a weight above 0 from step {step} on")
-    for objective in recipe.objectives:
-        if isinstance(objective, CausalConfig) and objective.decay_length and recipe.schedule.name != "wsd":
-            raise ValueError("decay_length of the objective causal belongs to the schedule wsd")
-
-
-def _check_lengths(recipe: Recipe) -> None:
     longest = (recipe.model.config or {}).get("max_position_embeddings")
     for objective in recipe.objectives:
-        length = max(objective.length, getattr(objective, "decay_length", None) or 0)
-        if isinstance(longest, int) and length > longest:
-            raise ValueError(f"texts of {length} tokens exceed max_position_embeddings {longest}")
-
-
-def _check_encoder(recipe: Recipe) -> None:
-    encoder = recipe.encoder
+        if isinstance(longest, int) and objective.longest_text > longest:
+            raise ValueError(f"texts of {objective.longest_text} tokens exceed max_position_embeddings {longest}")
     for objective in recipe.objectives:
-        if isinstance(objective, UnimaeConfig):
-            wanted = {"attention": "causal", "pooling": "last", "append_eos": True}
-            differing = {name: value for name, value in wanted.items() if getattr(encoder, name) != value}
-            if differing:
-                raise ValueError(
-                    "unimae compresses a text into its end token's state, so the recipe needs "
-                    "encoder: {attention: causal, pooling: last, append_eos: true}"
-                )
-        if isinstance(objective, CONTRASTIVE) and encoder.attention in ("hybrid", "echo"):
-            raise ValueError(f"{objective.kind} cannot train embeddings that are read with {encoder.attention}")
+        objective.check(recipe)
 
 
 def load_recipe(recipe: str | Path, overrides: list[str] | None = None, *, texts: list[Path] | None = None) -> Recipe:
     """Read a recipe and apply ``key=value`` overrides.
 
     Args:
-        recipe: A YAML file, or the name of a recipe that comes inside, such as ``unimae-default``.
+        recipe: A YAML file, or the name of a bundled recipe, such as ``unimae-default``.
         overrides: Such as ``optimizer.learning_rate=0.001``. In a list a number, or the item's ``kind`` or ``name``,
             says which item is meant, as in ``data.sources.0.weight=2`` or ``objectives.mntp.rate=0.3``. Values are
             read as YAML.
@@ -332,17 +310,21 @@ def load_recipe(recipe: str | Path, overrides: list[str] | None = None, *, texts
     try:
         found = Recipe.model_validate(content)
     except ValidationError as error:
-        raise ConfigError(f"{recipe}: {'; '.join(explain(problem, Recipe) for problem in error.errors())}") from None
+        raise ConfigError(f"{recipe}: {'; '.join(_explained(error))}") from None
     if texts:
         _check_texts(found, texts, str(recipe))
     return found
 
 
+def _explained(error: ValidationError) -> list[str]:
+    return [explain(problem, Recipe, {ObjectiveConfig: registry.OBJECTIVES}) for problem in error.errors()]
+
+
 def _check_texts(recipe: Recipe, texts: list[Path], name: str) -> None:
     """Refuse texts that the recipe does not read, and an output that would be taken for texts the next time."""
-    if all(getattr(objective, "pairs", None) is not None for objective in recipe.objectives):
+    if not any(objective.reads_sources for objective in recipe.objectives):
         raise ConfigError(
-            f"{name} reads pairs and no texts; give data.folder or an objective's pairs.files, not --texts"
+            f"{name} reads pairs and no texts; give data.folder or its objective's own files, not --texts"
         )
     output = recipe.output.resolve()
     for path in texts:

@@ -18,7 +18,7 @@ import errno
 import re
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,22 +26,25 @@ import torch
 from torch import distributed
 
 from gerund.errors import GerundError, ResourceError
-from gerund.jobs.files import make_folder, write_whole
-from gerund.models.heads import ProjectionHead
-from gerund.scoring.dual import ScorerSettings, write_scorer
-from gerund.training.building import CorpusTexts, build_objectives
-from gerund.training.checkpoints import newest_checkpoint, step_of
-from gerund.training.compiling import compile_layers
+from gerund.jobs.files import write_whole
+from gerund.jobs.locks import hold
 from gerund.training.corpus.sources import Sources
-from gerund.training.journal import Journal, announce
+from gerund.training.finished_model import whole_head, write_model
+from gerund.training.log import TrainingLog, announce
+from gerund.training.losses.gathering import process_count
+from gerund.training.machine import check_machine, compile_layers, uses_bf16
 from gerund.training.objectives.base import Objective
-from gerund.training.objectives.causal import BlockBatches
-from gerund.training.objectives.rankgen import PassageBatches
-from gerund.training.outputs import check_output, check_resumable, check_same_data, write_model
+from gerund.training.objectives.registry import prepare_objectives
 from gerund.training.recipe import Recipe
-from gerund.training.recipe_objectives import RankgenConfig
-from gerund.training.step import StepData, TrainingModule, process_count
-from gerund.training.subject import Subject, check_machine, prepare_subject, uses_bf16
+from gerund.training.run_folder import (
+    check_output,
+    check_resumable,
+    check_same_data,
+    newest_checkpoint,
+    step_of,
+)
+from gerund.training.step import StepData, TrainingModule
+from gerund.training.trainable_model import TrainableModel, prepare_model
 from gerund.training.trainer import GerundTrainer, is_sharded, trained_tensors, training_arguments
 
 if TYPE_CHECKING:
@@ -77,61 +80,62 @@ def _train(recipe: Recipe, resume: bool) -> Path:
     # Joins the processes, where there are several, before the first file is written.
     first = training_arguments(recipe, output / "checkpoints").process_index == 0
     check_output(output, resume)
-    checkpoint, skipped = newest_checkpoint(output / "checkpoints")
-    step = step_of(checkpoint) if checkpoint else 0
-    if checkpoint is not None:
-        check_resumable(recipe, output, step)
-    _wait()  # nobody writes before everybody has looked
-    make_folder(output)
-    try:
-        subject, objectives = _prepare(recipe, first, resuming=checkpoint is not None)
-    except BaseException:
-        with suppress(OSError):  # a mistake leaves no empty folder behind; one that holds something stays
-            output.rmdir()
-        raise
-    if recipe.compile and not subject.is_encoder_decoder:
-        compile_layers(subject.model)
-    module = TrainingModule(
-        subject.model, {objective.name: objective.losses for objective in objectives}, bf16=uses_bf16(recipe)
-    )
+    # The first process holds the folder for all of them.
+    with hold(output) if first else nullcontext():
+        # Once more: another training may have ended in between.
+        check_output(output, resume)
+        checkpoint, broken = newest_checkpoint(output / "checkpoints")
+        if checkpoint is not None:
+            check_resumable(recipe, output, step_of(checkpoint))
+        _wait()  # nobody writes before everybody has looked
+        return _train_from(recipe, checkpoint, broken, first=first)
+
+
+def _train_from(recipe: Recipe, checkpoint: Path | None, broken: dict[Path, str], *, first: bool) -> Path:
+    """Train on from a checkpoint, or from the beginning."""
+    output, step = recipe.output, step_of(checkpoint) if checkpoint else 0
+    model, objectives = _prepare(recipe, first, resuming=checkpoint is not None)
+    if recipe.compile and not model.is_encoder_decoder:
+        compile_layers(model.model)
+    module = TrainingModule(model.model, {own.name: own.losses for own in objectives}, bf16=uses_bf16(recipe))
     if first:
         # From here on the folder holds a run; what failed above was only a mistake.
         write_whole(output / "recipe.json", recipe.model_dump_json(indent=1))
-    journal = Journal(output / "log.jsonl", step=step, steps=recipe.steps, silent=not first)
-    _tell(journal, recipe, objectives, skipped, step)
-    with _explained(output, journal):
+    log = TrainingLog(output / "log.jsonl", step=step, steps=recipe.steps, silent=not first)
+    _announce(log, recipe, objectives, broken, step)
+    with _explained(output, log):
         trainer = GerundTrainer(
             module,
             recipe,
             objectives=objectives,
             data=StepData(objectives, steps=recipe.steps, processes=process_count()),
             checkpoints=output / "checkpoints",
-            journal=journal,
-            snapshot=lambda at: _snapshot(recipe, subject, at, _beside(objectives)),
+            log=log,
+            snapshot=lambda at: _snapshot(recipe, model, at, objectives),
         )
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         losses = trainer.last_validation()
-        head, subject = subject.head, _gathered(recipe, subject, module, first)
+        head, model = model.head, _gathered(recipe, model, module, first)
         # In every process: FSDP puts weights together only with all of them.
-        beside, head = _beside(objectives), _whole_head(head)
+        extra_files, head = _extra_files(objectives), whole_head(head)
         if first:
-            report = _report(recipe, losses, journal, objectives, module)
-            write_model(subject, output / "model", report, head=head, more=beside)
+            report = _report(recipe, losses, log, objectives, module)
+            write_model(model, output / "model", report, head=head, extra_files=extra_files)
     _wait()
     return output / "model"
 
 
-def _prepare(recipe: Recipe, first: bool, *, resuming: bool) -> tuple[Subject, list[Objective]]:
+def _prepare(recipe: Recipe, first: bool, *, resuming: bool) -> tuple[TrainableModel, list[Objective]]:
     """Return the model and its objectives; the first process tokenises, the others find the tokens there."""
     if not first:
         _wait()
-    subject = prepare_subject(recipe)
-    sources = Sources(recipe, subject.tokenizer, announce)
-    objectives = build_objectives(recipe, subject, CorpusTexts(sources))
+    model = prepare_model(recipe)
+    sources = Sources(recipe, model.tokenizer, announce)
+    objectives = prepare_objectives(recipe, model, sources)
     if first:
         check_same_data(recipe.output, sources.summary(), resuming=resuming)
         _wait()
-    return subject, objectives
+    return model, objectives
 
 
 def _wait() -> None:
@@ -140,14 +144,14 @@ def _wait() -> None:
         distributed.barrier()
 
 
-def _gathered(recipe: Recipe, subject: Subject, module: TrainingModule, first: bool) -> Subject:
-    """Return the subject with whole weights: where FSDP has cut them, a new copy of it in the first process."""
+def _gathered(recipe: Recipe, model: TrainableModel, module: TrainingModule, first: bool) -> TrainableModel:
+    """Return the model with whole weights: where FSDP has cut them, a new copy of it in the first process."""
     if not is_sharded(module):
-        return subject
+        return model
     trained = trained_tensors(module, keep=first)
     if not first:
-        return subject
-    copy = prepare_subject(recipe)
+        return model
+    copy = prepare_model(recipe)
     with torch.no_grad():
         for name, parameter in copy.model.named_parameters():
             if parameter.requires_grad:
@@ -155,78 +159,55 @@ def _gathered(recipe: Recipe, subject: Subject, module: TrainingModule, first: b
     return copy
 
 
-def _tell(journal: Journal, recipe: Recipe, objectives: list[Objective], skipped: dict[Path, str], step: int) -> None:
-    for path, problem in skipped.items():
-        journal.note(f"removing {path.name}: {problem}")
-        if not journal.silent:
+def _announce(
+    log: TrainingLog, recipe: Recipe, objectives: list[Objective], broken: dict[Path, str], step: int
+) -> None:
+    for path, problem in broken.items():
+        log.note(f"removing {path.name}: {problem}")
+        if not log.silent:
             # It would be counted among the checkpoints to keep, and push a whole one out.
             shutil.rmtree(path)
     for objective in objectives:
         if objective.batches.skipped:
-            journal.note(f"{objective.name}: {objective.batches.skipped} texts are too short and left out")
+            log.note(f"{objective.name}: {objective.batches.skipped} texts are too short and left out")
         available = objective.batches.available
         if available is not None and available < objective.config.batch_size:
             size = objective.config.batch_size
-            journal.note(f"{objective.name}: only {available} texts for batches of {size}, which repeat them")
+            log.note(f"{objective.name}: only {available} texts for batches of {size}, which repeat them")
     names = ", ".join(objective.name for objective in objectives)
-    journal.note(f"{'resuming' if step else 'starting'} at step {step} of {recipe.steps}: {names}")
+    log.note(f"{'resuming' if step else 'starting'} at step {step} of {recipe.steps}: {names}")
 
 
-def _snapshot(recipe: Recipe, subject: Subject, step: int, beside: Callable[[Path], None]) -> None:
+def _snapshot(recipe: Recipe, model: TrainableModel, step: int, objectives: list[Objective]) -> None:
     folder = recipe.output / "snapshots" / f"step-{step}"
-    # What an interrupted run left there may come from a decay that the resumed one does not have.
     report = {"step": step, "recipe": _published(recipe)}
-    write_model(subject, folder, report, head=_whole_head(subject.head), more=beside, overwrite=True)
+    head, extra_files = whole_head(model.head), _extra_files(objectives)
+    # What an interrupted run left there may come from a decay that the resumed one does not have.
+    write_model(model, folder, report, head=head, extra_files=extra_files, overwrite=True)
 
 
-def _beside(objectives: list[Objective]) -> Callable[[Path], None]:
-    """Return what writes the files of a scorer beside the model, where one was trained."""
-    for objective in objectives:
-        config, batches, losses = objective.configs.get("rankgen"), objective.batches, objective.losses
-        if not isinstance(batches, PassageBatches) or not isinstance(config, RankgenConfig):
-            continue
-        weight = getattr(getattr(losses, "projection", None), "weight", None)
-        if weight is not None:
-            weight = weight.full_tensor() if hasattr(weight, "full_tensor") else weight
-            weight = weight.detach().float().cpu().numpy().copy()
-        settings = ScorerSettings(
-            prefix=config.prefix_marker,
-            continuation=config.continuation_marker,
-            prefix_tokens=config.length - batches.prefixes.room,
-            continuation_tokens=config.continuation_length - batches.continuations.room,
-            similarity=config.similarity,
-        )
-        return lambda folder: write_scorer(folder, settings, weight)
-    return lambda _folder: None
-
-
-def _whole_head(head: ProjectionHead | None) -> ProjectionHead | None:
-    """Return a copy of the head as it is now, on the CPU."""
-    if head is None:
-        return None
-    own = ProjectionHead(head.settings)
-    state = head.state_dict()
-    own.load_state_dict({name: t.full_tensor() if hasattr(t, "full_tensor") else t for name, t in state.items()})
-    return own.eval()
+def _extra_files(objectives: list[Objective]) -> list[Callable[[Path], None]]:
+    """Return what writes the objectives' own files beside the model, with their weights as they are now."""
+    return [write for objective in objectives for write in objective.extra_files()]
 
 
 @contextmanager
-def _explained(output: Path, journal: Journal) -> Iterator[None]:
-    """Close the journal whatever happens, and turn an exhausted machine into a plain sentence."""
+def _explained(output: Path, log: TrainingLog) -> Iterator[None]:
+    """Close the log whatever happens, and turn an exhausted machine into a plain sentence."""
     try:
         yield
     except BaseException as error:
         newest, _ = newest_checkpoint(output / "checkpoints")
         if newest is None:
-            journal.note("stopped before the first checkpoint")
+            log.note("stopped before the first checkpoint")
         elif not isinstance(error, GerundError):
-            journal.note(f"stopped; --resume goes on from step {step_of(newest)}")
+            log.note(f"stopped; --resume goes on from step {step_of(newest)}")
         exhausted = _exhaustion(error)
         if exhausted is not None:
             raise exhausted from error
         raise
     finally:
-        journal.close()
+        log.close()
 
 
 def _exhaustion(error: BaseException) -> ResourceError | None:
@@ -249,24 +230,17 @@ def _published(recipe: Recipe) -> dict[str, Any]:
 
 
 def _report(
-    recipe: Recipe, losses: dict[str, float], journal: Journal, objectives: list[Objective], module: "nn.Module"
+    recipe: Recipe, losses: dict[str, float], log: TrainingLog, objectives: list[Objective], module: "nn.Module"
 ) -> dict[str, Any]:
     report: dict[str, Any] = {
         "steps": recipe.steps,
-        "tokens": journal.tokens,
+        "tokens": log.tokens,
         "trained_parameters": sum(p.numel() for p in module.parameters() if p.requires_grad),
         "validation_loss": {name.removeprefix("val_"): round(value, 4) for name, value in losses.items()},
-        "seconds": round(journal.seconds, 1),
+        "seconds": round(log.seconds, 1),
         "torch": torch.__version__,
         "recipe": _published(recipe),
     }
     for objective in objectives:
-        if isinstance(objective.batches, BlockBatches):
-            names = [s.name for s in recipe.data.sources if not (o := _sources(recipe)) or s.name in o]
-            epochs = zip(names, objective.batches.epochs(), strict=True)
-            report["epochs"] = {name: round(value, 3) for name, value in epochs}
+        report |= objective.report()
     return report
-
-
-def _sources(recipe: Recipe) -> list[str]:
-    return next((objective.sources for objective in recipe.objectives if objective.kind == "causal"), [])

@@ -17,15 +17,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset
 
 from gerund.training.losses.cached import cached_loss
-from gerund.training.objectives.base import (
-    JointLosses,
-    Objective,
-    PairLosses,
-    TokenLosses,
-    groups,
-    split_rows,
-    tokens_in,
-)
+from gerund.training.losses.gathering import process_count
+from gerund.training.objectives.base import JointLosses, Losses, Objective, PairLosses, TokenLosses
+from gerund.training.objectives.batches import groups, split_rows, tokens_in
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -46,10 +40,12 @@ class TrainingModule(nn.Module):
     # Tells the Trainer that the division by the number of tokens is ours.
     accepts_loss_kwargs = False
 
-    def __init__(self, model: "PreTrainedModel", losses: Mapping[str, nn.Module], *, bf16: bool = False) -> None:
+    def __init__(self, model: "PreTrainedModel", losses: Mapping[str, Losses], *, bf16: bool = False) -> None:
         super().__init__()
         self.model = model
-        self.losses = nn.ModuleDict(losses)
+        # Their parameters are trained, saved and moved with the model's.
+        self.losses = nn.ModuleDict({name: own.heads for name, own in losses.items() if own.heads is not None})
+        self._compute = dict(losses)
         self.bf16 = bf16
 
     def forward(self, name: str, part: dict[str, Tensor], *, touch_all: bool = False, joint: bool = False) -> Any:
@@ -60,7 +56,7 @@ class TrainingModule(nn.Module):
         pass in which processes exchange gradients must know them all.
         """
         with self._autocast(next(iter(part.values())).device.type):
-            losses: Any = self.losses[name]
+            losses: Any = self._compute[name]
             result = losses.joint(self.model, part) if joint else losses(self.model, part)
         # Vectors may be a view, which FSDP does not want to see leave a module.
         if isinstance(result, Tensor):
@@ -111,7 +107,7 @@ class StepData(Dataset[dict[str, Any]]):
 
 
 class StepResult:
-    """The losses of one step, as this process's shares of the means, and the tokens of all processes."""
+    """The losses of one step, as this process's parts of the means, and the tokens of all processes."""
 
     def __init__(self) -> None:
         self.total: Tensor | float = 0.0
@@ -119,7 +115,7 @@ class StepResult:
         self.tokens = 0
 
     def add(self, name: str, value: Tensor) -> None:
-        """Add a part's share of loss ``name``."""
+        """Add a part's contribution to loss ``name``."""
         self.losses[name] = self.losses[name] + value.detach() if name in self.losses else value.detach()
 
 
@@ -150,13 +146,13 @@ def run_step(module: nn.Module, objectives: list[Objective], inputs: dict[str, A
     return result
 
 
-def _settle(module: nn.Module, resting: list[Objective]) -> None:
+def _settle(module: nn.Module, inactive: list[Objective]) -> None:
     """Make gradients of zero out of none, but for the heads of objectives that do not take part.
 
     An optimizer leaves alone what has no gradient, and goes on by its momentum where there is one of zero. In several
     processes everything has one, because DDP waits for all; so it has to be the same in one.
     """
-    heads = {id(parameter) for objective in resting for parameter in objective.losses.parameters()}
+    heads = {id(parameter) for objective in inactive for parameter in objective.losses.parameters()}
     for parameter in module.parameters():
         if id(parameter) in heads:
             parameter.grad = None
@@ -246,8 +242,8 @@ def _pair_step(
     queries = len(batch["query"]["identity"])
     result.add(name, compared / processes)
     # On the device of the loss: processes on GPUs cannot exchange what lies on the CPU.
-    share = torch.as_tensor(right / queries / processes, dtype=torch.float32, device=loss.device)
-    result.add(f"{name}_accuracy", share)
+    fraction = torch.as_tensor(right / queries / processes, dtype=torch.float32, device=loss.device)
+    result.add(f"{name}_accuracy", fraction)
     result.total = result.total + loss
 
 
@@ -288,11 +284,6 @@ def _evaluate_pairs(
     loss, _ = losses.compare(torch.cat(vectors), batch, gather=False)
     sums[name] = sums.get(name, 0.0) + float(loss)
     counts[name] = counts.get(name, 0) + 1
-
-
-def process_count() -> int:
-    """Return how many processes train together."""
-    return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
 
 
 def unwrapped(module: nn.Module) -> TrainingModule:

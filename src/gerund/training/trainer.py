@@ -20,13 +20,14 @@ from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArgu
 from transformers.integrations import TensorBoardCallback
 
 from gerund.errors import GerundError
-from gerund.training.checkpoints import write_manifest
+from gerund.training.losses.gathering import process_count
 from gerund.training.objectives.base import Objective
 from gerund.training.optimizer import build_optimizer, learning_rate_factor
-from gerund.training.step import TrainingModule, evaluate_batches, process_count, run_step, unwrapped
+from gerund.training.run_folder import write_manifest
+from gerund.training.step import TrainingModule, evaluate_batches, run_step, unwrapped
 
 if TYPE_CHECKING:
-    from gerund.training.journal import Journal
+    from gerund.training.log import TrainingLog
     from gerund.training.recipe import Recipe
 
 WEIGHTS = "trainable.safetensors"
@@ -41,7 +42,7 @@ class GerundTrainer(Trainer):
         objectives: What it is trained for.
         data: The steps in their order.
         checkpoints: Folder for checkpoints.
-        journal: Where losses are written down.
+        log: Where losses are written down.
         snapshot: Called with the step where the model is to be written as it is.
     """
 
@@ -53,10 +54,10 @@ class GerundTrainer(Trainer):
         objectives: list[Objective],
         data: Dataset,
         checkpoints: Path,
-        journal: "Journal",
+        log: "TrainingLog",
         snapshot: Callable[[int], None] | None = None,
     ) -> None:
-        self.recipe, self.objectives, self.journal = recipe, objectives, journal
+        self.recipe, self.objectives, self.training_log = recipe, objectives, log
         self.optimizer: torch.optim.Optimizer | None
         self.lr_scheduler: torch.optim.lr_scheduler.LRScheduler | None
         super().__init__(
@@ -65,7 +66,7 @@ class GerundTrainer(Trainer):
             train_dataset=data,
             eval_dataset=data,
             data_collator=_only_item,
-            callbacks=[_Bookkeeping(journal, recipe.snapshot_steps, snapshot)],
+            callbacks=[_Bookkeeping(log, recipe.snapshot_steps, snapshot)],
         )
         self._validation = {
             name: [batches.make(0, i * o.config.batch_size, o.config.batch_size) for i in range(count)]
@@ -116,7 +117,7 @@ class GerundTrainer(Trainer):
         model.train()
         prepared = self._prepare_inputs(inputs)
         result = run_step(model, self.objectives, prepared)
-        self.journal.count(result.tokens)
+        self.training_log.count(result.tokens)
         for name, value in result.losses.items():
             self._since_log.setdefault(name, []).append(value)
         total = torch.as_tensor(result.total)
@@ -132,16 +133,15 @@ class GerundTrainer(Trainer):
                 for name in objective.validation:
                     batches = [self._prepare_inputs(batch) for batch in self._validation[name]]
                     found = evaluate_batches(self.model, objective, batches)
-                    # Plain language modelling is validated on each source by itself, under the source's name.
-                    own = {f"val_{key}": value for key, value in found.items()}
-                    values.update({f"val_{name}": found["causal"]} if list(found) == ["causal"] else own)
+                    for key, value in found.items():
+                        values[f"val_{name if objective.validated_by_source else key}"] = value
             self.model.train()
             step = self.state.global_step
             # A run that was cut off before the model was written comes here a second time.
-            if not any(row["step"] == step and values.keys() <= row.keys() for row in self.journal.rows):
+            if not any(row["step"] == step and values.keys() <= row.keys() for row in self.training_log.rows):
                 # Trackers file losses under "train" unless they are called this.
                 super().log({f"eval_{name.removeprefix('val_')}": value for name, value in values.items()})
-                self.journal.write(step, values)
+                self.training_log.write(step, values)
         self._validated = (self.state.global_step, values)
         return values
 
@@ -157,7 +157,7 @@ class GerundTrainer(Trainer):
         super().log(logs, start_time)
         if "loss" in logs:
             left_out = ("epoch", "train_runtime")
-            self.journal.write(self.state.global_step, {k: v for k, v in logs.items() if k not in left_out})
+            self.training_log.write(self.state.global_step, {k: v for k, v in logs.items() if k not in left_out})
 
     def _losses_since_log(self) -> dict[str, float]:
         """Return the mean of each loss over the steps in which it took part, over all processes."""
@@ -247,15 +247,15 @@ def load_weights(module: nn.Module, checkpoint: Path) -> None:
 class _Bookkeeping(TrainerCallback):
     """Clocks the steps, asks for snapshots, and declares a checkpoint whole once everything is in it."""
 
-    def __init__(self, journal: "Journal", every: int | None, snapshot: Callable[[int], None] | None) -> None:
-        self.journal, self.every, self.snapshot = journal, every, snapshot
+    def __init__(self, log: "TrainingLog", every: int | None, snapshot: Callable[[int], None] | None) -> None:
+        self.training_log, self.every, self.snapshot = log, every, snapshot
 
     def on_step_begin(self, *_: Any, **__: Any) -> None:
-        self.journal.step_begins()
+        self.training_log.step_begins()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         del control
-        self.journal.step_ends(state.global_step)
+        self.training_log.step_ends(state.global_step)
         if self.every and self.snapshot and state.global_step % self.every == 0 and args.process_index == 0:
             self.snapshot(state.global_step)
 

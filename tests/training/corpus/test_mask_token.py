@@ -3,8 +3,7 @@
 import pytest
 
 from gerund.errors import ConfigError
-from gerund.training.corpus.mask_token import pick_mask_token
-from gerund.training.corpus.tokenizer import MASK, train_tokenizer
+from gerund.training.corpus.tokenizer import MASK, pick_mask_token, train_tokenizer
 from tests.tiny import byte_tokenizer
 from tests.training.corpus import tokenizers
 

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 
 from gerund.errors import ConfigError
-from gerund.training.corpus.mixture import Mixture, Turn
+from gerund.training.corpus.mixture import Mixture, Sample
 
 
 def dealt_out(sizes, counts, seed, shifts, rows):
     """Deal the slow way: one row after the other, each source with a pile of its own."""
     pattern = np.random.default_rng([seed, 0]).permutation(np.repeat(np.arange(len(sizes)), counts))
-    piles, epochs, turns = [[] for _ in sizes], [-1] * len(sizes), []
+    piles, epochs, samples = [[] for _ in sizes], [-1] * len(sizes), []
     shift = [0] * len(sizes)
     for number in range(rows):
         source = int(pattern[number % 1000])
@@ -19,27 +19,27 @@ def dealt_out(sizes, counts, seed, shifts, rows):
             rng = np.random.default_rng([seed, 1, source, epochs[source]])
             shift[source] = int(rng.integers(shifts))
             piles[source] = rng.permutation(sizes[source]).tolist()
-        turns.append(Turn(source, epochs[source], piles[source].pop(0), shift[source]))
-    return turns
+        samples.append(Sample(source, epochs[source], piles[source].pop(0), shift[source]))
+    return samples
 
 
 @pytest.mark.parametrize(
     "sizes, weights, counts",
     [([7], [3.0], [1000]), ([70, 11, 300], [2.0, 1.0, 1.0], [500, 250, 250]), ([5, 5], [2.0, 1.0], [667, 333])],
 )
-def test_turns_are_those_of_dealing_one_by_one(sizes, weights, counts):
+def test_samples_are_those_of_dealing_one_by_one(sizes, weights, counts):
     expected = dealt_out(sizes, counts, 3, 16, 2500)
     mixture = Mixture(sizes, weights, seed=3, shifts=16)
-    assert [mixture.turn(number) for number in range(2500)] == expected
+    assert [mixture.sample(number) for number in range(2500)] == expected
     # Asked in any order, and by an object that has not seen the others.
     jumping = Mixture(sizes, weights, seed=3, shifts=16)
     for number in (2499, 0, 1203, 2, 1203):
-        assert jumping.turn(number) == expected[number]
+        assert jumping.sample(number) == expected[number]
 
 
 def test_another_seed_another_order():
     one, other = (Mixture([50, 50], [1.0, 1.0], seed=seed) for seed in (0, 1))
-    assert [one.turn(number).item for number in range(50)] != [other.turn(number).item for number in range(50)]
+    assert [one.sample(number).item for number in range(50)] != [other.sample(number).item for number in range(50)]
     assert one.pattern.tolist() != other.pattern.tolist()
 
 
@@ -64,4 +64,4 @@ def test_nothing_to_deal():
         with pytest.raises(ConfigError, match="every source needs items"):
             Mixture(sizes, [1.0] * len(sizes), seed=0)
     with pytest.raises(IndexError):
-        Mixture([3], [1.0], seed=0).turn(-1)
+        Mixture([3], [1.0], seed=0).sample(-1)

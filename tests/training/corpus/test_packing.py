@@ -3,7 +3,7 @@
 import pytest
 
 from gerund.errors import DataError
-from gerund.training.corpus.packing import PackedBlocks, SpreadBlocks
+from gerund.training.corpus.texts import PackedBlocks, SpreadBlocks
 from gerund.training.corpus.token_cache import tokenize_corpus
 
 

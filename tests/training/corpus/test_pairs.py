@@ -145,7 +145,7 @@ def test_rows_are_dealt_in_shuffled_epochs():
     data = Examples(listed, seed=4)
     order = Mixture([20], [1.0], seed=4)
     rows = [data.row(number) for number in range(60)]
-    assert [row.query for row in rows] == [f"q{order.turn(number).item}" for number in range(60)]
+    assert [row.query for row in rows] == [f"q{order.sample(number).item}" for number in range(60)]
     for epoch in range(3):
         assert {row.query for row in rows[20 * epoch : 20 * epoch + 20]} == {one.query for one in listed}
     assert all(row.negatives == () for row in rows)

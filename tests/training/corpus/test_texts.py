@@ -49,7 +49,7 @@ def test_an_epoch_is_every_text_once(tmp_path, build, how):
     for number in range(3 * len(expected)):
         row = data.row(number)
         assert row.dtype == np.int64
-        assert row.tolist() == expected[order.turn(number).item]
+        assert row.tolist() == expected[order.sample(number).item]
     first = [data.row(number).tolist() for number in range(len(expected))]
     assert sorted(first) == sorted(expected)
     assert first != expected

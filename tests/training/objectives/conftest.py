@@ -9,7 +9,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from gerund.attention.interface import attach
 from gerund.attention.streams import attach_streams, decoder_layers
-from gerund.training.corpus.framing import Framing
+from gerund.training.corpus.formatting import InputFormatter
 from tests.training.conftest import sentences
 
 
@@ -72,8 +72,14 @@ def twin(model):
 
 
 @pytest.fixture(params=[False, True], ids=["no-eos", "eos"])
-def framing(tokenizer, request):
-    return Framing(tokenizer, append_eos=request.param)
+def formatter(tokenizer, request):
+    return InputFormatter(tokenizer, append_eos=request.param)
+
+
+def doubled(losses):
+    """Return losses whose heads are in float64."""
+    losses.heads.double()
+    return losses
 
 
 def assert_equal_losses(found, expected, model, twin, heads=()):

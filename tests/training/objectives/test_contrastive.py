@@ -10,18 +10,17 @@ from gerund import LanguageModel
 from gerund.attention.plan import AttentionPlan
 from gerund.config import EncoderConfig
 from gerund.inference.encode.runtime import EncoderRuntime
-from gerund.training.corpus.framing import Framing
+from gerund.training.corpus.formatting import InputFormatter
 from gerund.training.corpus.pairs import Example, Examples
-from gerund.training.objectives import by_length
-from gerund.training.objectives.base import split_rows
-from gerund.training.objectives.contrastive import ContrastiveLosses, Group
+from gerund.training.losses import by_length
+from gerund.training.objectives.batches import split_rows
+from gerund.training.objectives.contrastive import ExampleBatches
 from gerund.training.objectives.simcse import SimcseBatches
-from gerund.training.objectives.sscl import AlteredBatches
-from gerund.training.objectives.supervised import ExampleBatches
-from gerund.training.recipe_objectives import SsclConfig
+from gerund.training.objectives.sscl import AlteredBatches, SsclConfig
+from gerund.training.objectives.vectors import ContrastiveLosses, TextGroup
 from tests.training.conftest import WORDS
 from tests.training.objectives import slow
-from tests.training.objectives.conftest import Rows, assert_equal_losses, assert_same_rows
+from tests.training.objectives.conftest import Rows, assert_equal_losses, assert_same_rows, doubled
 
 ENCODERS = {
     "unimae": EncoderConfig(attention=AttentionPlan("causal"), pooling="last", append_eos=True),
@@ -45,7 +44,7 @@ def runtime_of(model, tokenizer, encoder):
 
 
 def framing_of(tokenizer, encoder, prompt=None):
-    return Framing(tokenizer, prompt=encoder.prompt if prompt is None else prompt, append_eos=encoder.append_eos)
+    return InputFormatter(tokenizer, prompt=encoder.prompt if prompt is None else prompt, append_eos=encoder.append_eos)
 
 
 def slow_vector(twin, text, encoder):
@@ -80,9 +79,9 @@ def test_equals_one_pair_at_a_time(
     examples = Examples(EXAMPLES, seed=1, hard_negatives=hard_negatives)
     prompts = ("ask: ", "") if name == "unimae" else (encoder.prompt, encoder.prompt)
     queries, documents = (framing_of(tokenizer, encoder, prompt) for prompt in prompts)
-    batch = ExampleBatches(examples, queries, documents, Group(runtime, 2), length=40).make(0, 0, 6)
+    batch = ExampleBatches(examples, queries, documents, TextGroup(runtime, 2), length=40).make(0, 0, 6)
     torch.manual_seed(2)
-    losses = ContrastiveLosses(runtime, temperature=temperature, similarity=similarity, projection=projection).double()
+    losses = doubled(ContrastiveLosses(runtime, temperature=temperature, similarity=similarity, projection=projection))
     vectors = torch.cat([losses(model, group) for group in batch.values()])
     assert vectors.dtype == torch.float64
     if min_tokens == 1:
@@ -99,7 +98,7 @@ def test_equals_one_pair_at_a_time(
         "negative": [text for row in rows for text in row.negatives],
     }
     assert list(batch) == [group for group in texts if texts[group]]
-    framed = {group: [(queries if group == "query" else documents).frame_text(text, 40) for text in texts[group]]
+    framed = {group: [(queries if group == "query" else documents).format_text(text, 40) for text in texts[group]]
               for group in texts}  # fmt: skip
     own = {group: [slow_vector(twin, text, encoder) for text in framed[group]] for group in texts}
     if projection:
@@ -116,22 +115,22 @@ def test_vectors_are_those_of_encode(model, tokenizer, name):
     encoder = ENCODERS[name]
     model.eval()
     lm = LanguageModel(model, tokenizer, encoder)
-    framing = framing_of(tokenizer, encoder)
+    formatter = framing_of(tokenizer, encoder)
     losses = ContrastiveLosses(lm.runtime, temperature=1.0, similarity="cosine")
-    vectors = losses(model, Group(lm.runtime, 2)([framing.frame_text(text, 60) for text in TEXTS]))
+    vectors = losses(model, TextGroup(lm.runtime, 2)([formatter.format_text(text, 60) for text in TEXTS]))
     encoded = lm.encode(TEXTS, normalize=False, output="torch")
     torch.testing.assert_close(vectors, encoded, rtol=1e-6, atol=1e-6)
     for text, vector in zip(TEXTS, encoded, strict=True):
-        alone = losses(model, Group(lm.runtime, 2)([framing.frame_text(text, 60)]))[0]
+        alone = losses(model, TextGroup(lm.runtime, 2)([formatter.format_text(text, 60)]))[0]
         assert torch.equal(alone, lm.encode(text, normalize=False, output="torch"))
         torch.testing.assert_close(alone, vector, rtol=1e-6, atol=1e-6)
 
 
 def test_last_pooling_reads_the_end_token(model, twin, tokenizer, double):
     encoder = ENCODERS["magnet"]
-    runtime, framing = runtime_of(model, tokenizer, encoder), framing_of(tokenizer, encoder)
-    texts = [framing.frame_text(text, 60) for text in TEXTS]
-    batch = Group(runtime, 2)(texts)
+    runtime, formatter = runtime_of(model, tokenizer, encoder), framing_of(tokenizer, encoder)
+    texts = [formatter.format_text(text, 60) for text in TEXTS]
+    batch = TextGroup(runtime, 2)(texts)
     vectors = ContrastiveLosses(runtime, temperature=1.0, similarity="dot")(model, batch)
     for row, text in enumerate(texts):
         assert text.ids[-1] == tokenizer.eos_token_id == batch["input_ids"][row, len(text) - 1]
@@ -143,8 +142,8 @@ def test_autocast_does_not_round_the_pooling(model, tokenizer):
     """In bfloat16, vectors would be told apart by their last three decimal digits less."""
     model = copy.deepcopy(model).float()
     encoder = ENCODERS["mean"]
-    runtime, framing = runtime_of(model, tokenizer, encoder), framing_of(tokenizer, encoder)
-    batch = Group(runtime, 2)([framing.frame_text(text, 60) for text in TEXTS])
+    runtime, formatter = runtime_of(model, tokenizer, encoder), framing_of(tokenizer, encoder)
+    batch = TextGroup(runtime, 2)([formatter.format_text(text, 60) for text in TEXTS])
     losses = ContrastiveLosses(runtime, temperature=1.0, similarity="cosine", projection=5)
     kept = []
     handle = model.base_model.register_forward_hook(lambda *call: kept.append(call[2].last_hidden_state))
@@ -158,33 +157,35 @@ def test_autocast_does_not_round_the_pooling(model, tokenizer):
 
 class TestIdentity:
     def group(self, model, tokenizer):
-        return Group(runtime_of(model, tokenizer, ENCODERS["mean"]), 2)
+        return TextGroup(runtime_of(model, tokenizer, ENCODERS["mean"]), 2)
 
     @pytest.mark.parametrize("prompt", ["", "Query: ", "Query:", "x\n"])
     @pytest.mark.parametrize("eos", [False, True])
     def test_a_text_is_the_same_behind_any_prompt(self, model, tokenizer, prompt, eos):
         group = self.group(model, tokenizer)
-        plain = group([Framing(tokenizer).frame_text(text, 60) for text in TEXTS])["identity"]
-        framing = Framing(tokenizer, prompt=prompt, append_eos=eos)
-        assert group([framing.frame_text(text, 60) for text in TEXTS])["identity"].tolist() == plain.tolist()
+        plain = group([InputFormatter(tokenizer).format_text(text, 60) for text in TEXTS])["identity"]
+        formatter = InputFormatter(tokenizer, prompt=prompt, append_eos=eos)
+        assert group([formatter.format_text(text, 60) for text in TEXTS])["identity"].tolist() == plain.tolist()
         assert len(set(plain.tolist())) == len(TEXTS)
 
     def test_other_texts_are_others(self, model, tokenizer):
         texts = [words(seed, 1 + seed % 4) for seed in range(300)] + ["The cat", "the  cat", "the cat."]
         group = self.group(model, tokenizer)
-        found = group([Framing(tokenizer).frame_text(text, 60) for text in texts])["identity"].tolist()
+        found = group([InputFormatter(tokenizer).format_text(text, 60) for text in texts])["identity"].tolist()
         assert len(set(found)) == len(set(texts))
 
     def test_it_is_the_same_in_every_process(self, model, tokenizer):
         """Numbers of other processes are compared, so Python's own hash would not do."""
         group = self.group(model, tokenizer)
-        assert group([Framing(tokenizer).frame_text("the cat", 60)])["identity"].tolist() == [3042635075010022360]
+        assert group([InputFormatter(tokenizer).format_text("the cat", 60)])["identity"].tolist() == [
+            3042635075010022360
+        ]
 
 
 class TestSimcse:
     def batches(self, model, tokenizer, rows):
         encoder = ENCODERS["mean"]
-        group = Group(runtime_of(model, tokenizer, encoder), 2)
+        group = TextGroup(runtime_of(model, tokenizer, encoder), 2)
         return SimcseBatches(Rows(rows, skipped=5), framing_of(tokenizer, encoder), group)
 
     def test_every_text_twice(self, model, tokenizer, ids_of):
@@ -223,7 +224,7 @@ class TestSscl:
         runtime = runtime_of(model, tokenizer, encoder)
         config = SsclConfig(kind="sscl", **{"length": 64, **settings})
         options = {"tokenizer": tokenizer, "config": config, "seed": seed}
-        return AlteredBatches(Rows(rows), framing_of(tokenizer, encoder), Group(runtime, 2), **options)
+        return AlteredBatches(Rows(rows), framing_of(tokenizer, encoder), TextGroup(runtime, 2), **options)
 
     def text(self, tokenizer, ids):
         return tokenizer.decode(ids, skip_special_tokens=True).removeprefix("Find: ")
@@ -259,9 +260,11 @@ class TestSscl:
 
     def test_equals_one_pair_at_a_time(self, model, twin, tokenizer, ids_of, double):
         batch = self.batches(model, tokenizer, ids_of(8, 12, 20, 9)).make(0, 0, 4)
-        losses = ContrastiveLosses(
-            runtime_of(model, tokenizer, ENCODERS["magnet"]), temperature=0.1, similarity="cosine", projection=6
-        ).double()
+        losses = doubled(
+            ContrastiveLosses(
+                runtime_of(model, tokenizer, ENCODERS["magnet"]), temperature=0.1, similarity="cosine", projection=6
+            )
+        )
         loss, right = losses.compare(torch.cat([losses(model, group) for group in batch.values()]), batch, gather=False)
         own = {}
         for name, group in batch.items():
@@ -276,11 +279,11 @@ class TestSscl:
 
 def test_examples_depend_on_nothing_but_their_numbers(model, tokenizer):
     encoder = ENCODERS["magnet"]
-    group, framing = Group(runtime_of(model, tokenizer, encoder), 2), framing_of(tokenizer, encoder)
+    group, formatter = TextGroup(runtime_of(model, tokenizer, encoder), 2), framing_of(tokenizer, encoder)
 
     def make(step, first, count):
         examples = Examples(EXAMPLES, seed=1, hard_negatives=2)
-        return ExampleBatches(examples, framing, framing, group, length=40).make(step, first, count)
+        return ExampleBatches(examples, formatter, formatter, group, length=40).make(step, first, count)
 
     whole = make(0, 3, 8)
     for first, count in [(3, 8), (3, 1), (6, 5), (10, 1)]:

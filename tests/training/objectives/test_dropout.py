@@ -9,7 +9,8 @@ from gerund.attention.plan import AttentionPlan
 from gerund.config import EncoderConfig
 from gerund.errors import ConfigError
 from gerund.inference.encode.runtime import EncoderRuntime
-from gerund.training.objectives.contrastive import ContrastiveLosses, dropout_places
+from gerund.training.losses.vectors import dropout_places
+from gerund.training.objectives.vectors import ContrastiveLosses
 from tests.tiny import CONFIGS, N_LAYERS, VOCAB, tiny
 
 # Other dropouts than that of the probabilities.
@@ -93,7 +94,7 @@ def test_the_models_own_dropout_is_left_alone():
 
 
 def test_an_architecture_without_such_a_dropout(monkeypatch):
-    monkeypatch.setattr("gerund.training.objectives.contrastive._DROPOUTS", ())
+    monkeypatch.setattr("gerund.training.losses.vectors._DROPOUTS", ())
     with pytest.raises(ConfigError, match=r"LlamaForCausalLM has no attention dropout to set; set dropout: 0 and give"):
         case("llama", 0.3)
     # What the message advises works.

@@ -10,15 +10,15 @@ import torch
 import gerund
 from gerund.errors import ConfigError, DataError
 from gerund.inference.infill.sentinels import sentinel_ids
-from gerund.training.building import CorpusTexts, build_objectives
 from gerund.training.corpus.pairs import Example, Examples
 from gerund.training.corpus.sources import Sources
-from gerund.training.estimating import estimate
+from gerund.training.estimate import estimate
 from gerund.training.objectives.gur import Bucket, Buckets
+from gerund.training.objectives.registry import prepare_objectives
 from gerund.training.recipe import load_recipe
 from gerund.training.run import train
 from gerund.training.step import TrainingModule, evaluate_batches, run_step
-from gerund.training.subject import prepare_subject
+from gerund.training.trainable_model import prepare_model
 from tests.tiny import save_tiny, save_tiny_t5
 
 WORDS = ["the", "a", "cat", "in", "an", "inn", "then", "ran", "sat", "tin", "rain", "end"]
@@ -65,16 +65,16 @@ def recipe(place, output="out", *, base="t5", objectives=None, encoder=None, mod
 
 
 def built(settings, place):
-    subject = prepare_subject(settings, write=False)
-    sources = Sources(settings.model_copy(update={"output": place / "tokens"}), subject.tokenizer)
-    objectives = build_objectives(settings, subject, CorpusTexts(sources))
-    module = TrainingModule(subject.model, {one.name: one.losses for one in objectives}, bf16=False)
-    return subject, objectives, module
+    prepared = prepare_model(settings, write=False)
+    sources = Sources(settings.model_copy(update={"output": place / "tokens"}), prepared.tokenizer)
+    objectives = prepare_objectives(settings, prepared, sources)
+    module = TrainingModule(prepared.model, {one.name: one.losses for one in objectives}, bf16=False)
+    return prepared, objectives, module
 
 
-def slow_losses(subject, objective, batch):
+def slow_losses(prepared, objective, batch):
     """Return both losses of equation 1, one text at a time: the contrastive one in float64, by equation 2."""
-    model, head = subject.model, objective.losses.projection
+    model, head = prepared.model, objective.losses.projection
     vectors, total, count = {}, 0.0, 0
     for name, group in batch.items():
         vectors[name] = []
@@ -109,14 +109,14 @@ def slow_losses(subject, objective, batch):
 @pytest.mark.parametrize("alpha", [1.0, 0.5])
 def test_losses_and_gradients_are_those_of_the_slow_ones(place, micro, alpha):
     torch.manual_seed(0)
-    subject, [objective], module = built(recipe(place, micro_batch_size=micro, alpha=alpha, title_share=0.4), place)
+    prepared, [objective], module = built(recipe(place, micro_batch_size=micro, alpha=alpha, title_fraction=0.4), place)
     module.eval()
     batch = objective.batches.make(0, 0, 6)
     assert {name: len(group["identity"]) for name, group in batch.items()} == {"query": 6, "positive": 6, "title": 2}
     result = run_step(module, [objective], {"step": 0, "gur": batch})
     found = {name: p.grad.clone() for name, p in module.named_parameters()}
     module.zero_grad()
-    contrast, written = slow_losses(subject, objective, batch)
+    contrast, written = slow_losses(prepared, objective, batch)
     (alpha * contrast + written).backward()
     assert float(result.losses["gur"]) == pytest.approx(float(contrast.detach()), rel=1e-4)
     assert float(result.losses["lm"]) == pytest.approx(float(written.detach()), rel=1e-4)
@@ -128,12 +128,12 @@ def test_losses_and_gradients_are_those_of_the_slow_ones(place, micro, alpha):
 @pytest.mark.parametrize(("changes", "losses"), [({"lm": False}, {"gur"}), ({"alpha": 0.0}, {"gur", "lm"})])
 def test_either_half_can_be_left_out(place, changes, losses):
     """The ablations GUR-LM and GUR-CL (section IV-B)."""
-    subject, [objective], module = built(recipe(place, title_share=0.0, **changes), place)
+    prepared, [objective], module = built(recipe(place, title_fraction=0.0, **changes), place)
     batch = objective.batches.make(0, 0, 6)
     result = run_step(module, [objective], {"step": 0, "gur": batch})
     assert {name for name in result.losses if not name.endswith("accuracy")} == losses
     heads = [p.grad for p in objective.losses.parameters()]
-    decoder = [p.grad for name, p in subject.model.decoder.named_parameters() if "embed" not in name]
+    decoder = [p.grad for name, p in prepared.model.decoder.named_parameters() if "embed" not in name]
     assert (max(float(g.abs().max()) for g in heads) > 0) == ("alpha" not in changes)
     assert (max(float(g.abs().max()) for g in decoder) > 0) == ("lm" not in changes)
 
@@ -142,13 +142,13 @@ def test_the_same_text_twice_is_no_negative(place, tmp_path):
     rows = [{"text_a": "the cat", "text_b": f"a cat ran in {n} inn"} for n in "abc"]
     rows += [{"text_a": "then rain", "text_b": "the rain then"}, {"text_a": "the end", "text_b": "the cat"}]
     (place / "same.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    settings = recipe(place, pairs={"files": ["same.jsonl"]}, batch_size=5, title_share=0.0)
-    subject, [objective], module = built(settings, place)
+    settings = recipe(place, pairs={"files": ["same.jsonl"]}, batch_size=5, title_fraction=0.0)
+    prepared, [objective], module = built(settings, place)
     module.eval()
     batch = objective.batches.make(0, 0, 5)
     assert sorted(np.unique(batch["query"]["identity"].numpy(), return_counts=True)[1].tolist()) == [1, 1, 3]
     result = run_step(module, [objective], {"step": 0, "gur": batch})
-    contrast, _ = slow_losses(subject, objective, batch)
+    contrast, _ = slow_losses(prepared, objective, batch)
     assert float(result.losses["gur"]) == pytest.approx(float(contrast.detach()), rel=1e-4)
 
 
@@ -163,8 +163,8 @@ def test_validation_means_are_those_of_training(place):
 
 class TestCorruption:
     def test_text_and_target_hold_the_whole_text(self, place):
-        subject, [objective], _ = built(recipe(place, title_share=0.0), place)
-        sentinels = sentinel_ids(subject.tokenizer)
+        prepared, [objective], _ = built(recipe(place, title_fraction=0.0), place)
+        sentinels = sentinel_ids(prepared.tokenizer)
         batch = objective.batches.make(0, 0, 6)
         rows = [objective.batches.texts.buckets[0].examples.row(number) for number in range(6)]
         for name in ("query", "positive"):
@@ -172,7 +172,7 @@ class TestCorruption:
             for row, example in enumerate(rows):
                 ids = group["input_ids"][row][group["real"][row]].tolist()
                 target = [token for token in group["labels"][row].tolist() if token != -100]
-                assert target[-1] == subject.tokenizer.eos_token_id
+                assert target[-1] == prepared.tokenizer.eos_token_id
                 used = [token for token in ids if token in sentinels]
                 assert used == sentinels[: len(used)]
                 assert len(used) >= 1
@@ -186,14 +186,14 @@ class TestCorruption:
                 assert list(spans) == sentinels[: len(used) + 1]
                 assert spans[last] == []
                 whole = [own for token in ids for own in (spans[token] if token in sentinels else [token])]
-                assert whole == subject.tokenizer(getattr(example, name))["input_ids"]
+                assert whole == prepared.tokenizer(getattr(example, name))["input_ids"]
                 hidden = sum(map(len, spans.values()))
                 assert hidden == max(1, round(0.15 * (len(whole) - 1)))
 
     def test_a_text_of_one_token_stays_whole(self, place):
         (place / "one.jsonl").write_text('{"text_a": "t", "text_b": "the"}\n' * 2)
         _, [objective], module = built(
-            recipe(place, pairs={"files": ["one.jsonl"]}, batch_size=2, title_share=0), place
+            recipe(place, pairs={"files": ["one.jsonl"]}, batch_size=2, title_fraction=0), place
         )
         batch = objective.batches.make(0, 0, 2)
         assert batch["query"]["labels"].tolist() == [[-100], [-100]]
@@ -201,36 +201,38 @@ class TestCorruption:
         assert np.isfinite(float(run_step(module, [objective], {"step": 0, "gur": batch}).total))
 
     def test_titles_are_written_from_texts(self, place):
-        subject, [objective], _ = built(recipe(place, title_share=0.5), place)
+        prepared, [objective], _ = built(recipe(place, title_fraction=0.5), place)
         batch = objective.batches.make(0, 0, 6)
         example = objective.batches.texts.buckets[0].examples.row(1)  # of each two the second
         group = batch["title"]
-        read = subject.tokenizer.decode(group["input_ids"][0][group["real"][0]], skip_special_tokens=True)
+        read = prepared.tokenizer.decode(group["input_ids"][0][group["real"][0]], skip_special_tokens=True)
         written = [token for token in group["labels"][0].tolist() if token != -100]
         assert read == f"document2title: {example.positive}"
-        assert subject.tokenizer.decode(written) == f"{example.query}</s>"
+        assert prepared.tokenizer.decode(written) == f"{example.query}</s>"
 
     def test_longer_texts_are_cropped_at_random(self, place):
         long = " ".join(WORDS * 10)
         (place / "long.jsonl").write_text(json.dumps({"text_a": long, "text_b": long}) + "\n")
-        settings = recipe(place, pairs={"files": ["long.jsonl"]}, batch_size=2, title_share=0, lm=False)
-        subject, [objective], _ = built(settings, place)
+        settings = recipe(place, pairs={"files": ["long.jsonl"]}, batch_size=2, title_fraction=0, lm=False)
+        prepared, [objective], _ = built(settings, place)
         seen = set()
         for step in range(4):
             batch = objective.batches.make(step, 2 * step, 2)
             assert batch["query"]["input_ids"].shape[1] <= 32
             for row in batch["query"]["input_ids"]:
-                own = subject.tokenizer.decode(row, skip_special_tokens=True)
+                own = prepared.tokenizer.decode(row, skip_special_tokens=True)
                 assert own.strip() in long
                 seen.add(own)
         assert len(seen) > 4
 
 
 class TestBuckets:
-    def test_share_the_steps_by_their_batches(self):
-        lots = [[Example(f"{kind}{n}", "b", ()) for n in range(size)] for kind, size in (("s", 240), ("l", 60))]
-        buckets = Buckets([Bucket(Examples(lots[0], seed=0), 8, 4), Bucket(Examples(lots[1], seed=1), 32, 1)], 6)
-        turns = [buckets.turn(step) for step in range(200)]
+    def test_divide_the_steps_by_their_batches(self):
+        examples = [[Example(f"{kind}{n}", "b", ()) for n in range(size)] for kind, size in (("s", 240), ("l", 60))]
+        buckets = Buckets(
+            [Bucket(Examples(examples[0], seed=0), 8, 4), Bucket(Examples(examples[1], seed=1), 32, 1)], 6
+        )
+        turns = [buckets.at(step) for step in range(200)]
         short = [turn for bucket, turn in turns if bucket.factor == 4]
         long = [turn for bucket, turn in turns if bucket.factor == 1]
         assert (len(short), len(long)) == (100, 100)
@@ -243,7 +245,7 @@ class TestBuckets:
         rng = np.random.default_rng(1)
         rows = [{"text_a": text(rng, 2), "text_b": text(rng, n)} for n in [3] * 40 + [25] * 20]
         (place / "both.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        more = {"short_length": 16, "short_characters": 32, "short_factor": 2, "title_share": 0.0}
+        more = {"short_length": 16, "short_characters": 32, "short_factor": 2, "title_fraction": 0.0}
         settings = recipe(place, pairs={"files": ["both.jsonl"]}, batch_size=4, **more)
         _, [objective], _ = built(settings, place)
         sizes = set()
@@ -253,7 +255,7 @@ class TestBuckets:
         assert sizes == {(8, True), (4, False)}
 
     def test_two_processes_read_what_one_reads(self, place):
-        _, [objective], _ = built(recipe(place, title_share=0.0), place)
+        _, [objective], _ = built(recipe(place, title_fraction=0.0), place)
         whole = objective.batches.make(3, 18, 6)
         parts = [objective.batches.make(3, first, 3) for first in (18, 21)]
         for name in ("query", "positive"):
@@ -264,11 +266,11 @@ class TestBuckets:
 class TestSpanCorruption:
     def test_loss_is_that_of_transformers(self, place):
         objectives = [{"kind": "span_corruption", "batch_size": 4, "length": 32, "micro_batch_size": 2}]
-        subject, [objective], module = built(recipe(place, objectives=objectives), place)
+        prepared, [objective], module = built(recipe(place, objectives=objectives), place)
         module.eval()
         batch = objective.batches.make(0, 0, 4)
         result = run_step(module, [objective], {"step": 0, "span_corruption": batch})
-        expected = subject.model(
+        expected = prepared.model(
             input_ids=batch["input_ids"], attention_mask=batch["real"].long(), labels=batch["labels"]
         ).loss
         assert float(result.total) == pytest.approx(float(expected.detach()), rel=1e-4)

@@ -11,11 +11,10 @@ from peft import LoraConfig, get_peft_model
 
 from gerund.attention.interface import BoundPlan
 from gerund.attention.plan import AttentionPlan
-from gerund.training.corpus.framing import Framing
-from gerund.training.objectives.base import split_rows
-from gerund.training.objectives.causal import causal_loss
-from gerund.training.objectives.hybrid import HybridBatches, HybridLosses
-from gerund.training.recipe_objectives import MntpConfig, MsgConfig
+from gerund.training.corpus.formatting import InputFormatter
+from gerund.training.losses.vocabulary import causal_loss
+from gerund.training.objectives.batches import split_rows
+from gerund.training.objectives.hybrid import HybridBatches, HybridLosses, MntpConfig, MsgConfig
 from tests.training.objectives import slow
 from tests.training.objectives.conftest import Rows, assert_equal_losses, gpt2
 
@@ -31,10 +30,10 @@ CASES = {
 
 @pytest.fixture
 def make(tokenizer):
-    def make(rows, framing, names, predict="next", seed=3, **msg):
+    def make(rows, formatter, names, predict="next", seed=3, **msg):
         return HybridBatches(
             Rows(rows),
-            framing,
+            formatter,
             mntp=MntpConfig(kind="mntp", rate=0.3, predict=predict) if "mntp" in names else None,
             msg=MsgConfig(kind="msg", **msg) if "msg" in names else None,
             mask_id=tokenizer.mask_token_id,
@@ -52,9 +51,9 @@ def expected_losses(twin, batch, names, predict):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_equals_one_position_at_a_time(model, twin, make, framing, ids_of, case):
+def test_equals_one_position_at_a_time(model, twin, make, formatter, ids_of, case):
     predict, names = CASES[case]
-    batch = make(ids_of(*LENGTHS), framing, names, predict).make(0, 0, len(LENGTHS))
+    batch = make(ids_of(*LENGTHS), formatter, names, predict).make(0, 0, len(LENGTHS))
     losses = HybridLosses(2, names, predict=predict)
     assert_equal_losses(losses(model, batch), expected_losses(twin, batch, names, predict), model, twin)
     told = {"mntp": sum(map(sum, batch["selected"].tolist())), "msg": int((batch["span"] > 0).sum())}
@@ -62,15 +61,15 @@ def test_equals_one_position_at_a_time(model, twin, make, framing, ids_of, case)
     assert all(told[name] > 5 for name in names)
 
 
-def test_masked_tokens_alone_are_read_in_both_directions(model, twin, make, framing, ids_of):
-    batch = make(ids_of(*LENGTHS), framing, ("mntp",)).make(0, 0, len(LENGTHS))
+def test_masked_tokens_alone_are_read_in_both_directions(model, twin, make, formatter, ids_of):
+    batch = make(ids_of(*LENGTHS), formatter, ("mntp",)).make(0, 0, len(LENGTHS))
     assert not batch["span"].any()
     expected = slow.masked_tokens(twin, batch, "next", sees=lambda query, key, span: True)
     found = HybridLosses(2, ("mntp",))(model, batch)["mntp"]
     torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-11)
 
 
-def test_adapters_get_the_same_gradients(tokenizer, make, framing, ids_of):
+def test_adapters_get_the_same_gradients(tokenizer, make, formatter, ids_of):
     model = gpt2(len(tokenizer))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
@@ -84,13 +83,13 @@ def test_adapters_get_the_same_gradients(tokenizer, make, framing, ids_of):
     twin = copy.deepcopy(model)
     twin.set_attn_implementation("eager")
     names = ("mntp", "msg")
-    batch = make(ids_of(*LENGTHS), framing, names).make(0, 0, len(LENGTHS))
+    batch = make(ids_of(*LENGTHS), formatter, names).make(0, 0, len(LENGTHS))
     assert_equal_losses(HybridLosses(2, names)(model, batch), expected_losses(twin, batch, names, "next"), model, twin)
 
 
 @pytest.mark.parametrize("part", [1, 2, 4])
-def test_parts_add_up(model, make, framing, ids_of, part):
-    batch = make(ids_of(*LENGTHS), framing, ("mntp", "msg")).make(0, 0, len(LENGTHS))
+def test_parts_add_up(model, make, formatter, ids_of, part):
+    batch = make(ids_of(*LENGTHS), formatter, ("mntp", "msg")).make(0, 0, len(LENGTHS))
     losses = HybridLosses(2, ("mntp", "msg"))
     whole = losses(model, batch)
     parts = [losses(model, own) for own in split_rows(batch, part)]
@@ -162,7 +161,7 @@ class TestWhoSeesWhom:
 @pytest.mark.parametrize("eos", [False, True])
 def test_a_text_that_is_one_span_is_plain_language_modelling(model, make, ids_of, tokenizer, eos, double):
     rows = ids_of(20, 9, 14)
-    batches = make(rows, Framing(tokenizer, append_eos=eos), ("mntp", "msg"), whole_share=1.0)
+    batches = make(rows, InputFormatter(tokenizer, append_eos=eos), ("mntp", "msg"), whole_fraction=1.0)
     batch = batches.make(0, 0, 3)
     found = HybridLosses(2, ("mntp", "msg"))(model, batch)
     framed = [[tokenizer.bos_token_id, *row] for row in rows]
@@ -173,8 +172,8 @@ def test_a_text_that_is_one_span_is_plain_language_modelling(model, make, ids_of
     assert [text["input_ids"] for text in slow.texts_of(batch)] == framed
 
 
-def test_both_in_one_pass_are_each_alone_on_the_same_view(model, make, framing, ids_of):
-    batch = make(ids_of(*LENGTHS), framing, ("mntp", "msg")).make(0, 0, len(LENGTHS))
+def test_both_in_one_pass_are_each_alone_on_the_same_view(model, make, formatter, ids_of):
+    batch = make(ids_of(*LENGTHS), formatter, ("mntp", "msg")).make(0, 0, len(LENGTHS))
     both = HybridLosses(2, ("mntp", "msg"))(model, batch)
     spans = HybridLosses(2, ("msg",))(model, batch)["msg"]
     torch.testing.assert_close(both["msg"], spans, rtol=1e-12, atol=1e-12)
@@ -186,9 +185,9 @@ def test_both_in_one_pass_are_each_alone_on_the_same_view(model, make, framing, 
     assert len(passes) == 1
 
 
-def test_texts_without_room_give_zero_and_no_gradient(model, make, framing, ids_of):
+def test_texts_without_room_give_zero_and_no_gradient(model, make, formatter, ids_of):
     # One token is no room for a span; it can be masked, where something precedes it.
-    batch = make(ids_of(1, 2, 3), framing, ("msg",)).make(0, 0, 3)
+    batch = make(ids_of(1, 2, 3), formatter, ("msg",)).make(0, 0, 3)
     losses = HybridLosses(2, ("msg",))
     assert losses.counts(batch) == {"msg": 0}
     loss = losses(model, batch)["msg"]

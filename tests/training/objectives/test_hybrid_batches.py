@@ -5,9 +5,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from gerund.training.corpus.framing import Framing
-from gerund.training.objectives.hybrid import HybridBatches
-from gerund.training.recipe_objectives import MntpConfig, MsgConfig
+from gerund.training.corpus.formatting import InputFormatter
+from gerund.training.objectives.hybrid import HybridBatches, MntpConfig, MsgConfig
 from tests.tiny import byte_tokenizer
 from tests.training.corpus import tokenizers
 from tests.training.objectives.conftest import Rows, assert_same_rows
@@ -25,7 +24,7 @@ def hybrid(tokenizer, rows, *, mntp=None, msg=None, eos=False, seed=3):
     special = set(tokenizer.all_special_ids)
     return HybridBatches(
         Rows(rows),
-        Framing(tokenizer, append_eos=eos),
+        InputFormatter(tokenizer, append_eos=eos),
         mntp=None if mntp is None else MntpConfig(kind="mntp", **mntp),
         msg=None if msg is None else MsgConfig(kind="msg", **msg),
         mask_id=MASK,
@@ -87,7 +86,7 @@ class TestShares:
         assert fates["kept"] / chosen == pytest.approx(0.1, abs=0.015)
 
     def test_other_shares(self):
-        settings = {"rate": 0.5, "mask_share": 0.0, "random_share": 1.0}
+        settings = {"rate": 0.5, "mask_fraction": 0.0, "random_fraction": 1.0}
         batch = hybrid(byte_tokenizer(), random_rows(N), mntp=settings).make(0, 0, N)
         random = [own for ids, _, selected, _ in views(batch) for own, s in zip(ids, selected, strict=True) if s]
         assert min(random) >= 3  # no special token
@@ -123,7 +122,7 @@ class TestShares:
         assert chosen / context == pytest.approx(0.2, abs=0.015)
 
     def test_whole_texts(self):
-        batch = hybrid(byte_tokenizer(), random_rows(N), mntp={}, msg={"whole_share": 0.3}).make(0, 0, N)
+        batch = hybrid(byte_tokenizer(), random_rows(N), mntp={}, msg={"whole_fraction": 0.3}).make(0, 0, N)
         whole = [all(span[1:]) for _, _, _, span in views(batch)]
         assert sum(whole) / N == pytest.approx(0.3, abs=0.08)
         for is_whole, (_, _, selected, span) in zip(whole, views(batch), strict=True):
@@ -139,13 +138,13 @@ class TestShares:
 def test_what_is_never_touched(build, eos, predict):
     tokenizer = BUILD[build]()
     rows = random_rows(N, shortest=1, longest=30)
-    settings = {"mntp": {"rate": 0.9, "predict": predict}, "msg": {"shortest": 1, "longest": 3, "whole_share": 0.1}}
-    framing = Framing(tokenizer, append_eos=eos)
+    settings = {"mntp": {"rate": 0.9, "predict": predict}, "msg": {"shortest": 1, "longest": 3, "whole_fraction": 0.1}}
+    formatter = InputFormatter(tokenizer, append_eos=eos)
     batch = hybrid(tokenizer, rows, eos=eos, **settings).make(0, 0, N)
     touched_first = 0
     for row, (ids, labels, selected, span) in enumerate(views(batch)):
-        framed = framing.frame(rows[row])
-        places = framing.places(framed)
+        framed = formatter.format(rows[row])
+        places = formatter.places(framed)
         assert labels == framed.ids[: len(labels)]
         assert len(labels) == len(framed) or (len(labels) == places.stop and all(span[1:]))
         for place in range(len(ids)):
@@ -159,7 +158,7 @@ def test_what_is_never_touched(build, eos, predict):
                 assert predict == "same" or (place > 0 and span[place - 1] == 0)
         assert not span[0]
         touched_first += selected[0]
-    assert (touched_first > 0) == (predict == "same" and not framing.places(framing.frame(rows[0])).start)
+    assert (touched_first > 0) == (predict == "same" and not formatter.places(formatter.format(rows[0])).start)
 
 
 def test_a_batch_depends_on_nothing_but_its_numbers():

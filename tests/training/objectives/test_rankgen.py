@@ -9,13 +9,13 @@ import torch
 import gerund
 from gerund.errors import ConfigError, DataError
 from gerund.scoring.dual import DualScorer
-from gerund.training.building import build_objectives
-from gerund.training.corpus.passages import Passages, read_passages
-from gerund.training.estimating import RandomTexts
+from gerund.training.estimate import RandomTexts
+from gerund.training.objectives.rankgen import Passages, read_passages
+from gerund.training.objectives.registry import prepare_objectives
 from gerund.training.recipe import load_recipe
 from gerund.training.run import train
 from gerund.training.step import TrainingModule, run_step
-from gerund.training.subject import prepare_subject
+from gerund.training.trainable_model import prepare_model
 from tests.cli.helpers import run_cli
 from tests.tiny import save_tiny, save_tiny_t5
 
@@ -67,9 +67,9 @@ def recipe(base, passages, output="out", overrides=(), model=None, encoder=None,
 
 
 def built(settings):
-    subject = prepare_subject(settings, write=False)
-    [objective] = build_objectives(settings, subject, RandomTexts(100))
-    return subject, objective, TrainingModule(subject.model, {objective.name: objective.losses}, bf16=False)
+    prepared = prepare_model(settings, write=False)
+    [objective] = prepare_objectives(settings, prepared, RandomTexts(100))
+    return prepared, objective, TrainingModule(prepared.model, {objective.name: objective.losses}, bf16=False)
 
 
 def slow_loss(vectors, batch, negatives):
@@ -147,9 +147,9 @@ class TestBatches:
         (tmp_path / "p").mkdir()
         row = {"document": 0, "prefix": f"{long} tin", "continuation": f"tin {long}"}
         (tmp_path / "p" / "part-00000.jsonl").write_text(json.dumps(row) + "\n")
-        subject, objective, _ = built(recipe(base, tmp_path / "p", negatives="inbook"))
+        prepared, objective, _ = built(recipe(base, tmp_path / "p", negatives="inbook"))
         batch = objective.batches.make(0, 0, 1)
-        decoded = {name: subject.tokenizer.decode(group["input_ids"][0]) for name, group in batch.items()}
+        decoded = {name: prepared.tokenizer.decode(group["input_ids"][0]) for name, group in batch.items()}
         assert decoded["query"].startswith("<s>pre ")
         assert decoded["query"].endswith("end tin</s>")
         assert decoded["positive"].startswith("<s>suffi tin the a")
@@ -163,13 +163,13 @@ class TestBatches:
         _, objective, _ = built(settings)
         batch = objective.batches.make(0, 0, 6)
         rows = [objective.batches.texts.row(n)[0] for n in range(6)]
-        subject = lm.scorer.encoder
+        prepared = lm.scorer.encoder
         for name, texts, marker in (
             ("query", [row.prefix for row in rows], "pre "),
             ("positive", [row.continuation for row in rows], "suffi "),
         ):
             for ids, real, own in zip(batch[name]["input_ids"], batch[name]["real"], texts, strict=True):
-                read = subject.tokenizer(marker + own)["input_ids"] + [subject.tokenizer.eos_token_id]
+                read = prepared.tokenizer(marker + own)["input_ids"] + [prepared.tokenizer.eos_token_id]
                 assert ids[real.bool()].tolist() == read
 
 

@@ -13,12 +13,12 @@ from transformers import AutoModelForCausalLM
 import gerund
 from gerund.attention.plan import Direction
 from gerund.errors import ConfigError, ModelError
-from gerund.training.building import CorpusTexts, build_objectives
 from gerund.training.corpus.sources import Sources
+from gerund.training.objectives.registry import prepare_objectives
 from gerund.training.recipe import load_recipe
 from gerund.training.run import train
 from gerund.training.step import StepData, TrainingModule, run_step
-from gerund.training.subject import prepare_subject
+from gerund.training.trainable_model import prepare_model
 from tests.adapters import PEFT_WARNINGS
 from tests.training.conftest import sentences
 
@@ -29,7 +29,7 @@ KINDS = {
     "magnet": [
         {"kind": "causal"},
         {"kind": "mntp"},
-        {"kind": "msg", "longest": 8, "whole_share": 0.3},
+        {"kind": "msg", "longest": 8, "whole_fraction": 0.3},
         {"kind": "sscl", "projection": 8},
     ],
     "unimae": [
@@ -119,14 +119,14 @@ class TestABaseWithAnAdapterOfItsOwn:
 
     def test_it_is_trained_further(self, of):
         recipe = of("model.lora=null")
-        adapter = prepare_subject(recipe).adapter
+        adapter = prepare_model(recipe).adapter
         assert adapter is not None
         assert any(bool(value.any()) for name, value in adapter.named_parameters() if "lora_B" in name)
 
     def test_left_aside_a_new_one_of_any_shape_begins_at_nothing(self, of):
         with pytest.raises(ModelError, match=r"set model\.adapter to none for a new one"):
-            prepare_subject(of("model.lora.rank=2"))
-        adapter = prepare_subject(of("model.lora.rank=2", "model.adapter=none")).adapter
+            prepare_model(of("model.lora.rank=2"))
+        adapter = prepare_model(of("model.lora.rank=2", "model.adapter=none")).adapter
         assert not any(bool(value.any()) for name, value in adapter.named_parameters() if "lora_B" in name)
         assert adapter.peft_config["default"].r == 2
 
@@ -146,12 +146,12 @@ def test_gradient_checkpointing_changes_no_gradient(recipe_of, name):
     found = []
     for checkpointing in ("true", "false"):
         recipe = recipe_of(name, f"model.gradient_checkpointing={checkpointing}")
-        subject, objectives = built(recipe)
-        subject.model.train()
-        for parameter in subject.model.parameters():
+        prepared, objectives = built(recipe)
+        prepared.model.train()
+        for parameter in prepared.model.parameters():
             if parameter.requires_grad:
                 torch.nn.init.normal_(parameter, 0.0, 0.1)
-        module = TrainingModule(subject.model, {objective.name: objective.losses for objective in objectives})
+        module = TrainingModule(prepared.model, {objective.name: objective.losses for objective in objectives})
         torch.manual_seed(1)  # simcse's dropout
         result = run_step(module, objectives, StepData(objectives, steps=1)[0])
         found.append([result.total.detach(), *(p.grad for p in module.parameters() if p.requires_grad)])
@@ -161,8 +161,8 @@ def test_gradient_checkpointing_changes_no_gradient(recipe_of, name):
 
 
 def built(recipe):
-    subject = prepare_subject(recipe)
-    return subject, build_objectives(recipe, subject, CorpusTexts(Sources(recipe, subject.tokenizer)))
+    prepared = prepare_model(recipe)
+    return prepared, prepare_objectives(recipe, prepared, Sources(recipe, prepared.tokenizer))
 
 
 class TestBuilding:
@@ -191,7 +191,7 @@ class TestBuilding:
         assert directions == [{Direction.BIDIRECTIONAL}, {Direction.HYBRID}]
 
     def test_texts_end_with_what_the_encoder_appends_and_have_its_prompt_where_it_is_trained(self, recipe_of):
-        hybrid, _, sscl = built(recipe_of("magnet", "objectives.msg.whole_share=0"))[1]
+        hybrid, _, sscl = built(recipe_of("magnet", "objectives.msg.whole_fraction=0"))[1]
         tokenizer = sscl.batches.tokenizer
         for batch, has_prompt in [(hybrid.batches.make(0, 0, 4), False), (sscl.batches.make(0, 0, 4)["query"], True)]:
             for ids, real in zip(batch["input_ids"], batch["real"], strict=True):

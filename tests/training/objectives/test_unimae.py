@@ -3,15 +3,14 @@
 import pytest
 import torch
 
-from gerund.training.corpus.framing import Framing
-from gerund.training.objectives.base import split_rows
-from gerund.training.objectives.causal import causal_loss
-from gerund.training.objectives.unimae import UnimaeBatches, UnimaeLosses
-from gerund.training.recipe_objectives import UnimaeConfig
+from gerund.training.corpus.formatting import InputFormatter
+from gerund.training.losses.vocabulary import causal_loss
+from gerund.training.objectives.batches import split_rows
+from gerund.training.objectives.unimae import UnimaeBatches, UnimaeConfig, UnimaeLosses
 from tests.tiny import byte_tokenizer
 from tests.training.corpus import tokenizers
 from tests.training.objectives import slow
-from tests.training.objectives.conftest import Rows, assert_equal_losses, assert_same_rows
+from tests.training.objectives.conftest import Rows, assert_equal_losses, assert_same_rows, doubled
 from tests.training.objectives.test_hybrid_batches import MASK, random_rows
 
 LENGTHS = (11, 9, 12, 4, 1, 13)
@@ -19,17 +18,17 @@ LENGTHS = (11, 9, 12, 4, 1, 13)
 
 @pytest.fixture
 def make(tokenizer):
-    def make(rows, seed=3, framing=None, **settings):
+    def make(rows, seed=3, formatter=None, **settings):
         config = UnimaeConfig(kind="unimae", **settings)
-        framing = framing or Framing(tokenizer, append_eos=True)
-        return UnimaeBatches(Rows(rows), framing, config, mask_id=tokenizer.mask_token_id, pad=2, seed=seed)
+        formatter = formatter or InputFormatter(tokenizer, append_eos=True)
+        return UnimaeBatches(Rows(rows), formatter, config, mask_id=tokenizer.mask_token_id, pad=2, seed=seed)
 
     return make
 
 
 def head(heads=2):
     torch.manual_seed(1)
-    losses = UnimaeLosses(16, heads, 40).double()
+    losses = doubled(UnimaeLosses(16, heads, 40))
     for parameter in losses.parameters():
         torch.nn.init.normal_(parameter, 0.0, 0.4)
     return losses
@@ -53,8 +52,8 @@ def test_without_a_token_before_the_text(model, twin, ids_of, double):
     """Nothing precedes the first token, so it is rebuilt but not predicted."""
     tokenizer = tokenizers.without_bos()
     config = UnimaeConfig(kind="unimae")
-    framing = Framing(tokenizer, append_eos=True)
-    batch = UnimaeBatches(Rows(ids_of(*LENGTHS)), framing, config, mask_id=3, pad=0, seed=1).make(0, 0, len(LENGTHS))
+    formatter = InputFormatter(tokenizer, append_eos=True)
+    batch = UnimaeBatches(Rows(ids_of(*LENGTHS)), formatter, config, mask_id=3, pad=0, seed=1).make(0, 0, len(LENGTHS))
     losses = head()
     assert losses.counts(batch) == {"mar": sum(LENGTHS) - len(LENGTHS), "mrc": sum(LENGTHS)}
     expected = {"mar": slow.auto_regression(twin, batch), "mrc": slow.reconstruction(twin, losses.decoder, batch)}
@@ -155,14 +154,14 @@ def test_what_is_masked(build, rate):
     tokenizer = build()
     rows = random_rows(200, shortest=1, longest=60)
     config = UnimaeConfig(kind="unimae", p_mar=rate)
-    framing = Framing(tokenizer, append_eos=True)
-    batch = UnimaeBatches(Rows(rows), framing, config, mask_id=MASK, pad=0, seed=1).make(0, 0, len(rows))
+    formatter = InputFormatter(tokenizer, append_eos=True)
+    batch = UnimaeBatches(Rows(rows), formatter, config, mask_id=MASK, pad=0, seed=1).make(0, 0, len(rows))
     hidden = 0
     for row, text in enumerate(slow.texts_of(batch)):
-        framed = framing.frame(rows[row])
+        framed = formatter.format(rows[row])
         assert text["labels"] == framed.ids
         assert text["labels"][-1] == tokenizer.eos_token_id
-        assert [place for place, inside in enumerate(text["inside"]) if inside] == list(framing.places(framed))
+        assert [place for place, inside in enumerate(text["inside"]) if inside] == list(formatter.places(framed))
         assert sum(text["inside"]) == len(rows[row])
         for own, original, inside in zip(text["input_ids"], text["labels"], text["inside"], strict=True):
             assert own == original or (inside and own == MASK)

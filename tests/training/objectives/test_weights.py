@@ -7,16 +7,15 @@ import torch
 from gerund.attention.plan import AttentionPlan
 from gerund.config import EncoderConfig
 from gerund.inference.encode.runtime import EncoderRuntime
-from gerund.training.corpus.framing import Framing
+from gerund.training.corpus.formatting import InputFormatter
 from gerund.training.corpus.pairs import Example, Examples
 from gerund.training.objectives.base import Batches, Objective
-from gerund.training.objectives.contrastive import ContrastiveLosses, Group
-from gerund.training.objectives.hybrid import HybridBatches, HybridLosses
-from gerund.training.objectives.supervised import ExampleBatches
-from gerund.training.objectives.unimae import UnimaeBatches, UnimaeLosses
-from gerund.training.recipe_objectives import MntpConfig, MsgConfig, SupervisedConfig, UnimaeConfig
+from gerund.training.objectives.contrastive import ExampleBatches, SupervisedConfig
+from gerund.training.objectives.hybrid import HybridBatches, HybridLosses, MntpConfig, MsgConfig
+from gerund.training.objectives.unimae import UnimaeBatches, UnimaeConfig, UnimaeLosses
+from gerund.training.objectives.vectors import ContrastiveLosses, TextGroup
 from gerund.training.step import StepData, TrainingModule, evaluate_batches, run_step
-from tests.training.objectives.conftest import Rows, gpt2
+from tests.training.objectives.conftest import Rows, doubled, gpt2
 
 LENGTHS = (30, 9, 17, 4, 1, 23, 12, 8)
 WORDS = ["the", "cat", "dog", "house", "runs", "sleeps", "under", "over", "red", "blue"]
@@ -28,7 +27,7 @@ class Workshop:
     def __init__(self, tokenizer, rows, **dropouts):
         self.tokenizer, self.rows, self.model = tokenizer, rows, gpt2(len(tokenizer), **dropouts)
         torch.manual_seed(1)
-        self.heads = {"unimae": UnimaeLosses(16, 2, 40).double()}
+        self.heads = {"unimae": doubled(UnimaeLosses(16, 2, 40))}
 
     def hybrid(self, *, mntp=1.0, msg=1.0, micro=None, batch_size=6):
         sizes = {"batch_size": batch_size, "micro_batch_size": micro}
@@ -38,7 +37,7 @@ class Workshop:
         }
         batches = HybridBatches(
             Rows(self.rows),
-            Framing(self.tokenizer),
+            InputFormatter(self.tokenizer),
             **configs,
             mask_id=3,
             random_ids=np.arange(16, len(self.tokenizer)),
@@ -49,8 +48,8 @@ class Workshop:
 
     def unimae(self, *, weight=1.0, alpha=0.1, micro=None, batch_size=6):
         config = UnimaeConfig(kind="unimae", weight=weight, alpha=alpha, batch_size=batch_size, micro_batch_size=micro)
-        framing = Framing(self.tokenizer, append_eos=True)
-        batches = UnimaeBatches(Rows(self.rows), framing, config, mask_id=3, pad=2, seed=4)
+        formatter = InputFormatter(self.tokenizer, append_eos=True)
+        batches = UnimaeBatches(Rows(self.rows), formatter, config, mask_id=3, pad=2, seed=4)
         configs = {"mar": config, "mrc": config}
         return Objective("unimae", batches, self.heads["unimae"], configs, factors={"mar": alpha})
 
@@ -64,12 +63,12 @@ class Workshop:
             Example(f"{WORDS[i]} {WORDS[-i]}", " ".join(WORDS[:i]), (WORDS[i - 1], " ".join(WORDS[i:])))
             for i in range(1, 9)
         ]
-        framing = Framing(self.tokenizer)
+        formatter = InputFormatter(self.tokenizer)
         batches = ExampleBatches(
-            Examples(examples, seed=0, hard_negatives=2), framing, framing, Group(runtime, 2), length=40
+            Examples(examples, seed=0, hard_negatives=2), formatter, formatter, TextGroup(runtime, 2), length=40
         )
         torch.manual_seed(2)
-        losses = ContrastiveLosses(runtime, temperature=0.1, similarity="cosine", projection=projection).double()
+        losses = doubled(ContrastiveLosses(runtime, temperature=0.1, similarity="cosine", projection=projection))
         return Objective("contrastive", batches, losses, {"contrastive": config})
 
     def step(self, *objectives, step=0):
@@ -216,7 +215,7 @@ class TestWeights:
         with pytest.raises(AssertionError, match="step 2 asked"):
             data[2]
         passes = []
-        handle = idle.losses.register_forward_hook(lambda *_: passes.append(1))
+        handle = idle.losses.heads.register_forward_hook(lambda *_: passes.append(1))
         result, _ = workshop.step(workshop.hybrid(), idle)
         handle.remove()
         assert not passes

@@ -1,1 +1,1 @@
-"""Where training texts come from: files, tokens, the order they are dealt in."""
+"""Where training texts come from: files, tokens, the order in which they are read, how they are formatted."""

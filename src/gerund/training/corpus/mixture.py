@@ -1,6 +1,6 @@
-"""Deals numbered rows to several sources by weight, and the items of each source in shuffled epochs.
+"""The order in which items of several sources are read: sources by weight, items of a source in shuffled epochs.
 
-Knows: counts, weights, orders. Does not know: what an item is, or where it lies. A turn depends on nothing but
+Knows: counts, weights, orders. Does not know: what an item is, or where it lies. A sample depends on nothing but
 the seed and its number: that is what makes a resumed training see exactly what the interrupted one would have.
 """
 
@@ -14,13 +14,13 @@ from gerund.errors import ConfigError
 
 
 @dataclass(frozen=True)
-class Turn:
+class Sample:
     """What row ``number`` of a training is made of."""
 
     source: int
     """Which source."""
     epoch: int
-    """How often the source has been dealt out before."""
+    """How often all items of the source have been read before."""
     item: int
     """Which of its items."""
     shift: int
@@ -30,23 +30,23 @@ class Turn:
 class Mixture:
     """A fixed order of the items of several sources.
 
-    Each source deals its items in a shuffled order without repetition until none is left; then a new order
+    The items of each source are read in a shuffled order without repetition until none is left; then a new order
     begins. Rows of different sources alternate in a fixed pattern, exactly in proportion to the weights over
     every 1000 rows.
 
     >>> mixture = Mixture([3, 2], [3.0, 1.0], seed=0)
-    >>> turns = [mixture.turn(number) for number in range(1000)]
-    >>> sum(turn.source == 0 for turn in turns)
+    >>> samples = [mixture.sample(number) for number in range(1000)]
+    >>> sum(sample.source == 0 for sample in samples)
     750
-    >>> first = [turn.item for turn in turns if turn.source == 0]
+    >>> first = [sample.item for sample in samples if sample.source == 0]
     >>> sorted(first[:3]), sorted(first[3:6])
     ([0, 1, 2], [0, 1, 2])
 
     Args:
         sizes: How many items each source has, at least one.
         weights: How many rows of each source, relative to the others.
-        seed: Decides all orders.
-        shifts: From how many numbers the shift of an epoch is drawn.
+        seed: Determines all orders.
+        shifts: From how many numbers the shift of an epoch is sampled.
 
     Raises:
         ConfigError: There is not one positive weight for each source.
@@ -58,23 +58,23 @@ class Mixture:
         if len(sizes) != len(weights) or not all(math.isfinite(weight) and weight > 0 for weight in weights):
             raise ConfigError(f"{len(sizes)} sources need as many positive weights, not {list(weights)}")
         if not sizes or min(sizes) < 1:
-            raise ConfigError(f"every source needs items to deal; there are {list(sizes)}")
+            raise ConfigError(f"every source needs items; there are {list(sizes)}")
         self.sizes, self.seed, self.shifts = list(sizes), seed, shifts
-        self.pattern = self._deal(weights)
+        self.pattern = self._pattern(weights)
         chosen = self.pattern[:, None] == np.arange(len(sizes))
         self._rank = np.cumsum(chosen, axis=0) - chosen
         self._per_period = chosen.sum(axis=0)
         self._latest: dict[int, tuple[int, int, np.ndarray]] = {}
 
-    def _deal(self, weights: Sequence[float]) -> np.ndarray:
-        share = np.array(weights, dtype=float) / sum(weights) * self.PERIOD
-        counts = np.floor(share).astype(int)
-        largest_remainders = np.argsort(counts - share, kind="stable")[: self.PERIOD - counts.sum()]
+    def _pattern(self, weights: Sequence[float]) -> np.ndarray:
+        rows = np.array(weights, dtype=float) / sum(weights) * self.PERIOD
+        counts = np.floor(rows).astype(int)
+        largest_remainders = np.argsort(counts - rows, kind="stable")[: self.PERIOD - counts.sum()]
         counts[largest_remainders] += 1
         pattern = np.repeat(np.arange(len(weights)), counts)
         return np.random.default_rng([self.seed, 0]).permutation(pattern)
 
-    def turn(self, number: int) -> Turn:
+    def sample(self, number: int) -> Sample:
         """Return what row ``number``, counted from 0, is made of."""
         if number < 0:
             raise IndexError(number)
@@ -83,7 +83,7 @@ class Mixture:
         nth = period * int(self._per_period[source]) + int(self._rank[place, source])
         epoch, position = divmod(nth, self.sizes[source])
         shift, order = self._epoch(source, epoch)
-        return Turn(source, epoch, int(order[position]), shift)
+        return Sample(source, epoch, int(order[position]), shift)
 
     def _epoch(self, source: int, epoch: int) -> tuple[int, np.ndarray]:
         """Return the shift and the order of an epoch; the latest one of each source is kept."""
@@ -95,6 +95,6 @@ class Mixture:
         return kept[1], kept[2]
 
     def epochs(self, rows: int) -> list[float]:
-        """Return how often each source is dealt out by the first ``rows`` rows, on average."""
-        share = zip(self._per_period, self.sizes, strict=True)
-        return [float(rows * per_period / self.PERIOD / size) for per_period, size in share]
+        """Return how often each source is read by the first ``rows`` rows, on average."""
+        sources = zip(self._per_period, self.sizes, strict=True)
+        return [float(rows * per_period / self.PERIOD / size) for per_period, size in sources]

@@ -1,4 +1,4 @@
-"""Reads training pairs and triples from files, and deals them in shuffled epochs.
+"""Training pairs and triples: read from files, and ordered in shuffled epochs.
 
 Knows: columns, file and line of each example. Does not know: tokens, prompts, losses.
 """
@@ -77,9 +77,9 @@ class Examples:
     """Examples in shuffled epochs without repetition; row ``i`` is a pure function of the seed and ``i``.
 
     Args:
-        examples: What is dealt.
-        seed: Decides all orders and negatives.
-        hard_negatives: How many negatives each row gets, drawn anew each time. An example with more gives different
+        examples: The examples.
+        seed: Determines all orders and negatives.
+        hard_negatives: How many negatives each row gets, sampled anew each time. An example with more gives different
             ones; one with fewer gives all of them and repeats them as evenly as can be.
 
     Raises:
@@ -107,12 +107,12 @@ class Examples:
 
     def row(self, number: int) -> Example:
         """Return example ``number`` of the training, with exactly ``hard_negatives`` negatives."""
-        example = self.examples[self._mixture.turn(number).item]
+        example = self.examples[self._mixture.sample(number).item]
         if not self.hard_negatives:
             return replace(example, negatives=())
         order = np.random.default_rng([self.seed, 2, number]).permutation(len(example.negatives))
-        drawn = np.resize(order, self.hard_negatives).tolist()
-        return replace(example, negatives=tuple(example.negatives[index] for index in drawn))
+        sampled = np.resize(order, self.hard_negatives).tolist()
+        return replace(example, negatives=tuple(example.negatives[index] for index in sampled))
 
     def epochs(self, rows: int) -> list[float]:
         """Return how often the examples are read by the first ``rows`` rows, as a list of one number."""

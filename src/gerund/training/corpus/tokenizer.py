@@ -1,22 +1,39 @@
-"""Trains a byte-level BPE tokenizer and saves it as a folder that ``AutoTokenizer`` opens.
+"""The tokenizer of a training: byte-level BPE trained on the sources, or opened; and its mask token.
 
-Knows: the pre-tokenisation, the special tokens and their ids. Does not know: where the texts come from.
-Every text comes back unchanged from ``decode(encode(text))``, and the same texts give the same tokenizer.
+Every text comes back unchanged from ``decode(encode(text))``, and the same texts give the same tokenizer. No token is
+added to the vocabulary of a base: embeddings would have to grow, and the model would no longer be the one that was
+given.
+
+Knows: the pre-tokenisation, the special tokens and their ids, vocabularies. Does not know: which tokens are hidden
+(``data.masking``).
 """
 
-from collections.abc import Iterable
+import hashlib
+import json
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from gerund.data.corpus import clean_text, read_documents
 from gerund.errors import ConfigError
+from gerund.jobs.folders import atomic_folder
+from gerund.models.encoder_decoder import SEQ2SEQ
+from gerund.training.corpus.sources import cache_folder, existing
+from gerund.training.recipe import Recipe, TokenizerConfig
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
+    from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 BOS, EOS, PAD, MASK = "<|bos|>", "<|eos|>", "<|pad|>", "<|mask|>"
 RESERVED = tuple(f"<|reserved_{i}|>" for i in range(12))
 SPECIAL_TOKENS = (BOS, EOS, PAD, MASK, *RESERVED)
 """Their ids are their places here. The mask token serves infilling, the reserved ones later markers."""
+
+# As many as T5 has.
+_SENTINELS = 100
+
+USUAL_MASK = "_"
+"""Rare and a token of its own in most vocabularies; MAGNET's choice for LLaMA-2 (Appendix A)."""
 
 # Llama 3's pattern with digits one by one, so that numbers share their pieces in a small vocabulary.
 _PATTERN = (
@@ -95,3 +112,89 @@ def load_tokenizer(folder: str | Path) -> "PreTrainedTokenizerFast":
     if not (Path(folder) / "tokenizer.json").is_file():
         raise ConfigError(f"{folder}: no tokenizer.json there")
     return PreTrainedTokenizerFast.from_pretrained(str(folder))
+
+
+def prepare_tokenizer(recipe: Recipe) -> "PreTrainedTokenizerFast":
+    """Open the tokenizer of a new model, or train it, or take the one trained on the same data before."""
+    settings = recipe.tokenizer or TokenizerConfig()
+    if settings.path is not None:
+        return load_tokenizer(settings.path)
+    sources = [(s.clean, s.weight, s.text_column, _stamps(recipe, s.files)) for s in recipe.data.sources]
+    sentinels = sentinels_of(recipe)
+    content: list[Any] = [1, settings.vocab_size, settings.sample_mb, settings.max_length, sources]
+    content += [sentinels] if sentinels else []
+    key = hashlib.sha256(json.dumps(content).encode()).hexdigest()[:20]
+    folder = cache_folder(recipe) / f"tokenizer-{key}"
+    if not folder.is_dir():
+        texts = _sample(recipe, settings.sample_mb)
+        tokenizer = train_tokenizer(
+            texts, vocab_size=settings.vocab_size, max_length=settings.max_length, sentinels=sentinels
+        )
+        with atomic_folder(folder) as partial:
+            tokenizer.save_pretrained(str(partial))
+    # Read back also when just trained, so that the first run and a resumed one use the very same object.
+    return load_tokenizer(folder)
+
+
+def sentinels_of(recipe: Recipe) -> int:
+    """Return how many sentinels the tokenizer of a new model has: those of a T5."""
+    return _SENTINELS if (recipe.model.config or {}).get("model_type") in SEQ2SEQ else 0
+
+
+def _sample(recipe: Recipe, megabytes: float) -> Iterator[str]:
+    total = sum(source.weight for source in recipe.data.sources)
+    for source in recipe.data.sources:
+        budget = megabytes * 1e6 * source.weight / total
+        for document in read_documents(existing(recipe, source.files), text_column=source.text_column):
+            text = clean_text(document.text, source.clean)
+            yield text
+            budget -= len(text.encode("utf-8"))
+            if budget <= 0:
+                break
+
+
+def _stamps(recipe: Recipe, files: list[Path]) -> list[tuple[str, int]]:
+    return [(path.name, path.stat().st_size) for path in existing(recipe, files)]
+
+
+def pick_mask_token(tokenizer: "PreTrainedTokenizerBase", wanted: str | None) -> int:
+    """Return the id of the mask token: the wanted one, else the tokenizer's own, else ``_``.
+
+    Args:
+        tokenizer: the tokenizer.
+        wanted: a text that is one token; None for no wish.
+
+    Returns:
+        The id.
+
+    Raises:
+        ConfigError: the wanted text is not one token, or there is none to fall back on.
+    """
+    if wanted is not None:
+        found = _single(tokenizer, wanted)
+        if found is None:
+            pieces = tokenizer.tokenize(wanted)
+            raise ConfigError(
+                f"mask_token {wanted!r} is no token of this tokenizer but {len(pieces)} pieces; "
+                "give the text of one token, such as '_', or leave it out"
+            )
+        return found
+    own: int | None = tokenizer.mask_token_id
+    if own is not None:
+        return own
+    found = _single(tokenizer, USUAL_MASK)
+    if found is None:
+        raise ConfigError(
+            f"this tokenizer has no mask token and {USUAL_MASK!r} is no token of it either; "
+            "set mask_token to a rarely used token of its vocabulary"
+        )
+    return found
+
+
+def _single(tokenizer: "PreTrainedTokenizerBase", text: str) -> int | None:
+    # The vocabulary comes first: encoding "_" with SentencePiece gives "▁" and "_", or another token, "▁_".
+    vocabulary: dict[str, int] = tokenizer.get_vocab()
+    if text in vocabulary:
+        return vocabulary[text]
+    ids: list[int] = tokenizer.encode(text, add_special_tokens=False) if text else []
+    return ids[0] if len(ids) == 1 and ids[0] != tokenizer.unk_token_id else None

@@ -1,4 +1,4 @@
-"""InfoNCE: a query has to tell its positive from all other keys.
+"""InfoNCE: a query has to be closer to its positive than to all other keys.
 
 Knows: vectors, which key is whose positive, which pairs are no negatives. Does not know: texts, models, processes.
 """
@@ -124,8 +124,8 @@ def accuracy(
 ) -> Tensor:
     """Return how many queries are more similar to their positive than to any other key.
 
-    A count and not a share, because shares of unequal batches do not add up. A tie is no success: vectors that have
-    all become the same score 0.
+    A count and not a fraction, because fractions of unequal batches do not add up. A tie is no success: vectors that
+    have all become the same score 0.
 
     Args:
         queries_BD: as in ``info_nce``.

@@ -15,6 +15,11 @@ from torch.autograd.function import once_differentiable
 from gerund.errors import DataError
 
 
+def process_count() -> int:
+    """Return how many processes train together."""
+    return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
+
+
 def gather_rows(rows_BD: Tensor) -> tuple[Tensor, int]:
     """Return the rows of all processes in the order of their ranks, with gradient, and where the own ones begin.
 
@@ -29,7 +34,7 @@ def gather_rows(rows_BD: Tensor) -> tuple[Tensor, int]:
     Raises:
         DataError: the processes bring rows of different numbers or widths; raised in all of them.
     """
-    if _processes() == 1:
+    if process_count() == 1:
         return rows_BD, 0
     _demand_equal_shapes(rows_BD)
     all_KD: Tensor = _GatherWithGradient.apply(rows_BD)
@@ -49,7 +54,7 @@ def gather_numbers(numbers_B: Tensor) -> Tensor:
     Raises:
         DataError: the processes bring different numbers of them; raised in all of them.
     """
-    if _processes() == 1:
+    if process_count() == 1:
         return numbers_B
     _demand_equal_shapes(numbers_B)
     return _gathered(numbers_B)
@@ -78,19 +83,15 @@ class _GatherWithGradient(torch.autograd.Function):
 
 
 def _gathered(own: Tensor) -> Tensor:
-    parts = [torch.empty_like(own, memory_format=torch.contiguous_format) for _ in range(_processes())]
+    parts = [torch.empty_like(own, memory_format=torch.contiguous_format) for _ in range(process_count())]
     distributed.all_gather(parts, own.contiguous())
     return torch.cat(parts)
-
-
-def _processes() -> int:
-    return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
 
 
 def _demand_equal_shapes(rows: Tensor) -> None:
     """Compare the shapes first: with unequal ones the communication itself would hang or mix up rows."""
     own = torch.tensor([len(rows), rows[:1].numel() if rows.ndim > 1 else 1], device=rows.device)
-    shapes = [torch.empty_like(own) for _ in range(_processes())]
+    shapes = [torch.empty_like(own) for _ in range(process_count())]
     distributed.all_gather(shapes, own)
     found = [shape.tolist() for shape in shapes]
     if any(shape != found[0] for shape in found):

@@ -17,7 +17,7 @@ class ReconstructionDecoder(nn.Module):
     """One transformer layer from scratch that predicts every token of a text (UniMAE, section 2.4).
 
     Queries are the text's vector at every position, keys and values the vector and the embeddings of the *other*
-    tokens, most of the way hidden: what a query cannot see, the vector has to tell. Vector and embeddings are
+    tokens, many of them hidden: what a query cannot see has to come from the vector. Vector and embeddings are
     normalised first and positions begin with variance 1, so that none of them drowns another.
 
     Args:
@@ -65,7 +65,7 @@ class ReconstructionDecoder(nn.Module):
             real_BT: True for tokens, False for padding on either side.
             keep: how likely a query sees each other token, ``1 - p_mrc``.
             generator: where the random numbers come from; None takes torch's own.
-            mask_BTS: ``(B, T, 1 + T)``, who sees whom, instead of drawing it.
+            mask_BTS: ``(B, T, 1 + T)``, who sees whom, instead of sampling it.
 
         Returns:
             ``(B, T, D)``. Rows of padding hold numbers without meaning.
@@ -106,14 +106,14 @@ class ReconstructionDecoder(nn.Module):
 
 
 def reconstruction_mask(real_BT: Tensor, p_mrc: float, generator: torch.Generator | None = None) -> Tensor:
-    """Draw which of ``[h, x_1, ..., x_T]`` each query sees (UniMAE, equation 4).
+    """Sample which of ``[h, x_1, ..., x_T]`` each query sees (UniMAE, equation 4).
 
-    Each query sees h, never its own token, and each other token with probability ``1 - p_mrc``, drawn for every pair
+    Each query sees h, never its own token, and each other token with probability ``1 - p_mrc``, sampled for every pair
     of the two. Equation 4 would hide h at random as well; here it never is, so no query is left with nothing.
 
     Args:
         real_BT: True for tokens, False for padding; what is padding is never seen.
-        p_mrc: the share of pairs that are hidden.
+        p_mrc: the fraction of pairs that are hidden.
         generator: where the random numbers come from; None takes torch's own.
 
     Returns:
@@ -126,11 +126,11 @@ def reconstruction_mask(real_BT: Tensor, p_mrc: float, generator: torch.Generato
     [[[1, 0, 1, 0], [1, 1, 0, 0], [1, 1, 1, 0]]]
     """
     if not 0 <= p_mrc <= 1:
-        raise ConfigError(f"a share of hidden tokens lies between 0 and 1, unlike {p_mrc}")
+        raise ConfigError(f"a fraction of hidden tokens lies between 0 and 1, unlike {p_mrc}")
     n_texts, n_tokens = real_BT.shape
     source = real_BT.device if generator is None else generator.device
-    drawn_BTT = torch.rand(n_texts, n_tokens, n_tokens, generator=generator, device=source).to(real_BT.device)
+    sampled_BTT = torch.rand(n_texts, n_tokens, n_tokens, generator=generator, device=source).to(real_BT.device)
     others_TT = ~torch.eye(n_tokens, dtype=torch.bool, device=real_BT.device)
     # rand never reaches 1: with p_mrc = 1 nothing is kept, with 0 everything is.
-    kept_BTT = (drawn_BTT >= p_mrc) & others_TT & real_BT.bool()[:, None]
+    kept_BTT = (sampled_BTT >= p_mrc) & others_TT & real_BT.bool()[:, None]
     return torch.cat([kept_BTT.new_ones(n_texts, n_tokens, 1), kept_BTT], dim=2)

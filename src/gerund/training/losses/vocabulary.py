@@ -1,14 +1,19 @@
-"""Cross-entropy over a vocabulary without ever holding the logits of all positions.
+"""Cross-entropy over a vocabulary: of chosen positions without ever holding all their logits, and of whole blocks.
 
-Knows: states, targets, a function from states to logits. Does not know: which positions are predicted, or why.
+Knows: states, targets, a function from states to logits, the heads of language models. Does not know: which positions
+are predicted, or why.
+
+Shapes: B texts, T tokens, L tokens of the decoder, N positions, D numbers of a state, V tokens of the vocabulary.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.nn import functional
 from transformers import PreTrainedModel
 
 from gerund.errors import ConfigError, ModelError
@@ -17,6 +22,9 @@ from gerund.training.losses.graph import trained_leaves
 
 # From last hidden states ``(N, D)`` to logits ``(N, V)``.
 Head = Callable[[Tensor], Tensor]
+
+NOTHING = -100
+"""Stands in the place of padding among the targets of a decoder."""
 
 # Logits that are held at once. On a CPU 8 MiB in float32, which stay in its caches and are not asked of the system anew
 # each time, but no fewer rows than a matrix product wants; a GPU takes 128 MiB.
@@ -97,6 +105,47 @@ def head_of(model: PreTrainedModel) -> tuple[Head, list[nn.Parameter]]:
     own: PreTrainedModel = unwrap() if unwrap is not None else model
     head = TokenHead(own)
     return head.logits, [p for p in own.get_output_embeddings().parameters() if p.requires_grad]
+
+
+def causal_loss(model: PreTrainedModel, input_ids_BT: Tensor) -> Tensor:
+    """Return the summed cross-entropy of tokens 1..T-1 of every row, a scalar in fp32."""
+    logits_BTV = model(input_ids=input_ids_BT, use_cache=False).logits
+    # Cut after the head: the product keeps its round shape, and the compiler fuses the cut into the loss.
+    predictions_NV = logits_BTV[:, :-1].flatten(0, 1).float()
+    return functional.cross_entropy(predictions_NV, input_ids_BT[:, 1:].flatten(), reduction="sum")
+
+
+def decoder_loss(model: PreTrainedModel, hidden_BTD: Tensor, real_BT: Tensor, labels_BL: Tensor) -> Tensor:
+    """Return the summed cross-entropy of what the decoder writes for texts that the encoder has read.
+
+    Args:
+        model: An encoder-decoder model.
+        hidden_BTD: The encoder's states.
+        real_BT: True for tokens, False for padding.
+        labels_BL: What is written, ``NOTHING`` where a row is shorter.
+    """
+    counted_BL = labels_BL != NOTHING
+    start: int = model.config.decoder_start_token_id
+    ids_BL = torch.cat([torch.full_like(labels_BL[:, :1], start), labels_BL[:, :-1].clamp(min=0)], dim=1)
+    # Behind its end a row is read as padding, and nothing before looks there.
+    states_BLD = model.decoder(
+        input_ids=ids_BL,
+        encoder_hidden_states=hidden_BTD,
+        encoder_attention_mask=real_BT.long(),
+        use_cache=False,
+    ).last_hidden_state
+    head = model.get_output_embeddings()
+    scale = model.config.d_model**-0.5 if getattr(model.config, "scale_decoder_outputs", False) else 1.0
+    return token_loss(
+        partial(_scaled_logits, head, scale),
+        states_BLD[counted_BL],
+        labels_BL[counted_BL],
+        parameters=list(head.parameters()),
+    )
+
+
+def _scaled_logits(head: Head, scale: float, states_ND: Tensor) -> Tensor:
+    return head(states_ND * scale)
 
 
 class _ChunkedLoss(torch.autograd.Function):

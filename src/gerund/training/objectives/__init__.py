@@ -1,1 +1,1 @@
-"""What a model can be trained for, one file each."""
+"""What a model can be trained for: one module each, and the registry of all."""

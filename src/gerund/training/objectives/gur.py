@@ -2,7 +2,7 @@
 
 GUR, section III-A, equation 1: ``LM loss + alpha * CL loss``. The encoder reads both sides of a pair with spans
 hidden; its states go to the projection head, whose vectors are compared, and to the decoder, which writes what is
-hidden. A decoder-only model has the contrastive half alone: its language modelling is an objective of its own beside
+hidden. A decoder-only model has the contrastive loss alone: its language modelling is an objective of its own beside
 this one.
 
 Knows: which texts make a batch, both losses. Does not know: where pairs come from.
@@ -10,29 +10,173 @@ Knows: which texts make a batch, both losses. Does not know: where pairs come fr
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-import torch
-from torch import Tensor
+from pydantic import Field, model_validator
 
-from gerund.inference.encode.runtime import hidden_states
-from gerund.training.corpus.pairs import Example, Examples
-from gerund.training.losses.contrastive import accuracy, excluded_pairs, info_nce
-from gerund.training.losses.gathering import gather_numbers, gather_rows
-from gerund.training.objectives.base import Batch, Batches, JointLosses, row_generator
-from gerund.training.objectives.contrastive import ContrastiveLosses
-from gerund.training.objectives.span_corruption import NOTHING, decoder_loss, with_targets
+from gerund.errors import ConfigError
+from gerund.training.objectives.base import Batch, Batches, JointLosses, Objective, ObjectiveConfig, Section
+from gerund.training.objectives.batches import row_generator
+from gerund.training.objectives.span_corruption import Corruption, demand_decoder, with_targets, written_tokens
+from gerund.training.objectives.vectors import ContrastiveConfig, ContrastiveLosses, TextGroup
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from transformers import PreTrainedModel
 
+    from gerund.config import EncoderConfig
     from gerund.inference.tokens import Tokens
-    from gerund.training.corpus.framing import Framing
-    from gerund.training.objectives.contrastive import Group
-    from gerund.training.objectives.span_corruption import Corruption
+    from gerund.models.heads import ProjectionHead
+    from gerund.training.corpus.formatting import InputFormatter
+    from gerund.training.corpus.pairs import Example, Examples
+    from gerund.training.objectives.context import Context
 
 TITLE_PROMPT = "document2title: "
 """Put before a text whose title is to be written (GUR, section IV-B)."""
+
+# Of the projection head: GUR, Table I.
+_DIMENSIONS = 128
+
+
+class PairsOfDocuments(Section):
+    """Files of pairs, as ``gerund mine`` writes them."""
+
+    files: list[Path] = Field(min_length=1)
+    """Files, relative to ``data.folder``."""
+    query: str = "text_a"
+    """Column or field of one side; of pairs with a title, the title."""
+    positive: str = "text_b"
+    """Column or field of the other side."""
+
+
+class GurConfig(ContrastiveConfig):
+    """Pairs of one document, in one pass for language modelling and contrastive learning (GUR, equation 1)."""
+
+    trains_head: ClassVar[bool] = True
+    seed_offset: ClassVar[int | None] = 80
+    renamed: ClassVar[Mapping[str, str]] = {"title_share": "title_fraction"}
+
+    kind: Literal["gur"]
+    pairs: PairsOfDocuments
+    batch_size: int = Field(default=64, ge=2)
+    """Pairs of one optimizer step; of short ones ``short_factor`` times as many."""
+    length: int = Field(default=128, ge=8)
+    """Longest text in tokens; of a longer one a random stretch is read."""
+    short_length: int | None = Field(default=None, ge=8)
+    """Pairs of two short texts make batches of their own, whose texts have at most so many tokens (GUR has 32); left
+    out, all pairs are read together."""
+    short_characters: int = Field(default=64, ge=1)
+    """A text of fewer characters is a short one."""
+    short_factor: int = Field(default=4, ge=1)
+    """A batch of short pairs has so many times ``batch_size``."""
+    temperature: float = Field(default=0.1, gt=0)
+    """Similarities are divided by it."""
+    alpha: float = Field(default=1.0, ge=0)
+    """Weight of the contrastive loss beside language modelling; 0 leaves it out (the paper's GUR-CL)."""
+    lm: bool | None = None
+    """Whether the decoder writes what is hidden of both texts; false leaves it out (the paper's GUR-LM). Left out, it
+    does where there is a decoder beside an encoder. A decoder-only model has objectives of its own for that, such as
+    ``causal`` or ``unimae``, in the same recipe."""
+    rate: float = Field(default=0.15, gt=0, lt=1)
+    """Fraction of the tokens that are hidden."""
+    spans: Literal["hump", "geometric", "t5"] = "hump"
+    """How long hidden spans are: ``hump`` (equation 3), ``geometric`` (SpanBERT's) or ``t5``."""
+    title_fraction: float = Field(default=0.1, ge=0, le=1)
+    """So many of the pairs are also read as a text whose ``query``, the title, is to be written; with ``lm`` only."""
+    dimensions: int | None = Field(default=None, ge=1)
+    """Numbers of a vector behind a non-linear projection head, which is kept with the model; GUR has 128. Left out,
+    as many as the base's head has, or 128 for an encoder-decoder model without one, and no head for others."""
+    variant: Literal["paper", "released"] | None = None
+    """Of the head: ``paper``, two linear maps with a ReLU between, or ``released``, that of the released code, gated
+    and normed. Left out, the base's, or ``paper``."""
+
+    @model_validator(mode="after")
+    def _heads_and_lengths(self) -> Self:
+        if self.projection is not None and self.dimensions is not None:
+            raise ValueError("projection is a head for training only, dimensions one that is kept: give one of them")
+        if self.short_length is not None and self.short_length > self.length:
+            raise ValueError(f"short_length {self.short_length} is above length {self.length}")
+        if self.lm is False and self.alpha == 0:
+            raise ValueError("with lm false and alpha 0 nothing is learned")
+        return self
+
+    @property
+    def reads_sources(self) -> bool:
+        """Whether it reads the recipe's sources."""
+        return False
+
+    def check_model(self, model: str, encoder: "EncoderConfig") -> None:
+        """Refuse to write where there is no decoder for it."""
+        if self.lm:
+            demand_decoder("gur with lm", model)
+        super().check_model(model, encoder)
+
+    def prepare(self, context: "Context") -> Objective:
+        """Return batches of pairs, and both losses or one of them."""
+        writes = context.model.is_encoder_decoder if self.lm is None else self.lm
+        losses = GurLosses(
+            context.model.runtime,
+            temperature=self.temperature,
+            similarity=self.similarity,
+            projection=self.projection,
+        )
+        head = self._head(context)
+        if head is not None:
+            losses.heads.projection = head
+        formatter = context.formatter(self)
+        seed = context.seed(self)
+        batches = GurBatches(
+            self._buckets(context, seed),
+            self.batch_size,
+            formatter,
+            TextGroup.of(context),
+            seed=seed,
+            corruption=Corruption.of(context, self) if writes else None,
+            titles=context.formatter(self, TITLE_PROMPT) if writes and self.title_fraction else None,
+            title_fraction=self.title_fraction,
+        )
+        configs: dict[str, ObjectiveConfig] = {"gur": self, **({"lm": self} if writes else {})}
+        return Objective(self.kind, batches, losses, configs, factors={"gur": self.alpha})
+
+    def _head(self, context: "Context") -> "ProjectionHead | None":
+        """Return the base's head, to be trained further, or a new one, or None where the recipe asks for none."""
+        from gerund.models.heads import HeadSettings, ProjectionHead
+
+        model, asked = context.model, self.dimensions
+        head = model.head
+        if asked is None and (self.projection is not None or not (model.is_encoder_decoder or head)):
+            return None
+        if head is None:
+            shape = HeadSettings(model.runtime.state_width, asked or _DIMENSIONS, self.variant or "paper")
+            head = ProjectionHead(shape)
+        own = head.settings
+        if asked not in (None, own.dimensions) or self.variant not in (None, own.variant):
+            raise ConfigError(
+                f"gur: the base has a head of {own.dimensions} dimensions ({own.variant}), and the recipe asks for "
+                f"{asked or own.dimensions} ({self.variant or own.variant}); left out, that of the base is trained "
+                "further"
+            )
+        model.head = head.float().train()
+        return model.head
+
+    def _buckets(self, context: "Context", seed: int) -> "Buckets":
+        from gerund.training.corpus.pairs import Example, Examples, read_examples
+
+        pairs = self.pairs
+        found = read_examples(context.files(pairs.files), query=pairs.query, positive=pairs.positive)
+        if self.short_length is None:
+            return Buckets([Bucket(Examples(found, seed=seed), self.length)], self.batch_size)
+        by_length: tuple[list[Example], list[Example]] = ([], [])
+        for one in found:
+            by_length[max(len(one.query), len(one.positive)) >= self.short_characters].append(one)
+        shapes = ((self.short_length, self.short_factor), (self.length, 1))
+        buckets = [
+            Bucket(Examples(examples, seed=seed + place), length, factor)
+            for place, (examples, (length, factor)) in enumerate(zip(by_length, shapes, strict=True))
+            if examples
+        ]
+        return Buckets(buckets, self.batch_size)
 
 
 @dataclass(frozen=True)
@@ -45,7 +189,7 @@ class Bucket:
         factor: A batch has so many times the objective's batch size.
     """
 
-    examples: Examples
+    examples: "Examples"
     length: int
     factor: int = 1
 
@@ -61,52 +205,52 @@ class Buckets:
     def __init__(self, buckets: Sequence[Bucket], batch_size: int) -> None:
         self.buckets = buckets
         batches = [len(bucket.examples) / (bucket.factor * batch_size) for bucket in buckets]
-        self._share = batches[0] / sum(batches)
+        self._fraction = batches[0] / sum(batches)
 
     def __len__(self) -> int:
         """Return how many pairs there are."""
         return sum(len(bucket.examples) for bucket in self.buckets)
 
-    def turn(self, step: int) -> tuple[Bucket, int]:
+    def at(self, step: int) -> tuple[Bucket, int]:
         """Return the bucket of a step, and how many steps have read it before."""
-        before, after = int(step * self._share + 1e-9), int((step + 1) * self._share + 1e-9)
+        before, after = int(step * self._fraction + 1e-9), int((step + 1) * self._fraction + 1e-9)
         return (self.buckets[0], before) if after > before else (self.buckets[-1], step - before)
 
 
 class GurBatches(Batches):
-    """Pairs in the order that they are dealt in.
+    """Pairs in a shuffled order.
 
     Args:
         buckets: The pairs, by length.
         batch_size: Pairs of a step.
-        framing: Frames texts.
+        formatter: Formats texts.
         group: Makes a group of texts into tensors.
-        seed: Decides crops and spans.
+        seed: Determines crops and spans.
         corruption: Hides spans; None for a model that only encodes here.
-        titles: Frames texts whose title is to be written; None for no such task.
-        title_share: So many of the pairs are also read as text and title.
+        titles: Formats texts whose title is to be written; None for no such task.
+        title_fraction: So many of the pairs are also read as text and title.
     """
 
     def __init__(
         self,
         buckets: Buckets,
         batch_size: int,
-        framing: "Framing",
-        group: "Group",
+        formatter: "InputFormatter",
+        group: TextGroup,
         *,
         seed: int,
-        corruption: "Corruption | None" = None,
-        titles: "Framing | None" = None,
-        title_share: float = 0.0,
+        corruption: Corruption | None = None,
+        titles: "InputFormatter | None" = None,
+        title_fraction: float = 0.0,
     ) -> None:
-        self.texts, self.batch_size, self.framing, self.group = buckets, batch_size, framing, group
-        self.seed, self.corruption, self.titles, self.title_share = seed, corruption, titles, title_share
+        self.texts, self.batch_size, self.formatter, self.group = buckets, batch_size, formatter, group
+        self.seed, self.corruption, self.titles, self.title_fraction = seed, corruption, titles, title_fraction
 
     def make(self, step: int, first: int, count: int) -> dict[str, Any]:
         """Return the groups ``query`` and ``positive`` and, with the task of titles, ``title``."""
-        bucket, turn = self.texts.turn(step)
-        offset = first - step * self.batch_size  # where this process's share of the batch begins
-        begin = (turn * self.batch_size + offset) * bucket.factor
+        bucket, earlier = self.texts.at(step)
+        offset = first - step * self.batch_size  # where this process's part of the batch begins
+        begin = (earlier * self.batch_size + offset) * bucket.factor
         numbers = range(begin, begin + count * bucket.factor)
         rows = [bucket.examples.row(number) for number in numbers]
         sides = {"query": [row.query for row in rows], "positive": [row.positive for row in rows]}
@@ -122,36 +266,36 @@ class GurBatches(Batches):
 
     def _titles(self, count: int) -> int:
         """Return how many of the first ``count`` pairs of a batch are read as text and title."""
-        return int(self.title_share * count + 1e-9)
+        return int(self.title_fraction * count + 1e-9)
 
     def _side(self, texts: Sequence[str], numbers: range, length: int, side: int) -> Batch:
-        framed, targets = [], []
+        formatted, targets = [], []
         for text, number in zip(texts, numbers, strict=True):
             rng = row_generator(self.seed + side, number)
             whole = self._cropped(text, length, rng)
             own, target = (whole, []) if self.corruption is None else self.corruption(whole, rng)
-            framed.append(own)
+            formatted.append(own)
             targets.append(target)
-        batch = self.group(framed)
+        batch = self.group(formatted)
         # Which texts are the same is asked of them as they are, not of what is left of them.
         batch["identity"] = self.group.identities(texts)
         return batch if self.corruption is None else with_targets(batch, targets)
 
     def _cropped(self, text: str, length: int, rng: Any) -> "Tokens":
         """Return a text as the encoder reads it; of a longer one a random stretch (GUR, section III-B, step 5)."""
-        whole = self.framing.frame_text(text, None)
+        whole = self.formatter.format_text(text, None)
         if len(whole) <= length:
             return whole
-        places = self.framing.places(whole)
+        places = self.formatter.places(whole)
         room = length - (len(whole) - len(places))
         begin = places.start + int(rng.integers(len(places) - room + 1))
-        return self.framing.frame(whole.ids[begin : begin + room])
+        return self.formatter.format(whole.ids[begin : begin + room])
 
-    def _titled(self, rows: Sequence[Example], length: int) -> Batch:
+    def _titled(self, rows: "Sequence[Example]", length: int) -> Batch:
         assert self.titles is not None
         assert self.corruption is not None
-        batch = self.group([self.titles.frame_text(row.positive, length + self.titles.room) for row in rows])
-        plain = self.framing.tokenizer
+        batch = self.group([self.titles.format_text(row.positive, length + self.titles.overhead) for row in rows])
+        plain = self.formatter.tokenizer
         written = [plain(row.query, add_special_tokens=False, verbose=False)["input_ids"][: length - 1] for row in rows]
         return with_targets(batch, [[*ids, self.corruption.end] for ids in written])
 
@@ -166,38 +310,31 @@ class GurLosses(ContrastiveLosses, JointLosses):
         """Return over how many tokens the decoder's loss is summed; nothing where it writes nothing."""
         if "labels" not in batch["query"]:
             return {}
-        return {"lm": sum(int((group["labels"] != NOTHING).sum()) for group in batch.values())}
+        return {"lm": sum(map(written_tokens, batch.values()))}
 
-    def forward(self, model: "PreTrainedModel", part: Batch) -> Tensor:
+    def __call__(self, model: "PreTrainedModel", part: Batch) -> "Tensor":
         """Return the vectors ``(B, D)``, in one pass where ``joint`` reads the same texts under the same dropout."""
         if "labels" not in part:
-            return super().forward(model, part)
-        return self.vectors(hidden_states(model, part["input_ids"], part["real"], self.plan), part)
+            return super().__call__(model, part)
+        return self.heads.vectors(self.heads.states(model, part), part)
 
-    def joint(self, model: "PreTrainedModel", part: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+    def joint(self, model: "PreTrainedModel", part: Batch) -> "tuple[Tensor, dict[str, Tensor]]":
         """Return the vectors ``(B, D)`` and, where something is to be written, the decoder's summed loss."""
-        hidden_BTD = hidden_states(model, part["input_ids"], part["real"], self.plan)
-        vectors_BD = self.vectors(hidden_BTD, part)
+        from gerund.training.losses.vocabulary import decoder_loss
+
+        hidden_BTD = self.heads.states(model, part)
+        vectors_BD = self.heads.vectors(hidden_BTD, part)
         if "labels" not in part:
             return vectors_BD, {}
         return vectors_BD, {"lm": decoder_loss(model, hidden_BTD, part["real"], part["labels"])}
 
-    def compare(self, vectors_ND: Tensor, batch: Mapping[str, Batch], *, gather: bool) -> tuple[Tensor, int]:
+    def compare(self, vectors_ND: "Tensor", batch: Mapping[str, Batch], *, gather: bool) -> "tuple[Tensor, int]":
         """Return the mean over both directions of InfoNCE (equation 2), and how many queries find their positive."""
-        identities = [batch[name]["identity"] for name in ("query", "positive")]
+        from gerund.training.losses.vectors import both_ways_info_nce
+
+        identities = (batch["query"]["identity"], batch["positive"]["identity"])
         pairs = len(identities[0])
-        sides = list(vectors_ND[: 2 * pairs].split(pairs))
-        total, right = vectors_ND.new_zeros(()), 0
-        for place in (0, 1):
-            own_BD, own_ids_B = sides[place], identities[place]
-            keys_KD, key_ids_K, first = sides[1 - place], identities[1 - place], 0
-            if gather:
-                keys_KD, first = gather_rows(keys_KD)
-                key_ids_K = gather_numbers(key_ids_K)
-            positives_B = first + torch.arange(pairs, device=keys_KD.device)
-            excluded_BK = excluded_pairs(own_ids_B, key_ids_K, positives_B)
-            options: dict[str, Any] = {"similarity": self.similarity, "excluded_BK": excluded_BK}
-            total = total + info_nce(own_BD, keys_KD, positives_B, temperature=self.temperature, **options)
-            if place == 0:
-                right = int(accuracy(own_BD, keys_KD, positives_B, **options))
-        return total / (2 * pairs), right
+        left_BD, right_BD = vectors_ND[: 2 * pairs].split(pairs)
+        return both_ways_info_nce(
+            left_BD, right_BD, identities, temperature=self.temperature, similarity=self.similarity, gather=gather
+        )

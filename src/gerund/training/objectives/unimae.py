@@ -7,31 +7,72 @@ give the text back (MRC). The decoder serves the training only.
 Knows: how a text is corrupted, the two losses, the decoder. Does not know: where texts come from.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
-import torch
-from torch import Tensor
+from pydantic import Field
 
 from gerund.data.masking import corrupt
-from gerund.models.pooling import pool
-from gerund.training.losses.reconstruction import ReconstructionDecoder, reconstruction_mask
-from gerund.training.losses.vocabulary import head_of, token_loss
-from gerund.training.objectives.base import (
-    Batch,
-    Batches,
-    TokenLosses,
-    padded,
-    row_generator,
-    text_batch,
-)
+from gerund.training.objectives.base import Batch, Batches, Objective, TextConfig, TokenLosses
+from gerund.training.objectives.batches import padded, row_generator, text_batch
 
 if TYPE_CHECKING:
+    from torch import Tensor, nn
     from transformers import PreTrainedModel
 
-    from gerund.training.corpus.framing import Framing
+    from gerund.training.corpus.formatting import InputFormatter
     from gerund.training.corpus.texts import Texts
-    from gerund.training.recipe_objectives import UnimaeConfig
+    from gerund.training.objectives.context import Context
+    from gerund.training.recipe import Recipe
+
+
+class UnimaeConfig(TextConfig):
+    """Masked auto-regression and reconstruction from the end token's state (UniMAE, sections 2.3 and 2.4)."""
+
+    seed_offset: ClassVar[int | None] = 20
+
+    kind: Literal["unimae"]
+    p_mar: float = Field(default=0.5, ge=0, lt=1)
+    """Fraction of the input's tokens that become the mask token; 0 is plain language modelling (Appendix F)."""
+    p_mrc: float = Field(default=0.5, ge=0, le=1)
+    """Fraction of the other tokens that each position of the decoder does not see."""
+    alpha: float = Field(default=0.1, ge=0)
+    """Weight of the auto-regressive loss beside the reconstruction (equation 6)."""
+    mask_token: str | None = None
+    """Text of the mask token; left out, the tokenizer's own, else ``_``."""
+    heads: int | None = Field(default=None, ge=1)
+    """Attention heads of the decoder; left out, as many as the model has."""
+
+    def check(self, recipe: "Recipe") -> None:
+        """Refuse an encoder that reads anything but the end token's state."""
+        super().check(recipe)
+        wanted = {"attention": "causal", "pooling": "last", "append_eos": True}
+        if any(getattr(recipe.encoder, name) != value for name, value in wanted.items()):
+            raise ValueError(
+                "unimae compresses a text into its end token's state, so the recipe needs "
+                "encoder: {attention: causal, pooling: last, append_eos: true}"
+            )
+
+    def prepare(self, context: "Context") -> Objective:
+        """Return batches of corrupted texts, and both losses with their decoder."""
+        from gerund.training.corpus.tokenizer import pick_mask_token
+
+        formatter = context.formatter(self)
+        sizes = context.model.model.config.get_text_config(decoder=True)
+        mask = pick_mask_token(context.model.tokenizer, self.mask_token)
+
+        def batches(texts: Any, seed: int) -> Batches:
+            return UnimaeBatches(texts, formatter, self, mask_id=mask, pad=context.model.pad, seed=seed)
+
+        return context.text_objective(
+            self.kind,
+            self,
+            batches,
+            UnimaeLosses(sizes.hidden_size, self.heads or sizes.num_attention_heads, self.length - formatter.overhead),
+            overhead=formatter.overhead,
+            configs={"mar": self, "mrc": self},
+            factors={"mar": self.alpha},
+        )
 
 
 class UnimaeBatches(Batches):
@@ -39,17 +80,17 @@ class UnimaeBatches(Batches):
 
     Args:
         texts: Token ids by number.
-        framing: Puts special tokens around them; appends the end token.
-        config: Share of masked tokens, and of what the decoder does not see.
+        formatter: Puts special tokens around them; appends the end token.
+        config: Fraction of masked tokens, and of what the decoder does not see.
         mask_id: The mask token.
         pad: The padding token.
-        seed: Decides both masks.
+        seed: Determines both masks.
     """
 
     def __init__(
-        self, texts: "Texts", framing: "Framing", config: "UnimaeConfig", *, mask_id: int, pad: int, seed: int
+        self, texts: "Texts", formatter: "InputFormatter", config: UnimaeConfig, *, mask_id: int, pad: int, seed: int
     ) -> None:
-        self.texts, self.framing, self.config = texts, framing, config
+        self.texts, self.formatter, self.config = texts, formatter, config
         self.mask_id, self.pad, self.seed = mask_id, pad, seed
 
     def make(self, step: int, first: int, count: int) -> dict[str, Any]:
@@ -59,21 +100,23 @@ class UnimaeBatches(Batches):
         tokens) are ``(B, T)``; ``text`` (only the text's own tokens) and ``text_real`` ``(B, S)``; ``sees``
         ``(B, S, 1 + S)`` is what each position of the decoder sees.
         """
+        import torch
+
         del step
-        framed, corrupted, inside, texts, seeds = [], [], [], [], []
+        whole, corrupted, inside, texts, seeds = [], [], [], [], []
         for number in range(first, first + count):
-            text = self.framing.frame(self.texts.row(number))
+            text = self.formatter.format(self.texts.row(number))
             rng = row_generator(self.seed, number)
-            places = self.framing.places(text)
+            places = self.formatter.places(text)
             inside_T = np.zeros(len(text), dtype=bool)
             inside_T[places.start : places.stop] = True
             view_T, _ = corrupt(np.asarray(text.ids), inside_T, rate=self.config.p_mar, mask_id=self.mask_id, rng=rng)
-            framed.append(text)
+            whole.append(text)
             corrupted.append(view_T)
             inside.append(inside_T)
             texts.append(text.ids[places.start : places.stop])
             seeds.append(int(rng.integers(2**62)))
-        batch = text_batch(framed, self.pad)
+        batch = text_batch(whole, self.pad)
         batch["labels"] = batch["input_ids"]
         batch["input_ids"] = padded(corrupted, self.pad)
         batch["inside"] = padded(inside).bool()
@@ -87,7 +130,11 @@ class UnimaeBatches(Batches):
         ])  # fmt: skip
         return batch
 
-    def _sees(self, real_S: Tensor, length: int, seed: int) -> Tensor:
+    def _sees(self, real_S: "Tensor", length: int, seed: int) -> "Tensor":
+        import torch
+
+        from gerund.training.losses.reconstruction import reconstruction_mask
+
         generator = torch.Generator().manual_seed(seed)
         width = len(real_S)
         own = reconstruction_mask(torch.ones(1, length, dtype=torch.bool), self.config.p_mrc, generator)
@@ -106,16 +153,29 @@ class UnimaeLosses(TokenLosses):
         longest: Tokens of the longest text.
     """
 
+    heads: "nn.ModuleDict"
+
     def __init__(self, width: int, heads: int, longest: int) -> None:
-        super().__init__()
-        self.decoder = ReconstructionDecoder(width, heads, longest)
+        from torch import nn
+
+        from gerund.training.losses.reconstruction import ReconstructionDecoder
+
+        self.heads = nn.ModuleDict({"decoder": ReconstructionDecoder(width, heads, longest)})
+
+    @property
+    def decoder(self) -> "nn.Module":
+        """What rebuilds a text."""
+        return self.heads["decoder"]
 
     def counts(self, batch: Batch) -> dict[str, int]:
         """Return how many tokens are predicted; a text's first token has no predecessor where nothing begins it."""
         return {"mar": int(batch["inside"][:, 1:].sum()), "mrc": int(batch["text_real"].sum())}
 
-    def forward(self, model: "PreTrainedModel", batch: Batch) -> dict[str, Tensor]:
+    def __call__(self, model: "PreTrainedModel", batch: Batch) -> "dict[str, Tensor]":
         """Return the summed cross-entropies."""
+        from gerund.models.pooling import pool
+        from gerund.training.losses.vocabulary import head_of, token_loss
+
         # Padding stands on the right, where causal attention does not look.
         hidden_BTD = model.base_model(input_ids=batch["input_ids"], use_cache=False).last_hidden_state
         head, parameters = head_of(model)

@@ -1,32 +1,27 @@
-"""What a run leaves in its folder: checks before it starts, the finished model after.
+"""The folder of a run: who may use it, whether a run can go on in it, and which checkpoints are whole.
 
-Knows: which folder holds what, and how to write one so that it is there whole or not at all. Does not
-know: how the model was trained.
+A checkpoint is whole once its manifest, written last, lists every file with its size. The Trainer itself takes the
+highest number and would silently go on without a missing optimizer file.
+
+Knows: which folder holds what. Does not know: how the model was trained, or how it is written (``finished_model``).
 """
 
-import copy
 import json
-from collections.abc import Callable, Iterator
+import os
+import re
+from collections.abc import Iterator
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
-
-import torch
-from safetensors.torch import load_file, save_file
 
 from gerund.errors import ConfigError, OutputExistsError
 from gerund.jobs.files import write_whole
-from gerund.jobs.folders import atomic_folder
-from gerund.language_model import LanguageModel
-from gerund.models import loading
-from gerund.models.adapters import ADAPTER_FILES
-from gerund.models.heads import ProjectionHead
-from gerund.models.job_adapters import Adapters
-from gerund.seq2seq_model import Seq2SeqModel
+from gerund.training.objectives.registry import renamed_fields
 
 if TYPE_CHECKING:
     from gerund.training.recipe import Recipe
-    from gerund.training.subject import Subject
+
+MANIFEST = "manifest.json"
+_NAME = re.compile(r"checkpoint-(\d+)$")
 
 # These may differ between a run and its resumption: they do not change what a step computes.
 _FREE = (
@@ -61,7 +56,7 @@ def check_resumable(recipe: "Recipe", output: Path, step: int) -> None:
     path = output / "recipe.json"
     if not path.is_file():
         raise ConfigError(f"{path} is missing, so nothing says what the checkpoints were trained with")
-    before, now = json.loads(path.read_text("utf-8")), json.loads(recipe.model_dump_json())
+    before, now = renamed_fields(json.loads(path.read_text("utf-8"))), json.loads(recipe.model_dump_json())
     differing = sorted(_differences(_compared(before), _compared(now)))
     if differing:
         raise ConfigError(f"{output}: cannot resume, since settings have changed: {'; '.join(differing)}")
@@ -123,56 +118,53 @@ def _stable_until(settings: dict[str, Any]) -> int:
     return int(settings["steps"] - (schedule["decay_steps"] or 0))
 
 
-def write_model(
-    subject: "Subject",
-    folder: Path,
-    report: dict[str, Any],
-    *,
-    head: ProjectionHead | None = None,
-    more: Callable[[Path], None] = lambda _folder: None,
-    overwrite: bool = False,
-) -> Path:
-    """Write the finished model with its tokenizer, ``gerund.json`` and ``training.json``, and what ``more`` writes.
+def write_manifest(folder: Path) -> None:
+    """Declare the checkpoint in ``folder`` whole."""
+    files = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and path.name != MANIFEST:
+            with path.open("rb") as file:
+                # The sizes are only a promise once the contents are on the disk.
+                os.fsync(file.fileno())
+            files[path.relative_to(folder).as_posix()] = path.stat().st_size
+    write_whole(folder / MANIFEST, json.dumps(files, indent=1))
 
-    Weights are written in the type of the base's checkpoint, bf16 for a model from scratch. Where an adapter was
-    trained, the base is read once more from where it came, so that its weights are the untouched ones, and the
-    adapter lies in a folder of its own: generating does not use it.
+
+def newest_checkpoint(folder: Path) -> tuple[Path | None, dict[Path, str]]:
+    """Return the newest whole checkpoint in ``folder``, and for each broken one what is wrong with it."""
+    newest, broken = None, {}
+    found = [path for path in folder.glob("checkpoint-*") if _NAME.match(path.name)]
+    for path in sorted(found, key=step_of, reverse=True):
+        problem = _problem(path)
+        if problem is not None:
+            broken[path] = problem
+        elif newest is None:
+            newest = path
+    return newest, broken
+
+
+def step_of(checkpoint: Path) -> int:
+    """Return the step after which a checkpoint was written.
+
+    >>> step_of(Path("run/checkpoints/checkpoint-400"))
+    400
     """
-    # Loading the base draws random numbers, and a snapshot must not change the dropout of the steps after it.
-    with torch.random.fork_rng(devices=[]), atomic_folder(folder, overwrite=overwrite) as partial:
-        if subject.adapter is None:
-            finished = copy.deepcopy(subject.model).to("cpu", _stored_type(subject))
-            kind = Seq2SeqModel if subject.is_encoder_decoder else LanguageModel
-            kind(finished, subject.tokenizer, subject.encoder, name=folder.name, head=head).save_into(partial)
-        else:
-            assert subject.source is not None
-            base, tokenizer = loading.read(subject.source, None)
-            with TemporaryDirectory(dir=partial.parent) as room:
-                write_adapter(subject, Path(room))
-                options: dict[str, Any] = {"name": folder.name, "adapters": Adapters.shared(Path(room)), "head": head}
-                LanguageModel(base, tokenizer, subject.encoder, **options).save_into(partial)
-        more(partial)
-        write_whole(partial / "training.json", json.dumps(report, indent=1) + "\n")
-    return folder
+    return int(checkpoint.name.rsplit("-", 1)[1])
 
 
-def write_adapter(subject: "Subject", folder: Path) -> None:
-    """Write the adapter as PEFT does, in the type of the base's checkpoint and without its place on this machine."""
-    assert subject.adapter is not None
-    assert subject.source is not None
-    config = subject.adapter.peft_config["default"]
-    config.base_model_name_or_path = Path(subject.source.name).name if subject.source.folder else subject.source.name
-    training, config.inference_mode = config.inference_mode, True
+def _problem(folder: Path) -> str | None:
     try:
-        # "auto" would ask the hub whether the base's vocabulary has grown.
-        subject.adapter.save_pretrained(str(folder), safe_serialization=True, save_embedding_layers=False)
-    finally:
-        config.inference_mode = training
-    (folder / "README.md").unlink(missing_ok=True)  # an empty form
-    weights, stored_type = folder / ADAPTER_FILES[1], _stored_type(subject)
-    save_file({key: part.to(stored_type) for key, part in load_file(weights).items()}, weights, {"format": "pt"})
-
-
-def _stored_type(subject: "Subject") -> torch.dtype:
-    stored = None if subject.source is None else loading.stored_dtype(subject.source)
-    return stored or torch.bfloat16
+        files = json.loads((folder / MANIFEST).read_text("utf-8"))
+    except FileNotFoundError:
+        return "cut short before it was complete"
+    except ValueError:
+        return "its manifest is unreadable"
+    if not isinstance(files, dict) or not files:
+        return "its manifest is unreadable"
+    for name, size in files.items():
+        path = folder / name
+        if not path.is_file():
+            return f"{name} is missing"
+        if path.stat().st_size != size:
+            return f"{name} has {path.stat().st_size} bytes instead of {size}"
+    return None

@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from gerund.training.building import build_objectives
 from gerund.training.corpus.sources import existing
-from gerund.training.journal import peak_memory_mib
-from gerund.training.objectives.base import Objective, tokens_in
+from gerund.training.machine import check_machine, peak_memory_mib, uses_bf16
+from gerund.training.objectives.base import Objective, TextConfig
+from gerund.training.objectives.batches import tokens_in
+from gerund.training.objectives.registry import prepare_objectives
 from gerund.training.optimizer import build_optimizer
 from gerund.training.recipe import Recipe
-from gerund.training.recipe_objectives import CausalConfig, TextConfig
 from gerund.training.step import StepData, TrainingModule, run_step
-from gerund.training.subject import check_machine, prepare_subject, uses_bf16
+from gerund.training.trainable_model import prepare_model
 
 
 @dataclass(frozen=True)
@@ -64,14 +64,14 @@ class RandomTexts:
     def validation_texts(self, config: TextConfig, length: int, seed: int) -> None:
         """Return nothing: nothing is validated."""
 
-    def blocks(self, config: CausalConfig, length: int, seed: int) -> "_RandomRows":
+    def blocks(self, sources: list[str], length: int, seed: int) -> "_RandomRows":
         """Return random blocks."""
-        del config
+        del sources
         return _RandomRows(self.vocabulary, length, seed)
 
-    def validation_blocks(self, config: CausalConfig) -> dict[str, Any]:
+    def validation_blocks(self, sources: list[str], length: int, rows: int) -> dict[str, Any]:
         """Return nothing: nothing is validated."""
-        del config
+        del sources, length, rows
         return {}
 
 
@@ -99,16 +99,15 @@ def estimate(recipe: Recipe) -> Estimate:
     check_machine(recipe)
     for source in recipe.data.sources:
         existing(recipe, source.files + source.validation)
-    subject = prepare_subject(recipe, write=False)
-    vocabulary = subject.model.get_input_embeddings().num_embeddings
-    objectives = build_objectives(recipe, subject, RandomTexts(vocabulary))
+    model = prepare_model(recipe, write=False)
+    objectives = prepare_objectives(recipe, model, RandomTexts(model.vocabulary))
     losses = {objective.name: objective.losses for objective in objectives}
-    module = TrainingModule(subject.model, losses, bf16=uses_bf16(recipe))
+    module = TrainingModule(model.model, losses, bf16=uses_bf16(recipe))
     module.to("cuda" if torch.cuda.is_available() else "cpu")
     module.train()
     optimizer = build_optimizer(module, recipe.optimizer)
     data = StepData(objectives, steps=recipe.steps)
-    item = _moved(data[_busiest(recipe, objectives)], subject.model.device)
+    item = _moved(data[_busiest(recipe, objectives)], model.model.device)
     times = []
     for _ in range(3):
         start = time.perf_counter()
@@ -123,7 +122,7 @@ def estimate(recipe: Recipe) -> Estimate:
     tokens = {objective.name: tokens_in(item.get(objective.name, {})) for objective in objectives}
     active = {o.name: sum(o.is_active(step) for step in range(recipe.steps)) for o in objectives}
     return Estimate(
-        parameters=sum(p.numel() for part in (subject.model, subject.head) if part for p in part.parameters()),
+        parameters=sum(p.numel() for part in (model.model, model.head) if part for p in part.parameters()),
         trained_parameters=sum(p.numel() for p in module.parameters() if p.requires_grad),
         objectives=tokens,
         tokens=sum(count * active[name] for name, count in tokens.items()),

@@ -1,6 +1,6 @@
 """Puts prompt and special tokens around a training text, exactly as the encoder will read it.
 
-Knows: what a tokenizer adds to a text, how a prompt and a text grow together. Does not know: where texts come from,
+Knows: what a tokenizer adds to a text, how a prompt and a text join. Does not know: where texts come from,
 batches, models.
 
 A text is tokenised once, long before its prompt is known, and may be cut out of a longer one. The tokens at the
@@ -22,8 +22,8 @@ from gerund.inference.tokens import InputFormat, Tokens, tokenize
 _BORDER = 32
 
 
-class Framing:
-    """How a training text is wrapped.
+class InputFormatter:
+    """Formats training texts for the model.
 
     Args:
         tokenizer: The model's tokenizer; with a prompt it must be a fast one.
@@ -31,7 +31,7 @@ class Framing:
         append_eos: Whether the encoder ends every text with EOS.
 
     Attributes:
-        room: How many tokens prompt and special tokens take.
+        overhead: How many tokens prompt and special tokens take.
 
     Raises:
         ConfigError: ``append_eos`` without an EOS token.
@@ -39,9 +39,9 @@ class Framing:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, *, prompt: str = "", append_eos: bool = False) -> None:
         self.tokenizer, self.prompt, self.append_eos = tokenizer, prompt, append_eos
-        self._reading = InputFormat(prompt=prompt, append_eos=append_eos)
+        self._format = InputFormat(prompt=prompt, append_eos=append_eos)
         # This is also where impossible settings are refused.
-        [letter] = tokenize(tokenizer, ["a"], self._reading)
+        [letter] = tokenize(tokenizer, ["a"], self._format)
         assert letter is not None
         self._before = letter.ids[: letter.specials_before]
         encoding = tokenizer("a", return_special_tokens_mask=True, verbose=False)
@@ -51,27 +51,27 @@ class Framing:
         alone = tokenizer(prompt, verbose=False)["input_ids"] if prompt else self._before + self._after
         self._prompt = alone[len(self._before) : len(alone) - len(self._after)]
         self._ends_itself = self._after[-1:] == [tokenizer.eos_token_id]
-        self.room = len(alone) + int(append_eos and not self._ends_itself)
+        self.overhead = len(alone) + int(append_eos and not self._ends_itself)
 
-    def frame(self, ids: Sequence[int] | np.ndarray) -> Tokens:
+    def format(self, ids: Sequence[int] | np.ndarray) -> Tokens:
         """Return a text, given as tokens without any special ones, as the model reads it.
 
         Where the tokenizer gives these very tokens for the text that they spell, the result is what
-        :func:`gerund.inference.tokens.tokenize` makes of that text, cut to ``room + len(ids)`` tokens.
+        :func:`gerund.inference.tokens.tokenize` makes of that text, cut to ``overhead + len(ids)`` tokens.
 
         Args:
             ids: Token ids of the text alone, such as a row of :class:`gerund.training.corpus.texts.Texts`.
 
         Returns:
-            At most ``room + len(ids)`` tokens. Prompt and text may have grown together: :meth:`places` says where
-            the text stands.
+            At most ``overhead + len(ids)`` tokens. One token may hold the end of the prompt and the beginning of the
+            text: :meth:`places` says where the text stands.
 
         Raises:
             TextError: There are no tokens.
         """
         text = [int(token) for token in ids]
         if not text:
-            raise TextError("a text without tokens cannot be framed")
+            raise TextError("a text without tokens cannot be formatted")
         start, text_from = self._join(text) if self.prompt else (None, 0)
         if start is None:
             start, text_from = [*self._before, *self._prompt, *text], len(self._before) + len(self._prompt)
@@ -81,7 +81,7 @@ class Framing:
             whole.append(self.tokenizer.eos_token_id)
         return Tokens(whole, text_from, len(self._before))
 
-    def frame_text(self, text: str, length: int | None) -> Tokens:
+    def format_text(self, text: str, length: int | None) -> Tokens:
         """Return a text as the encoder reads it.
 
         Args:
@@ -93,9 +93,11 @@ class Framing:
             TextError: The text is empty.
             ConfigError: ``length`` leaves no room for text.
         """
-        if length is not None and length <= self.room:
-            raise ConfigError(f"length {length} leaves no room for text: prompt and special tokens take {self.room}")
-        [tokens] = tokenize(self.tokenizer, [text], self._reading)
+        if length is not None and length <= self.overhead:
+            raise ConfigError(
+                f"length {length} leaves no room for text: prompt and special tokens take {self.overhead}"
+            )
+        [tokens] = tokenize(self.tokenizer, [text], self._format)
         assert tokens is not None  # an empty text is an error
         if length is None or len(tokens) <= length:
             return tokens
@@ -106,14 +108,14 @@ class Framing:
         assert tokens is not None
         return tokens
 
-    def places(self, framed: Tokens) -> range:
-        """Return where in a framed text the text itself stands, without prompt and special tokens.
+    def places(self, formatted: Tokens) -> range:
+        """Return where in a formatted text the text itself stands, without prompt and special tokens.
 
         A token that holds the end of the prompt and the beginning of the text belongs to the text. An EOS that the
         text ended with by itself is not counted where ``append_eos`` would have put one.
         """
         appended = self.append_eos and not self._ends_itself
-        return range(framed.text_from, len(framed) - len(self._after) - int(appended))
+        return range(formatted.text_from, len(formatted) - len(self._after) - int(appended))
 
     def _join(self, text: list[int]) -> tuple[list[int] | None, int]:
         """Return special tokens, prompt and text as tokenised together, and where the text begins; None if it cannot.

@@ -1,11 +1,12 @@
-"""From the text of a recipe to plain data: YAML, ``key=value`` overrides, findings as sentences.
+"""Recipes as files: where a name leads, YAML and ``key=value`` overrides as plain data, mistakes as sentences.
 
-Knows: YAML, dotted keys, pydantic's findings. Does not know: which fields a recipe has.
+Knows: bundled recipes, YAML, dotted keys, pydantic's errors, files of texts. Does not know: which fields a recipe has.
 """
 
+import difflib
 import re
 import typing
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,54 @@ import yaml
 from pydantic import BaseModel
 
 from gerund.errors import ConfigError
+
+_FOLDER = Path(__file__).parent.parent / "assets" / "recipes"
+
+# What the kernel shows as files.
+
+# Levels of nesting; a recipe has six.
+_DEEPEST = 64
+
+# For each base class whose place several classes may take, those classes.
+Unions = Mapping[type[BaseModel], Sequence[type[BaseModel]]]
+
+
+def bundled_recipes() -> dict[str, str]:
+    """Return the bundled recipes by name, each with what it says of itself in one sentence.
+
+    >>> bundled_recipes()["magnet-default"]
+    'MAGNET on the bundled default model: an adapter that fills in missing spans and reads tokens both ways.'
+    """
+    paths = sorted(_FOLDER.glob("*.yaml"), key=lambda path: path.stem)
+    return {path.stem: _first_sentence(path.read_text("utf-8")) for path in paths}
+
+
+def find_recipe(recipe: str | Path) -> Path:
+    """Return the file of a recipe: a path, or the name of a bundled one.
+
+    Raises:
+        ConfigError: There is neither such a file nor such a name.
+    """
+    path, bundled = Path(recipe), _FOLDER / f"{recipe}.yaml"
+    if path.is_file() or path.name != str(recipe) or path.suffix in (".yaml", ".yml"):
+        # A path that leads nowhere is refused where the file is read.
+        return path
+    if bundled.is_file():
+        return bundled
+    names = [file.stem for file in sorted(_FOLDER.glob("*.yaml"))]
+    close = difflib.get_close_matches(str(recipe), names, n=3)
+    hint = f"did you mean {' or '.join(close)}?" if close else "`gerund recipes` lists those inside"
+    raise ConfigError(f"{recipe}: no such recipe, neither a file nor one of those inside; {hint}")
+
+
+def made_by(model: str | Path) -> str:
+    """Return what makes a model that is not there, as the end of a sentence; empty where no bundled recipe does.
+
+    >>> made_by("runs/default-base/model")
+    '; `gerund train default-base output=runs/default-base` makes it'
+    """
+    run = Path(model).parent
+    return f"; `gerund train {run.name} output={run}` makes it" if run.name in bundled_recipes() else ""
 
 
 def read_settings(path: Path, overrides: list[str], texts: Sequence[Path] = ()) -> dict[str, Any]:
@@ -39,11 +88,20 @@ def read_settings(path: Path, overrides: list[str], texts: Sequence[Path] = ()) 
     return content
 
 
-def explain(problem: Any, root: type[BaseModel]) -> str:
-    """Return one of pydantic's findings as a sentence; for an unknown field with the valid ones listed."""
-    section, names = _walk(root, problem["loc"])
+def explain(problem: Any, root: type[BaseModel], unions: Unions) -> str:
+    """Return one of pydantic's errors as a sentence; for an unknown field with the valid ones listed.
+
+    Args:
+        problem: The error.
+        root: The model that was validated.
+        unions: For each base class whose place several classes may take, those classes.
+    """
+    section, names = _walk(root, problem["loc"], unions)
     where = ".".join(names)
     if problem["type"] == "extra_forbidden" and section is not None:
+        now = getattr(section, "renamed", {}).get(names[-1])
+        if now is not None:
+            return f"field {where!r} is called {now!r} now"
         return f"unknown field {where!r}; valid are: {', '.join(section.model_fields)}"
     if problem["type"] == "union_tag_invalid":
         return f"{where}: unknown kind {problem['ctx']['tag']!r}; valid are: {problem['ctx']['expected_tags']}"
@@ -54,7 +112,19 @@ def explain(problem: Any, root: type[BaseModel]) -> str:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML's safe loader, except that ``1e-3`` is a number, as it is everywhere but in YAML 1.1."""
+    """YAML's safe loader with bounded depth, and ``1e-3`` is a number, as it is everywhere but in YAML 1.1."""
+
+    depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        """Return the next node, unless it lies so deep that reading it would exhaust the stack."""
+        self.depth += 1
+        if self.depth > _DEEPEST:
+            raise yaml.YAMLError(f"nested more than {_DEEPEST} levels deep")
+        try:
+            return super().compose_node(parent, index)
+        finally:
+            self.depth -= 1
 
 
 _Loader.add_implicit_resolver(
@@ -103,13 +173,15 @@ def _index(place: list[Any], name: str, override: str) -> int:
     return int(name)
 
 
-def _walk(root: type[BaseModel], location: tuple[int | str, ...]) -> tuple[type[BaseModel] | None, list[str]]:
-    """Return the innermost section on the way to a finding, and the way in the user's words."""
+def _walk(
+    root: type[BaseModel], location: tuple[int | str, ...], unions: Unions
+) -> tuple[type[BaseModel] | None, list[str]]:
+    """Return the innermost section on the way to an error, and the way in the user's words."""
     section: type[BaseModel] | None = root
     here: Any = root
     names = []
     for part in location:
-        sections = list(_sections(here))
+        sections = list(_sections(here, unions))
         if isinstance(part, int):
             names.append(str(part))
             continue
@@ -123,7 +195,7 @@ def _walk(root: type[BaseModel], location: tuple[int | str, ...]) -> tuple[type[
         if owners:
             section = owners[0]
             here = section.model_fields[str(part)].annotation
-            inner = list(_sections(here))
+            inner = list(_sections(here, unions))
             section = inner[0] if len(inner) == 1 and part != location[-1] else section
     return section, names
 
@@ -133,9 +205,20 @@ def _annotation(section: type[BaseModel], field: str) -> Any:
     return None if found is None else found.annotation
 
 
-def _sections(annotation: Any) -> typing.Iterator[type[BaseModel]]:
+def _sections(annotation: Any, unions: Unions) -> Iterator[type[BaseModel]]:
     """Yield the sections that a field's annotation names."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        yield annotation
+        yield from unions.get(annotation, (annotation,))
     for part in typing.get_args(annotation):
-        yield from _sections(part)
+        yield from _sections(part, unions)
+
+
+def _first_sentence(text: str) -> str:
+    lines = []
+    for line in text.split("\n"):
+        if not line.removeprefix("#").strip() or not line.startswith("#"):
+            break
+        lines.append(line.removeprefix("#").strip())
+    whole = " ".join(lines)
+    # The full stop of "et al. 2024" ends no sentence.
+    return re.split(r"(?<=\.) (?=[A-Z])", whole)[0]

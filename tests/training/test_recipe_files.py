@@ -1,5 +1,8 @@
 """Recipes are found by name, and a user's own texts take the place of theirs."""
 
+import os
+import socket
+import time
 from pathlib import Path
 
 import pytest
@@ -8,11 +11,11 @@ import yaml
 from gerund.data.corpus import corpus_files
 from gerund.errors import ConfigError
 from gerund.training.recipe import load_recipe
-from gerund.training.shipped import find_recipe, shipped_recipes
+from gerund.training.recipe_files import bundled_recipes, find_recipe
 
 
 def test_every_recipe_says_what_it_is():
-    found = shipped_recipes()
+    found = bundled_recipes()
     assert {"unimae-default", "magnet-llama-2-7b", "llm2vec-mntp-default", "default-base"} <= set(found)
     assert all(summary.endswith(".") or summary.endswith(":") or len(summary) > 20 for summary in found.values())
     assert found["unimae-llama-3.2-1b"].startswith("UniMAE with the paper's settings (Appendix C.2)")
@@ -65,19 +68,50 @@ class TestOwnTexts:
         with pytest.raises(ConfigError, match=r"no file of texts in it; their endings are \.jsonl"):
             corpus_files([tmp_path])
 
-    def test_the_root_of_the_file_system(self):
-        with pytest.raises(ConfigError, match=r"^/ is the root of the file system, and not a folder of texts"):
-            corpus_files([Path("/")])
+    @pytest.mark.parametrize("folder", ["/", "/proc", "/sys"])
+    def test_the_files_of_the_whole_system_are_refused_at_once(self, folder):
+        start = time.perf_counter()
+        with pytest.raises(ConfigError, match=f"^{folder}: these are the files of the whole system; name a folder"):
+            corpus_files([Path(folder)])
+        assert time.perf_counter() - start < 1
 
-    def test_what_cannot_be_listed(self, tmp_path, monkeypatch):
-        def refuse(*_given):
-            raise PermissionError(13, "Permission denied", "/some/where")
+    def test_a_link_to_the_whole_system_is_not_followed(self, tmp_path):
+        (tmp_path / "all").symlink_to("/")
+        (tmp_path / "a.txt").touch()
+        assert corpus_files([tmp_path]) == [tmp_path / "a.txt"]
+        with pytest.raises(ConfigError, match="the files of the whole system"):
+            corpus_files([tmp_path / "all"])
 
-        monkeypatch.setattr(Path, "rglob", refuse)
-        with pytest.raises(ConfigError, match=r"^/some/where: cannot be listed \(Permission denied\)"):
+    def test_sockets_and_pipes_are_no_texts(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)  # a socket's path is short
+        os.mkfifo("pipe.txt")
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind("socket.txt")
+            for name in ("pipe.txt", "socket.txt"):
+                with pytest.raises(ConfigError, match=rf"{name}: neither a file nor a folder"):
+                    corpus_files([Path(name)])
+            with pytest.raises(ConfigError, match="no file of texts in it"):
+                corpus_files([tmp_path])
+
+    def test_what_cannot_be_read_is_said_before_anything_starts(self, tmp_path, monkeypatch):
+        (tmp_path / "a.txt").touch()
+        # Whoever runs the tests may be allowed to read everything.
+        monkeypatch.setattr(os, "access", lambda path, mode: False)
+        with pytest.raises(ConfigError, match=r"a\.txt: cannot be read \(permission denied\)"):
             corpus_files([tmp_path])
-        with pytest.raises(ConfigError, match="cannot be listed"):
-            corpus_files([tmp_path / ("x" * 300)])
+
+    def test_a_folder_that_cannot_be_read_is_not_passed_over(self, tmp_path, monkeypatch):
+        def walk(folder, onerror):
+            onerror(PermissionError(13, "Permission denied", str(tmp_path / "locked")))
+
+        monkeypatch.setattr(os, "walk", walk)
+        with pytest.raises(ConfigError, match=r"locked: cannot be read \(Permission denied\)"):
+            corpus_files([tmp_path])
+
+    @pytest.mark.parametrize("name", ["a" * 300, "nul\0.txt"])
+    def test_impossible_paths(self, name):
+        with pytest.raises(ConfigError, match="cannot be read"):
+            corpus_files([Path(name)])
 
     def test_are_refused_where_pairs_are_read(self, tmp_path):
         (tmp_path / "a.txt").touch()

@@ -3,9 +3,6 @@
 Knows: models, tokenizers, LoRA, attention plans. Does not know: data, objectives, the trainer.
 """
 
-import importlib.util
-import os
-import shutil
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,37 +12,27 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 
 from gerund.attention.interface import attach
-from gerund.attention.plan import AttentionPlan
 from gerund.attention.probe import verify
 from gerund.attention.streams import attach_streams, decoder_layers
 from gerund.config import EncoderConfig, read_adapters, read_encoder_config
-from gerund.errors import ConfigError, MissingDependencyError, ModelError, unknown_name
+from gerund.errors import ConfigError, ModelError, unknown_name
 from gerund.inference.encode.runtime import EncoderRuntime
+from gerund.inference.tokens import context_length
 from gerund.models import loading
 from gerund.models.encoder_decoder import SEQ2SEQ, is_encoder_decoder
 from gerund.models.heads import ProjectionHead, read_head
 from gerund.models.opening import default_encoder_config
 from gerund.spec import NO_ADAPTER
-from gerund.training.corpus.sources import prepare_tokenizer, sentinels_of
-from gerund.training.corpus.tokenizer import load_tokenizer, train_tokenizer
+from gerund.training.corpus.tokenizer import load_tokenizer, prepare_tokenizer, sentinels_of, train_tokenizer
+from gerund.training.machine import uses_bf16
+from gerund.training.objectives import registry
+from gerund.training.objectives.base import DECODER_ONLY, ENCODER_DECODER
 from gerund.training.recipe import DEFAULT_BASE, LoraConfig, Recipe, TokenizerConfig
-from gerund.training.recipe_objectives import (
-    CONTRASTIVE,
-    WITH_ENCODER,
-    GurConfig,
-    MntpConfig,
-    MsgConfig,
-    ObjectiveConfig,
-    SpanConfig,
-)
-from gerund.training.shipped import made_by
+from gerund.training.recipe_files import made_by
 
 if TYPE_CHECKING:
     from peft import PeftModel
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-# Any of the packages will do.
-_TRACKERS = {"tensorboard": ("tensorboard", "tensorboardX"), "wandb": ("wandb",), "trackio": ("trackio",)}
 
 # Of the tokenizer that stands in for one that is not trained yet.
 _SMALLEST_VOCABULARY = 272
@@ -53,8 +40,8 @@ _LONGEST = 2**20
 
 
 @dataclass
-class Subject:
-    """What is trained, before any objective is attached to it."""
+class TrainableModel:
+    """The model that is trained, before any objective is attached to it."""
 
     model: "PreTrainedModel"
     """The language model, with the adapter's layers inside where there is one."""
@@ -87,12 +74,17 @@ class Subject:
         return int(self.model.config.num_layers) if self.is_encoder_decoder else len(decoder_layers(self.model))
 
     @property
+    def vocabulary(self) -> int:
+        """How many embeddings it has, of tokens or none."""
+        return int(self.model.get_input_embeddings().num_embeddings)
+
+    @property
     def pad(self) -> int:
         """The token that padding is filled with; it is never looked at."""
         return int(self.tokenizer.pad_token_id or self.tokenizer.eos_token_id or 0)
 
 
-def prepare_subject(recipe: Recipe, *, write: bool = True) -> Subject:
+def prepare_model(recipe: Recipe, *, write: bool = True) -> TrainableModel:
     """Build or load the recipe's model and make it trainable.
 
     Args:
@@ -108,41 +100,40 @@ def prepare_subject(recipe: Recipe, *, write: bool = True) -> Subject:
     from transformers import set_seed
 
     set_seed(recipe.seed)
-    if recipe.model.base is None:
-        check_architecture(recipe)
-        tokenizer = prepare_tokenizer(recipe) if write else _known_tokenizer(recipe)
-        model = build_model(recipe, tokenizer)
-        # A dry run only needs the special tokens, which any tokenizer of ours has.
-        sentinels = sentinels_of(recipe)
-        tokenizer = tokenizer or train_tokenizer(
-            ["a"], vocab_size=_SMALLEST_VOCABULARY + sentinels, max_length=_LONGEST, sentinels=sentinels
-        )
-        subject = Subject(model, tokenizer, recipe.encoder.changed(default_encoder_config(model)))
-    else:
-        subject = _load(recipe, recipe.model.base)
-    _check_encoder(recipe, subject.encoder)
-    if subject.is_encoder_decoder:
-        _check_seq2seq(recipe, subject)
-    else:
-        _check_decoder_only(recipe)
-        attach(subject.model)
-        attach_streams(decoder_layers(subject.model))
-        for plan in _plans(recipe, subject):
-            verify(subject.model, plan.resolve(subject.n_layers))
-    _check_lengths(recipe, subject)
-    adapter_folder = None if recipe.model.adapter == NO_ADAPTER else _own_adapter(subject.source)
+    prepared = _load(recipe, recipe.model.base) if recipe.model.base is not None else _new(recipe, write=write)
+    _check_objectives(recipe, prepared)
+    if not prepared.is_encoder_decoder:
+        attach(prepared.model)
+        attach_streams(decoder_layers(prepared.model))
+        for objective in recipe.objectives:
+            for plan in objective.plans(prepared.encoder):
+                verify(prepared.model, plan.resolve(prepared.n_layers))
+    adapter_folder = None if recipe.model.adapter == NO_ADAPTER else _own_adapter(prepared.source)
     if recipe.model.lora is not None or adapter_folder is not None:
-        subject.adapter = _adapted(subject.model, recipe, adapter_folder)
+        prepared.adapter = _adapted(prepared.model, recipe, adapter_folder)
     else:
-        subject.model.float()
-        subject.model.requires_grad_(True)
+        prepared.model.float()
+        prepared.model.requires_grad_(True)
     if recipe.model.gradient_checkpointing:
-        old_name = subject.model.gradient_checkpointing_enable
-        getattr(subject.model, "activation_checkpointing_enable", old_name)({"use_reentrant": False})
-    return subject
+        old_name = prepared.model.gradient_checkpointing_enable
+        getattr(prepared.model, "activation_checkpointing_enable", old_name)({"use_reentrant": False})
+    return prepared
 
 
-def _load(recipe: Recipe, base: str) -> Subject:
+def _new(recipe: Recipe, *, write: bool) -> TrainableModel:
+    """Return a new model of the recipe's architecture."""
+    check_architecture(recipe)
+    tokenizer = prepare_tokenizer(recipe) if write else _known_tokenizer(recipe)
+    model = build_model(recipe, tokenizer)
+    # A dry run only needs the special tokens, which any tokenizer of ours has.
+    sentinels = sentinels_of(recipe)
+    tokenizer = tokenizer or train_tokenizer(
+        ["a"], vocab_size=_SMALLEST_VOCABULARY + sentinels, max_length=_LONGEST, sentinels=sentinels
+    )
+    return TrainableModel(model, tokenizer, recipe.encoder.changed(default_encoder_config(model)))
+
+
+def _load(recipe: Recipe, base: str) -> TrainableModel:
     try:
         source = loading.find(None if base == DEFAULT_BASE else base)
     except ModelError as error:
@@ -153,68 +144,34 @@ def _load(recipe: Recipe, base: str) -> Subject:
     frozen = recipe.model.lora is not None and torch.cuda.is_available() and uses_bf16(recipe)
     model, tokenizer = loading.read(source, torch.bfloat16 if frozen else torch.float32)
     # Another objective would leave a head behind that does not know the new states, as would another adapter.
-    goes_on = any(isinstance(objective, GurConfig) for objective in recipe.objectives)
+    goes_on = any(objective.trains_head for objective in recipe.objectives)
     left_aside = recipe.model.adapter == NO_ADAPTER and stored is not None and stored.adapter is not None
     head = read_head(settings) if settings is not None and goes_on and not left_aside else None
     encoder = recipe.encoder.changed(stored or default_encoder_config(model))
-    return Subject(model, tokenizer, encoder, source, head=head)
+    return TrainableModel(model, tokenizer, encoder, source, head=head)
 
 
-def _check_seq2seq(recipe: Recipe, subject: Subject) -> None:
-    """Refuse what a model with an encoder of its own cannot be trained for, or read with."""
+def _check_objectives(recipe: Recipe, model: TrainableModel) -> None:
+    """Refuse objectives that the model cannot be trained for, or texts that it cannot read."""
+    kind = ENCODER_DECODER if model.is_encoder_decoder else DECODER_ONLY
     for objective in recipe.objectives:
-        if not isinstance(objective, WITH_ENCODER):
+        objective.check_model(kind, model.encoder)
+        if kind not in objective.models:
+            *names, last = [own.name() for own in registry.OBJECTIVES if kind in own.models]
             raise ConfigError(
-                f"{objective.kind} is for decoder-only models; a {subject.model.config.model_type} learns by "
-                "span_corruption, gur, contrastive, sscl and rankgen"
+                f"{objective.kind} is for {' and '.join(objective.models)} models; a {model.model.config.model_type} "
+                f"learns by {', '.join(names)} and {last}"
             )
-    if subject.encoder.attention.name != "bidir":
+    if model.is_encoder_decoder and model.encoder.attention.name != "bidir":
         raise ConfigError("this model has an encoder of its own, which looks both ways: encoder.attention is bidir")
-    if recipe.model.lora is not None:
+    if model.is_encoder_decoder and recipe.model.lora is not None:
         raise ConfigError("model.lora is an adapter for encoding; a model with an encoder of its own is trained whole")
-
-
-def _check_decoder_only(recipe: Recipe) -> None:
+    longest = context_length(model.model.config, model.tokenizer)
     for objective in recipe.objectives:
-        if isinstance(objective, SpanConfig) or (isinstance(objective, GurConfig) and objective.lm):
-            what = "gur with lm" if isinstance(objective, GurConfig) else objective.kind
+        if longest is not None and objective.longest_text > longest:
             raise ConfigError(
-                f"{what} needs a decoder beside an encoder, such as a T5; add causal or unimae for a decoder-only model"
+                f"{objective.kind}: texts of {objective.longest_text} tokens exceed the model's {longest}"
             )
-
-
-def _plans(recipe: Recipe, subject: Subject) -> list[AttentionPlan]:
-    """Return the attention plans that the objectives read the model with."""
-    plans = []
-    for objective in recipe.objectives:
-        if isinstance(objective, CONTRASTIVE):
-            plans.append(subject.encoder.attention)
-        if isinstance(objective, MntpConfig | MsgConfig):
-            plans.append(AttentionPlan("hybrid" if isinstance(objective, MsgConfig) else "bidir"))
-    return plans
-
-
-def _check_encoder(recipe: Recipe, encoder: EncoderConfig) -> None:
-    """Refuse to train vectors of layouts that read a text in another way; a base may bring one."""
-    name = encoder.attention.name
-    for objective in recipe.objectives:
-        if isinstance(objective, CONTRASTIVE) and name in ("hybrid", "echo"):
-            raise ConfigError(
-                f"{objective.kind} cannot train vectors that are read with {name}; set another encoder.attention"
-            )
-
-
-def _check_lengths(recipe: Recipe, subject: Subject) -> None:
-    from gerund.inference.tokens import context_length
-
-    longest = context_length(subject.model.config, subject.tokenizer)
-    for objective in recipe.objectives:
-        if longest is not None and _longest(objective) > longest:
-            raise ConfigError(f"{objective.kind}: texts of {_longest(objective)} tokens exceed the model's {longest}")
-
-
-def _longest(objective: ObjectiveConfig) -> int:
-    return max(objective.length, getattr(objective, "decay_length", None) or 0)
 
 
 def _own_adapter(source: loading.Source | None) -> Path | None:
@@ -260,49 +217,6 @@ def _demand_same_shape(adapter: "PeftModel", lora: LoraConfig | None, folder: Pa
             f"and alpha {lora.alpha:g}; leave model.lora out to train it further, set model.adapter to none for a new "
             "one, or merge it into the weights first"
         )
-
-
-def uses_bf16(recipe: Recipe) -> bool:
-    """Return whether the forward pass runs in bf16."""
-    if recipe.precision != "auto":
-        return recipe.precision == "bf16"
-    if torch.cuda.is_available():
-        return torch.cuda.is_bf16_supported()
-    native = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
-    return bool(native and native())
-
-
-def check_machine(recipe: Recipe) -> None:
-    """Refuse what this machine cannot do, or what several processes cannot share.
-
-    Raises:
-        ConfigError: With what is missing, or what does not divide.
-        MissingDependencyError: A tracker is not installed.
-    """
-    compilers = (os.environ.get("CXX"), "c++", "g++", "clang++")
-    if recipe.compile and not any(name and shutil.which(name) for name in compilers):
-        raise ConfigError("compile=true needs a C++ compiler and there is none; install one or set compile=false")
-    processes = int(os.environ.get("WORLD_SIZE", "1"))
-    for objective in recipe.objectives:
-        if objective.batch_size % processes:
-            raise ConfigError(f"{objective.kind}: {processes} processes cannot share a batch of {objective.batch_size}")
-        long = getattr(objective, "decay_length", None)
-        if long is not None and (objective.batch_size * objective.length) % (long * processes):
-            blocks = objective.batch_size * objective.length // long
-            raise ConfigError(f"{objective.kind}: {processes} processes cannot share {blocks} blocks of the decay")
-    if os.environ.get("ACCELERATE_USE_FSDP", "").lower() in ("1", "true"):
-        _check_sharding(recipe)
-    for name in recipe.report_to:
-        if not any(importlib.util.find_spec(package) for package in _TRACKERS[name]):
-            raise MissingDependencyError(f"report_to names {name}, which is not installed: pip install {name}")
-
-
-def _check_sharding(recipe: Recipe) -> None:
-    """Refuse what needs whole weights in one place during the training."""
-    if recipe.optimizer.name == "muon":
-        raise ConfigError("optimizer muon works on whole matrices, and FSDP cuts them; use adamw")
-    if recipe.snapshot_steps is not None:
-        raise ConfigError("snapshot_steps needs whole weights, and FSDP cuts them; leave it out")
 
 
 def check_architecture(recipe: Recipe) -> None:

@@ -1,11 +1,10 @@
-"""The diary of a training: one JSON line a log step, and what the terminal shows meanwhile.
+"""The log of a training: one JSON line a log step, and what the terminal shows meanwhile.
 
 Knows: time, tokens, memory, lines. Does not know: models or the trainer.
 """
 
 import json
 import re
-import resource
 import sys
 import time
 from pathlib import Path
@@ -15,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from gerund.jobs.files import write_whole
+from gerund.training.machine import peak_memory_mib
 
 
 def announce(text: str) -> None:
@@ -22,7 +22,7 @@ def announce(text: str) -> None:
     Console(stderr=True, highlight=False).print(text, soft_wrap=True)
 
 
-class Journal:
+class TrainingLog:
     """Writes ``log.jsonl`` and shows progress: a bar on a terminal, plain lines elsewhere.
 
     Args:
@@ -106,19 +106,9 @@ class Journal:
 def _read_rows(path: Path) -> list[dict[str, Any]]:
     rows = []
     if path.is_file():
-        for line in path.read_text("utf-8").splitlines():
+        for line in path.read_text("utf-8").split("\n"):
             try:
                 rows.append(json.loads(line))
             except ValueError:
                 break  # a line cut short by a crash; everything after it is younger than any checkpoint
     return rows
-
-
-def peak_memory_mib() -> int:
-    """Return the peak memory in MiB: of the GPU where there is one, else of this process."""
-    import torch
-
-    if torch.cuda.is_available():
-        return round(torch.cuda.max_memory_allocated() / 2**20)
-    unit = 1 if sys.platform == "darwin" else 1024
-    return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20)

@@ -1,4 +1,4 @@
-"""A framed training text is what the encoder reads."""
+"""A formatted training text is what the encoder reads."""
 
 import random
 import warnings
@@ -9,7 +9,7 @@ from transformers import AutoTokenizer
 
 from gerund.errors import ConfigError, ModelError, TextError
 from gerund.inference.tokens import InputFormat, Tokens, tokenize
-from gerund.training.corpus.framing import Framing
+from gerund.training.corpus.formatting import InputFormatter
 from gerund.training.corpus.tokenizer import train_tokenizer
 from tests.tiny import byte_tokenizer
 from tests.training.conftest import sentences
@@ -55,124 +55,128 @@ def spelled(tokenizer, ids):
 @pytest.mark.parametrize("append_eos", [False, True])
 @pytest.mark.parametrize("prompt", PROMPTS)
 def test_frame_is_what_the_encoder_reads(tokenizer, prompt, append_eos):
-    framing = Framing(tokenizer, prompt=prompt, append_eos=append_eos)
+    formatter = InputFormatter(tokenizer, prompt=prompt, append_eos=append_eos)
     compared = 0
     for ids in filter(None, (bare(tokenizer, text) for text in TEXTS)):
         text = spelled(tokenizer, ids)
         if not text.strip() or bare(tokenizer, text) != ids:
             continue
         compared += 1
-        framed = framing.frame(np.array(ids))
-        longest = framing.room + len(ids)
-        assert framed == encoder(tokenizer, text, prompt=prompt, append_eos=append_eos, max_length=longest), text
-        assert all(type(token) is int for token in framed.ids)
-        assert framing.frame_text(text, longest) == framed
+        formatted = formatter.format(np.array(ids))
+        longest = formatter.overhead + len(ids)
+        assert formatted == encoder(tokenizer, text, prompt=prompt, append_eos=append_eos, max_length=longest), text
+        assert all(type(token) is int for token in formatted.ids)
+        assert formatter.format_text(text, longest) == formatted
     assert compared >= 9
 
 
 @pytest.mark.parametrize("prompt", ["", "Query: ", "th"])
 def test_pieces_out_of_a_longer_text(tokenizer, prompt):
-    framing = Framing(tokenizer, prompt=prompt, append_eos=True)
+    formatter = InputFormatter(tokenizer, prompt=prompt, append_eos=True)
     ids = bare(tokenizer, sentences(1, 40))
     compared = 0
     for start in range(0, 120, 3):
         piece = ids[start : start + 70]
-        framed = framing.frame(piece)
+        formatted = formatter.format(piece)
         text = spelled(tokenizer, piece)
-        longest = framing.room + len(piece)
+        longest = formatter.overhead + len(piece)
         # Whatever the border does, what follows is there token by token; the last one may have had no room.
-        places = framing.places(framed)
-        tail = framed.ids[places.start : places.stop][-20:]
-        assert tail == piece[-20:] or (len(framed) == longest and tail == piece[-21:-1])
+        places = formatter.places(formatted)
+        tail = formatted.ids[places.start : places.stop][-20:]
+        assert tail == piece[-20:] or (len(formatted) == longest and tail == piece[-21:-1])
         if bare(tokenizer, text) == piece:
             compared += 1
-            assert framed == encoder(tokenizer, text, prompt=prompt, append_eos=True, max_length=longest)
+            assert formatted == encoder(tokenizer, text, prompt=prompt, append_eos=True, max_length=longest)
     assert compared >= 3
 
 
 def test_the_parts_of_a_frame():
-    framing = Framing(tokenizers.with_both(), append_eos=True)
-    assert framing.room == 2  # the tokenizer's own EOS is enough
-    framed = framing.frame([70, 71])
-    assert framed == Tokens([1, 70, 71, 2], 1, 1)
-    assert framing.places(framed) == range(1, 3)
-    framing = Framing(byte_tokenizer(), prompt="ab", append_eos=True)
-    assert framing.room == 4
-    framed = framing.frame([70, 71])
-    assert framed == Tokens([1, *bare(byte_tokenizer(), "ab"), 70, 71, 2], 3, 1)
-    assert framing.places(framed) == range(3, 5)
-    assert framing.places(Framing(byte_tokenizer(), prompt="ab").frame([70])) == range(3, 3)  # not its own frame
+    formatter = InputFormatter(tokenizers.with_both(), append_eos=True)
+    assert formatter.overhead == 2  # the tokenizer's own EOS is enough
+    formatted = formatter.format([70, 71])
+    assert formatted == Tokens([1, 70, 71, 2], 1, 1)
+    assert formatter.places(formatted) == range(1, 3)
+    formatter = InputFormatter(byte_tokenizer(), prompt="ab", append_eos=True)
+    assert formatter.overhead == 4
+    formatted = formatter.format([70, 71])
+    assert formatted == Tokens([1, *bare(byte_tokenizer(), "ab"), 70, 71, 2], 3, 1)
+    assert formatter.places(formatted) == range(3, 5)
+    assert formatter.places(InputFormatter(byte_tokenizer(), prompt="ab").format([70])) == range(3, 3)
 
 
 def test_a_prompt_that_grows_into_the_text():
     tokenizer = byte_tokenizer()
-    framing = Framing(tokenizer, prompt="Query: ")
+    formatter = InputFormatter(tokenizer, prompt="Query: ")
     plain = bare(tokenizer, "Query: ") + bare(tokenizer, "the cat")
-    framed = framing.frame(bare(tokenizer, "the cat"))
-    assert framed.ids == tokenizer("Query: the cat").input_ids != [1, *plain]
-    places = framing.places(framed)
-    assert spelled(tokenizer, framed.ids[places.start : places.stop]) == " the cat"
-    assert len(framed) < framing.room + len(bare(tokenizer, "the cat"))
+    formatted = formatter.format(bare(tokenizer, "the cat"))
+    assert formatted.ids == tokenizer("Query: the cat").input_ids != [1, *plain]
+    places = formatter.places(formatted)
+    assert spelled(tokenizer, formatted.ids[places.start : places.stop]) == " the cat"
+    assert len(formatted) < formatter.overhead + len(bare(tokenizer, "the cat"))
 
 
 def test_a_frame_never_has_more_tokens_than_announced():
     # "x" is one token and "xt" another, so "xthe" makes three tokens of what alone were two.
     tokenizer = tokenizers.greedy()
-    framing = Framing(tokenizer, prompt="x", append_eos=True)
+    formatter = InputFormatter(tokenizer, prompt="x", append_eos=True)
     ids = bare(tokenizer, "the")
-    assert len(encoder(tokenizer, "the", prompt="x", append_eos=True)) == framing.room + len(ids) + 1
-    framed = framing.frame(ids)
-    assert len(framed) == framing.room + len(ids)
-    assert framed == encoder(tokenizer, "the", prompt="x", append_eos=True, max_length=len(framed))
+    assert len(encoder(tokenizer, "the", prompt="x", append_eos=True)) == formatter.overhead + len(ids) + 1
+    formatted = formatter.format(ids)
+    assert len(formatted) == formatter.overhead + len(ids)
+    assert formatted == encoder(tokenizer, "the", prompt="x", append_eos=True, max_length=len(formatted))
 
 
 def test_ids_that_spell_no_text_of_their_own_are_kept():
     tokenizer = byte_tokenizer()
     half = bare(tokenizer, "é")[:1]
-    framing = Framing(tokenizer, prompt="Query: ")
-    assert framing.frame(half).ids == [1, *bare(tokenizer, "Query: "), *half]
+    formatter = InputFormatter(tokenizer, prompt="Query: ")
+    assert formatter.format(half).ids == [1, *bare(tokenizer, "Query: "), *half]
     blank = bare(tokenizer, "  ")
-    assert framing.frame(blank).ids == [1, *bare(tokenizer, "Query: "), *blank]
+    assert formatter.format(blank).ids == [1, *bare(tokenizer, "Query: "), *blank]
     apart = [bare(tokenizer, letter)[0] for letter in "the"]  # the tokenizer would merge two of them
-    assert framing.frame(apart).ids == [1, *bare(tokenizer, "Query: "), *apart]
+    assert formatter.format(apart).ids == [1, *bare(tokenizer, "Query: "), *apart]
 
 
 def test_room_is_what_an_endless_text_leaves(tokenizer):
     for prompt in PROMPTS:
         for append_eos in (False, True):
-            framing = Framing(tokenizer, prompt=prompt, append_eos=append_eos)
-            with pytest.raises(ConfigError, match=f"no room for text: prompt and special tokens take {framing.room}"):
-                framing.frame_text("the cat", framing.room)
+            formatter = InputFormatter(tokenizer, prompt=prompt, append_eos=append_eos)
+            with pytest.raises(
+                ConfigError, match=f"no room for text: prompt and special tokens take {formatter.overhead}"
+            ):
+                formatter.format_text("the cat", formatter.overhead)
             rng = random.Random(0)
             text = " ".join(rng.choices(["the", "thing", "in", "an", "inn"], k=60))
-            framed = framing.frame_text(text, framing.room + 5)
-            assert len(framed) == framing.room + 5
-            assert framed == encoder(tokenizer, text, prompt=prompt, append_eos=append_eos, max_length=len(framed))
+            formatted = formatter.format_text(text, formatter.overhead + 5)
+            assert len(formatted) == formatter.overhead + 5
+            assert formatted == encoder(
+                tokenizer, text, prompt=prompt, append_eos=append_eos, max_length=len(formatted)
+            )
 
 
 def test_texts_cut_to_length_raise_no_warning(recwarn):
-    framing = Framing(byte_tokenizer())
-    assert len(framing.frame_text("abcdefgh", 4)) == 4
-    assert len(framing.frame_text("abcdefgh", None)) == 9
+    formatter = InputFormatter(byte_tokenizer())
+    assert len(formatter.format_text("abcdefgh", 4)) == 4
+    assert len(formatter.format_text("abcdefgh", None)) == 9
     assert not recwarn.list
 
 
 def test_mistakes_are_named():
-    framing = Framing(byte_tokenizer())
+    formatter = InputFormatter(byte_tokenizer())
     with pytest.raises(TextError, match="without tokens"):
-        framing.frame([])
+        formatter.format([])
     with pytest.raises(TextError, match="empty"):
-        framing.frame_text(" ", 10)
+        formatter.format_text(" ", 10)
     with pytest.raises(ConfigError, match="append_eos needs a tokenizer with an end token"):
-        Framing(tokenizers.without_either(), append_eos=True)
+        InputFormatter(tokenizers.without_either(), append_eos=True)
     with pytest.raises(TextError, match="the prompt is not valid Unicode"):
-        Framing(byte_tokenizer(), prompt="\ud800")
+        InputFormatter(byte_tokenizer(), prompt="\ud800")
 
 
 def test_a_prompt_needs_offsets():
     tokenizer = byte_tokenizer()
     slow = type("Slow", (type(tokenizer),), {"is_fast": property(lambda self: False)})
     slow_tokenizer = slow(tokenizer_object=tokenizer.backend_tokenizer, bos_token="<s>", eos_token="</s>")
-    assert Framing(slow_tokenizer).frame([70]).ids == [1, 70]
+    assert InputFormatter(slow_tokenizer).format([70]).ids == [1, 70]
     with pytest.raises(ModelError, match="fast tokenizer"):
-        Framing(slow_tokenizer, prompt="Query: ").frame([70])
+        InputFormatter(slow_tokenizer, prompt="Query: ").format([70])

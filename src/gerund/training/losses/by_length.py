@@ -10,10 +10,11 @@ import torch
 from torch import Tensor, distributed
 
 from gerund.inference.encode.batching import token_batches
-from gerund.training.objectives.base import Batch
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+Batch = dict[str, Tensor]
 
 # What a pass should hold, padding left out, to be worth its launching.
 _CPU_TOKENS = 512
@@ -66,7 +67,7 @@ def _cut(tensor: Tensor, width: int, longest: int) -> Tensor:
 
 
 def passes_may_differ(model: "PreTrainedModel") -> bool:
-    """Tell whether processes may read their shares in different numbers of passes.
+    """Tell whether processes may read their texts in different numbers of passes.
 
     Where FSDP has cut the weights, every pass puts them together, and all processes have to take part in it.
     """

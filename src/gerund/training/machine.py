@@ -1,0 +1,93 @@
+"""What the machine can do for a training: precision, compiled layers, several processes, memory.
+
+Knows: torch's devices, ``torch.compile``, environment variables of the launchers. Does not know: models' folders,
+objectives.
+"""
+
+import importlib.util
+import os
+import resource
+import shutil
+import sys
+from typing import TYPE_CHECKING
+
+import torch
+
+from gerund.attention.streams import decoder_layers
+from gerund.errors import ConfigError, MissingDependencyError
+from gerund.training.recipe import Recipe
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+# Any of the packages will do.
+_TRACKERS = {"tensorboard": ("tensorboard", "tensorboardX"), "wandb": ("wandb",), "trackio": ("trackio",)}
+
+# With and without gradients, short texts and long ones, one view and another.
+_VARIANTS = 8
+
+
+def uses_bf16(recipe: Recipe) -> bool:
+    """Return whether the forward pass runs in bf16."""
+    if recipe.precision != "auto":
+        return recipe.precision == "bf16"
+    if torch.cuda.is_available():
+        return torch.cuda.is_bf16_supported()
+    native = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
+    return bool(native and native())
+
+
+def check_machine(recipe: Recipe) -> None:
+    """Refuse what this machine cannot do, or what several processes cannot share.
+
+    Raises:
+        ConfigError: With what is missing, or what does not divide.
+        MissingDependencyError: A tracker is not installed.
+    """
+    compilers = (os.environ.get("CXX"), "c++", "g++", "clang++")
+    if recipe.compile and not any(name and shutil.which(name) for name in compilers):
+        raise ConfigError("compile=true needs a C++ compiler and there is none; install one or set compile=false")
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    for objective in recipe.objectives:
+        objective.check_processes(processes)
+    if os.environ.get("ACCELERATE_USE_FSDP", "").lower() in ("1", "true"):
+        _check_sharding(recipe)
+    for name in recipe.report_to:
+        if not any(importlib.util.find_spec(package) for package in _TRACKERS[name]):
+            raise MissingDependencyError(f"report_to names {name}, which is not installed: pip install {name}")
+
+
+def _check_sharding(recipe: Recipe) -> None:
+    """Refuse what needs whole weights in one place during the training."""
+    if recipe.optimizer.name == "muon":
+        raise ConfigError("optimizer muon works on whole matrices, and FSDP cuts them; use adamw")
+    if recipe.snapshot_steps is not None:
+        raise ConfigError("snapshot_steps needs whole weights, and FSDP cuts them; leave it out")
+
+
+def compile_layers(model: "PreTrainedModel") -> None:
+    """Compile each decoder layer for the passes to come, the adapter inside it included.
+
+    The whole model would be compiled anew for nearly every shape of a batch, and once more for each attention plan. A
+    layer has few sizes, and its kernels serve all layers; only what depends on a layer's index is made for each.
+
+    Args:
+        model: a decoder-only language model, attached to gerund's attention functions.
+    """
+    layers = decoder_layers(model)
+    settings = torch._dynamo.config
+    # All layers share their code, and each counts as compiling it once more.
+    settings.recompile_limit = max(settings.recompile_limit, _VARIANTS * len(layers))
+    settings.accumulated_recompile_limit = max(settings.accumulated_recompile_limit, settings.recompile_limit)
+    # Sizes of tensors may vary; a layer's index decides what it does.
+    settings.specialize_int = True
+    for layer in layers:
+        layer.compile(dynamic=True)
+
+
+def peak_memory_mib() -> int:
+    """Return the peak memory in MiB: of the GPU where there is one, else of this process."""
+    if torch.cuda.is_available():
+        return round(torch.cuda.max_memory_allocated() / 2**20)
+    unit = 1 if sys.platform == "darwin" else 1024
+    return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20)
