@@ -145,7 +145,7 @@ def test_a_file_whose_name_is_no_text_is_a_file(tmp_path: Path, monkeypatch: pyt
     ("error", "said", "code"),
     [
         (OSError(36, "File name too long", "x" * 300), "File name too long", 2),
-        (PermissionError(13, "Permission denied", "/root/x"), "/root/x: Permission denied", 2),
+        (PermissionError(13, "Permission denied", "/some/where"), "/some/where: Permission denied", 2),
         (OSError(28, "No space left on device", "/x"), "/x: No space left on device", 1),
         (OSError("said\nso"), "said so", 2),
         (MemoryError(), "there is not enough memory", 1),

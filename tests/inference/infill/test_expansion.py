@@ -150,7 +150,7 @@ class TestExpanding:
             return expand(Filler(("x", -1.0)), query, count, **{"blank": BLANK, "sampling": NUCLEUS, **more})
 
         for settings, message in (
-            ({"count": 0}, "count is a whole number of at least 1, not 0"),
+            ({"count": 0}, "count is a whole number from 1 to 10000, not 0"),
             ({"count": True}, "not True"),
             ({"fraction": 0.0}, "lies between 0 and 1, and is 0.0"),
             ({"fraction": "0.3"}, "fraction is a number, not '0.3'"),

@@ -8,7 +8,7 @@ import pytest
 import gerund
 from gerund import ConfigError, EncoderConfig, Infill, Sampling, TextError, UnsupportedModelError
 from gerund.attention.plan import AttentionPlan
-from gerund.inference.infill import infilling
+from gerund.config import INFILL_METHODS
 from gerund.inference.infill import prompts as infill_prompts
 from gerund.language_model import LanguageModel
 from tests.adapters import PEFT_WARNINGS, make_adapter
@@ -118,7 +118,7 @@ def test_prompting_methods_are_dispatched_to_and_scored_by_the_untouched_model(m
 
 
 def test_every_method_has_a_name():
-    assert ("infill", "left-only", *infill_prompts.PROMPT_METHODS) == infilling.METHODS
+    assert ("infill", "left-only", *infill_prompts.PROMPT_METHODS) == INFILL_METHODS
     lm = gerund.load()
     for method in infill_prompts.PROMPT_METHODS:
         result = lm.infill("The old man sat down. [blank] He went home.", method=method, max_tokens=8)
