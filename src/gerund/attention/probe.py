@@ -7,7 +7,7 @@ outputs move is what that layer really sees. The map is compared with the plan's
 Knows: models and resolved plans. Does not know: texts, tokenizers.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import get_ident
 from typing import Any
 
@@ -99,7 +99,8 @@ def probe(model: PreTrainedModel, plan: ResolvedPlan | None, *, padded: bool = T
     real[:, :start] = 0
     span = torch.zeros_like(ids)
     span[:, -2:] = 1  # only a hybrid plan reads it
-    bound = None if plan is None else BoundPlan(plan, real, span)
+    # What skips add is a token's own, and would bring what was disturbed in lower layers.
+    bound = None if plan is None else BoundPlan(replace(plan, skips=()), real, span)
     recorder = _Recorder(generator)
     handles = recorder.attach(layers)
     was_training = model.training
