@@ -90,6 +90,8 @@ class TestValue:
             ({"pooling": np.zeros(())}, "pooling is a text, not array"),
             ({"prompts": {"a": 1}}, "prompts is"),
             ({"normalize": "yes"}, "normalize is true or false, not 'yes'"),
+            ({"skips": -1}, "skips=-1 is negative"),
+            ({"attention": "inter-bidir", "skips": 3}, "skips belong to plans"),
             ({"combine": "x"}, "combine is sum or mean, not 'x'"),
             ({"max_length": 0}, "max_length=0 leaves no room for a text"),
             ({"adapter": 5}, "adapter is a text, not 5"),
@@ -123,6 +125,20 @@ class TestSettings:
     def test_a_setting_that_the_models_own_plan_has_no_use_for_is_refused(self):
         with pytest.raises(ConfigError, match="takes no k"):
             EncoderSettings(k=3).applied_to(EncoderConfig(attention=AttentionPlan("bidir")))
+
+    def test_the_papers_spellings(self):
+        assert ModelSpec(attention="MASK0&BIDIR", k=3) == ModelSpec(attention="mask0+bidir", k=3)
+        assert ModelSpec(attention="MASK5-BIDIR") == ModelSpec(attention="mask0-bidir", sink_tokens=5)
+        own = EncoderConfig(attention=AttentionPlan("mask0-bidir", k=5))
+        assert EncoderSettings(attention="MASK0-BIDIR").applied_to(own) == own
+
+    def test_skips_are_set_and_taken_away(self):
+        own = EncoderConfig(attention=AttentionPlan("mask0-bidir", k=5, skips=2))
+        assert EncoderSettings().applied_to(own).attention.skips == 2
+        assert EncoderSettings(skips=3).applied_to(own).attention.skips == 3
+        assert EncoderSettings(skips=0).applied_to(own).attention.skips is None
+        assert EncoderSettings(attention=AttentionPlan("mask0-bidir", k=5)).applied_to(own).attention.skips is None
+        assert parse_settings("mask0-bidir:k=1,skips=3").applied_to(EncoderConfig()).attention.skips == 3
 
     def test_one_line(self):
         line = "mask0+bidir:k=6,k0=3,pooling=last,append_eos=true,max_length=auto,prompt=Find, please: "
@@ -164,6 +180,7 @@ class TestLoading:
         for encoder in (
             lm.encoder,
             EncoderConfig(attention=AttentionPlan("bidir"), pooling="last", append_eos=True),
+            EncoderConfig(attention=AttentionPlan("mask0-bidir", k=2, skips=1, variant="released")),
             EncoderConfig(attention=AttentionPlan("inter-back", combine="mean"), prompts={"query": "q: "}),
         ):
             spec = ModelSpec.model_validate_json(lm.with_encoder(encoder).spec.model_dump_json())

@@ -29,6 +29,7 @@ def load(
     k: int | None = None,
     k0: int | None = None,
     sink_tokens: int | None = None,
+    skips: int | None = None,
     pooling: str | None = None,
     prompt: str | None = None,
     adapter: str | Path | None = None,
@@ -50,6 +51,7 @@ def load(
         k: number of converted layers.
         k0: for ``mask0+bidir``, how many of them hide the first token.
         sink_tokens: how many first tokens a ``mask0`` plan hides.
+        skips: residual connections across so many layers, from the first converted one on; 0 for none.
         pooling: ``mean``, ``weighted-mean``, ``last`` or ``first``.
         prompt: default prompt of ``encode``.
         adapter: a PEFT folder, active while encoding and infilling and never while generating; ``none`` leaves the
@@ -85,6 +87,7 @@ def load(
         k=k,
         k0=k0,
         sink_tokens=sink_tokens,
+        skips=skips,
         pooling=pooling,
         prompt=prompt,
         adapter=adapter,

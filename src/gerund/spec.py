@@ -23,7 +23,7 @@ NO_ADAPTER = "none"
 
 Auto = Literal["auto"]
 _TAKES_ALL_NUMBERS = "mask0+bidir"
-_PLAN_FIELDS = ("k", "k0", "sink_tokens", "combine", "variant")
+_PLAN_FIELDS = ("k", "k0", "sink_tokens", "combine", "variant", "skips")
 
 
 def _number(value: Any, info: ValidationInfo) -> Any:
@@ -47,6 +47,16 @@ Count = Annotated[int, BeforeValidator(_number)]
 Name = Annotated[str, BeforeValidator(_name_of)]
 
 
+def _spelled_out(name: str, data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what one of the paper's spellings says in the library's terms; an unknown name is left as it is."""
+    try:
+        plan = AttentionPlan(name)
+    except ConfigError:
+        return {}
+    own = {"sink_tokens": plan.sink_tokens} if plan.sink_tokens != 1 and data.get("sink_tokens") is None else {}
+    return {"attention": plan.name, **own}
+
+
 class EncoderSettings(BaseModel):
     """What is said about how a model is read as an encoder; ``None`` leaves the model's own.
 
@@ -68,6 +78,8 @@ class EncoderSettings(BaseModel):
     """How ``inter`` and ``extra`` plans join their two outputs."""
     variant: Literal["paper", "released"] | None = None
     """The paper's layout, or that of the authors' code where it differs."""
+    skips: Count | None = None
+    """Residual connections across so many layers; 0 for none."""
     pooling: str | None = None
     """``mean``, ``weighted-mean``, ``last`` or ``first``."""
     prompt: str | None = None
@@ -90,19 +102,23 @@ class EncoderSettings(BaseModel):
         plan = data.get("attention") if isinstance(data, Mapping) else None
         if isinstance(plan, Mapping):
             plan = AttentionPlan.from_dict(plan)
+        if isinstance(plan, str):
+            return {**data, **_spelled_out(plan, data)}
         if not isinstance(plan, AttentionPlan):
             return data
         fields = {"attention": plan.name, "combine": plan.combine, "variant": plan.variant}
         numbers = {"k": plan.k if plan.k is not None else "auto", "k0": plan.k0 if plan.k0 is not None else "auto"}
         said = {name: value for name, value in data.items() if name != "attention" and value is not None}
-        return {**fields, **numbers, "sink_tokens": plan.sink_tokens, **said}
+        return {**fields, **numbers, "sink_tokens": plan.sink_tokens, "skips": plan.skips or 0, **said}
 
     @model_validator(mode="after")
     def _is_possible(self) -> Self:
         # Whether numbers fit a plan that is not named here is known when the model's own plan is; their range is now.
         others = self.model_copy(update=dict.fromkeys(_PLAN_FIELDS)) if self.attention is None else self
         numbers: dict[str, Any] = {
-            name: value for name in ("k", "k0", "sink_tokens") if isinstance(value := getattr(self, name), int)
+            name: value
+            for name in ("k", "k0", "sink_tokens", "skips")
+            if isinstance(value := getattr(self, name), int) and (name, value) != ("skips", 0)
         }
         try:
             AttentionPlan(_TAKES_ALL_NUMBERS, **numbers)
@@ -126,6 +142,8 @@ class EncoderSettings(BaseModel):
             own = AttentionPlan(self.attention)
         said = {name: value for name in _PLAN_FIELDS if (value := getattr(self, name)) is not None}
         changes: dict[str, Any] = {name: None if value == "auto" else value for name, value in said.items()}
+        if self.skips == 0:
+            changes["skips"] = None
         return replace(own, **changes)
 
     def applied_to(self, own: EncoderConfig) -> EncoderConfig:
@@ -146,8 +164,8 @@ class EncoderSettings(BaseModel):
 
 _CONFIG_FIELDS = {"pooling", "prompt", "prompts", "pool_prompt", "append_eos", "normalize", "max_length"}
 _FLAGS = ("append_eos", "pool_prompt", "normalize")
-_COUNTS = ("k", "k0", "sink_tokens", "max_length")
-_ON_ONE_LINE = ("k", "k0", "sink_tokens", "combine", "variant", "pooling", *_FLAGS, "max_length", "prompt")
+_COUNTS = ("k", "k0", "sink_tokens", "skips", "max_length")
+_ON_ONE_LINE = ("k", "k0", "sink_tokens", "skips", "combine", "variant", "pooling", *_FLAGS, "max_length", "prompt")
 
 
 def parse_settings(text: str) -> EncoderSettings:

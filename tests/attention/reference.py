@@ -20,7 +20,7 @@ def sees(kind: str, query: int, key: int, real: list[int], *, hidden: int, windo
         return False
     if window is not None and abs(query - key) >= window:
         return False
-    if hidden and sum(real[: key + 1]) <= hidden:
+    if hidden and key < query and sum(real[: key + 1]) <= hidden:
         return False
     if kind == "forward":
         return key < query
@@ -69,6 +69,16 @@ def kinds(plan: AttentionPlan, n: int) -> list[tuple[str, int]]:
     }.get(plan.name, [("forward", 0)] * n)
 
 
+def skip_layers(plan: AttentionPlan, n: int) -> list[int]:
+    """Spell out before which layers states are added up: every so many, from the first converted one on."""
+    if plan.skips is None:
+        return []
+    first = n - plan.k if plan.k is not None else 0
+    if plan.variant == "released":
+        first = plan.k0 if plan.k0 is not None else plan.k or 0
+    return [i for i in range(n) if i >= first and (i - first) % plan.skips == 0]
+
+
 def window_of(model: PreTrainedModel, layer: int) -> int | None:
     config = model.config
     types = getattr(config, "layer_types", None)
@@ -106,11 +116,34 @@ class ReferenceModel:
         for i, layer in enumerate(self.layers):
             handles.append(layer.register_forward_pre_hook(_with_mask(masks[i]), with_kwargs=True))
             handles.append(layer.register_forward_hook(self._streams(i, n, twins, tower), with_kwargs=True))
+        handles += self._skips(n)
         try:
             return self.model.base_model(**batch, use_cache=False).last_hidden_state
         finally:
             for handle in handles:
                 handle.remove()
+
+    def _skips(self, n: int) -> list[Any]:
+        """As released: ``hidden += saved; saved = hidden`` before those layers, ``hidden += saved`` at the end."""
+        wanted = skip_layers(self.plan, n)
+        saved: list[Tensor] = []
+
+        def before(layer: nn.Module, args: Any, kwargs: Any) -> Any:
+            del layer
+            hidden = args[0] if args else kwargs["hidden_states"]
+            if saved:
+                hidden = hidden + saved.pop()
+            saved.append(hidden)
+            return ((hidden, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": hidden})
+
+        def last(layer: nn.Module, args: Any, output: Any) -> Any:
+            del layer, args
+            out = output[0] if isinstance(output, tuple) else output
+            out = out + saved.pop() if saved else out
+            return (out, *output[1:]) if isinstance(output, tuple) else out
+
+        handles: list[Any] = [self.layers[i].register_forward_pre_hook(before, with_kwargs=True) for i in wanted]
+        return [*handles, self.layers[-1].register_forward_hook(last)]
 
     def _streams(self, i: int, n: int, twins: list[Tensor], tower: dict[str, Tensor]) -> Any:
         family = self.plan.name.split("-")[0]

@@ -36,6 +36,11 @@ def test_without_padding_all_texts_share_one_mask():
     assert torch.equal(shared, visible(View(Direction.BIDIRECTIONAL, 1), 4, real_BT=torch.ones(1, 4)))
 
 
+def test_reverse_causal_is_a_special_sink_mask():
+    """LBW, appendix F.2: of ten tokens, MASK9 is the reverse causal mask."""
+    assert torch.equal(visible(View(Direction.BIDIRECTIONAL, 9), 10), visible(View(Direction.BACKWARD), 10))
+
+
 def test_hybrid_needs_spans():
     with pytest.raises(ValueError, match="span_BT"):
         visible(View(Direction.HYBRID), 3)

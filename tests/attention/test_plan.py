@@ -28,6 +28,31 @@ def test_layouts_of_four_layers(plan, views):
     assert list(plan.resolve(4).views) == views
 
 
+@pytest.mark.parametrize(
+    ("spelled", "plan"),
+    [
+        ("MASK0-BIDIR", AttentionPlan("mask0-bidir")),
+        ("mask0&bidir", AttentionPlan("mask0+bidir")),
+        ("MASK0&BIDIR", AttentionPlan("mask0+bidir")),
+        ("mask3-bidir", AttentionPlan("mask0-bidir", sink_tokens=3)),
+        ("MASK7&BIDIR", AttentionPlan("mask0+bidir", sink_tokens=7)),
+        ("INPLACE-BACK", AttentionPlan("inplace-back")),
+        (" Causal ", AttentionPlan("causal")),
+    ],
+)
+def test_the_papers_spellings(spelled, plan):
+    assert AttentionPlan(spelled) == plan
+
+
+def test_a_spelling_and_a_number_that_disagree():
+    with pytest.raises(ConfigError, match="'mask3-bidir' says 3 sink tokens, and sink_tokens=2 another number"):
+        AttentionPlan("mask3-bidir", sink_tokens=2)
+
+
+def test_more_extended_layers_than_layers():
+    assert AttentionPlan("extend-bidir", k=7).resolve(4).stream.repeats == 7
+
+
 def test_streams():
     inter = AttentionPlan("inter-back", k=2).resolve(6).stream
     assert (inter.kind, list(inter.layers), inter.view) == ("parallel", [4, 5], B)
@@ -38,6 +63,37 @@ def test_streams():
     extend = AttentionPlan("extend-bidir", k=2).resolve(6).stream
     assert (extend.kind, list(extend.layers), extend.repeats) == ("extend", [5], 2)
     assert AttentionPlan("inter-back", k=0).resolve(6).stream is None
+
+
+@pytest.mark.parametrize(
+    ("plan", "skips"),
+    [
+        (AttentionPlan("mask0-bidir", k=10, skips=3), (12, 15, 18, 21)),
+        (AttentionPlan("mask0-bidir", k=10, skips=3, variant="released"), (10, 13, 16, 19)),
+        (AttentionPlan("mask0+bidir", k=18, k0=10, skips=3), (4, 7, 10, 13, 16, 19)),
+        (AttentionPlan("mask0+bidir", k=18, k0=10, skips=3, variant="released"), (10, 13, 16, 19)),
+        (AttentionPlan("bidir", skips=10), (0, 10, 20)),
+        (AttentionPlan("causal", skips=7), (0, 7, 14, 21)),
+        (AttentionPlan("mask0-bidir", k=10), ()),
+    ],
+)
+def test_where_skips_begin(plan, skips):
+    resolved = plan.resolve(22)
+    assert resolved.skips == skips
+    added = [resolved.added_after(layer) for layer in range(22)]
+    assert added[-1] == (skips[-1] if skips else None)
+    assert [one for one in added if one is not None] == list(skips)
+
+
+def test_plans_without_skips_are_written_as_before_there_were_any():
+    assert "skips" not in AttentionPlan("mask0-bidir", k=2).to_dict()
+    with_skips = AttentionPlan("mask0-bidir", k=2, skips=3)
+    assert AttentionPlan.from_dict(with_skips.to_dict()) == with_skips
+
+
+def test_a_plan_with_skips_is_neither_causal_nor_an_encoders_own():
+    assert not AttentionPlan("causal", skips=3).resolve(6).is_causal
+    assert not AttentionPlan("bidir", skips=3).resolve(6).is_bidirectional
 
 
 @pytest.mark.parametrize("name", PLAN_NAMES)
@@ -70,6 +126,9 @@ def test_defaults_are_where_the_papers_curves_peak():
         ({"name": "mask0-for", "sink_tokens": 0}, "at least 1"),
         ({"name": "bidir", "combine": "mean"}, "combine belongs to"),
         ({"name": "inter-back", "combine": "max"}, "valid are: sum, mean"),
+        ({"name": "bidir", "skips": 0}, "skips is at least 1"),
+        ({"name": "inter-back", "skips": 3}, "skips belong to plans that run each layer once"),
+        ({"name": "hybrid", "skips": 3}, "skips belong to plans that run each layer once"),
         ({"name": "inter-back", "variant": "mine"}, "valid are: paper, released"),
     ],
 )

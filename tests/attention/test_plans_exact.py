@@ -22,8 +22,15 @@ PLANS += [
     AttentionPlan("extra-bidir", k=3, combine="mean"),
     AttentionPlan("inplace-back", k=N_LAYERS),
     AttentionPlan("mask0-bidir", k=0),
+    AttentionPlan("mask0-bidir", k=2, sink_tokens=7),
+    AttentionPlan("extend-bidir", k=6),
+    AttentionPlan("mask0-bidir", k=3, skips=1),
+    AttentionPlan("mask0-bidir", k=1, skips=3, variant="released"),
+    AttentionPlan("mask0+bidir", k=4, k0=1, skips=2),
+    AttentionPlan("causal", skips=3),
+    AttentionPlan("bidir", skips=2),
 ]
-IDS = [f"{p.name}-{p.k}-{p.k0}-{p.sink_tokens}-{p.combine}-{p.variant}" for p in PLANS]
+IDS = [f"{p.name}-{p.k}-{p.k0}-{p.sink_tokens}-{p.combine}-{p.variant}-{p.skips}" for p in PLANS]
 
 
 def run(model, plan, inputs, span=None):

@@ -22,6 +22,10 @@ PLANS += [
     AttentionPlan("inter-back", k=2, combine="mean"),
     AttentionPlan("extra-bidir", k=3, combine="mean"),
     *(AttentionPlan("inter-bidir", k=k, variant="released") for k in (1, 2, 4)),
+    *(AttentionPlan("mask0-bidir", k=k, skips=skips) for k in (1, 2, 4) for skips in (1, 2, 3)),
+    *(AttentionPlan("mask0-bidir", k=k, skips=2, variant="released") for k in (1, 3)),
+    AttentionPlan("causal", skips=2),
+    AttentionPlan("mask0+bidir", k=3, k0=1, skips=1),
 ]
 
 

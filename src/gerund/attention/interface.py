@@ -81,6 +81,11 @@ class BoundPlan:
         """The second stream, unless this object already runs inside it."""
         return None if self.is_twin else self.plan.stream
 
+    @property
+    def skips(self) -> tuple[int, ...]:
+        """The layers whose inputs are added further up, unless this object runs inside a second stream."""
+        return () if self.is_twin else self.plan.skips
+
     def seen_through(self, view: View) -> "BoundPlan":
         """Return the same batch with one view for every layer: what a second stream runs on."""
         other = BoundPlan.__new__(BoundPlan)

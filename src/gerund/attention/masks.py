@@ -37,6 +37,8 @@ def visible(
     >>> mask = visible(View(Direction.BIDIRECTIONAL, hidden=1), 3)
     >>> mask[0, 0].int().tolist()
     [[1, 1, 1], [0, 1, 1], [0, 1, 1]]
+    >>> visible(View(Direction.BIDIRECTIONAL, hidden=2), 3)[0, 0].int().tolist()
+    [[1, 1, 1], [0, 1, 1], [0, 0, 1]]
     """
     if real_BT is not None:
         device = real_BT.device
@@ -48,7 +50,8 @@ def visible(
     if window is not None:
         see = see & ((query - key).abs() < window)
     if view.hidden:
-        see = see & ~_first_tokens(view.hidden, length, real_BT, device)[:, None, :]
+        # From later tokens only: LBW, appendix F, where MASK9 of ten tokens is the reverse causal mask.
+        see = see & ~(_first_tokens(view.hidden, length, real_BT, device)[:, None, :] & (key < query))
     if real_BT is not None:
         see = see & real_BT.bool()[:, None, :]
     return (see | (query == key))[:, None]  # (B or 1, 1, T, T)

@@ -7,6 +7,7 @@ Layers are counted from the bottom: layer 0 sits on the embeddings, layer n-1 is
 "the top k layers" are layers n-k to n-1.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from enum import StrEnum
@@ -28,7 +29,7 @@ class Direction(StrEnum):
 
 @dataclass(frozen=True)
 class View:
-    """What the tokens of one layer see: a direction, without the first ``hidden`` tokens of the text."""
+    """What the tokens of one layer see: a direction, where no token sees the first ``hidden`` tokens before it."""
 
     direction: Direction
     hidden: int = 0
@@ -64,16 +65,30 @@ class ResolvedPlan:
     views: tuple[View, ...]
     stream: Stream | None = None
     repeats_text: bool = False
+    skips: tuple[int, ...] = ()
+    """Layers whose input gets the input of the previous one of them added; so does what the last layer gives."""
+
+    def added_after(self, layer: int) -> int | None:
+        """Return whose input is added to what comes out of ``layer``: the index of a layer; None for nothing's.
+
+        >>> plan = AttentionPlan("mask0-bidir", k=4, skips=3).resolve(6)
+        >>> plan.skips, [plan.added_after(layer) for layer in range(6)]
+        ((2, 5), [None, None, None, None, 2, 5])
+        """
+        if layer + 1 not in (*self.skips, len(self.views)):
+            return None
+        return max((skip for skip in self.skips if skip <= layer), default=None)
 
     @property
     def is_causal(self) -> bool:
         """Whether every layer is the untouched causal one, so that a KV cache stays valid."""
-        return self.stream is None and set(self.views) == {View(Direction.CAUSAL)}
+        return self.stream is None and not self.skips and set(self.views) == {View(Direction.CAUSAL)}
 
     @property
     def is_bidirectional(self) -> bool:
         """Whether every layer looks both ways at everything, as an encoder's own attention does."""
-        return self.stream is None and not self.repeats_text and set(self.views) == {View(Direction.BIDIRECTIONAL)}
+        plain = self.stream is None and not self.repeats_text and not self.skips
+        return plain and set(self.views) == {View(Direction.BIDIRECTIONAL)}
 
 
 _CAUSAL = View(Direction.CAUSAL)
@@ -99,6 +114,7 @@ _DEFAULT_SHARE: dict[str, float | None] = {
     "echo": None,
 }
 
+_MASK_M = re.compile(r"mask([0-9]{1,6})(-(?:for|bidir|all)|\+bidir)")
 PLAN_NAMES: tuple[str, ...] = tuple(_DEFAULT_SHARE)
 DEFAULT_K0_SHARE = 0.45
 DEFAULT_PLAN = "mask0-bidir"
@@ -118,13 +134,19 @@ class AttentionPlan:
     bidirectional without the first token
 
     Attributes:
-        name: one of ``PLAN_NAMES``.
+        name: one of ``PLAN_NAMES``; the paper's spellings are understood too, such as ``MASK0&BIDIR``, and
+            ``mask3-bidir`` for ``mask0-bidir`` with three sink tokens.
         k: number of converted layers, counted from the top (for ``extra-*`` from the bottom, for
             ``extend-*`` added on top); left out, the share that did best in the paper.
         k0: for ``mask0+bidir``, how many of the k are without the first token.
-        sink_tokens: how many tokens at the beginning a ``mask0`` layer hides.
+        sink_tokens: how many tokens at the beginning a ``mask0`` layer hides from all later ones; m of them is the
+            paper's MASKm (appendix F), and so many but one of a text's the reverse causal mask.
         combine: how the two outputs of ``inter-*`` and ``extra-*`` are joined: ``sum`` (the paper) or ``mean``.
-        variant: ``paper``, or ``released`` for what the authors' code does where it differs (``inter-*``).
+        variant: ``paper``, or ``released`` for what the authors' code does where it differs (``inter-*``, and where
+            skips begin).
+        skips: residual connections across so many layers (LBW, Algorithm 1, line 9): from the first converted layer
+            on, the input of every so many-th layer gets that of the previous such layer added, and so does what goes
+            into the final norm. None, the usual, has none; the released code's default is 3.
     """
 
     name: str = DEFAULT_PLAN
@@ -133,8 +155,12 @@ class AttentionPlan:
     sink_tokens: int = 1
     combine: Literal["sum", "mean"] = "sum"
     variant: Literal["paper", "released"] = "paper"
+    skips: int | None = None
 
     def __post_init__(self) -> None:
+        name, sink_tokens = _spelled(self.name, self.sink_tokens)
+        object.__setattr__(self, "name", name)
+        object.__setattr__(self, "sink_tokens", sink_tokens)
         _check(self)
 
     @property
@@ -148,6 +174,7 @@ class AttentionPlan:
         k: int | None = None,
         k0: int | None = None,
         sink_tokens: int | None = None,
+        skips: int | None = None,
     ) -> "AttentionPlan":
         """Return this plan with whatever is given put in; another plan starts from its own defaults.
 
@@ -158,8 +185,9 @@ class AttentionPlan:
         if isinstance(attention, AttentionPlan):
             plan = attention
         elif attention is not None and attention != self.name:
-            plan = AttentionPlan(attention)
-        given = {"k": k, "k0": k0, "sink_tokens": sink_tokens}
+            named = AttentionPlan(attention)  # the paper's spelling of this very plan changes nothing
+            plan = self if named == AttentionPlan(self.name) else named
+        given = {"k": k, "k0": k0, "sink_tokens": sink_tokens, "skips": skips}
         changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         return replace(plan, **changes)
 
@@ -173,7 +201,7 @@ class AttentionPlan:
         if share is None:
             return self
         k = self.k if self.k is not None else max(1, round(share * n_layers))
-        if k > n_layers:
+        if k > n_layers and not self.name.startswith("extend"):
             raise ConfigError(f"k={k} is larger than the model's {n_layers} layers")
         if self.name != "mask0+bidir":
             return replace(self, k=k)
@@ -209,11 +237,12 @@ class AttentionPlan:
             "mask0+bidir": [(_CAUSAL, lower), (seen_all, k - k0), (seen_mask0, k0)],
         }
         views = tuple(view for view, count in layouts[plan.name] for _ in range(count))
-        return ResolvedPlan(views, repeats_text=plan.name == "echo")
+        return ResolvedPlan(views, repeats_text=plan.name == "echo", skips=_skips(plan, n_layers))
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-ready dict that ``from_dict`` reads back."""
-        return asdict(self)
+        # Plans without skips are written, and hashed, as they were before there were any.
+        return {name: value for name, value in asdict(self).items() if (name, value) != ("skips", None)}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "AttentionPlan":
@@ -241,6 +270,31 @@ def _stream(plan: AttentionPlan, family: str, way: str, k: int, n_layers: int) -
     return Stream(kind, view, range(n_layers - k, n_layers), combine=plan.combine)
 
 
+def _skips(plan: AttentionPlan, n_layers: int) -> tuple[int, ...]:
+    if plan.skips is None:
+        return ()
+    if plan.variant == "released":
+        # use_res_connect counts from the number of layers without the first token (or looking back), not from where
+        # they begin.
+        counted = {"mask0+bidir": plan.k0, "inplace-bidir": 0}.get(plan.name, plan.k)
+        return tuple(range(counted or 0, n_layers, plan.skips))
+    converted = n_layers if plan.k is None else plan.k
+    return tuple(range(n_layers - converted, n_layers, plan.skips))
+
+
+def _spelled(name: Any, sink_tokens: int) -> tuple[Any, int]:
+    """Return a plan's name and number of sink tokens, from one of the paper's spellings too."""
+    if not isinstance(name, str) or name in _DEFAULT_SHARE:
+        return name, sink_tokens
+    plain = name.strip().lower().replace("&", "+")
+    if (found := _MASK_M.fullmatch(plain)) is not None:
+        plain, told = f"mask0{found[2]}", int(found[1]) or 1
+        if told != 1 and sink_tokens not in (1, told):
+            raise ConfigError(f"{name!r} says {told} sink tokens, and sink_tokens={sink_tokens} another number")
+        sink_tokens = told if told != 1 else sink_tokens
+    return (plain, sink_tokens) if plain in _DEFAULT_SHARE else (name, sink_tokens)
+
+
 def _check(plan: AttentionPlan) -> None:
     if not isinstance(plan.name, str) or plan.name not in _DEFAULT_SHARE:
         raise unknown_name("attention plan", plan.name, PLAN_NAMES)
@@ -251,7 +305,7 @@ def _check(plan: AttentionPlan) -> None:
 
 
 def _check_numbers(plan: AttentionPlan) -> None:
-    for field in ("k", "k0", "sink_tokens"):
+    for field in ("k", "k0", "sink_tokens", "skips"):
         value = getattr(plan, field)
         if value is None and field != "sink_tokens":
             continue
@@ -265,6 +319,8 @@ def _check_numbers(plan: AttentionPlan) -> None:
             raise ConfigError(f"{field}={number} is more than any model has, which is at most {MOST}")
     if plan.sink_tokens < 1:
         raise ConfigError("sink_tokens is at least 1; for no hidden token take a plan without mask0")
+    if plan.skips is not None and plan.skips < 1:
+        raise ConfigError("skips is at least 1; leave it out for no skips")
 
 
 def _check_fit(plan: AttentionPlan) -> None:
@@ -277,5 +333,7 @@ def _check_fit(plan: AttentionPlan) -> None:
         raise ConfigError(f"k0={plan.k0} is larger than k={plan.k}: k0 counts some of the k converted layers")
     if plan.sink_tokens != 1 and not plan.name.startswith("mask0"):
         raise ConfigError(f"sink_tokens belongs to the mask0 plans, not to {plan.name!r}")
+    if plan.skips is not None and plan.name.split("-")[0] in ("inter", "extra", "extend", "hybrid"):
+        raise ConfigError(f"skips belong to plans that run each layer once to encode, not to {plan.name!r}")
     if plan.combine != "sum" and plan.name.split("-")[0] not in ("inter", "extra"):
         raise ConfigError(f"combine belongs to the inter and extra plans, not to {plan.name!r}")

@@ -14,7 +14,7 @@ Knows: models and resolved plans. Does not know: texts, tokenizers.
 import copy
 from collections import OrderedDict
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import Lock, get_ident
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -115,7 +115,8 @@ def _probe(model: PreTrainedModel, plan: ResolvedPlan | None, *, padded: bool) -
     real[:, :start] = 0
     span = torch.zeros_like(ids)
     span[:, -2:] = 1  # only a hybrid plan reads it
-    bound = None if plan is None else BoundPlan(plan, real, span)
+    # What skips add is a token's own, and would bring what was disturbed in lower layers.
+    bound = None if plan is None else BoundPlan(replace(plan, skips=()), real, span)
     recorder = _Recorder(generator)
     handles = recorder.attach(layers)
     was_training = model.training

@@ -1,7 +1,7 @@
-"""Layouts that run layers twice with the same weights: INTER, EXTRA and EXTEND (LBW, section 3.1).
+"""Layouts that change what goes from layer to layer: INTER, EXTRA, EXTEND (LBW, section 3.1) and skips (Algorithm 1).
 
-Each decoder layer gets one forward hook that sleeps unless the call carries a plan with a stream. The twin
-of a layer is ``layer.forward`` called again with another view: no copy of a parameter, the same state dict.
+Each decoder layer gets one forward hook that does nothing unless the call carries a plan with a stream or skips. The
+twin of a layer is ``layer.forward`` called again with another view: no copy of a parameter, the same state dict.
 
 Knows: the order of a model's decoder layers. Does not know: masks.
 """
@@ -59,6 +59,8 @@ def attach_streams(layers: nn.ModuleList) -> list[RemovableHandle]:
                 return None
             if plan.after_layer is not None:
                 return plan.after_layer(index, layer, args, kwargs, output)
+            if plan.skips:
+                return _with_skip(plan, index, args, kwargs, output)
             if plan.stream is None:
                 return None
             return _after_layer(plan, plan.stream, index, layer, args, kwargs, output, len(layers))
@@ -98,6 +100,22 @@ def _after_layer(
             plan.states[index] = run_again(layer, source_BTD, args, kwargs)
         if index == n_layers - 1:
             hidden_BTD = combine(hidden_BTD, plan.states[stream.layers[-1]], stream)
+    return (hidden_BTD, *output[1:]) if isinstance(output, tuple) else hidden_BTD
+
+
+def _with_skip(plan: BoundPlan, index: int, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+    """Add the state that the plan adds after a layer, and keep those that it will add."""
+    if kwargs.get("past_key_values") is not None:
+        raise ConfigError("plans with skips cannot fill a KV cache")
+    hidden_BTD = hidden_of(output)
+    # Keyed by layer, never popped: gradient checkpointing runs this hook again in the backward pass.
+    if index == 0 and 0 in plan.skips:
+        plan.states[0] = input_of(args, kwargs)
+    added = plan.plan.added_after(index)
+    if added is not None:
+        hidden_BTD = hidden_BTD + plan.states[added]
+    if index + 1 in plan.skips:
+        plan.states[index + 1] = hidden_BTD
     return (hidden_BTD, *output[1:]) if isinstance(output, tuple) else hidden_BTD
 
 

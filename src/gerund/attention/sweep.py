@@ -28,10 +28,11 @@ _CAUSAL = View(Direction.CAUSAL)
 
 @dataclass(frozen=True)
 class _Step:
-    """What a plan does in one layer: the layer's view, and its twin's where it runs twice."""
+    """What a plan does in one layer: its view, its twin's where it runs twice, and whose input is added after it."""
 
     view: View
     stream: Stream | None = None
+    added: int | None = None
 
 
 @dataclass
@@ -117,6 +118,8 @@ class Sweep:
             after_BTD = self._run(index, hidden_BTD, step.view)
             if step.stream is not None:
                 after_BTD = combine(after_BTD, self._run(index, hidden_BTD, step.stream.view), step.stream)
+            if step.added is not None:
+                after_BTD = after_BTD + path.states[step.added]
             path.states.append(after_BTD)
         return path
 
@@ -151,4 +154,7 @@ def _steps(plan: ResolvedPlan) -> list[_Step]:
     twins = parallel.layers if parallel is not None else ()
     # The range is left out of the step: two plans with other k do the same in the layers that both convert.
     shared = Stream("parallel", parallel.view, range(0), combine=parallel.combine) if parallel is not None else None
-    return [_Step(view, shared if index in twins else None) for index, view in enumerate(plan.views)]
+    return [
+        _Step(view, shared if index in twins else None, plan.added_after(index))
+        for index, view in enumerate(plan.views)
+    ]

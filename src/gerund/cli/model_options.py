@@ -50,6 +50,10 @@ OPTIONS: dict[str, Any] = {
     "sink_tokens": Annotated[
         int | None, typer.Option(help="How many first tokens a mask0 plan hides.", show_default=False)
     ],
+    "skips": Annotated[
+        int | None,
+        typer.Option(help="Residual connections across so many layers; 0 for none.", show_default=False),
+    ],
     "pooling": Annotated[str | None, typer.Option(help="mean, weighted-mean, last or first.", show_default=False)],
     "prompt": Annotated[str | None, typer.Option(help="Put before every text, and not pooled.", show_default=False)],
     "max_length": MaxLength,
@@ -73,7 +77,7 @@ OPTIONS: dict[str, Any] = {
     "device": Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")],
 }
 """By the names of :class:`gerund.spec.ModelSpec`'s fields; ``MODEL`` is the model as an argument."""
-PLAN = ("attention", "k", "k0", "sink_tokens")
+PLAN = ("attention", "k", "k0", "sink_tokens", "skips")
 ENCODER = (*PLAN, "pooling", "prompt", "max_length", "adapter")
 MACHINE = ("dtype", "device")
 

@@ -10,10 +10,10 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, SerializeAsAny, ValidationError, WrapValidator, model_validator
 
-from gerund.attention.plan import AttentionPlan
 from gerund.config import EncoderConfig
 from gerund.data.corpus import corpus_files
 from gerund.errors import ConfigError
+from gerund.spec import EncoderSettings
 from gerund.training.objectives import registry
 from gerund.training.objectives.base import ObjectiveConfig, Section
 from gerund.training.recipe_files import explain, find_recipe, read_settings
@@ -79,49 +79,15 @@ class TokenizerConfig(Section):
     """What a trained tokenizer reports as ``model_max_length``."""
 
 
-class EncoderSection(Section):
+class EncoderSection(EncoderSettings):
     """How the model is read as an encoder, while contrastive objectives train it and afterwards.
 
     What is left out comes from the base's ``gerund.json``, or else is the library's default.
     """
 
-    attention: str | None = None
-    """Name of an attention plan."""
-    k: int | None = None
-    """Number of converted layers."""
-    k0: int | None = None
-    """For ``mask0+bidir``, how many of them hide the first token."""
-    sink_tokens: int | None = None
-    """How many first tokens a ``mask0`` plan hides."""
-    pooling: str | None = None
-    """``mean``, ``weighted-mean``, ``last`` or ``first``."""
-    prompt: str | None = None
-    """Text put before every text."""
-    prompts: dict[str, str] | None = None
-    """Prompts by name."""
-    pool_prompt: bool | None = None
-    """Whether the prompt's tokens are pooled as well."""
-    append_eos: bool | None = None
-    """Whether an end token is put after every text."""
-    normalize: bool | None = None
-    """Whether vectors have length 1."""
-    max_length: int | None = None
-    """Longest text in tokens."""
-
-    @model_validator(mode="after")
-    def _is_valid(self) -> Self:
-        try:
-            self.changed(EncoderConfig())
-        except ConfigError as error:
-            raise ValueError(str(error)) from None
-        return self
-
     def changed(self, encoder: EncoderConfig) -> EncoderConfig:
-        """Return ``encoder`` with what is given here put in."""
-        plan_fields = ("attention", "k", "k0", "sink_tokens")
-        plan: AttentionPlan = encoder.attention.with_changes(*(getattr(self, name) for name in plan_fields))
-        given = self.model_dump(exclude_none=True, exclude=set(plan_fields))
-        return replace(encoder, **given, attention=plan, adapter=None)
+        """Return ``encoder`` with what is given here put in, and without an adapter."""
+        return replace(self.applied_to(encoder), adapter=None)
 
 
 class SourceConfig(Section):

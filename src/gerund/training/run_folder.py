@@ -99,7 +99,14 @@ def _differences(before: Any, now: Any, where: str = "") -> Iterator[str]:
         for index, (one, other) in enumerate(zip(before, now, strict=True)):
             yield from _differences(one, other, f"{where}.{_named(one, index)}")
     elif before != now:
-        yield f"{where} was {json.dumps(before)} and is {json.dumps(now)}"
+        yield f"{where} was {_shortly(before)} and is {_shortly(now)}"
+
+
+def _shortly(value: Any) -> str:
+    """Return a setting as a message shows it: of a list of settings the names alone."""
+    if isinstance(value, list) and any(isinstance(item, dict) for item in value):
+        return ", ".join(_named(item, index) for index, item in enumerate(value))
+    return json.dumps(value)
 
 
 def _named(item: Any, index: int) -> str:
