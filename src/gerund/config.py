@@ -23,7 +23,7 @@ from gerund.types import Scorer
 
 CONFIG_FILE = "gerund.json"
 DEFAULT_MODEL = "default"
-"""Means the model inside wherever a model is named; a folder of that name is ``./default``."""
+"""Means the bundled model wherever a model is named; a folder of that name is ``./default``."""
 FORMAT = 1
 MOST_AT_ONCE = 10_000
 """Texts that are written for one at a time; more are a slip."""
@@ -34,7 +34,7 @@ DTYPE_NAMES = ("float32", "bfloat16", "float16")
 POOLINGS = ("mean", "weighted-mean", "last", "first")
 
 Job = Literal["encode", "infill", "score"]
-"""What a model does with an adapter awake; it writes with none."""
+"""What a model does with an adapter active; it generates with none."""
 JOBS: tuple[Job, ...] = get_args(Job)
 
 _TEXT, _FLAG, _NUMBER, _NOTHING = str, bool, int, type(None)
@@ -108,7 +108,7 @@ class EncoderConfig:
     """Longest text in tokens, prompt and special tokens included; None for what the model was made for."""
 
     adapter: str | None = None
-    """A PEFT folder that is awake only while encoding, relative to the model's folder."""
+    """A PEFT folder that is active only while encoding, relative to the model's folder."""
 
     def __post_init__(self) -> None:
         for name, kinds in _KINDS.items():
@@ -313,7 +313,7 @@ def read_encoder_config(folder: Path) -> EncoderConfig | None:
 def read_adapters(folder: Path) -> dict[Job, Path]:
     """Return the PEFT folder of each job that has one, as ``gerund.json`` in a model's folder says.
 
-    The encoder's is awake for the other jobs as well, unless the file's ``adapters`` names another for one of them,
+    The encoder's is active for the other jobs as well, unless the file's ``adapters`` names another for one of them,
     or null for none.
 
     Raises:

@@ -148,7 +148,7 @@ class GenerativeModel(TextEncoder):
             prefixes: any number of texts.
             continuations: for each prefix its candidates, as they follow it: with the space that begins them.
             scorer: ``pmi``, ``avg_cll``, ``cll``, ``avg_ull``, ``self_certainty``, ``overlap``, ``random``;
-                ``own``, this model's, if it was trained to be one; ``default``, the embedded default's; a scorer's
+                ``own``, this model's, if it was trained to be one; ``default``, the bundled model's; a scorer's
                 folder or hub id; or an object with a ``score`` method. None takes its own if it has one, else ``pmi``.
 
         Returns:

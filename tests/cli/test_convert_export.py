@@ -207,7 +207,7 @@ def test_the_embedded_default(tmp_path: Path) -> None:
     try:
         find(None)
     except gerund.ModelError:
-        pytest.skip("this installation has no embedded default model")
+        pytest.skip("this installation has no bundled model")
     assert run_cli("convert", "default", tmp_path / "out").code == 0
     assert gerund.load(tmp_path / "out").fingerprint() == gerund.load().fingerprint()
 

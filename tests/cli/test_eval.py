@@ -72,7 +72,7 @@ def test_models_of_two_commands_are_told_apart(tiny_folder, data, tmp_path):
         assert ran.code == 0, ran.err
     assert {system for _, system in scores(tmp_path / "r")} == {
         "tiny-llama: causal",
-        "the embedded default: causal",
+        "the bundled model: causal",
     }
 
 

@@ -30,7 +30,7 @@ ADDITIVE = "gerund_additive"
 # tokens 14 ms against 3, at 160 46 against 24, at 256 57 against 72 (16 texts, 6 heads of 64, one core, bf16).
 _SHORT = 192
 
-# Called with a layer, whether it runs as a twin, and its attention probabilities (B, heads, T, T).
+# Called with a layer, whether this is its second pass, and its attention probabilities (B, heads, T, T).
 Record = Callable[[int, bool, Tensor], None]
 # Called after a layer has run, with its index, itself, its call and its output; may return another output.
 AfterLayer = Callable[[int, nn.Module, tuple[Any, ...], dict[str, Any], Any], Any]

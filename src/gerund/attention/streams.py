@@ -1,7 +1,7 @@
 """Layouts that change what goes from layer to layer: INTER, EXTRA, EXTEND (LBW, section 3.1) and skips (Algorithm 1).
 
 Each decoder layer gets one forward hook that does nothing unless the call carries a plan with a stream or skips. The
-twin of a layer is ``layer.forward`` called again with another view: no copy of a parameter, the same state dict.
+second pass of a layer is ``layer.forward`` called again with another view: no copy of a parameter, the same state dict.
 
 Knows: the order of a model's decoder layers. Does not know: masks.
 """
@@ -139,6 +139,6 @@ def hidden_of(output: Any) -> Tensor:
 
 
 def combine(left: Tensor, right: Tensor, stream: Stream) -> Tensor:
-    """Join the states of a layer and its twin."""
+    """Join the states of a layer and its second pass."""
     total = left + right
     return total / 2 if stream.combine == "mean" else total

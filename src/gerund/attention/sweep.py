@@ -28,7 +28,7 @@ _CAUSAL = View(Direction.CAUSAL)
 
 @dataclass(frozen=True)
 class _Step:
-    """What a plan does in one layer: its view, its twin's where it runs twice, and whose input is added after it."""
+    """What a plan does in one layer: its view, that of a second pass, and whose input is added after it."""
 
     view: View
     stream: Stream | None = None

@@ -33,10 +33,10 @@ def command(
 
     OUT gets the model's own files, byte for byte, and gerund.json, which says how to read them as an encoder.
     It still opens as a plain language model and writes what the model wrote. Before anything is written, a probe
-    proves that the attention plan reaches every layer.
+    verifies that the attention plan reaches every layer.
 
-    Adapters are copied along and sleep while the model writes. One can encode, another fill in and a third score, each
-    trained on its own. With --merge the encoder's goes into the weights instead, and the model writes with it too.
+    Adapters are copied along, and are inactive while the model generates. One can encode, another infill, a third
+    score, each trained on its own. With --merge the encoder's goes into the weights instead, and the model writes with it too.
 
     For example:
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gerund.cli import model_options as options
-from gerund.cli.interruption import interruption_told
+from gerund.cli.command import interruption_told
 
 if TYPE_CHECKING:
     from gerund.data.embedding_job import EmbeddingSummary, Encoded

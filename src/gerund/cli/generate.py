@@ -5,10 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gerund.cli import expand_options as expanding
-from gerund.cli import json_lines, text_input
-from gerund.cli import rerank_options as ranking
-from gerund.cli import sampling_options as options
+from gerund.cli import generation_options as options
+from gerund.cli import streams
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,7 +26,7 @@ def command(
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option("--model", "-m", help="A folder or hub id; left out, the embedded default.", show_default=False),
+        typer.Option("--model", "-m", help="A folder or hub id; left out, the bundled model.", show_default=False),
     ] = None,
     file: Annotated[
         str | None,
@@ -49,13 +47,13 @@ def command(
     top_k: options.TopK = None,
     typical_p: options.TypicalP = None,
     seed: options.Seed = None,
-    rerank: ranking.Scorer = None,
-    samples: ranking.Samples = None,
-    beams: ranking.Beams = None,
-    every: ranking.Every = None,
-    expand: expanding.Expand = None,
-    keep: expanding.Keep = None,
-    fraction: expanding.Fraction = None,
+    rerank: options.Scorer = None,
+    samples: options.Samples = None,
+    beams: options.Beams = None,
+    every: options.Every = None,
+    expand: options.Expand = None,
+    keep: options.Keep = None,
+    fraction: options.Fraction = None,
     batch_size: Annotated[
         int | None, typer.Option(help="Prompts in one pass, with --file. [default: 16]", show_default=False)
     ] = None,
@@ -95,16 +93,16 @@ def command(
     """
     from gerund.errors import ConfigError
 
-    text_input.demand_one(prompt, file, "prompt", column=column, format=format)
-    ranked = ranking.rerank_of(rerank, samples, beams, every)
-    expansion = expanding.settings_of(expand, keep, fraction, {"--rerank": rerank, "--batch-size": batch_size})
+    streams.demand_one(prompt, file, "prompt", column=column, format=format)
+    ranked = options.rerank_of(rerank, samples, beams, every)
+    expansion = options.expansion_of(expand, keep, fraction, {"--rerank": rerank, "--batch-size": batch_size})
     if (ranked or expansion) is not None and temperature is top_p is top_k is typical_p is None:
         top_p = 0.9
     sampling = options.sampling_of(temperature, top_p, top_k, typical_p, seed)
     batch_size = 16 if batch_size is None else batch_size
     if batch_size < 1:
         raise ConfigError(f"batch_size={batch_size} leaves no room for a prompt")
-    json_lines.refuse_existing(output, force=force)
+    streams.refuse_existing(output, force=force)
     chunks = _prompts(prompt, file, column, format)
     _check(chunks, max_new_tokens, sampling, ranked, expansion)
     from gerund.entry import load, load_writer
@@ -130,7 +128,7 @@ def command(
         _stream(lm, chunks[0], max_new_tokens, sampling, ranked)
         return
     lines = _lines(lm, chunks, max_new_tokens, sampling, batch_size, ranked)
-    json_lines.write(lines, output, sum(map(len, chunks)), "generating")
+    streams.write(lines, output, sum(map(len, chunks)), "generating")
 
 
 def _prompts(prompt: str | None, file: str | None, column: str | None, format: str | None) -> "list[Rows]":
@@ -139,7 +137,7 @@ def _prompts(prompt: str | None, file: str | None, column: str | None, format: s
     from gerund.errors import DataError
 
     if file is None:
-        return text_input.one_text(prompt or "", "prompt")
+        return streams.one_text(prompt or "", "prompt")
     table = open_table(file, format=format, column=column)
     if column is None and table.format != "txt":
         table = open_table(file, format=format, column="prompt")
@@ -167,7 +165,7 @@ def _check(
         demand_choice(ranked, sampling)
         check_scorer(ranked.scorer)
     if expansion is not None:
-        expanding.check_queries(chunks, expansion)
+        options.check_queries(chunks, expansion)
 
 
 def _stream(
@@ -200,13 +198,13 @@ def _expand(
 ) -> None:
     import json
 
-    found = expanding.expanded(lm, chunks, sampling, settings)
+    found = options.expanded(lm, chunks, sampling, settings)
     if alone:
         for text in next(found)["expansions"]:
             typer.echo(text)
         return
     lines = (json.dumps(record, ensure_ascii=False) for record in found)
-    json_lines.write(lines, output, sum(map(len, chunks)), "expanding")
+    streams.write(lines, output, sum(map(len, chunks)), "expanding")
 
 
 def _lines(

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gerund.cli import json_lines, text_input
-from gerund.cli import sampling_options as options
+from gerund.cli import generation_options as options
+from gerund.cli import streams
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,7 +26,7 @@ def command(
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option("--model", "-m", help="A folder or hub id; left out, the embedded default.", show_default=False),
+        typer.Option("--model", "-m", help="A folder or hub id; left out, the bundled model.", show_default=False),
     ] = None,
     file: Annotated[
         str | None,
@@ -92,8 +92,8 @@ def command(
 
     one_of("way to infill", method, INFILL_METHODS)
     sampling = options.sampling_of(temperature, top_p, top_k, typical_p, seed)
-    json_lines.refuse_existing(output, force=force)
-    text_input.demand_one(text, file, "text", column=column, format=format)
+    streams.refuse_existing(output, force=force)
+    streams.demand_one(text, file, "text", column=column, format=format)
     chunks = _texts(text, file, column, format, blank)
     settings: dict[str, Any] = {"blank": blank, "method": method, "max_tokens": max_tokens, "beams": beams}
     settings |= {"samples": samples, "shots": shots, "lengths": length or None}
@@ -108,7 +108,7 @@ def command(
     if file is None and output is None and not as_json:
         typer.echo(next(found)["text"])
         return
-    json_lines.write(_lines(found), output, sum(map(len, chunks)), "infilling")
+    streams.write(_lines(found), output, sum(map(len, chunks)), "infilling")
 
 
 def _texts(text: str | None, file: str | None, column: str | None, format: str | None, blank: str) -> "list[Rows]":
@@ -118,7 +118,7 @@ def _texts(text: str | None, file: str | None, column: str | None, format: str |
     from gerund.inference.infill.blanks import BlankedText
 
     if file is None:
-        chunks = text_input.one_text(text or "", "text")
+        chunks = streams.one_text(text or "", "text")
     else:
         table = open_table(file, format=format, column=column)
         chunks = list(read_rows(table, max_rows=_CHUNK))

@@ -30,7 +30,7 @@ from gerund.cli import (
     train,
     tune,
 )
-from gerund.cli.checked_command import CheckedCommand
+from gerund.cli.command import CheckedCommand
 from gerund.errors import GerundError, InputError, ResourceError, one_line
 from gerund.jobs.interruption import interrupt_on_termination
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gerund.cli.interruption import interruption_told
+from gerund.cli.command import interruption_told
 
 if TYPE_CHECKING:
     from gerund.data.mining import Mined

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gerund.cli import sampling_options as options
-from gerund.cli.interruption import interruption_told
+from gerund.cli import generation_options as options
+from gerund.cli.command import interruption_told
 
 if TYPE_CHECKING:
     from gerund.types import Scorer
@@ -22,7 +22,7 @@ def command(
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder to write to.", show_default=False)],
     model: Annotated[
         str | None,
-        typer.Option("--model", "-m", help="Writes continuations; left out, the embedded default.", show_default=False),
+        typer.Option("--model", "-m", help="Writes continuations; left out, the bundled model.", show_default=False),
     ] = None,
     generate: Annotated[
         float, typer.Option(help="Fraction of the passages that get a generated continuation, 0 to 1.")

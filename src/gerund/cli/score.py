@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gerund.cli import json_lines
+from gerund.cli import streams
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,12 +27,12 @@ def command(
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option("--model", "-m", help="A folder or hub id; left out, the embedded default.", show_default=False),
+        typer.Option("--model", "-m", help="A folder or hub id; left out, the bundled model.", show_default=False),
     ] = None,
     scorer: Annotated[
         str | None,
         typer.Option(
-            help="pmi, avg_cll, cll, avg_ull, self_certainty, overlap, random, own, default (the embedded default's), "
+            help="pmi, avg_cll, cll, avg_ull, self_certainty, overlap, random, own, default (the bundled model's), "
             "or a scorer's folder or hub id. "
             "[default: the model's own, else pmi]",
             show_default=False,
@@ -71,7 +71,7 @@ def command(
 
         gerund score --file candidates.jsonl -m ./model --scorer avg_cll -o scores.jsonl
     """
-    json_lines.refuse_existing(output, force=force)
+    streams.refuse_existing(output, force=force)
     pairs = _pairs(prefix, continuations or [], file)
     from gerund.entry import load
     from gerund.scoring.registry import check_scorer, find_scorer, plan_for
@@ -85,7 +85,7 @@ def command(
         for score, text in sorted(zip(scores, texts, strict=True), key=lambda pair: -pair[0]):
             typer.echo(f"{score:10.4f}  {text.strip()}")
         return
-    json_lines.write(_lines(found), output, len(pairs), "scoring")
+    streams.write(_lines(found), output, len(pairs), "scoring")
 
 
 def _pairs(prefix: str | None, continuations: list[str], file: Path | None) -> list[Pair]:

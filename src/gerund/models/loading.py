@@ -1,6 +1,6 @@
 """From a path or a hub id to a model and its tokenizer, safely and with plain errors.
 
-Knows: transformers' loading, safetensors, the embedded default. Does not know: plans.
+Knows: transformers' loading, safetensors, the bundled model. Does not know: plans.
 """
 
 import threading

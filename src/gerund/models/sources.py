@@ -14,9 +14,9 @@ from gerund.checks import place
 from gerund.config import DEFAULT_MODEL
 from gerund.errors import ConfigError, ModelError
 
-DEFAULT_NAME = "the embedded default"
+DEFAULT_NAME = "the bundled model"
 
-# How near to the name of the embedded default a slip in it is.
+# How near to the name of the bundled model a slip in it is.
 _SLIP = 0.75
 # How long the hub has to say anything, and how long a name's look-up may take on top.
 _SECONDS = 2.0
@@ -59,11 +59,11 @@ class Source:
 
 
 def find(model: str | Path | None) -> Source:
-    """Tell a folder from a hub id; None and ``default`` are the embedded default.
+    """Tell a folder from a hub id; None and ``default`` are the bundled model.
 
     Raises:
         ConfigError: it is neither a text nor a path.
-        ModelError: a path that is no folder, a folder without a model, or all but the name of the embedded default.
+        ModelError: a path that is no folder, a folder without a model, or all but the name of the bundled model.
     """
     if model is not None and not isinstance(model, str | Path):
         raise ConfigError(f"a model is given by its name or its folder, not as {model!r}")
@@ -71,7 +71,7 @@ def find(model: str | Path | None) -> Source:
     if model is None or (str(model) == DEFAULT_MODEL and not (isinstance(model, Path) and model.is_dir())):
         folder = Path(str(resources.files("gerund") / "assets" / "default"))
         if not (folder / "config.json").is_file():
-            raise ModelError("this installation has no embedded default model; name a model")
+            raise ModelError("this installation has no bundled model; name a model")
         return Source(DEFAULT_NAME, folder)
     text = str(model)
     path = place("model", model).expanduser() if text else Path()

@@ -64,7 +64,7 @@ def check_scorer(scorer: str | Scorer | None) -> None:
 
 
 def load_scorer(where: str | Path) -> Scorer:
-    """Return the scorer of a folder or hub id; ``default`` is that of the embedded default.
+    """Return the scorer of a folder or hub id; ``default`` is that of the bundled model.
 
     Raises:
         ConfigError: it is neither.

@@ -227,7 +227,7 @@ def test_the_embedded_default_answers():
     try:
         lm = gerund.load(attention="causal")
     except gerund.ModelError:
-        pytest.skip("this installation has no embedded default model")
+        pytest.skip("this installation has no bundled model")
     for method in PROMPT_METHODS:
         settings = {"method": method, "max_tokens": 6, "sampling": Sampling(temperature=1, seed=1)}
         shots = 0 if method == "contextual" else 1

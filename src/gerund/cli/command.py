@@ -1,16 +1,38 @@
-"""A command whose arguments are looked at before it begins: a slip is said at once, without waiting for torch.
+"""What every command has in common: literal help, arguments that are checked first, a word when it is interrupted.
 
-Knows: what options of one name mean in every command. Does not know: any command.
+Knows: typer's commands, what options of one name mean in every command. Does not know: any command.
 """
 
 from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import copy
 from pathlib import Path
 from typing import Any
 
+import typer
+from typer import core
+
 from gerund.checks import place
-from gerund.cli.literal_help import LiteralHelp
 from gerund.config import DTYPE_NAMES
 from gerund.errors import ConfigError, GerundError, unknown_name
+
+
+class LiteralHelp(core.TyperCommand):
+    """A command that prints ``[blank]`` in its help where ``[blank]`` was written."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Print the help; without rich there is no markup, and nothing to escape."""
+        shown = copy(self)
+        # Newer versions of typer may be told to do without rich.
+        if getattr(core, "HAS_RICH", True):
+            from rich.markup import escape
+
+            shown.help = escape(self.help or "")
+            shown.params = [copy(param) for param in self.params]
+            for param in shown.params:
+                if text := getattr(param, "help", None):
+                    param.help = escape(text)  # type: ignore[attr-defined]
+        super(LiteralHelp, shown).format_help(ctx, formatter)
 
 
 class CheckedCommand(LiteralHelp):
@@ -71,3 +93,14 @@ def _is_there(name: str) -> bool:
         return Path(name).exists()
     except (OSError, ValueError):
         return False
+
+
+@contextmanager
+def interruption_told() -> Iterator[None]:
+    """Say what was kept and how to go on, where the interrupted work has noted it on its ``KeyboardInterrupt``."""
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        for note in getattr(stop, "__notes__", ()):
+            typer.echo(f"gerund: interrupted; {note}", err=True)
+        raise

@@ -1,0 +1,220 @@
+"""Options of the commands that generate: sampling, ranking of continuations, expansion of queries.
+
+Knows: each option's name and help, what they make together. Does not know: models.
+"""
+
+from collections import Counter
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from gerund.config import Rerank, Sampling
+    from gerund.data.tables import Rows
+    from gerund.language_model import LanguageModel
+
+# From the seed of a text to that of the same text further down.
+_NEXT_SEED = 1_000_000_007
+
+Temperature = Annotated[
+    float | None,
+    typer.Option(
+        help="0 always takes the likeliest token; 1 samples from the model as it is. [default: 0, or 1 "
+        "where one of the next three options is given]",
+        show_default=False,
+    ),
+]
+TopP = Annotated[float | None, typer.Option(help="Only the likeliest tokens of together this probability.")]
+TopK = Annotated[int | None, typer.Option(help="Only so many of the likeliest tokens.")]
+TypicalP = Annotated[
+    float | None, typer.Option(help="Only tokens of about average surprise of together this probability.")
+]
+Seed = Annotated[int | None, typer.Option(help="Makes sampling repeatable.")]
+
+
+def sampling_of(
+    temperature: float | None, top_p: float | None, top_k: int | None, typical_p: float | None, seed: int | None
+) -> "Sampling":
+    """Return the settings that the options make together.
+
+    Raises:
+        ConfigError: an option is impossible, or of no use beside the others.
+    """
+    from gerund.config import Sampling
+    from gerund.errors import ConfigError
+
+    filters = {"--top-p": top_p, "--top-k": top_k, "--typical-p": typical_p}
+    given = [name for name, value in filters.items() if value is not None]
+    if temperature is None:
+        temperature = 1.0 if given else 0.0
+    elif temperature == 0 and given:
+        raise ConfigError(f"{given[0]} chooses among sampled tokens, and --temperature 0 samples none")
+    if seed is not None and temperature == 0:
+        raise ConfigError("--seed is for sampling and greedy decoding samples nothing; give --temperature, such as 0.8")
+    return Sampling(temperature=temperature, top_k=top_k, top_p=top_p, typical_p=typical_p, seed=seed)
+
+
+class SeedsByText:
+    """A seed for each text of a file, made of ``--seed`` and how often that text came before.
+
+    So a text's result does not depend on the other lines of the file, and equal lines get results of their own. The
+    first one has the seed that the text would have by itself.
+
+    >>> from gerund.config import Sampling
+    >>> seeds = SeedsByText(Sampling(temperature=1.0, seed=7))
+    >>> seeds.of(["a", "b", "a"]).seed
+    (7, 7, 1000000014)
+    """
+
+    def __init__(self, sampling: "Sampling") -> None:
+        self._sampling = sampling
+        self._seen: Counter[str] = Counter()
+
+    def of(self, texts: "Sequence[str]") -> "Sampling":
+        """Return the settings for the next texts of the file, with a seed for each of them."""
+        from dataclasses import replace
+
+        seeds = [self._next(text) for text in texts]
+        return self._sampling if self._sampling.seed is None else replace(self._sampling, seed=seeds)
+
+    def of_one(self, text: str) -> "Sampling":
+        """Return the settings for the next text of the file."""
+        from dataclasses import replace
+
+        seed = self._next(text)
+        return self._sampling if self._sampling.seed is None else replace(self._sampling, seed=seed)
+
+    def _next(self, text: str) -> int:
+        seed = self._sampling.seed
+        before = self._seen[text]
+        self._seen[text] += 1
+        return (seed if isinstance(seed, int) else 0) + before * _NEXT_SEED
+
+
+Scorer = Annotated[
+    str | None,
+    typer.Option(
+        "--rerank",
+        help="Write several continuations and keep the best by this scorer: pmi, avg_cll, cll, avg_ull, "
+        "self_certainty, overlap, random, own (the model's), default (the bundled model's), or a scorer's folder or "
+        "hub id.",
+        show_default=False,
+    ),
+]
+Samples = Annotated[
+    int | None,
+    typer.Option(help="With --rerank: so many continuations of each beam. [default: 20]", show_default=False),
+]
+Beams = Annotated[
+    int | None, typer.Option(help="With --rerank: keep so many each time. [default: 1]", show_default=False)
+]
+Every = Annotated[
+    int | None,
+    typer.Option(help="With --rerank: rank after every so many tokens; left out, only at the end.", show_default=False),
+]
+
+
+def rerank_of(scorer: str | None, samples: int | None, beams: int | None, every: int | None) -> "Rerank | None":
+    """Return the settings that the options make together; None where nothing is ranked.
+
+    Raises:
+        ConfigError: an option is impossible, or of no use without ``--rerank``.
+    """
+    from gerund.config import Rerank
+    from gerund.errors import ConfigError
+
+    given = {"samples": samples, "beams": beams, "every": every}
+    numbers = {name: value for name, value in given.items() if value is not None}
+    if scorer is None:
+        if numbers:
+            raise ConfigError(f"--{next(iter(numbers))} belongs to --rerank SCORER, such as --rerank pmi")
+        return None
+    return Rerank(**numbers, scorer=scorer)
+
+
+Expand = Annotated[
+    int | None,
+    typer.Option(
+        help="Take the prompt for a query and write up to so many others, with some of its words written anew.",
+        show_default=False,
+    ),
+]
+Keep = Annotated[
+    list[str] | None,
+    typer.Option(help="With --expand: a word that stays as it is; may be repeated.", show_default=False),
+]
+Fraction = Annotated[
+    float | None,
+    typer.Option(help="With --expand: fraction of the words that is written anew. [default: 0.3]", show_default=False),
+]
+
+
+def expansion_of(
+    count: int | None, keep: list[str] | None, fraction: float | None, refused: dict[str, Any]
+) -> dict[str, Any] | None:
+    """Return the settings that the options make together; None where nothing is expanded.
+
+    Args:
+        count: how many expansions.
+        keep: words that stay.
+        fraction: fraction of the words that is written anew.
+        refused: options that are of no use beside ``--expand``, by name; None where they were not given.
+
+    Raises:
+        ConfigError: an option is impossible, or of no use beside the others.
+    """
+    from gerund.errors import ConfigError
+
+    given = {"--keep": keep, "--fraction": fraction}
+    if count is None:
+        for name, value in given.items():
+            if value:
+                raise ConfigError(f"{name} belongs to --expand N, such as --expand 5")
+        return None
+    for name, value in refused.items():
+        if value is not None:
+            raise ConfigError(f"{name} is of no use with --expand, which fills gaps one query at a time")
+    if count < 1:
+        raise ConfigError(f"--expand {count} writes nothing")
+    return {"count": count, "keep": keep or []} | ({} if fraction is None else {"fraction": fraction})
+
+
+def check_queries(chunks: "list[Rows]", settings: dict[str, Any]) -> None:
+    """Look at all queries at once: what is wrong with the last shows before the first is expanded.
+
+    Raises:
+        TextError: a query has no word, or lacks one that is to be kept; the message says which.
+        ConfigError: a number is impossible, or something is to be kept in a query with blanks of its own.
+    """
+    from gerund.errors import TextError
+    from gerund.inference.infill.expansion import demand_possible
+    from gerund.inference.infill.infilling import BLANK
+
+    for rows in chunks:
+        for index, query in enumerate(rows.texts):
+            try:
+                demand_possible(query, blank=BLANK, **settings)
+            except TextError as error:
+                raise rows.placed(index, error) from error
+
+
+def expanded(
+    lm: "LanguageModel", chunks: "list[Rows]", sampling: "Sampling", settings: dict[str, Any]
+) -> "Iterator[dict[str, Any]]":
+    """Yield a record for each query: ``prompt``, and the list ``expansions``.
+
+    Raises:
+        TextError: a query cannot be expanded; the message says which.
+    """
+    from gerund.errors import TextError
+
+    seeds = SeedsByText(sampling)
+    for rows in chunks:
+        for index, query in enumerate(rows.texts):
+            try:
+                found = lm.expand(query, sampling=seeds.of_one(query), **settings)
+            except TextError as error:
+                raise rows.placed(index, error) from error
+            yield {"prompt": query, "expansions": found}
