@@ -36,7 +36,8 @@ def command(
     verifies that the attention plan reaches every layer.
 
     Adapters are copied along, and are inactive while the model generates. One can encode, another infill, a third
-    score, each trained on its own. With --merge the encoder's goes into the weights instead, and the model writes with it too.
+    score, each trained on its own. With --merge the encoder's goes into the weights instead, and the model writes with
+    it too.
 
     For example:
 
