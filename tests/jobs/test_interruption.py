@@ -16,8 +16,8 @@ import signal, sys, time
 {before}
 from gerund.jobs.interruption import interrupt_on_termination
 interrupt_on_termination()
-print("ready", flush=True)
 try:
+    print("ready", flush=True)  # in here, since the signal may come before the next line
     time.sleep(60)
 except KeyboardInterrupt:
     print("tidied up", flush=True)
