@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import gerund
-from gerund.config import sampling_or
+from gerund.config import Sampling, sampling_or
 from gerund.errors import ConfigError
 
 NAMED = gerund.EncoderConfig(prompt="own: ", prompts={"query": "Question: ", "document": ""})
@@ -75,3 +75,9 @@ def test_what_stands_for_settings_that_are_left_out():
     for given in (0.8, {}, "greedy"):
         with pytest.raises(ConfigError, match=r"sampling is a Sampling, such as Sampling\(temperature=0.8\), not "):
             sampling_or(given)
+
+
+def test_a_seed_that_is_an_array():
+    assert Sampling(seed=np.array([1, 2])).seed == (1, 2)
+    with pytest.raises(ConfigError, match="seed is a whole number, not array"):
+        Sampling(seed=np.array(3))

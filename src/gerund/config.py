@@ -200,7 +200,9 @@ class Sampling:
         if self.top_k is not None:
             object.__setattr__(self, "top_k", whole_number("top_k", self.top_k))
         if self.seed is not None:
-            listed = hasattr(self.seed, "__iter__") and not isinstance(self.seed, (str, bytes, Mapping))
+            # An array without dimensions has __iter__ and no elements.
+            listed = hasattr(self.seed, "__iter__") and getattr(self.seed, "ndim", 1) == 1
+            listed = listed and not isinstance(self.seed, (str, bytes, Mapping))
             seeds = tuple(whole_number("a seed", one) for one in self.seed) if listed else None  # type: ignore[union-attr]
             object.__setattr__(self, "seed", whole_number("seed", self.seed) if seeds is None else seeds)
         if not math.isfinite(self.temperature):

@@ -216,7 +216,7 @@ class Calls:
             "query": ["how to dry damp walls"],
             "count": [1, 2],
             "keep": [(), ["walls"]],
-            "share": [0.3],
+            "fraction": [0.3],
             "max_tokens": [1, 2],
             "sampling": [Sampling(temperature=1.0, seed=1)],
         }
