@@ -174,7 +174,7 @@ class TestMistakes:
 
 
 class TestExpanding:
-    """With the model inside: a random one writes halves of characters."""
+    """With the bundled model: a random one writes halves of characters."""
 
     def expanded(self, *arguments):
         return run_cli("generate", "--max-new-tokens", 2, "--seed", 1, *arguments)

@@ -173,19 +173,19 @@ def test_one_thread_generates_while_others_encode(tiny_folder: Path, adapter_fol
 
 def test_the_switch_belongs_to_the_thread(tiny_folder: Path, adapter_folder: Path) -> None:
     lm = load(tiny_folder, adapter_folder)
-    asleep = logits(lm)
+    inactive = logits(lm)
     with active_adapter("encode"):
         adapted = logits(lm)
         seen: list[torch.Tensor] = []
         thread = threading.Thread(target=lambda: seen.append(logits(lm)))
         thread.start()
         thread.join()
-    assert not torch.equal(adapted, asleep)
-    assert torch.equal(seen[0], asleep)
-    assert torch.equal(logits(lm), asleep)
+    assert not torch.equal(adapted, inactive)
+    assert torch.equal(seen[0], inactive)
+    assert torch.equal(logits(lm), inactive)
     with pytest.raises(ValueError, match="x"), active_adapter("encode"):
         raise ValueError("x")
-    assert torch.equal(logits(lm), asleep)
+    assert torch.equal(logits(lm), inactive)
 
 
 def test_fingerprint_covers_the_adapter(tiny_folder: Path, adapter_folder: Path, tmp_path: Path) -> None:

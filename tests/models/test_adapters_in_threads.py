@@ -38,7 +38,7 @@ def same(one: object, other: object) -> bool:
     return one == other
 
 
-def asleep(lm: gerund.LanguageModel) -> dict[str, Callable[[], object]]:
+def inactive(lm: gerund.LanguageModel) -> dict[str, Callable[[], object]]:
     """Return the verbs that an adapter takes no part in."""
     return {
         "logits": torch.no_grad()(lambda: lm.model(torch.arange(3, 20)[None]).logits),
@@ -62,8 +62,8 @@ def active_adapter(lm: gerund.LanguageModel) -> dict[str, Callable[[], object]]:
 
 def test_no_verb_ever_sees_the_weights_of_another(models) -> None:
     plain, lm = models
-    verbs = asleep(lm) | active_adapter(lm)
-    wanted = {name: verb() for name, verb in (asleep(plain) | active_adapter(lm)).items()}
+    verbs = inactive(lm) | active_adapter(lm)
+    wanted = {name: verb() for name, verb in (inactive(plain) | active_adapter(lm)).items()}
     without = {name: verb() for name, verb in active_adapter(plain).items()}
     assert not any(same(wanted[name], without[name]) for name in without)
     found = {name: verb() for name, verb in verbs.items()}

@@ -1,4 +1,4 @@
-"""The model inside: what its card promises, and that it is what the recipes say."""
+"""The bundled model: what its card promises, and that it is what the recipes say."""
 
 import json
 from importlib import resources

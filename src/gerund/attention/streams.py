@@ -90,8 +90,8 @@ def _after_layer(
                 hidden_BTD = run_again(layer, hidden_BTD, args, kwargs)
     elif stream.kind == "parallel":
         if index in stream.layers:
-            twin_BTD = run_again(layer, input_of(args, kwargs), args, kwargs)
-            hidden_BTD = combine(hidden_BTD, twin_BTD, stream)
+            second_BTD = run_again(layer, input_of(args, kwargs), args, kwargs)
+            hidden_BTD = combine(hidden_BTD, second_BTD, stream)
     else:
         if index in stream.layers:
             first = index == stream.layers[0]

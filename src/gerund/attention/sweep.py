@@ -131,8 +131,8 @@ class Sweep:
             last = self._n_layers - 1
             return self._chain(hidden_BTD, (self._n_layers, stream.view), [last] * stream.repeats)
         start = stream.layers[0]
-        twin_BTD = self._chain(causal.states[start], (start, stream.view), list(stream.layers))
-        return combine(hidden_BTD, twin_BTD, stream)
+        second_BTD = self._chain(causal.states[start], (start, stream.view), list(stream.layers))
+        return combine(hidden_BTD, second_BTD, stream)
 
     def _chain(self, first_BTD: Tensor, key: tuple[int, View], layers: list[int]) -> Tensor:
         """Run layers one after the other under one view, going on from where a shorter chain ended."""
@@ -151,10 +151,10 @@ class Sweep:
 
 def _steps(plan: ResolvedPlan) -> list[_Step]:
     parallel = plan.stream if plan.stream is not None and plan.stream.kind == "parallel" else None
-    twins = parallel.layers if parallel is not None else ()
+    second = parallel.layers if parallel is not None else ()
     # The range is left out of the step: two plans with other k do the same in the layers that both convert.
     shared = Stream("parallel", parallel.view, range(0), combine=parallel.combine) if parallel is not None else None
     return [
-        _Step(view, shared if index in twins else None, plan.added_after(index))
+        _Step(view, shared if index in second else None, plan.added_after(index))
         for index, view in enumerate(plan.views)
     ]
