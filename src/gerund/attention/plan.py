@@ -168,29 +168,6 @@ class AttentionPlan:
         """Whether this layout has a number of converted layers."""
         return _DEFAULT_SHARE[self.name] is not None
 
-    def with_changes(
-        self,
-        attention: "str | AttentionPlan | None" = None,
-        k: int | None = None,
-        k0: int | None = None,
-        sink_tokens: int | None = None,
-        skips: int | None = None,
-    ) -> "AttentionPlan":
-        """Return this plan with whatever is given put in; another plan starts from its own defaults.
-
-        >>> AttentionPlan("mask0-bidir", k=3).with_changes("inplace-back").k is None
-        True
-        """
-        plan = self
-        if isinstance(attention, AttentionPlan):
-            plan = attention
-        elif attention is not None and attention != self.name:
-            named = AttentionPlan(attention)  # the paper's spelling of this very plan changes nothing
-            plan = self if named == AttentionPlan(self.name) else named
-        given = {"k": k, "k0": k0, "sink_tokens": sink_tokens, "skips": skips}
-        changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-        return replace(plan, **changes)
-
     def with_defaults(self, n_layers: int) -> "AttentionPlan":
         """Return the same plan with k (and k0) filled in for ``n_layers``, checked against it.
 

@@ -220,7 +220,7 @@ def _check_names(names: list[str]) -> None:
 
     for name in names:
         if name not in (BM25, HYBRID) and not name.startswith(PREFIX):
-            loading.find(options.model_name(name))
+            loading.find(name)
 
 
 def _load(
@@ -236,7 +236,7 @@ def _load(
             return name
         if name.startswith(PREFIX):
             return SentenceTransformersSystem(name.removeprefix(PREFIX), device=device, max_length=max_length)
-        return load(options.model_name(name), max_length=max_length, adapter=adapter, dtype=dtype, device=device)
+        return load(name, max_length=max_length, adapter=adapter, dtype=dtype, device=device)
 
     return [loaded(name) for name in names]
 

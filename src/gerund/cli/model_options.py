@@ -120,8 +120,3 @@ def with_spec(*fields: str, **defaults: str) -> Callable[[Callable[..., None]], 
         return command
 
     return decorate
-
-
-def model_name(model: str) -> str | None:
-    """Return what ``gerund.load`` takes: None for the bundled model."""
-    return None if model == DEFAULT_MODEL else model

@@ -78,7 +78,7 @@ def command(
     demand_choice(chosen, names, budget)
 
     lock = report_folder(output)
-    lm = load(options.model_name(model), max_length=max_length, adapter=adapter, dtype=dtype, device=device)
+    lm = load(model, max_length=max_length, adapter=adapter, dtype=dtype, device=device)
     if lm.runtime.adapter is not None and not as_json:
         typer.echo(
             f"gerund: its adapter, which was trained under {lm.encoder.attention.name}, is active under every plan; "
@@ -152,7 +152,7 @@ def _save(lm: "LanguageModel", done: "Tuned", model: str, folder: Path) -> None:
     from gerund.models import loading
 
     chosen = lm.with_encoder(done.best.config)
-    source = loading.find(options.model_name(model))
+    source = loading.find(model)
     convert(
         source,
         chosen.runtime,
