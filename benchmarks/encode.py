@@ -22,8 +22,8 @@ from transformers import AutoTokenizer
 
 import gerund
 import harness
-from gerund.inference.encode.batching import token_batches
 from gerund.inference.encode.runtime import default_batch_tokens
+from gerund.inference.tokens import token_batches
 from inputs import random_llama, save, texts_of
 from results import Column, Row, Table
 

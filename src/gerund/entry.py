@@ -11,10 +11,9 @@ from gerund.config import CONFIG_FILE, read_adapters, read_encoder_config, read_
 from gerund.errors import DataError
 from gerund.language_model import LanguageModel
 from gerund.models import loading
-from gerund.models.adapters import ADAPTER_FILES
+from gerund.models.adapters import ADAPTER_FILES, Adapters
 from gerund.models.fingerprint import fingerprint
 from gerund.models.heads import read_head
-from gerund.models.job_adapters import Adapters
 from gerund.models.opening import open_model
 from gerund.scoring.dual import DualScorer, has_scorer, read_scorer_config
 from gerund.seq2seq_model import Seq2SeqModel

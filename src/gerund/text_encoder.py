@@ -25,10 +25,9 @@ from gerund.inference.encode import runtime as encoding
 from gerund.inference.encode.precision import choose_autocast
 from gerund.inference.encode.words import WordPooling, check_words, word_vectors
 from gerund.inference.tokens import Empty, InputFormat, Overflow, Tokens, check_texts, tokenize
-from gerund.models.adapters import base_state, load_adapters
+from gerund.models.adapters import Adapters, base_state, load_adapters
 from gerund.models.fingerprint import fingerprint, weights_hash
 from gerund.models.heads import ProjectionHead
-from gerund.models.job_adapters import Adapters
 from gerund.models.pooling import unit
 from gerund.spec import ModelSpec
 from gerund.types import EncodeResult

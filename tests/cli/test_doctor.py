@@ -9,9 +9,8 @@ import torch
 
 import gerund
 from gerund.attention.plan import PLAN_NAMES, AttentionPlan
-from gerund.doctor.advice import advise
 from gerund.doctor.diagnostics import diagnose
-from gerund.doctor.results import spans
+from gerund.doctor.results import advise, spans
 from gerund.spec import ModelSpec
 from tests.cli.helpers import run_cli
 from tests.tiny import N_LAYERS, REFUSED, save_tiny

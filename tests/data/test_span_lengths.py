@@ -6,7 +6,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from gerund.data.span_lengths import clipped_geometric, hump_geometric, sample_corrupted_spans
+from gerund.data.masking import clipped_geometric, hump_geometric, sample_corrupted_spans
 from gerund.errors import ConfigError
 
 

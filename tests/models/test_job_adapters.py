@@ -14,8 +14,7 @@ import gerund
 from gerund.cli.main import app
 from gerund.config import JOBS, read_adapters
 from gerund.errors import ConfigError, DataError, GerundError, ModelError
-from gerund.models.adapters import active_adapter, base_state, merged_state
-from gerund.models.job_adapters import Adapters
+from gerund.models.adapters import Adapters, active_adapter, base_state, merged_state
 from gerund.scoring.dual import DualScorer, ScorerSettings
 from tests.adapters import PEFT_WARNINGS, make_adapter
 from tests.tiny import save_tiny

@@ -121,7 +121,7 @@ def _warn_of_plan(source: "Source", lm: "LanguageModel") -> None:
 def _outdated(source: "Source", lm: "LanguageModel") -> set[str]:
     """Return the names of the reports about adapters that the new folder does not have."""
     from gerund.config import read_adapters
-    from gerund.models.job_adapters import Adapters
+    from gerund.models.adapters import Adapters
     from gerund.models.loading import settings_folder
 
     settings = settings_folder(source)

@@ -16,17 +16,15 @@ from gerund.attention.plan import PLAN_NAMES, AttentionPlan, Direction, Resolved
 from gerund.attention.probe import LENGTH, LayerMap, probe, verify, window_of
 from gerund.attention.streams import attach_streams, decoder_layers
 from gerund.config import EncoderConfig, read_adapters, read_encoder_config
-from gerund.doctor.advice import advise
-from gerund.doctor.results import Check, Diagnosis, LayerResult, TokenizerFacts
+from gerund.doctor.results import Check, Diagnosis, LayerResult, TokenizerFacts, advise
 from gerund.errors import UnsupportedModelError
 from gerund.inference.encode.precision import ENOUGH, bfloat16_cosine
 from gerund.inference.encode.runtime import EncoderRuntime
 from gerund.inference.inspection import EXAMPLE_TEXTS, causal_plan, even_share, mean_maps, sink_share
 from gerund.inference.tokens import InputFormat, context_length, tokenize
 from gerund.models import loading
-from gerund.models.adapters import count_parameters, load_adapters
+from gerund.models.adapters import Adapters, count_parameters, load_adapters
 from gerund.models.encoder_decoder import demand_decoder_only
-from gerund.models.job_adapters import Adapters
 from gerund.spec import ModelSpec
 
 # How far states may lie apart that ought to be the same, as a fraction of the largest of them.

@@ -14,10 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from gerund.errors import ModelError, ResourceError
-from gerund.inference.encode.batching import token_batches
 from gerund.inference.encode.classifier import TextClassifier
 from gerund.inference.encode.runtime import EncoderRuntime, default_batch_tokens
-from gerund.inference.tokens import Tokens
+from gerund.inference.tokens import Tokens, token_batches
 from gerund.models.encoder_decoder import encoder_of, is_encoder_decoder
 from gerund.progress import progress
 

@@ -11,9 +11,8 @@ from typing import Any
 from gerund.config import CONFIG_FILE, EncoderConfig, encoder_config_json
 from gerund.inference.encode.runtime import EncoderRuntime
 from gerund.models import loading
-from gerund.models.adapters import merged_state, merging_unties
+from gerund.models.adapters import Adapters, merged_state, merging_unties
 from gerund.models.fingerprint import fingerprint, weights_hash
-from gerund.models.job_adapters import Adapters
 
 
 def write_merged(runtime: EncoderRuntime, folder: Path) -> str:

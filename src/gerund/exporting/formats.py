@@ -18,7 +18,7 @@ from gerund.exporting.folders import write_merged, write_settings
 from gerund.inference.encode.runtime import EncoderRuntime
 from gerund.jobs.folders import atomic_folder
 from gerund.models import loading
-from gerund.models.job_adapters import Adapters
+from gerund.models.adapters import Adapters
 
 
 class Kept(Protocol):

@@ -1,6 +1,7 @@
 """From texts to what a model reads, knowing exactly which tokens belong to the text and which to the prompt.
 
-Knows: prompts, lengths, empty and over-long texts. Does not know: what control tokens mean (``text_ids``), models.
+Knows: prompts, lengths, empty and over-long texts, which texts go into one batch. Does not know: what control tokens
+mean (``text_ids``), models.
 """
 
 import warnings
@@ -277,3 +278,45 @@ def keep_end(tokenizer: PreTrainedTokenizerBase, text: str, most: int) -> str:
             return kept
         excess += len(again.offsets) - most
     return text
+
+
+# Beyond this fraction of padding a batch is closed, if what it holds is worth a pass of its own.
+_MAX_PADDING = 0.04
+
+
+def token_batches(lengths: Sequence[int], budget: int, min_tokens: int = 512) -> list[list[int]]:
+    """Group texts, longest first, so that rows times longest row stays within ``budget``.
+
+    Longest first: if memory runs out, it does so at once. A text longer than the budget is a batch of its own.
+
+    Args:
+        lengths: tokens of each text.
+        budget: tokens of a batch, padding included.
+        min_tokens: a batch below this size is filled up even with padding.
+
+    Returns:
+        Lists of indices into ``lengths``; every index once.
+
+    >>> token_batches([3, 9, 3, 8, 3], budget=18, min_tokens=1)
+    [[1], [3], [0, 2, 4]]
+    """
+    order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
+    batches: list[list[int]] = []
+    batch: list[int] = []
+    longest = real = 0
+    for index in order:
+        length = lengths[index]
+        rows = len(batch) + 1
+        padded = 1 - (real + length) / max(1, rows * longest)
+        too_large = rows * longest > budget
+        wasteful = padded > _MAX_PADDING and real >= min_tokens
+        if batch and (too_large or wasteful):
+            batches.append(batch)
+            batch = []
+        if not batch:
+            longest, real = length, 0
+        batch.append(index)
+        real += length
+    if batch:
+        batches.append(batch)
+    return batches

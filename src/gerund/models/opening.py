@@ -16,10 +16,9 @@ from gerund.checks import place
 from gerund.config import JOBS, EncoderConfig, Job, read_adapters, read_encoder_config
 from gerund.errors import ConfigError, DataError, ModelError
 from gerund.models import loading
-from gerund.models.adapters import ADAPTER_FILES
+from gerund.models.adapters import ADAPTER_FILES, Adapters
 from gerund.models.encoder_decoder import is_encoder_decoder
 from gerund.models.heads import ProjectionHead, read_head
-from gerund.models.job_adapters import Adapters
 from gerund.spec import NO_ADAPTER, ModelSpec
 
 

@@ -17,9 +17,8 @@ from gerund.jobs.files import write_whole
 from gerund.jobs.folders import atomic_folder
 from gerund.language_model import LanguageModel
 from gerund.models import loading
-from gerund.models.adapters import ADAPTER_FILES
+from gerund.models.adapters import ADAPTER_FILES, Adapters
 from gerund.models.heads import ProjectionHead
-from gerund.models.job_adapters import Adapters
 from gerund.seq2seq_model import Seq2SeqModel
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from gerund import AttentionPlan, ConfigError, EncoderConfig, TextError
 from gerund.attention.interface import BoundPlan
 from gerund.errors import ResourceError
 from gerund.inference.encode import runtime as encoding
-from gerund.inference.encode.batching import token_batches
+from gerund.inference.tokens import token_batches
 from gerund.language_model import LanguageModel
 from gerund.models.pooling import pool
 from tests.tiny import byte_tokenizer, tiny

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from gerund.training.losses.graph import trained_leaves
+from gerund.training.losses.vocabulary import trained_leaves
 
 
 def test_the_leaves_are_those_that_backward_reaches():

@@ -18,8 +18,7 @@ from gerund.attention.interface import BoundPlan
 from gerund.attention.plan import ResolvedPlan
 from gerund.config import EncoderConfig, whole_number
 from gerund.errors import ConfigError, ResourceError
-from gerund.inference.encode.batching import token_batches
-from gerund.inference.tokens import Tokens, context_length
+from gerund.inference.tokens import Tokens, context_length, token_batches
 from gerund.models.adapters import active_adapter
 from gerund.models.encoder_decoder import encoder_of, is_encoder_decoder
 from gerund.models.heads import ProjectionHead

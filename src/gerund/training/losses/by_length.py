@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, distributed
 
-from gerund.inference.encode.batching import token_batches
+from gerund.inference.tokens import token_batches
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

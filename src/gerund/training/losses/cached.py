@@ -10,7 +10,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from gerund.training.losses.graph import trained_leaves
+from gerund.training.losses.vocabulary import trained_leaves
 
 
 def cached_loss(

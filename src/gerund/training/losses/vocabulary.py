@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.autograd.graph import Node
 from torch.nn import functional
 from transformers import PreTrainedModel
 
 from gerund.errors import ConfigError, ModelError
 from gerund.inference.likelihood.token_head import TokenHead
-from gerund.training.losses.graph import trained_leaves
 
 # From last hidden states ``(N, D)`` to logits ``(N, V)``.
 Head = Callable[[Tensor], Tensor]
@@ -222,3 +222,29 @@ def _check(logits_CV: Tensor, inputs_CD: Tensor, trained: Sequence[nn.Parameter]
         raise ModelError("the output head has trained parameters that the loss was not told of; freeze or name them")
     if named - used:
         raise ModelError("a parameter that is to be trained has no part in the logits; leave it out or freeze it")
+
+
+def trained_leaves(result: Tensor) -> list[Tensor]:
+    """Return the leaves of the graph behind ``result`` that would receive a gradient from it, each once.
+
+    Args:
+        result: any tensor; one without a graph has no leaves.
+
+    >>> import torch
+    >>> weight, frozen = torch.ones(2, requires_grad=True), torch.ones(2)
+    >>> [leaf is weight for leaf in trained_leaves((weight * frozen + weight).sum())]
+    [True]
+    """
+    found: dict[int, Tensor] = {}
+    waiting = [result.grad_fn]
+    seen: set[Node] = set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        leaf = getattr(node, "variable", None)
+        if leaf is not None:
+            found[id(leaf)] = leaf
+        waiting += [following for following, _ in node.next_functions]
+    return list(found.values())

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from gerund.data.span_lengths import SpanLengths, sample_corrupted_spans
+from gerund.data.masking import SpanLengths, sample_corrupted_spans
 from gerund.errors import ConfigError
 from gerund.training.objectives.base import ENCODER_DECODER, Batch, Batches, Objective, TextConfig, TokenLosses
 from gerund.training.objectives.batches import padded, row_generator, text_batch
