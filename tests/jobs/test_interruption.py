@@ -49,7 +49,7 @@ def terminated(code, **environment):
     with started(code, **environment) as process:
         assert process.stdout.readline() == "ready\n"
         process.send_signal(signal.SIGTERM)
-        out, _ = process.communicate(timeout=60)
+        out, _ = process.communicate(timeout=600)
     return process.returncode, out
 
 
@@ -78,7 +78,7 @@ def test_a_command_says_what_is_kept(tmp_path, number):
         while not list(parts.glob("part-*")) and time.monotonic() < deadline:
             time.sleep(0.01)
         process.send_signal(number)
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=600)
     assert f"gerund: interrupted; finished parts are kept in {parts}: give --resume to go on from there\n" in err
     assert "Traceback" not in err
     assert process.returncode == (-signal.SIGTERM if number == signal.SIGTERM else 130)

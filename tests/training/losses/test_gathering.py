@@ -33,7 +33,7 @@ def found(tmp_path_factory):
             started.append(stack.enter_context(process))
             stack.callback(process.kill)  # before the wait that the process's own exit is
         for process in started:
-            _, said = process.communicate(timeout=60)
+            _, said = process.communicate(timeout=600)
             assert process.returncode == 0, said
     return [load_file(folder / f"{rank}.safetensors") for rank in range(PROCESSES)]
 
