@@ -138,12 +138,15 @@ class LanguageModel(GenerativeModel):
             text: the text. Spaces before a gap are written by the model; all else stays as it is.
             blank: what marks a gap in it.
             max_tokens: the longest length that is tried when ``lengths`` is None: 1, 2, 3, 4, 6, 8, 12, ... up to it.
+                The other methods write until the model ends its text, and so much at most.
             lengths: the length of a gap in tokens, or several to try.
             sampling: how tokens are chosen; None is greedy.
             beams: follow the so many most probable fillings of each length at a time; not with sampling.
             samples: sample so many fillings of each length; needs a temperature above 0.
-            method: ``infill``; or ``left-only``, which continues the left side with the untouched causal model and
-                scores with that alone, the paper's baseline; or a prompt to the untouched model (appendix B):
+            method: ``infill``; or ``left-only``, which continues the left side with the untouched causal model, the
+                paper's baseline: the text behind the gap chooses nothing, neither a filling nor its length, which is
+                where the model ends its text (among several ``lengths`` the one at which that is most probable); or a
+                prompt to the untouched model (appendix B):
                 ``blank``, ``contextual``, ``prefix-suffix`` or ``line-by-line``, which write until they stop, at
                 most ``max_tokens``.
             shots: solved examples in the prompt, 0 or 5.

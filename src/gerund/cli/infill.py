@@ -75,7 +75,8 @@ def command(
     gaps filled), spans (what stands in them), scores (mean log-probability a token) and lengths (in tokens).
 
     How long a gap is, the model finds out by trying lengths up to --max-tokens; --length says which to try instead.
-    The method left-only continues what stands before the gap; the prompts ask the untouched model for what is missing.
+    The method left-only continues what stands before the gap until the model ends its text, and what stands behind it
+    has no say; the prompts ask the untouched model for what is missing.
 
     For example:
 

@@ -13,8 +13,10 @@ from gerund.attention.interface import BoundPlan
 from gerund.attention.plan import AttentionPlan
 from gerund.training.corpus.formatting import InputFormatter
 from gerund.training.losses.vocabulary import causal_loss
+from gerund.training.objectives.base import Objective
 from gerund.training.objectives.batches import split_rows
 from gerund.training.objectives.hybrid import HybridBatches, HybridLosses, MntpConfig, MsgConfig
+from gerund.training.step import StepData, TrainingModule, run_step
 from tests.training.objectives import slow
 from tests.training.objectives.conftest import Rows, assert_equal_losses, gpt2
 
@@ -97,6 +99,34 @@ def test_parts_add_up(model, make, formatter, ids_of, part):
     for name, value in whole.items():
         torch.testing.assert_close(sum(own[name] for own in parts), value, rtol=1e-11, atol=1e-11)
         assert sum(own[name] for own in counts) == losses.counts(batch)[name]
+
+
+@pytest.mark.parametrize("micro_batch_size", [None, 2])
+def test_by_the_paper_a_step_divides_as_equations_2_and_4_do(model, twin, make, formatter, ids_of, micro_batch_size):
+    rows, weights = ids_of(*LENGTHS), {"mntp": 0.5, "msg": 2.0}
+    own = {"batch_size": len(LENGTHS), "micro_batch_size": micro_batch_size, "normalisation": "paper"}
+    configs = {
+        "mntp": MntpConfig(kind="mntp", weight=weights["mntp"], **own),
+        "msg": MsgConfig(kind="msg", weight=weights["msg"], **own),
+    }
+    losses = HybridLosses(2, ("mntp", "msg"), by_paper=("mntp", "msg"))
+    objective = Objective("mntp+msg", make(rows, formatter, ("mntp", "msg")), losses, configs)
+    module = TrainingModule(model, {objective.name: losses})
+    inputs = StepData([objective], steps=1)[0]
+    result = run_step(module, [objective], inputs)
+    batch = inputs[objective.name]
+    n = len(LENGTHS)
+    tokens = sum(len(formatter.format(np.array(row)).ids) for row in rows)
+    sums = expected_losses(twin, batch, ("mntp", "msg"), "next")
+    expected = {"mntp": sums["mntp"] / tokens, "msg": sums["msg"] / n}
+    total = sum(weights[name] * value for name, value in expected.items())
+    total.backward()
+    assert result.total.item() == pytest.approx(total.item(), rel=1e-10)
+    assert {name: float(value) for name, value in result.losses.items()} == pytest.approx(
+        {name: value.item() for name, value in expected.items()}, rel=1e-10
+    )
+    for (name, one), other in zip(model.named_parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad, rtol=1e-9, atol=1e-11, msg=lambda text, n=name: n + text)
 
 
 class TestWhoSeesWhom:

@@ -243,3 +243,20 @@ def test_compiled_layers_learn_the_same(recipe_of, name, others, tmp_path, monke
     weights = [load_file(folder / "model" / "adapter" / "adapter_model.safetensors") for folder in (plain, quick)]
     for key, value in weights[0].items():
         torch.testing.assert_close(weights[1][key], value, atol=2e-3, rtol=0.05)
+
+
+def test_what_a_loss_is_divided_by_is_the_recipes_choice(recipe_of):
+    def dividing(*overrides):
+        recipe = recipe_of("magnet", *overrides)
+        model = prepare_model(recipe)
+        prepared = prepare_objectives(recipe, model, Sources(recipe, model.tokenizer))
+        objective = next(one for one in prepared if one.name == "mntp+msg")
+        batch = StepData([objective], steps=1)[0][objective.name]
+        counts = objective.losses.counts(batch)
+        return counts, {"mntp": int(batch["real"].sum()), "msg": len(batch["real"])}
+
+    predicted, _ = dividing()
+    counts, paper = dividing("objectives.mntp.normalisation=paper")
+    assert counts == {"mntp": paper["mntp"], "msg": predicted["msg"]}
+    counts, paper = dividing("objectives.msg.normalisation=paper")
+    assert counts == {"mntp": predicted["mntp"], "msg": paper["msg"]}

@@ -12,6 +12,7 @@ from itertools import accumulate
 from statistics import median_low
 from typing import Any
 
+import numpy as np
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gerund.attention.interface import attach
@@ -22,7 +23,7 @@ from gerund.inference.encode.runtime import EncoderRuntime
 from gerund.inference.generate.generation import continuation_text, end_ids, prompt_ids
 from gerund.inference.infill.blanks import BlankedText, growing_ids
 from gerund.inference.infill.span_pass import Context
-from gerund.inference.infill.span_search import Path, beamed, sampled, write
+from gerund.inference.infill.span_search import Path, beamed, ended, sampled, write
 from gerund.inference.likelihood.spans import verified_hybrid
 from gerund.inference.likelihood.tokens import causal_runtime, sequence_logprobs
 from gerund.inference.text_ids import ids_inside
@@ -50,6 +51,7 @@ class Search:
         samples: how many spans of each length are sampled.
         sees_right: False to read the left side only, causally.
         chunk: how many tokens are written before they become context.
+        until_end: the model ends a span itself, and the longest length is only where it is cut off.
     """
 
     lengths: Sequence[int]
@@ -58,6 +60,7 @@ class Search:
     samples: int = 1
     sees_right: bool = True
     chunk: int = CHUNK
+    until_end: bool = False
 
 
 def infill(
@@ -133,8 +136,10 @@ def fill(
     left = prompt_ids(model, tokenizer, text.pieces[0], "the text before the first gap")
     pieces = text.ids(tokenizer)
     total = len(left) + sum(len(piece) for piece in pieces)
-    lengths = _that_fit(search.lengths, total, text.gaps, runtime.max_length, strict)
-    search = replace(search, lengths=lengths)
+    lengths = search.lengths
+    if search.until_end and runtime.max_length is not None:
+        lengths = [max(1, min(*lengths, (runtime.max_length - total) // text.gaps))]
+    search = replace(search, lengths=_that_fit(lengths, total, text.gaps, runtime.max_length, strict))
     if search.sees_right:
         verified_hybrid(runtime)
         runtime = replace(runtime, adapter=adapter)
@@ -172,7 +177,10 @@ def planned(
         ConfigError: a setting is impossible, or of no use to the method.
     """
     one_of("way to infill", method, INFILL_METHODS)
-    search = Search(candidate_lengths(lengths, max_tokens), sampling, beams, samples, sees_right=method == "infill")
+    candidates = candidate_lengths(lengths, max_tokens)
+    search = Search(candidates, sampling, beams, samples, sees_right=method == "infill")
+    if method == "left-only" and lengths is None:
+        search = replace(search, lengths=candidates[-1:], until_end=True)
     _check_search(search)
     if method in _WRITTEN_HERE:
         if type(shots) is not int or shots != 0:
@@ -218,7 +226,8 @@ def _best(
 
     Of each length the filling with the highest score is kept. Which length is best, the text behind the gap tells: the
     tokens of a long span are easy to predict one after the other, so a mean with them in it would nearly always take
-    the longest.
+    the longest. Where only the left side is seen, the text behind chooses nothing: a filling is kept by its own tokens,
+    and a length by how probable it is that the model ends its text there.
     """
     room = median_low(search.lengths)
     right = [token for piece in pieces for token in piece] if search.sees_right else []
@@ -229,10 +238,16 @@ def _best(
         return Context([*left, *begun], right, behind)
 
     banned = banned_ids(runtime.model, runtime.tokenizer)
+    ends = end_ids(runtime.model, runtime.tokenizer)
+    if search.until_end:
+        banned = [token for token in banned if token not in ends]
+        not_first = [*not_first, *ends]
     if search.beams > 1:
         choose = beamed(search.beams, banned, not_first=not_first)
     else:
         choose = sampled(search.sampling, banned, gap, not_first=not_first)
+    if search.until_end:
+        choose = ended(choose, ends)
     paths = [Path(length, sample) for length in search.lengths for sample in range(search.samples)]
     written = write(
         runtime,
@@ -250,12 +265,21 @@ def _best(
         (path.logprob + after) / max(1, len(path.tokens) + len(following))
         for path, after in zip(written, behind, strict=True)
     ]
+    own = scores if search.sees_right else [path.mean for path in written]
+    if search.until_end:
+        best = max(range(len(written)), key=own.__getitem__)
+        return written[best], scores[best]
     best_of: dict[int, int] = {}
     for index, path in enumerate(written):
-        if path.length not in best_of or scores[index] > scores[best_of[path.length]]:
+        if path.length not in best_of or own[index] > own[best_of[path.length]]:
             best_of[path.length] = index
-    criterion = behind if following else scores
-    best = max(best_of.values(), key=criterion.__getitem__)
+    kept = list(best_of.values())
+    if search.sees_right:
+        criterion = behind if following else scores
+        best = max(kept, key=criterion.__getitem__)
+    else:
+        endings = _endings(runtime, left, [written[index].tokens for index in kept], ends)
+        best = kept[max(range(len(kept)), key=endings.__getitem__)]
     return written[best], scores[best]
 
 
@@ -268,6 +292,18 @@ def _behind(
     sequences = [([*left, *tokens, *following], len(left) + len(tokens)) for tokens in spans]
     behind = sequence_logprobs(runtime.model, runtime.tokenizer, sequences, show=False)
     return [float(logprobs.sum(dtype="float64")) for logprobs in behind]
+
+
+def _endings(
+    runtime: EncoderRuntime, left: Sequence[int], spans: Sequence[Sequence[int]], ends: Sequence[int]
+) -> list[float]:
+    """Return how probable it is that the causal model ends its text after each span; its length if it knows no end."""
+    if len(spans) == 1 or not ends:
+        return [float(len(tokens)) for tokens in spans]
+    sequences = [([*left, *tokens, end], len(left) + len(tokens)) for tokens in spans for end in ends]
+    found = sequence_logprobs(runtime.model, runtime.tokenizer, sequences, show=False)
+    probabilities = np.exp(np.array([float(logprobs[0]) for logprobs in found]).reshape(len(spans), len(ends)))
+    return [float(value) for value in probabilities.sum(axis=1)]
 
 
 def _offsets(pieces: Sequence[Sequence[int]], room: int) -> list[int]:

@@ -27,12 +27,19 @@ class Path:
         sample: which of the spans of that length it is.
         tokens: its tokens so far.
         logprob: the sum of their log-probabilities under the model as it is, without filters.
+        end: the log-probability of the token by which the model ended it; None where its length ended it.
     """
 
     length: int
     sample: int = 0
     tokens: tuple[int, ...] = ()
     logprob: float = 0.0
+    end: float | None = None
+
+    @property
+    def mean(self) -> float:
+        """The mean log-probability of its tokens, and of its end where the model ended it."""
+        return (self.logprob + (self.end or 0.0)) / max(1, len(self.tokens) + (self.end is not None))
 
     def grown(self, token: int, logprob: float) -> "Path":
         """Return the span with one token more."""
@@ -102,6 +109,21 @@ def beamed(beams: int, banned: Sequence[int], *, not_first: Sequence[int] = ()) 
         return chosen
 
     return choose
+
+
+def ended(choose: Choose, ends: Sequence[int]) -> Choose:
+    """Return ``choose`` with spans that end before their length, where it takes one of the tokens that end a text."""
+
+    def choose_or_end(paths: Sequence[Path], logprobs_PV: Tensor) -> list[tuple[int, Path]]:
+        chosen = []
+        for parent, path in choose(paths, logprobs_PV):
+            before = paths[parent]
+            if path.tokens[-1] in ends:
+                path = replace(before, length=len(before.tokens), end=path.logprob - before.logprob)
+            chosen.append((parent, path))
+        return chosen
+
+    return choose_or_end
 
 
 def write(

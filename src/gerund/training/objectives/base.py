@@ -255,7 +255,7 @@ class TokenLosses(Losses):
 
     @abstractmethod
     def counts(self, batch: Batch) -> dict[str, int]:
-        """Return for each loss over how many tokens of ``batch`` it sums."""
+        """Return for each loss what its sum over ``batch`` is divided by: as a rule the tokens that it sums over."""
 
     @abstractmethod
     def __call__(self, model: "PreTrainedModel", batch: Batch) -> "dict[str, Tensor]":

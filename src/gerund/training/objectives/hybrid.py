@@ -34,6 +34,10 @@ if TYPE_CHECKING:
     from gerund.training.objectives.context import Context
 
 
+Normalisation = Literal["predicted", "paper"]
+"""What a loss is divided by: the tokens that it predicts, or what MAGNET's equations divide by."""
+
+
 class MntpConfig(TextConfig):
     """Masked next-token prediction (MAGNET, section 3.2.1; LLM2Vec)."""
 
@@ -52,6 +56,9 @@ class MntpConfig(TextConfig):
     predict: Literal["next", "same"] = "next"
     """``next``: the output before a masked token predicts it. ``same``: its own output does, as in BERT (MTP,
     MAGNET's Appendix E), for comparison."""
+    normalisation: Normalisation = "predicted"
+    """``predicted``: the mean over the tokens that are predicted. ``paper``: their sum divided by all tokens of the
+    batch (equation 2), so with a rate of 0.2 it counts a fifth."""
 
     @model_validator(mode="after")
     def _fractions_fit(self) -> Self:
@@ -90,6 +97,9 @@ class MsgConfig(TextConfig):
     """Fraction of the texts that are one single span, which is plain language modelling (section 3.3)."""
     shared_pass: bool = True
     """Whether mntp and msg work on one corrupted view in one pass, where both are in the recipe."""
+    normalisation: Normalisation = "predicted"
+    """``predicted``: the mean over the span tokens. ``paper``: their sum divided by the number of texts (equation 4),
+    so it counts as many times as much as a text has span tokens."""
 
     @model_validator(mode="after")
     def _lengths_fit(self) -> Self:
@@ -148,7 +158,8 @@ def _prepare(context: "Context", mntp: MntpConfig | None, msg: MsgConfig | None)
         return HybridBatches(texts, formatter, seed=seed, **options)
 
     predict = mntp.predict if mntp is not None else "next"
-    losses = HybridLosses(context.model.n_layers, tuple(configs), predict=predict)
+    by_paper = tuple(kind for kind, own in (("mntp", mntp), ("msg", msg)) if own and own.normalisation == "paper")
+    losses = HybridLosses(context.model.n_layers, tuple(configs), predict=predict, by_paper=by_paper)
     return context.text_objective(
         "+".join(configs), config, batches, losses, overhead=formatter.overhead, configs=configs
     )
@@ -250,18 +261,22 @@ class HybridLosses(TokenLosses):
         n_layers: Layers of the model.
         names: Which of the two losses there are.
         predict: ``next``: the output before a masked token predicts it; ``same``: its own (MAGNET, Appendix E).
+        by_paper: Which losses are divided as in the paper's equations; the others by the tokens that they predict.
     """
 
-    def __init__(self, n_layers: int, names: tuple[str, ...], *, predict: str = "next") -> None:
-        self.names, self.predict = names, predict
+    def __init__(
+        self, n_layers: int, names: tuple[str, ...], *, predict: str = "next", by_paper: tuple[str, ...] = ()
+    ) -> None:
+        self.names, self.predict, self.by_paper = names, predict, by_paper
         # Without spans the hybrid mask is the bidirectional one, which needs no mask tensor where nothing is padded.
         self.has_spans = "msg" in names
         self.plan = AttentionPlan("hybrid" if self.has_spans else "bidir").resolve(n_layers)
 
     def counts(self, batch: Batch) -> dict[str, int]:
-        """Return how many tokens are predicted."""
-        found = {"mntp": int(batch["selected"].sum()), "msg": int((batch["span"][:, 1:] > 0).sum())}
-        return {name: found[name] for name in self.names}
+        """Return what each sum is divided by: the tokens that are predicted; in the paper N times L, and N."""
+        predicted = {"mntp": int(batch["selected"].sum()), "msg": int((batch["span"][:, 1:] > 0).sum())}
+        paper = {"mntp": int(batch["real"].sum()), "msg": len(batch["real"])}
+        return {name: (paper if name in self.by_paper else predicted)[name] for name in self.names}
 
     def __call__(self, model: "PreTrainedModel", batch: Batch) -> "dict[str, Tensor]":
         """Return the summed cross-entropies; MAGNET, equations 2 and 4 without their constant divisors."""
