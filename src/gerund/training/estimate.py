@@ -53,6 +53,8 @@ class RandomTexts:
         vocabulary: How many tokens there are.
     """
 
+    cache = None
+
     def __init__(self, vocabulary: int) -> None:
         self.vocabulary = vocabulary
 

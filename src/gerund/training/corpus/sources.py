@@ -34,6 +34,11 @@ class Sources:
         self.recipe, self.tokenizer, self.report = recipe, tokenizer, report
         self.opened: dict[str, TokenCache] = {}
 
+    @property
+    def cache(self) -> Path:
+        """Where tokens are kept, and what objectives make of texts."""
+        return cache_folder(self.recipe)
+
     def chosen(self, names: list[str]) -> list[SourceConfig]:
         """Return the sources of these names; all where there are none."""
         return [source for source in self.recipe.data.sources if not names or source.name in names]

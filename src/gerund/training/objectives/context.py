@@ -23,6 +23,10 @@ VALIDATION_SEED = 5
 class TextSource(Protocol):
     """What gives texts to objectives: a corpus, or in a dry run random tokens."""
 
+    @property
+    def cache(self) -> Path | None:
+        """Folder for what is made of texts; None where nothing is to be written."""
+
     def texts(self, config: TextConfig, length: int, seed: int) -> Any:
         """Return training texts of at most ``length`` tokens; see :class:`~gerund.training.corpus.texts.Texts`."""
 
