@@ -10,7 +10,7 @@ import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 import gerund
-from gerund.models.loading import find
+from gerund.models.sources import find
 
 DEMO = Path(gerund.__file__).parent / "assets" / "demo"
 

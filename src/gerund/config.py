@@ -1,21 +1,16 @@
 """Settings: how a model is read as an encoder, and how it samples.
 
-``EncoderConfig`` is saved as ``gerund.json`` beside a model's weights, never inside its ``config.json``, so
-that the folder still opens as a plain language model.
-
 Knows: names, ranges, JSON. Does not know: torch.
 """
 
-import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from difflib import get_close_matches
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from gerund import checks
 from gerund.attention.plan import AttentionPlan
 from gerund.checks import read_json
 from gerund.errors import ConfigError, DataError, unknown_name
@@ -46,7 +41,6 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "append_eos": (_FLAG,),
     "normalize": (_FLAG,),
     "max_length": (_NUMBER, _NOTHING),
-    "adapter": (_TEXT, _NOTHING),
 }
 
 
@@ -107,9 +101,6 @@ class EncoderConfig:
     max_length: int | None = None
     """Longest text in tokens, prompt and special tokens included; None for what the model was made for."""
 
-    adapter: str | None = None
-    """A PEFT folder that is active only while encoding, relative to the model's folder."""
-
     def __post_init__(self) -> None:
         for name, kinds in _KINDS.items():
             if type(getattr(self, name)) not in kinds:
@@ -148,26 +139,8 @@ class EncoderConfig:
         return self.prompts.get(prompt, prompt)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return a JSON-ready dict that ``from_dict`` reads back."""
+        """Return a JSON-ready dict."""
         return {**asdict(self), "attention": self.attention.to_dict(), "prompts": dict(self.prompts)}
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> "EncoderConfig":
-        """Read settings back, refusing fields that do not exist.
-
-        Raises:
-            ConfigError: an unknown field or a value that is not valid.
-        """
-        valid = [item.name for item in fields(cls)]
-        for key in data:
-            if key not in valid:
-                raise unknown_name(f"field in {CONFIG_FILE}", key, valid)
-        values = dict(data)
-        if "attention" in values:
-            if not isinstance(values["attention"], Mapping):
-                raise ConfigError(f"attention is a plan with a name, not {values['attention']!r}")
-            values["attention"] = AttentionPlan.from_dict(values["attention"])
-        return cls(**values)
 
 
 @dataclass(frozen=True)
@@ -299,52 +272,6 @@ def check_dimensions(dimensions: int | None, most: int | None = None) -> None:
         raise ConfigError(f"dimensions={dimensions} is not between 1 and {limit}")
 
 
-def read_encoder_config(folder: Path) -> EncoderConfig | None:
-    """Read ``gerund.json`` from a model's folder; None when there is none.
-
-    Raises:
-        DataError: the file is not valid JSON.
-        ConfigError: it was written by a newer version, or holds unknown fields.
-    """
-    path = folder / CONFIG_FILE
-    if not path.is_file():
-        return None
-    return EncoderConfig.from_dict(read_settings(path, "encoder")["encoder"])
-
-
-def read_adapters(folder: Path) -> dict[Job, Path]:
-    """Return the PEFT folder of each job that has one, as ``gerund.json`` in a model's folder says.
-
-    The encoder's is active for the other jobs as well, unless the file's ``adapters`` names another for one of them,
-    or null for none.
-
-    Raises:
-        DataError: the file is not valid JSON.
-        ConfigError: it names an adapter outside the folder or for an unknown job, or was written by a newer version.
-    """
-    path = folder / CONFIG_FILE
-    if not path.is_file():
-        return {}
-    data = read_settings(path, "encoder")
-    own = EncoderConfig.from_dict(data["encoder"]).adapter
-    given = data.get("adapters", {})
-    if not isinstance(given, dict):
-        raise DataError(f"{path}: adapters are folders by job, not {given!r}")
-    for job, place in given.items():
-        if job not in JOBS[1:]:
-            raise unknown_name(f"job among the adapters in {CONFIG_FILE}", job, JOBS[1:])
-        if type(place) not in (_TEXT, _NOTHING):
-            raise DataError(f"{path}: the adapter for {job} is a folder or null, not {place!r}")
-    places = {job: given.get(job, own) for job in JOBS}
-    for place in places.values():
-        if place is None:
-            continue
-        checks.place(f"the adapter in {path}", place)
-        if not (folder / place).resolve().is_relative_to(folder.resolve()):
-            raise ConfigError(f"{path} names an adapter outside its folder: {place}")
-    return {job: folder / place for job, place in places.items() if place is not None}
-
-
 def read_settings(path: Path, entry: str) -> dict[str, Any]:
     """Read a JSON file of settings, such as ``gerund.json``.
 
@@ -362,13 +289,3 @@ def read_settings(path: Path, entry: str) -> dict[str, Any]:
     if data.get("format") != FORMAT:
         raise ConfigError(f"{path} has format {data.get('format')!r}; this version of gerund reads format {FORMAT}")
     return data
-
-
-def encoder_config_json(
-    config: EncoderConfig, fingerprint: str, adapters: Mapping[Job, str | None] | None = None
-) -> str:
-    """Return the text of ``gerund.json``; ``adapters`` are those of other jobs where they are not the encoder's."""
-    data: dict[str, Any] = {"format": FORMAT, "encoder": config.to_dict()}
-    data |= {"adapters": dict(adapters)} if adapters else {}
-    data["fingerprint"] = fingerprint
-    return json.dumps(data, indent=2, ensure_ascii=False) + "\n"

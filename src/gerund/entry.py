@@ -7,14 +7,16 @@ from pathlib import Path
 from typing import cast
 
 from gerund.attention.plan import AttentionPlan
-from gerund.config import CONFIG_FILE, read_adapters, read_encoder_config, read_settings
+from gerund.config import CONFIG_FILE, EncoderConfig, read_settings
 from gerund.errors import DataError
 from gerund.language_model import LanguageModel
 from gerund.models import loading
 from gerund.models.adapters import ADAPTER_FILES, Adapters
 from gerund.models.fingerprint import fingerprint
 from gerund.models.heads import read_head
-from gerund.models.opening import open_model
+from gerund.models.opening import default_encoder_config, open_model
+from gerund.models.settings_file import read_adapters, read_saved
+from gerund.models.sources import find
 from gerund.scoring.dual import DualScorer, has_scorer, read_scorer_config
 from gerund.seq2seq_model import Seq2SeqModel
 from gerund.spec import NO_ADAPTER, ModelSpec
@@ -103,7 +105,7 @@ def load(
         if given is not None and given != NO_ADAPTER:
             _demand_same_weights(lm, given)
     if spec.scorer is not None and spec.scorer != NO_ADAPTER:
-        lm.scorer = DualScorer.beside(lm, loading.settings_folder(loading.find(spec.scorer)), apart=True)
+        lm.scorer = DualScorer.beside(lm, loading.settings_folder(find(spec.scorer)), apart=True)
     elif spec.scorer is None and opened.settings is not None and _keeps_scorer(lm, spec, opened.settings):
         lm.scorer = DualScorer.beside(lm, opened.settings)
     return lm
@@ -118,16 +120,22 @@ def _keeps_scorer(lm: LanguageModel, spec: ModelSpec, folder: Path) -> bool:
     # Without a config of its own it was trained for the one beside it, and would score wrongly by another.
     if read_scorer_config(folder) is not None:
         return True
-    stored = read_encoder_config(folder)
-    return stored is not None and stored.with_defaults(lm.n_layers) == lm.encoder.with_defaults(lm.n_layers)
+    saved = _saved_config(lm, folder)
+    return saved is not None and saved.with_defaults(lm.n_layers) == lm.encoder.with_defaults(lm.n_layers)
+
+
+def _saved_config(lm: TextEncoder, folder: Path) -> EncoderConfig | None:
+    """Return how ``gerund.json`` in a folder says that a model of this kind is read; None where there is none."""
+    saved = read_saved(folder)
+    return None if saved is None else saved.applied_to(default_encoder_config(lm.model))
 
 
 def _demand_same_weights(lm: TextEncoder, other: str | Path) -> None:
     """Refuse what was trained from other weights; of a bare PEFT folder nothing is known."""
     if (Path(other) / ADAPTER_FILES[0]).is_file():
         return
-    folder = loading.settings_folder(loading.find(other))
-    encoder = None if folder is None else read_encoder_config(folder)
+    folder = loading.settings_folder(find(other))
+    encoder = None if folder is None else _saved_config(lm, folder)
     if folder is None or encoder is None:
         raise DataError(f"{other} has no {CONFIG_FILE}, so nothing says which weights it was trained from")
     head = read_head(folder)
@@ -148,5 +156,5 @@ def load_writer(model: str | Path | ModelSpec | None = None, **settings: str | P
         GerundError: as ``load``.
     """
     spec = ModelSpec.of(model, **settings)
-    seq2seq = loading.is_seq2seq(loading.find(spec.model))
+    seq2seq = loading.is_seq2seq(find(spec.model))
     return load(spec, attention=None if seq2seq else "causal")

@@ -157,6 +157,21 @@ class EncoderSettings(BaseModel):
             said["max_length"] = None
         return replace(own, attention=self.plan(own.attention), **said)
 
+    @classmethod
+    def of_config(cls, config: EncoderConfig, n_layers: int | None = None) -> "EncoderSettings":
+        """Return settings that say all of an encoder config, worked out for ``n_layers`` layers where these are given.
+
+        >>> config = EncoderConfig(pooling="last")
+        >>> EncoderSettings.of_config(config).applied_to(EncoderConfig(prompt="another")) == config
+        True
+        """
+        fields: dict[str, Any] = {name: getattr(config, name) for name in _CONFIG_FIELDS}
+        if config.max_length is None:
+            fields["max_length"] = "auto"
+        fields["prompts"] = dict(config.prompts)
+        plan = config.attention if n_layers is None else config.attention.with_defaults(n_layers)
+        return EncoderSettings.model_validate({"attention": plan, **fields})
+
     def said(self) -> dict[str, Any]:
         """Return the fields that are not left out."""
         return self.model_dump(exclude_none=True)
@@ -273,14 +288,8 @@ class ModelSpec(EncoderSettings):
 
     def with_encoder(self, encoder: EncoderConfig, n_layers: int) -> "ModelSpec":
         """Return the same model read under ``encoder``, with every setting worked out for ``n_layers`` layers."""
-        fields: dict[str, Any] = {name: getattr(encoder, name) for name in _CONFIG_FIELDS}
-        if encoder.max_length is None:
-            fields["max_length"] = "auto"
-        fields["prompts"] = dict(encoder.prompts)
-        plan = encoder.attention.with_defaults(n_layers)
-        others = set(type(self).model_fields) - set(EncoderSettings.model_fields)
-        fields |= {name: getattr(self, name) for name in others}
-        return type(self).model_validate({"attention": plan, **fields})
+        worked_out = EncoderSettings.of_config(encoder, n_layers)
+        return type(self).model_validate({**dict(self), **dict(worked_out)})
 
     def adapter_of(self, job: Job) -> str | None:
         """Return what is said of the adapter for a job; None where nothing is."""

@@ -202,7 +202,7 @@ def test_unknown_format(tiny_folder: Path, tmp_path: Path) -> None:
 
 
 def test_the_embedded_default(tmp_path: Path) -> None:
-    from gerund.models.loading import find
+    from gerund.models.sources import find
 
     try:
         find(None)

@@ -17,6 +17,7 @@ from gerund.demo.texts import read_beginnings, read_gaps, read_passages
 from gerund.entry import load
 from gerund.errors import ModelError, OutputExistsError, TextError
 from gerund.inference.inspection import EXAMPLE_TEXTS, inspect_attention, sink_share
+from gerund.spec import ModelSpec
 from tests.adapters import PEFT_WARNINGS, make_adapter
 
 
@@ -68,7 +69,7 @@ def test_searches_writes_verifies_and_draws(roomy_folder: Path, tmp_path: Path) 
 
 
 def test_scores_and_marks_are_those_of_the_texts(roomy_folder: Path) -> None:
-    demo = Demo(str(roomy_folder))
+    demo = Demo(ModelSpec(model=str(roomy_folder)))
     lm = demo.start()
     found = demo.search()
     documents = lm.encode([item.text for item in demo.documents])
@@ -83,7 +84,7 @@ def test_scores_and_marks_are_those_of_the_texts(roomy_folder: Path) -> None:
 
 
 def test_a_changed_weight_is_seen(roomy_folder: Path) -> None:
-    demo = Demo(str(roomy_folder))
+    demo = Demo(ModelSpec(model=str(roomy_folder)))
     lm = demo.start()
     assert demo.verify("One day").is_equal
     lm.model.lm_head.weight.data[5] += 0.01
@@ -124,7 +125,7 @@ def test_beginnings_have_one_right_sentence_and_gaps_are_single() -> None:
 
 
 def test_a_gap_that_cannot_be_filled_is_told(roomy_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    demo = Demo(str(roomy_folder))
+    demo = Demo(ModelSpec(model=str(roomy_folder)))
     lm = demo.start()
 
     def refuse(*_: object, **__: object) -> None:
@@ -144,7 +145,7 @@ def test_a_model_that_is_read_causally_is_told_from_the_baseline(roomy_folder: P
 
 
 def test_a_plan_that_does_not_reach_the_model_is_told(roomy_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    demo = Demo(str(roomy_folder))
+    demo = Demo(ModelSpec(model=str(roomy_folder)))
     demo.lm = demo.start().with_encoder(EncoderConfig(attention=AttentionPlan("causal")))
 
     def refuse(*_: object) -> None:
@@ -158,7 +159,7 @@ def test_a_plan_that_does_not_reach_the_model_is_told(roomy_folder: Path, monkey
 
 
 def test_layers_are_inspected_without_the_sink(roomy_folder: Path) -> None:
-    demo = Demo(str(roomy_folder))
+    demo = Demo(ModelSpec(model=str(roomy_folder)))
     lm = demo.start()
     inspected, plan = demo.inspect_attention()
     assert plan == lm.encoder.attention.with_defaults(lm.n_layers)
@@ -175,7 +176,7 @@ def test_an_adapter_is_left_aside_where_another_plan_hides_the_sink(roomy_folder
     found = []
     for place, lm in enumerate((plain, own)):
         lm.save(tmp_path / str(place))
-        demo = Demo(str(tmp_path / str(place)))
+        demo = Demo(ModelSpec(model=str(tmp_path / str(place))))
         demo.start()
         inspected, plan = demo.inspect_attention()
         assert plan.name == "mask0-bidir"

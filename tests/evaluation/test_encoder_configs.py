@@ -5,26 +5,29 @@ import pytest
 from gerund.attention.plan import AttentionPlan
 from gerund.config import EncoderConfig
 from gerund.errors import ConfigError
-from gerund.evaluation.encoder_configs import label_of, parse_encoder_config
+from gerund.evaluation.encoder_configs import label_of
 from gerund.evaluation.systems.selection import distinct
+from gerund.spec import parse_settings
 
 OWN = EncoderConfig(AttentionPlan("mask0-bidir", k=3), pooling="weighted-mean", prompt="own: ")
 
 
 def test_what_is_left_out_is_the_models_own():
-    config = parse_encoder_config("mask0-bidir", OWN)
+    config = parse_settings("mask0-bidir").applied_to(OWN)
     assert config == OWN
-    other = parse_encoder_config("inplace-back:k=2", OWN)
+    other = parse_settings("inplace-back:k=2").applied_to(OWN)
     assert other.attention == AttentionPlan("inplace-back", k=2)
     assert (other.pooling, other.prompt) == ("weighted-mean", "own: ")
 
 
 def test_every_setting():
     text = "mask0+bidir:k=4,k0=2,sink_tokens=2,pooling=last,append_eos=true,prompt=A query, with a comma: "
-    config = parse_encoder_config(text, OWN)
+    config = parse_settings(text).applied_to(OWN)
     assert config.attention == AttentionPlan("mask0+bidir", k=4, k0=2, sink_tokens=2)
     assert (config.pooling, config.append_eos, config.prompt) == ("last", True, "A query, with a comma: ")
-    assert parse_encoder_config("inter-back:k=1,combine=mean,variant=released", OWN).attention.variant == "released"
+    assert (
+        parse_settings("inter-back:k=1,combine=mean,variant=released").applied_to(OWN).attention.variant == "released"
+    )
 
 
 @pytest.mark.parametrize(
@@ -41,14 +44,14 @@ def test_every_setting():
 )
 def test_mistakes(text, message):
     with pytest.raises(ConfigError, match=message):
-        parse_encoder_config(text, OWN)
+        parse_settings(text).applied_to(OWN)
 
 
 def test_labels_tell_configs_apart():
     texts = ["causal", "echo", "causal:pooling=last", "causal:pooling=last,append_eos=true", "mask0-bidir:k=1",
              "mask0-bidir:k=1,sink_tokens=2", "mask0+bidir:k=3,k0=1", "inter-back:k=1,combine=mean",
              "causal:prompt=Say: "]  # fmt: skip
-    labels = [label_of(parse_encoder_config(text, EncoderConfig()), 4) for text in texts]
+    labels = [label_of(parse_settings(text).applied_to(EncoderConfig()), 4) for text in texts]
     assert len(set(labels)) == len(texts)
     assert labels[:2] == ["causal", "echo"]
     assert distinct(["x", "y", "x", "x"]) == ["x", "y", "x (2)", "x (3)"]

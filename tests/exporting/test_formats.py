@@ -16,6 +16,7 @@ from gerund.exporting import formats
 from gerund.exporting.formats import convert
 from gerund.jobs import folders
 from gerund.models import loading
+from gerund.models.sources import find
 from gerund.scoring.dual import DualScorer, ScorerSettings
 from tests.adapters import PEFT_WARNINGS, make_adapter
 from tests.tiny import save_tiny
@@ -29,8 +30,8 @@ def load(folder: Path, **options) -> gerund.LanguageModel:
 
 
 def converted(source: Path, target: Path, **options) -> gerund.LanguageModel:
-    lm = gerund.load(source, **{"dtype": loading.own_dtype(loading.find(source)), **options})
-    convert(loading.find(source), lm.runtime, target, lm.fingerprint(), adapters=lm.adapters, scorer=lm.scorer)
+    lm = gerund.load(source, **{"dtype": loading.own_dtype(find(source)), **options})
+    convert(find(source), lm.runtime, target, lm.fingerprint(), adapters=lm.adapters, scorer=lm.scorer)
     return lm
 
 

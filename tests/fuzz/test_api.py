@@ -11,7 +11,7 @@ import pytest
 
 import gerund
 from gerund import AttentionPlan, EncoderConfig, ModelSpec, Rerank, Sampling
-from gerund.config import read_adapters, read_encoder_config
+from gerund.models.settings_file import read_adapters, read_saved
 from tests.fuzz.outcome import Ledger
 from tests.fuzz.values import SETTINGS, TEXTS, some, spoiled_json, value
 from tests.tiny import save_tiny
@@ -135,7 +135,7 @@ class Calls:
         def read(text: str) -> None:
             del text
             try:
-                read_encoder_config(self.folder)
+                read_saved(self.folder)
                 read_adapters(self.folder)
             finally:
                 (self.folder / "gerund.json").unlink()

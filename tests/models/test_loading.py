@@ -15,6 +15,7 @@ from transformers.utils import logging as hf_logging
 import gerund
 from gerund.errors import ConfigError, DataError, ModelError
 from gerund.models import loading
+from gerund.models.sources import Source, find
 from tests.tiny import byte_tokenizer, save_tiny
 
 
@@ -69,16 +70,16 @@ def test_a_slip_in_the_name_of_the_model_inside(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["gpt2", "ctrl", "someone/defualt"])
 def test_other_names_are_the_hubs(name: str) -> None:
-    assert loading.find(name) == loading.Source(name, None)
+    assert find(name) == Source(name, None)
 
 
 def test_default_is_the_model_inside(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert loading.find("default") == loading.find(Path("default")) == loading.find(None)
+    assert find("default") == find(Path("default")) == find(None)
     folder.rename(folder.parent / "default")
     monkeypatch.chdir(folder.parent)
-    assert loading.find("default") == loading.find(None)
-    assert loading.find("./default").folder == Path("default")
-    assert loading.find(Path("./default")).folder == Path("default")
+    assert find("default") == find(None)
+    assert find("./default").folder == Path("default")
+    assert find(Path("./default")).folder == Path("default")
 
 
 def test_a_hub_id_without_network() -> None:
@@ -261,7 +262,7 @@ def test_files_worth_copying(folder: Path) -> None:
     for name in ("pytorch_model.bin", "model.fp16.safetensors", "gerund.json", "modules.json", ".hidden.json", "x.py"):
         (folder / name).write_text("{}")
     (folder / "LICENSE").write_text("free")
-    names = {path.name for path in loading.original_files(loading.find(folder))}
+    names = {path.name for path in loading.original_files(find(folder))}
     expected = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "LICENSE"}
     assert names == {*expected, "tokenizer_config.json"}
 

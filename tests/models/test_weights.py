@@ -13,6 +13,7 @@ import gerund
 from gerund.errors import ModelError
 from gerund.models import loading
 from gerund.models.heads import HeadSettings, ProjectionHead, read_head
+from gerund.models.sources import find
 from gerund.models.weights import WEIGHTS, shards_of
 from tests.tiny import byte_tokenizer, save_tiny, save_tiny_t5
 
@@ -124,7 +125,7 @@ def test_what_is_copied_stays_within_the_folder(folder: Path) -> None:
     shard(folder, "../w.safetensors")
     (folder / WEIGHTS).unlink()
     with pytest.raises(ModelError, match="outside the folder"):
-        loading.original_files(loading.find(folder))
+        loading.original_files(find(folder))
 
 
 def test_pickled_weights_are_named(folder: Path) -> None:

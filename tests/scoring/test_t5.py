@@ -11,7 +11,7 @@ import gerund
 from gerund.config import Rerank, Sampling
 from gerund.errors import ConfigError, ModelError, TextError
 from gerund.inference.encode.precision import smallest_cosine
-from gerund.models.loading import Source
+from gerund.models.sources import Source
 from gerund.models.t5_scorer import _tokenizer
 from gerund.scoring import t5
 from gerund.scoring.t5 import CONTINUATION, PREFIX, Side, T5Scorer

@@ -12,7 +12,7 @@ from gerund.cli import model_options as options
 if TYPE_CHECKING:
     from gerund.config import Job
     from gerund.language_model import LanguageModel
-    from gerund.models.loading import Source
+    from gerund.models.sources import Source
     from gerund.spec import ModelSpec
 
 # How the adapters of the other jobs were trained, beside the encoder's own training.json.
@@ -56,13 +56,14 @@ def command(
     from gerund.exporting.formats import convert
     from gerund.jobs import folders
     from gerund.models import loading
+    from gerund.models.sources import find
 
     if merge and (spec.infill_adapter or spec.scorer):
         raise ConfigError(
             "--merge writes the encoder's adapter into the weights, which no other adapter was trained on"
         )
     folders.refuse_existing(output, overwrite=force)
-    source = loading.find(spec.model)
+    source = find(spec.model)
     lm = load(spec, dtype=loading.own_dtype(source))
     if merge and lm.runtime.adapter is None:
         raise ConfigError("--merge writes an adapter into the weights and this model has none; give --adapter FOLDER")
@@ -104,14 +105,15 @@ def warn_of_merging(lm: "LanguageModel") -> None:
 
 def _warn_of_plan(source: "Source", lm: "LanguageModel") -> None:
     """Say that the model's own adapter is to be read otherwise than it was trained."""
-    from gerund.config import read_encoder_config
+    from gerund.attention.plan import AttentionPlan
     from gerund.models.loading import settings_folder
+    from gerund.models.settings_file import read_saved
 
     settings = settings_folder(source)
-    stored = None if settings is None else read_encoder_config(settings)
-    if stored is None or lm.runtime.adapter is None:
+    saved = None if settings is None else read_saved(settings)
+    if saved is None or lm.runtime.adapter is None:
         return
-    own = stored.attention.with_defaults(lm.n_layers)
+    own = saved.plan(AttentionPlan()).with_defaults(lm.n_layers)
     if own != lm.encoder.attention.with_defaults(lm.n_layers):
         typer.echo(
             f"gerund: warning: the adapter was trained under {own.name}; --adapter none leaves it aside", err=True
@@ -120,9 +122,9 @@ def _warn_of_plan(source: "Source", lm: "LanguageModel") -> None:
 
 def _outdated(source: "Source", lm: "LanguageModel") -> set[str]:
     """Return the names of the reports about adapters that the new folder does not have."""
-    from gerund.config import read_adapters
     from gerund.models.adapters import Adapters
     from gerund.models.loading import settings_folder
+    from gerund.models.settings_file import read_adapters
 
     settings = settings_folder(source)
     if settings is None:

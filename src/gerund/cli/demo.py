@@ -5,26 +5,27 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gerund.cli import model_options as options
+
 if TYPE_CHECKING:
     from rich.console import Console
 
     from gerund.demo.results import DemoResults, SearchResults, Verification
     from gerund.demo.steps import Demo
+    from gerund.spec import ModelSpec
 
 
+@options.with_spec("model", "device")
 def command(
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the page and the report.")] = Path(
         "demo-output"
     ),
-    model: Annotated[
-        str | None,
-        typer.Option("--model", "-m", help="A folder or hub id; left out, the bundled model.", show_default=False),
-    ] = None,
     prompt: Annotated[
         str | None,
         typer.Option("--prompt", "-p", help="What to continue, beside what comes with gerund.", show_default=False),
     ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")] = "auto",
+    *,
+    spec: "ModelSpec",
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON and nothing else.")] = False,
 ) -> None:
     """Search, write, rank and fill gaps, with the same weights; on texts that come with gerund.
@@ -47,14 +48,14 @@ def command(
     console = Console(highlight=False, markup=False, emoji=False, quiet=as_json)
     if not console.is_terminal:
         console = Console(highlight=False, markup=False, emoji=False, quiet=as_json, width=200)
-    report = _run(console, model, output, prompt, device)
+    report = _run(console, spec, output, prompt)
     if as_json:
         import json
 
         typer.echo(json.dumps(report, indent=2, ensure_ascii=False))
 
 
-def _run(console: "Console", model: str | None, output: Path, prompt: str | None, device: str) -> dict[str, Any]:
+def _run(console: "Console", spec: "ModelSpec", output: Path, prompt: str | None) -> dict[str, Any]:
     import time
 
     with _waiting(console, "loading"):
@@ -62,7 +63,7 @@ def _run(console: "Console", model: str | None, output: Path, prompt: str | None
         from gerund.demo.steps import Demo
         from gerund.reporting.pages import demo as page
 
-        demo = Demo(model, device)
+        demo = Demo(spec)
         demo.seconds["import torch and transformers"] = time.perf_counter() - start
         lm = demo.start()
     page.make_folder(output)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from gerund.evaluation.systems.base import System
     from gerund.evaluation.systems.sentence_transformers import SentenceTransformersSystem
     from gerund.evaluation.task import EvaluationConfig, Task
-    from gerund.language_model import LanguageModel
+    from gerund.spec import ModelSpec
 
 Data = Annotated[
     Path | None,
@@ -38,6 +38,7 @@ Set = Annotated[
 ]
 
 
+@options.with_spec("max_length", "adapter", *options.MACHINE)
 def command(
     models: Annotated[
         list[str] | None,
@@ -69,8 +70,8 @@ def command(
             show_default=False,
         ),
     ] = None,
-    max_length: options.MaxLength = None,
-    adapter: options.Adapter = None,
+    *,
+    spec: "ModelSpec",
     limit: Limit = None,
     seed: Seed = 0,
     prompts: Prompts = "none",
@@ -80,8 +81,6 @@ def command(
         bool, typer.Option("--list", help="Print the tasks that a folder holds, and their options.")
     ] = False,
     pictures: Annotated[bool, typer.Option(help="Draw pictures into the report.")] = True,
-    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print results.json instead of the table.")] = False,
 ) -> None:
     """Measure what a model is worth as an encoder and as a writer, and compare models and plans side by side.
@@ -105,6 +104,7 @@ def command(
         gerund eval --list --data ./data
     """
     from gerund.errors import ConfigError
+    from gerund.spec import parse_settings
 
     if list_:
         _list(data)
@@ -112,18 +112,17 @@ def command(
     if tasks is None or output is None:
         raise ConfigError("give --tasks and -o REPORT, or --list to see what a folder of data holds")
     # What is quick to find comes first: to know the tasks takes seconds, and the models more.
-    encoder_configs = _encoder_configs(plan or [])
+    columns = [parse_settings(text) for text in plan or []]
     lock = report_folder(output)
     config = _config(seed=seed, limit=limit, validation=validation)
     models = models or [options.DEFAULT_MODEL]
     _check_names(models)
     chosen = _tasks(tasks, data, set_ or [], validation=validation)
     config = _with_prompts(config, chosen, prompts)
-    loaded = _load(models, max_length, adapter, dtype, device)
     from gerund.evaluation.run import cache_in, evaluate
     from gerund.evaluation.systems.selection import systems_of
 
-    systems = systems_of(loaded, encoder_configs, cache=cache_in(output))
+    systems = systems_of(_systems(models, spec), columns, cache=cache_in(output))
     with lock, goes_on():
         done = evaluate(systems, chosen, config, folder=output, reporter=ProgressReporter(len(chosen) * len(systems)))
         _write(output, done, pictures=pictures, as_json=as_json)
@@ -188,17 +187,6 @@ def _with_prompts(config: "EvaluationConfig", tasks: list["Task"], prompts: str)
     return replace(config, prompts=prompt_set(prompts, [task.name for task in tasks]))
 
 
-def _encoder_configs(plans: list[str]) -> list[Any]:
-    from gerund.config import EncoderConfig
-    from gerund.evaluation.encoder_configs import parse_encoder_config
-
-    def changed(text: str) -> Any:
-        parse_encoder_config(text, EncoderConfig())  # a misspelling is found before a model is loaded
-        return lambda own: parse_encoder_config(text, own)
-
-    return [changed(text) for text in plans]
-
-
 def report_folder(output: Path) -> Any:
     """Check that a report's folder is one or may become one; return its lock, which makes it when it is taken."""
     from gerund.errors import OutputExistsError
@@ -216,29 +204,28 @@ def _check_names(names: list[str]) -> None:
     from gerund.evaluation.systems.bm25 import BM25
     from gerund.evaluation.systems.hybrid import HYBRID
     from gerund.evaluation.systems.sentence_transformers import PREFIX
-    from gerund.models import loading
+    from gerund.models.sources import find
 
     for name in names:
         if name not in (BM25, HYBRID) and not name.startswith(PREFIX):
-            loading.find(name)
+            find(name)
 
 
-def _load(
-    names: list[str], max_length: int | None, adapter: str | None, dtype: str, device: str
-) -> list["LanguageModel | SentenceTransformersSystem | str"]:
-    from gerund.entry import load
+def _systems(names: list[str], spec: "ModelSpec") -> list["ModelSpec | SentenceTransformersSystem | str"]:
+    """Return what the names stand for: for each language model the spec that says which one, and how it is read."""
     from gerund.evaluation.systems.bm25 import BM25
     from gerund.evaluation.systems.hybrid import HYBRID
     from gerund.evaluation.systems.sentence_transformers import PREFIX, SentenceTransformersSystem
 
-    def loaded(name: str) -> "LanguageModel | SentenceTransformersSystem | str":
+    def one(name: str) -> "ModelSpec | SentenceTransformersSystem | str":
         if name in (BM25, HYBRID):
             return name
         if name.startswith(PREFIX):
-            return SentenceTransformersSystem(name.removeprefix(PREFIX), device=device, max_length=max_length)
-        return load(name, max_length=max_length, adapter=adapter, dtype=dtype, device=device)
+            longest = spec.max_length if isinstance(spec.max_length, int) else None
+            return SentenceTransformersSystem(name.removeprefix(PREFIX), device=spec.device, max_length=longest)
+        return spec.model_copy(update={"model": name})
 
-    return [loaded(name) for name in names]
+    return [one(name) for name in names]
 
 
 class ProgressReporter:

@@ -42,10 +42,11 @@ def command(
     one_of("format", format, EXPORT_FORMATS)
     from gerund.entry import load
     from gerund.jobs import folders
-    from gerund.models import loading
+    from gerund.models.loading import own_dtype
+    from gerund.models.sources import find
 
     folders.refuse_existing(output, overwrite=force)
-    lm = load(spec, dtype=loading.own_dtype(loading.find(spec.model)))
+    lm = load(spec, dtype=own_dtype(find(spec.model)))
     done = lm.export(output, format, overwrite=force)  # type: ignore[arg-type]
     if format == "merged":
         warn_of_merging(lm)

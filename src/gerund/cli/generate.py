@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gerund.cli import generation_options as options
-from gerund.cli import streams
+from gerund.cli import model_options, streams
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -14,20 +14,20 @@ if TYPE_CHECKING:
     from gerund.config import Rerank, Sampling
     from gerund.data.tables import Rows
     from gerund.language_model import LanguageModel
+    from gerund.spec import ModelSpec
 
 # Enough to sort prompts of like length together; few enough that results come soon.
 _CHUNK = 128
 
 
+@model_options.with_spec("model", *model_options.MACHINE)
 def command(
     prompt: Annotated[
         str | None,
         typer.Argument(help="The text to continue; - reads it from standard input.", show_default=False),
     ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option("--model", "-m", help="A folder or hub id; left out, the bundled model.", show_default=False),
-    ] = None,
+    *,
+    spec: "ModelSpec",
     file: Annotated[
         str | None,
         typer.Option(
@@ -62,8 +62,6 @@ def command(
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the output file.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object instead of the text.")] = False,
-    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")] = "auto",
 ) -> None:
     """Continue a prompt, or every prompt of a file.
 
@@ -92,9 +90,11 @@ def command(
         gerund generate --file prompts.jsonl -m ./model -o continuations.jsonl
     """
     from gerund.errors import ConfigError
+    from gerund.scoring.names import check_scorer
 
     streams.demand_one(prompt, file, "prompt", column=column, format=format)
     ranked = options.rerank_of(rerank, samples, beams, every)
+    check_scorer(rerank)
     expansion = options.expansion_of(expand, keep, fraction, {"--rerank": rerank, "--batch-size": batch_size})
     if (ranked or expansion) is not None and temperature is top_p is top_k is typical_p is None:
         top_p = 0.9
@@ -108,13 +108,13 @@ def command(
     from gerund.entry import load, load_writer
 
     if ranked is None:
-        lm = load_writer(model, dtype=dtype, device=device)
+        lm = load_writer(spec)
     else:
         from dataclasses import replace
 
-        from gerund.scoring.registry import find_scorer, plan_for
+        from gerund.scoring.registry import find_scorer, for_scoring
 
-        lm = load(model, attention=plan_for(model, rerank), dtype=dtype, device=device)
+        lm = load(for_scoring(spec, rerank))
         # A scorer's folder is read once, not for every chunk.
         ranked = replace(ranked, scorer=find_scorer(rerank, lm, own=lm.scorer, seed=seed or 0))
     alone = file is None and output is None and not as_json
@@ -157,13 +157,11 @@ def _check(
     """Find what is wrong with the settings before a model is loaded."""
     from gerund.inference.generate.generation import demand_room
     from gerund.inference.generate.reranking import demand_choice
-    from gerund.scoring.registry import check_scorer
 
     if max_new_tokens is not None:
         demand_room(max_new_tokens)
     if ranked is not None:
         demand_choice(ranked, sampling)
-        check_scorer(ranked.scorer)
     if expansion is not None:
         options.check_queries(chunks, expansion)
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gerund.cli import generation_options as options
-from gerund.cli import streams
+from gerund.cli import model_options, streams
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -14,19 +14,19 @@ if TYPE_CHECKING:
     from gerund.config import Sampling
     from gerund.data.tables import Rows
     from gerund.language_model import LanguageModel
+    from gerund.spec import ModelSpec
 
 _CHUNK = 128
 _BLANK = "[blank]"
 
+_HELPS = {"adapter": "A PEFT folder, active while both sides are seen; none leaves the model's own aside."}
 
+
+@model_options.with_spec("model", "adapter", *model_options.MACHINE, helps=_HELPS)
 def command(
     text: Annotated[
         str | None,
         typer.Argument(help="The text, with a blank for each gap; - reads it from standard input.", show_default=False),
-    ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option("--model", "-m", help="A folder or hub id; left out, the bundled model.", show_default=False),
     ] = None,
     file: Annotated[
         str | None,
@@ -54,20 +54,13 @@ def command(
     top_k: options.TopK = None,
     typical_p: options.TypicalP = None,
     seed: options.Seed = None,
-    adapter: Annotated[
-        Path | None,
-        typer.Option(
-            help="A PEFT folder, active while both sides are seen; none leaves the model's own aside.",
-            show_default=False,
-        ),
-    ] = None,
+    *,
+    spec: "ModelSpec",
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write JSON lines to this file.", show_default=False)
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the output file.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object instead of the text.")] = False,
-    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")] = "auto",
 ) -> None:
     """Fill the gaps of a text, or of every text of a file, seeing both sides of each.
 
@@ -104,7 +97,7 @@ def command(
     # A mistake in the settings is told before the model is loaded.
     planned(method, length or None, max_tokens, sampling, beams=beams, samples=samples, shots=shots)
     # How texts are encoded does not matter here: infilling has a plan of its own.
-    lm = load_writer(model, adapter=adapter, dtype=dtype, device=device)
+    lm = load_writer(spec)
     found = _filled(lm, chunks, sampling, settings)
     if file is None and output is None and not as_json:
         typer.echo(next(found)["text"])

@@ -4,10 +4,11 @@ Knows: each option's name and help. Does not know: what a command does with the 
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from copy import copy
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import typer
 
@@ -15,26 +16,17 @@ from gerund import config
 
 DEFAULT_MODEL = config.DEFAULT_MODEL
 
-Model = Annotated[
-    str,
-    typer.Argument(
-        metavar="MODEL", help=f"A folder or hub id; {DEFAULT_MODEL} for the bundled model.", show_default=False
-    ),
-]
 Output = Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write.", show_default=False)]
-MaxLength = Annotated[int | None, typer.Option(help="Longest text in tokens.", show_default=False)]
-Adapter = Annotated[
-    str | None,
-    typer.Option(
-        help="A PEFT folder, inactive while the model generates; none leaves the model's own aside.",
-        show_default=False,
-    ),
-]
 Force = Annotated[bool, typer.Option("--force", help="Replace OUT.")]
 Json = Annotated[bool, typer.Option("--json", help="Print what was written as JSON.")]
 
 OPTIONS: dict[str, Any] = {
-    "MODEL": Model,
+    "MODEL": Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL", help=f"A folder or hub id; {DEFAULT_MODEL} for the bundled model.", show_default=False
+        ),
+    ],
     "model": Annotated[
         str | None,
         typer.Option("--model", "-m", help="A folder or hub id; left out, the bundled model.", show_default=False),
@@ -56,8 +48,14 @@ OPTIONS: dict[str, Any] = {
     ],
     "pooling": Annotated[str | None, typer.Option(help="mean, weighted-mean, last or first.", show_default=False)],
     "prompt": Annotated[str | None, typer.Option(help="Put before every text, and not pooled.", show_default=False)],
-    "max_length": MaxLength,
-    "adapter": Adapter,
+    "max_length": Annotated[int | None, typer.Option(help="Longest text in tokens.", show_default=False)],
+    "adapter": Annotated[
+        str | None,
+        typer.Option(
+            help="A PEFT folder, inactive while the model generates; none leaves the model's own aside.",
+            show_default=False,
+        ),
+    ],
     "infill_adapter": Annotated[
         str | None,
         typer.Option(
@@ -82,7 +80,9 @@ ENCODER = (*PLAN, "pooling", "prompt", "max_length", "adapter")
 MACHINE = ("dtype", "device")
 
 
-def with_spec(*fields: str, **defaults: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def with_spec(
+    *fields: str, helps: Mapping[str, str] | None = None, **defaults: str
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command an option for each of ``fields`` and hand it what they make, as its argument ``spec``.
 
     The options stand in the help where ``spec`` stands among the command's parameters; the argument ``MODEL`` stands
@@ -90,6 +90,8 @@ def with_spec(*fields: str, **defaults: str) -> Callable[[Callable[..., None]], 
 
     Args:
         fields: names in ``OPTIONS``; ``MODEL`` for an argument that names the model, instead of the option ``model``.
+            Without either, the command says itself which models are meant, and the spec is how each of them is read.
+        helps: other help texts than the table's, where an option means less in this command.
         defaults: other defaults than ``None`` (``auto`` for type and device, and no default for ``MODEL``).
     """
     usual = {"dtype": "auto", "device": "auto", "MODEL": inspect.Parameter.empty}
@@ -97,7 +99,7 @@ def with_spec(*fields: str, **defaults: str) -> Callable[[Callable[..., None]], 
     def parameter_of(name: str) -> inspect.Parameter:
         default = {**usual, **defaults}.get(name)
         kind = inspect.Parameter.KEYWORD_ONLY
-        return inspect.Parameter(name.lower(), kind, default=default, annotation=OPTIONS[name])
+        return inspect.Parameter(name.lower(), kind, default=default, annotation=_annotation(name, helps or {}))
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
         own = inspect.signature(function).parameters.values()
@@ -120,3 +122,13 @@ def with_spec(*fields: str, **defaults: str) -> Callable[[Callable[..., None]], 
         return command
 
     return decorate
+
+
+def _annotation(name: str, helps: Mapping[str, str]) -> Any:
+    """Return an option of the table, with another help text where there is one."""
+    if name not in helps:
+        return OPTIONS[name]
+    kind, option = get_args(OPTIONS[name])
+    own = copy(option)
+    own.help = helps[name]
+    return Annotated[kind, own]

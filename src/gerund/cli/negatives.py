@@ -8,22 +8,25 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gerund.cli import generation_options as options
+from gerund.cli import model_options
 from gerund.cli.command import interruption_told
 
 if TYPE_CHECKING:
+    from gerund.spec import ModelSpec
     from gerund.types import Scorer
 
+_HELPS = {"model": "Writes continuations; left out, the bundled model."}
 
+
+@model_options.with_spec("model", *model_options.MACHINE, helps=_HELPS)
 def command(
     corpus: Annotated[
         list[Path],
         typer.Argument(help="Files or folders of documents (.jsonl, .txt, .parquet, .gz, .xz).", show_default=False),
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder to write to.", show_default=False)],
-    model: Annotated[
-        str | None,
-        typer.Option("--model", "-m", help="Writes continuations; left out, the bundled model.", show_default=False),
-    ] = None,
+    *,
+    spec: "ModelSpec",
     generate: Annotated[
         float, typer.Option(help="Fraction of the passages that get a generated continuation, 0 to 1.")
     ] = 0.5,
@@ -56,8 +59,6 @@ def command(
         bool, typer.Option("--force", help="Begin anew where the folder holds an earlier run, finished or not.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was made as JSON.")] = False,
-    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")] = "auto",
 ) -> None:
     """Make passages with wrong continuations, to train a scorer of continuations on.
 
@@ -76,16 +77,17 @@ def command(
     """
     from gerund.config import Sampling
     from gerund.data.corpus import corpus_files
-    from gerund.entry import load_writer
     from gerund.errors import ConfigError
-    from gerund.models.encoder_decoder import demand_decoder_only
-    from gerund.scoring.likelihood import MEASURES
-    from gerund.scoring.registry import check_scorer, find_scorer, fixed_scorer
-    from gerund.scoring.words import OverlapScorer
-    from gerund.training.negatives import NegativesConfig, make_negatives
+    from gerund.scoring.names import MEASURE_NAMES, OVERLAP, check_scorer
 
+    check_scorer(scorer)
     sampled = temperature is not None or top_p is not None or top_k is not None or typical_p is not None
     sampling = options.sampling_of(temperature, top_p, top_k, typical_p, None) if sampled else Sampling(1.0, top_p=0.9)
+    from gerund.entry import load_writer
+    from gerund.models.encoder_decoder import demand_decoder_only
+    from gerund.scoring.registry import find_scorer, fixed_scorer
+    from gerund.training.negatives import NegativesConfig, make_negatives
+
     config = NegativesConfig(
         clean=clean,
         prefix_words=prefix_words,
@@ -101,11 +103,10 @@ def command(
         raise ConfigError(f"batch_size={batch_size} leaves no room for a prefix")
     if (scorer is None) != (hard == 0):
         raise ConfigError("--hard and --scorer belong together")
-    check_scorer(scorer)
     files = corpus_files(corpus)
     # Shared words and trained scorers need no model that writes.
-    measured = scorer in MEASURES and scorer != OverlapScorer.name
-    lm = load_writer(model, dtype=dtype, device=device) if generate or measured else None
+    measured = scorer in MEASURE_NAMES and scorer != OVERLAP
+    lm = load_writer(spec) if generate or measured else None
     if lm is not None:
         demand_decoder_only(lm.model, "continue a text")
     judge: Scorer | None = None

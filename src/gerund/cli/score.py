@@ -5,12 +5,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gerund.cli import streams
+from gerund.cli import model_options, streams
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from gerund.language_model import LanguageModel
+    from gerund.spec import ModelSpec
     from gerund.types import Scorer
 
 # Prefixes that are scored in one call: enough to sort texts of like length together, few enough that results come soon.
@@ -20,15 +21,14 @@ _CHUNK = 32
 Pair = tuple[str, list[str], str]
 
 
+@model_options.with_spec("model", *model_options.MACHINE)
 def command(
     prefix: Annotated[str | None, typer.Argument(help="What comes first.", show_default=False)] = None,
     continuations: Annotated[
         list[str] | None, typer.Argument(help="What might follow it, each as one argument.", show_default=False)
     ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option("--model", "-m", help="A folder or hub id; left out, the bundled model.", show_default=False),
-    ] = None,
+    *,
+    spec: "ModelSpec",
     scorer: Annotated[
         str | None,
         typer.Option(
@@ -52,8 +52,6 @@ def command(
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the output file.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object instead of a list.")] = False,
-    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")] = "auto",
 ) -> None:
     """Say how well texts continue a prefix.
 
@@ -72,12 +70,14 @@ def command(
         gerund score --file candidates.jsonl -m ./model --scorer avg_cll -o scores.jsonl
     """
     streams.refuse_existing(output, force=force)
-    pairs = _pairs(prefix, continuations or [], file)
-    from gerund.entry import load
-    from gerund.scoring.registry import check_scorer, find_scorer, plan_for
+    from gerund.scoring.names import check_scorer
 
     check_scorer(scorer)
-    lm = load(model, attention=plan_for(model, scorer), dtype=dtype, device=device)
+    pairs = _pairs(prefix, continuations or [], file)
+    from gerund.entry import load
+    from gerund.scoring.registry import find_scorer, for_scoring
+
+    lm = load(for_scoring(spec, scorer))
     found = _scored(lm, pairs, find_scorer(scorer, lm, own=lm.scorer))  # a scorer's folder is read once
     if file is None and output is None and not as_json:
         [(_, texts, _)] = pairs

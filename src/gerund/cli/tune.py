@@ -12,14 +12,15 @@ if TYPE_CHECKING:
     from gerund.evaluation.task import EvaluationConfig, Task
     from gerund.evaluation.tuning import Tuned
     from gerund.language_model import LanguageModel
+    from gerund.spec import ModelSpec
 
 # What is chosen on when nobody says: cheap for every setting that is tried, and about both what texts mean and
 # what kind they are.
 _DEFAULT_KINDS = ("sts", "classification")
 
 
+@options.with_spec("MODEL", "max_length", "adapter", *options.MACHINE)
 def command(
-    model: options.Model,
     data: Annotated[Path, typer.Option(help="A folder with sts/, classification/, ...", show_default=False)],
     output: Annotated[Path, typer.Option("--output", "-o", help="The report's folder.", show_default=False)],
     tasks: Annotated[
@@ -45,10 +46,8 @@ def command(
     seed: Seed = 0,
     prompts: Prompts = "none",
     set_: Set = None,
-    max_length: options.MaxLength = None,
-    adapter: options.Adapter = None,
-    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")] = "auto",
+    *,
+    spec: "ModelSpec",
     as_json: Annotated[bool, typer.Option("--json", help="Print what was chosen as JSON.")] = False,
 ) -> None:
     """Choose a model's attention plan, k and k0 by how they score on validation data.
@@ -78,7 +77,7 @@ def command(
     demand_choice(chosen, names, budget)
 
     lock = report_folder(output)
-    lm = load(model, max_length=max_length, adapter=adapter, dtype=dtype, device=device)
+    lm = load(spec)
     if lm.runtime.adapter is not None and not as_json:
         typer.echo(
             f"gerund: its adapter, which was trained under {lm.encoder.attention.name}, is active under every plan; "
@@ -100,11 +99,11 @@ def command(
         )
         page = write_tuning(output, done, lm, chosen, config)
     if save is not None:
-        _save(lm, done, model, save)
+        _save(lm, done, spec.model, save)
     if as_json:
         typer.echo((output / "tuning.json").read_text(encoding="utf-8"), nl=False)
     else:
-        _print_choice(done, model, page)
+        _print_choice(done, spec.model, page)
 
 
 def _names(text: str | None) -> list[str]:
@@ -149,12 +148,11 @@ def _chosen(
 
 def _save(lm: "LanguageModel", done: "Tuned", model: str, folder: Path) -> None:
     from gerund.exporting.formats import convert
-    from gerund.models import loading
+    from gerund.models.sources import find
 
     chosen = lm.with_encoder(done.best.config)
-    source = loading.find(model)
     convert(
-        source,
+        find(model),
         chosen.runtime,
         folder,
         chosen.fingerprint(),

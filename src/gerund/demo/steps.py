@@ -24,8 +24,9 @@ from gerund.language_model import LanguageModel
 from gerund.models import loading
 from gerund.models.adapters import count_parameters
 from gerund.models.encoder_decoder import demand_decoder_only
-from gerund.scoring.registry import DEFAULT
-from gerund.spec import NO_ADAPTER
+from gerund.models.sources import find
+from gerund.scoring.names import DEFAULT
+from gerund.spec import NO_ADAPTER, ModelSpec
 from gerund.types import Ranked
 
 HITS = 3
@@ -57,15 +58,13 @@ class Demo:
 
     lm: LanguageModel
 
-    def __init__(self, model: str | None = None, device: str = "auto") -> None:
+    def __init__(self, spec: ModelSpec) -> None:
         """Read the texts.
 
         Args:
-            model: a folder or hub id; None for the bundled model.
-            device: as in ``gerund.load``.
+            spec: which model, and on which device.
         """
-        self.model = model
-        self.device = device
+        self.spec = spec
         self.documents = read_passages("documents.jsonl")
         self.queries = read_passages("queries.jsonl")
         self.beginnings = read_beginnings()
@@ -114,7 +113,7 @@ class Demo:
         with self.timed("load and verify the plan"):
             threads = torch.get_num_threads()
             torch.set_num_threads(1)
-            self.lm = load(self.model, device=self.device)
+            self.lm = load(self.spec)
             demand_decoder_only(self.lm.model, "show what the demo shows")
             if self.lm.model.num_parameters() > SMALL:
                 torch.set_num_threads(threads)
@@ -128,7 +127,7 @@ class Demo:
     def baseline(self) -> SearchResults:
         """Do the same with causal attention, no adapter and the mean: what the conversion is measured against."""
         with self.timed("the causal baseline"):
-            lm = load(self.model, attention="causal", pooling="mean", adapter=NO_ADAPTER, device=self.device)
+            lm = load(self.spec, attention="causal", pooling="mean", adapter=NO_ADAPTER)
             return self._found(lm, BASELINE)
 
     def write(self, prompts: list[str]) -> tuple[Written, ...]:
@@ -181,7 +180,7 @@ class Demo:
             if not any(view.hidden for view in self.lm.runtime.plan.views):
                 # An adapter is at home under its own plan: another one shows what the plan does on the weights alone.
                 if lm.runtime.adapter is not None:
-                    lm = load(self.model, attention="causal", adapter=NO_ADAPTER, device=self.device)
+                    lm = load(self.spec, attention="causal", adapter=NO_ADAPTER)
                 try:
                     plan, lm = _SINKLESS, lm.with_encoder(replace(lm.encoder, attention=_SINKLESS))
                 except GerundError as error:
@@ -192,7 +191,7 @@ class Demo:
         """Compare with the folder as plain transformers opens it: every logit, and a greedy continuation."""
         with self.timed("compare with plain transformers"):
             # AutoModelForCausalLM.from_pretrained: no plan, none of our attention functions.
-            plain, _ = loading.read(loading.find(self.model), self.lm.model.dtype)
+            plain, _ = loading.read(find(self.spec.model), self.lm.model.dtype)
             texts = [prompt, *(item.text for item in self.queries)]
             return _compare(self.lm, plain.to(self.lm.device), texts, max_new_tokens)
 

@@ -15,7 +15,7 @@ from gerund.attention.masks import visible
 from gerund.attention.plan import PLAN_NAMES, AttentionPlan, Direction, ResolvedPlan, View
 from gerund.attention.probe import LENGTH, LayerMap, probe, verify, window_of
 from gerund.attention.streams import attach_streams, decoder_layers
-from gerund.config import EncoderConfig, read_adapters, read_encoder_config
+from gerund.config import EncoderConfig
 from gerund.doctor.results import Check, Diagnosis, LayerResult, TokenizerFacts, advise
 from gerund.errors import UnsupportedModelError
 from gerund.inference.encode.precision import ENOUGH, bfloat16_cosine
@@ -25,7 +25,9 @@ from gerund.inference.tokens import InputFormat, context_length, tokenize
 from gerund.models import loading
 from gerund.models.adapters import Adapters, count_parameters, load_adapters
 from gerund.models.encoder_decoder import demand_decoder_only
-from gerund.spec import ModelSpec
+from gerund.models.settings_file import read_adapters, read_saved
+from gerund.models.sources import find
+from gerund.spec import EncoderSettings, ModelSpec
 
 # How far states may lie apart that ought to be the same, as a fraction of the largest of them.
 _NEAR = {torch.float32: 1e-4, torch.float64: 1e-6}
@@ -49,9 +51,10 @@ def diagnose(spec: ModelSpec) -> Diagnosis:
     """
     where = loading.pick_device(spec.device)
     weights_type = loading.pick_dtype(spec.dtype)
-    source = loading.find(spec.model)
+    source = find(spec.model)
     settings = loading.settings_folder(source)
-    encoder = spec.applied_to((None if settings is None else read_encoder_config(settings)) or EncoderConfig())
+    saved = (None if settings is None else read_saved(settings)) or EncoderSettings()
+    encoder = spec.applied_to(saved.applied_to(EncoderConfig()))
     stored = loading.own_dtype(source)
     loaded, tokenizer = loading.read(source, weights_type)
     demand_decoder_only(loaded, "be examined: no attention plan applies to it")

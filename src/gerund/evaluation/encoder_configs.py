@@ -1,22 +1,9 @@
-"""Encoder configs as the command line spells them: ``mask0+bidir:k=6,k0=3,pooling=last``; and their short names.
+"""Short names of encoder configs.
 
-Knows: how settings are applied to a config and named. Does not know: models.
+Knows: which settings tell configs apart. Does not know: models.
 """
 
 from gerund.config import EncoderConfig
-from gerund.spec import parse_settings
-
-
-def parse_encoder_config(text: str, own: EncoderConfig) -> EncoderConfig:
-    """Return the encoder config that ``PLAN[:NAME=VALUE,...]`` means; what it leaves out is the model's own.
-
-    Raises:
-        ConfigError: an unknown plan or setting, or a value that does not fit.
-
-    >>> parse_encoder_config("causal:pooling=last,append_eos=true", EncoderConfig()).pooling
-    'last'
-    """
-    return parse_settings(text).applied_to(own)
 
 
 def label_of(config: EncoderConfig, n_layers: int) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from gerund.evaluation.task import FileTask
-from gerund.scoring.registry import OWN
+from gerund.scoring.names import OWN
 
 DEPTHS = (1, 3, 5, 10, 50)
 """How many of the first candidates a recall is about."""

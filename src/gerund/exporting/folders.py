@@ -4,15 +4,16 @@ Knows: which file holds what. Does not know: which format asked for it.
 """
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gerund.config import CONFIG_FILE, EncoderConfig, encoder_config_json
+from gerund.config import CONFIG_FILE, EncoderConfig
 from gerund.inference.encode.runtime import EncoderRuntime
 from gerund.models import loading
 from gerund.models.adapters import Adapters, merged_state, merging_unties
 from gerund.models.fingerprint import fingerprint, weights_hash
+from gerund.models.settings_file import settings_text
+from gerund.spec import EncoderSettings
 
 
 def write_merged(runtime: EncoderRuntime, folder: Path) -> str:
@@ -26,9 +27,8 @@ def write_merged(runtime: EncoderRuntime, folder: Path) -> str:
     loading.save_model(runtime.model, runtime.tokenizer, state, folder)
     if merging_unties(runtime.model, runtime.adapter):
         change_json(folder / "config.json", tie_word_embeddings=False)
-    encoder = replace(runtime.config, adapter=None)
-    identity = fingerprint(hashed, "", encoder, runtime.n_layers)
-    write_settings(folder, encoder, runtime.n_layers, identity)
+    identity = fingerprint(hashed, "", runtime.config, runtime.n_layers)
+    write_settings(folder, runtime.config, runtime.n_layers, identity)
     return identity
 
 
@@ -45,10 +45,8 @@ def write_settings(
         adapters: those of its jobs.
     """
     places = (adapters or Adapters()).copy_into(folder)
-    own = places.pop("encode")
-    others = {job: place for job, place in places.items() if place != own}
-    encoder = replace(encoder, attention=encoder.attention.with_defaults(n_layers), adapter=own)
-    (folder / CONFIG_FILE).write_text(encoder_config_json(encoder, identity, others), encoding="utf-8")
+    text = settings_text(EncoderSettings.of_config(encoder, n_layers), identity, places)
+    (folder / CONFIG_FILE).write_text(text, encoding="utf-8")
 
 
 def change_json(path: Path, **values: Any) -> None:

@@ -19,6 +19,7 @@ from gerund.inference.encode.runtime import EncoderRuntime
 from gerund.jobs.folders import atomic_folder
 from gerund.models import loading
 from gerund.models.adapters import Adapters
+from gerund.models.sources import Source
 
 
 class Kept(Protocol):
@@ -83,7 +84,7 @@ def export(
 
 
 def convert(
-    source: loading.Source,
+    source: Source,
     runtime: EncoderRuntime,
     folder: str | Path,
     identity: str,

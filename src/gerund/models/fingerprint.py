@@ -56,7 +56,6 @@ def fingerprint(
     """
     settings = config.to_dict()
     settings["attention"] = config.attention.with_defaults(n_layers).to_dict()
-    settings.pop("adapter")  # its bytes count, not its path
     settings.pop("normalize")
     parts = [weights, adapter, json.dumps(settings, sort_keys=True), str(dimensions)]
     return hashlib.blake2b("\n".join(parts).encode(), digest_size=8).hexdigest()

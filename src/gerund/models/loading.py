@@ -25,11 +25,7 @@ from gerund.config import CONFIG_FILE, DTYPE_NAMES
 from gerund.errors import ConfigError, ModelError, unknown_name
 from gerund.models.encoder_decoder import SEQ2SEQ
 from gerund.models.guarding import guarded, quiet
-
-# Also from here: who finds a model goes on to read it.
-from gerund.models.sources import Source as Source  # noqa: PLC0414
-from gerund.models.sources import find as find  # noqa: PLC0414
-from gerund.models.sources import looks_local as looks_local  # noqa: PLC0414
+from gerund.models.sources import Source
 from gerund.models.weights import (
     INDEX,
     WEIGHTS,

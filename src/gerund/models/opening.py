@@ -4,7 +4,8 @@ Knows: which setting wins (the spec, then ``gerund.json``, then the default). Do
 the disk, or what is done with them.
 """
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,15 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gerund.attention.plan import AttentionPlan
 from gerund.checks import place
-from gerund.config import JOBS, EncoderConfig, Job, read_adapters, read_encoder_config
+from gerund.config import JOBS, EncoderConfig, Job
 from gerund.errors import ConfigError, DataError, ModelError
 from gerund.models import loading
 from gerund.models.adapters import ADAPTER_FILES, Adapters
 from gerund.models.encoder_decoder import is_encoder_decoder
 from gerund.models.heads import ProjectionHead, read_head
-from gerund.spec import NO_ADAPTER, ModelSpec
+from gerund.models.settings_file import read_adapters, read_saved
+from gerund.models.sources import find
+from gerund.spec import NO_ADAPTER, EncoderSettings, ModelSpec
 
 
 @dataclass(frozen=True)
@@ -74,20 +77,20 @@ def open_model(spec: ModelSpec) -> Opened:
     """
     weights_type = loading.pick_dtype(spec.dtype)
     where = loading.pick_device(spec.device)
-    source = loading.find(spec.model)
+    source = find(spec.model)
     settings = loading.settings_folder(source)
-    stored = None if settings is None else read_encoder_config(settings)
+    saved = (None if settings is None else read_saved(settings)) or EncoderSettings()
+    own_adapters = {} if settings is None else read_adapters(settings)
     seq2seq = loading.is_seq2seq(source)
-    encoder = spec.applied_to(stored or (_ENCODER if seq2seq else EncoderConfig()))
+    encoder = spec.applied_to(saved.applied_to(_ENCODER if seq2seq else EncoderConfig()))
     head = None if settings is None else read_head(settings)
     if seq2seq:
-        _check_seq2seq(encoder, source.name, spec.adapter, spec.infill_adapter, spec.scorer)
-    adapters = _adapters(settings, spec)
-    if spec.leaves_adapters:
+        given = [own_adapters.get("encode"), spec.adapter, spec.infill_adapter, spec.scorer]
+        _check_seq2seq(encoder, source.name, given)
+    adapters = _adapters(own_adapters, spec)
+    if spec.leaves_adapters and "encode" in own_adapters:
         # A head that was trained with the adapter means nothing without it.
-        if encoder.adapter is not None:
-            head = None
-        encoder = replace(encoder, adapter=None)
+        head = None
     if weights_type is None and where.type == "cpu" and not loading.cpu_has_bfloat16():
         # Half precision would be emulated, slowly; float32 holds the same values.
         stored_type = loading.stored_dtype(source)
@@ -118,12 +121,12 @@ def default_encoder_config(model: PreTrainedModel) -> EncoderConfig:
 _ENCODER = EncoderConfig(attention=AttentionPlan("bidir"))
 
 
-def _adapters(settings: Path | None, spec: ModelSpec) -> Adapters:
+def _adapters(own: Mapping[Job, Path], spec: ModelSpec) -> Adapters:
     """Return whose adapters take part: those given, and for the rest those of the model's folder."""
     folders: dict[Job, Path] = {}
-    if spec.adapter is None and settings is not None:
-        folders = read_adapters(settings)
-    elif spec.adapter is not None and not spec.leaves_adapters:
+    if spec.adapter is None:
+        folders = dict(own)
+    elif not spec.leaves_adapters:
         folders = dict.fromkeys(JOBS, place("adapter", spec.adapter))
     for job in JOBS[1:]:
         where = spec.adapter_of(job)
@@ -139,7 +142,7 @@ def _adapter_in(where: str | Path, job: Job) -> Path:
     folder = place("adapter", where)
     if (folder / ADAPTER_FILES[0]).is_file():
         return folder
-    settings = loading.settings_folder(loading.find(where))
+    settings = loading.settings_folder(find(where))
     if settings is None:
         raise ModelError(f"there is no folder {where}, and the hub has no such model or cannot be reached")
     found = read_adapters(settings).get(job)
@@ -148,9 +151,9 @@ def _adapter_in(where: str | Path, job: Job) -> Path:
     return found
 
 
-def _check_seq2seq(encoder: EncoderConfig, name: str, *given: str | None) -> None:
+def _check_seq2seq(encoder: EncoderConfig, name: str, adapters: Sequence[str | Path | None]) -> None:
     """Refuse what belongs to decoder-only models."""
     if encoder.attention.name != "bidir":
         raise ConfigError(f"{name} has an encoder of its own, which looks both ways: attention is bidir, nothing else")
-    if encoder.adapter is not None or any(where not in (None, NO_ADAPTER) for where in given):
+    if any(where not in (None, NO_ADAPTER) for where in adapters):
         raise ConfigError(f"{name} has an encoder of its own; an adapter for encoding is for decoder-only models")

@@ -11,7 +11,7 @@ Knows: markers, where long texts are cut, the folder. Does not know: how texts b
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,16 +20,17 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
-from gerund.config import FORMAT, EncoderConfig, read_encoder_config, read_settings
+from gerund.config import FORMAT, EncoderConfig, read_settings
 from gerund.errors import ConfigError, DataError, unknown_name
 from gerund.inference.encode.incremental import IncrementalEncoder, can_encode_incrementally
 from gerund.inference.text_ids import encode_texts
 from gerund.inference.tokens import keep_end
-from gerund.models.opening import open_model
+from gerund.models.opening import default_encoder_config, open_model
 from gerund.models.pooling import unit
+from gerund.models.settings_file import read_saved, saved_fields, settings_from
 from gerund.scoring.vectors import VectorScorer
 from gerund.seq2seq_encoder import Seq2SeqEncoder
-from gerund.spec import ModelSpec
+from gerund.spec import EncoderSettings, ModelSpec
 from gerund.text_encoder import TextEncoder
 
 SETTINGS_FILE = "scorer.json"
@@ -143,9 +144,9 @@ class DualScorer(VectorScorer):
             name = encoder.name if folder is None or not apart else folder
             raise DataError(f"{name} has no {SETTINGS_FILE}: it was not trained to score continuations")
         settings, projection_DD = read_scorer(folder)
-        reading = read_scorer_config(folder) or (read_encoder_config(folder) if apart else None)
-        if reading is not None:
-            encoder = encoder.for_job("score", replace(reading, adapter=None))
+        saved = read_scorer_config(folder) or (read_saved(folder) if apart else None)
+        if saved is not None:
+            encoder = encoder.for_job("score", saved.applied_to(default_encoder_config(encoder.model)))
         if projection_DD is not None and projection_DD.shape != (encoder.dimensions, encoder.dimensions):
             raise DataError(f"{folder / WEIGHTS_FILE} does not fit vectors of {encoder.dimensions} dimensions")
         return cls(encoder, settings, projection_DD)
@@ -170,13 +171,13 @@ class DualScorer(VectorScorer):
         """Hash of what the scores depend on beside the model's encoder."""
         projection = b"" if self.projection_DD is None else np.ascontiguousarray(self.projection_DD).tobytes()
         settings = json.dumps(asdict(self.settings), sort_keys=True).encode()
-        reading = self.encoder.fingerprint().encode() if self.has_own_config else b""
-        return hashlib.blake2b(settings + projection + reading, digest_size=8).hexdigest()
+        own = self.encoder.fingerprint().encode() if self.has_own_config else b""
+        return hashlib.blake2b(settings + projection + own, digest_size=8).hexdigest()
 
     def save(self, folder: Path) -> None:
         """Write the scorer's own files into a model's folder."""
-        reading = self.encoder.encoder if self.has_own_config else None
-        write_scorer(folder, self.settings, self.projection_DD, reading)
+        config = self.encoder.encoder if self.has_own_config else None
+        write_scorer(folder, self.settings, self.projection_DD, config)
 
 
 @dataclass(frozen=True)
@@ -235,19 +236,19 @@ def read_scorer(folder: Path) -> tuple[ScorerSettings, np.ndarray | None]:
     return ScorerSettings.from_dict(data["scorer"]), projection_DD
 
 
-def read_scorer_config(folder: Path) -> EncoderConfig | None:
+def read_scorer_config(folder: Path) -> EncoderSettings | None:
     """Return how the scorer in a model's folder reads, where that is not how the encoder does.
 
     Raises:
         DataError: the file is broken.
         ConfigError: it was written by a newer version, or holds unknown fields.
     """
-    reading = read_settings(folder / SETTINGS_FILE, "scorer").get("encoder")
-    if reading is None:
+    fields = read_settings(folder / SETTINGS_FILE, "scorer").get("encoder")
+    if fields is None:
         return None
-    if not isinstance(reading, dict):
-        raise DataError(f"{folder / SETTINGS_FILE}: encoder is how the scorer reads, not {reading!r}")
-    return EncoderConfig.from_dict(reading)
+    if not isinstance(fields, dict):
+        raise DataError(f"{folder / SETTINGS_FILE}: encoder is how the scorer reads, not {fields!r}")
+    return settings_from(fields)
 
 
 def write_scorer(
@@ -261,7 +262,7 @@ def write_scorer(
         save_file({_PROJECTION: torch.from_numpy(np.ascontiguousarray(projection_DD))}, folder / WEIGHTS_FILE)
     data: dict[str, Any] = {"format": FORMAT, "scorer": asdict(settings), "projection": projection_DD is not None}
     if config is not None:
-        data["encoder"] = config.to_dict()
+        data["encoder"] = saved_fields(EncoderSettings.of_config(config))
     (folder / SETTINGS_FILE).write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 

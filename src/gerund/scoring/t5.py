@@ -17,6 +17,7 @@ from gerund.inference.encode.precision import ENOUGH, SAMPLE_TEXTS, smallest_cos
 from gerund.inference.text_ids import encode_texts, text_ids
 from gerund.inference.tokens import check_texts
 from gerund.models import loading
+from gerund.models.sources import find
 from gerund.models.t5_scorer import T5EncoderWithProjection, read_t5_scorer
 from gerund.scoring.vectors import VectorScorer
 
@@ -100,7 +101,7 @@ class T5Scorer(VectorScorer):
         Raises:
             ModelError: there is no such checkpoint, or it has another layout.
         """
-        source, where = loading.find(model), loading.pick_device(device)
+        source, where = find(model), loading.pick_device(device)
         loaded, tokenizer = read_t5_scorer(source, loading.pick_dtype(dtype))
         own = cls(loaded.to(where), tokenizer, source.name)
         quick = where.type == "cuda" or loading.cpu_has_bfloat16()

@@ -5,6 +5,8 @@ Knows: white space. Does not know: models, scores.
 
 from collections.abc import Hashable, Sequence
 
+from gerund.scoring.names import OVERLAP
+
 
 def words_of(text: str) -> list[str]:
     """Split a text at white space, as letters stand, punctuation left on its word.
@@ -41,7 +43,7 @@ class OverlapScorer:
     [[0.6, 0.0]]
     """
 
-    name = "overlap"
+    name = OVERLAP
 
     def score(self, prefixes: Sequence[str], continuations: Sequence[Sequence[str]]) -> list[list[float]]:
         """Return a score for each continuation of each prefix; higher is better."""

@@ -4,21 +4,17 @@ Knows: which fields there are, what they mean and what contradicts what. Does no
 training is carried out. An unknown field is refused with the valid ones listed.
 """
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, SerializeAsAny, ValidationError, WrapValidator, model_validator
 
-from gerund.config import EncoderConfig
 from gerund.data.corpus import corpus_files
 from gerund.errors import ConfigError
 from gerund.spec import EncoderSettings
 from gerund.training.objectives import registry
 from gerund.training.objectives.base import ObjectiveConfig, Section
 from gerund.training.recipe_files import explain, find_recipe, read_settings
-
-DEFAULT_BASE = "default"
 
 # The registry says which class it is, when a recipe is read.
 AnyObjective = Annotated[
@@ -84,10 +80,6 @@ class EncoderSection(EncoderSettings):
 
     What is left out comes from the base's ``gerund.json``, or else is the library's default.
     """
-
-    def changed(self, encoder: EncoderConfig) -> EncoderConfig:
-        """Return ``encoder`` with what is given here put in, and without an adapter."""
-        return replace(self.applied_to(encoder), adapter=None)
 
 
 class SourceConfig(Section):

@@ -14,7 +14,7 @@ from huggingface_hub.errors import StrictDataclassError
 from gerund.attention.interface import attach
 from gerund.attention.probe import verify
 from gerund.attention.streams import attach_streams, decoder_layers
-from gerund.config import EncoderConfig, read_adapters, read_encoder_config
+from gerund.config import EncoderConfig
 from gerund.errors import ConfigError, ModelError, unknown_name
 from gerund.inference.encode.runtime import EncoderRuntime
 from gerund.inference.tokens import context_length
@@ -22,12 +22,14 @@ from gerund.models import loading
 from gerund.models.encoder_decoder import SEQ2SEQ, is_encoder_decoder
 from gerund.models.heads import ProjectionHead, read_head
 from gerund.models.opening import default_encoder_config
+from gerund.models.settings_file import read_adapters, read_saved
+from gerund.models.sources import Source, find
 from gerund.spec import NO_ADAPTER
 from gerund.training.corpus.tokenizer import load_tokenizer, prepare_tokenizer, sentinels_of, train_tokenizer
 from gerund.training.machine import uses_bf16
 from gerund.training.objectives import registry
 from gerund.training.objectives.base import DECODER_ONLY, ENCODER_DECODER
-from gerund.training.recipe import DEFAULT_BASE, LoraConfig, Recipe, TokenizerConfig
+from gerund.training.recipe import LoraConfig, Recipe, TokenizerConfig
 from gerund.training.recipe_files import made_by
 
 if TYPE_CHECKING:
@@ -49,7 +51,7 @@ class TrainableModel:
     """Its tokenizer."""
     encoder: EncoderConfig
     """How it is read as an encoder."""
-    source: loading.Source | None = None
+    source: Source | None = None
     """Where it was loaded from; None for a model from scratch."""
     adapter: "PeftModel | None" = None
     """The adapter that is trained; None where all weights are."""
@@ -130,24 +132,25 @@ def _new(recipe: Recipe, *, write: bool) -> TrainableModel:
     tokenizer = tokenizer or train_tokenizer(
         ["a"], vocab_size=_SMALLEST_VOCABULARY + sentinels, max_length=_LONGEST, sentinels=sentinels
     )
-    return TrainableModel(model, tokenizer, recipe.encoder.changed(default_encoder_config(model)))
+    return TrainableModel(model, tokenizer, recipe.encoder.applied_to(default_encoder_config(model)))
 
 
 def _load(recipe: Recipe, base: str) -> TrainableModel:
     try:
-        source = loading.find(None if base == DEFAULT_BASE else base)
+        source = find(base)
     except ModelError as error:
         raise ModelError(f"model.base: {error}{made_by(base)}") from error
     settings = loading.settings_folder(source)
-    stored = None if settings is None else read_encoder_config(settings)
+    saved = None if settings is None else read_saved(settings)
     # On a GPU frozen weights need no more precision than they are computed in.
     frozen = recipe.model.lora is not None and torch.cuda.is_available() and uses_bf16(recipe)
     model, tokenizer = loading.read(source, torch.bfloat16 if frozen else torch.float32)
     # Another objective would leave a head behind that does not know the new states, as would another adapter.
     goes_on = any(objective.trains_head for objective in recipe.objectives)
-    left_aside = recipe.model.adapter == NO_ADAPTER and stored is not None and stored.adapter is not None
+    left_aside = recipe.model.adapter == NO_ADAPTER and _own_adapter(source) is not None
     head = read_head(settings) if settings is not None and goes_on and not left_aside else None
-    encoder = recipe.encoder.changed(stored or default_encoder_config(model))
+    own = default_encoder_config(model)
+    encoder = recipe.encoder.applied_to(own if saved is None else saved.applied_to(own))
     return TrainableModel(model, tokenizer, encoder, source, head=head)
 
 
@@ -174,7 +177,7 @@ def _check_objectives(recipe: Recipe, model: TrainableModel) -> None:
             )
 
 
-def _own_adapter(source: loading.Source | None) -> Path | None:
+def _own_adapter(source: Source | None) -> Path | None:
     """Return the folder of the adapter that a base was saved with."""
     settings = None if source is None else loading.settings_folder(source)
     return None if settings is None else read_adapters(settings).get("encode")

@@ -7,9 +7,9 @@ import pytest
 
 import gerund
 from gerund.attention.plan import AttentionPlan
-from gerund.config import read_encoder_config
 from gerund.evaluation.task import EvaluationConfig
 from gerund.evaluation.tuning import Trial, Tuned, tune
+from gerund.models.settings_file import read_saved
 from gerund.reporting.pages.tuning import chosen_sentence, write_tuning
 from gerund.reporting.plots import curves
 from tests.evaluation.toys import ToyTask
@@ -67,8 +67,8 @@ def test_the_page(lm, done, tmp_path):
 
 def test_the_winner_can_be_read_back(lm, done, tmp_path):
     write_tuning(tmp_path, done, lm, [ONE, TWO], VALIDATION)
-    config = read_encoder_config(tmp_path)
-    assert config.attention == AttentionPlan("mask0-bidir", k=2)
+    saved = read_saved(tmp_path)
+    assert saved.plan(AttentionPlan("causal")) == AttentionPlan("mask0-bidir", k=2)
     fingerprint = json.loads((tmp_path / "gerund.json").read_text())["fingerprint"]
     assert fingerprint == lm.with_encoder(done.best.config).fingerprint() != lm.fingerprint()
 

@@ -1,13 +1,13 @@
-"""The systems that models and names stand for: each model under each encoder config, BM25, hybrids.
+"""The systems that specs and names stand for: each model under each encoder config, BM25, hybrids.
 
-Knows: the kinds of systems, labels. Does not know: tasks.
+Knows: specs, the kinds of systems, labels. Does not know: tasks.
 """
 
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from gerund.config import EncoderConfig
+from gerund.entry import load
 from gerund.errors import ConfigError
 from gerund.evaluation.encoder_configs import label_of
 from gerund.evaluation.systems.base import Encoder, System
@@ -18,26 +18,35 @@ from gerund.evaluation.systems.language_model import language_model_system
 from gerund.evaluation.systems.sentence_transformers import SentenceTransformersSystem
 from gerund.generative_model import GenerativeModel
 from gerund.language_model import LanguageModel
+from gerund.spec import EncoderSettings, ModelSpec
 
 
 def systems_of(
-    models: Sequence[LanguageModel | SentenceTransformersSystem | str],
-    encoder_configs: Sequence[Callable[[EncoderConfig], EncoderConfig]] = (),
+    models: Sequence[ModelSpec | LanguageModel | SentenceTransformersSystem | str],
+    columns: Sequence[EncoderSettings] = (),
     *,
     cache: EmbeddingCache | None = None,
 ) -> list[System]:
     """Return every model under every encoder config, with names that tell them apart.
 
     Args:
-        models: models in memory; ``"bm25"`` for BM25; ``"hybrid"`` for every model under every encoder config once
-            more, its ranking joined with BM25's. A model of sentence-transformers has one config, its own.
-        encoder_configs: each makes an encoder config of a model's own; none leaves a model as it is.
+        models: specs, each of which is loaded once; models in memory; ``"bm25"`` for BM25; ``"hybrid"`` for every model
+            under every encoder config once more, its ranking joined with BM25's. A model of sentence-transformers has
+            one config, its own.
+        columns: settings under which every model is measured; what they leave out is the model's own. None of them
+            leaves a model as it is.
         cache: where embeddings are kept; None keeps them in memory.
 
+    Returns:
+        The systems. Each language model among them that was made from a spec has one of its own, ``lm.spec``, which
+        loads just this system elsewhere.
+
     Raises:
+        GerundError: a spec's model cannot be loaded.
         ConfigError: an encoder config does not fit a model, ``"hybrid"`` has no model to join with BM25, or a name is
             neither.
     """
+    models = [load(one) if isinstance(one, ModelSpec) else one for one in models]
     cache = cache or EmbeddingCache()
     named: list[tuple[str, Callable[[str], System]]] = []
     several = len({model.name for model in models if isinstance(model, GenerativeModel)}) > 1
@@ -49,11 +58,11 @@ def systems_of(
             continue
         if not isinstance(model, GenerativeModel):
             if model != BM25:
-                raise ConfigError(f"a model in memory, {BM25!r} or {HYBRID!r}, not {model!r}")
+                raise ConfigError(f"a spec, a model in memory, {BM25!r} or {HYBRID!r}, not {model!r}")
             named.append((BM25, BM25System))
             continue
-        for changed in encoder_configs or (lambda own: own,):
-            config = changed(model.encoder)
+        for column in columns or (EncoderSettings(),):
+            config = column.applied_to(model.encoder)
             lm = model if config == model.encoder else model.with_encoder(config)
             label = label_of(config, model.n_layers)
             make = partial(language_model_system, lm=lm, cache=cache)

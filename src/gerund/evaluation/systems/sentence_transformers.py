@@ -13,7 +13,8 @@ import numpy as np
 
 from gerund.errors import MissingDependencyError, ModelError
 from gerund.evaluation.systems.base import Encoder
-from gerund.models.loading import looks_local, quiet
+from gerund.models.guarding import quiet
+from gerund.models.sources import looks_local
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer

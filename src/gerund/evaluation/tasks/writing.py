@@ -23,7 +23,8 @@ from gerund.evaluation.systems.base import Generates
 from gerund.evaluation.task import EvaluationConfig, FileTask, Score, Task
 from gerund.evaluation.text_metrics import rep_n, rep_sentences, rep_window, sentences_of
 from gerund.progress import progress
-from gerund.scoring.registry import OWN, find_scorer
+from gerund.scoring.names import OWN
+from gerund.scoring.registry import find_scorer
 from gerund.scoring.words import overlap, words_of
 
 if TYPE_CHECKING:

@@ -5,19 +5,21 @@ Knows: trials, the parts of a report. Does not know: how a search goes.
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gerund.config import CONFIG_FILE, encoder_config_json
+from gerund.config import CONFIG_FILE
 from gerund.evaluation.task import EvaluationConfig, Task
 from gerund.evaluation.tuning import Trial, Tuned
 from gerund.jobs.files import write_whole
 from gerund.language_model import LanguageModel
+from gerund.models.settings_file import settings_text
 from gerund.reporting.comparison import PERCENTS, shown
 from gerund.reporting.document import bare_name, versions
 from gerund.reporting.pages.rendering import Picture, Wanted, drawn, write_html
+from gerund.spec import EncoderSettings
 from gerund.version import __version__
 
 FORMAT = 2
@@ -48,8 +50,8 @@ def write_tuning(
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     best = lm.with_encoder(done.best.config)
-    encoder = replace(best.encoder, attention=best.encoder.attention.with_defaults(lm.n_layers))
-    write_whole(folder / CONFIG_FILE, encoder_config_json(encoder, best.fingerprint()))
+    settings = EncoderSettings.of_config(best.encoder, lm.n_layers)
+    write_whole(folder / CONFIG_FILE, settings_text(settings, best.fingerprint()))
     document = json.dumps(tuned_dict(done, lm, config), indent=1, ensure_ascii=False)
     write_whole(folder / "tuning.json", document + "\n")
     gallery = drawn(_wanted(done, tasks))

@@ -1,0 +1,41 @@
+"""Names of scorers of continuations, and whether what is named can be one.
+
+Knows: names, folders, hub ids. Does not know: torch, so that a slip in a name is said at once; how a scorer scores.
+"""
+
+from pathlib import Path
+
+from gerund.checks import place
+from gerund.config import DEFAULT_MODEL
+from gerund.errors import unknown_name
+from gerund.models.sources import Source, find
+from gerund.types import Scorer
+
+DEFAULT = "pmi"
+OWN = "own"
+OVERLAP = "overlap"
+MEASURE_NAMES = ("avg_cll", "cll", "avg_ull", "pmi", "self_certainty", OVERLAP, "random")
+
+
+def check_scorer(scorer: str | Scorer | None) -> None:
+    """Find a mistake in the name of a scorer before the model is loaded that it is to judge.
+
+    Raises:
+        ConfigError: there is no such name.
+        ModelError: the folder is not there, or holds no model.
+    """
+    if isinstance(scorer, str) and scorer not in (OWN, *MEASURE_NAMES):
+        place_of(scorer)
+
+
+def place_of(where: str | Path) -> Source:
+    """Return where a scorer comes from that is none of the measures.
+
+    Raises:
+        ConfigError: it is neither a folder nor a hub id.
+        ModelError: the folder is not there, or holds no model.
+    """
+    if not place("scorer", where).expanduser().is_dir() and "/" not in str(where) and str(where) != DEFAULT_MODEL:
+        valid = [*MEASURE_NAMES, OWN, DEFAULT_MODEL, "the folder or hub id of one"]
+        raise unknown_name("scorer", str(where), valid)
+    return find(where)
