@@ -13,6 +13,7 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
+from gerund.jobs.locks import hold
 from gerund.training.recipe import load_recipe
 from gerund.training.run import train
 from tests.training.conftest import sentences
@@ -270,6 +271,21 @@ class TestMistakes:
         assert stopped[-2] == ("mntp: 2 processes cannot share a batch of 3",) * 2
         assert stopped[-1] == ("causal: 2 processes cannot share 3 blocks of the decay",) * 2
         assert not (folder / "refused").exists()
+
+
+    def test_a_folder_that_another_training_writes(self, paired_corpus, base, tmp_path):
+        """The first process alone takes the lock; what it is refused with, the other says too."""
+        out = tmp_path / "out"
+        content = {**recipes(paired_corpus, base, tmp_path / "cache")["causal"], "output": str(out)}
+        (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(content), "utf-8")
+        jobs = [{"recipe": str(tmp_path / "recipe.yaml"), "overrides": []}]
+        (tmp_path / "jobs.json").write_text(json.dumps(jobs))
+        with hold(out):
+            start_two(work, tmp_path)
+            assert [path.name for path in out.iterdir()] == ["lock"]
+        expected = [f"process {os.getpid()} is writing {out} already; wait for it or choose another name"]
+        for rank in range(2):
+            assert json.loads((tmp_path / f"stopped-{rank}.json").read_text()) == expected
 
 
 class TestSharded:

@@ -18,9 +18,9 @@ import errno
 import re
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 from torch import distributed
@@ -49,6 +49,8 @@ from gerund.training.trainer import GerundTrainer, is_sharded, trained_tensors, 
 
 if TYPE_CHECKING:
     from torch import nn
+
+Found = TypeVar("Found")
 
 
 def train(recipe: Recipe, *, resume: bool = False) -> Path:
@@ -79,16 +81,38 @@ def _train(recipe: Recipe, resume: bool) -> Path:
     output = recipe.output
     # Joins the processes, where there are several, before the first file is written.
     first = training_arguments(recipe, output / "checkpoints").process_index == 0
-    check_output(output, resume)
-    # The first process holds the folder for all of them.
-    with hold(output) if first else nullcontext():
-        # Once more: another training may have ended in between.
-        check_output(output, resume)
-        checkpoint, broken = newest_checkpoint(output / "checkpoints")
-        if checkpoint is not None:
-            check_resumable(recipe, output, step_of(checkpoint))
-        _wait()  # nobody writes before everybody has looked
+    with ExitStack() as held:
+        checkpoint, broken = _by_the_first(lambda: _take_folder(recipe, resume, held), first=first)
         return _train_from(recipe, checkpoint, broken, first=first)
+
+
+def _take_folder(recipe: Recipe, resume: bool, held: ExitStack) -> tuple[Path | None, dict[Path, str]]:
+    """Lock the output folder for all processes; return the checkpoint to go on from, and what is wrong with others."""
+    output = recipe.output
+    check_output(output, resume)
+    held.enter_context(hold(output))
+    # Once more: another training may have ended in between.
+    check_output(output, resume)
+    checkpoint, broken = newest_checkpoint(output / "checkpoints")
+    if checkpoint is not None:
+        check_resumable(recipe, output, step_of(checkpoint))
+    return checkpoint, broken
+
+
+def _by_the_first(find: Callable[[], Found], *, first: bool) -> Found:
+    """Return what the first process finds, in all of them; a mistake that it finds is raised in all of them."""
+    outcome: list[Any] = [None]
+    if first:
+        try:
+            outcome = [find()]
+        except GerundError as error:
+            outcome = [error]
+    if process_count() > 1:
+        distributed.broadcast_object_list(outcome)
+    [found] = outcome
+    if isinstance(found, GerundError):
+        raise found
+    return cast("Found", found)
 
 
 def _train_from(recipe: Recipe, checkpoint: Path | None, broken: dict[Path, str], *, first: bool) -> Path:
