@@ -32,7 +32,7 @@ def main() -> None:
     """Read the pairs, and print one line a plan, best first."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("pairs", type=Path)
-    parser.add_argument("--model", help="a folder or hub id; left out, the embedded default")
+    parser.add_argument("--model", help="a folder or hub id; left out, the bundled model")
     parser.add_argument("--limit", type=int, default=500)
     arguments = parser.parse_args()
     rows = [line.split("\t") for line in arguments.pairs.read_text(encoding="utf-8").splitlines()[: arguments.limit]]

@@ -43,7 +43,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("question")
-    parser.add_argument("--model", help="a folder or hub id; left out, the embedded default")
+    parser.add_argument("--model", help="a folder or hub id; left out, the bundled model")
     arguments = parser.parse_args()
     found = paragraphs(arguments.folder)
     if not found:

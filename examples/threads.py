@@ -25,7 +25,7 @@ PROMPT = "Once upon a time"
 def main() -> None:
     """Do both alone, then together, and compare."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", help="a folder or hub id; left out, the embedded default")
+    parser.add_argument("--model", help="a folder or hub id; left out, the bundled model")
     lm = gerund.load(parser.parse_args().model)
 
     [alone] = lm.generate(PROMPT, max_new_tokens=30)

@@ -359,4 +359,4 @@ class TestCommandLine:
         done = run_cli(*(part.format(**places) for part in command))
         assert done.code == 2, (done.out, done.err)
         assert "Traceback" not in done.err
-        assert "reads and writes apart" in done.err or "looks both ways" in done.err
+        assert "is an encoder-decoder and cannot" in done.err or "looks both ways" in done.err

@@ -110,12 +110,12 @@ class ReferenceModel:
             for i, (kind, hidden) in enumerate(kinds(self.plan, n))
         ]
         way = "back" if self.plan.name.endswith("back") else "both"
-        twins = [additive(way, real_BT, window=window_of(self.model, i), span_BT=span_BT) for i in range(n)]
+        second_masks = [additive(way, real_BT, window=window_of(self.model, i), span_BT=span_BT) for i in range(n)]
         tower: dict[str, Tensor] = {}
         handles = []
         for i, layer in enumerate(self.layers):
             handles.append(layer.register_forward_pre_hook(_with_mask(masks[i]), with_kwargs=True))
-            handles.append(layer.register_forward_hook(self._streams(i, n, twins, tower), with_kwargs=True))
+            handles.append(layer.register_forward_hook(self._streams(i, n, second_masks, tower), with_kwargs=True))
         handles += self._skips(n)
         try:
             return self.model.base_model(**batch, use_cache=False).last_hidden_state
@@ -145,7 +145,7 @@ class ReferenceModel:
         handles: list[Any] = [self.layers[i].register_forward_pre_hook(before, with_kwargs=True) for i in wanted]
         return [*handles, self.layers[-1].register_forward_hook(last)]
 
-    def _streams(self, i: int, n: int, twins: list[Tensor], tower: dict[str, Tensor]) -> Any:
+    def _streams(self, i: int, n: int, second_masks: list[Tensor], tower: dict[str, Tensor]) -> Any:
         family = self.plan.name.split("-")[0]
         k = self.plan.k or 0
 
@@ -154,18 +154,18 @@ class ReferenceModel:
             out = output[0] if isinstance(output, tuple) else output
             given = args[0] if args else kwargs["hidden_states"]
             if family == "inter" and self.plan.variant == "paper" and i >= n - k:
-                out = self._join(out, _call(self.copies[i], given, args, kwargs, twins[i]))
+                out = self._join(out, _call(self.copies[i], given, args, kwargs, second_masks[i]))
             elif family in ("inter", "extra") and (family == "extra" or self.plan.variant == "released"):
                 first = 0 if family == "extra" else n - k
                 if i == first:
                     tower["state"] = given
                 if first <= i < first + k:
-                    tower["state"] = _call(self.copies[i], tower["state"], args, kwargs, twins[i])
+                    tower["state"] = _call(self.copies[i], tower["state"], args, kwargs, second_masks[i])
                 if i == n - 1:
                     out = self._join(out, tower["state"])
             elif family == "extend" and i == n - 1:
                 for top in self.tops:
-                    out = _call(top, out, args, kwargs, twins[i])
+                    out = _call(top, out, args, kwargs, second_masks[i])
             return (out, *output[1:]) if isinstance(output, tuple) else out
 
         return hook

@@ -43,8 +43,8 @@ def test_convert(tiny_folder: Path, tmp_path: Path) -> None:
 
 def test_convert_with_every_option(tiny_folder: Path, tmp_path: Path) -> None:
     plan = ["--attention", "mask0+bidir", "--k", 3, "--k0", 1, "--sink-tokens", 2]
-    reading = ["--pooling", "last", "--prompt", "Represent this: ", "--max-length", 33]
-    ran = run_cli("convert", tiny_folder, tmp_path / "out", *plan, *reading, "--json")
+    encoder = ["--pooling", "last", "--prompt", "Represent this: ", "--max-length", 33]
+    ran = run_cli("convert", tiny_folder, tmp_path / "out", *plan, *encoder, "--json")
     found = json.loads(ran.out)
     lm = load(tmp_path / "out")
     assert found == {

@@ -16,7 +16,7 @@ from gerund.demo.steps import HITS, SAMPLES, Demo
 from gerund.demo.texts import read_beginnings, read_gaps, read_passages
 from gerund.entry import load
 from gerund.errors import ModelError, OutputExistsError, TextError
-from gerund.inference.inspection import EXAMPLE_TEXTS, inspect_attention, sink_share
+from gerund.inference.inspection import EXAMPLE_TEXTS, inspect_attention, sink_fraction
 from gerund.spec import ModelSpec
 from tests.adapters import PEFT_WARNINGS, make_adapter
 
@@ -166,7 +166,7 @@ def test_layers_are_inspected_without_the_sink(roomy_folder: Path) -> None:
     demo.lm = lm.with_encoder(EncoderConfig(attention=AttentionPlan("bidir")))
     inspected, plan = demo.inspect_attention()
     assert plan.name == "mask0-bidir"
-    assert sink_share(inspected.after)[-1] == 0 < sink_share(inspected.before)[-1]
+    assert sink_fraction(inspected.after)[-1] == 0 < sink_fraction(inspected.before)[-1]
 
 
 @pytest.mark.filterwarnings(*PEFT_WARNINGS)
@@ -180,10 +180,10 @@ def test_an_adapter_is_left_aside_where_another_plan_hides_the_sink(roomy_folder
         demo.start()
         inspected, plan = demo.inspect_attention()
         assert plan.name == "mask0-bidir"
-        found.append([*sink_share(inspected.before), *sink_share(inspected.after)])
+        found.append([*sink_fraction(inspected.before), *sink_fraction(inspected.after)])
     assert found[0] == found[1]
     own = own.with_encoder(EncoderConfig(attention=AttentionPlan("mask0-bidir")))
-    assert found[0] != [*sink_share(inspect_attention(own.runtime, EXAMPLE_TEXTS).after)]
+    assert found[0] != [*sink_fraction(inspect_attention(own.runtime, EXAMPLE_TEXTS).after)]
 
 
 def test_bad_input_is_one_sentence(roomy_folder: Path, tmp_path: Path) -> None:

@@ -107,7 +107,7 @@ def test_empty_standard_input_is_no_prompt(tiny_folder, name):
     assert run_cli("generate", *name, "-m", tiny_folder).mistake.startswith("standard input has no prompt")
 
 
-def test_default_is_the_model_inside():
+def test_default_is_the_bundled_model():
     with no_loading():
         assert "did you mean default?" in run_cli("generate", "a", "-m", "defualt").mistake
     ran = run_cli("generate", "The old", "-m", "default", "--max-new-tokens", 3)

@@ -7,7 +7,7 @@ import matplotlib
 import matplotlib.image
 import pytest
 
-from gerund.inference.inspection import even_share
+from gerund.inference.inspection import even_fraction
 from tests.cli.helpers import run_cli
 from tests.tiny import N_LAYERS, save_tiny
 
@@ -25,7 +25,7 @@ def test_draws_a_picture_of_every_layer_before_and_after(tiny_folder, tmp_path):
     assert 0.1 < (image[..., :3].min(axis=-1) < 0.9).mean() < 0.9  # neither an empty page nor a full one
 
 
-def test_json_has_every_layers_share(tiny_folder):
+def test_json_has_every_layers_fraction(tiny_folder):
     ran = run_cli("inspect", tiny_folder, TEXT, "--json", "--attention", "mask0-all", "--k", 1)
     assert (ran.code, ran.err) == (0, "")
     report = json.loads(ran.out)
@@ -33,8 +33,8 @@ def test_json_has_every_layers_share(tiny_folder):
     assert report["attention"]["k"] == 1
     assert report["picture"] is None
     assert [item["layer"] for item in report["layers"]] == list(range(N_LAYERS))
-    assert all(item["sink_share_after"] == 0 < item["sink_share_before"] < 1 for item in report["layers"])
-    assert report["even_share"] == pytest.approx(even_share([report["tokens"]]), abs=1e-6)
+    assert all(item["sink_fraction_after"] == 0 < item["sink_fraction_before"] < 1 for item in report["layers"])
+    assert report["even_fraction"] == pytest.approx(even_fraction([report["tokens"]]), abs=1e-6)
 
 
 def test_many_texts_from_a_file_are_averaged(tiny_folder, tmp_path):
@@ -54,8 +54,8 @@ def test_a_real_model_and_sentences_that_come_with_gerund(stories_folder, tmp_pa
     report = json.loads(ran.out)
     assert (ran.code, report["texts"], len(report["layers"])) == (0, 8, 5)
     # The last layer of this model leans on the first token, and the plan's top layers do not see it.
-    assert report["layers"][4]["sink_share_before"] > 1.5 * report["even_share"]
-    assert report["layers"][4]["sink_share_after"] == 0
+    assert report["layers"][4]["sink_fraction_before"] > 1.5 * report["even_fraction"]
+    assert report["layers"][4]["sink_fraction_after"] == 0
     assert output.read_bytes().startswith(b"\x89PNG")
 
 

@@ -24,7 +24,7 @@ def masked(ids, maskable, rng, rate=0.2, **settings):
 
 
 class TestMaskTokens:
-    def test_devlins_shares(self):
+    def test_devlins_fractions(self):
         ids, maskable = text(200_000, specials=range(0, 200_000, 10))
         corrupted, selected = masked(ids, maskable, np.random.default_rng(0))
         n = selected.sum()
@@ -40,14 +40,14 @@ class TestMaskTokens:
         assert not selected[~maskable].any()
 
     @pytest.mark.parametrize(
-        "shares, kept", [((1.0, 0.0), 0.0), ((0.0, 1.0), 0.0), ((0.0, 0.0), 1.0), ((0.5, 0.5), 0.0)]
+        "fractions, kept", [((1.0, 0.0), 0.0), ((0.0, 1.0), 0.0), ((0.0, 0.0), 1.0), ((0.5, 0.5), 0.0)]
     )
-    def test_other_shares(self, shares, kept):
+    def test_other_fractions(self, fractions, kept):
         ids, maskable = text(4000)
         rng = np.random.default_rng(0)
-        corrupted, selected = masked(ids, maskable, rng, 0.5, mask_fraction=shares[0], random_fraction=shares[1])
-        assert (corrupted[selected] == MASK).mean() == pytest.approx(shares[0], abs=0.04)
-        assert (corrupted[selected] >= 1000).mean() == pytest.approx(shares[1], abs=0.04)
+        corrupted, selected = masked(ids, maskable, rng, 0.5, mask_fraction=fractions[0], random_fraction=fractions[1])
+        assert (corrupted[selected] == MASK).mean() == pytest.approx(fractions[0], abs=0.04)
+        assert (corrupted[selected] >= 1000).mean() == pytest.approx(fractions[1], abs=0.04)
         assert (corrupted[selected] == ids[selected]).mean() == kept
 
     def test_how_many_are_selected_is_left_to_chance(self):
@@ -61,9 +61,9 @@ class TestMaskTokens:
         ids, maskable = text(6)
         selected = np.array([masked(ids, maskable, np.random.default_rng(seed), 0.01)[1] for seed in range(2000)])
         assert (selected.sum(axis=1) >= 1).all()
-        share = selected.mean(axis=0)
-        assert share[0] == 0
-        assert share[1:] == pytest.approx(0.2, abs=0.03)  # each of the five in turn
+        fraction = selected.mean(axis=0)
+        assert fraction[0] == 0
+        assert fraction[1:] == pytest.approx(0.2, abs=0.03)  # each of the five in turn
 
     def test_one_token_and_none(self):
         ids, maskable = text(2)
@@ -125,10 +125,10 @@ class TestCorrupt:
 
     def test_independently(self):
         ids, maskable = text(41, specials=())
-        drawn = [corrupt(ids, maskable, rate=0.5, mask_id=MASK, rng=np.random.default_rng(s))[1] for s in range(3000)]
-        drawn = np.array(drawn)
-        assert drawn.sum(axis=1).var() == pytest.approx(41 / 4, rel=0.1)
-        assert (drawn[:, 1:] & drawn[:, :-1]).mean() == pytest.approx(0.25, abs=0.01)
+        sampled = [corrupt(ids, maskable, rate=0.5, mask_id=MASK, rng=np.random.default_rng(s))[1] for s in range(3000)]
+        sampled = np.array(sampled)
+        assert sampled.sum(axis=1).var() == pytest.approx(41 / 4, rel=0.1)
+        assert (sampled[:, 1:] & sampled[:, :-1]).mean() == pytest.approx(0.25, abs=0.01)
 
     def test_a_text_may_stay_whole_and_is_not_changed(self):
         ids, maskable = text(3)
@@ -186,11 +186,11 @@ class TestSampleSpans:
     def test_numbers_and_lengths_are_uniform(self):
         maskable = np.ones(513, dtype=bool)
         maskable[0] = False
-        drawn = [spans_of(sample_spans(maskable, rng=np.random.default_rng(seed))) for seed in range(6000)]
-        counts = np.bincount([len(spans) for spans in drawn])
+        sampled = [spans_of(sample_spans(maskable, rng=np.random.default_rng(seed))) for seed in range(6000)]
+        counts = np.bincount([len(spans) for spans in sampled])
         assert counts[0] == 0
         assert counts[1] / 6000 == pytest.approx(0.5, abs=0.02)
-        sizes = np.array([size for spans in drawn for _, _, size in spans])
+        sizes = np.array([size for spans in sampled for _, _, size in spans])
         assert (sizes.min(), sizes.max()) == (4, 128)
         assert sizes.mean() == pytest.approx(66, abs=1.2)
         # 125 lengths, about 72 times each: chi-square with 124 degrees of freedom, 0.1% beyond 178.
@@ -216,12 +216,12 @@ class TestSampleSpans:
             starts = tuple(start for _, start, _ in found)
             seen.setdefault(lengths, []).append(starts)
         assert {len(lengths) for lengths in seen} == set(range(1, settings["count"] + 1))
-        for lengths, drawn in seen.items():
+        for lengths, sampled in seen.items():
             possible = arrangements(maskable, lengths)
-            assert set(drawn) <= possible
-            expected = len(drawn) / len(possible)
+            assert set(sampled) <= possible
+            expected = len(sampled) / len(possible)
             if expected > 20:
-                off = sum((drawn.count(starts) - expected) ** 2 / expected for starts in possible)
+                off = sum((sampled.count(starts) - expected) ** 2 / expected for starts in possible)
                 assert off < len(possible) + 4.5 * np.sqrt(2 * len(possible)) + 5  # far beyond chance
 
     @pytest.mark.parametrize(
@@ -231,14 +231,14 @@ class TestSampleSpans:
     def test_what_fits(self, length, count, longest):
         """One token of the text is left and one lies between two spans; the first is special."""
         maskable = np.arange(length) > 0
-        drawn = [spans_of(sample_spans(maskable, rng=np.random.default_rng(seed))) for seed in range(300)]
-        assert max(map(len, drawn)) == count
-        most = [spans for spans in drawn if len(spans) == count]
+        sampled = [spans_of(sample_spans(maskable, rng=np.random.default_rng(seed))) for seed in range(300)]
+        assert max(map(len, sampled)) == count
+        most = [spans for spans in sampled if len(spans) == count]
         assert max((size for spans in most for _, _, size in spans), default=0) == longest
 
     def test_without_a_special_token_the_first_is_the_context(self):
-        drawn = [sample_spans(np.ones(5, dtype=bool), rng=np.random.default_rng(seed)) for seed in range(10)]
-        assert all(span.tolist() == [0, 1, 1, 1, 1] for span in drawn)
+        sampled = [sample_spans(np.ones(5, dtype=bool), rng=np.random.default_rng(seed)) for seed in range(10)]
+        assert all(span.tolist() == [0, 1, 1, 1, 1] for span in sampled)
 
     def test_too_short_for_any(self):
         for length in (0, 1, 4):

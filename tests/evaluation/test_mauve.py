@@ -34,7 +34,7 @@ LIBRARY_CLOUDS = {
 
 
 def clouds(n, size, shift, seed=0):
-    """Draw two sets of vectors from normal distributions, the second shifted in every direction."""
+    """Sample two sets of vectors from normal distributions, the second shifted in every direction."""
     generator = np.random.default_rng(seed)
     return generator.standard_normal((n, size)), generator.standard_normal((n, size)) + shift
 

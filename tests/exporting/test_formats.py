@@ -82,7 +82,7 @@ def test_the_scorer_goes_along(tiny_folder: Path, tmp_path: Path) -> None:
     for name in ("merged", "converted"):
         found = load(tmp_path / name).score(["the cat"], [[" sat", " in"]], scorer="own")
         assert found[0] == pytest.approx(wanted[0], abs=1e-4), name
-    # It was trained for another reading.
+    # It was trained for another encoder config.
     assert load(tmp_path / "other").scorer is None
 
 

@@ -54,9 +54,9 @@ RERANK: dict[str, list[Any]] = {
     "every": [None, 2],
     "scorer": ["overlap", "random", None],
 }
-DRAW = [None, Sampling(), Sampling(temperature=1.0, seed=1)]
+SAMPLING = [None, Sampling(), Sampling(temperature=1.0, seed=1)]
 TEXT = ["the cat", ["a dog", "the cat sat"], ["x"]]
-READING: dict[str, list[Any]] = {
+ENCODING: dict[str, list[Any]] = {
     "texts": TEXT,
     "prompt": [None, "Q: "],
     "normalize": [None, True],
@@ -162,12 +162,12 @@ class Calls:
         return gerund.load, settings
 
     def encode(self) -> tuple[Any, dict[str, Any]]:
-        good = {**READING, "dimensions": [None, 4], "output": ["numpy", "torch"]}
+        good = {**ENCODING, "dimensions": [None, 4], "output": ["numpy", "torch"]}
         return self.lm.encode, {"texts": self.rng.choice(TEXT), **some(self.rng, good)}
 
     def encode_others(self) -> tuple[Any, dict[str, Any]]:
         if self.rng.random() < 0.5:
-            return self.lm.encode_tokens, {"texts": self.rng.choice(TEXT), **some(self.rng, READING)}
+            return self.lm.encode_tokens, {"texts": self.rng.choice(TEXT), **some(self.rng, ENCODING)}
         words = [[["EU", "rejects"]], [["a"], ["b", "c"]]]
         good = {"sentences": words, "pooling": ["mean", "first"], "shift": [True], "prompt": [None, "Q: "]}
         return self.lm.encode_words, {"sentences": words[0], **some(self.rng, good)}
@@ -179,13 +179,19 @@ class Calls:
         return self.lm.fingerprint, some(self.rng, {"dimensions": [None, 4]}, 0.9)
 
     def generate(self) -> tuple[Any, dict[str, Any]]:
-        good = {"prompts": TEXT, "max_new_tokens": [1, 2], "sampling": DRAW, "rerank": [None], "batch_size": [1, 16]}
+        good = {
+            "prompts": TEXT,
+            "max_new_tokens": [1, 2],
+            "sampling": SAMPLING,
+            "rerank": [None],
+            "batch_size": [1, 16],
+        }
         if self.rng.random() < 0.3:
             good["rerank"] = [Rerank(samples=2, scorer="overlap"), Rerank(samples=1, beams=2, every=1, scorer="random")]
         return self.lm.generate, {"prompts": "the", "max_new_tokens": 2, **some(self.rng, good)}
 
     def stream(self) -> tuple[Any, dict[str, Any]]:
-        good = {"prompt": ["the", ""], "max_new_tokens": [1, 2], "sampling": DRAW, "rerank": [None]}
+        good = {"prompt": ["the", ""], "max_new_tokens": [1, 2], "sampling": SAMPLING, "rerank": [None]}
 
         def stream(**settings: Any) -> None:
             for _ in self.lm.stream(**settings):
@@ -203,7 +209,7 @@ class Calls:
             "blank": ["[blank]"],
             "max_tokens": [1, 2],
             "lengths": [None, [1]],
-            "sampling": DRAW,
+            "sampling": SAMPLING,
             "beams": [1, 2],
             "samples": [1, 2],
             "method": ["infill", "left-only", "blank"],
@@ -234,7 +240,9 @@ class Calls:
             session.generate(tokens, sampling)
 
         said = {"text": "a cat", "tokens": 2, "sampling": None}
-        return keep, said | some(self.rng, {"text": TEXTS, "prompt": [None, "Q: "], "tokens": [1], "sampling": DRAW})
+        return keep, said | some(
+            self.rng, {"text": TEXTS, "prompt": [None, "Q: "], "tokens": [1], "sampling": SAMPLING}
+        )
 
     def save(self) -> tuple[Any, dict[str, Any]]:
         nowhere = ["/dev/null/x", "/proc/x", "/proc/a\0b", "/proc/" + "x" * 300, "/dev/null/\ud800", self.folder]

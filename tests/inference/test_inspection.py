@@ -10,10 +10,10 @@ from gerund.errors import TextError, UnsupportedModelError
 from gerund.inference.inspection import (
     attention_maps,
     causal_plan,
-    even_share,
+    even_fraction,
     mean_maps,
     resample,
-    sink_share,
+    sink_fraction,
     unplanned_maps,
 )
 from tests.attention.reference import ReferenceModel
@@ -157,8 +157,8 @@ def test_texts_of_different_lengths_keep_rows_and_sinks(size):
     maps = mean_maps(model, texts, plan, size=size)
     assert maps[0].weights.shape == ((size or 7),) * 2
     for token in (0, 1):
-        shares = torch.tensor([sink_share(attention_maps(model, ids, plan), token) for ids in texts]).mean(0)
-        torch.testing.assert_close(torch.tensor(sink_share(maps, token)), shares)
+        fractions = torch.tensor([sink_fraction(attention_maps(model, ids, plan), token) for ids in texts]).mean(0)
+        torch.testing.assert_close(torch.tensor(sink_fraction(maps, token)), fractions)
     for item in maps:
         torch.testing.assert_close(item.weights.sum(-1), torch.ones(size or 7))
 
@@ -172,22 +172,22 @@ def test_resampling_by_hand():
     assert resample(weights, 5) is weights
 
 
-def test_sink_share_is_the_first_tokens_mean_column():
+def test_sink_fraction_is_the_first_tokens_mean_column():
     model = ready("gpt2")
     maps = attention_maps(model, IDS, causal_plan(N_LAYERS))
     by_hand = [
         sum(float(item.weights[head, query, 0]) for head in range(4) for query in range(1, 9)) / 32 for item in maps
     ]
-    assert sink_share(maps) == pytest.approx(by_hand)
-    assert sink_share(attention_maps(model, IDS, resolved("mask0-all", k=2))) == [0.0] * N_LAYERS
+    assert sink_fraction(maps) == pytest.approx(by_hand)
+    assert sink_fraction(attention_maps(model, IDS, resolved("mask0-all", k=2))) == [0.0] * N_LAYERS
 
 
-def test_even_attention_has_the_even_share():
+def test_even_attention_has_the_even_fraction():
     for length in (2, 5, 40):
         even = torch.ones(length, length).tril()
         even /= even.sum(-1, keepdim=True)
-        assert even_share([length]) == pytest.approx(float(even[1:, 0].mean()))
-    assert even_share([2, 2]) == 0.5
+        assert even_fraction([length]) == pytest.approx(float(even[1:, 0].mean()))
+    assert even_fraction([2, 2]) == 0.5
 
 
 @pytest.mark.parametrize("name", [*REFUSED, "llama", "gemma2"])
@@ -215,6 +215,6 @@ def test_texts_that_show_nothing_are_refused():
     with pytest.raises(TextError, match="no text"):
         mean_maps(model, [], plan)
     with pytest.raises(TextError, match="at least 2 tokens"):
-        sink_share(attention_maps(model, [5], plan))
+        sink_fraction(attention_maps(model, [5], plan))
     with pytest.raises(TextError, match="too short"):
         mean_maps(model, [[5], IDS], plan)

@@ -1,11 +1,11 @@
-"""Looking at some texts is tokenizing them without the prompt and averaging their maps, by hand."""
+"""Inspecting some texts is tokenizing them without the prompt and averaging their maps, by hand."""
 
 import pytest
 import torch
 
 import gerund
 from gerund.errors import TextError
-from gerund.inference.inspection import causal_plan, even_share, inspect_attention, mean_maps
+from gerund.inference.inspection import causal_plan, even_fraction, inspect_attention, mean_maps
 
 TEXTS = ["the cat", "an inn in the rain"]
 
@@ -20,7 +20,7 @@ def test_maps_are_those_of_both_plans(lm):
     ids = [lm.tokenizer(text).input_ids for text in TEXTS]
     assert found.ids == ids
     assert found.cut == 0
-    assert found.even == even_share([len(item) for item in ids])
+    assert found.even == even_fraction([len(item) for item in ids])
     for maps, plan in ((found.before, causal_plan(lm.n_layers)), (found.after, lm.runtime.plan)):
         for item, expected in zip(maps, mean_maps(lm.model, ids, plan), strict=True):
             assert torch.equal(item.weights, expected.weights)

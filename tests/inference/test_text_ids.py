@@ -259,13 +259,13 @@ class TestLongTexts:
     @pytest.mark.parametrize("length", [9, 40, 200])
     def test_what_is_kept_is_what_was_kept(self, tokenizer, length, monkeypatch):
         texts = [self.text(seed, 3000) for seed in range(4)] + ["the cat", "x" * 9000, " " * 9000 + "a", "日本" * 5000]
-        reading = InputFormat(prompt="Query: " if length > 9 else "", max_length=length)
+        input_format = InputFormat(prompt="Query: " if length > 9 else "", max_length=length)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            found = tokenize(tokenizer, texts, reading)
+            found = tokenize(tokenizer, texts, input_format)
             tails = [keep_end(tokenizer, text, length) for text in texts]
             monkeypatch.setattr(module, "_cuts_at_spaces", lambda _: False)
-            assert found == tokenize(tokenizer, texts, reading)
+            assert found == tokenize(tokenizer, texts, input_format)
             assert tails == [keep_end(tokenizer, text, length) for text in texts]
         assert [one.is_cut for one in found[:5]] == [True] * 4 + [False]
 

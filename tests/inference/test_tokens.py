@@ -15,8 +15,8 @@ def tokenizer():
     return byte_tokenizer()
 
 
-def one(tokenizer, text, **reading):
-    [tokens] = tokenize(tokenizer, [text], InputFormat(**reading))
+def one(tokenizer, text, **settings):
+    [tokens] = tokenize(tokenizer, [text], InputFormat(**settings))
     return tokens
 
 

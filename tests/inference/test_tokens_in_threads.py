@@ -1,8 +1,7 @@
 """Cutting over-long texts in one thread leaves the texts of other threads whole."""
 
-import threading
-
 import pytest
+import thinput_format
 
 from gerund.inference.tokens import InputFormat, tokenize
 from tests.tiny import byte_tokenizer
@@ -20,9 +19,9 @@ WORK = [
 @pytest.mark.filterwarnings("ignore:.*were cut:UserWarning")
 def test_many_lengths_at_once() -> None:
     tokenizer = byte_tokenizer()
-    wanted = [tokenize(tokenizer, texts, reading) for texts, reading in WORK]
+    wanted = [tokenize(tokenizer, texts, input_format) for texts, input_format in WORK]
     wrong: list[object] = []
-    barrier = threading.Barrier(2 * len(WORK))
+    barrier = thinput_format.Barrier(2 * len(WORK))
 
     def work(place: int) -> None:
         barrier.wait()
@@ -31,7 +30,7 @@ def test_many_lengths_at_once() -> None:
             if found != wanted[place]:
                 wrong.append(place)
 
-    threads = [threading.Thread(target=work, args=(i % len(WORK),)) for i in range(2 * len(WORK))]
+    threads = [thinput_format.Thread(target=work, args=(i % len(WORK),)) for i in range(2 * len(WORK))]
     for thread in threads:
         thread.start()
     for thread in threads:

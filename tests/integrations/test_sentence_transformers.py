@@ -132,7 +132,7 @@ def test_folders_of_another_kind(tiny_folder: Path, tmp_path: Path) -> None:
             load(folder)
 
 
-def test_a_folder_that_is_called_like_the_model_inside(tiny_folder: Path, tmp_path: Path, monkeypatch) -> None:
+def test_a_folder_that_is_called_like_the_bundled_model(tiny_folder: Path, tmp_path: Path, monkeypatch) -> None:
     shutil.copytree(tiny_folder, tmp_path / "default")
     monkeypatch.chdir(tmp_path)
     assert Transformer.load("default").lm.fingerprint() == gerund.load(tiny_folder).fingerprint()

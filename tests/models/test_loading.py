@@ -64,7 +64,7 @@ def test_a_file(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["defualt", "Default", "defalt"])
-def test_a_slip_in_the_name_of_the_model_inside(name: str) -> None:
+def test_a_slip_in_the_name_of_the_bundled_model(name: str) -> None:
     assert refusal(name) == f"there is no folder {name!r}; did you mean default?"
 
 
@@ -73,7 +73,7 @@ def test_other_names_are_the_hubs(name: str) -> None:
     assert find(name) == Source(name, None)
 
 
-def test_default_is_the_model_inside(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_is_the_bundled_model(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert find("default") == find(Path("default")) == find(None)
     folder.rename(folder.parent / "default")
     monkeypatch.chdir(folder.parent)

@@ -4,7 +4,7 @@ import pytest
 
 import gerund
 from gerund import ConfigError, Generation, Ranked, Rerank, Sampling, TextError
-from gerund.scoring import registry as finding
+from gerund.scoring import registry
 from gerund.scoring.likelihood import MEASURES, LikelihoodScorer
 
 SAMPLING = Sampling(temperature=1.0, seed=5)
@@ -138,7 +138,7 @@ def test_ranks_by_meaning(stories_folder):
 def test_a_hub_id_may_be_either_kind(monkeypatch, tmp_path):
     (tmp_path / "scorer.json").write_text("{}")
     for folder, expected in ((tmp_path, "dual"), (tmp_path / "none", "t5"), (None, "t5")):
-        monkeypatch.setattr(finding.loading, "settings_folder", lambda source, folder=folder: folder)
-        monkeypatch.setattr(finding.DualScorer, "load", lambda where: ("dual", where))
-        monkeypatch.setattr(finding.T5Scorer, "load", lambda where: ("t5", where))
-        assert finding.load_scorer("someone/scorer") == (expected, "someone/scorer")
+        monkeypatch.setattr(registry.loading, "settings_folder", lambda source, folder=folder: folder)
+        monkeypatch.setattr(registry.DualScorer, "load", lambda where: ("dual", where))
+        monkeypatch.setattr(registry.T5Scorer, "load", lambda where: ("t5", where))
+        assert registry.load_scorer("someone/scorer") == (expected, "someone/scorer")

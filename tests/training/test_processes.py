@@ -184,7 +184,7 @@ def compared(paired_corpus, base, tmp_path_factory):
     jobs += [job("dropout", "two-broken", crash=2), job("dropout", "two-broken", resume=True)]
     jobs += [job("hybrid", "refused", "objectives.mntp.batch_size=3", "objectives.mntp.micro_batch_size=null")]
     jobs += [job("causal", "refused", "objectives.causal.batch_size=6")]
-    stopped = run_two(folder / "findings", jobs)
+    stopped = run_two(folder / "results", jobs)
     gradients = {}
     for name in SAME:
         gradients[name] = {}
@@ -197,7 +197,7 @@ class TestSameAsOneProcess:
     @pytest.mark.parametrize("name", SAME)
     def test_gradients_of_every_step(self, compared, name):
         folder, _, gradients = compared
-        one, two = gradients[name], load_file(folder / "findings" / f"gradients-{SAME.index(name)}.safetensors")
+        one, two = gradients[name], load_file(folder / "results" / f"gradients-{SAME.index(name)}.safetensors")
         steps = {key.split(".")[0] for key in two}
         assert steps == set("0123")
         # The same parameters have a gradient: the heads of an objective that rests have none, and stay as they are.
@@ -271,7 +271,6 @@ class TestMistakes:
         assert stopped[-2] == ("mntp: 2 processes cannot share a batch of 3",) * 2
         assert stopped[-1] == ("causal: 2 processes cannot share 3 blocks of the decay",) * 2
         assert not (folder / "refused").exists()
-
 
     def test_a_folder_that_another_training_writes(self, paired_corpus, base, tmp_path):
         """The first process alone takes the lock; what it is refused with, the other says too."""

@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def everything(adapting):
-    """Return a recipe in which whatever draws random numbers or holds state takes part."""
+    """Return a recipe in which whatever samples random numbers or holds state takes part."""
     texts = {"sources": ["a"], "batch_size": 4, "length": 24}
     adapting["model"]["lora"]["dropout"] = 0.1
     adapting["model"]["gradient_checkpointing"] = True

@@ -93,9 +93,9 @@ class ResolvedPlan:
 
 _CAUSAL = View(Direction.CAUSAL)
 
-# Share of the layers that is converted when k is left out: where the curves of LBW's Figures 2 and 4 peak
+# Fraction of the layers that is converted when k is left out: where the curves of LBW's Figures 2 and 4 peak
 # (TinyLlama, n = 22: backward k = 6, mask0-bidir k = 10, bidirectional k = 19). None: the plan has no k.
-_DEFAULT_SHARE: dict[str, float | None] = {
+_DEFAULT_FRACTION: dict[str, float | None] = {
     "causal": None,
     "bidir": None,
     "inplace-back": 0.27,
@@ -115,8 +115,8 @@ _DEFAULT_SHARE: dict[str, float | None] = {
 }
 
 _MASK_M = re.compile(r"mask([0-9]{1,6})(-(?:for|bidir|all)|\+bidir)")
-PLAN_NAMES: tuple[str, ...] = tuple(_DEFAULT_SHARE)
-DEFAULT_K0_SHARE = 0.45
+PLAN_NAMES: tuple[str, ...] = tuple(_DEFAULT_FRACTION)
+DEFAULT_K0_FRACTION = 0.45
 DEFAULT_PLAN = "mask0-bidir"
 MOST = 2**31 - 1
 
@@ -137,7 +137,7 @@ class AttentionPlan:
         name: one of ``PLAN_NAMES``; the paper's spellings are understood too, such as ``MASK0&BIDIR``, and
             ``mask3-bidir`` for ``mask0-bidir`` with three sink tokens.
         k: number of converted layers, counted from the top (for ``extra-*`` from the bottom, for
-            ``extend-*`` added on top); left out, the share that did best in the paper.
+            ``extend-*`` added on top); left out, the fraction that did best in the paper.
         k0: for ``mask0+bidir``, how many of the k are without the first token.
         sink_tokens: how many tokens at the beginning a ``mask0`` layer hides from all later ones; m of them is the
             paper's MASKm (appendix F), and so many but one of a text's the reverse causal mask.
@@ -166,7 +166,7 @@ class AttentionPlan:
     @property
     def takes_k(self) -> bool:
         """Whether this layout has a number of converted layers."""
-        return _DEFAULT_SHARE[self.name] is not None
+        return _DEFAULT_FRACTION[self.name] is not None
 
     def with_defaults(self, n_layers: int) -> "AttentionPlan":
         """Return the same plan with k (and k0) filled in for ``n_layers``, checked against it.
@@ -174,15 +174,15 @@ class AttentionPlan:
         Raises:
             ConfigError: k is larger than the number of layers, or k0 larger than k.
         """
-        share = _DEFAULT_SHARE[self.name]
-        if share is None:
+        fraction = _DEFAULT_FRACTION[self.name]
+        if fraction is None:
             return self
-        k = self.k if self.k is not None else max(1, round(share * n_layers))
+        k = self.k if self.k is not None else max(1, round(fraction * n_layers))
         if k > n_layers and not self.name.startswith("extend"):
             raise ConfigError(f"k={k} is larger than the model's {n_layers} layers")
         if self.name != "mask0+bidir":
             return replace(self, k=k)
-        k0 = self.k0 if self.k0 is not None else min(k, max(1, round(DEFAULT_K0_SHARE * n_layers)))
+        k0 = self.k0 if self.k0 is not None else min(k, max(1, round(DEFAULT_K0_FRACTION * n_layers)))
         if k0 > k:
             raise ConfigError(f"k0={k0} is larger than k={k}: k0 counts some of the k converted layers")
         return replace(self, k=k, k0=k0)
@@ -261,7 +261,7 @@ def _skips(plan: AttentionPlan, n_layers: int) -> tuple[int, ...]:
 
 def _spelled(name: Any, sink_tokens: int) -> tuple[Any, int]:
     """Return a plan's name and number of sink tokens, from one of the paper's spellings too."""
-    if not isinstance(name, str) or name in _DEFAULT_SHARE:
+    if not isinstance(name, str) or name in _DEFAULT_FRACTION:
         return name, sink_tokens
     plain = name.strip().lower().replace("&", "+")
     if (found := _MASK_M.fullmatch(plain)) is not None:
@@ -269,11 +269,11 @@ def _spelled(name: Any, sink_tokens: int) -> tuple[Any, int]:
         if told != 1 and sink_tokens not in (1, told):
             raise ConfigError(f"{name!r} says {told} sink tokens, and sink_tokens={sink_tokens} another number")
         sink_tokens = told if told != 1 else sink_tokens
-    return (plain, sink_tokens) if plain in _DEFAULT_SHARE else (name, sink_tokens)
+    return (plain, sink_tokens) if plain in _DEFAULT_FRACTION else (name, sink_tokens)
 
 
 def _check(plan: AttentionPlan) -> None:
-    if not isinstance(plan.name, str) or plan.name not in _DEFAULT_SHARE:
+    if not isinstance(plan.name, str) or plan.name not in _DEFAULT_FRACTION:
         raise unknown_name("attention plan", plan.name, PLAN_NAMES)
     one_of("combine", plan.combine, ["sum", "mean"])
     one_of("variant", plan.variant, ["paper", "released"])
@@ -302,7 +302,7 @@ def _check_numbers(plan: AttentionPlan) -> None:
 
 def _check_fit(plan: AttentionPlan) -> None:
     """Refuse settings that the plan has no use for: they would be ignored without a word."""
-    if plan.k is not None and _DEFAULT_SHARE[plan.name] is None:
+    if plan.k is not None and _DEFAULT_FRACTION[plan.name] is None:
         raise ConfigError(f"the plan {plan.name!r} converts all or no layers and takes no k")
     if plan.k0 is not None and plan.name != "mask0+bidir":
         raise ConfigError(f"k0 belongs to the plan 'mask0+bidir', not to {plan.name!r}")

@@ -42,7 +42,7 @@ def _is_stack(layers: nn.ModuleList) -> bool:
 
 
 def attach_streams(layers: nn.ModuleList) -> list[RemovableHandle]:
-    """Give every decoder layer the sleeping hook; return the handles that take it away again.
+    """Give every decoder layer the inactive hook; return the handles that take it away again.
 
     A layer that has it keeps the one it has: two would run the stream twice.
     """

@@ -46,7 +46,7 @@ def command(
         typer.Option(help="Layers whose maps are drawn, such as 0,3,8-11; left out, up to twelve.", show_default=False),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the picture.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print every layer's sink share as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print every layer's sink fraction as JSON.")] = False,
 ) -> None:
     """Draw where every layer looks: mean attention maps before and after the conversion.
 
@@ -187,10 +187,10 @@ def _labels(lm: "LanguageModel", ids: list[int]) -> list[str]:
 
 
 def _report(lm: "LanguageModel", found: "AttentionInspection", output: Path | None) -> dict[str, Any]:
-    from gerund.inference.inspection import sink_share
+    from gerund.inference.inspection import sink_fraction
 
-    shares = zip(sink_share(found.after), found.after, strict=True)
-    first = sink_share(found.before)
+    fractions = zip(sink_fraction(found.after), found.after, strict=True)
+    first = sink_fraction(found.before)
     return {
         "model": lm.name,
         "architecture": lm.model.config.model_type,
@@ -198,15 +198,15 @@ def _report(lm: "LanguageModel", found: "AttentionInspection", output: Path | No
         "texts": len(found.ids),
         "tokens": sum(map(len, found.ids)),
         "picture": None if output is None else str(output),
-        "even_share": round(found.even, 6),
+        "even_fraction": round(found.even, 6),
         "layers": [
             {
                 "layer": item.layer,
                 "run": item.run,
                 "view": str(item.view),
-                "sink_share_before": None if item.run else round(first[item.layer], 6),
-                "sink_share_after": round(share, 6),
+                "sink_fraction_before": None if item.run else round(first[item.layer], 6),
+                "sink_fraction_after": round(fraction, 6),
             }
-            for share, item in shares
+            for fraction, item in fractions
         ],
     }

@@ -115,7 +115,7 @@ def corrupt(
 def sample_spans(
     maskable_T: np.ndarray, *, count: int = 2, shortest: int = 4, longest: int = 128, rng: np.random.Generator
 ) -> np.ndarray:
-    """Draw the spans that a model learns to write (MSG of MAGNET).
+    """Sample the spans that a model learns to write (MSG of MAGNET).
 
     How many is uniform from 1 to ``count`` (fewer where a text has no room), how long each one is uniform from
     ``shortest`` to the smaller of ``longest`` and what fits: the greatest length that all of them could have side by

@@ -20,7 +20,7 @@ from gerund.doctor.results import Check, Diagnosis, LayerResult, TokenizerFacts,
 from gerund.errors import UnsupportedModelError
 from gerund.inference.encode.precision import ENOUGH, bfloat16_cosine
 from gerund.inference.encode.runtime import EncoderRuntime
-from gerund.inference.inspection import EXAMPLE_TEXTS, causal_plan, even_share, mean_maps, sink_share
+from gerund.inference.inspection import EXAMPLE_TEXTS, causal_plan, even_fraction, mean_maps, sink_fraction
 from gerund.inference.tokens import InputFormat, context_length, tokenize
 from gerund.models import loading
 from gerund.models.adapters import Adapters, count_parameters, load_adapters
@@ -82,8 +82,8 @@ class _Diagnostics:
         self.plan = encoder.attention.resolve(self.n_layers)
         self.causal = causal_plan(self.n_layers)
         self.adapter: str | None = None
-        reading = InputFormat(append_eos=encoder.append_eos, repeat_text=self.plan.repeats_text)
-        found = [item for item in tokenize(tokenizer, EXAMPLE_TEXTS, reading) if item is not None]
+        input_format = InputFormat(append_eos=encoder.append_eos, repeat_text=self.plan.repeats_text)
+        found = [item for item in tokenize(tokenizer, EXAMPLE_TEXTS, input_format) if item is not None]
         longest = min(_LONGEST, context_length(model.config, tokenizer) or _LONGEST)
         self.texts = [replace(item, ids=item.ids[:longest]) for item in found]
 
@@ -134,7 +134,7 @@ class _Diagnostics:
             reached=reached and all(obeyed),
             plans={plan: self._obeys(AttentionPlan(plan).resolve(self.n_layers)) for plan in PLAN_NAMES},
             layers=self._layers(reached, maps, obeyed),
-            even_fraction=even_share([len(text) for text in self.texts]),
+            even_fraction=even_fraction([len(text) for text in self.texts]),
             checks=(untouched, *self._padding(runtime), self._batches(runtime), *self._precision(runtime)),
             tokenizer=_tokenizer_facts(self.tokenizer),
             seconds=0.0,
@@ -178,9 +178,9 @@ class _Diagnostics:
             after = before if self.plan.is_causal else mean_maps(self.model, ids, self.plan, adapter=self.adapter)
             after = [item for item in after if item.run == 0]
         hidden = max(view.hidden for view in self.plan.views)
-        sinks = sink_share(before)
-        sinks_after = None if after is None else sink_share(after)
-        moved = sink_share(after, hidden) if after is not None and hidden else None
+        sinks = sink_fraction(before)
+        sinks_after = None if after is None else sink_fraction(after)
+        moved = sink_fraction(after, hidden) if after is not None and hidden else None
         return tuple(
             LayerResult(
                 layer=layer,

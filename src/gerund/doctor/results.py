@@ -106,7 +106,7 @@ class Diagnosis:
         even_fraction: the sink fraction that attention without preference would have.
         checks: what was tried out.
         tokenizer: what matters of the tokenizer.
-        seconds: how long the examination took, without loading.
+        seconds: how long the diagnostics took, without loading.
         advice: plain sentences, most important first.
     """
 

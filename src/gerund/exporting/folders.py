@@ -17,7 +17,7 @@ from gerund.spec import EncoderSettings
 
 
 def write_merged(runtime: EncoderRuntime, folder: Path) -> str:
-    """Write a plain model whose weights are what the reader's adapter makes of them, with ``gerund.json``.
+    """Write a plain model whose weights are what the runtime's adapter makes of them, with ``gerund.json``.
 
     Returns:
         The encoder's fingerprint, which the merged weights have a part in.

@@ -99,7 +99,7 @@ def convert(
 
     Args:
         source: the checkpoint.
-        runtime: the same model, loaded and proven to obey the plan.
+        runtime: the same model, loaded and verified to obey the plan.
         folder: where to.
         identity: the encoder's fingerprint.
         adapters: those of the model's jobs, to be copied along.

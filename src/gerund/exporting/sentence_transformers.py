@@ -253,8 +253,8 @@ def _distance_of_bodies(runtime: EncoderRuntime, folder: Path) -> float:
 
 def _tokens(runtime: EncoderRuntime, texts: list[str], prompt: str) -> list[Tokens | None]:
     config = runtime.config
-    reading = InputFormat(prompt=prompt, append_eos=config.append_eos, max_length=runtime.max_length)
-    return tokenize(runtime.tokenizer, texts, reading)
+    input_format = InputFormat(prompt=prompt, append_eos=config.append_eos, max_length=runtime.max_length)
+    return tokenize(runtime.tokenizer, texts, input_format)
 
 
 def _farthest(a: np.ndarray, b: Any) -> float:

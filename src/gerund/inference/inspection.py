@@ -164,7 +164,7 @@ def unplanned_maps(model: PreTrainedModel, ids: Sequence[int]) -> list[Attention
     return [AttentionMap(i, views[i], 0, item, _taken(item)) for i, item in enumerate(weights)]
 
 
-def sink_share(maps: Sequence[AttentionMap], token: int = 0) -> list[float]:
+def sink_fraction(maps: Sequence[AttentionMap], token: int = 0) -> list[float]:
     """Return the mean attention that one token takes from all later ones, over heads and queries.
 
     Args:
@@ -183,14 +183,14 @@ def sink_share(maps: Sequence[AttentionMap], token: int = 0) -> list[float]:
     return [float(item.taken[token]) for item in maps]
 
 
-def even_share(lengths: Sequence[int]) -> float:
+def even_fraction(lengths: Sequence[int]) -> float:
     """Return the first token's fraction if every causal token attended evenly to all that it sees.
 
-    >>> round(even_share([3]), 3)  # a half from the second token, a third from the last
+    >>> round(even_fraction([3]), 3)  # a half from the second token, a third from the last
     0.417
     """
-    shares = [sum(1 / seen for seen in range(2, length + 1)) / (length - 1) for length in lengths]
-    return sum(shares) / len(shares)
+    fractions = [sum(1 / seen for seen in range(2, length + 1)) / (length - 1) for length in lengths]
+    return sum(fractions) / len(fractions)
 
 
 def resample(weights: Tensor, size: int) -> Tensor:
@@ -285,7 +285,7 @@ class AttentionInspection:
     Attributes:
         ids: the texts' token ids, as they were read.
         before: one map a layer of the untouched model.
-        after: the same under the reader's plan, further runs of a layer included.
+        after: the same under the runtime's plan, further runs of a layer included.
         cut: how many texts were cut at the longest length.
     """
 
@@ -297,7 +297,7 @@ class AttentionInspection:
     @property
     def even(self) -> float:
         """The fraction of the first token if every causal token attended evenly to all that it sees."""
-        return even_share([len(item) for item in self.ids])
+        return even_fraction([len(item) for item in self.ids])
 
 
 def inspect_attention(runtime: EncoderRuntime, texts: Sequence[str], longest: int = LONGEST) -> AttentionInspection:
@@ -313,9 +313,9 @@ def inspect_attention(runtime: EncoderRuntime, texts: Sequence[str], longest: in
     Raises:
         TextError: a text is a single token, which has nothing to look at.
     """
-    reading = InputFormat(append_eos=runtime.config.append_eos, repeat_text=runtime.plan.repeats_text)
+    input_format = InputFormat(append_eos=runtime.config.append_eos, repeat_text=runtime.plan.repeats_text)
     longest = min(longest, runtime.max_length or longest)
-    found = [item.ids for item in tokenize(runtime.tokenizer, texts, reading) if item is not None]
+    found = [item.ids for item in tokenize(runtime.tokenizer, texts, input_format) if item is not None]
     short = next((text for text, ids in zip(texts, found, strict=True) if len(ids) < 2), None)
     if short is not None:
         raise TextError(f"the text {short!r} is a single token, which has nothing to look at")

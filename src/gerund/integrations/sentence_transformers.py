@@ -73,14 +73,14 @@ class Transformer(InputModule):
         """
         del kwargs
         runtime = self.lm.runtime
-        reading = InputFormat(
+        input_format = InputFormat(
             prompt=prompt or "",
             append_eos=runtime.config.append_eos,
             repeat_text=runtime.plan.repeats_text,
             max_length=self.max_seq_length,
             empty="zeros",
         )
-        tokens = [item or Tokens([], 0, 0) for item in tokenize(self.tokenizer, inputs, reading)]
+        tokens = [item or Tokens([], 0, 0) for item in tokenize(self.tokenizer, inputs, input_format)]
         longest = max(1, *map(len, tokens)) if tokens else 1
         pad = self.tokenizer.pad_token_id or 0
         place_T = torch.arange(longest)

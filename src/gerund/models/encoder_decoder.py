@@ -47,5 +47,5 @@ def demand_decoder_only(model: PreTrainedModel, what: str) -> None:
     """
     if is_encoder_decoder(model):
         raise UnsupportedModelError(
-            f"a {model.config.model_type} model reads and writes apart and cannot {what}; take a decoder-only model"
+            f"a {model.config.model_type} model is an encoder-decoder and cannot {what}; take a decoder-only model"
         )

@@ -48,7 +48,7 @@ _NOT_COPIED = (
     "modules.json",
     "config_sentence_transformers.json",
     "sentence_bert_config.json",
-    # A scorer or a head is trained for one reading, and another may be put beside the copy.
+    # A scorer or a head is trained for one encoder config, and another may be put beside the copy.
     "scorer.json",
     "head.json",
 )

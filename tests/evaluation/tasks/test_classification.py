@@ -1,4 +1,4 @@
-"""Classification: MTEB's accuracy against logistic regressions of our own on the same draws."""
+"""Classification: MTEB's accuracy against logistic regressions of our own on the same samples."""
 
 import warnings
 from collections import defaultdict
@@ -60,8 +60,8 @@ def expected(table, test, config, *, per_label=8, runs=10):
         by_label = defaultdict(list)
         for place in order:
             by_label[TRAIN[place][1]].append(place)
-        drawn = {place for places in by_label.values() for place in places[:per_label]}
-        places = [place for place in order if place in drawn]
+        sampled = {place for places in by_label.values() for place in places[:per_label]}
+        places = [place for place in order if place in sampled]
         learnt |= {TRAIN[place][0] for place in places}
         model = LogisticRegression(max_iter=100, random_state=seed)
         x_train, x_test = (

@@ -8,7 +8,7 @@ import torch
 
 import gerund
 from gerund.attention.plan import AttentionPlan
-from gerund.inference.encode import incremental as growing_texts
+from gerund.inference.encode import incremental
 from gerund.inference.encode.incremental import IncrementalEncoder, can_encode_incrementally
 from tests.tiny import CONFIGS, save_tiny
 
@@ -92,7 +92,7 @@ def test_not_with_a_window_by_another_name(tiny_folder, more):
 
 def test_many_texts_are_read_in_batches(tiny_folder, monkeypatch):
     lm = gerund.load(tiny_folder, attention="causal", dtype="float32")
-    monkeypatch.setattr(growing_texts, "_ROWS", 2)
+    monkeypatch.setattr(incremental, "_ROWS", 2)
     growing = IncrementalEncoder(lm.runtime)
     for texts in ROUNDS:
         np.testing.assert_allclose(grown(growing, lm, texts), anew(lm, texts), atol=2e-5)
@@ -113,5 +113,5 @@ def test_memory_that_runs_out_halves_a_batch(tiny_folder, monkeypatch):
 
 def test_not_where_it_is_found_to_differ(tiny_folder, monkeypatch):
     lm = gerund.load(tiny_folder, attention=AttentionPlan("causal"))
-    monkeypatch.setattr(growing_texts, "_anew", lambda runtime, texts: torch.randn(len(texts), runtime.width).numpy())
+    monkeypatch.setattr(incremental, "_anew", lambda runtime, texts: torch.randn(len(texts), runtime.width).numpy())
     assert not can_encode_incrementally(lm.runtime)

@@ -1,4 +1,4 @@
-"""Generation: the untouched model, repeatable draws, streams, and a real checkpoint's documented text."""
+"""Generation: the untouched model, repeatable samples, streams, and a real checkpoint's documented text."""
 
 import threading
 

@@ -1,10 +1,10 @@
-"""Filters against transformers' own, and draws against the softmax."""
+"""Filters against transformers' own, and samples against the softmax."""
 
 import pytest
 import torch
 from transformers import TopPLogitsWarper
 
-from gerund.inference.generate import sampling as drawing
+from gerund.inference.generate import sampling as module
 from gerund.inference.generate.sampling import NucleusFilter, chosen_tokens, generator_for
 
 
@@ -12,7 +12,7 @@ from gerund.inference.generate.sampling import NucleusFilter, chosen_tokens, gen
 @pytest.mark.parametrize("spread", [0.0, 0.5, 3.0, 12.0])
 @pytest.mark.parametrize("likeliest", [(1, 30), (5,), (256, 2048)])
 def test_nucleus_is_that_of_transformers(monkeypatch, top_p, spread, likeliest):
-    monkeypatch.setattr(drawing, "_LIKELIEST", likeliest)
+    monkeypatch.setattr(module, "_LIKELIEST", likeliest)
     scores = spread * torch.randn(8, 400, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     scores[0, 7] = 60.0  # one token has all of the probability
     if spread == 0.0:
@@ -31,15 +31,15 @@ def test_tokens_that_were_shut_out_stay_out():
 def test_draws_follow_the_softmax():
     scores = torch.tensor([[1.0, float("-inf"), 0.0, 3.0, float("-inf")]])
     generators = [torch.Generator().manual_seed(seed) for seed in range(20_000)]
-    drawn = chosen_tokens(scores.expand(len(generators), -1), generators)
-    shares = torch.bincount(drawn, minlength=5) / len(drawn)
-    assert shares[[1, 4]].tolist() == [0, 0]
-    torch.testing.assert_close(shares, scores.softmax(-1)[0], atol=0.012, rtol=0)  # four standard errors
+    sampled = chosen_tokens(scores.expand(len(generators), -1), generators)
+    fractions = torch.bincount(sampled, minlength=5) / len(sampled)
+    assert fractions[[1, 4]].tolist() == [0, 0]
+    torch.testing.assert_close(fractions, scores.softmax(-1)[0], atol=0.012, rtol=0)  # four standard errors
 
 
 @pytest.mark.parametrize("number", [0.0, 1.0 - 2**-53])
 def test_the_ends_of_the_draw(monkeypatch, number):
-    """What is shut out is not drawn by the smallest and the largest number either."""
+    """What is shut out is not sampled by the smallest and the largest number either."""
     monkeypatch.setattr(torch, "rand", lambda *size, **more: torch.full(size, number, dtype=torch.float64))
     scores = torch.full((1, 9), float("-inf"))
     scores[0, 3], scores[0, 5] = 0.1, 0.3
@@ -60,5 +60,5 @@ def test_what_is_unlikely_is_drawn_in_a_large_vocabulary():
     """Half of the probability lies in tokens that float32 would lose beside the first one."""
     scores = torch.zeros(1, 2**25 + 1)
     scores[0, 0] = 25 * torch.log(torch.tensor(2.0))
-    drawn = torch.cat([chosen_tokens(scores, [generator_for(seed)]) for seed in range(12)])
-    assert 1 <= (drawn > 0).sum() <= 11
+    sampled = torch.cat([chosen_tokens(scores, [generator_for(seed)]) for seed in range(12)])
+    assert 1 <= (sampled > 0).sum() <= 11

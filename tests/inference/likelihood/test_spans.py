@@ -62,28 +62,28 @@ def slow(name, text, plan, bos=True):
 def test_spans_score_as_under_masks_that_are_written_out(name, side):
     model, tokenizer = model_and_tokenizer(name)
     tokenizer.padding_side = side
-    for reading, plan in [("infill", "hybrid"), ("causal", "causal")]:
-        found = span_logprobs(model, tokenizer, TEXTS, reading)
+    for mode, plan in [("infill", "hybrid"), ("causal", "causal")]:
+        found = span_logprobs(model, tokenizer, TEXTS, mode)
         for text, own in zip(TEXTS, found, strict=True):
             for logprobs, expected in zip(own, slow(name, text, plan), strict=True):
                 assert logprobs.dtype == np.float32
-                np.testing.assert_allclose(logprobs, expected, atol=2e-5, err_msg=f"{reading}: {text}")
+                np.testing.assert_allclose(logprobs, expected, atol=2e-5, err_msg=f"{mode}: {text}")
 
 
 def test_small_batches_change_nothing():
     model, tokenizer = model_and_tokenizer(bos=False)
     texts = [TEXTS[0], TEXTS[3], TEXTS[1]]
-    for reading, plan in [("infill", "hybrid"), ("causal", "causal")]:
-        for own, text in zip(span_logprobs(model, tokenizer, texts, reading, batch_tokens=1), texts, strict=True):
+    for mode, plan in [("infill", "hybrid"), ("causal", "causal")]:
+        for own, text in zip(span_logprobs(model, tokenizer, texts, mode, batch_tokens=1), texts, strict=True):
             for logprobs, expected in zip(own, slow("llama", text, plan, bos=False), strict=True):
                 np.testing.assert_allclose(logprobs, expected, atol=2e-5)
 
 
 def test_infilling_sees_the_right_side_and_a_causal_reading_does_not():
     model, tokenizer = model_and_tokenizer()
-    for reading, moves in [("infill", True), ("causal", False)]:
+    for mode, moves in [("infill", True), ("causal", False)]:
         a, b = (
-            span_logprobs(model, tokenizer, [SpannedText.between("He ran", " far", right)], reading)[0][0]
+            span_logprobs(model, tokenizer, [SpannedText.between("He ran", " far", right)], mode)[0][0]
             for right in (" away", " home")
         )
         assert (np.abs(a - b).max() > 1e-4) == moves
@@ -91,9 +91,9 @@ def test_infilling_sees_the_right_side_and_a_causal_reading_does_not():
 
 def test_no_span_sees_another_one_when_infilling():
     model, tokenizer = model_and_tokenizer()
-    for reading, moves in [("infill", False), ("causal", True)]:
+    for mode, moves in [("infill", False), ("causal", True)]:
         a, b = (
-            span_logprobs(model, tokenizer, [SpannedText(f"He {word} very far.", ((2, 6), (11, 15)))], reading)[0][1]
+            span_logprobs(model, tokenizer, [SpannedText(f"He {word} very far.", ((2, 6), (11, 15)))], mode)[0][1]
             for word in ("rbn", "fly")
         )
         assert (np.abs(a - b).max() > 1e-4) == moves
@@ -136,10 +136,10 @@ def test_impossible_spans_are_refused(text, said):
         span_logprobs(*model_and_tokenizer(), [TEXTS[0], text], "causal")
 
 
-@pytest.mark.parametrize("reading", ["infill", "causal"])
-def test_without_a_beginning_token_a_text_cannot_begin_with_a_span(reading):
+@pytest.mark.parametrize("mode", ["infill", "causal"])
+def test_without_a_beginning_token_a_text_cannot_begin_with_a_span(mode):
     with pytest.raises(TextError, match="text 0 begins with a span, and this tokenizer puts no beginning token"):
-        span_logprobs(*model_and_tokenizer(bos=False), [TEXTS[2]], reading)
+        span_logprobs(*model_and_tokenizer(bos=False), [TEXTS[2]], mode)
 
 
 def test_an_unknown_reading_is_refused():
@@ -170,10 +170,10 @@ def test_a_model_is_verified_once(monkeypatch):
 
 def test_the_verb():
     lm = LanguageModel(*model_and_tokenizer())
-    for reading, plan in [("infill", "hybrid"), ("causal", "causal")]:
+    for mode, plan in [("infill", "hybrid"), ("causal", "causal")]:
         [expected] = slow("llama", TEXTS[0], plan)
         np.testing.assert_allclose(
-            lm.span_logprobs("He ran to", " the other", " side.", mode=reading), expected, atol=2e-5
+            lm.span_logprobs("He ran to", " the other", " side.", mode=mode), expected, atol=2e-5
         )
     np.testing.assert_allclose(lm.span_logprobs("a", "b", "c"), lm.span_logprobs("a", "b", "c", mode="infill"))
     with pytest.raises(TextError, match="span of characters 1 to 1 is empty"):

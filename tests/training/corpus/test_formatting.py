@@ -37,10 +37,10 @@ def tokenizer(request):
     return BUILD[request.param]()
 
 
-def encoder(tokenizer, text, **reading):
+def encoder(tokenizer, text, **settings):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        [tokens] = tokenize(tokenizer, [text], InputFormat(**reading))
+        [tokens] = tokenize(tokenizer, [text], InputFormat(**settings))
     return tokens
 
 

@@ -1,4 +1,4 @@
-"""Pairs and triples out of files of every format, and the order in which they are dealt."""
+"""Pairs and triples out of files of every format, and the order in which they are sampled."""
 
 import csv
 import gzip

@@ -22,7 +22,7 @@ class Encoder(nn.Module):
 
 
 class Comparison(nn.Module):
-    """Halves are queries and keys; a projection, a dropout of its own and the temperature are trained."""
+    """Queries and keys, one after the other; a projection, a dropout of its own and the temperature are trained."""
 
     def __init__(self, dropout):
         super().__init__()

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 import gerund
 from gerund.training.losses.gathering import gather_numbers, gather_rows
 from tests.training.losses import two_processes
-from tests.training.losses.two_processes import ROWS, findings
+from tests.training.losses.two_processes import ROWS, results_of
 
 PROCESSES = 2
 
@@ -40,7 +40,7 @@ def found(tmp_path_factory):
 
 @pytest.mark.parametrize("way", ["plain", "cached"])
 def test_the_averaged_gradients_are_those_of_one_process(found, way):
-    expected = findings(way, slice(0, ROWS), 1)
+    expected = results_of(way, slice(0, ROWS), 1)
     assert len(expected) == 5
     for results in found:
         for name, value in expected.items():
@@ -48,7 +48,7 @@ def test_the_averaged_gradients_are_those_of_one_process(found, way):
 
 
 def test_plain_and_cached_agree_in_one_process():
-    plain, cached = (findings(way, slice(0, ROWS), 1) for way in ("plain", "cached"))
+    plain, cached = (results_of(way, slice(0, ROWS), 1) for way in ("plain", "cached"))
     for one, other in zip(plain.values(), cached.values(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-13, atol=1e-13)
 

@@ -1,4 +1,4 @@
-"""What one of two processes does: ``python two_processes.py FOLDER RANK``; its findings go to FOLDER.
+"""What one of two processes does: ``python two_processes.py FOLDER RANK``; its results go to FOLDER.
 
 Not a test by itself; test_gathering.py starts it and compares with one process.
 """
@@ -53,7 +53,7 @@ def cached(net: nn.Module, left: torch.Tensor, right: torch.Tensor, *ids: torch.
     return cached_loss(net, chunks, lambda all_ND: loss(*all_ND.chunk(2), *ids))
 
 
-def findings(way: str, own: slice, processes: int) -> dict[str, torch.Tensor]:
+def results_of(way: str, own: slice, processes: int) -> dict[str, torch.Tensor]:
     """Return loss and gradients of a way to compute them, averaged over the processes as DDP does."""
     net = encoder()
     value = globals()[way](net, *(part[own] for part in batch()))
@@ -78,7 +78,7 @@ def main(folder: Path, rank: int) -> None:
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", init_method=f"file://{folder / 'meeting'}", rank=rank, world_size=2)
     own = slice(rank * ROWS // 2, (rank + 1) * ROWS // 2)
-    found = {**findings("plain", own, 2), **findings("cached", own, 2)}
+    found = {**results_of("plain", own, 2), **results_of("cached", own, 2)}
     rows = torch.arange(4.0).view(2, 2) + 10 * rank
     found["rows"], first = gather_rows(rows.T)  # not contiguous
     found["first"] = torch.tensor(first)

@@ -65,7 +65,7 @@ def gpt2(vocabulary, **changes):
 
 
 @pytest.fixture
-def twin(model):
+def eager(model):
     other = copy.deepcopy(model)
     other.set_attn_implementation("eager")
     return other
@@ -82,13 +82,13 @@ def doubled(losses):
     return losses
 
 
-def assert_equal_losses(found, expected, model, twin, heads=()):
+def assert_equal_losses(found, expected, model, eager, heads=()):
     """Compare every loss and its gradient for all trained parameters."""
     assert found.keys() == expected.keys()
     shared = [p for head in heads for p in head.parameters()]
     names = [name for name, p in model.named_parameters() if p.requires_grad]
     ends = [p for p in model.parameters() if p.requires_grad] + shared
-    others = [p for p in twin.parameters() if p.requires_grad] + shared
+    others = [p for p in eager.parameters() if p.requires_grad] + shared
     for name, loss in found.items():
         assert loss.dtype == torch.float64
         torch.testing.assert_close(loss, expected[name], rtol=1e-11, atol=1e-11)

@@ -1,6 +1,6 @@
 """The papers' definitions taken at their word: one text at a time without padding, one position at a time.
 
-Nothing in here uses gerund's masks, batches or losses. A twin is a copy of the model in eager attention.
+Nothing in here uses gerund's masks, batches or losses. ``eager`` is a copy of the model in eager attention.
 """
 
 import torch
@@ -22,7 +22,7 @@ def hybrid(query, key, span):
     return span[query] == span[key] and key < query
 
 
-def states(twin, ids, sees, span=None):
+def states(eager, ids, sees, span=None):
     """Return the last hidden states of one text, ``sees`` asked for every pair of its tokens."""
     n = len(ids)
     mask = torch.full((1, 1, n, n), torch.finfo(torch.float64).min, dtype=torch.float64)
@@ -30,16 +30,16 @@ def states(twin, ids, sees, span=None):
         for key in range(n):
             if sees(query, key, span):
                 mask[0, 0, query, key] = 0.0
-    return twin.base_model(input_ids=torch.tensor([ids]), attention_mask=mask, use_cache=False).last_hidden_state[0]
+    return eager.base_model(input_ids=torch.tensor([ids]), attention_mask=mask, use_cache=False).last_hidden_state[0]
 
 
-def plan_states(twin, ids, plan: AttentionPlan):
+def plan_states(eager, ids, plan: AttentionPlan):
     ones = torch.ones(1, len(ids), dtype=torch.long)
-    return ReferenceModel(twin, plan).hidden_states({"input_ids": torch.tensor([ids]), "attention_mask": ones})[0]
+    return ReferenceModel(eager, plan).hidden_states({"input_ids": torch.tensor([ids]), "attention_mask": ones})[0]
 
 
-def surprise(twin, state, token):
-    logits = twin.get_output_embeddings()(state)
+def surprise(eager, state, token):
+    logits = eager.get_output_embeddings()(state)
     return logits.exp().sum().log() - logits[token]
 
 
@@ -52,58 +52,58 @@ def texts_of(batch):
                if name in batch}  # fmt: skip
 
 
-def masked_tokens(twin, batch, predict, sees=hybrid):
+def masked_tokens(eager, batch, predict, sees=hybrid):
     total = 0.0
     for text in texts_of(batch):
-        hidden = states(twin, text["input_ids"], sees, text["span"])
+        hidden = states(eager, text["input_ids"], sees, text["span"])
         for place, chosen in enumerate(text["selected"]):
             if chosen:
                 where = place - 1 if predict == "next" else place
-                total = total + surprise(twin, hidden[where], text["labels"][place])
+                total = total + surprise(eager, hidden[where], text["labels"][place])
     return total
 
 
-def spans(twin, batch):
+def spans(eager, batch):
     total = 0.0
     for text in texts_of(batch):
-        hidden = states(twin, text["input_ids"], hybrid, text["span"])
+        hidden = states(eager, text["input_ids"], hybrid, text["span"])
         for place, span in enumerate(text["span"]):
             if span > 0:
-                total = total + surprise(twin, hidden[place - 1], text["labels"][place])
+                total = total + surprise(eager, hidden[place - 1], text["labels"][place])
     return total
 
 
-def next_tokens(twin, rows):
+def next_tokens(eager, rows):
     total = 0.0
     for ids in rows:
-        hidden = states(twin, ids, causal)
+        hidden = states(eager, ids, causal)
         for place in range(1, len(ids)):
-            total = total + surprise(twin, hidden[place - 1], ids[place])
+            total = total + surprise(eager, hidden[place - 1], ids[place])
     return total
 
 
-def auto_regression(twin, batch):
+def auto_regression(eager, batch):
     """UniMAE, equation 1."""
     total = 0.0
     for text in texts_of(batch):
-        hidden = states(twin, text["input_ids"], causal)
+        hidden = states(eager, text["input_ids"], causal)
         for place in range(1, len(text["labels"])):
             if text["inside"][place]:
-                total = total + surprise(twin, hidden[place - 1], text["labels"][place])
+                total = total + surprise(eager, hidden[place - 1], text["labels"][place])
     return total
 
 
-def reconstruction(twin, decoder, batch):
+def reconstruction(eager, decoder, batch):
     """UniMAE, equations 3 to 5: a token is told from h, its place, and the others that its row of ``sees`` shows."""
     total = 0.0
     for row, text in enumerate(texts_of(batch)):
-        h = normalised(states(twin, text["input_ids"], causal)[-1])
+        h = normalised(states(eager, text["input_ids"], causal)[-1])
         original = [token for token, inside in zip(text["labels"], text["inside"], strict=True) if inside]
-        table = twin.get_input_embeddings().weight
+        table = eager.get_input_embeddings().weight
         others = [normalised(table[token]) + decoder.positions[place] for place, token in enumerate(original)]
         for place, token in enumerate(original):
             seen = [h, *(other for j, other in enumerate(others) if batch["sees"][row, place, 1 + j])]
-            total = total + surprise(twin, decoded(decoder, h + decoder.positions[place], seen), token)
+            total = total + surprise(eager, decoded(decoder, h + decoder.positions[place], seen), token)
     return total
 
 
@@ -127,8 +127,8 @@ def normalised(row):
     return centred / (centred.square().mean() + 1e-5).sqrt()
 
 
-def vector(twin, ids, first, plan, pooling):
-    hidden = plan_states(twin, ids, plan)[first:]
+def vector(eager, ids, first, plan, pooling):
+    hidden = plan_states(eager, ids, plan)[first:]
     if pooling == "last":
         return hidden[-1]
     if pooling == "first":

@@ -22,12 +22,12 @@ class Blocks:
         return [rows * self.length / 1000]
 
 
-def test_equals_one_position_at_a_time(model, twin, ids_of, double):
+def test_equals_one_position_at_a_time(model, eager, ids_of, double):
     rows = ids_of(12, 12, 12)
     batch = {"input_ids": torch.tensor(rows)}
     losses = CausalLosses()
     assert losses.counts(batch) == {"causal": 33}
-    assert_equal_losses(losses(model, batch), {"causal": slow.next_tokens(twin, rows)}, model, twin)
+    assert_equal_losses(losses(model, batch), {"causal": slow.next_tokens(eager, rows)}, model, eager)
 
 
 @pytest.mark.parametrize("length, rows, decay_length", [(16, 8, 32), (16, 6, 24), (16, 4, 64), (16, 6, 8)])

@@ -49,15 +49,15 @@ def runtime_of(model, tokenizer, encoder):
     return EncoderRuntime(model, tokenizer, encoder, plan, sends_plan=not plan.is_causal)
 
 
-def framing_of(tokenizer, encoder, prompt=None):
+def formatter_of(tokenizer, encoder, prompt=None):
     return InputFormatter(tokenizer, prompt=encoder.prompt if prompt is None else prompt, append_eos=encoder.append_eos)
 
 
-def slow_vector(twin, text, encoder):
+def slow_vector(eager, text, encoder):
     """Encode one framed text; its prompt counts as its special tokens do, only where no plan hides them."""
     has_prompt = text.text_from > text.specials_before
     skips = not encoder.pool_prompt and (has_prompt or encoder.attention.name.startswith("mask0"))
-    return slow.vector(twin, text.ids, text.text_from if skips else 0, encoder.attention, encoder.pooling)
+    return slow.vector(eager, text.ids, text.text_from if skips else 0, encoder.attention, encoder.pooling)
 
 
 EXAMPLES = [
@@ -75,7 +75,7 @@ EXAMPLES = [
 @pytest.mark.parametrize("name", ["unimae", "magnet", "mask0"])
 @pytest.mark.parametrize("similarity, temperature, projection", [("cosine", 0.05, None), ("dot", 3.0, 5)])
 def test_equals_one_pair_at_a_time(
-    model, twin, tokenizer, double, monkeypatch, name, similarity, temperature, projection, hard_negatives, min_tokens
+    model, eager, tokenizer, double, monkeypatch, name, similarity, temperature, projection, hard_negatives, min_tokens
 ):
     monkeypatch.setattr(by_length, "_CPU_TOKENS", min_tokens)
     passes = []
@@ -84,7 +84,7 @@ def test_equals_one_pair_at_a_time(
     runtime = runtime_of(model, tokenizer, encoder)
     examples = Examples(EXAMPLES, seed=1, hard_negatives=hard_negatives)
     prompts = ("ask: ", "") if name == "unimae" else (encoder.prompt, encoder.prompt)
-    queries, documents = (framing_of(tokenizer, encoder, prompt) for prompt in prompts)
+    queries, documents = (formatter_of(tokenizer, encoder, prompt) for prompt in prompts)
     batch = ExampleBatches(examples, queries, documents, TextGroup(runtime, 2), length=40).make(0, 0, 6)
     torch.manual_seed(2)
     losses = doubled(ContrastiveLosses(runtime, temperature=temperature, similarity=similarity, projection=projection))
@@ -106,12 +106,12 @@ def test_equals_one_pair_at_a_time(
     assert list(batch) == [group for group in texts if texts[group]]
     framed = {group: [(queries if group == "query" else documents).format_text(text, 40) for text in texts[group]]
               for group in texts}  # fmt: skip
-    own = {group: [slow_vector(twin, text, encoder) for text in framed[group]] for group in texts}
+    own = {group: [slow_vector(eager, text, encoder) for text in framed[group]] for group in texts}
     if projection:
         own = {group: [losses.projection.weight @ vector for vector in own[group]] for group in own}
     expected, hits = slow.contrast(*own.values(), texts, temperature, similarity)
     heads = [losses.projection] if projection else []
-    assert_equal_losses({"it": loss}, {"it": expected}, model, twin, heads)
+    assert_equal_losses({"it": loss}, {"it": expected}, model, eager, heads)
     assert right == hits
 
 
@@ -121,7 +121,7 @@ def test_vectors_are_those_of_encode(model, tokenizer, name):
     encoder = ENCODERS[name]
     model.eval()
     lm = LanguageModel(model, tokenizer, encoder)
-    formatter = framing_of(tokenizer, encoder)
+    formatter = formatter_of(tokenizer, encoder)
     losses = ContrastiveLosses(lm.runtime, temperature=1.0, similarity="cosine")
     vectors = losses(model, TextGroup(lm.runtime, 2)([formatter.format_text(text, 60) for text in TEXTS]))
     encoded = lm.encode(TEXTS, normalize=False, output="torch")
@@ -132,15 +132,15 @@ def test_vectors_are_those_of_encode(model, tokenizer, name):
         torch.testing.assert_close(alone, vector, rtol=1e-6, atol=1e-6)
 
 
-def test_last_pooling_reads_the_end_token(model, twin, tokenizer, double):
+def test_last_pooling_reads_the_end_token(model, eager, tokenizer, double):
     encoder = ENCODERS["magnet"]
-    runtime, formatter = runtime_of(model, tokenizer, encoder), framing_of(tokenizer, encoder)
+    runtime, formatter = runtime_of(model, tokenizer, encoder), formatter_of(tokenizer, encoder)
     texts = [formatter.format_text(text, 60) for text in TEXTS]
     batch = TextGroup(runtime, 2)(texts)
     vectors = ContrastiveLosses(runtime, temperature=1.0, similarity="dot")(model, batch)
     for row, text in enumerate(texts):
         assert text.ids[-1] == tokenizer.eos_token_id == batch["input_ids"][row, len(text) - 1]
-        expected = slow.plan_states(twin, text.ids, encoder.attention)[-1]
+        expected = slow.plan_states(eager, text.ids, encoder.attention)[-1]
         torch.testing.assert_close(vectors[row], expected, rtol=1e-11, atol=1e-11)
 
 
@@ -148,7 +148,7 @@ def test_autocast_does_not_round_the_pooling(model, tokenizer):
     """In bfloat16, vectors would be told apart by their last three decimal digits less."""
     model = copy.deepcopy(model).float()
     encoder = ENCODERS["mean"]
-    runtime, formatter = runtime_of(model, tokenizer, encoder), framing_of(tokenizer, encoder)
+    runtime, formatter = runtime_of(model, tokenizer, encoder), formatter_of(tokenizer, encoder)
     batch = TextGroup(runtime, 2)([formatter.format_text(text, 60) for text in TEXTS])
     losses = ContrastiveLosses(runtime, temperature=1.0, similarity="cosine", projection=5)
     kept = []
@@ -192,7 +192,7 @@ class TestSimcse:
     def batches(self, model, tokenizer, rows):
         encoder = ENCODERS["mean"]
         group = TextGroup(runtime_of(model, tokenizer, encoder), 2)
-        return SimcseBatches(Rows(rows, skipped=5), framing_of(tokenizer, encoder), group)
+        return SimcseBatches(Rows(rows, skipped=5), formatter_of(tokenizer, encoder), group)
 
     def test_every_text_twice(self, model, tokenizer, ids_of):
         rows = ids_of(8, 12, 20, 9, 30)
@@ -207,7 +207,7 @@ class TestSimcse:
             assert_same_rows(batch["query"], first, batches.make(3, first, count)["query"])
         assert batches.skipped == 5
 
-    def test_equals_one_pair_at_a_time(self, model, twin, tokenizer, ids_of, double):
+    def test_equals_one_pair_at_a_time(self, model, eager, tokenizer, ids_of, double):
         rows = [*ids_of(8, 12, 20, 9), ids_of(8)[0]]  # the last is the first once more
         batch = self.batches(model, tokenizer, rows).make(0, 0, 5)
         losses = ContrastiveLosses(
@@ -216,10 +216,10 @@ class TestSimcse:
         vectors = torch.cat([losses(model, group) for group in batch.values()])
         loss, right = losses.compare(vectors, batch, gather=False)
         bos = tokenizer.bos_token_id
-        both = [[slow.vector(twin, [bos, *row], 0, AttentionPlan("bidir"), "mean") for row in rows] for _ in range(2)]
+        both = [[slow.vector(eager, [bos, *row], 0, AttentionPlan("bidir"), "mean") for row in rows] for _ in range(2)]
         names = {"query": [str(row) for row in rows], "positive": [str(row) for row in rows], "negative": []}
         expected, hits = slow.contrast(*both, [], names, 0.05, "cosine")
-        assert_equal_losses({"it": loss}, {"it": expected}, model, twin)
+        assert_equal_losses({"it": loss}, {"it": expected}, model, eager)
         # The text that is there twice is no negative of itself, so it does not spoil the count.
         assert right == hits == 5
 
@@ -230,7 +230,7 @@ class TestSscl:
         runtime = runtime_of(model, tokenizer, encoder)
         config = SsclConfig(kind="sscl", **{"length": 64, **settings})
         options = {"tokenizer": tokenizer, "config": config, "seed": seed}
-        return AlteredBatches(Rows(rows), framing_of(tokenizer, encoder), TextGroup(runtime, 2), **options)
+        return AlteredBatches(Rows(rows), formatter_of(tokenizer, encoder), TextGroup(runtime, 2), **options)
 
     def text(self, tokenizer, ids):
         return tokenizer.decode(ids, skip_special_tokens=True).removeprefix("Find: ")
@@ -264,7 +264,7 @@ class TestSscl:
         batch = self.batches(model, tokenizer, [blank]).make(0, 0, 2)
         assert torch.equal(batch["query"]["input_ids"], batch["positive"]["input_ids"])
 
-    def test_equals_one_pair_at_a_time(self, model, twin, tokenizer, ids_of, double):
+    def test_equals_one_pair_at_a_time(self, model, eager, tokenizer, ids_of, double):
         batch = self.batches(model, tokenizer, ids_of(8, 12, 20, 9)).make(0, 0, 4)
         losses = doubled(
             ContrastiveLosses(
@@ -275,17 +275,17 @@ class TestSscl:
         own = {}
         for name, group in batch.items():
             ids = [text["input_ids"] for text in slow.texts_of(group)]
-            last = [slow.plan_states(twin, text, AttentionPlan("bidir"))[-1] for text in ids]
+            last = [slow.plan_states(eager, text, AttentionPlan("bidir"))[-1] for text in ids]
             own[name] = [losses.projection.weight @ state for state in last]
         names = {name: [f"{name}{i}" for i in range(4)] for name in own} | {"negative": []}
         expected, hits = slow.contrast(own["query"], own["positive"], [], names, 0.1, "cosine")
-        assert_equal_losses({"it": loss}, {"it": expected}, model, twin, [losses.projection])
+        assert_equal_losses({"it": loss}, {"it": expected}, model, eager, [losses.projection])
         assert right == hits
 
 
 def test_examples_depend_on_nothing_but_their_numbers(model, tokenizer):
     encoder = ENCODERS["magnet"]
-    group, formatter = TextGroup(runtime_of(model, tokenizer, encoder), 2), framing_of(tokenizer, encoder)
+    group, formatter = TextGroup(runtime_of(model, tokenizer, encoder), 2), formatter_of(tokenizer, encoder)
 
     def make(step, first, count):
         examples = Examples(EXAMPLES, seed=1, hard_negatives=2)

@@ -47,26 +47,26 @@ def make(tokenizer):
     return make
 
 
-def expected_losses(twin, batch, names, predict):
-    ways = {"mntp": lambda: slow.masked_tokens(twin, batch, predict), "msg": lambda: slow.spans(twin, batch)}
+def expected_losses(eager, batch, names, predict):
+    ways = {"mntp": lambda: slow.masked_tokens(eager, batch, predict), "msg": lambda: slow.spans(eager, batch)}
     return {name: ways[name]() for name in names}
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_equals_one_position_at_a_time(model, twin, make, formatter, ids_of, case):
+def test_equals_one_position_at_a_time(model, eager, make, formatter, ids_of, case):
     predict, names = CASES[case]
     batch = make(ids_of(*LENGTHS), formatter, names, predict).make(0, 0, len(LENGTHS))
     losses = HybridLosses(2, names, predict=predict)
-    assert_equal_losses(losses(model, batch), expected_losses(twin, batch, names, predict), model, twin)
+    assert_equal_losses(losses(model, batch), expected_losses(eager, batch, names, predict), model, eager)
     told = {"mntp": sum(map(sum, batch["selected"].tolist())), "msg": int((batch["span"] > 0).sum())}
     assert losses.counts(batch) == {name: told[name] for name in names}
     assert all(told[name] > 5 for name in names)
 
 
-def test_masked_tokens_alone_are_read_in_both_directions(model, twin, make, formatter, ids_of):
+def test_masked_tokens_alone_are_read_in_both_directions(model, eager, make, formatter, ids_of):
     batch = make(ids_of(*LENGTHS), formatter, ("mntp",)).make(0, 0, len(LENGTHS))
     assert not batch["span"].any()
-    expected = slow.masked_tokens(twin, batch, "next", sees=lambda query, key, span: True)
+    expected = slow.masked_tokens(eager, batch, "next", sees=lambda query, key, span: True)
     found = HybridLosses(2, ("mntp",))(model, batch)["mntp"]
     torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-11)
 
@@ -82,11 +82,13 @@ def test_adapters_get_the_same_gradients(tokenizer, make, formatter, ids_of):
         assert parameter.requires_grad == ("lora_" in name)
         if parameter.requires_grad:
             torch.nn.init.normal_(parameter, 0.0, 0.3)
-    twin = copy.deepcopy(model)
-    twin.set_attn_implementation("eager")
+    eager = copy.deepcopy(model)
+    eager.set_attn_implementation("eager")
     names = ("mntp", "msg")
     batch = make(ids_of(*LENGTHS), formatter, names).make(0, 0, len(LENGTHS))
-    assert_equal_losses(HybridLosses(2, names)(model, batch), expected_losses(twin, batch, names, "next"), model, twin)
+    assert_equal_losses(
+        HybridLosses(2, names)(model, batch), expected_losses(eager, batch, names, "next"), model, eager
+    )
 
 
 @pytest.mark.parametrize("part", [1, 2, 4])

@@ -129,12 +129,12 @@ def test_a_continuation_that_is_the_same_text_is_no_negative(base, tmp_path):
 
 class TestBatches:
     def test_come_from_one_document(self, passages):
-        dealt = Passages(read_passages([passages]), seed=3)
+        sampled = Passages(read_passages([passages]), seed=3)
         for epoch in range(3):
-            documents = [dealt.row(24 * epoch + n)[0].document for n in range(24)]
+            documents = [sampled.row(24 * epoch + n)[0].document for n in range(24)]
             assert len(set(documents[:12])) == len(set(documents[12:])) == 1
-            assert len({dealt.row(24 * epoch + n)[0].prefix for n in range(24)}) == 24
-        orders = {tuple(dealt.row(24 * epoch + n)[0].prefix for n in range(24)) for epoch in range(3)}
+            assert len({sampled.row(24 * epoch + n)[0].prefix for n in range(24)}) == 24
+        orders = {tuple(sampled.row(24 * epoch + n)[0].prefix for n in range(24)) for epoch in range(3)}
         assert len(orders) == 3
 
     def test_have_generated_ones_for_every_passage(self, base, passages):

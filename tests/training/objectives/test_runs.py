@@ -104,7 +104,7 @@ def test_a_step_of_every_objective(recipe_of, base, name, way, tmp_path):
     assert np.isfinite(vectors).all()
     assert not np.allclose(vectors, untrained, atol=1e-4)
     assert torch.equal(plain, own)
-    # An adapter sleeps while the model writes; trained weights do not.
+    # An adapter is inactive while the model writes; trained weights do not.
     assert torch.equal(plain, untouched) == (way == "adapter")
     names = {path.name for path in folder.rglob("*.safetensors")}
     assert names == ({"model.safetensors", "adapter_model.safetensors"} if way == "adapter" else {"model.safetensors"})
@@ -237,7 +237,7 @@ def test_compiled_layers_learn_the_same(recipe_of, name, others, tmp_path, monke
     assert len(compiled) == 2
     rows = [[json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()] for folder in (plain, quick)]
     for one, other in zip(*rows, strict=True):
-        # SimCSE's dropout draws other numbers when it is compiled.
+        # SimCSE's dropout samples other numbers when it is compiled.
         for key in [key for key in one if ("loss" in key or "val_" in key) and "simcse" not in key]:
             assert other[key] == pytest.approx(one[key], rel=1e-3), key
     weights = [load_file(folder / "model" / "adapter" / "adapter_model.safetensors") for folder in (plain, quick)]

@@ -37,18 +37,18 @@ def head(heads=2):
 @pytest.mark.parametrize(
     "heads, settings", [(1, {}), (4, {"p_mar": 0.0, "p_mrc": 0.0}), (2, {"p_mar": 0.9, "p_mrc": 1.0})]
 )
-def test_equals_one_position_at_a_time(model, twin, make, ids_of, double, settings, heads):
+def test_equals_one_position_at_a_time(model, eager, make, ids_of, double, settings, heads):
     batch = make(ids_of(*LENGTHS), **settings).make(0, 0, len(LENGTHS))
     losses = head(heads)
     expected = {
-        "mar": slow.auto_regression(twin, batch),
-        "mrc": slow.reconstruction(twin, losses.decoder, batch),
+        "mar": slow.auto_regression(eager, batch),
+        "mrc": slow.reconstruction(eager, losses.decoder, batch),
     }
-    assert_equal_losses(losses(model, batch), expected, model, twin, [losses])
+    assert_equal_losses(losses(model, batch), expected, model, eager, [losses])
     assert losses.counts(batch) == {"mar": sum(LENGTHS), "mrc": sum(LENGTHS)}
 
 
-def test_without_a_token_before_the_text(model, twin, ids_of, double):
+def test_without_a_token_before_the_text(model, eager, ids_of, double):
     """Nothing precedes the first token, so it is rebuilt but not predicted."""
     tokenizer = tokenizers.without_bos()
     config = UnimaeConfig(kind="unimae")
@@ -56,8 +56,8 @@ def test_without_a_token_before_the_text(model, twin, ids_of, double):
     batch = UnimaeBatches(Rows(ids_of(*LENGTHS)), formatter, config, mask_id=3, pad=0, seed=1).make(0, 0, len(LENGTHS))
     losses = head()
     assert losses.counts(batch) == {"mar": sum(LENGTHS) - len(LENGTHS), "mrc": sum(LENGTHS)}
-    expected = {"mar": slow.auto_regression(twin, batch), "mrc": slow.reconstruction(twin, losses.decoder, batch)}
-    assert_equal_losses(losses(model, batch), expected, model, twin, [losses])
+    expected = {"mar": slow.auto_regression(eager, batch), "mrc": slow.reconstruction(eager, losses.decoder, batch)}
+    assert_equal_losses(losses(model, batch), expected, model, eager, [losses])
 
 
 def test_without_masks_mar_is_plain_language_modelling(model, make, ids_of, double):
@@ -140,7 +140,7 @@ def test_what_each_position_sees(make, ids_of):
         assert not others[n:].any()
         kept += int(others.sum())
         pairs += n * (n - 1)
-        # Drawn for every pair, not one token for all.
+        # Sampled for every pair, not one token for all.
         assert len({str(line) for line in others[:n].int().tolist()}) > n * 0.8
     assert kept / pairs == pytest.approx(0.5, abs=0.02)
     for rate in (0.0, 1.0):

@@ -57,7 +57,7 @@ def encode_tokens_each(
     Args:
         runtimes: one a plan; see ``encode_each``.
         texts: token ids; None is passed over.
-        keep: called with the index of the reader, that of the text, and its states ``(n_tokens, D)`` float32 as
+        keep: called with the index of the runtime, that of the text, and its states ``(n_tokens, D)`` float32 as
             ``encoding.encode_tokens`` gives them.
         show: whether to show progress; None only on a terminal.
     """

@@ -210,14 +210,14 @@ def _attention(models: Sequence[LanguageModelSystem]) -> Iterator[Wanted]:
 
 
 def _attention_of(one: LanguageModelSystem, name: str) -> Picture:
-    from gerund.inference.inspection import EXAMPLE_TEXTS, inspect_attention, sink_share
+    from gerund.inference.inspection import EXAMPLE_TEXTS, inspect_attention, sink_fraction
     from gerund.reporting.plots.attention import attention_figure
     from gerund.reporting.plots.style import picture
 
     found = inspect_attention(one.lm.runtime, EXAMPLE_TEXTS)
     figure = attention_figure(found.before, found.after, title=f"{name}, {one.lm.n_layers} layers", even=found.even)
     own = [item for item in found.after if item.run == 0]
-    before, after = fmean(sink_share(found.before)), fmean(sink_share(own))
+    before, after = fmean(sink_fraction(found.before)), fmean(sink_fraction(own))
     return Picture(
         one.label,
         f"Mean attention over {len(found.ids)} English sentences and all heads, before and after the conversion. "

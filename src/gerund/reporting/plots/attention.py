@@ -11,7 +11,7 @@ from itertools import groupby
 from typing import Any
 
 from gerund.attention.plan import View
-from gerund.inference.inspection import AttentionMap, sink_share
+from gerund.inference.inspection import AttentionMap, sink_fraction
 from gerund.reporting.plots.style import (
     INK,
     PALE,
@@ -196,18 +196,18 @@ def _draw_sinks(figure: Any, before: Sequence[AttentionMap], after: Sequence[Att
     hidden = max(item.view.hidden for item in after)
     line = {"linewidth": 1.6, "markersize": 3.5, "marker": "o", "clip_on": False, "zorder": 3}
     # Broader, so that it still shows where both are the same.
-    axis.plot(range(len(before)), sink_share(before), color=_BEFORE, label="before: to the first token",
+    axis.plot(range(len(before)), sink_fraction(before), color=_BEFORE, label="before: to the first token",
               **{**line, "linewidth": 3.6, "markersize": 6.5})  # fmt: skip
-    axis.plot(range(len(own) + len(on_top)), sink_share([*own, *on_top]), color=_AFTER,
+    axis.plot(range(len(own) + len(on_top)), sink_fraction([*own, *on_top]), color=_AFTER,
               label="after: to the first token", **line)  # fmt: skip
     if hidden and len(after[0].taken) > hidden:
         # Whether the sink has only moved (LBW, section 3.5, finding 4).
-        axis.plot(range(len(own)), sink_share(own, hidden), color=_AFTER, alpha=0.55, linestyle="--", linewidth=1.3,
+        axis.plot(range(len(own)), sink_fraction(own, hidden), color=_AFTER, alpha=0.55, linestyle="--", linewidth=1.3,
                   zorder=3, label=f"after: to token {hidden + 1}, the first in sight")  # fmt: skip
     second_passes = [item for item in after if item.run == 1 and item not in on_top]
     if second_passes:
         places = [item.layer for item in second_passes]
-        fractions = sink_share(second_passes)
+        fractions = sink_fraction(second_passes)
         axis.plot(places, fractions, color=_SECOND_PASS, label="second pass: to the first token", **line)
     axis.axhline(even, color=QUIET, linestyle=":", linewidth=1.2, zorder=2, label="before, if attention were even")
     highest = max(max(curve.get_ydata()) for curve in axis.get_lines())

@@ -102,7 +102,7 @@ def embedding_maps(
             main directions), ``umap`` (umap-learn, cosine distance, 15 neighbours) or ``pca``.
         seed: which points are drawn when there are too many, and where t-SNE and UMAP end.
         most_classes: at most so many classes.
-        most_points: at most so many points, drawn at random.
+        most_points: at most so many points, sampled at random.
 
     Returns:
         A ``matplotlib.figure.Figure``.
