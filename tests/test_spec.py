@@ -16,9 +16,12 @@ import gerund
 from gerund.attention.plan import AttentionPlan
 from gerund.config import EncoderConfig
 from gerund.errors import ConfigError
+from gerund.models.settings_file import read_saved, settings_from, settings_text
+from gerund.models.sources import find
 from gerund.spec import EncoderSettings, ModelSpec, parse_settings
 from tests.tiny import N_LAYERS
 
+BUNDLED = find(None).folder
 FULL = ModelSpec(
     model="some/folder",
     attention="mask0+bidir",
@@ -197,6 +200,42 @@ class TestLoading:
         loaded(tiny_folder, pooling="last").save(tmp_path / "saved")
         spec = gerund.load(tmp_path / "saved", dtype="float32").spec
         assert (spec.attention, spec.k, spec.pooling) == ("mask0-bidir", 1, "last")
+
+    def test_a_saved_models_file_is_a_specs_settings(self, tiny_folder, tmp_path):
+        lm = loaded(tiny_folder, pooling="last", prompt="q: ", max_length=9)
+        lm.save(tmp_path / "saved")
+        found = read_saved(tmp_path / "saved")
+        assert type(found) is EncoderSettings
+        assert found == EncoderSettings.model_validate(
+            {name: getattr(lm.spec, name) for name in found.model_fields_set}
+        )
+        assert found.applied_to(EncoderConfig()) == lm.encoder
+
+    def test_files_of_before_are_read_and_written_as_they_were(self):
+        """The bundled model's, byte for byte, and that of the first version, which lacks what came later."""
+        path = BUNDLED / "gerund.json"
+        data = json.loads(path.read_text("utf-8"))
+        places = {"encode": "adapter", **data["adapters"]}
+        assert settings_text(read_saved(BUNDLED), data["fingerprint"], places) == path.read_text("utf-8")
+        first = {"attention": {"name": "mask0-bidir", "k": 3, "k0": None}, "pooling": "last", "max_length": None}
+        config = settings_from(first).applied_to(EncoderConfig(max_length=7, prompt="own: "))
+        assert config == EncoderConfig(AttentionPlan("mask0-bidir", k=3), pooling="last", max_length=7, prompt="own: ")
+        assert settings_from({"attention": "mask0-bidir", "k": 3}).plan(AttentionPlan()).k == 3
+
+    @pytest.mark.parametrize(
+        ("fields", "message"),
+        [
+            ({"poling": "last"}, "unknown field in gerund.json 'poling'; did you mean pooling"),
+            ({"pooling": 5}, "pooling is a text, not 5"),
+            ({"adapter": 5}, "adapter is a text or nothing, not 5"),
+            ({"attention": ["bidir"]}, "attention is a text, not"),
+            ({"attention": {"name": "bidir", "k": 2}}, "takes no k"),
+            ({"prompts": {"query": 1}}, "prompts is"),
+        ],
+    )
+    def test_a_file_that_is_wrong(self, fields, message):
+        with pytest.raises(ConfigError, match=message):
+            settings_from(fields)
 
     def test_the_bundled_model_keeps_its_adapters_and_its_scorer(self):
         lm = gerund.load()

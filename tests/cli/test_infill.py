@@ -7,6 +7,7 @@ import pytest
 
 import gerund
 from gerund import Infill, Sampling
+from gerund.config import JOBS
 from gerund.language_model import LanguageModel
 from tests.adapters import PEFT_WARNINGS, make_adapter
 from tests.cli.helpers import no_loading, run_cli
@@ -46,6 +47,23 @@ def test_the_whole_text_is_printed(tiny_folder):
         "lengths": wanted.lengths,
     }
     assert list(record) == ["text", "spans", "scores", "lengths"]
+
+
+@pytest.mark.filterwarnings(PEFT_WARNINGS)
+def test_the_models_own_adapter_is_left_aside(tiny_folder, tmp_path, called):
+    lm = gerund.load(tiny_folder, adapter=make_adapter(tiny_folder, tmp_path / "adapter"))
+    lm.save(tmp_path / "model")
+    used = []
+    with patch.object(
+        LanguageModel, "infill", lambda self, text, **_: used.append(self.adapters.folders) or _one(text)
+    ):
+        for more in ([], ["--adapter", "none"]):
+            assert run_cli("infill", TEXT, "-m", tmp_path / "model", *more).code == 0
+    assert used == [dict.fromkeys(JOBS, tmp_path / "model" / "adapter"), {}]
+
+
+def _one(text):
+    return Infill(text, ["é"], [[7]], [-1.0], [1])
 
 
 def test_every_option_reaches_the_engine(tiny_folder, called):

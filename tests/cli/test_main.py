@@ -38,6 +38,12 @@ MISTYPED = [
     ["export", "default", "out", "--format", "sentence-transformer"],
     ["infill", "x [blank] y", "--method", "infil"],
     ["convert", "default", "out", "--pooling", "men"],
+    ["score", "a", "b", "--scorer", "pmii"],
+    ["score", "a", "b", "--scorer", "./no-such-folder"],
+    ["generate", "x", "--rerank", "pmii"],
+    ["negatives", "x.txt", "-o", "out", "--hard", "1", "--scorer", "overlapp"],
+    ["tune", "default", "--data", ".", "-o", "out", "--max-length", "0"],
+    ["eval", "--tasks", "sts", "--data", ".", "-o", "out", "--plan", "mask0-bidir:k=two"],
 ]
 
 

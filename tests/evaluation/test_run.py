@@ -17,7 +17,7 @@ from gerund.evaluation.systems.prefill import word_groups
 from gerund.evaluation.systems.selection import systems_of
 from gerund.evaluation.task import EvaluationConfig
 from gerund.inference.encode import runtime as encoding
-from gerund.spec import parse_settings
+from gerund.spec import ModelSpec, parse_settings
 from tests.evaluation.toys import TEXTS, ToyLikelihood, ToyTask, ToyWords, ToyWriting
 from tests.tiny import save_tiny_t5
 
@@ -47,6 +47,17 @@ def test_scores_are_those_of_encoding_by_hand(lm):
         vectors = lm.with_encoder(parse_settings(text).applied_to(lm.encoder)).encode(list(TEXTS), normalize=True)
         expected = np.mean([a @ b for a, b in pairwise(vectors)])
         assert result.score.value == pytest.approx(float(expected), abs=1e-6)
+
+
+def test_columns_are_specs_that_load_the_same_system_again(tiny_folder):
+    spec = ModelSpec(model=str(tiny_folder), dtype="float32", max_length=9)
+    systems = systems_of([spec, "bm25"], encoder_configs("causal:pooling=last", "mask0-bidir:k=2"))
+    models = [one.lm for one in systems[:2]]
+    assert models[0].model is models[1].model  # loaded once
+    for lm, plan, pooling in zip(models, ("causal", "mask0-bidir"), ("last", "mean"), strict=True):
+        assert (lm.spec.model, lm.spec.attention, lm.spec.pooling) == (str(tiny_folder), plan, pooling)
+        assert (lm.spec.dtype, lm.spec.max_length) == ("float32", 9)
+        assert gerund.load(ModelSpec.model_validate_json(lm.spec.model_dump_json())).fingerprint() == lm.fingerprint()
 
 
 def test_plans_of_one_model_are_embedded_together(lm, monkeypatch):
