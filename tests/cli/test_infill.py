@@ -50,20 +50,19 @@ def test_the_whole_text_is_printed(tiny_folder):
 
 
 @pytest.mark.filterwarnings(PEFT_WARNINGS)
-def test_the_models_own_adapter_is_left_aside(tiny_folder, tmp_path, called):
+def test_the_models_own_adapter_is_left_aside(tiny_folder, tmp_path):
     lm = gerund.load(tiny_folder, adapter=make_adapter(tiny_folder, tmp_path / "adapter"))
     lm.save(tmp_path / "model")
     used = []
-    with patch.object(
-        LanguageModel, "infill", lambda self, text, **_: used.append(self.adapters.folders) or _one(text)
-    ):
+
+    def infill(self, text, **settings):
+        used.append(self.adapters.folders)
+        return Infill(text, ["é"], [[7]], [-1.0], [1])
+
+    with patch.object(LanguageModel, "infill", infill):
         for more in ([], ["--adapter", "none"]):
             assert run_cli("infill", TEXT, "-m", tmp_path / "model", *more).code == 0
     assert used == [dict.fromkeys(JOBS, tmp_path / "model" / "adapter"), {}]
-
-
-def _one(text):
-    return Infill(text, ["é"], [[7]], [-1.0], [1])
 
 
 def test_every_option_reaches_the_engine(tiny_folder, called):
