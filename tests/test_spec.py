@@ -223,7 +223,7 @@ class TestLoading:
     @pytest.mark.parametrize(
         ("fields", "message"),
         [
-            ({"poling": "last"}, "unknown field in gerund.json 'poling'; did you mean pooling"),
+            ({"poling": "last"}, "unknown field in gerund.json 'poling'; valid are: .*; did you mean 'pooling'"),
             ({"pooling": 5}, "pooling is a text, not 5"),
             ({"adapter": 5}, "adapter is a text or nothing, not 5"),
             ({"attention": ["bidir"]}, "attention is a text, not"),

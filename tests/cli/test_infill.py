@@ -49,7 +49,7 @@ def test_the_whole_text_is_printed(tiny_folder):
     assert list(record) == ["text", "spans", "scores", "lengths"]
 
 
-@pytest.mark.filterwarnings(PEFT_WARNINGS)
+@pytest.mark.filterwarnings(*PEFT_WARNINGS)
 def test_the_models_own_adapter_is_left_aside(tiny_folder, tmp_path):
     lm = gerund.load(tiny_folder, adapter=make_adapter(tiny_folder, tmp_path / "adapter"))
     lm.save(tmp_path / "model")
