@@ -145,16 +145,11 @@ def _demand_same_weights(lm: TextEncoder, other: str | Path) -> None:
         raise DataError(f"{other} was not trained from the weights of {lm.name} (or its {CONFIG_FILE} was changed)")
 
 
-def load_writer(model: str | Path | ModelSpec | None = None, **settings: str | Path | None) -> LanguageModel:
+def load_writer(spec: ModelSpec) -> LanguageModel:
     """Load a model to generate with: no attention plan takes part, so models that no plan reaches generate too.
-
-    Args:
-        model: as for ``load``.
-        settings: ``adapter``, ``dtype`` and ``device`` of ``load``.
 
     Raises:
         GerundError: as ``load``.
     """
-    spec = ModelSpec.of(model, **settings)
     seq2seq = loading.is_seq2seq(find(spec.model))
     return load(spec, attention=None if seq2seq else "causal")
