@@ -8,6 +8,7 @@ import gerund
 from gerund.inference.encode.incremental import IncrementalEncoder
 from gerund.scoring import likelihood
 from gerund.scoring.likelihood import MEASURES, Evidence, LikelihoodScorer
+from gerund.scoring.names import MEASURE_NAMES
 from tests.tiny import save_tiny
 
 PREFIXES = ["the cat sat in", "an inn"]
@@ -57,6 +58,10 @@ def test_every_scorer(lm):
         for prefix, candidates, own in zip(PREFIXES, CANDIDATES, found, strict=True):
             expected = [by_hand(lm, prefix, candidate)[name] for candidate in candidates]
             np.testing.assert_allclose(own, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_the_names_that_are_known_without_torch_are_those_of_the_measures():
+    assert set(MEASURE_NAMES) == set(MEASURES)
 
 
 @pytest.mark.parametrize("name", [name for name in MEASURES if name != "random"])
