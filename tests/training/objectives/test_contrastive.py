@@ -338,7 +338,7 @@ class TestRewriting:
         config = SsclConfig(kind="sscl", length=64, deletion=0, swap=0, rewritten=0.3)
         group = TextGroup(runtime_of(model, tokenizer, ENCODERS["magnet"]), 2)
         rewriter = Rewriter(str(base), 0.3, None)
-        formatter = framing_of(tokenizer, ENCODERS["magnet"])
+        formatter = formatter_of(tokenizer, ENCODERS["magnet"])
         options = {"tokenizer": tokenizer, "config": config, "seed": 1, "rewriter": rewriter}
         rows = ids_of(12, 15)
         batch = AlteredBatches(Rows(rows), formatter, group, **options).make(0, 0, 2)

@@ -104,7 +104,7 @@ def test_parts_add_up(model, make, formatter, ids_of, part):
 
 
 @pytest.mark.parametrize("micro_batch_size", [None, 2])
-def test_by_the_paper_a_step_divides_as_equations_2_and_4_do(model, twin, make, formatter, ids_of, micro_batch_size):
+def test_by_the_paper_a_step_divides_as_equations_2_and_4_do(model, eager, make, formatter, ids_of, micro_batch_size):
     rows, weights = ids_of(*LENGTHS), {"mntp": 0.5, "msg": 2.0}
     own = {"batch_size": len(LENGTHS), "micro_batch_size": micro_batch_size, "normalisation": "paper"}
     configs = {
@@ -119,7 +119,7 @@ def test_by_the_paper_a_step_divides_as_equations_2_and_4_do(model, twin, make, 
     batch = inputs[objective.name]
     n = len(LENGTHS)
     tokens = sum(len(formatter.format(np.array(row)).ids) for row in rows)
-    sums = expected_losses(twin, batch, ("mntp", "msg"), "next")
+    sums = expected_losses(eager, batch, ("mntp", "msg"), "next")
     expected = {"mntp": sums["mntp"] / tokens, "msg": sums["msg"] / n}
     total = sum(weights[name] * value for name, value in expected.items())
     total.backward()
@@ -127,7 +127,7 @@ def test_by_the_paper_a_step_divides_as_equations_2_and_4_do(model, twin, make, 
     assert {name: float(value) for name, value in result.losses.items()} == pytest.approx(
         {name: value.item() for name, value in expected.items()}, rel=1e-10
     )
-    for (name, one), other in zip(model.named_parameters(), twin.parameters(), strict=True):
+    for (name, one), other in zip(model.named_parameters(), eager.parameters(), strict=True):
         torch.testing.assert_close(one.grad, other.grad, rtol=1e-9, atol=1e-11, msg=lambda text, n=name: n + text)
 
 

@@ -201,9 +201,8 @@ class Rewriter:
         if self._lm is not None:
             return self._lm
         from gerund.entry import load
-        from gerund.training.recipe import DEFAULT_BASE
 
-        self._lm = lm = load(None if self.base == DEFAULT_BASE else self.base)
+        self._lm = lm = load(self.base)
         if self.cache is not None:
             what = f"{lm.weights_hash} {lm.adapters.hash('infill')} {self.fraction}"
             key = hashlib.sha256(what.encode()).hexdigest()[:16]
