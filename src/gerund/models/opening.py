@@ -17,7 +17,8 @@ from gerund.config import JOBS, EncoderConfig, Job, read_adapters, read_encoder_
 from gerund.errors import ConfigError, DataError, ModelError
 from gerund.models import loading
 from gerund.models.adapters import ADAPTER_FILES, Adapters
-from gerund.models.encoder_decoder import is_encoder_decoder
+from gerund.models.encoder_decoder import SEQ2SEQ, is_encoder_decoder
+from gerund.models.guarding import quiet
 from gerund.models.heads import ProjectionHead, read_head
 from gerund.spec import NO_ADAPTER, ModelSpec
 
@@ -65,6 +66,7 @@ class Opened:
         return is_encoder_decoder(self.model)
 
 
+@quiet()  # once for all of it: whenever a logger's level changes, all loggers forget what they know
 def open_model(spec: ModelSpec) -> Opened:
     """Load a model with its settings.
 
@@ -77,7 +79,8 @@ def open_model(spec: ModelSpec) -> Opened:
     source = loading.find(spec.model)
     settings = loading.settings_folder(source)
     stored = None if settings is None else read_encoder_config(settings)
-    seq2seq = loading.is_seq2seq(source)
+    config = loading.read_config(source)
+    seq2seq = config.model_type in SEQ2SEQ
     encoder = spec.applied_to(stored or (_ENCODER if seq2seq else EncoderConfig()))
     head = None if settings is None else read_head(settings)
     if seq2seq:
@@ -90,9 +93,9 @@ def open_model(spec: ModelSpec) -> Opened:
         encoder = replace(encoder, adapter=None)
     if weights_type is None and where.type == "cpu" and not loading.cpu_has_bfloat16():
         # Half precision would be emulated, slowly; float32 holds the same values.
-        stored_type = loading.stored_dtype(source)
+        stored_type = loading.dtype_of(config)
         weights_type = torch.float32 if stored_type in (torch.bfloat16, torch.float16) else None
-    loaded, tokenizer = loading.read(source, weights_type)
+    loaded, tokenizer = loading.read(source, weights_type, config)
     width = loaded.config.get_text_config(decoder=True).hidden_size
     if head is not None and head.settings.width != width:
         raise DataError(f"the head in {settings} is for states of {head.settings.width} numbers, not {width}")
