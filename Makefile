@@ -1,7 +1,7 @@
 # Needs make and a Python of at least 3.11; each target sets up the rest in .venv by itself.
 #
 #   make demo     see it work, on short texts that come with it   (make demo MODEL=path/to/a/model)
-#   make test     run the tests            (make test PYTEST_ARGS="-k plan -x")
+#   make test     run the tests            (make test PYTEST_ARGS="-k plan -x"; -m slow for the slow ones)
 #   make docs     build the documentation as a site in site/, without a network
 #   make check    style, types, documentation and tests: what a change has to pass
 #   make format   let ruff put the code into its form

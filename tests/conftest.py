@@ -33,6 +33,16 @@ def data_folder() -> Path:
 
 
 @pytest.fixture(scope="session")
+def bundled():
+    """The bundled model as it is loaded by default, which no test may change; the test is skipped without it."""
+    import gerund
+
+    if not (Path(gerund.__file__).parent / "assets" / "default" / "config.json").is_file():
+        pytest.skip("the bundled model is not in this checkout")
+    return gerund.load()
+
+
+@pytest.fixture(scope="session")
 def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of a tiny random Llama with a byte-level tokenizer, as transformers saves it (float32)."""
     from tests.tiny import save_tiny

@@ -31,6 +31,9 @@ def module_name(path: Path) -> str:
     return ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix("__init__").rstrip(".")
 
 
+MODULES = frozenset(f"gerund.{module_name(path)}" for path in FILES)
+
+
 def part_of(module: str) -> str:
     """Return which part of the house a module belongs to."""
     return module if module in RANK else module.split(".", maxsplit=1)[0]
@@ -50,8 +53,7 @@ def imported(tree: ast.Module) -> Iterator[str]:
             assert node.level == 0, "imports name the whole module"
             known = [f"{node.module}.{alias.name}" for alias in node.names]
             # `from gerund.models import loading` brings a module, `from gerund.models.loading import read` a name.
-            modules = {f"gerund.{module_name(path)}" for path in FILES}
-            yield from (name if name in modules else str(node.module) for name in known)
+            yield from (name if name in MODULES else str(node.module) for name in known)
 
 
 def named(path: Path) -> str:
@@ -123,6 +125,10 @@ def unsafe(path: Path) -> Iterator[str]:
             yield f"{named(path)} imports {name}"
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call):
+            continue
+        if all(keyword.arg != "trust_remote_code" for keyword in node.keywords) and not (
+            isinstance(node.func, ast.Attribute) and node.func.attr == "load"
+        ):
             continue
         keywords = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
         if keywords.get("trust_remote_code", "False") != "False":

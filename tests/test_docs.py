@@ -82,7 +82,19 @@ def room(path: Path) -> str:
 WITH_EXAMPLES = [path for path in FILES if ">>>" in read(path)]
 
 
+@pytest.fixture
+def loaded_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Load the bundled model for nobody anew: most examples begin with it, and none changes it."""
+    load = gerund.load
+
+    def give(*arguments: object, **settings: object) -> gerund.LanguageModel:
+        return load(*arguments, **settings) if arguments or settings else request.getfixturevalue("bundled")
+
+    monkeypatch.setattr(gerund, "load", give)
+
+
 @pytest.mark.parametrize("part", sorted({room(path) for path in WITH_EXAMPLES}))
+@pytest.mark.usefixtures("loaded_once")
 def test_docstring_examples(part: str) -> None:
     said: list[str] = []
     for path in (path for path in WITH_EXAMPLES if room(path) == part):
@@ -97,6 +109,7 @@ def test_docstring_examples(part: str) -> None:
 
 
 @needs_default
+@pytest.mark.usefixtures("loaded_once")
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=page_id)
 def test_python_examples_run_as_they_stand(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

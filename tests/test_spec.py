@@ -235,13 +235,12 @@ class TestLoading:
         with pytest.raises(ConfigError, match=message):
             settings_from(fields)
 
-    def test_the_bundled_model_keeps_its_adapters_and_its_scorer(self):
-        lm = gerund.load()
-        other = gerund.load(lm.spec)
-        assert lm.spec.model == "default"
+    def test_the_bundled_model_keeps_its_adapters_and_its_scorer(self, bundled):
+        other = gerund.load(bundled.spec)
+        assert bundled.spec.model == "default"
         assert other.scorer is not None
-        assert other.adapters.folders == lm.adapters.folders
-        assert gerund.load(lm.spec, adapter="none").scorer is None
+        assert other.adapters.folders == bundled.adapters.folders
+        assert gerund.load(bundled.spec, adapter="none").scorer is None
 
     def test_a_model_made_in_memory_has_no_spec(self, tiny_folder):
         lm = loaded(tiny_folder)

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import (
@@ -49,6 +50,9 @@ CONFIGS: dict[str, dict] = {
     "gpt_oss": dict(_HEADED, sliding_window=3, num_local_experts=4, num_experts_per_tok=2),
 }  # fmt: skip
 
+# A batch that is padded on both sides holds the rows of the two that are padded on one; these are swept as slow tests.
+SIDES = ["both", "none", pytest.param("left", marks=pytest.mark.slow), pytest.param("right", marks=pytest.mark.slow)]
+
 REFUSED: dict[str, dict] = {
     "stablelm": _GQA,
     "bloom": dict(vocab_size=VOCAB, hidden_size=32, n_head=4, n_layer=N_LAYERS),
@@ -78,7 +82,13 @@ def _spread(model: PreTrainedModel) -> None:
 
 
 def batch(side: str, lengths: tuple[int, ...] = (7, 5, 3), seed: int = 1) -> dict[str, torch.Tensor]:
-    """Build random ids, attention mask and positions, padded on ``side`` (left, right or none)."""
+    """Build random ids, attention mask and positions, padded on ``side`` (left, right, both or none).
+
+    With both, the texts padded on the left are followed by the same texts padded on the right.
+    """
+    if side == "both":
+        left, right = batch("left", lengths, seed), batch("right", lengths, seed)
+        return {name: torch.cat([left[name], right[name]]) for name in left}
     generator = torch.Generator().manual_seed(seed)
     if side == "none":
         lengths = (max(lengths),) * len(lengths)

@@ -97,9 +97,13 @@ class ReferenceModel:
         self.layers = decoder_layers(model)
         self.plan = plan
         streams = plan.name.startswith(("inter", "extra"))
-        self.copies = {i: copy.deepcopy(layer) for i, layer in enumerate(self.layers)} if streams else {}
+        self.copies = {i: self._copy(layer) for i, layer in enumerate(self.layers)} if streams else {}
         if plan.name.startswith("extend"):
-            self.tops = [copy.deepcopy(self.layers[-1]) for _ in range(plan.k or 0)]
+            self.tops = [self._copy(self.layers[-1]) for _ in range(plan.k or 0)]
+
+    def _copy(self, layer: nn.Module) -> nn.Module:
+        # Weights of its own; the configuration, which every module holds, takes longer to copy than they do.
+        return copy.deepcopy(layer, {id(self.model.config): self.model.config})
 
     def hidden_states(self, batch: dict[str, Tensor], span_BT: Tensor | None = None) -> Tensor:
         real_BT = batch["attention_mask"]

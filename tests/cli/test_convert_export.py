@@ -201,15 +201,9 @@ def test_unknown_format(tiny_folder: Path, tmp_path: Path) -> None:
     assert ran.mistake == "unknown format 'onnx'; valid are: sentence-transformers, merged"
 
 
-def test_the_embedded_default(tmp_path: Path) -> None:
-    from gerund.models.sources import find
-
-    try:
-        find(None)
-    except gerund.ModelError:
-        pytest.skip("this installation has no bundled model")
+def test_the_embedded_default(tmp_path: Path, bundled: gerund.LanguageModel) -> None:
     assert run_cli("convert", "default", tmp_path / "out").code == 0
-    assert gerund.load(tmp_path / "out").fingerprint() == gerund.load().fingerprint()
+    assert gerund.load(tmp_path / "out").fingerprint() == bundled.fingerprint()
 
 
 @pytest.mark.filterwarnings(*PEFT_WARNINGS)

@@ -33,6 +33,13 @@ def roomy_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture
+def no_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.split(".")[0] == "matplotlib"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+
+
 def run(*arguments: str) -> str:
     result = CliRunner().invoke(app, ["demo", *arguments], catch_exceptions=False)
     assert result.exit_code == 0
@@ -97,12 +104,8 @@ def test_json_is_all_that_is_printed(roomy_folder: Path, tmp_path: Path) -> None
     assert set(report["seconds"]) >= {"load and verify the plan", "draw the pictures"}
 
 
-def test_without_matplotlib_only_the_pictures_are_missing(
-    roomy_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in [name for name in sys.modules if name.split(".")[0] == "matplotlib"]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
+@pytest.mark.usefixtures("no_matplotlib")
+def test_without_matplotlib_only_the_pictures_are_missing(roomy_folder: Path, tmp_path: Path) -> None:
     output = run("-m", str(roomy_folder), "-o", str(tmp_path / "out"))
     assert "pip install 'gerund[plot]'" in output
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["demo.html", "demo.json"]
@@ -136,6 +139,7 @@ def test_a_gap_that_cannot_be_filled_is_told(roomy_folder: Path, monkeypatch: py
     assert demo.missing == ["No gap was filled: the hybrid mask does not reach layer 3."]
 
 
+@pytest.mark.usefixtures("no_matplotlib")  # pictures take longer than the rest, and are not looked at
 def test_a_model_that_is_read_causally_is_told_from_the_baseline(roomy_folder: Path, tmp_path: Path) -> None:
     lm = load(roomy_folder, attention="causal", pooling="last")
     lm.save(tmp_path / "causal")

@@ -179,13 +179,14 @@ class TestExpanding:
     def expanded(self, *arguments):
         return run_cli("generate", "--max-new-tokens", 2, "--seed", 1, *arguments)
 
-    def test_one_query_as_lines(self):
+    def test_one_query_as_lines(self, bundled):
         ran = self.expanded("--expand", 3, "the cat in the rain", "--keep", "cat", "--keep", "in the")
         assert (ran.code, ran.err) == (0, "")
-        lm = gerund.load()
         sampling = gerund.Sampling(temperature=1.0, top_p=0.9, seed=1)
         keep = ["cat", "in the"]
-        assert ran.out.splitlines() == lm.expand("the cat in the rain", 3, keep=keep, max_tokens=2, sampling=sampling)
+        assert ran.out.splitlines() == bundled.expand(
+            "the cat in the rain", 3, keep=keep, max_tokens=2, sampling=sampling
+        )
 
     def test_many_queries_as_json(self, tmp_path):
         source, out = tmp_path / "in.txt", tmp_path / "out.jsonl"

@@ -77,7 +77,7 @@ def test_other_methods(corpus, tmp_path, options):
 
 
 def test_killed_and_resumed(tmp_path):
-    corpus = write_jsonl(tmp_path / "corpus.jsonl", articles(20_000))
+    corpus = write_jsonl(tmp_path / "corpus.jsonl", articles(10_000))
     out, whole = tmp_path / "out.parquet", tmp_path / "whole.parquet"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", _SMALL_PARTS, "mine", str(corpus), "-o", str(out), "-j", "2"]
@@ -109,7 +109,7 @@ if __name__ == "__main__":
     from dataclasses import field
     own = config.MiningConfig.__init__
     def init(self, **more):
-        own(self, **{**more, "part_size": 100_000})
+        own(self, **{**more, "part_size": 50_000})
     config.MiningConfig.__init__ = init
     from gerund.cli.main import run
     run()

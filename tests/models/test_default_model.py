@@ -27,9 +27,9 @@ RECIPES = {
 ELSEWHERE = {"output", "data"}
 
 
-@pytest.fixture(scope="module")
-def lm() -> gerund.LanguageModel:
-    return gerund.load()
+@pytest.fixture
+def lm(bundled: gerund.LanguageModel) -> gerund.LanguageModel:
+    return bundled
 
 
 @pytest.fixture(scope="module")

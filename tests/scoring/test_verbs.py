@@ -39,10 +39,9 @@ class TestScore:
     def test_scorer_of_ones_own(self, lm):
         assert lm.score(["a"], [[" b", " cde"]], Longest()) == [[2.0, 4.0]]
 
-    def test_default_is_the_scorer_inside(self, lm):
+    def test_default_is_the_scorer_inside(self, lm, bundled):
         texts = ["the cat sat"], [[" the rain", " a tin"]]
-        inside = gerund.load()
-        assert lm.score(*texts, "default")[0] == pytest.approx(inside.score(*texts)[0], abs=1e-4)
+        assert lm.score(*texts, "default")[0] == pytest.approx(bundled.score(*texts)[0], abs=1e-4)
         [one] = lm.generate("the cat", 4, SAMPLING, rerank=Rerank(2, scorer="default"))
         assert isinstance(one, Ranked)
 

@@ -30,9 +30,8 @@ def tokenizer():
     return train_tokenizer([sentences(i, 30) for i in range(20)], vocab_size=320, max_length=64)
 
 
-@pytest.fixture
-def settings(corpus, tmp_path_factory):
-    """Return a recipe as plain data; tests change it before they write it."""
+def plain_settings(corpus, tmp_path_factory):
+    """Return a recipe as plain data."""
     model = {
         "model_type": "llama",
         "hidden_size": 16,
@@ -68,6 +67,12 @@ def settings(corpus, tmp_path_factory):
 
 
 @pytest.fixture
+def settings(corpus, tmp_path_factory):
+    """Return a recipe as plain data; tests change it before they write it."""
+    return plain_settings(corpus, tmp_path_factory)
+
+
+@pytest.fixture
 def write_recipe(tmp_path):
     def write(settings, name="recipe.yaml"):
         path = tmp_path / name
@@ -75,6 +80,19 @@ def write_recipe(tmp_path):
         return path
 
     return write
+
+
+@pytest.fixture
+def run(settings, write_recipe, tmp_path):
+    """Return a function that trains by the recipe in ``settings``, into a folder of this name."""
+
+    def run(output, *overrides, resume=False):
+        from gerund.training.recipe import load_recipe
+        from gerund.training.run import train
+
+        return train(load_recipe(write_recipe(settings), [f"output={tmp_path / output}", *overrides]), resume=resume)
+
+    return run
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,7 @@ from gerund.jobs.locks import hold
 from gerund.training.recipe import load_recipe
 from gerund.training.run import train
 from tests.training.conftest import sentences
-from tests.training.test_run import read_log
+from tests.training.outcomes import read_log
 from tests.training.two_processes import assert_equal_states, one_step, state, watched, work, work_sharded
 
 ROOT = Path(__file__).parents[2]

@@ -22,7 +22,7 @@ from gerund.training.recipe import load_recipe
 from gerund.training.run import train
 from gerund.training.run_folder import newest_checkpoint
 from gerund.training.trainer import GerundTrainer
-from tests.training.test_run import read_log
+from tests.training.outcomes import read_log
 from tests.training.two_processes import CrashError, assert_equal_states, state, watched
 
 ROOT = Path(__file__).parents[2]

@@ -11,7 +11,7 @@ import yaml
 from gerund.errors import MissingDependencyError
 from gerund.training.recipe import load_recipe
 from gerund.training.run import train
-from tests.training.test_run import read_log
+from tests.training.outcomes import read_log
 
 FSDP = Path(__file__).parents[2] / "examples" / "accelerate-fsdp.yaml"
 

@@ -11,9 +11,9 @@ modules that shares every tensor with the model, so what is verified is these ve
 Knows: models and resolved plans. Does not know: texts, tokenizers.
 """
 
-import copy
 from collections import OrderedDict
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from threading import Lock, get_ident
 from typing import Any
@@ -96,14 +96,12 @@ def probe(model: PreTrainedModel, plan: ResolvedPlan | None, *, padded: bool = T
     Raises:
         UnsupportedModelError: a layer never asked for the plan's mask.
     """
-    separate = _separate_copy(model)
-    # Where no copy can be made, the hooks go onto the model, one probe at a time.
-    with nullcontext() if separate is not None else _live_probe:
-        return _probe(separate or model, plan, padded=padded)
+    with _to_hook(model) as free:
+        return _probe(free, plan, padded=padded)
 
 
 @torch.no_grad()
-def _probe(model: PreTrainedModel, plan: ResolvedPlan | None, *, padded: bool) -> ProbeReport:
+def _probe(model: PreTrainedModel, plan: ResolvedPlan | None, *, padded: bool = True) -> ProbeReport:
     layers = decoder_layers(model)
     device = model.get_input_embeddings().weight.device
     vocabulary = model.get_input_embeddings().weight.shape[0]
@@ -151,16 +149,16 @@ def verify(model: PreTrainedModel, plan: ResolvedPlan) -> ProbeReport:
         UnsupportedModelError: a layer disobeys the plan; the message names architecture and layers.
     """
     name = model.config.model_type
-    report = probe(model, None)
-    if report.wrong_layers:
-        refuse_damaged(model, decoder_layers(model)[report.wrong_layers[0]])
-        raise ModelError(
-            f"this {name} model is no plain causal language model: layer {report.wrong_layers[0]} does not see "
-            "exactly the earlier tokens; give a decoder-only model"
-        )
-    if plan.is_causal:
-        return report
-    report = probe(model, plan)
+    with _to_hook(model) as free:
+        report = _probe(free, None)
+        if report.wrong_layers:
+            refuse_damaged(model, decoder_layers(model)[report.wrong_layers[0]])
+            raise ModelError(
+                f"this {name} model is no plain causal language model: layer {report.wrong_layers[0]} does not see "
+                "exactly the earlier tokens; give a decoder-only model"
+            )
+        if not plan.is_causal:
+            report = _probe(free, plan)
     if report.wrong_layers:
         raise UnsupportedModelError(unreached(name, report.wrong_layers, len(report.layers)))
     return report
@@ -188,6 +186,14 @@ _registry = Lock()
 _live_probe = Lock()
 
 
+@contextmanager
+def _to_hook(model: PreTrainedModel) -> Iterator[PreTrainedModel]:
+    """Give the block a model to hang hooks on: a separate copy; where none can be made the model, a block at a time."""
+    separate = _separate_copy(model)
+    with nullcontext() if separate is not None else _live_probe:
+        yield separate or model
+
+
 def _separate_copy(model: PreTrainedModel) -> PreTrainedModel | None:
     """Return the model with modules of its own and the same tensors; None where a module's forward was replaced.
 
@@ -197,9 +203,11 @@ def _separate_copy(model: PreTrainedModel) -> PreTrainedModel | None:
         return None
     copies: dict[nn.Module, nn.Module] = {}
     for module in model.modules():
-        copies[module] = own = copy.copy(module)
+        copies[module] = own = type(module).__new__(type(module))
         # Hooks, buffers and the like stand in dictionaries, which a shallow copy would share.
-        vars(own).update({name: copy.copy(value) for name, value in vars(module).items() if type(value) in _TABLES})
+        vars(own).update(
+            {name: value.copy() if type(value) in _TABLES else value for name, value in vars(module).items()}
+        )
     for own in copies.values():
         for name, child in own._modules.items():
             own._modules[name] = None if child is None else copies[child]

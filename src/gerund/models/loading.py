@@ -65,18 +65,21 @@ _GENERATION_NUMBERS = frozenset([
 _save_lock = threading.Lock()
 
 
-def read(source: Source, dtype: torch.dtype | None) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def read(
+    source: Source, dtype: torch.dtype | None, config: PreTrainedConfig | None = None
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load model and tokenizer, in evaluation mode.
 
     Args:
         source: from ``find``.
         dtype: type of the weights; None for the checkpoint's own.
+        config: from ``read_config``, if that was called already.
 
     Raises:
         ModelError: neither a decoder-only language model nor a T5, no safetensors, weights missing, no tokenizer, or
             not to be had.
     """
-    config = _config(source)
+    config = read_config(source) if config is None else config
     _refuse_other_kinds(config, source.where)
     kind = AutoModelForSeq2SeqLM if config.model_type in SEQ2SEQ else AutoModelForCausalLM
     files = weight_files(source, getattr(config, "transformers_weights", None))
@@ -114,18 +117,40 @@ def read(source: Source, dtype: torch.dtype | None) -> tuple[PreTrainedModel, Pr
     return model, tokenizer
 
 
+def read_config(source: Source) -> PreTrainedConfig:
+    """Read the config of a model.
+
+    Raises:
+        ModelError: there is no such model, or its config cannot be read or is absurd.
+    """
+    what = f"cannot read the config of {source.name}"
+    if source.folder is None:
+        what += ", taken as a hub id since there is no such folder"
+    options = {"local_files_only": source.local_only}
+    data, _ = guarded(what, PreTrainedConfig.get_config_dict, source.where, **options)
+    refuse_absurd_config(data, source.name)
+    config: PreTrainedConfig = guarded(
+        what, AutoConfig.from_pretrained, source.where, trust_remote_code=False, **options
+    )
+    return config
+
+
 def is_seq2seq(source: Source) -> bool:
     """Whether a model has an encoder of its own beside its decoder.
 
     Raises:
         ModelError: there is no such model.
     """
-    return _config(source).model_type in SEQ2SEQ
+    return read_config(source).model_type in SEQ2SEQ
 
 
 def stored_dtype(source: Source) -> torch.dtype | None:
     """Return the type that the checkpoint's config names; None when it names none."""
-    config = _config(source)
+    return dtype_of(read_config(source))
+
+
+def dtype_of(config: PreTrainedConfig) -> torch.dtype | None:
+    """Return the type that a config names; None when it names none."""
     dtype = getattr(config, "dtype", None)
     return dtype if isinstance(dtype, torch.dtype) else None
 
@@ -234,16 +259,6 @@ def original_files(source: Source) -> list[Path]:
     others = {path.name for pattern in _FILES for path in folder.glob(pattern) if not path.name.startswith(".")}
     others = {name for name in others if ".safetensors" not in name and name not in (CONFIG_FILE, *_NOT_COPIED)}
     return [folder / name for name in sorted(weights | others) if (folder / name).is_file()]
-
-
-def _config(source: Source) -> Any:
-    what = f"cannot read the config of {source.name}"
-    if source.folder is None:
-        what += ", taken as a hub id since there is no such folder"
-    options = {"local_files_only": source.local_only}
-    data, _ = guarded(what, PreTrainedConfig.get_config_dict, source.where, **options)
-    refuse_absurd_config(data, source.name)
-    return guarded(what, AutoConfig.from_pretrained, source.where, trust_remote_code=False, **options)
 
 
 def _refuse_wrong_numbers(model: PreTrainedModel, name: str) -> None:

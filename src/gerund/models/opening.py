@@ -18,7 +18,8 @@ from gerund.config import JOBS, EncoderConfig, Job
 from gerund.errors import ConfigError, DataError, ModelError
 from gerund.models import loading
 from gerund.models.adapters import ADAPTER_FILES, Adapters
-from gerund.models.encoder_decoder import is_encoder_decoder
+from gerund.models.encoder_decoder import SEQ2SEQ, is_encoder_decoder
+from gerund.models.guarding import quiet
 from gerund.models.heads import ProjectionHead, read_head
 from gerund.models.settings_file import read_adapters, read_saved
 from gerund.models.sources import find
@@ -68,6 +69,7 @@ class Opened:
         return is_encoder_decoder(self.model)
 
 
+@quiet()  # once for all of it: whenever a logger's level changes, all loggers forget what they know
 def open_model(spec: ModelSpec) -> Opened:
     """Load a model with its settings.
 
@@ -81,7 +83,8 @@ def open_model(spec: ModelSpec) -> Opened:
     settings = loading.settings_folder(source)
     saved = (None if settings is None else read_saved(settings)) or EncoderSettings()
     own_adapters = {} if settings is None else read_adapters(settings)
-    seq2seq = loading.is_seq2seq(source)
+    config = loading.read_config(source)
+    seq2seq = config.model_type in SEQ2SEQ
     encoder = spec.applied_to(saved.applied_to(_ENCODER if seq2seq else EncoderConfig()))
     head = None if settings is None else read_head(settings)
     if seq2seq:
@@ -93,9 +96,9 @@ def open_model(spec: ModelSpec) -> Opened:
         head = None
     if weights_type is None and where.type == "cpu" and not loading.cpu_has_bfloat16():
         # Half precision would be emulated, slowly; float32 holds the same values.
-        stored_type = loading.stored_dtype(source)
+        stored_type = loading.dtype_of(config)
         weights_type = torch.float32 if stored_type in (torch.bfloat16, torch.float16) else None
-    loaded, tokenizer = loading.read(source, weights_type)
+    loaded, tokenizer = loading.read(source, weights_type, config)
     width = loaded.config.get_text_config(decoder=True).hidden_size
     if head is not None and head.settings.width != width:
         raise DataError(f"the head in {settings} is for states of {head.settings.width} numbers, not {width}")

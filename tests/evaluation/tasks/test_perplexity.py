@@ -222,12 +222,11 @@ def test_windows_reach_every_token_once():
             assert found == list(range(first, n))
 
 
-def test_the_scale_is_that_of_the_embedded_default(data_folder):
+def test_the_scale_is_that_of_the_embedded_default(data_folder, bundled):
     """The model card says 1.381 bits per byte of wiki.test; a tenth of it is quick and near."""
-    lm = gerund.load()
     wiki = next(one for one in find(data_folder) if one.name == "perplexity/wiki")
     assert wiki.has_validation
-    score = replace(wiki, max_tokens=5000).run(language_model_system("default", lm), QUIET)
+    score = replace(wiki, max_tokens=5000).run(language_model_system("default", bundled), QUIET)
     assert score.value == pytest.approx(1.38, abs=0.08)
 
 

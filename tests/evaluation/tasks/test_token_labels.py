@@ -37,6 +37,7 @@ WORDS = {
 }
 # So wide and long that a few steps are enough.
 WIDTH, LENGTH = 100, 50.0
+STEPS = 100
 SENTENCES = ["Ann sees the cat .", "Bo hit Ann in Rome .", "the cat sees Bo .", "Rome .", "Ann hit the cat in Rome ."]
 
 
@@ -70,7 +71,7 @@ def write(path: Path, sentences: list[str], tags: dict[str, str] = WORDS) -> Pat
 
 @pytest.fixture(autouse=True)
 def _few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(token_labels, "train_taggers", partial(train_taggers, steps=400))
+    monkeypatch.setattr(token_labels, "train_taggers", partial(train_taggers, steps=STEPS))
 
 
 @pytest.fixture
@@ -115,7 +116,7 @@ def test_scores_are_those_of_other_libraries(tasks: dict[str, TokenTask], tiny_f
     lm = gerund.load(tiny_folder, attention="causal", dtype="float32")
     train, test = (read_conll(tasks["ner"].files[place]) for place in (0, 2))
     vectors, test_vectors = (np.concatenate(lm.encode_words(some.words)) for some in (train, test))
-    taggers = train_taggers(vectors, [train.tags[column] for column in COLUMNS], seed=7, steps=400)
+    taggers = train_taggers(vectors, [train.tags[column] for column in COLUMNS], seed=7, steps=STEPS)
     system = language_model_system("tiny", lm)
     for kind, column in (("pos", "pos"), ("chunking", "chunk"), ("ner", "ner")):
         score = tasks[kind].run(system, EvaluationConfig(seed=7))

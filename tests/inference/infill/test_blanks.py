@@ -2,11 +2,11 @@
 
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-import gerund
 from gerund.inference.infill.blanks import BlankedText
 from gerund.inference.text_ids import ids_inside
+from gerund.models.loading import find
 from tests.tiny import byte_tokenizer
 
 
@@ -40,7 +40,9 @@ def test_a_piece_gets_no_space_that_it_does_not_have(scheme, text, tokens):
     assert tokenizer.convert_ids_to_tokens(ids_inside(tokenizer, text)) == tokens
 
 
-@pytest.mark.parametrize("tokenizer", [byte_tokenizer(), byte_tokenizer(bos=False), gerund.load().tokenizer])
+@pytest.mark.parametrize(
+    "tokenizer", [byte_tokenizer(), byte_tokenizer(bos=False), AutoTokenizer.from_pretrained(find(None).where)]
+)
 @pytest.mark.parametrize(
     "text", [" the end", "the end", ".", "n", "\n\nHe", "\u00e9t\u00e9", "\U0001f600", "  two", "123"]
 )

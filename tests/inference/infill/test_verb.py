@@ -117,11 +117,10 @@ def test_prompting_methods_are_dispatched_to_and_scored_by_the_untouched_model(m
     assert result.scores[1] == pytest.approx(np.mean(expected), abs=1e-5)
 
 
-def test_every_method_has_a_name():
+def test_every_method_has_a_name(bundled):
     assert ("infill", "left-only", *infill_prompts.PROMPT_METHODS) == INFILL_METHODS
-    lm = gerund.load()
     for method in infill_prompts.PROMPT_METHODS:
-        result = lm.infill("The old man sat down. [blank] He went home.", method=method, max_tokens=8)
+        result = bundled.infill("The old man sat down. [blank] He went home.", method=method, max_tokens=8)
         assert result.text == f"The old man sat down.{result.spans[0]} He went home."
 
 
@@ -194,16 +193,15 @@ def test_a_slow_tokenizer_is_refused(monkeypatch):
         lm.infill(TEXT, lengths=2)
 
 
-def test_the_embedded_default_fills_a_story():
-    lm = gerund.load()
+def test_the_embedded_default_fills_a_story(bundled):
     text = "The old man looked at [blank] and went home. His wife [blank] at the door.\n"
     for settings in ({}, {"beams": 2}, {"sampling": Sampling(temperature=0.8, top_p=0.9, seed=1), "samples": 2}):
-        result = lm.infill(text, max_tokens=6, **settings)
+        result = bundled.infill(text, max_tokens=6, **settings)
         assert (
             result.text
             == f"The old man looked at{result.spans[0]} and went home. His wife{result.spans[1]} at the door.\n"
         )
-        assert result == lm.infill(text, max_tokens=6, **settings)
+        assert result == bundled.infill(text, max_tokens=6, **settings)
         assert [len(ids) for ids in result.token_ids] == result.lengths
         assert all(1 <= length <= 6 for length in result.lengths)
         assert all(score < 0 for score in result.scores)

@@ -215,18 +215,11 @@ class TestBuilding:
         assert len(unimae.losses.decoder.positions) == longest == 22
 
 
-@pytest.mark.parametrize(
-    ("name", "others"),
-    [
-        ("magnet", []),
-        ("magnet", ["encoder.attention=inter-back"]),
-        ("unimae", ["objectives.simcse.weight=0", "model.gradient_checkpointing=true"]),
-    ],
-    ids=["magnet", "layers-twice", "unimae"],
-)
-@pytest.mark.skipif(not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="no C++ compiler")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch", "ignore:The .grad attribute:UserWarning")  # torch's own
-def test_compiled_layers_learn_the_same(recipe_of, name, others, tmp_path, monkeypatch):
+needs_compiler = pytest.mark.skipif(not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="no C++ compiler")
+torchs_own = pytest.mark.filterwarnings("ignore::DeprecationWarning:torch", "ignore:The .grad attribute:UserWarning")
+
+
+def assert_compiled_layers_learn_the_same(recipe_of, name, others, tmp_path, monkeypatch):
     compiled = []
     original = torch.nn.Module.compile
     monkeypatch.setattr(torch.nn.Module, "compile", lambda self, **how: compiled.append(self) or original(self, **how))
@@ -243,6 +236,32 @@ def test_compiled_layers_learn_the_same(recipe_of, name, others, tmp_path, monke
     weights = [load_file(folder / "model" / "adapter" / "adapter_model.safetensors") for folder in (plain, quick)]
     for key, value in weights[0].items():
         torch.testing.assert_close(weights[1][key], value, atol=2e-3, rtol=0.05)
+
+
+@needs_compiler
+@torchs_own
+def test_compiled_layers_learn_the_same(recipe_of, tmp_path, monkeypatch):
+    """One objective, traced and run by torch itself; what it takes to make C++ of all of them is for the slow tests."""
+    compile_module = torch.nn.Module.compile
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda self, **how: compile_module(self, **how, backend="eager"))
+    alone = json.dumps([{**SMALL, "kind": "mntp"}])
+    assert_compiled_layers_learn_the_same(recipe_of, "magnet", [f"objectives={alone}"], tmp_path, monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "others"),
+    [
+        ("magnet", []),
+        ("magnet", ["encoder.attention=inter-back"]),
+        ("unimae", ["objectives.simcse.weight=0", "model.gradient_checkpointing=true"]),
+    ],
+    ids=["magnet", "layers-twice", "unimae"],
+)
+@needs_compiler
+@torchs_own
+def test_layers_compiled_to_machine_code_learn_the_same(recipe_of, name, others, tmp_path, monkeypatch):
+    assert_compiled_layers_learn_the_same(recipe_of, name, others, tmp_path, monkeypatch)
 
 
 def test_what_a_loss_is_divided_by_is_the_recipes_choice(recipe_of):

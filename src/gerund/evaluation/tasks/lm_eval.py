@@ -105,6 +105,13 @@ def named_tasks(names: Sequence[str]) -> list[Task]:
 
 
 @cache
+def _own_tasks() -> Any:
+    """Return the manager of the harness's own tasks, which reads thousands of files to be made."""
+    from lm_eval.tasks import TaskManager
+
+    return TaskManager()
+
+
 def known_names() -> list[str]:
     """Return the names of the harness's own tasks.
 
@@ -112,9 +119,7 @@ def known_names() -> list[str]:
         MissingDependencyError: lm-evaluation-harness is not installed.
     """
     require_lm_eval()
-    from lm_eval.tasks import TaskManager
-
-    return list(TaskManager().all_tasks)
+    return list(_own_tasks().all_tasks)
 
 
 def require_lm_eval() -> None:
@@ -237,7 +242,7 @@ def run_tasks(
 
     named = any(isinstance(task, str) for task in tasks)
     with _quiet(show):
-        manager = TaskManager(include_defaults=named)
+        manager = _own_tasks() if named else TaskManager(include_defaults=False)
         loaded = manager.load([task if isinstance(task, str) else dict(task) for task in tasks])
         for task in loaded["tasks"].values():
             task.set_fewshot_seed(seed=seed)

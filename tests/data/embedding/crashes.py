@@ -7,14 +7,21 @@ runs were killed; any difference to the uninterrupted run is an AssertionError.
 import hashlib
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
-import pyarrow.parquet  # noqa: F401  (imported once here rather than in every child)
+
+# Imported once here rather than in every child.
+import pyarrow.compute
+import pyarrow.parquet  # noqa: F401
 
 from gerund.data.embedding_job import EmbeddingConfig, Encoded, embedding_job
 from gerund.data.tables import open_table
 from tests.jobs.crashes import contents, killed_before
+
+with suppress(ImportError):
+    import pandas  # noqa: F401  (pyarrow looks for it where it first makes an array)
 
 ABOUT = {"fingerprint": "f", "model": "m", "dimensions": 4}
 # Both have the same steps while parts are made; npy has more of them at the end.

@@ -1,0 +1,52 @@
+"""What a training leaves behind, read back, and a crash in the middle of one."""
+
+import json
+
+import torch
+from safetensors.torch import load_file
+
+from gerund.training.run_folder import newest_checkpoint
+from gerund.training.step import TrainingModule
+
+
+class CrashError(Exception):
+    pass
+
+
+def crash_at(monkeypatch, step):
+    """Let the training die in the middle of optimizer step ``step``, between two of its parts."""
+    original, seen = TrainingModule.forward, []
+
+    def forward(self, *args, **kwargs):
+        seen.append(torch.is_grad_enabled())
+        if self.training and len([one for one in seen if one]) == 2 * step + 2:
+            raise CrashError
+        return original(self, *args, **kwargs)
+
+    monkeypatch.setattr(TrainingModule, "forward", forward)
+
+
+def state(folder):
+    """Return weights and optimizer state of the last checkpoint, flattened."""
+    last = newest_checkpoint(folder / "checkpoints")[0]
+    found = dict(load_file(last / "trainable.safetensors"))
+    optimizer = torch.load(last / "optimizer.pt", weights_only=True)
+    for part, content in optimizer.items():
+        for number, values in content["state"].items():
+            found.update({f"{part}.{number}.{key}": torch.as_tensor(value) for key, value in values.items()})
+    return found
+
+
+def assert_equal_states(one, other):
+    one, other = state(one), state(other)
+    assert one.keys() == other.keys()
+    for name in one:
+        assert torch.equal(one[name], other[name]), name
+
+
+def read_log(folder):
+    return [json.loads(line) for line in (folder / "log.jsonl").read_text("utf-8").splitlines()]
+
+
+def losses(folder):
+    return [(row["step"], row.get("loss"), row.get("val_a")) for row in read_log(folder)]

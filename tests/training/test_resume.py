@@ -1,0 +1,194 @@
+"""A training that was cut short ends with the very same weights; two at once in one folder are refused."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from gerund.errors import ConfigError, InputError, OutputExistsError, ResourceError
+from gerund.jobs.locks import LOCK, hold
+from gerund.training.recipe import load_recipe
+from gerund.training.run import train
+from gerund.training.run_folder import newest_checkpoint
+from gerund.training.trainer import GerundTrainer
+from tests.training.conftest import plain_settings
+from tests.training.outcomes import CrashError, assert_equal_states, crash_at, losses
+
+
+@pytest.fixture(scope="module")
+def whole(corpus, tmp_path_factory):
+    """Return the folder of the training that ``run`` does, without an interruption."""
+    settings = plain_settings(corpus, tmp_path_factory)
+    recipe = tmp_path_factory.mktemp("whole") / "recipe.yaml"
+    recipe.write_text(yaml.safe_dump(settings), "utf-8")
+    train(load_recipe(recipe))
+    return Path(settings["output"])
+
+
+class TestResume:
+    @pytest.mark.parametrize("step", [1, 7, 11])
+    def test_crash_and_resume_end_bit_equal(self, run, whole, tmp_path, monkeypatch, step):
+        with monkeypatch.context() as patch:
+            crash_at(patch, step)
+            with pytest.raises(CrashError):
+                run("broken")
+        with pytest.raises(OutputExistsError, match="go on with --resume"):
+            run("broken")
+        run("broken", resume=True)
+        assert_equal_states(whole, tmp_path / "broken")
+        assert losses(whole) == losses(tmp_path / "broken")
+
+    def test_crash_before_the_model_is_written(self, run, whole, tmp_path, monkeypatch):
+        with monkeypatch.context() as patch:
+            patch.setattr("gerund.training.run.write_model", lambda *_, **__: (_ for _ in ()).throw(CrashError))
+            with pytest.raises(CrashError):
+                run("broken")
+        run("broken", resume=True)
+        assert_equal_states(whole, tmp_path / "broken")
+        one, other = (folder / "model/model.safetensors" for folder in (whole, tmp_path / "broken"))
+        assert one.read_bytes() == other.read_bytes()
+
+    def test_resume_where_there_is_nothing_starts(self, run):
+        assert run("new", resume=True).is_dir()
+
+    def test_half_written_checkpoints_are_removed_by_name(self, run, whole, tmp_path, monkeypatch, capsys):
+        with monkeypatch.context() as patch:
+            crash_at(patch, 9)
+            with pytest.raises(CrashError):
+                run("broken")
+        checkpoints = tmp_path / "broken" / "checkpoints"
+        (checkpoints / "checkpoint-8" / "optimizer.pt").unlink()
+        (checkpoints / "checkpoint-400").mkdir()
+        run("broken", resume=True)
+        told = capsys.readouterr().err
+        assert "removing checkpoint-8: optimizer.pt is missing" in told
+        assert "removing checkpoint-400: cut short before it was complete" in told
+        assert "resuming at step 4" in told
+        assert not (checkpoints / "checkpoint-400").exists()
+        assert_equal_states(whole, tmp_path / "broken")
+
+    def test_manifest_finds_every_kind_of_damage(self, run, tmp_path):
+        run("out")
+        checkpoints = tmp_path / "out" / "checkpoints"
+        last = checkpoints / "checkpoint-12"
+        assert newest_checkpoint(checkpoints) == (last, {})
+        whole = (last / "scheduler.pt").read_bytes()
+        (last / "scheduler.pt").write_bytes(whole[:-1])
+        problem = f"scheduler.pt has {len(whole) - 1} bytes instead of {len(whole)}"
+        assert newest_checkpoint(checkpoints) == (checkpoints / "checkpoint-8", {last: problem})
+        (last / "manifest.json").write_text("{", "utf-8")
+        assert newest_checkpoint(checkpoints)[1] == {last: "its manifest is unreadable"}
+        assert newest_checkpoint(tmp_path / "absent") == (None, {})
+
+    def test_shorter_end_of_a_stable_phase_equals_planning_it(self, run, tmp_path, monkeypatch):
+        run("planned", "steps=10")
+        with monkeypatch.context() as patch:
+            crash_at(patch, 5)
+            with pytest.raises(CrashError):
+                run("cut", "steps=40")
+        run("cut", "steps=10", resume=True)
+        assert_equal_states(tmp_path / "planned", tmp_path / "cut")
+
+    def test_settings_that_were_written_under_earlier_names_are_the_same(self, run, settings, tmp_path, monkeypatch):
+        settings["objectives"] = [{"kind": "mntp", "length": 16, "batch_size": 8, "micro_batch_size": 4}]
+        with monkeypatch.context() as patch:
+            crash_at(patch, 8)
+            with pytest.raises(CrashError):
+                run("out")
+        path = tmp_path / "out" / "recipe.json"
+        before = path.read_text("utf-8").replace("mask_fraction", "mask_share")
+        path.write_text(before.replace("random_fraction", "random_share"), "utf-8")
+        assert (run("out", resume=True) / "model.safetensors").is_file()
+
+    def test_changed_settings_and_data_are_refused(self, run, corpus, tmp_path, monkeypatch):
+        with monkeypatch.context() as patch:
+            crash_at(patch, 9)
+            with pytest.raises(CrashError):
+                run("out")
+        with pytest.raises(
+            ConfigError,
+            match=r"sources\.a\.weight was 2\.0 and is 3\.0; .*learning_rate was 0\.01 and is 0\.1; seed was 0",
+        ):
+            run("out", "seed=1", "optimizer.learning_rate=0.1", "data.sources.a.weight=3", resume=True)
+        with pytest.raises(ConfigError, match="while the learning rate is stable, until step 6"):
+            run("out", "steps=10", resume=True)
+        (tmp_path / "other").mkdir()
+        for path in corpus.iterdir():
+            (tmp_path / "other" / path.name).write_bytes(path.read_bytes().replace(b"cat", b"catfish"))
+        with pytest.raises(ConfigError, match=r"the files in data\.folder have changed"):
+            run("out", f"data.folder={tmp_path / 'other'}", resume=True)
+        (tmp_path / "out" / "recipe.json").unlink()
+        with pytest.raises(ConfigError, match="is missing"):
+            run("out", resume=True)
+
+    @pytest.mark.slow
+    def test_killed_process_resumes_bit_equal(self, settings, write_recipe, run, tmp_path):
+        run("whole", "steps=400", "save_steps=20")
+        recipe = write_recipe(settings, "killed.yaml")
+        output = tmp_path / "killed"
+        command = [sys.executable, "-m", "gerund.cli.main", "train", str(recipe), f"output={output}"]
+        command += ["steps=400", "save_steps=20"]
+        source = str(Path(__file__).parents[2] / "src")
+        process = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": source}, stderr=subprocess.DEVNULL)
+        while not (output / "checkpoints" / "checkpoint-40" / "manifest.json").exists():
+            assert process.poll() is None
+            time.sleep(0.02)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        assert not (output / "model").exists()
+        run("killed", "steps=400", "save_steps=20", resume=True)
+        assert_equal_states(tmp_path / "whole", output)
+
+
+class TestLock:
+    def test_another_training_in_the_same_folder_is_refused(self, run, tmp_path):
+        with (
+            hold(tmp_path / "out"),
+            pytest.raises(InputError, match=rf"^process {os.getpid()} is writing .*out already; wait"),
+        ):
+            run("out")
+        assert not (tmp_path / "out").exists()
+        run("out")
+        assert not (tmp_path / "out" / LOCK).exists()
+
+    def test_a_second_process_is_refused_while_the_first_one_trains(self, run, tmp_path, monkeypatch):
+        told, save_model = [], GerundTrainer.save_model
+        script = f"""
+from pathlib import Path
+from gerund.errors import InputError
+from gerund.jobs.locks import hold
+try:
+    with hold(Path({str(tmp_path / "out")!r})):
+        print("not locked")
+except InputError as error:
+    print(error)
+"""
+
+        def save_while_another_starts(self, *args, **kwargs):
+            save_model(self, *args, **kwargs)
+            before = sorted(path.name for path in (tmp_path / "out").rglob("*"))
+            told.append(subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True))
+            assert sorted(path.name for path in (tmp_path / "out").rglob("*")) == before
+
+        monkeypatch.setattr(GerundTrainer, "save_model", save_while_another_starts)
+        assert (run("out", "steps=8", "save_steps=8") / "model.safetensors").is_file()
+        [done] = told
+        assert done.stdout.startswith(f"process {os.getpid()} is writing {tmp_path / 'out'} already")
+
+    def test_a_lock_ends_with_its_process(self, run, tmp_path):
+        (tmp_path / "out").mkdir()
+        (tmp_path / "out" / LOCK).write_text("1\n")  # left by a process that was killed
+        run("out", "steps=6")
+
+    def test_a_folder_that_cannot_be_locked(self, run, tmp_path, monkeypatch):
+        def refuse(self):
+            raise PermissionError(13, "Permission denied")
+
+        monkeypatch.setattr("filelock.FileLock.acquire", refuse)
+        with pytest.raises(ResourceError, match=r"cannot write .*out: Permission denied"):
+            run("out")
