@@ -203,7 +203,8 @@ def _separate_copy(model: PreTrainedModel) -> PreTrainedModel | None:
         return None
     copies: dict[nn.Module, nn.Module] = {}
     for module in model.modules():
-        copies[module] = own = type(module).__new__(type(module))
+        kind: type[nn.Module] = type(module)
+        copies[module] = own = kind.__new__(kind)
         # Hooks, buffers and the like stand in dictionaries, which a shallow copy would share.
         vars(own).update(
             {name: value.copy() if type(value) in _TABLES else value for name, value in vars(module).items()}
