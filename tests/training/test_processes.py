@@ -155,7 +155,12 @@ def recipes(corpus, base, cache):
 @pytest.fixture(scope="module")
 def paired_corpus(corpus):
     rows = [
-        {"query": sentences(f"q{i}", 1), "positive": sentences(f"p{i}", 1), "negatives": [sentences(f"n{i}", 2), "The"]}
+        {
+            "query": sentences(f"q{i}", 1),
+            "positive": sentences(f"p{i}", 1),
+            "negatives": [sentences(f"n{i}", 2), "The"],
+            "opening": sentences(f"o{i}", 3),
+        }
         for i in range(12)
     ]
     (corpus / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")

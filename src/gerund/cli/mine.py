@@ -32,7 +32,15 @@ def command(
     threshold: Annotated[int, typer.Option(help="What the common substring weighs at least.")] = 30,
     short_threshold: Annotated[
         int | None,
-        typer.Option(help="A smaller one where a text is short, as in the released code (20).", show_default=False),
+        typer.Option(help="A smaller one for short texts (GUR: 20, two Chinese characters).", show_default=False),
+    ] = None,
+    short_characters: Annotated[
+        int | None,
+        typer.Option(
+            help="Two texts with fewer characters are short (GUR: 64); left out, two of which one weighs at most 150, "
+            "as in the released code.",
+            show_default=False,
+        ),
     ] = None,
     wide_weight: Annotated[int, typer.Option(help="Weight of a letter beyond U+2710: Han, kana, Hangul.")] = 10,
     letter_weight: Annotated[int, typer.Option(help="Weight of any other letter.")] = 3,
@@ -49,7 +57,7 @@ def command(
     text_column: Annotated[str, typer.Option(help="Column or field that holds the text.")] = "text",
     title_column: Annotated[str, typer.Option(help="Column or field that holds the title; may be absent.")] = "title",
     min_length: Annotated[int, typer.Option(help="Characters of a sentence at least.")] = 2,
-    context: Annotated[int, typer.Option(help="Characters of a passage at most, for ict and crops.")] = 1000,
+    context: Annotated[int, typer.Option(help="Characters of a passage at most, for ict, crops and openings.")] = 1000,
     seed: Annotated[int, typer.Option(help="Determines the order of the pairs, and samples.")] = 0,
     workers: Annotated[
         int | None, typer.Option("--workers", "-j", help="Processes; left out, one a core.", show_default=False)
@@ -66,8 +74,9 @@ def command(
     when what they have in common without a gap weighs 30. A document without a title has its first sentence in the
     title's place. A .txt file is one document.
 
-    OUT has the columns text_a, text_b, document, file, line, start_a, end_a, start_b, end_b, span, weight: the two
-    texts as they stand there, where, and what they share. Each pair is there once, in an order that depends on the
+    OUT has the columns text_a, text_b, document, file, line, start_a, end_a, start_b, end_b, span, weight, opening:
+    the two texts as they stand there, where, what they share, and in one row of each document with a title how it
+    begins. Each pair is there once, in an order that depends on the
     seed and not on the number of processes. Documents that cannot be used are counted and listed in OUT.errors.jsonl.
     An interrupted run goes on with --resume.
 
@@ -87,6 +96,7 @@ def command(
         pairs=pairs,
         threshold=threshold,
         short_threshold=short_threshold,
+        short_characters=short_characters,
         weights=SymbolWeights(wide_weight, letter_weight, other_weight),
         # The methods without uses refuse any but the default.
         max_uses=max_uses if max_uses != 0 else None,

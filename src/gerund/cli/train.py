@@ -59,7 +59,7 @@ def command(
 
         found = estimate(settings)
         if as_json:
-            typer.echo(json.dumps({**asdict(found), "tokens_per_step": found.tokens_per_step}))
+            typer.echo(json.dumps(asdict(found)))
             return
         typer.echo(f"parameters         {found.parameters:,}, of which trained {found.trained_parameters:,}")
         for name, tokens in found.objectives.items():

@@ -1,10 +1,11 @@
-"""What ``--dry-run`` finds out: sizes, memory and time, from two real steps on random tokens.
+"""What ``--dry-run`` finds out: sizes, memory and time, from a few real steps of each stage on random tokens.
 
 Knows: how to take a step without any corpus. Does not know: files of a run.
 """
 
 import time
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -30,20 +31,17 @@ class Estimate:
     trained_parameters: int
     """Parameters that are trained, heads for the training included."""
     objectives: dict[str, int]
-    """For each objective, by name, the tokens of a step; texts as long as they may be."""
+    """For each objective, by name, the tokens of a step in which it takes part; texts as long as they may be."""
+    tokens_per_step: int
+    """Tokens of an optimizer step, at most: those of the stage with most of them."""
     tokens: int
     """Tokens of the whole training, at most."""
     seconds_per_step: float
-    """Mean of two real steps with every objective that ever takes part."""
+    """Mean over all steps, by two real ones of each stage: of steps in which the same objectives take part."""
     seconds: float
     """Estimated time of all steps."""
     memory_mib: int
-    """Peak memory of these steps: of the GPU where there is one, else of the process."""
-
-    @property
-    def tokens_per_step(self) -> int:
-        """Tokens of an optimizer step, at most."""
-        return sum(self.objectives.values())
+    """Peak memory of these steps, over all stages: of the GPU where there is one, else of the process."""
 
 
 class RandomTexts:
@@ -93,7 +91,7 @@ class _RandomRows:
 
 
 def estimate(recipe: Recipe) -> Estimate:
-    """Take two real steps on random tokens; pairs are read from their files, nothing is written.
+    """Take three real steps of each stage on random tokens; pairs are read from their files, nothing is written.
 
     Raises:
         ConfigError: As ``train`` would.
@@ -109,35 +107,49 @@ def estimate(recipe: Recipe) -> Estimate:
     module.train()
     optimizer = build_optimizer(module, recipe.optimizer)
     data = StepData(objectives, steps=recipe.steps)
-    item = _moved(data[_busiest(recipe, objectives)], model.model.device)
-    times = []
-    for _ in range(3):
-        start = time.perf_counter()
-        run_step(module, objectives, item)
-        optimizer.step()
-        optimizer.zero_grad()
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        times.append(time.perf_counter() - start)
-    # The first step compiles and allocates; it is counted once and not averaged in.
-    per_step = sum(times[1:]) / 2
-    tokens = {objective.name: tokens_in(item.get(objective.name, {})) for objective in objectives}
-    active = {o.name: sum(o.is_active(step) for step in range(recipe.steps)) for o in objectives}
+    tokens: dict[str, int] = {objective.name: 0 for objective in objectives}
+    seconds, total, most = 0.0, 0, 0
+    for step, count in _stages(recipe, objectives):
+        item = _moved(data[step], model.model.device)
+        times = [_timed_step(module, objectives, optimizer, item) for _ in range(min(count, 2) + 1)]
+        # The first step compiles and allocates; it is counted once and not averaged in.
+        seconds += times[0] + sum(times[1:]) / len(times[1:]) * (count - 1)
+        own = {name: tokens_in(batch) for name, batch in item.items() if name in tokens}
+        tokens |= {name: max(tokens[name], found) for name, found in own.items()}
+        total += sum(own.values()) * count
+        most = max(most, sum(own.values()))
     return Estimate(
         parameters=sum(p.numel() for part in (model.model, model.head) if part for p in part.parameters()),
         trained_parameters=sum(p.numel() for p in module.parameters() if p.requires_grad),
         objectives=tokens,
-        tokens=sum(count * active[name] for name, count in tokens.items()),
-        seconds_per_step=per_step,
-        seconds=times[0] + per_step * (recipe.steps - 1),
+        tokens_per_step=most,
+        tokens=total,
+        seconds_per_step=seconds / recipe.steps,
+        seconds=seconds,
         memory_mib=peak_memory_mib(),
     )
 
 
-def _busiest(recipe: Recipe, objectives: list[Objective]) -> int:
-    """Return the step in which most objectives take part."""
-    changes = {step for objective in recipe.objectives for step, _ in objective.weight if step < recipe.steps}
-    return max(sorted(changes), key=lambda step: sum(objective.is_active(step) for objective in objectives))
+def _timed_step(module: TrainingModule, objectives: list[Objective], optimizer: Any, item: dict[str, Any]) -> float:
+    """Take a step and return how long it took."""
+    start = time.perf_counter()
+    run_step(module, objectives, item)
+    optimizer.step()
+    optimizer.zero_grad()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def _stages(recipe: Recipe, objectives: list[Objective]) -> list[tuple[int, int]]:
+    """Return a step of each stage, and how many steps it has: those in which the same objectives take part."""
+    changes = sorted({step for own in recipe.objectives for step, _ in own.weight if step < recipe.steps})
+    stages: dict[tuple[str, ...], tuple[int, int]] = {}
+    for first, stop in pairwise([*changes, recipe.steps]):
+        active = tuple(objective.name for objective in objectives if objective.is_active(first))
+        begin, count = stages.get(active, (first, 0))
+        stages[active] = (begin, count + stop - first)
+    return list(stages.values())
 
 
 def _moved(item: Any, device: torch.device) -> Any:

@@ -9,6 +9,7 @@ from matplotlib.colors import to_hex
 
 from gerund.errors import ConfigError, DataError, MissingDependencyError
 from gerund.reporting.plots.embeddings import (
+    Tsne,
     embedding_map,
     embedding_maps,
     pair_cosines,
@@ -110,6 +111,32 @@ def test_tsne_repeats_and_obeys_its_seed():
     assert picture(one) == picture(again)
     assert "perplexity 13" in caption(one)
     assert "seed 3" in caption(other)
+
+
+def test_tsne_is_that_of_figure_2_unless_told_otherwise(monkeypatch):
+    """UniMAE, section 3.4: from the main directions, 2000 iterations, an early exaggeration of 20."""
+    import sklearn.manifold
+
+    asked, own = [], sklearn.manifold.TSNE
+
+    def recorded(**settings):
+        asked.append((settings["max_iter"], settings["early_exaggeration"]))
+        return own(**settings)
+
+    monkeypatch.setattr(sklearn.manifold, "TSNE", recorded)
+    vectors, labels = classes([20, 20])
+    paper = embedding_map(vectors, labels, title="")
+    other = embedding_map(vectors, labels, title="", tsne=Tsne(iterations=300, exaggeration=4))
+    assert asked == [(2000, 20.0), (300, 4)]
+    assert "2000 iterations, exaggeration 20," in caption(paper)
+    assert "300 iterations, exaggeration 4," in caption(other)
+    assert picture(paper) != picture(other)
+
+
+@pytest.mark.parametrize("settings", [{"iterations": 249}, {"exaggeration": 0.5}])
+def test_settings_of_tsne_that_make_no_map(settings):
+    with pytest.raises(ConfigError, match="at least 250 iterations and an exaggeration of at least 1"):
+        Tsne(**settings)
 
 
 def test_umap_is_asked_for_cosines(monkeypatch):

@@ -63,10 +63,10 @@ def test_equals_one_query_at_a_time(heads):
         torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("keep", [0.0, 0.3, 1.0])
-def test_a_token_never_moves_its_own_state(keep):
+@pytest.mark.parametrize("p_mrc", [0.0, 0.3, 1.0])
+def test_a_token_never_moves_its_own_state(p_mrc):
     module, (h, embeddings) = decoder(), case()
-    mask = reconstruction_mask(REAL, 1 - keep, seeded())
+    mask = reconstruction_mask(REAL, p_mrc, seeded())
     before = module(h, embeddings, REAL, mask_BTS=mask)
     for i in range(T):
         changed = embeddings.clone()
@@ -113,9 +113,8 @@ def test_the_generator_decides():
     assert not torch.equal(first, module(h, embeddings, REAL, generator=seeded(4)))
     mask = reconstruction_mask(REAL, 0.5, seeded(3))
     assert torch.equal(first, module(h, embeddings, REAL, mask_BTS=mask))
-    # What is kept is what is not hidden.
-    mask = reconstruction_mask(REAL, 0.1, seeded(3))
-    kept = module(h, embeddings, REAL, keep=0.9, generator=seeded(3))
+    mask = reconstruction_mask(REAL, 0.9, seeded(3))
+    kept = module(h, embeddings, REAL, p_mrc=0.9, generator=seeded(3))
     assert torch.equal(kept, module(h, embeddings, REAL, mask_BTS=mask))
     assert not torch.equal(first, kept)
 
@@ -129,7 +128,8 @@ def test_how_often_who_sees_whom(p_mrc):
     for i in range(T):
         assert rates[i, 0] == 1
         for j in range(T):
-            expected = 1 - p_mrc if i != j and real[j] else 0.0
+            # Equation 4: let through where B_ij is 1, which it is with probability p_mrc.
+            expected = p_mrc if i != j and real[j] else 0.0
             deviation = (expected * (1 - expected) / n) ** 0.5
             assert abs(rates[i, 1 + j].item() - expected) <= 5 * deviation + 1e-12, (i, j)
 

@@ -10,10 +10,11 @@ import torch
 import gerund
 from gerund.errors import ConfigError, DataError
 from gerund.inference.infill.sentinels import sentinel_ids
+from gerund.training.corpus.mined_pairs import Bucket, Buckets
 from gerund.training.corpus.pairs import Example, Examples
 from gerund.training.corpus.sources import Sources
 from gerund.training.estimate import estimate
-from gerund.training.objectives.gur import Bucket, Buckets
+from gerund.training.losses.vectors import both_ways_info_nce
 from gerund.training.objectives.registry import prepare_objectives
 from gerund.training.recipe import load_recipe
 from gerund.training.run import train
@@ -37,6 +38,8 @@ def place(tmp_path_factory):
     rng = np.random.default_rng(0)
     titles = [text(rng, 3) for _ in range(30)]
     rows = [{"text_a": title, "text_b": f"{text(rng, 2)} {title} {text(rng, 2)}"} for title in titles]
+    for row in rows[::2]:
+        row["opening"] = f"{row['text_b']}. {text(rng, 8)}."
     (folder / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     lines = [json.dumps({"text": ". ".join(text(rng, 9) for _ in range(3))}) for _ in range(40)]
     (folder / "docs.jsonl").write_text("\n".join(lines))
@@ -97,7 +100,8 @@ def slow_losses(prepared, objective, batch):
         for i, own in enumerate(sides[side]):
             scores = []
             for j, other in enumerate(sides[1 - side]):
-                same = names[1 - side][j] in (names[1 - side][i], names[side][i])
+                # A title that stands in both pairs belongs to the sentences of both.
+                same = names[1 - side][j] in (names[1 - side][i], names[side][i]) or names[side][j] == names[side][i]
                 if j == i or not same:
                     scores.append(torch.nn.functional.cosine_similarity(own, other, dim=0) / 0.1)
             right = torch.nn.functional.cosine_similarity(own, sides[1 - side][i], dim=0) / 0.1
@@ -139,7 +143,7 @@ def test_either_half_can_be_left_out(place, changes, losses):
 
 
 def test_the_same_text_twice_is_no_negative(place, tmp_path):
-    rows = [{"text_a": "the cat", "text_b": f"a cat ran in {n} inn"} for n in "abc"]
+    rows = [{"text_a": "the cat", "text_b": f"a cat ran in {n} inn"} for n in ("a", "the", "then")]
     rows += [{"text_a": "then rain", "text_b": "the rain then"}, {"text_a": "the end", "text_b": "the cat"}]
     (place / "same.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     settings = recipe(place, pairs={"files": ["same.jsonl"]}, batch_size=5, title_fraction=0.0)
@@ -150,6 +154,51 @@ def test_the_same_text_twice_is_no_negative(place, tmp_path):
     result = run_step(module, [objective], {"step": 0, "gur": batch})
     contrast, _ = slow_losses(prepared, objective, batch)
     assert float(result.losses["gur"]) == pytest.approx(float(contrast.detach()), rel=1e-4)
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_a_title_twice_is_masked_in_both_directions(swapped):
+    """Neither sentence of a title is a negative of it, and the title in the other pair is none of theirs."""
+    torch.manual_seed(0)
+    titles, sentences = torch.randn(2, 4, 5, dtype=torch.float64)
+    titles[1] = titles[0]
+    identities = (torch.tensor([7, 7, 8, 9]), torch.tensor([1, 2, 3, 4]))
+    sides = (titles, sentences)
+    if swapped:
+        sides, identities = sides[::-1], identities[::-1]
+    loss, _ = both_ways_info_nce(*sides, identities, temperature=0.5, similarity="cosine", gather=False)
+    scores = torch.nn.functional.cosine_similarity(titles[:, None], sentences[None], dim=-1) / 0.5
+    scores[0, 1] = scores[1, 0] = -torch.inf
+    expected = sum(
+        torch.logsumexp(scores[i], 0) + torch.logsumexp(scores[:, i], 0) - 2 * scores[i, i] for i in range(4)
+    )
+    torch.testing.assert_close(loss, expected / 8)
+
+
+def test_without_language_modelling_the_same_texts_are_read(place):
+    """GUR-LM (section IV-B) omits the task: crops and hidden spans are those of GUR."""
+    _, [whole], _ = built(recipe(place, title_fraction=0.0), place)
+    _, [without], module = built(recipe(place, lm=False), place)
+    for step in range(3):
+        full, left = (objective.batches.make(step, 6 * step, 6) for objective in (whole, without))
+        assert left.keys() == {"query", "positive"}
+        for name in left:
+            assert left[name].keys() == {"input_ids", "real", "pooled", "identity"}
+            assert "labels" in full[name]
+            for key, tensor in left[name].items():
+                assert torch.equal(tensor, full[name][key])
+    result = run_step(module, [without], {"step": 0, "gur": without.batches.make(0, 0, 6)})
+    assert "lm" not in result.losses
+
+
+def test_rate_0_reads_whole_texts(place):
+    prepared, [objective], _ = built(recipe(place, lm=False, rate=0), place)
+    batch = objective.batches.make(0, 0, 6)
+    for row in range(6):
+        example = objective.batches.texts.buckets[0].examples.row(row)
+        for name in ("query", "positive"):
+            ids = batch[name]["input_ids"][row][batch[name]["real"][row]].tolist()
+            assert ids == prepared.tokenizer(getattr(example, name))["input_ids"]
 
 
 def test_validation_means_are_those_of_training(place):
@@ -200,20 +249,57 @@ class TestCorruption:
         assert objective.losses.counts(batch)["lm"] == int((batch["positive"]["labels"] != -100).sum())
         assert np.isfinite(float(run_step(module, [objective], {"step": 0, "gur": batch}).total))
 
-    def test_titles_are_written_from_texts(self, place):
+    def test_titles_are_written_from_documents(self, place):
+        """Of documents that have a title, and of nothing else."""
         prepared, [objective], _ = built(recipe(place, title_fraction=0.5), place)
-        batch = objective.batches.make(0, 0, 6)
-        example = objective.batches.texts.buckets[0].examples.row(1)  # of each two the second
-        group = batch["title"]
-        read = prepared.tokenizer.decode(group["input_ids"][0][group["real"][0]], skip_special_tokens=True)
-        written = [token for token in group["labels"][0].tolist() if token != -100]
-        assert read == f"document2title: {example.positive}"
-        assert prepared.tokenizer.decode(written) == f"{example.query}</s>"
+        rows = [json.loads(line) for line in (place / "pairs.jsonl").read_text().splitlines()]
+        documents = {row["opening"]: row["text_a"] for row in rows if "opening" in row}
+        seen = []
+        for step in range(5):
+            group = objective.batches.make(step, 6 * step, 6)["title"]
+            assert len(group["identity"]) == 3
+            for ids, real, labels in zip(group["input_ids"], group["real"], group["labels"], strict=True):
+                read = prepared.tokenizer.decode(ids[real], skip_special_tokens=True)
+                written = [token for token in labels.tolist() if token != -100]
+                assert read.startswith("document2title: ")
+                # Cut at 32 tokens.
+                [opening] = [own for own in documents if own.startswith(read.removeprefix("document2title: ").strip())]
+                assert prepared.tokenizer.decode(written) == f"{documents[opening]}</s>"
+                seen.append(opening)
+        # Each once before any twice: an epoch has 15 of them.
+        assert sorted(seen) == sorted(documents)
+
+    def test_titles_of_two_processes_are_those_of_one(self, place):
+        rng = np.random.default_rng(1)
+        rows = [{"text_a": text(rng, 2), "text_b": text(rng, n)} for n in [3] * 40 + [25] * 20]
+        rows = [{**row, "opening": f"{number} {text(rng, 9)}"} for number, row in enumerate(rows)]
+        (place / "titled.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        more = {"short_length": 16, "short_characters": 32, "short_factor": 2, "title_fraction": 0.4}
+        settings = recipe(place, pairs={"files": ["titled.jsonl"]}, batch_size=4, **more)
+        _, [objective], _ = built(settings, place)
+        seen = []
+        for step in range(40):
+            whole = objective.batches.make(step, 4 * step, 4)["title"]["identity"].tolist()
+            parts = [objective.batches.make(step, first, 2) for first in (4 * step, 4 * step + 2)]
+            assert [one for part in parts if "title" in part for one in part["title"]["identity"].tolist()] == whole
+            seen += whole
+        # Every document once before any twice, in batches of either length.
+        assert len(seen) > len(set(seen)) == len(set(seen[:60])) == 60
+
+    def test_no_titles_without_documents(self, place):
+        """Two sentences of a document are no text and its title (gerund mine --pairs all)."""
+        rows = [json.loads(line) for line in (place / "pairs.jsonl").read_text().splitlines()]
+        lines = [json.dumps({"text_a": row["text_a"], "text_b": row["text_b"]}) for row in rows]
+        (place / "untitled.jsonl").write_text("\n".join(lines))
+        _, [objective], _ = built(recipe(place, pairs={"files": ["untitled.jsonl"]}), place)
+        assert objective.batches.make(0, 0, 6).keys() == {"query", "positive"}
+        with pytest.raises(ConfigError, match=r"title_fraction 0\.2 needs documents with titles"):
+            built(recipe(place, pairs={"files": ["untitled.jsonl"]}, title_fraction=0.2), place)
 
     def test_longer_texts_are_cropped_at_random(self, place):
         long = " ".join(WORDS * 10)
         (place / "long.jsonl").write_text(json.dumps({"text_a": long, "text_b": long}) + "\n")
-        settings = recipe(place, pairs={"files": ["long.jsonl"]}, batch_size=2, title_fraction=0, lm=False)
+        settings = recipe(place, pairs={"files": ["long.jsonl"]}, batch_size=2, title_fraction=0, lm=False, rate=0)
         prepared, [objective], _ = built(settings, place)
         seen = set()
         for step in range(4):
@@ -224,6 +310,29 @@ class TestCorruption:
                 assert own.strip() in long
                 seen.add(own)
         assert len(seen) > 4
+
+
+class TestThresholds:
+    ROWS = (("a" * 9, "b" * 9, 20), ("a" * 9, "b" * 64, 29), ("c" * 9, "d" * 64, 30), ("e" * 9, "f" * 63, 19))
+
+    def kept(self, place, **pairs):
+        rows = [{"text_a": a, "text_b": b, "weight": weight} for a, b, weight in self.ROWS]
+        (place / "weighed.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        _, [objective], _ = built(recipe(place, pairs={"files": ["weighed.jsonl"], **pairs}, batch_size=2), place)
+        [bucket] = objective.batches.texts.buckets
+        return sorted(self.ROWS.index((e.query, e.positive, w)) for e in bucket.examples.examples
+                      for a, b, w in self.ROWS if (a, b) == (e.query, e.positive))  # fmt: skip
+
+    def test_by_the_length_of_the_texts(self, place):
+        """GUR, section IV-B: below 64 characters two Chinese characters, which weigh 20, else three."""
+        assert self.kept(place, threshold=30, short_threshold=20) == [0, 2]
+        assert self.kept(place, threshold=30) == [2]
+        assert self.kept(place) == [0, 1, 2, 3]
+
+    def test_need_weights(self, place):
+        settings = recipe(place, pairs={"files": ["pairs.jsonl"], "threshold": 30})
+        with pytest.raises(DataError, match="needs their weights"):
+            built(settings, place)
 
 
 class TestBuckets:
@@ -369,6 +478,10 @@ class TestMistakes:
             ({"projection": 8, "dimensions": 8}, "give one of them"),
             ({"short_length": 64}, "short_length 64 is above length 32"),
             ({"lm": False, "alpha": 0}, "nothing is learned"),
+            ({"lm": False, "title_fraction": 0.1}, "titles are written, and lm is false"),
+            ({"rate": 0}, "belongs to lm: false"),
+            ({"pairs": {"files": ["pairs.jsonl"], "short_threshold": 20}}, "short_threshold 20 is above threshold"),
+            ({"pairs": {"files": ["pairs.jsonl"], "threshold": 99}}, "needs their weights"),
             ({"pairs": {"files": ["nothing.jsonl"]}}, "no such file"),
             ({"pairs": {"files": ["pairs.jsonl"], "query": "title"}}, "no field 'title'"),
         ],

@@ -114,6 +114,17 @@ def candidates_of(document: Prepared, config: MiningConfig) -> int:
     return max(n - 1, 0) if config.pairs == "title" else n * (n - 1) // 2
 
 
+def opening_of(document: Prepared, config: MiningConfig) -> str | None:
+    """Return how a document begins, for its title to be written from (GUR, section IV-B); None without a paired title.
+
+    These are whole sentences, as many as fit into the context, or what fits of a longer one.
+    """
+    if not document.sentences or document.sentences[0].start != NOWHERE:
+        return None
+    ends = [sentence.end for sentence in document.sentences[1:] if sentence.end <= config.context]
+    return document.text[: max(ends, default=config.context)].strip() or None
+
+
 def pairs_of(documents: Sequence[Prepared], config: MiningConfig) -> list[list[Pair]]:
     """Return the pairs of each document, in its order."""
     found = _METHODS[config.method](documents, config)

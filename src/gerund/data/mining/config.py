@@ -22,9 +22,9 @@ _ONLY_FOR = {
     "pairs": ("lcs", "none"),
     "threshold": ("lcs",),
     "short_threshold": ("lcs",),
+    "short_characters": ("lcs",),
     "weights": ("lcs",),
     "max_uses": ("lcs", "none"),
-    "context": ("ict", "crops"),
 }
 
 
@@ -43,7 +43,10 @@ class MiningConfig:
     threshold: int = 30
     """What the heaviest common substring weighs at least: 30 are ten Latin letters or three Chinese characters."""
     short_threshold: int | None = None
-    """A smaller threshold where one of the two is short, as in the released code (20); None for none."""
+    """A smaller threshold of short texts, such as 20: two Chinese characters; None for none."""
+    short_characters: int | None = None
+    """Two texts with fewer characters in their normalised forms are short ones (GUR, section IV-B, has 64); None: two
+    texts of which one weighs 150 at most, as in the released code."""
     weights: SymbolWeights = field(default_factory=SymbolWeights)
     """What symbols weigh."""
     max_uses: int | None = 4
@@ -58,7 +61,8 @@ class MiningConfig:
     min_length: int = 2
     """Characters of a sentence at least, in its normalised form; shorter ones are passed over."""
     context: int = 1000
-    """Characters of a passage at most, for ``ict`` and ``crops``: whole sentences, one pair of each passage."""
+    """Characters of a passage at most, in whole sentences: for ``ict`` and ``crops``, which take one pair of each; and
+    where titles are paired, for the opening of each document."""
     seed: int = 0
     """Determines the order of the pairs, and what is sampled."""
     part_size: int = 4 * 2**20
@@ -83,13 +87,15 @@ class MiningConfig:
         for one in fields(self):
             if self.method not in _ONLY_FOR.get(one.name, METHODS) and getattr(self, one.name) != _default(one):
                 raise ConfigError(f"{one.name} means nothing to the method {self.method}; leave it out")
+        if self.pairs == "all" and self.method in ("lcs", "none") and self.context != 1000:
+            raise ConfigError("context means nothing to pairs of all sentences, which have no title; leave it out")
         if self.method == "none" and self.pairs == "all" and self.max_uses is None:
             raise ConfigError("method none would pair every sentence with every other; give max_uses")
 
     @property
     def rule(self) -> Rule:
         """When two sentences are a pair."""
-        return Rule(self.threshold, self.short_threshold, self.weights)
+        return Rule(self.threshold, self.short_threshold, self.weights, self.short_characters)
 
 
 @dataclass(frozen=True)

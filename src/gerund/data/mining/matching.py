@@ -46,10 +46,13 @@ class Rule:
     threshold: int = 30
     """What their heaviest common substring weighs at least."""
     short_threshold: int | None = None
-    """What it weighs at least where one of the two weighs ``SHORT_WEIGHT`` at most, as in the released code (20); None
-    for no such exception, as in the paper."""
+    """What it weighs at least in a pair of short texts; None for no such exception."""
     weights: SymbolWeights = field(default_factory=SymbolWeights)
     """What symbols weigh."""
+    short_characters: int | None = None
+    """A pair is one of short texts where both have fewer characters (GUR, section IV-B, has 64, with a short threshold
+    of 20: two Chinese characters). None: where one of the two weighs ``SHORT_WEIGHT`` at most, as in the released
+    code."""
 
     def __post_init__(self) -> None:
         if self.threshold < 1:
@@ -58,6 +61,16 @@ class Rule:
             raise ConfigError(
                 f"short_threshold={self.short_threshold} is not between 1 and the threshold, {self.threshold}"
             )
+        if self.short_characters is not None and self.short_characters < 1:
+            raise ConfigError(f"short_characters={self.short_characters} makes no text a short one; 1 is the least")
+        if self.short_characters is not None and self.short_threshold is None:
+            raise ConfigError("short_characters says which texts are short; give short_threshold for them too")
+
+    def short(self, texts: Texts) -> np.ndarray:
+        """Return which sentences are short, ``(n,)`` bool."""
+        if self.short_characters is None:
+            return texts.total_weights() <= SHORT_WEIGHT
+        return np.diff(texts.bounds) < self.short_characters
 
 
 def matching_pairs(
@@ -66,6 +79,7 @@ def matching_pairs(
     max_uses: int | None = None,
     *,
     short_threshold: int | None = None,
+    short_characters: int | None = None,
     weights: SymbolWeights | None = None,
 ) -> list[Match]:
     """Return the pairs among the sentences of one document (GUR, section III-B).
@@ -82,7 +96,8 @@ def matching_pairs(
         threshold: what the heaviest common substring of two normalised sentences weighs at least: 10 for a letter
             beyond U+2710, 3 for another letter, 1 for anything else, spaces inside too.
         max_uses: how often a sentence may be used; pairs are then taken greedily in their order. None for any number.
-        short_threshold: the smaller threshold where one of the two is short; see ``Rule``.
+        short_threshold: the smaller threshold of short texts; see ``Rule``.
+        short_characters: two texts with fewer characters in their normalised forms are short; see ``Rule``.
         weights: other weights of symbols.
 
     Returns:
@@ -95,7 +110,7 @@ def matching_pairs(
     known = not isinstance(sentences, str) and isinstance(sentences, Sequence)
     if not known or not all(isinstance(sentence, str) for sentence in sentences):
         raise TextError("the sentences of a document are a list of strings")
-    rule = Rule(threshold, short_threshold, weights or SymbolWeights())
+    rule = Rule(threshold, short_threshold, weights or SymbolWeights(), short_characters)
     found = find_pairs([[normalised(sentence) for sentence in sentences]], rule, max_uses=max_uses)
     return [Match(*row) for row in zip(*found.columns(), strict=True)]
 
@@ -145,10 +160,9 @@ def find_pairs(
     meetings = Meetings(texts, shared)
     sides = [Side(meetings, None)]
     if rule.short_threshold is not None:
-        short = texts.total_weights() <= SHORT_WEIGHT
         shared = share(texts, find_windows(texts, rule.short_threshold), wanted)
         meetings = Meetings(texts, shared)
-        sides.append(Side(meetings, short))
+        sides.append(Side(meetings, rule.short(texts), both=rule.short_characters is not None))
     if max_uses is None or titled:
         first, second = all_pairs(len(texts), sides, wanted)
         if max_uses is not None:

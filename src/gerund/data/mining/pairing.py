@@ -21,10 +21,12 @@ class Side:
     Attributes:
         meetings: who meets whom.
         short: ``(n,)`` bool, sentences of which a pair needs one; None where any two will do.
+        both: whether a pair needs two of them.
     """
 
     meetings: Meetings
     short: np.ndarray | None = None
+    both: bool = False
 
 
 def all_pairs(n: int, sides: Sequence[Side], wanted: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
@@ -47,7 +49,7 @@ def all_pairs(n: int, sides: Sequence[Side], wanted: np.ndarray | None) -> tuple
             first = np.repeat(sentence[part], counts)
             second = sentence[ranges(np.arange(len(group))[part] + 1, counts)]
             if side.short is not None:
-                kept = side.short[first] | side.short[second]
+                kept = (np.logical_and if side.both else np.logical_or)(side.short[first], side.short[second])
                 first, second = first[kept], second[kept]
             waiting.append(np.unique(first * n + second))
             # A pair may meet in many groups: what waits must not grow far beyond what comes out.
@@ -128,9 +130,10 @@ def _lists(sides: Sequence[Side]) -> tuple[np.ndarray, list[int], list[int], lis
             add(every, every)
         else:
             short = side.short[side.meetings.sentence]
-            add(every[short], every)
-            # A long sentence is only a pair with a short one.
-            add(every[~short], every[short])
+            add(every[short], every[short] if side.both else every)
+            if not side.both:
+                # A long sentence is only a pair with a short one.
+                add(every[~short], every[short])
     if not columns[0]:
         return np.empty(0, dtype=np.int64), [], [], []
     joined = [np.concatenate(column) for column in columns]

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gerund.data.corpus import Document, Record, document_of
-from gerund.data.mining.candidates import Pair, Prepared, as_utf8, candidates_of, pairs_of, prepare
+from gerund.data.mining.candidates import Pair, Prepared, as_utf8, candidates_of, opening_of, pairs_of, prepare
 from gerund.data.mining.config import BadDocument, MiningConfig
 from gerund.errors import DataError
 from gerund.jobs.files import whole_file
@@ -39,6 +39,7 @@ COLUMNS = {
     "end_b": "int64",
     "span": "string",
     "weight": "int64",
+    "opening": "string",
 }
 KEYS = {"key_high": "uint64", "key_low": "uint64", "place": "int32"}
 
@@ -134,7 +135,7 @@ def make_part(work: Work, shard: Shard) -> Facts:
             counts["repeated"] += prepared.repeated
             counts["candidates"] += candidates_of(prepared, work.config)
             counts["found"] += len(pairs)
-            _add(columns, record, prepared, pairs, work.config.seed)
+            _add(columns, record, prepared, pairs, work.config)
     facts = Facts(work.job, shard.digest(), errors=tuple(errors), **counts)
     _write(work.part(shard.index), columns, facts)
     return facts
@@ -185,13 +186,17 @@ def _batches(prepared: Iterator[tuple[Record, Prepared]]) -> Iterator[list[tuple
         yield batch
 
 
-def _add(columns: dict[str, list[Any]], record: Record, document: Prepared, pairs: Sequence[Pair], seed: int) -> None:
+def _add(
+    columns: dict[str, list[Any]], record: Record, document: Prepared, pairs: Sequence[Pair], config: MiningConfig
+) -> None:
     name = as_utf8(record.path.name)
+    opening = opening_of(document, config) if pairs else None
     for place, (a, b, span, weight) in enumerate(pairs):
-        high, low = pair_key(a.form, b.form, seed)
+        high, low = pair_key(a.form, b.form, config.seed)
         row = (a.text, b.text, document.number, name, record.number, a.start, a.end, b.start, b.end)
-        for column, value in zip(columns.values(), (*row, span, weight, high, low, place), strict=True):
+        for column, value in zip(columns.values(), (*row, span, weight, opening, high, low, place), strict=True):
             column.append(value)
+        opening = None  # once a document
 
 
 def pair_key(a: str, b: str, seed: int) -> tuple[int, int]:

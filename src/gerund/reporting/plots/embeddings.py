@@ -7,8 +7,9 @@ Knows: vectors, labels, ratings, matplotlib. Does not know: models, tasks, files
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -46,6 +47,23 @@ _ORDERED = ("#f2b48c", "#e8743b", "#a4408a", "#4b1d8f")
 
 
 @dataclass(frozen=True)
+class Tsne:
+    """Settings of t-SNE, as in UniMAE's Figure 2 (section 3.4); scikit-learn's own are 1000 and 12."""
+
+    iterations: int = 2000
+    """Steps at most."""
+    exaggeration: float = 20.0
+    """How strongly neighbours attract each other in the first 250 steps."""
+
+    def __post_init__(self) -> None:
+        if self.iterations < 250 or self.exaggeration < 1:
+            raise ConfigError(
+                "t-SNE takes at least 250 iterations and an exaggeration of at least 1, not "
+                f"{self.iterations} and {self.exaggeration}"
+            )
+
+
+@dataclass(frozen=True)
 class Separation:
     """How far the least and the best rated pairs are apart in an encoder's eyes, whatever their number.
 
@@ -65,21 +83,9 @@ class Separation:
     overlap: float
 
 
-def embedding_map(
-    vectors: np.ndarray,
-    labels: Sequence[str],
-    *,
-    title: str,
-    method: str = "tsne",
-    seed: int = 0,
-    most_classes: int = MOST_CLASSES,
-    most_points: int = MOST_POINTS,
-) -> Any:
-    """Draw the embeddings of texts on a plane, coloured by class; see ``embedding_maps``."""
-    maps = {"": vectors}
-    return embedding_maps(
-        maps, labels, title=title, method=method, seed=seed, most_classes=most_classes, most_points=most_points
-    )
+def embedding_map(vectors: np.ndarray, labels: Sequence[str], *, title: str, **settings: Any) -> Any:
+    """Draw the embeddings of texts on a plane, coloured by class; settings are those of ``embedding_maps``."""
+    return embedding_maps({"": vectors}, labels, title=title, **settings)
 
 
 def embedding_maps(
@@ -89,6 +95,7 @@ def embedding_maps(
     title: str,
     method: str = "tsne",
     seed: int = 0,
+    tsne: Tsne | None = None,
     most_classes: int = MOST_CLASSES,
     most_points: int = MOST_POINTS,
 ) -> Any:
@@ -101,6 +108,7 @@ def embedding_maps(
         method: ``tsne`` (scikit-learn, cosine distance, perplexity 30 or a third of the points, started from the
             main directions), ``umap`` (umap-learn, cosine distance, 15 neighbours) or ``pca``.
         seed: which points are drawn when there are too many, and where t-SNE and UMAP end.
+        tsne: settings of t-SNE; None for those of UniMAE's Figure 2.
         most_classes: at most so many classes.
         most_points: at most so many points, sampled at random.
 
@@ -115,9 +123,11 @@ def embedding_maps(
     require_matplotlib()
     if method not in METHODS:
         raise unknown_name("method", method, METHODS)
+    tsne = tsne or Tsne()
     classes = _classes(maps, labels, most_classes)
     rows = _rows(labels, classes, most_points, seed)
-    drawn = {name: _projected(np.asarray(vectors)[rows], method, seed) for name, vectors in maps.items()}
+    project = {"tsne": partial(_tsne, tsne), "umap": _umap}.get(method)
+    drawn = {name: _projected(np.asarray(vectors)[rows], project, seed) for name, vectors in maps.items()}
     shown = [labels[row] for row in rows]
     longest = max(min(len(name), _NAME_LENGTH) for name in classes)
     figure, axes = _grid(len(maps), square=True, beside=0.45 + longest * _CHARACTER_INCHES)
@@ -126,7 +136,7 @@ def embedding_maps(
         heading = "\n".join(part for part in (shortened(name, _TITLE_LENGTH), remark) if part)
         axis.set_title(heading, fontsize=9, color=INK, parse_math=False)
     headline(figure, title)
-    _caption(figure, f"{_described(method, len(rows), seed)} of {len(rows)} texts; {_of_all(classes, labels)}")
+    _caption(figure, f"{_described(method, len(rows), seed, tsne)} of\n{len(rows)} texts; {_of_all(classes, labels)}")
     legend = legend_beside(figure, axes[0])
     for handle in legend.legend_handles:
         handle.set_sizes([34])
@@ -228,14 +238,14 @@ def _rows(labels: Sequence[str], classes: Sequence[str], most: int, seed: int) -
     return rows
 
 
-def _projected(vectors: np.ndarray, method: str, seed: int) -> tuple[np.ndarray, str]:
-    """Return places ``(n, 2)``, and what is to be said of this encoder's alone."""
+def _projected(
+    vectors: np.ndarray, project: Callable[[np.ndarray, int], np.ndarray] | None, seed: int
+) -> tuple[np.ndarray, str]:
+    """Return places ``(n, 2)``, and what is to be said of this encoder's alone; the main directions by default."""
     vectors = vectors.astype(np.float64)
     if (vectors == vectors[0]).all():
         raise DataError("all vectors are alike: there is no map of them")
-    if method == "pca":
-        return _principal(vectors)
-    return (_tsne if method == "tsne" else _umap)(vectors, seed), ""
+    return _principal(vectors) if project is None else (project(vectors, seed), "")
 
 
 def _principal(vectors: np.ndarray) -> tuple[np.ndarray, str]:
@@ -256,7 +266,7 @@ def _perplexity(n: int) -> float:
     return min(30.0, (n - 1) / 3)
 
 
-def _tsne(vectors: np.ndarray, seed: int) -> np.ndarray:
+def _tsne(settings: Tsne, vectors: np.ndarray, seed: int) -> np.ndarray:
     try:
         from sklearn.manifold import TSNE
         from threadpoolctl import threadpool_limits
@@ -266,6 +276,8 @@ def _tsne(vectors: np.ndarray, seed: int) -> np.ndarray:
     project = TSNE(
         metric="cosine",
         perplexity=_perplexity(len(vectors)),
+        max_iter=settings.iterations,
+        early_exaggeration=settings.exaggeration,
         # As scikit-learn does for its own start: small, and the same for every scale of the vectors.
         init=(1e-4 * start / start[:, 0].std()).astype(np.float32),
         random_state=seed,
@@ -285,12 +297,13 @@ def _umap(vectors: np.ndarray, seed: int) -> np.ndarray:
     return places
 
 
-def _described(method: str, n: int, seed: int) -> str:
+def _described(method: str, n: int, seed: int, tsne: Tsne) -> str:
     if method == "pca":
         return "The two main directions"
     if method == "umap":
         return f"UMAP (cosine, 15 neighbours, seed {seed})"
-    return f"t-SNE (cosine, perplexity {_perplexity(n):.0f}, started from the main directions, seed {seed})"
+    steps = f"perplexity {_perplexity(n):.0f}, {tsne.iterations} iterations, exaggeration {tsne.exaggeration:g}"
+    return f"t-SNE (cosine, {steps}, started from the main directions, seed {seed})"
 
 
 def _of_all(classes: Sequence[str], labels: Sequence[str]) -> str:

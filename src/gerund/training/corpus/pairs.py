@@ -28,6 +28,10 @@ class Example:
     """A text that belongs to it."""
     negatives: tuple[str, ...]
     """Texts that do not; there may be none."""
+    instruction: str = ""
+    """What the query asks for, where examples have an instruction of their own."""
+    task: str = ""
+    """Which task it belongs to, where batches are of one task each."""
 
 
 # Where a row stood, and its columns.
@@ -35,7 +39,13 @@ _Record = tuple[str, Mapping[str, Any]]
 
 
 def read_examples(
-    paths: Iterable[str | Path], *, query: str = "query", positive: str = "positive", negatives: str = "negatives"
+    paths: Iterable[str | Path],
+    *,
+    query: str = "query",
+    positive: str = "positive",
+    negatives: str = "negatives",
+    instruction: str | None = None,
+    task: str | None = None,
 ) -> list[Example]:
     """Read examples from .jsonl, .csv, .tsv or .parquet files (text formats also .gz, .xz).
 
@@ -44,6 +54,8 @@ def read_examples(
         query: Column or field of the query.
         positive: Column or field of the positive: a text, or a list of texts whose first is taken.
         negatives: Column or field of the negatives: a text or a list of texts. It may be absent or empty.
+        instruction: Column or field of the query's own instruction, which may be empty; None for no instructions.
+        task: Column or field that names the task of an example; None for no tasks.
 
     Returns:
         One example a row, in order.
@@ -52,25 +64,32 @@ def read_examples(
         DataError: A file is missing, malformed or has no rows, a column is missing, or a text is empty or none; the
             message names file and line.
     """
-    examples: list[Example] = []
-    for path in map(Path, paths):
-        if not path.is_file():
-            raise DataError(f"{path}: no such file")
-        form = open_table(path).format
-        if form not in _READERS:
-            raise DataError(f"{path}: a {form} file has no columns; valid formats are: {', '.join(_READERS)}")
-        before = len(examples)
-        for where, values in _READERS[form](path, (query, positive, negatives)):
-            examples.append(
-                Example(
-                    _text(_present(values, query, where), where, query),
-                    _first(_present(values, positive, where), where, positive),
-                    _negatives(values.get(negatives), where, negatives),
-                )
-            )
-        if len(examples) == before:
-            raise DataError(f"{path}: no examples in there")
-    return examples
+    return [
+        Example(
+            required_text(values, query, where),
+            _first(_present(values, positive, where), where, positive),
+            _negatives(values.get(negatives), where, negatives),
+            _instruction(values, instruction, where),
+            "" if task is None else required_text(values, task, where),
+        )
+        for path in map(Path, paths)
+        for where, values in records(path, (query, positive), (negatives, instruction, task))
+    ]
+
+
+def records(path: Path, required: tuple[str, str], optional: tuple[str | None, ...]) -> Iterator[_Record]:
+    """Yield the rows of a file, at least one, with the required columns and those of the optional ones that it has."""
+    if not path.is_file():
+        raise DataError(f"{path}: no such file")
+    form = open_table(path).format
+    if form not in _READERS:
+        raise DataError(f"{path}: a {form} file has no columns; valid formats are: {', '.join(_READERS)}")
+    empty = True
+    for record in _READERS[form](path, required, tuple(name for name in optional if name is not None)):
+        empty = False
+        yield record
+    if empty:
+        raise DataError(f"{path}: no examples in there")
 
 
 class Examples:
@@ -119,6 +138,61 @@ class Examples:
         return self._mixture.epochs(rows)
 
 
+class SameTaskExamples:
+    """Examples in batches of one task each; row ``i`` is a pure function of the seed and ``i``.
+
+    An epoch has as many batches of a task as it has examples for, at least one, in a shuffled order. What is left over
+    of a task comes first in its next epoch.
+
+    Args:
+        examples: The examples.
+        seed: Determines all orders and negatives.
+        batch_size: Rows of a batch: rows ``0`` to ``batch_size`` are of one task, and so on.
+        hard_negatives: As for ``Examples``.
+
+    Raises:
+        ConfigError: ``hard_negatives`` is negative.
+        DataError: As for ``Examples``.
+    """
+
+    def __init__(self, examples: Sequence[Example], *, seed: int, batch_size: int, hard_negatives: int = 0) -> None:
+        by_task: dict[str, list[Example]] = {}
+        for example in examples:
+            by_task.setdefault(example.task, []).append(example)
+        self.examples, self.seed, self.batch_size = examples, seed, batch_size
+        self.tasks = [
+            Examples(own, seed=seed + place, hard_negatives=hard_negatives)
+            for place, own in enumerate(by_task.values())
+        ]
+        self._batches = np.array([max(1, len(own) // batch_size) for own in self.tasks])
+        self._latest: tuple[int, np.ndarray] = (-1, np.zeros(0, dtype=int))
+
+    def __len__(self) -> int:
+        """Return how many different examples there are."""
+        return sum(map(len, self.tasks))
+
+    def row(self, number: int) -> Example:
+        """Return example ``number`` of the training."""
+        step, place = divmod(number, self.batch_size)
+        epoch, nth = divmod(step, int(self._batches.sum()))
+        if self._latest[0] != epoch:
+            turns = np.repeat(np.arange(len(self.tasks)), self._batches)
+            self._latest = (epoch, np.random.default_rng([self.seed, 3, epoch]).permutation(turns))
+        order = self._latest[1]
+        task = int(order[nth])
+        batch = epoch * int(self._batches[task]) + int((order[:nth] == task).sum())
+        return self.tasks[task].row(batch * self.batch_size + place)
+
+
+def required_text(values: Mapping[str, Any], name: str, where: str) -> str:
+    """Return a text that has to be there.
+
+    Raises:
+        DataError: It is not, or it is empty.
+    """
+    return _text(_present(values, name, where), where, name)
+
+
 def _present(values: Mapping[str, Any], name: str, where: str) -> object:
     if name not in values:
         raise DataError(f"{where}: no field {name!r}; present are: {', '.join(values) or 'none'}")
@@ -148,8 +222,16 @@ def _negatives(value: object, where: str, name: str) -> tuple[str, ...]:
     return tuple(_text(item, where, name) for item in (value if isinstance(value, list) else [value]))
 
 
-def _read_jsonl(path: Path, names: tuple[str, str, str]) -> Iterator[_Record]:
-    del names
+def _instruction(values: Mapping[str, Any], name: str | None, where: str) -> str:
+    """Return a query's own instruction; a row may have an empty one, but the column is there."""
+    if name is None:
+        return ""
+    value = _present(values, name, where)
+    return "" if value is None else checked_text(value, where, name)
+
+
+def _read_jsonl(path: Path, required: tuple[str, ...], optional: tuple[str, ...]) -> Iterator[_Record]:
+    del required, optional
     with opened(path) as file:
         for number, raw in enumerate(file, start=1):
             where = f"{path}, line {number}"
@@ -166,10 +248,10 @@ def _read_jsonl(path: Path, names: tuple[str, str, str]) -> Iterator[_Record]:
             yield where, values
 
 
-def _read_table(path: Path, names: tuple[str, str, str]) -> Iterator[_Record]:
+def _read_table(path: Path, required: tuple[str, ...], optional: tuple[str, ...]) -> Iterator[_Record]:
     """Read the columns of a .csv or .tsv file side by side, each with the reader of tables of one text a row."""
     present = _header(path)
-    columns = list(dict.fromkeys(names[:2] + tuple(name for name in names[2:] if name in present)))
+    columns = list(dict.fromkeys(required + tuple(name for name in optional if name in present)))
     tables = (open_table(path, column=column, id_column="") for column in columns)
     streams = [
         ((rows.place(index), text) for rows in read_rows(table, max_rows=1024) for index, text in enumerate(rows.texts))
@@ -185,17 +267,18 @@ def _header(path: Path) -> list[str]:
     return next(csv.reader([line], delimiter="\t" if open_table(path).format == "tsv" else ","), [])
 
 
-def _read_parquet(path: Path, names: tuple[str, str, str]) -> Iterator[_Record]:
+def _read_parquet(path: Path, required: tuple[str, ...], optional: tuple[str, ...]) -> Iterator[_Record]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
         with pq.ParquetFile(path) as file:
             present = file.schema_arrow.names
-            for name in names[:2]:
+            for name in required:
                 _present(dict.fromkeys(present), name, str(path))
             row = 0
-            for batch in file.iter_batches(batch_size=1024, columns=[name for name in names if name in present]):
+            columns = [name for name in dict.fromkeys(required + optional) if name in present]
+            for batch in file.iter_batches(batch_size=1024, columns=columns):
                 for values in batch.to_pylist():
                     row += 1
                     yield f"{path}, row {row}", values
@@ -203,7 +286,7 @@ def _read_parquet(path: Path, names: tuple[str, str, str]) -> Iterator[_Record]:
         raise DataError(f"{path}: not a readable parquet file ({' '.join(str(error).split())})") from error
 
 
-_READERS: dict[str, Callable[[Path, tuple[str, str, str]], Iterator[_Record]]] = {
+_READERS: dict[str, Callable[[Path, tuple[str, ...], tuple[str, ...]], Iterator[_Record]]] = {
     "jsonl": _read_jsonl,
     "csv": _read_table,
     "tsv": _read_table,

@@ -53,7 +53,7 @@ class ReconstructionDecoder(nn.Module):
         h_BD: Tensor,
         embeddings_BTD: Tensor,
         real_BT: Tensor,
-        keep: float = 0.5,
+        p_mrc: float = 0.5,
         generator: torch.Generator | None = None,
         mask_BTS: Tensor | None = None,
     ) -> Tensor:
@@ -63,7 +63,7 @@ class ReconstructionDecoder(nn.Module):
             h_BD: the vector of each text, the last hidden state of its last token.
             embeddings_BTD: input embeddings of the original text, before any corruption.
             real_BT: True for tokens, False for padding on either side.
-            keep: how likely a query sees each other token, ``1 - p_mrc``.
+            p_mrc: how likely a query sees each other token.
             generator: where the random numbers come from; None takes torch's own.
             mask_BTS: ``(B, T, 1 + T)``, who sees whom, instead of sampling it.
 
@@ -71,7 +71,7 @@ class ReconstructionDecoder(nn.Module):
             ``(B, T, D)``. Rows of padding hold numbers without meaning.
 
         Raises:
-            ConfigError: the texts are longer than the decoder has positions, or ``keep`` is no probability.
+            ConfigError: the texts are longer than the decoder has positions, or ``p_mrc`` is no probability.
         """
         n_texts, n_tokens = real_BT.shape
         if n_tokens > len(self.positions):
@@ -80,7 +80,7 @@ class ReconstructionDecoder(nn.Module):
                 "reconstruction decoder; shorten the texts or give it more"
             )
         if mask_BTS is None:
-            mask_BTS = reconstruction_mask(real_BT, 1 - keep, generator)
+            mask_BTS = reconstruction_mask(real_BT, p_mrc, generator)
         vector_B1D = self._normalised(h_BD)[:, None]
         # Counted over tokens, so that padding on the left moves nothing.
         positions_BTD = self.positions[(real_BT.long().cumsum(dim=1) - 1).clamp(min=0)]
@@ -108,12 +108,14 @@ class ReconstructionDecoder(nn.Module):
 def reconstruction_mask(real_BT: Tensor, p_mrc: float, generator: torch.Generator | None = None) -> Tensor:
     """Sample which of ``[h, x_1, ..., x_T]`` each query sees (UniMAE, equation 4).
 
-    Each query sees h, never its own token, and each other token with probability ``1 - p_mrc``, sampled for every pair
-    of the two. Equation 4 would hide h at random as well; here it never is, so no query is left with nothing.
+    Each query sees h, never its own token, and each other token where ``B_ij = 1``, which is so with probability
+    ``p_mrc``, sampled for every pair of the two. Equation 4 would hide h at random as well; here it never is, so no
+    query is left with nothing.
 
     Args:
         real_BT: True for tokens, False for padding; what is padding is never seen.
-        p_mrc: the fraction of pairs that are hidden.
+        p_mrc: how likely a query sees another token. The paper calls it a mask ratio, and equation 4 lets through
+            what it samples.
         generator: where the random numbers come from; None takes torch's own.
 
     Returns:
@@ -122,15 +124,15 @@ def reconstruction_mask(real_BT: Tensor, p_mrc: float, generator: torch.Generato
     Raises:
         ConfigError: ``p_mrc`` is no probability.
 
-    >>> reconstruction_mask(torch.tensor([[True, True, False]]), 0.0).int().tolist()
+    >>> reconstruction_mask(torch.tensor([[True, True, False]]), 1.0).int().tolist()
     [[[1, 0, 1, 0], [1, 1, 0, 0], [1, 1, 1, 0]]]
     """
     if not 0 <= p_mrc <= 1:
-        raise ConfigError(f"a fraction of hidden tokens lies between 0 and 1, unlike {p_mrc}")
+        raise ConfigError(f"a probability lies between 0 and 1, unlike p_mrc={p_mrc}")
     n_texts, n_tokens = real_BT.shape
     source = real_BT.device if generator is None else generator.device
     sampled_BTT = torch.rand(n_texts, n_tokens, n_tokens, generator=generator, device=source).to(real_BT.device)
     others_TT = ~torch.eye(n_tokens, dtype=torch.bool, device=real_BT.device)
-    # rand never reaches 1: with p_mrc = 1 nothing is kept, with 0 everything is.
-    kept_BTT = (sampled_BTT >= p_mrc) & others_TT & real_BT.bool()[:, None]
+    # rand never reaches 1: with p_mrc = 0 nothing is kept, with 1 everything is.
+    kept_BTT = (sampled_BTT >= 1 - p_mrc) & others_TT & real_BT.bool()[:, None]
     return torch.cat([kept_BTT.new_ones(n_texts, n_tokens, 1), kept_BTT], dim=2)

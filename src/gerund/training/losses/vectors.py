@@ -162,6 +162,9 @@ def both_ways_info_nce(
 ) -> tuple[Tensor, int]:
     """Return the mean over both directions of InfoNCE (GUR, equation 2), and how many left texts find their right.
 
+    Two pairs that have their left or their right text in common are no negatives of each other, in either direction:
+    a title that is twice in a batch belongs to both of its sentences.
+
     Args:
         left_BD: One side of the pairs.
         right_BD: The other side.
@@ -174,12 +177,12 @@ def both_ways_info_nce(
     total, right = left_BD.new_zeros(()), 0
     for place in (0, 1):
         own_BD, own_ids_B = sides[place], identities[place]
-        keys_KD, key_ids_K, first = sides[1 - place], identities[1 - place], 0
+        keys_KD, key_ids_K, partner_ids_K, first = sides[1 - place], identities[1 - place], own_ids_B, 0
         if gather:
             keys_KD, first = gather_rows(keys_KD)
-            key_ids_K = gather_numbers(key_ids_K)
+            key_ids_K, partner_ids_K = gather_numbers(key_ids_K), gather_numbers(partner_ids_K)
         positives_B = first + torch.arange(pairs, device=keys_KD.device)
-        excluded_BK = excluded_pairs(own_ids_B, key_ids_K, positives_B)
+        excluded_BK = excluded_pairs(own_ids_B, key_ids_K, positives_B) | (partner_ids_K == own_ids_B[:, None])
         total = total + info_nce(
             own_BD, keys_KD, positives_B, temperature=temperature, similarity=similarity, excluded_BK=excluded_BK
         )

@@ -3,18 +3,23 @@
 Knows: which texts make a pair. Does not know: the loss (``vectors``), how files are read (``corpus.pairs``).
 """
 
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from gerund.training.objectives.base import Batches, Objective, ObjectiveConfig, Section
 from gerund.training.objectives.vectors import ContrastiveConfig, ContrastiveLosses, TextGroup
 
 if TYPE_CHECKING:
     from gerund.training.corpus.formatting import InputFormatter
-    from gerund.training.corpus.pairs import Examples
+    from gerund.training.corpus.pairs import Example, Examples, SameTaskExamples
     from gerund.training.objectives.context import Context
+
+
+INSTRUCTION = "{instruction}"
+"""Where a query's own instruction stands in a prompt."""
 
 
 class PairFiles(Section):
@@ -29,6 +34,26 @@ class PairFiles(Section):
     negatives: str = "negatives"
     """Column or field of its negatives, a text or a list."""
 
+    def read(self, context: "Context", instruction: str | None = None, task: str | None = None) -> "list[Example]":
+        """Return the examples of all files, each with its task: what a column says, or its file."""
+        from gerund.training.corpus.pairs import read_examples
+
+        columns = {"query": self.query, "positive": self.positive, "negatives": self.negatives}
+        return [
+            replace(example, task=example.task or str(path))
+            for path in context.files(self.files)
+            for example in read_examples([path], **columns, instruction=instruction, task=task)
+        ]
+
+
+class TaskFiles(PairFiles):
+    """Files of pairs or triples of one task or several."""
+
+    instruction: str | None = None
+    """Column or field of the query's own instruction, which stands in ``query_prompt``; left out, none."""
+    task: str | None = None
+    """Column or field that names an example's task, for ``same_task``; left out, each file is a task."""
+
 
 class SupervisedConfig(ContrastiveConfig):
     """Contrastive fine-tuning on queries, positives and hard negatives from files (UniMAE, Appendix D)."""
@@ -36,16 +61,32 @@ class SupervisedConfig(ContrastiveConfig):
     seed_offset: ClassVar[int | None] = 50
 
     kind: Literal["contrastive"]
-    pairs: PairFiles
+    pairs: TaskFiles
     batch_size: int = Field(default=64, ge=1)
     temperature: float = Field(default=0.02, gt=0)
     """Similarities are divided by it."""
     hard_negatives: int = Field(default=0, ge=0)
     """How many of an example's own negatives take part; in-batch negatives always do."""
     query_prompt: str | None = None
-    """Put before queries; left out, the encoder's prompt."""
+    """Put before queries; left out, the encoder's prompt. With ``pairs.instruction`` it has a place for it, as in
+    BGE-ICL's ``<instruct>{instruction}\\n<query>``; a query without an instruction has no prompt then."""
     document_prompt: str | None = None
     """Put before positives and negatives; left out, the encoder's prompt."""
+    same_task: bool = False
+    """Whether all examples of a batch are of one task, so that negatives are no easier than their task (UniMAE,
+    Appendix D, by BGE-ICL's settings)."""
+
+    @model_validator(mode="after")
+    def _instructions_and_tasks(self) -> Self:
+        placed = INSTRUCTION in (self.query_prompt or "")
+        if placed != (self.pairs.instruction is not None):
+            raise ValueError(
+                f"query_prompt has the place {INSTRUCTION} where pairs.instruction names the column of instructions, "
+                "and only there"
+            )
+        if self.pairs.task is not None and not self.same_task:
+            raise ValueError("pairs.task names tasks for same_task: true")
+        return self
 
     @property
     def reads_sources(self) -> bool:
@@ -55,7 +96,10 @@ class SupervisedConfig(ContrastiveConfig):
     def prepare(self, context: "Context") -> Objective:
         """Return batches of examples and InfoNCE."""
         prompts = (self.query_prompt, self.document_prompt)
-        batches = ExampleBatches.read(context, self, self.pairs, hard_negatives=self.hard_negatives, prompts=prompts)
+        examples = self._examples(context)
+        batches = ExampleBatches.of(context, self, examples, prompts=prompts)
+        if self.pairs.instruction is not None:
+            batches.instructed = self._formatters(context, examples)
         losses = ContrastiveLosses(
             context.model.runtime,
             temperature=self.temperature,
@@ -63,6 +107,28 @@ class SupervisedConfig(ContrastiveConfig):
             projection=self.projection,
         )
         return Objective(self.kind, batches, losses, {self.kind: self})
+
+    def _examples(self, context: "Context") -> "Examples | SameTaskExamples":
+        from gerund.training.corpus.pairs import Examples, SameTaskExamples
+
+        found = self.pairs.read(context, self.pairs.instruction, self.pairs.task)
+        seed, negatives = context.seed(self), self.hard_negatives
+        if self.same_task:
+            return SameTaskExamples(found, seed=seed, batch_size=self.batch_size, hard_negatives=negatives)
+        return Examples(found, seed=seed, hard_negatives=negatives)
+
+    def _formatters(self, context: "Context", examples: "Examples | SameTaskExamples") -> "dict[str, InputFormatter]":
+        """Return what formats the queries of each instruction.
+
+        Raises:
+            ConfigError: An instruction leaves no room for text.
+        """
+        prompt = self.query_prompt or ""
+        # All of them now, so that what cannot be formatted is told before anything is trained.
+        return {
+            own: context.formatter(self, prompt.replace(INSTRUCTION, own) if own.strip() else "")
+            for own in {example.instruction for example in examples.examples}
+        }
 
 
 class ExampleBatches(Batches):
@@ -74,11 +140,15 @@ class ExampleBatches(Batches):
         documents: Formats positives and negatives.
         group: Makes a group of texts into tensors.
         length: Longest text in tokens.
+
+    Attributes:
+        instructed: What formats the queries of each instruction, in the place of ``queries``; empty where there are
+            none.
     """
 
     def __init__(
         self,
-        examples: "Examples",
+        examples: "Examples | SameTaskExamples",
         queries: "InputFormatter",
         documents: "InputFormatter",
         group: TextGroup,
@@ -87,24 +157,17 @@ class ExampleBatches(Batches):
     ) -> None:
         self.texts, self.queries, self.documents = examples, queries, documents
         self.group, self.length = group, length
+        self.instructed: dict[str, InputFormatter] = {}
 
     @classmethod
-    def read(
+    def of(
         cls,
         context: "Context",
         config: ObjectiveConfig,
-        pairs: PairFiles,
-        *,
-        hard_negatives: int = 0,
+        examples: "Examples | SameTaskExamples",
         prompts: tuple[str | None, str | None] = (None, None),
     ) -> "ExampleBatches":
-        """Return batches of the examples in files, for the settings of an objective."""
-        from gerund.training.corpus.pairs import Examples, read_examples
-
-        found = read_examples(
-            context.files(pairs.files), query=pairs.query, positive=pairs.positive, negatives=pairs.negatives
-        )
-        examples = Examples(found, seed=context.seed(config), hard_negatives=hard_negatives)
+        """Return batches of examples, for the settings of an objective."""
         queries, documents = (context.formatter(config, prompt) for prompt in prompts)
         return cls(examples, queries, documents, TextGroup.of(context), length=config.length)
 
@@ -113,7 +176,9 @@ class ExampleBatches(Batches):
         del step
         rows = [self.texts.row(number) for number in range(first, first + count)]
         groups = {
-            "query": [self.queries.format_text(row.query, self.length) for row in rows],
+            "query": [
+                self.instructed.get(row.instruction, self.queries).format_text(row.query, self.length) for row in rows
+            ],
             "positive": [self.documents.format_text(row.positive, self.length) for row in rows],
             "negative": [self.documents.format_text(text, self.length) for row in rows for text in row.negatives],
         }

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from gerund.inference.tokens import Tokens
     from gerund.models.heads import ProjectionHead
     from gerund.training.corpus.formatting import InputFormatter
+    from gerund.training.corpus.mined_pairs import Buckets, MinedPair
     from gerund.training.corpus.pairs import Example, Examples
     from gerund.training.objectives.context import Context
 
@@ -37,6 +38,9 @@ TITLE_PROMPT = "document2title: "
 
 # Of the projection head: GUR, Table I.
 _DIMENSIONS = 128
+_TITLE_FRACTION = 0.1
+# Added to the seed for the order of titles; buckets of pairs have 0 and 1.
+_TITLE_SEED = 2
 
 
 class PairsOfDocuments(Section):
@@ -48,6 +52,21 @@ class PairsOfDocuments(Section):
     """Column or field of one side; of pairs with a title, the title."""
     positive: str = "text_b"
     """Column or field of the other side."""
+    opening: str = "opening"
+    """Column or field of the beginning of the document whose title ``query`` is; empty where it is no title."""
+    weight: str = "weight"
+    """Column or field of what the two texts' common substring weighs."""
+    threshold: int | None = Field(default=None, ge=1)
+    """Pairs that weigh less are left out; left out, all are taken."""
+    short_threshold: int | None = Field(default=None, ge=1)
+    """The same for two texts of fewer than ``short_characters`` each (GUR, section IV-B: 20, two Chinese characters,
+    with a ``threshold`` of 30); left out, ``threshold``."""
+
+    @model_validator(mode="after")
+    def _thresholds(self) -> Self:
+        if self.short_threshold is not None and self.short_threshold > (self.threshold or 0):
+            raise ValueError(f"short_threshold {self.short_threshold} is above threshold {self.threshold}")
+        return self
 
 
 class GurConfig(ContrastiveConfig):
@@ -67,7 +86,7 @@ class GurConfig(ContrastiveConfig):
     """Pairs of two short texts make batches of their own, whose texts have at most so many tokens (GUR has 32); left
     out, all pairs are read together."""
     short_characters: int = Field(default=64, ge=1)
-    """A text of fewer characters is a short one."""
+    """A text of fewer characters is a short one; a pair is, where both are."""
     short_factor: int = Field(default=4, ge=1)
     """A batch of short pairs has so many times ``batch_size``."""
     temperature: float = Field(default=0.1, gt=0)
@@ -75,15 +94,17 @@ class GurConfig(ContrastiveConfig):
     alpha: float = Field(default=1.0, ge=0)
     """Weight of the contrastive loss beside language modelling; 0 leaves it out (the paper's GUR-CL)."""
     lm: bool | None = None
-    """Whether the decoder writes what is hidden of both texts; false leaves it out (the paper's GUR-LM). Left out, it
-    does where there is a decoder beside an encoder. A decoder-only model has objectives of its own for that, such as
-    ``causal`` or ``unimae``, in the same recipe."""
-    rate: float = Field(default=0.15, gt=0, lt=1)
-    """Fraction of the tokens that are hidden."""
+    """Whether the decoder writes what is hidden of both texts; false leaves that loss out and reads the same texts with
+    the same spans hidden (the paper's GUR-LM). Left out, it does where there is a decoder beside an encoder. A
+    decoder-only model reads whole texts, and has objectives of its own for language modelling, such as ``causal`` or
+    ``unimae``, in the same recipe."""
+    rate: float = Field(default=0.15, ge=0, lt=1)
+    """Fraction of the tokens that are hidden; 0, with ``lm`` false only, reads whole texts."""
     spans: Literal["hump", "geometric", "t5"] = "hump"
     """How long hidden spans are: ``hump`` (equation 3), ``geometric`` (SpanBERT's) or ``t5``."""
-    title_fraction: float = Field(default=0.1, ge=0, le=1)
-    """So many of the pairs are also read as a text whose ``query``, the title, is to be written; with ``lm`` only."""
+    title_fraction: float | None = Field(default=None, ge=0, le=1)
+    """Beside the pairs of a batch, so many times their number of documents are read, whose titles are to be written
+    (document2title, section IV-B); with ``lm`` only. Left out, 0.1 where files have openings of documents."""
     dimensions: int | None = Field(default=None, ge=1)
     """Numbers of a vector behind a non-linear projection head, which is kept with the model; GUR has 128. Left out,
     as many as the base's head has, or 128 for an encoder-decoder model without one, and no head for others."""
@@ -99,6 +120,10 @@ class GurConfig(ContrastiveConfig):
             raise ValueError(f"short_length {self.short_length} is above length {self.length}")
         if self.lm is False and self.alpha == 0:
             raise ValueError("with lm false and alpha 0 nothing is learned")
+        if self.rate == 0 and self.lm is not False:
+            raise ValueError("rate 0 hides nothing that could be written; it belongs to lm: false")
+        if self.lm is False and self.title_fraction:
+            raise ValueError("title_fraction is a fraction of texts whose titles are written, and lm is false")
         return self
 
     @property
@@ -114,7 +139,8 @@ class GurConfig(ContrastiveConfig):
 
     def prepare(self, context: "Context") -> Objective:
         """Return batches of pairs, and both losses or one of them."""
-        writes = context.model.is_encoder_decoder if self.lm is None else self.lm
+        seq2seq = context.model.is_encoder_decoder
+        writes = seq2seq if self.lm is None else self.lm
         losses = GurLosses(
             context.model.runtime,
             temperature=self.temperature,
@@ -126,15 +152,16 @@ class GurConfig(ContrastiveConfig):
             losses.heads.projection = head
         formatter = context.formatter(self)
         seed = context.seed(self)
+        pairs = self._pairs(context)
         batches = GurBatches(
-            self._buckets(context, seed),
+            self._buckets(pairs, seed),
             self.batch_size,
             formatter,
             TextGroup.of(context),
             seed=seed,
-            corruption=Corruption.of(context, self) if writes else None,
-            titles=context.formatter(self, TITLE_PROMPT) if writes and self.title_fraction else None,
-            title_fraction=self.title_fraction,
+            corruption=Corruption.of(context, self) if seq2seq and self.rate else None,
+            writes=writes,
+            titles=self._titles(context, pairs, seed) if writes else None,
         )
         configs: dict[str, ObjectiveConfig] = {"gur": self, **({"lm": self} if writes else {})}
         return Objective(self.kind, batches, losses, configs, factors={"gur": self.alpha})
@@ -160,11 +187,43 @@ class GurConfig(ContrastiveConfig):
         model.head = head.float().train()
         return model.head
 
-    def _buckets(self, context: "Context", seed: int) -> "Buckets":
-        from gerund.training.corpus.pairs import Example, Examples, read_examples
+    def _titles(self, context: "Context", pairs: "Sequence[MinedPair]", seed: int) -> "Titles | None":
+        """Return the documents whose titles are written; None where none are, or none are wanted.
 
-        pairs = self.pairs
-        found = read_examples(context.files(pairs.files), query=pairs.query, positive=pairs.positive)
+        Raises:
+            ConfigError: Titles are asked for, and no pair has any.
+        """
+        from gerund.training.corpus.pairs import Example, Examples
+
+        found = [Example(pair.query, pair.opening, ()) for pair in pairs if pair.opening is not None]
+        fraction = self.title_fraction
+        if not found and fraction:
+            raise ConfigError(
+                f"gur: title_fraction {fraction} needs documents with titles, and no pair has one in the column "
+                f"{self.pairs.opening!r}; mine with --pairs title, or set title_fraction to 0"
+            )
+        fraction = _TITLE_FRACTION if fraction is None else fraction
+        if not found or not fraction:
+            return None
+        formatter = context.formatter(self, TITLE_PROMPT)
+        return Titles(Examples(found, seed=seed + _TITLE_SEED), formatter, self.length, fraction)
+
+    def _pairs(self, context: "Context") -> "list[MinedPair]":
+        """Return the pairs that weigh enough."""
+        from gerund.training.corpus.mined_pairs import heavy_pairs, read_pairs
+
+        own = self.pairs
+        columns = {"query": own.query, "positive": own.positive, "opening": own.opening, "weight": own.weight}
+        found = read_pairs(context.files(own.files), **columns)
+        if own.threshold is None:
+            return found
+        return heavy_pairs(found, own.threshold, own.short_threshold or own.threshold, self.short_characters)
+
+    def _buckets(self, pairs: "Sequence[MinedPair]", seed: int) -> "Buckets":
+        from gerund.training.corpus.mined_pairs import Bucket, Buckets
+        from gerund.training.corpus.pairs import Example, Examples
+
+        found = [Example(pair.query, pair.positive, ()) for pair in pairs]
         if self.short_length is None:
             return Buckets([Bucket(Examples(found, seed=seed), self.length)], self.batch_size)
         by_length: tuple[list[Example], list[Example]] = ([], [])
@@ -180,41 +239,24 @@ class GurConfig(ContrastiveConfig):
 
 
 @dataclass(frozen=True)
-class Bucket:
-    """Pairs of about one length, which make batches of their own (GUR, section IV-B).
+class Titles:
+    """Documents whose titles are written (GUR, section IV-B: document2title).
 
     Attributes:
-        examples: The pairs.
-        length: Longest text in tokens.
-        factor: A batch has so many times the objective's batch size.
+        examples: title and opening of each document.
+        formatter: formats openings.
+        length: longest opening, and longest title, in tokens.
+        fraction: documents for each pair of a batch.
     """
 
     examples: "Examples"
+    formatter: "InputFormatter"
     length: int
-    factor: int = 1
+    fraction: float
 
-
-class Buckets:
-    """Which bucket a step reads: each in proportion to its batches, spread evenly, a pure function of the step.
-
-    Args:
-        buckets: One or two.
-        batch_size: The objective's.
-    """
-
-    def __init__(self, buckets: Sequence[Bucket], batch_size: int) -> None:
-        self.buckets = buckets
-        batches = [len(bucket.examples) / (bucket.factor * batch_size) for bucket in buckets]
-        self._fraction = batches[0] / sum(batches)
-
-    def __len__(self) -> int:
-        """Return how many pairs there are."""
-        return sum(len(bucket.examples) for bucket in self.buckets)
-
-    def at(self, step: int) -> tuple[Bucket, int]:
-        """Return the bucket of a step, and how many steps have read it before."""
-        before, after = int(step * self._fraction + 1e-9), int((step + 1) * self._fraction + 1e-9)
-        return (self.buckets[0], before) if after > before else (self.buckets[-1], step - before)
+    def count(self, pairs: int) -> int:
+        """Return how many documents go with the first ``pairs`` pairs of a batch."""
+        return int(self.fraction * pairs + 1e-9)
 
 
 class GurBatches(Batches):
@@ -226,25 +268,25 @@ class GurBatches(Batches):
         formatter: Formats texts.
         group: Makes a group of texts into tensors.
         seed: Determines crops and spans.
-        corruption: Hides spans; None for a model that only encodes here.
-        titles: Formats texts whose title is to be written; None for no such task.
-        title_fraction: So many of the pairs are also read as text and title.
+        corruption: Hides spans; None where whole texts are read.
+        writes: Whether the decoder writes what is hidden.
+        titles: Documents whose titles are to be written; None for no such task.
     """
 
     def __init__(
         self,
-        buckets: Buckets,
+        buckets: "Buckets",
         batch_size: int,
         formatter: "InputFormatter",
         group: TextGroup,
         *,
         seed: int,
         corruption: Corruption | None = None,
-        titles: "InputFormatter | None" = None,
-        title_fraction: float = 0.0,
+        writes: bool = False,
+        titles: Titles | None = None,
     ) -> None:
         self.texts, self.batch_size, self.formatter, self.group = buckets, batch_size, formatter, group
-        self.seed, self.corruption, self.titles, self.title_fraction = seed, corruption, titles, title_fraction
+        self.seed, self.corruption, self.writes, self.titles = seed, corruption, writes, titles
 
     def make(self, step: int, first: int, count: int) -> dict[str, Any]:
         """Return the groups ``query`` and ``positive`` and, with the task of titles, ``title``."""
@@ -257,16 +299,23 @@ class GurBatches(Batches):
         groups = {
             name: self._side(texts, numbers, bucket.length, place) for place, (name, texts) in enumerate(sides.items())
         }
-        # Spread evenly over the whole batch, so that several processes take those that one would.
-        places = range(offset * bucket.factor, (offset + count) * bucket.factor)
-        titled = [row for row, k in zip(rows, places, strict=True) if self._titles(k + 1) > self._titles(k)]
-        if self.titles is not None and titled:
-            groups["title"] = self._titled(titled, bucket.length)
+        titled = self._documents(step, offset * bucket.factor, (offset + count) * bucket.factor)
+        if titled:
+            groups["title"] = self._titled(titled)
         return groups
 
-    def _titles(self, count: int) -> int:
-        """Return how many of the first ``count`` pairs of a batch are read as text and title."""
-        return int(self.title_fraction * count + 1e-9)
+    def _documents(self, step: int, first: int, stop: int) -> "list[Example]":
+        """Return the documents that go with the pairs ``first`` to ``stop`` of a batch.
+
+        Spread evenly over the whole batch, so that several processes take those that one would.
+        """
+        titles = self.titles
+        if titles is None:
+            return []
+        before = sum(
+            count * titles.count(bucket.factor * self.batch_size) for bucket, count in self.texts.batches_before(step)
+        )
+        return [titles.examples.row(before + nth) for nth in range(titles.count(first), titles.count(stop))]
 
     def _side(self, texts: Sequence[str], numbers: range, length: int, side: int) -> Batch:
         formatted, targets = [], []
@@ -279,7 +328,7 @@ class GurBatches(Batches):
         batch = self.group(formatted)
         # Which texts are the same is asked of them as they are, not of what is left of them.
         batch["identity"] = self.group.identities(texts)
-        return batch if self.corruption is None else with_targets(batch, targets)
+        return with_targets(batch, targets) if self.writes else batch
 
     def _cropped(self, text: str, length: int, rng: Any) -> "Tokens":
         """Return a text as the encoder reads it; of a longer one a random stretch (GUR, section III-B, step 5)."""
@@ -291,10 +340,11 @@ class GurBatches(Batches):
         begin = places.start + int(rng.integers(len(places) - room + 1))
         return self.formatter.format(whole.ids[begin : begin + room])
 
-    def _titled(self, rows: "Sequence[Example]", length: int) -> Batch:
+    def _titled(self, rows: "Sequence[Example]") -> Batch:
         assert self.titles is not None
         assert self.corruption is not None
-        batch = self.group([self.titles.format_text(row.positive, length + self.titles.overhead) for row in rows])
+        formatter, length = self.titles.formatter, self.titles.length
+        batch = self.group([formatter.format_text(row.positive, length + formatter.overhead) for row in rows])
         plain = self.formatter.tokenizer
         written = [plain(row.query, add_special_tokens=False, verbose=False)["input_ids"][: length - 1] for row in rows]
         return with_targets(batch, [[*ids, self.corruption.end] for ids in written])

@@ -83,6 +83,8 @@ class SsclConfig(TextConfig, ContrastiveConfig):
 
     def prepare(self, context: "Context") -> Objective:
         """Return batches of texts with paraphrases or altered copies, and InfoNCE."""
+        from gerund.training.corpus.pairs import Examples
+
         group = TextGroup.of(context)
         losses = ContrastiveLosses(
             context.model.runtime,
@@ -91,7 +93,8 @@ class SsclConfig(TextConfig, ContrastiveConfig):
             projection=self.projection,
         )
         if self.pairs is not None:
-            return Objective(self.kind, ExampleBatches.read(context, self, self.pairs), losses, {self.kind: self})
+            examples = Examples(self.pairs.read(context), seed=context.seed(self))
+            return Objective(self.kind, ExampleBatches.of(context, self, examples), losses, {self.kind: self})
         formatter = context.formatter(self)
         base = context.recipe.model.base
         rewriter = Rewriter(base, self.rewritten, context.source.cache) if self.rewritten and base else None

@@ -35,7 +35,7 @@ class UnimaeConfig(TextConfig):
     p_mar: float = Field(default=0.5, ge=0, lt=1)
     """Fraction of the input's tokens that become the mask token; 0 is plain language modelling (Appendix F)."""
     p_mrc: float = Field(default=0.5, ge=0, le=1)
-    """Fraction of the other tokens that each position of the decoder does not see."""
+    """How likely each position of the decoder sees each other token (equation 4: 1 lets all of them through)."""
     alpha: float = Field(default=0.1, ge=0)
     """Weight of the auto-regressive loss beside the reconstruction (equation 6)."""
     mask_token: str | None = None
