@@ -10,6 +10,7 @@ scores that lie in the work folder already are used again, so the study may be i
 """
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,8 @@ PAIRS = {"pairs.parquet": "lcs", "pairs-none.parquet": "none"}
 ARMS: dict[str, tuple[str, str, list[str]]] = {
     "GUR": ("gur-default", T5, []),
     "GUR-LM": ("gur-lm-default", T5, []),
+    # Without hidden spans either: what leaving out the loss and what leaving out the spans does are told apart.
+    "GUR-LM, whole texts": ("gur-lm-default", T5, ["objectives.gur.rate=0"]),
     "GUR-CL": ("gur-cl-default", T5, []),
     "GUR-LCS": ("gur-lcs-default", T5, []),
     "GUR, causal": ("gur-causal-default", DEFAULT, []),
@@ -70,11 +73,17 @@ def base_of(name: str, data: Path, work: Path, more: list[str]) -> str:
     return str(study.trained("t5-default-base", overrides, work / "runs" / "T5", more))
 
 
-def pairs_in(data: Path, work: Path, *, quick: bool) -> None:
-    """Mine the pairs that are not there yet."""
+def pairs_of(recipe: str) -> str:
+    """Return the file of pairs that a recipe is trained on."""
+    return "pairs-none.parquet" if "lcs" in recipe else "pairs.parquet"
+
+
+def pairs_in(data: Path, work: Path, arms: Sequence[str], *, quick: bool) -> None:
+    """Mine the pairs that some arms need and that are not there yet."""
     corpus = data / "lm" / ("wiki.test.jsonl" if quick else "wiki.train.jsonl.xz")
+    needed = {pairs_of(ARMS[arm][0]) for arm in arms}
     for name, method in PAIRS.items():
-        if not (work / name).is_file():
+        if name in needed and not (work / name).is_file():
             settings = MiningConfig(method=method, clean="wikipedia")
             mine([corpus], work / name, settings, resume=True)
 
@@ -86,7 +95,7 @@ def trained(name: str, seed: int, options: Any) -> Path:
     output = work / "runs" / f"{name.replace(', ', '-').replace(' ', '-')}-{seed}"
     if (output / "model").is_dir():
         return output / "model"
-    pairs = work.resolve() / ("pairs-none.parquet" if "lcs" in recipe else "pairs.parquet")
+    pairs = work.resolve() / pairs_of(recipe)
     start = base_of(base, data, work, QUICK_BASE if options.quick else [])
     overrides = [f"model.base={start}", f"objectives.gur.pairs.files=[{pairs}]"]
     overrides += [f"data.folder={data / 'lm'}", f"data.cache={work / 'cache'}", f"seed={seed}", *own]
@@ -159,7 +168,7 @@ def main(argv: list[str] | None = None) -> None:
     quick = {"seeds": [0], "only": ["GUR, causal"], "set": [*study.QUICK_RECIPE, *study.QUICK_TEXTS]}
     options = harness.parse(parser, argv, quick=quick)
     options.work.mkdir(parents=True, exist_ok=True)
-    pairs_in(options.data, options.work, quick=options.quick)
+    pairs_in(options.data, options.work, options.only or list(ARMS), quick=options.quick)
     bases = {ARMS[name][1] for name in options.only or ARMS}
     harness.report(options, __file__, [table_of(base, options) for base in (DEFAULT, T5) if base in bases])
 

@@ -185,10 +185,32 @@ class TestModel:
         found = estimate(load_recipe(write_recipe(settings), [objectives, encoder, f"output={tmp_path / 'out'}"]))
         assert found.objectives == {"mntp": 32, "simcse": 64}
 
+    def test_estimate_takes_steps_of_every_stage(self, settings, write_recipe, tmp_path, monkeypatch):
+        taken = []
+        own = TrainingModule.forward
+
+        def forward(self, name, part, **more):
+            taken.append(name)
+            return own(self, name, part, **more)
+
+        monkeypatch.setattr(TrainingModule, "forward", forward)
+        end_token = "encoder={attention: causal, pooling: last, append_eos: true}"
+        objectives = (
+            "objectives=[{kind: unimae, length: 16, batch_size: 2, weight: [[0, 1], [3, 0], [9, 2]]}, "
+            "{kind: simcse, length: 16, batch_size: 4, weight: [[0, 0], [3, 1], [5, 0.5], [9, 0]]}]"
+        )
+        found = estimate(load_recipe(write_recipe(settings), [objectives, end_token, f"output={tmp_path / 'out'}"]))
+        # SimCSE reads its four texts twice; twelve steps, of which six are the second stage's.
+        assert found.objectives == {"unimae": 32, "simcse": 128}
+        assert (found.tokens_per_step, found.tokens) == (128, 6 * 32 + 6 * 128)
+        assert taken == ["unimae"] * 3 + ["simcse"] * 6
+        assert found.seconds_per_step == pytest.approx(found.seconds / 12)
+
     def test_estimate_writes_nothing(self, settings, write_recipe, tmp_path):
         found = estimate(load_recipe(write_recipe(settings), [f"output={tmp_path / 'out'}"]))
         assert (found.tokens_per_step, found.tokens) == (128, 1536)
         attention, feed_forward, norms = 2 * 16 * 16 + 2 * 16 * 8, 3 * 16 * 32, 2 * 16
         assert found.trained_parameters == found.parameters == 320 * 16 + 2 * (attention + feed_forward + norms) + 16
-        assert 0 < found.seconds_per_step < found.seconds
+        assert found.seconds > 0
+        assert found.seconds_per_step == pytest.approx(found.seconds / 12)
         assert not (tmp_path / "out").exists()

@@ -29,7 +29,10 @@ def pairs(sentences: list[str], rule: Rule) -> list[Row]:
     found = []
     for i, j in combinations(range(len(sentences)), 2):
         weight, span = heaviest(sentences[i], sentences[j], rule.weights)
-        short = min(map(rule.weights.of_text, (sentences[i], sentences[j]))) <= SHORT_WEIGHT
+        if rule.short_characters is None:
+            short = min(map(rule.weights.of_text, (sentences[i], sentences[j]))) <= SHORT_WEIGHT
+        else:
+            short = max(len(sentences[i]), len(sentences[j])) < rule.short_characters
         least = rule.short_threshold if short and rule.short_threshold is not None else rule.threshold
         if weight >= least:
             found.append((i, j, span, weight))

@@ -3,7 +3,7 @@
 import pytest
 
 from gerund.data.corpus import Document
-from gerund.data.mining.candidates import NOWHERE, candidates_of, pairs_of, prepare
+from gerund.data.mining.candidates import NOWHERE, candidates_of, opening_of, pairs_of, prepare
 from gerund.data.mining.config import MiningConfig
 from gerund.errors import ConfigError, GerundError
 
@@ -44,6 +44,29 @@ class TestTitles:
     def test_half_a_surrogate_pair(self):
         _, [pair] = mined("Spike is chasing Tom.", "Spike is chasing \ud800")
         assert pair.a.text == "Spike is chasing ?"
+
+
+class TestOpenings:
+    TEXT = "Spike is chasing Tom.  Nobody laughs.\nSpike is chasing Jerry."
+
+    def opening(self, title="Spike is chasing", text=TEXT, **settings):
+        config = MiningConfig(**settings)
+        return opening_of(prepare(Document(text, title), 0, config), config)
+
+    def test_are_whole_sentences(self):
+        assert self.opening() == self.TEXT
+        assert self.opening(context=50) == "Spike is chasing Tom.  Nobody laughs."
+        assert self.opening(context=37) == "Spike is chasing Tom.  Nobody laughs."
+        assert self.opening(context=36) == "Spike is chasing Tom."
+
+    def test_of_a_longer_sentence_what_fits(self):
+        assert self.opening(context=8) == "Spike is"
+
+    def test_need_a_title_that_is_paired(self):
+        assert self.opening(title="") is None
+        assert self.opening(pairs="all") is None
+        assert self.opening(method="ict") is None
+        assert self.opening(method="none", max_uses=None) == self.TEXT
 
 
 def test_chinese():
@@ -161,7 +184,12 @@ class TestMistakes:
             (dict(max_uses=0), "max_uses=0 is below 1"),
             (dict(per_document=0), "per_document=0 is below 1"),
             (dict(context=1, method="ict"), "context=1 is below 2"),
-            (dict(context=99), "context means nothing to the method lcs"),
+            (dict(context=99, pairs="all"), "context means nothing to pairs of all sentences"),
+            (dict(short_characters=64), "give short_threshold"),
+            (
+                dict(method="none", short_threshold=20, short_characters=64),
+                "short_threshold means nothing to the method none",
+            ),
             (dict(method="none", threshold=10), "threshold means nothing to the method none"),
             (dict(method="ict", pairs="all"), "pairs means nothing to the method ict"),
             (dict(method="crops", max_uses=1), "max_uses means nothing to the method crops"),

@@ -44,7 +44,8 @@ def drawn(draw, alphabet, most=7, length=30):
 def check(draw, alphabet):
     sentences = drawn(draw, alphabet)
     threshold = draw.choice([1, 3, 5, 9, 10, 12, 20, 30, 31])
-    rule = Rule(threshold, draw.choice([None, max(1, threshold * 2 // 3)]))
+    short = draw.choice([None, max(1, threshold * 2 // 3)])
+    rule = Rule(threshold, short, short_characters=draw.choice([None, 1, 12, 25]) if short else None)
     wanted = reference.pairs(sentences, rule)
     assert rows(find_pairs([sentences], rule)) == wanted
     for uses in (1, 2):
@@ -153,6 +154,17 @@ class TestRule:
         assert matching_pairs([short, long], 40, short_threshold=20) == [Match(0, 1, "喜欢她", 30)]
         assert matching_pairs([long, "x" + long[:3] + "汉" * 16], 40, short_threshold=20) == []
 
+    def test_short_texts_by_their_characters(self):
+        """GUR, section IV-B: below 64 characters two Chinese characters in common, else three."""
+        texts = ["喜欢" + "一" * 61, "喜欢" + "二" * 61, "喜欢" + "三" * 62, "喜欢她" + "四" * 61, "喜欢她" + "五" * 61]
+        assert [len(text) for text in texts] == [63, 63, 64, 64, 64]
+        found = matching_pairs(texts, 30, short_threshold=20, short_characters=64)
+        # A short text and a long one are no short pair.
+        assert found == [Match(0, 1, "喜欢", 20), Match(3, 4, "喜欢她", 30)]
+        greedy = matching_pairs(texts, 30, 1, short_threshold=20, short_characters=64)
+        assert greedy == found
+        assert matching_pairs(texts, 30) == [Match(3, 4, "喜欢她", 30)]
+
     def test_nothing_to_compare(self):
         assert matching_pairs([]) == matching_pairs([""]) == matching_pairs(["", " ", "\x00"]) == []
         assert matching_pairs(["Alone in this document."]) == []
@@ -164,6 +176,8 @@ class TestRule:
             (dict(threshold=0), "threshold=0"),
             (dict(max_uses=0), "max_uses=0"),
             (dict(short_threshold=31), "short_threshold=31 is not between 1 and the threshold, 30"),
+            (dict(short_characters=64), "give short_threshold"),
+            (dict(short_threshold=20, short_characters=0), "short_characters=0 makes no text a short one"),
         ],
     )
     def test_mistakes(self, settings, message):

@@ -60,6 +60,10 @@ class TestOutput:
             assert row["weight"] >= 30
             assert row["span"] in normalised(row["text_a"])
             assert row["span"] in normalised(row["text_b"])
+        openings = [(row["document"], row["opening"]) for row in found if row["opening"] is not None]
+        assert all(texts[document]["text"].startswith(opening) for document, opening in openings)
+        # Each document has one, in one of its rows.
+        assert sorted(document for document, _ in openings) == sorted({row["document"] for row in found})
         assert not working(output).exists()
 
     def test_is_shuffled_by_the_seed_alone(self, corpus, tmp_path):

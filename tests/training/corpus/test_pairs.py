@@ -9,8 +9,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from gerund.errors import ConfigError, DataError
+from gerund.training.corpus.mined_pairs import MinedPair, read_pairs
 from gerund.training.corpus.mixture import Mixture
-from gerund.training.corpus.pairs import Example, Examples, read_examples
+from gerund.training.corpus.pairs import Example, Examples, SameTaskExamples, read_examples
 
 ROWS = [
     {"query": "how tall is it", "positive": "It is 3 m\thigh, “roughly”.", "negatives": "Blue."},
@@ -71,6 +72,43 @@ def test_several_files_in_order_compressed_and_with_a_byte_order_mark(tmp_path):
 def test_the_same_column_for_both(tmp_path):
     path = written(tmp_path / "a.csv", [{"text": "a"}])
     assert read_examples([path], query="text", positive="text") == [Example("a", "a", ())]
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "csv", "tsv", "parquet"])
+def test_instructions_and_tasks(tmp_path, ending):
+    rows = [
+        {"query": "a", "positive": "b", "prompt": "Find it.", "type": "x"},
+        {"query": "c", "positive": "d", "prompt": "", "type": "y"},
+    ]
+    path = written(tmp_path / f"a.{ending}", rows)
+    found = read_examples([path], instruction="prompt", task="type")
+    assert found == [Example("a", "b", (), "Find it.", "x"), Example("c", "d", (), "", "y")]
+    with pytest.raises(DataError, match=r"no (field|column) 'task'"):
+        read_examples([path], task="task")
+    with pytest.raises(DataError, match=r"no (field|column) 'instruct'"):
+        read_examples([path], instruction="instruct")
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "csv", "tsv", "parquet"])
+def test_mined_pairs(tmp_path, ending):
+    rows = [
+        {"text_a": "a", "text_b": "b", "weight": 30, "opening": "b. c."},
+        {"text_a": "d", "text_b": "e", "weight": 31, "opening": None},
+    ]
+    if ending in ("csv", "tsv"):
+        rows = [{**row, "weight": str(row["weight"]), "opening": row["opening"] or ""} for row in rows]
+    path = written(tmp_path / f"a.{ending}", rows)
+    assert read_pairs([path]) == [MinedPair("a", "b", "b. c.", 30), MinedPair("d", "e", None, 31)]
+    plain = written(tmp_path / f"b.{ending}", [{"left": "a", "right": "b"}])
+    assert read_pairs([plain], query="left", positive="right") == [MinedPair("a", "b", None, None)]
+
+
+@pytest.mark.parametrize("weight", ['"heavy"', "1.5", "true", "[]"])
+def test_weights_are_whole_numbers(tmp_path, weight):
+    path = tmp_path / "a.jsonl"
+    path.write_text(f'{{"text_a": "a", "text_b": "b", "weight": {weight}}}\n', "utf-8")
+    with pytest.raises(DataError, match=r"a\.jsonl, line 1: 'weight' is a whole number, not"):
+        read_pairs([path])
 
 
 @pytest.mark.parametrize(
@@ -180,3 +218,45 @@ def test_examples_without_negatives_where_they_are_wanted():
         Examples([], seed=0)
     with pytest.raises(ConfigError, match="must not be negative"):
         Examples([example(0)], seed=0, hard_negatives=-1)
+
+
+SIZES = {"a": 10, "b": 7, "c": 2}
+
+
+class TestSameTask:
+    def examples(self, **more):
+        found = [
+            Example(f"{task}{number}", "p", ("n1", "n2"), "", task)
+            for task, size in SIZES.items()
+            for number in range(size)
+        ]
+        return SameTaskExamples(found, seed=3, batch_size=3, **more)
+
+    def test_every_batch_is_of_one_task(self):
+        examples = self.examples()
+        assert len(examples) == 19
+        batches = [[examples.row(3 * step + place) for place in range(3)] for step in range(60)]
+        assert all(len({row.task for row in batch}) == 1 for batch in batches)
+        tasks = [batch[0].task for batch in batches]
+        # An epoch has as many batches of a task as it has examples for, and at least one.
+        for epoch in range(10):
+            assert sorted(tasks[6 * epoch : 6 * epoch + 6]) == ["a", "a", "a", "b", "b", "c"]
+        assert len({tuple(tasks[6 * epoch : 6 * epoch + 6]) for epoch in range(10)}) > 3
+
+    def test_each_example_as_often_as_any_other_of_its_task(self):
+        examples = self.examples()
+        read = [examples.row(number).query for number in range(60 * 3)]
+        for task, size in SIZES.items():
+            counts = [read.count(f"{task}{number}") for number in range(size)]
+            assert max(counts) - min(counts) <= 1
+            assert min(counts) > 0
+
+    def test_a_row_depends_on_seed_and_number_alone(self):
+        one, other = self.examples(), self.examples()
+        numbers = [41, 3, 170, 0, 41, 100]
+        assert [one.row(number) for number in numbers] == [other.row(number) for number in reversed(numbers)][::-1]
+
+    def test_negatives_are_sampled(self):
+        assert {len(self.examples(hard_negatives=1).row(number).negatives) for number in range(9)} == {1}
+        with pytest.raises(DataError, match="needs negatives"):
+            SameTaskExamples([Example("a", "b", ())], seed=0, batch_size=2, hard_negatives=1)

@@ -3,6 +3,7 @@
 import copy
 import json
 import random
+import re
 from difflib import SequenceMatcher
 
 import pytest
@@ -15,15 +16,17 @@ from gerund.errors import ConfigError
 from gerund.inference.encode.runtime import EncoderRuntime
 from gerund.training.corpus.formatting import InputFormatter
 from gerund.training.corpus.pairs import Example, Examples
-from gerund.training.estimate import estimate
+from gerund.training.estimate import RandomTexts, estimate
 from gerund.training.losses import by_length
 from gerund.training.objectives.batches import split_rows
 from gerund.training.objectives.contrastive import ExampleBatches
+from gerund.training.objectives.registry import prepare_objectives
 from gerund.training.objectives.simcse import SimcseBatches
 from gerund.training.objectives.sscl import AlteredBatches, Rewriter, SsclConfig
 from gerund.training.objectives.vectors import ContrastiveLosses, TextGroup
 from gerund.training.recipe import load_recipe
 from gerund.training.run import train
+from gerund.training.trainable_model import prepare_model
 from tests.training.conftest import WORDS
 from tests.training.objectives import slow
 from tests.training.objectives.conftest import Rows, assert_equal_losses, assert_same_rows, doubled
@@ -370,3 +373,77 @@ class TestRewriting:
             load_recipe(write_recipe({**settings, "objectives": [objective]}))
         with pytest.raises(ValueError, match="give one of them"):
             SsclConfig(kind="sscl", rewritten=0.3, pairs={"files": ["pairs.jsonl"]})
+
+
+class TestTasks:
+    """Instructions and batches of one task each (UniMAE, Appendix D, by BGE-ICL's settings)."""
+
+    ASKED = {"nli": "Find the same.", "qa": "Find an answer.", "none": ""}  # noqa: RUF012
+
+    def prepared(self, settings, write_recipe, tmp_path, pairs=None, **more):
+        for task, prompt in self.ASKED.items():
+            rows = [{"query": f"{task} q{n}", "pos": [f"{task} p{n}"], "prompt": prompt} for n in range(8)]
+            (tmp_path / f"{task}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        files = [str(tmp_path / f"{task}.jsonl") for task in self.ASKED]
+        objective = {
+            "kind": "contrastive",
+            "pairs": {"files": files, "positive": "pos", **(pairs or {})},
+            "batch_size": 4,
+            "length": 64,
+            **more,
+        }
+        changed = {**settings, "objectives": [objective], "output": str(tmp_path / "out")}
+        recipe = load_recipe(write_recipe(changed))
+        model = prepare_model(recipe, write=False)
+        [prepared] = prepare_objectives(recipe, model, RandomTexts(model.vocabulary))
+        return model.tokenizer, prepared.batches
+
+    @staticmethod
+    def texts(tokenizer, group):
+        return [tokenizer.decode(ids[real], skip_special_tokens=True)
+                for ids, real in zip(group["input_ids"], group["real"], strict=True)]  # fmt: skip
+
+    def test_every_query_has_its_own_instruction(self, settings, write_recipe, tmp_path):
+        more = {"query_prompt": "<instruct>{instruction}\n<query>", "document_prompt": "", "same_task": True}
+        tokenizer, batches = self.prepared(settings, write_recipe, tmp_path, {"instruction": "prompt"}, **more)
+        seen = set()
+        for step in range(6):
+            batch = batches.make(step, 4 * step, 4)
+            queries, documents = (self.texts(tokenizer, batch[name]) for name in ("query", "positive"))
+            [task] = {document.strip().split()[0] for document in documents}
+            asked = f"<instruct>{self.ASKED[task]}\n<query>" if self.ASKED[task] else ""
+            for query, document in zip(queries, documents, strict=True):
+                assert query.strip() == f"{asked}{document.strip().replace(' p', ' q')}"
+            # What is pooled and compared is the query alone.
+            plain = batches.group.identities([document.strip().replace(" p", " q") for document in documents])
+            assert batch["query"]["identity"].tolist() == plain.tolist()
+            seen.add(task)
+        assert seen == set(self.ASKED)
+
+    def test_batches_are_mixed_otherwise(self, settings, write_recipe, tmp_path):
+        tokenizer, batches = self.prepared(settings, write_recipe, tmp_path)
+        tasks = {text.strip().split()[0] for text in self.texts(tokenizer, batches.make(0, 0, 4)["query"])}
+        assert len(tasks) > 1
+
+    def test_tasks_by_a_column(self, settings, write_recipe, tmp_path):
+        pairs = {"task": "prompt", "files": [str(tmp_path / "nli.jsonl"), str(tmp_path / "qa.jsonl")]}
+        tokenizer, batches = self.prepared(settings, write_recipe, tmp_path, pairs, same_task=True)
+        for step in range(4):
+            texts = self.texts(tokenizer, batches.make(step, 4 * step, 4)["query"])
+            assert len({text.strip().split()[0] for text in texts}) == 1
+
+    @pytest.mark.parametrize(
+        ("changes", "message"),
+        [
+            ({"query_prompt": "{instruction} "}, "query_prompt has the place {instruction} where pairs.instruction"),
+            ({"pairs": {"instruction": "prompt"}}, "query_prompt has the place {instruction} where pairs.instruction"),
+            ({"pairs": {"task": "prompt"}}, "pairs.task names tasks for same_task: true"),
+            (
+                {"pairs": {"instruction": "prompt"}, "query_prompt": "a b " * 40 + "{instruction}"},
+                "length 64 leaves no room for text",
+            ),
+        ],
+    )
+    def test_mistakes(self, settings, write_recipe, tmp_path, changes, message):
+        with pytest.raises(ConfigError, match=re.escape(message)):
+            self.prepared(settings, write_recipe, tmp_path, **changes)

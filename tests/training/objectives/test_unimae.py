@@ -145,7 +145,7 @@ def test_what_each_position_sees(make, ids_of):
     assert kept / pairs == pytest.approx(0.5, abs=0.02)
     for rate in (0.0, 1.0):
         sees = make(rows, p_mrc=rate).make(0, 0, 1)["sees"][0, :, 1:]
-        assert int(sees.sum()) == (1 - rate) * len(rows[0]) * (len(rows[0]) - 1)
+        assert int(sees.sum()) == rate * len(rows[0]) * (len(rows[0]) - 1)
 
 
 @pytest.mark.parametrize("rate", [0.5, 0.2])
