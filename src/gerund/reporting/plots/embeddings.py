@@ -126,8 +126,8 @@ def embedding_maps(
     tsne = tsne or Tsne()
     classes = _classes(maps, labels, most_classes)
     rows = _rows(labels, classes, most_points, seed)
-    project = {"tsne": partial(_tsne, tsne), "umap": _umap}.get(method)
-    drawn = {name: _projected(np.asarray(vectors)[rows], project, seed) for name, vectors in maps.items()}
+    methods: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {"tsne": partial(_tsne, tsne), "umap": _umap}
+    drawn = {name: _projected(np.asarray(vectors)[rows], methods.get(method), seed) for name, vectors in maps.items()}
     shown = [labels[row] for row in rows]
     longest = max(min(len(name), _NAME_LENGTH) for name in classes)
     figure, axes = _grid(len(maps), square=True, beside=0.45 + longest * _CHARACTER_INCHES)
