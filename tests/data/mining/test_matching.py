@@ -155,7 +155,7 @@ class TestRule:
         assert matching_pairs([long, "x" + long[:3] + "汉" * 16], 40, short_threshold=20) == []
 
     def test_short_texts_by_their_characters(self):
-        """GUR, section IV-B: below 64 characters two Chinese characters in common, else three."""
+        """GUR, section IV-A: below 64 characters two Chinese characters in common, else three."""
         texts = ["喜欢" + "一" * 61, "喜欢" + "二" * 61, "喜欢" + "三" * 62, "喜欢她" + "四" * 61, "喜欢她" + "五" * 61]
         assert [len(text) for text in texts] == [63, 63, 64, 64, 64]
         found = matching_pairs(texts, 30, short_threshold=20, short_characters=64)

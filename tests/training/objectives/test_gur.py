@@ -131,7 +131,7 @@ def test_losses_and_gradients_are_those_of_the_slow_ones(place, micro, alpha):
 
 @pytest.mark.parametrize(("changes", "losses"), [({"lm": False}, {"gur"}), ({"alpha": 0.0}, {"gur", "lm"})])
 def test_either_half_can_be_left_out(place, changes, losses):
-    """The ablations GUR-LM and GUR-CL (section IV-B)."""
+    """The ablations GUR-LM and GUR-CL (section IV-A)."""
     prepared, [objective], module = built(recipe(place, title_fraction=0.0, **changes), place)
     batch = objective.batches.make(0, 0, 6)
     result = run_step(module, [objective], {"step": 0, "gur": batch})
@@ -176,7 +176,7 @@ def test_a_title_twice_is_masked_in_both_directions(swapped):
 
 
 def test_without_language_modelling_the_same_texts_are_read(place):
-    """GUR-LM (section IV-B) omits the task: crops and hidden spans are those of GUR."""
+    """GUR-LM (section IV-A) omits the task: crops and hidden spans are those of GUR."""
     _, [whole], _ = built(recipe(place, title_fraction=0.0), place)
     _, [without], module = built(recipe(place, lm=False), place)
     for step in range(3):
@@ -324,7 +324,7 @@ class TestThresholds:
                       for a, b, w in self.ROWS if (a, b) == (e.query, e.positive))  # fmt: skip
 
     def test_by_the_length_of_the_texts(self, place):
-        """GUR, section IV-B: below 64 characters two Chinese characters, which weigh 20, else three."""
+        """GUR, section IV-A: below 64 characters two Chinese characters, which weigh 20, else three."""
         assert self.kept(place, threshold=30, short_threshold=20) == [0, 2]
         assert self.kept(place, threshold=30) == [2]
         assert self.kept(place) == [0, 1, 2, 3]

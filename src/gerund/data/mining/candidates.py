@@ -115,7 +115,7 @@ def candidates_of(document: Prepared, config: MiningConfig) -> int:
 
 
 def opening_of(document: Prepared, config: MiningConfig) -> str | None:
-    """Return how a document begins, for its title to be written from (GUR, section IV-B); None without a paired title.
+    """Return how a document begins, for its title to be written from (GUR, section IV-A); None without a paired title.
 
     These are whole sentences, as many as fit into the context, or what fits of a longer one.
     """

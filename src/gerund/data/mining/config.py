@@ -34,7 +34,7 @@ class MiningConfig:
 
     method: str = "lcs"
     """``lcs``: sentences that share a heavy substring (GUR, section III-B). ``none``: the same enumeration without that
-    condition (GUR-LCS, section IV-B). ``ict``: a sentence and the passage that it is taken out of (inverse cloze task).
+    condition (GUR-LCS, section IV-A). ``ict``: a sentence and the passage that it is taken out of (inverse cloze task).
     ``crops``: two independent crops of a passage (Contriever)."""
     pairs: str = "title"
     """Which sentences are put side by side: ``title`` pairs the title with each sentence (the paper's corpus, section
@@ -45,7 +45,7 @@ class MiningConfig:
     short_threshold: int | None = None
     """A smaller threshold of short texts, such as 20: two Chinese characters; None for none."""
     short_characters: int | None = None
-    """Two texts with fewer characters in their normalised forms are short ones (GUR, section IV-B, has 64); None: two
+    """Two texts with fewer characters in their normalised forms are short ones (GUR, section IV-A, has 64); None: two
     texts of which one weighs 150 at most, as in the released code."""
     weights: SymbolWeights = field(default_factory=SymbolWeights)
     """What symbols weigh."""

@@ -50,7 +50,7 @@ class Rule:
     weights: SymbolWeights = field(default_factory=SymbolWeights)
     """What symbols weigh."""
     short_characters: int | None = None
-    """A pair is one of short texts where both have fewer characters (GUR, section IV-B, has 64, with a short threshold
+    """A pair is one of short texts where both have fewer characters (GUR, section IV-A, has 64, with a short threshold
     of 20: two Chinese characters). None: where one of the two weighs ``SHORT_WEIGHT`` at most, as in the released
     code."""
 

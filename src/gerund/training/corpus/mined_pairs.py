@@ -95,7 +95,7 @@ def heavy_pairs(
 
 @dataclass(frozen=True)
 class Bucket:
-    """Pairs of about one length, which make batches of their own (GUR, section IV-B).
+    """Pairs of about one length, which make batches of their own (GUR, section IV-A).
 
     Attributes:
         examples: The pairs.

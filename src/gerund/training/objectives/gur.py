@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from gerund.training.objectives.context import Context
 
 TITLE_PROMPT = "document2title: "
-"""Put before a text whose title is to be written (GUR, section IV-B)."""
+"""Put before a text whose title is to be written (GUR, section IV-A)."""
 
 # Of the projection head: GUR, Table I.
 _DIMENSIONS = 128
@@ -59,7 +59,7 @@ class PairsOfDocuments(Section):
     threshold: int | None = Field(default=None, ge=1)
     """Pairs that weigh less are left out; left out, all are taken."""
     short_threshold: int | None = Field(default=None, ge=1)
-    """The same for two texts of fewer than ``short_characters`` each (GUR, section IV-B: 20, two Chinese characters,
+    """The same for two texts of fewer than ``short_characters`` each (GUR, section IV-A: 20, two Chinese characters,
     with a ``threshold`` of 30); left out, ``threshold``."""
 
     @model_validator(mode="after")
@@ -104,7 +104,7 @@ class GurConfig(ContrastiveConfig):
     """How long hidden spans are: ``hump`` (equation 3), ``geometric`` (SpanBERT's) or ``t5``."""
     title_fraction: float | None = Field(default=None, ge=0, le=1)
     """Beside the pairs of a batch, so many times their number of documents are read, whose titles are to be written
-    (document2title, section IV-B); with ``lm`` only. Left out, 0.1 where files have openings of documents."""
+    (document2title, section IV-A); with ``lm`` only. Left out, 0.1 where files have openings of documents."""
     dimensions: int | None = Field(default=None, ge=1)
     """Numbers of a vector behind a non-linear projection head, which is kept with the model; GUR has 128. Left out,
     as many as the base's head has, or 128 for an encoder-decoder model without one, and no head for others."""
@@ -240,7 +240,7 @@ class GurConfig(ContrastiveConfig):
 
 @dataclass(frozen=True)
 class Titles:
-    """Documents whose titles are written (GUR, section IV-B: document2title).
+    """Documents whose titles are written (GUR, section IV-A: document2title).
 
     Attributes:
         examples: title and opening of each document.
