@@ -19,12 +19,14 @@ ROWS = (
     ("checks",),
     ("jobs",),
     ("attention.plan",),
+    ("methods",),
     ("config",),
     ("spec",),
     ("attention",),
     ("models",),
     ("inference",),
     ("exporting",),
+    ("encoder_model",),
     ("text_encoder",),
     ("seq2seq_encoder",),
     ("scoring",),
@@ -38,7 +40,10 @@ ROWS = (
     ("cli", "serving"),
     ("__main__",),
 )
-BASE = ("errors", "types", "progress", "version", "checks", "jobs", "attention.plan", "config", "spec")
+BASE = (
+    *("errors", "types", "progress", "version", "checks", "jobs", "attention.plan", "methods", "config"),
+    "spec",
+)
 # `data` imports only the base, and is imported by this part, its row and those above.
 DATA_FROM = "training"
 RANK = {part: rank for rank, parts in enumerate(ROWS) for part in parts}

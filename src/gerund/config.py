@@ -14,6 +14,7 @@ from typing import Any, Literal, get_args
 from gerund.attention.plan import AttentionPlan
 from gerund.checks import read_json
 from gerund.errors import ConfigError, DataError, unknown_name
+from gerund.methods import LAST_LAYER, NO_TEMPLATE, NO_TRANSFORM, Template, check_layers, templates_of, transform_parts
 from gerund.types import Scorer
 
 CONFIG_FILE = "gerund.json"
@@ -27,6 +28,7 @@ InfillMethod = Literal["infill", "left-only", "blank", "contextual", "prefix-suf
 INFILL_METHODS: tuple[InfillMethod, ...] = get_args(InfillMethod)
 DTYPE_NAMES = ("float32", "bfloat16", "float16")
 POOLINGS = ("mean", "weighted-mean", "last", "first")
+POOL_BOS = ("auto", "always", "never")
 
 Job = Literal["encode", "infill", "score"]
 """What a model does with an adapter active; it generates with none."""
@@ -41,7 +43,21 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "append_eos": (_FLAG,),
     "normalize": (_FLAG,),
     "max_length": (_NUMBER, _NOTHING),
+    "template": (_TEXT,),
+    "layers": (_TEXT,),
+    "prepend": (_NUMBER,),
+    "transform": (_TEXT,),
+    "pool_bos": (_TEXT,),
 }
+METHODS = {
+    "template": NO_TEMPLATE,
+    "layers": LAST_LAYER,
+    "prepend": 0,
+    "transform": NO_TRANSFORM,
+    "pool_bos": "auto",
+}
+"""Settings that came later than the others, by what they are where nothing is said. As such they are neither written
+nor hashed, so that fingerprints stay what they were."""
 
 
 def whole_number(name: str, value: Any) -> int:
@@ -101,6 +117,24 @@ class EncoderConfig:
     max_length: int | None = None
     """Longest text in tokens, prompt and special tokens included; None for what the model was made for."""
 
+    template: str = NO_TEMPLATE
+    """What is put around a text: a name (``prompteol``, ``metaeol``, ...) or a text with ``{text}``; ``none``."""
+
+    layers: str = LAST_LAYER
+    """Whose states are averaged before they are pooled: ``last``, ``all``, ``6``, ``4-8`` or ``1+8``."""
+
+    prepend: int = 0
+    """Token Prepending: below which layer the last token's state takes the place of a token before the text; 0 for
+    none."""
+
+    transform: str = NO_TRANSFORM
+    """What is done to pooled vectors, fitted on a sample of texts: ``whitening`` or ``all-but-the-top``, with a number
+    behind it for the dimensions kept or the directions taken out; ``none``."""
+
+    pool_bos: str = "auto"
+    """Whether the special tokens before a text without a prompt are pooled: ``always``, ``never`` (as in LBW's released
+    code), or ``auto``: unless the plan hides them."""
+
     def __post_init__(self) -> None:
         for name, kinds in _KINDS.items():
             if type(getattr(self, name)) not in kinds:
@@ -115,6 +149,43 @@ class EncoderConfig:
             raise unknown_name("pooling", self.pooling, POOLINGS)
         if self.max_length is not None and self.max_length < 1:
             raise ConfigError(f"max_length={self.max_length} leaves no room for a text")
+        self._check_methods()
+
+    def _check_methods(self) -> None:
+        _demand_unicode("the template", self.template)
+        check_layers(self.layers)
+        if self.transform != NO_TRANSFORM:
+            transform_parts(self.transform)
+        if self.pool_bos not in POOL_BOS:
+            raise unknown_name("value of pool_bos", self.pool_bos, POOL_BOS)
+        if self.templates and self.attention.name == "echo":
+            raise ConfigError("the plan 'echo' gives the text twice by itself and takes no template")
+        if self.prepend < 0 or self.prepend == 1:
+            raise ConfigError(f"prepend={self.prepend}: the first layer that can take a state over is the second one")
+        if self.prepend and not self.templates:
+            raise ConfigError("prepend puts a token into a template, such as template='prompteol'; give one")
+        if self.prepend and (self.attention.skips or not self.attention.takes_skips):
+            raise ConfigError(f"prepend is for plans that run each layer once, not for {self.attention.name!r}")
+
+    @property
+    def templates(self) -> tuple[Template, ...]:
+        """What is put around a text, one template after the other."""
+        return templates_of(self.template)
+
+    @property
+    def methods(self) -> list[str]:
+        """The settings of methods without training that are not left as they usually are."""
+        return [name for name, usual in METHODS.items() if getattr(self, name) != usual]
+
+    def refuse_methods(self, what: str) -> None:
+        """Refuse what training and exports do not know of.
+
+        Raises:
+            ConfigError: a template, mixed layers, prepending or a transform is set.
+        """
+        found = [name for name in self.methods if name != "pool_bos"]
+        if found:
+            raise ConfigError(f"{what} takes no {' and no '.join(found)}")
 
     def with_defaults(self, n_layers: int) -> "EncoderConfig":
         """Return the same config with the plan's k (and k0) worked out for ``n_layers`` layers."""
@@ -140,7 +211,14 @@ class EncoderConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-ready dict."""
-        return {**asdict(self), "attention": self.attention.to_dict(), "prompts": dict(self.prompts)}
+        unused = METHODS.keys() - set(self.methods)
+        written = {name: value for name, value in asdict(self).items() if name not in unused}
+        return {**written, "attention": self.attention.to_dict(), "prompts": dict(self.prompts)}
+
+
+def vectors_alike(one: EncoderConfig, other: EncoderConfig) -> bool:
+    """Whether two encoder configs differ in nothing that a fitted transform depends on."""
+    return replace(one, normalize=other.normalize, max_length=other.max_length) == other
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,9 @@ from typing import cast
 
 from gerund.attention.plan import AttentionPlan
 from gerund.config import CONFIG_FILE, EncoderConfig, read_settings
-from gerund.errors import DataError
+from gerund.errors import ConfigError, DataError
 from gerund.language_model import LanguageModel
+from gerund.methods import NO_TRANSFORM
 from gerund.models import loading
 from gerund.models.adapters import ADAPTER_FILES, Adapters
 from gerund.models.fingerprint import fingerprint
@@ -39,6 +40,12 @@ def load(
     dtype: str | None = None,
     device: str | None = None,
     max_length: int | None = None,
+    template: str | None = None,
+    layers: str | None = None,
+    prepend: int | None = None,
+    transform: str | None = None,
+    pool_bos: str | None = None,
+    sample: str | Path | None = None,
 ) -> LanguageModel:
     """Load a decoder-only language model that also encodes, or a T5.
 
@@ -65,6 +72,15 @@ def load(
             computes in it and the vectors' cosine to float32 is at least 0.999; or a type by name, for both.
         device: ``auto``, ``cpu``, ``cuda``, ``cuda:1``, ...
         max_length: longest text in tokens.
+        template: what is put around a text: ``prompteol``, ``prompteol-few-shot``, ``prompteol-cot``,
+            ``prompteol-knowledge`` or ``metaeol``, which are pooled by their last token unless ``pooling`` says
+            otherwise, or a text with ``{text}``; ``none``.
+        layers: the layers whose states are averaged: ``last``, ``all``, ``6``, ``4-8`` or ``1+8``.
+        prepend: Token Prepending below this layer, into a template; 0 for none.
+        transform: ``whitening`` or ``all-but-the-top``, with ``-`` and a number for the dimensions kept or the
+            directions taken out; ``none``. It is fitted by ``sample``, by ``lm.fitted(texts)``, or was saved so.
+        pool_bos: whether special tokens before a text without a prompt are pooled: ``always``, ``never`` or ``auto``.
+        sample: a file of texts, one a line, on which ``transform`` is fitted.
 
     Returns:
         The model; that every layer obeys the plan is verified.
@@ -97,7 +113,14 @@ def load(
         dtype=dtype,
         device=device,
         max_length=max_length,
+        template=template,
+        layers=layers,
+        prepend=prepend,
+        transform=transform,
+        pool_bos=pool_bos,
+        sample=sample,
     )
+    texts = None if spec.sample is None else read_sample(spec.sample)
     opened = open_model(spec)
     kind = cast("type[LanguageModel]", Seq2SeqModel if opened.is_seq2seq else LanguageModel)
     lm = kind(opened.model, opened.tokenizer, opened.encoder, **opened.options)
@@ -108,7 +131,27 @@ def load(
         lm.scorer = DualScorer.beside(lm, loading.settings_folder(find(spec.scorer)), apart=True)
     elif spec.scorer is None and opened.settings is not None and _keeps_scorer(lm, spec, opened.settings):
         lm.scorer = DualScorer.beside(lm, opened.settings)
-    return lm
+    if texts is None:
+        return lm
+    if lm.encoder.transform == NO_TRANSFORM:
+        raise ConfigError("a sample is for a transform, such as transform='whitening'; give one")
+    return lm.fitted(texts)
+
+
+def read_sample(path: str | Path) -> list[str]:
+    """Read the texts that a transform is fitted on, one a line; blank lines are passed over.
+
+    Raises:
+        DataError: the file cannot be read, or holds no text.
+    """
+    try:
+        content = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError, ValueError) as error:
+        raise DataError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
+    texts = [line.strip() for line in content.split("\n") if line.strip()]
+    if not texts:
+        raise DataError(f"{path} holds no text")
+    return texts
 
 
 def _keeps_scorer(lm: LanguageModel, spec: ModelSpec, folder: Path) -> bool:

@@ -244,3 +244,5 @@ class GenerativeModel(TextEncoder):
             self.scorer.save(folder)
         if self.head is not None:
             self.head.save(folder)
+        if self.transform is not None:
+            self.transform.save(folder)

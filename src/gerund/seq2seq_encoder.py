@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from gerund.attention.plan import ResolvedPlan
+from gerund.config import EncoderConfig
 from gerund.errors import ConfigError
 from gerund.inference.encode import runtime as encoding
 from gerund.models.adapters import base_state
@@ -36,4 +37,10 @@ class Seq2SeqEncoder(TextEncoder):
             raise ConfigError(f"{self.name} has an encoder of its own, which looks both ways: its plan is bidir")
 
     def _make_runtime(self, plan: ResolvedPlan) -> encoding.EncoderRuntime:
-        return encoding.EncoderRuntime(self.model, self.tokenizer, self.encoder, plan, sends_plan=False, head=self.head)
+        own = self.model, self.tokenizer, self.encoder
+        return encoding.EncoderRuntime(*own, plan, sends_plan=False, head=self.head, transform=self.transform)
+
+    @staticmethod
+    def _sends_plan(plan: ResolvedPlan, encoder: EncoderConfig) -> bool:
+        del plan, encoder
+        return False

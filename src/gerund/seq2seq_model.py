@@ -89,7 +89,8 @@ class Seq2SeqModel(Seq2SeqEncoder, GenerativeModel):
         encoder = encoder_of(self.model)
         copy_weights(encoder)
         name = f"the encoder of {self.name}"
-        return Seq2SeqEncoder(encoder, self.tokenizer, self.encoder, name=name, head=self.head)
+        own = encoder, self.tokenizer, self.encoder
+        return Seq2SeqEncoder(*own, name=name, head=self.head, transform=self.transform)
 
     def for_classification(self, num_labels: int, *, dropout: float = 0.1) -> TextClassifier:
         """Return encoder, head and a linear layer over ``num_labels`` labels, to be trained as any torch module.

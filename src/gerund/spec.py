@@ -15,8 +15,9 @@ from typing import Annotated, Any, Literal, Self, get_args
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, ValidationInfo, model_validator
 
 from gerund.attention.plan import AttentionPlan
-from gerund.config import DEFAULT_MODEL, EncoderConfig, Job, whole_number
+from gerund.config import DEFAULT_MODEL, METHODS, EncoderConfig, Job, whole_number
 from gerund.errors import ConfigError, GerundError, unknown_name
+from gerund.methods import NAMED, NAMED_POOLING, PLACE
 
 NO_ADAPTER = "none"
 """Given for an adapter, it leaves the model's own aside; a folder of that name is ``./none``."""
@@ -94,6 +95,17 @@ class EncoderSettings(BaseModel):
     """Whether vectors have length 1."""
     max_length: Count | Auto | None = None
     """Longest text in tokens; ``auto`` for what the model was made for."""
+    template: str | None = None
+    """What is put around a text: ``prompteol``, ``metaeol``, ... or a text with ``{text}``; ``none``. A named one is
+    pooled by its last token where nothing else is said."""
+    layers: str | None = None
+    """Whose states are averaged: ``last``, ``all``, ``6``, ``4-8`` or ``1+8``."""
+    prepend: Count | None = None
+    """Token Prepending below this layer; 0 for none."""
+    transform: str | None = None
+    """``whitening`` or ``all-but-the-top``, fitted on a sample of texts; ``none``."""
+    pool_bos: str | None = None
+    """Whether special tokens before a text without a prompt are pooled: ``always``, ``never`` or ``auto``."""
 
     @model_validator(mode="before")
     @classmethod
@@ -155,6 +167,8 @@ class EncoderSettings(BaseModel):
         said = self.model_dump(exclude_none=True, include=_CONFIG_FIELDS)
         if said.get("max_length") == "auto":
             said["max_length"] = None
+        if said.get("template") in NAMED and self.pooling is None:
+            said["pooling"] = NAMED_POOLING
         return replace(own, attention=self.plan(own.attention), **said)
 
     @classmethod
@@ -177,16 +191,19 @@ class EncoderSettings(BaseModel):
         return self.model_dump(exclude_none=True)
 
 
-_CONFIG_FIELDS = {"pooling", "prompt", "prompts", "pool_prompt", "append_eos", "normalize", "max_length"}
+_CONFIG_FIELDS = {"pooling", "prompt", "prompts", "pool_prompt", "append_eos", "normalize", "max_length", *METHODS}
 _FLAGS = ("append_eos", "pool_prompt", "normalize")
-_COUNTS = ("k", "k0", "sink_tokens", "skips", "max_length")
-_ON_ONE_LINE = ("k", "k0", "sink_tokens", "skips", "combine", "variant", "pooling", *_FLAGS, "max_length", "prompt")
+_COUNTS = ("k", "k0", "sink_tokens", "skips", "max_length", "prepend")
+_ON_ONE_LINE = (
+    *("k", "k0", "sink_tokens", "skips", "combine", "variant", "pooling", *_FLAGS, "max_length"),
+    *(*(name for name in METHODS if name != "template"), "template", "prompt"),
+)
 
 
 def parse_settings(text: str) -> EncoderSettings:
     """Return the settings that ``PLAN[:NAME=VALUE,...]`` means, the form of the command line and of tables.
 
-    ``prompt=`` comes last, since a prompt may hold commas.
+    ``prompt=`` comes last, since a prompt may hold commas, and so does a template that is no name.
 
     Raises:
         ConfigError: an unknown plan or setting, or a value that does not fit.
@@ -210,7 +227,7 @@ def _pairs(rest: str, text: str) -> Iterable[tuple[str, str]]:
         name = name.strip()
         if name not in _ON_ONE_LINE:
             raise unknown_name(f"setting in {text!r}", name, _ON_ONE_LINE)
-        if name == "prompt":
+        if name == "prompt" or (name == "template" and PLACE in rest.partition(",")[0]):
             yield name, rest
             return
         value, _, rest = rest.partition(",")
@@ -254,6 +271,9 @@ class ModelSpec(EncoderSettings):
     scorer: Name | None = None
     """A model trained from the same weights to score continuations, whose adapter and encoder config are taken; also
     ``default``."""
+    sample: Name | None = None
+    """A file of texts, one a line, on which ``transform`` is fitted when the model is loaded; a folder that was saved
+    has a fitted one and needs none."""
     dtype: Name = "auto"
     """``auto`` keeps the checkpoint's type and encodes float32 weights in bfloat16 where the processor computes in it
     and the vectors' cosine to float32 is at least 0.999; or a type by name, for both."""

@@ -3,145 +3,30 @@
 Knows: which function does what. Does not know: how any of it is done, or that the model writes.
 """
 
-from collections.abc import Mapping, Sequence
-from copy import copy
+from collections.abc import Sequence
 from dataclasses import replace
-from threading import Lock
 from typing import Any, Literal, Self
 
 import numpy as np
 import torch
-from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from gerund.attention.interface import attach
-from gerund.attention.plan import ResolvedPlan
-from gerund.attention.probe import verify_once
-from gerund.attention.streams import attach_streams, decoder_layers
 from gerund.checks import flag, flag_or_none, one_of
-from gerund.config import EncoderConfig, Job, check_dimensions
+from gerund.config import check_dimensions
+from gerund.encoder_model import EncoderModel
 from gerund.errors import ConfigError
 from gerund.inference.encode import runtime as encoding
-from gerund.inference.encode.precision import choose_autocast
-from gerund.inference.encode.words import WordPooling, check_words, word_vectors
+from gerund.inference.encode.words import WordPooling, check_words, word_token_states, word_vectors
 from gerund.inference.tokens import Empty, InputFormat, Overflow, Tokens, check_texts, tokenize
-from gerund.models.adapters import Adapters, base_state, load_adapters
-from gerund.models.fingerprint import fingerprint, weights_hash
-from gerund.models.heads import ProjectionHead
+from gerund.methods import NO_FRAME, NO_TRANSFORM, Template
 from gerund.models.pooling import unit
-from gerund.spec import ModelSpec
+from gerund.models.transforms import fit
 from gerund.types import EncodeResult
 
 Output = Literal["numpy", "torch"]
 
-_attaching = Lock()  # two encoders that are made of one model must not both register its hooks
 
-
-class TextEncoder:
+class TextEncoder(EncoderModel):
     """A decoder-only model that turns texts into vectors; what writes too is built on it."""
-
-    job: Job = "encode"
-    """Whose adapter is active while texts are read."""
-
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
-        encoder: EncoderConfig | None = None,
-        *,
-        name: str = "a model in memory",
-        adapters: Adapters | None = None,
-        autocast: bool = False,
-        head: ProjectionHead | None = None,
-        spec: ModelSpec | None = None,
-    ) -> None:
-        """Wrap a model that is in memory, after verifying that the attention plan reaches every layer of it.
-
-        Args:
-            model: a Hugging Face decoder-only language model.
-            tokenizer: its tokenizer.
-            encoder: how to read it; None takes the default plan.
-            name: what to call it in messages.
-            adapters: PEFT adapters, each active for its jobs only; they are put into the model.
-            autocast: encode float32 weights in bfloat16 where that is quick and near enough.
-            head: projects the pooled states; None leaves them.
-            spec: what it was loaded by; None for a model that was made in memory.
-
-        Raises:
-            UnsupportedModelError: the plan does not reach every layer.
-            ConfigError: the plan does not fit the number of layers.
-        """
-        self.model = model
-        self.tokenizer = tokenizer
-        self.encoder = encoder or EncoderConfig()
-        self.name = name
-        self.adapters = adapters or Adapters()
-        self.head = head
-        self._spec = spec
-        self.n_layers = self._attach()
-        plan = self.encoder.attention.resolve(self.n_layers)
-        if self.adapters.folders:
-            load_adapters(model, self.adapters.by_name)
-        self._hashed: tuple[int, str] | None = None
-        self._verify(plan)
-        self.runtime = self._make_runtime(plan)
-        if autocast:
-            self.runtime = replace(self.runtime, autocast=choose_autocast(self.runtime))
-
-    def _attach(self) -> int:
-        """Make the model ready for attention plans, and return how many layers they have a say in."""
-        layers = decoder_layers(self.model)
-        with _attaching:
-            attach(self.model)
-            attach_streams(layers)
-        return len(layers)
-
-    def _verify(self, plan: ResolvedPlan) -> None:
-        """Verify that the plan reaches every layer."""
-        verify_once(self.model, plan)
-
-    def _make_runtime(self, plan: ResolvedPlan) -> encoding.EncoderRuntime:
-        return encoding.EncoderRuntime(
-            self.model,
-            self.tokenizer,
-            self.encoder,
-            plan,
-            # A causal pass needs no plan, so architectures that a plan cannot reach still encode causally.
-            sends_plan=not plan.is_causal,
-            adapter=self.adapters.name(self.job),
-            head=self.head,
-        )
-
-    @property
-    def spec(self) -> ModelSpec:
-        """What loads this model again: where it came from, and every setting of its encoder worked out.
-
-        Raises:
-            ConfigError: it was made in memory, so nothing says where it comes from.
-        """
-        if self._spec is None:
-            raise ConfigError(f"{self.name} was not loaded from a folder or the hub, so it has no spec; save it first")
-        return self._spec.with_encoder(self.encoder, self.n_layers)
-
-    @property
-    def device(self) -> torch.device:
-        """Where the model lies."""
-        return self.runtime.device
-
-    @property
-    def dimensions(self) -> int:
-        """Size of a whole vector."""
-        return self.runtime.width
-
-    @property
-    def max_length(self) -> int | None:
-        """Longest text in tokens that ``encode`` reads, prompt and special tokens included."""
-        return self.runtime.max_length
-
-    @property
-    def compute_dtype(self) -> torch.dtype:
-        """The type that ``encode`` computes in; the weights keep their own."""
-        return self.runtime.autocast or self.model.dtype
 
     def encode(
         self,
@@ -186,7 +71,8 @@ class TextEncoder:
         normalize = flag_or_none("normalize", normalize)
         show_progress = flag_or_none("show_progress", show_progress)
         check_dimensions(dimensions, self.dimensions)
-        tokens = self.tokens(check_texts(texts), prompt, empty, overflow)
+        checked = check_texts(texts)
+        tokens = [self._tokens(checked, one, prompt, empty, overflow) for one in self._templates]
         vectors = self._vectors_of(tokens, normalize, dimensions, batch_tokens, show_progress)
         if isinstance(texts, str):
             vectors = vectors[0]
@@ -206,22 +92,34 @@ class TextEncoder:
     ) -> EncodeResult:
         """Turn texts into vectors, and say how many tokens were read and which texts were cut; as ``encode``."""
         check_dimensions(dimensions, self.dimensions)
-        tokens = self.tokens(check_texts(texts), prompt, empty, overflow, warn=False)
+        checked = check_texts(texts)
+        tokens = [self._tokens(checked, one, prompt, empty, overflow, warn=False) for one in self._templates]
         return EncodeResult(
             self._vectors_of(tokens, normalize, dimensions, batch_tokens, show_progress),
-            [0 if own is None else len(own) for own in tokens],
-            [own is not None and own.is_cut for own in tokens],
+            [sum(0 if own is None else len(own) for own in readings) for readings in zip(*tokens, strict=True)],
+            [any(own is not None and own.is_cut for own in readings) for readings in zip(*tokens, strict=True)],
         )
+
+    @property
+    def _templates(self) -> tuple[Template, ...]:
+        return self.encoder.templates or (NO_FRAME,)
 
     def _vectors_of(
         self,
-        tokens: Sequence[Tokens | None],
+        tokens: Sequence[Sequence[Tokens | None]],
         normalize: bool | None,
         dimensions: int | None,
         batch_tokens: int | None,
         show: bool | None,
     ) -> np.ndarray:
-        vectors = encoding.encode(self.runtime, tokens, batch_tokens=batch_tokens, show=show)
+        """Return the vectors of texts that were tokenized once a template: the mean of each over its templates."""
+        if self.encoder.transform != NO_TRANSFORM and self.transform is None:
+            raise ConfigError(
+                f"the transform {self.encoder.transform!r} was not fitted for this encoder config; fitted(texts) does "
+                "it, or a file of texts as sample"
+            )
+        found = [encoding.encode(self.runtime, one, batch_tokens=batch_tokens, show=show) for one in tokens]
+        vectors = found[0] if len(found) == 1 else np.mean(found, axis=0)
         vectors = np.ascontiguousarray(vectors[:, :dimensions])
         return unit(vectors) if (self.encoder.normalize if normalize is None else normalize) else vectors
 
@@ -286,16 +184,43 @@ class TextEncoder:
         True
         """
         normalize, show_progress = flag("normalize", normalize), flag_or_none("show_progress", show_progress)
-        checked = check_words(sentences)
-        joined = [" ".join(words) for words in checked]
-        tokens = self.tokens(joined, prompt, "error", "truncate", offsets=True)
-        states = encoding.encode_tokens(self.runtime, tokens, batch_tokens=batch_tokens, show=show_progress)
         vectors = [
             word_vectors(words, text, state, pooling=pooling, shift=shift)
-            for words, text, state in zip(checked, tokens, states, strict=True)
-            if text is not None
+            for words, text, state in self._word_states(sentences, prompt, batch_tokens, show_progress)
         ]
         return [unit(item) for item in vectors] if normalize else vectors
+
+    def encode_word_tokens(
+        self, sentences: Sequence[Sequence[str]], prompt: str | None = None, show_progress: bool | None = None
+    ) -> list[list[np.ndarray]]:
+        """Return the states of every word's tokens, for sentences that are split into words already.
+
+        Returns:
+            For each sentence one ``(n_tokens, D)`` float32 array a word; without rows for a word that an over-long
+            sentence lost to the model's limit.
+
+        >>> lm = gerund.load()
+        >>> [[one, other]] = lm.encode_word_tokens([["unbelievably", "so"]])
+        >>> one.shape[1] == lm.dimensions
+        True
+        """
+        found = self._word_states(sentences, prompt, None, flag_or_none("show_progress", show_progress))
+        return [word_token_states(words, text, state) for words, text, state in found]
+
+    def _word_states(
+        self,
+        sentences: Sequence[Sequence[str]],
+        prompt: str | None,
+        batch_tokens: int | None,
+        show: bool | None,
+    ) -> list[tuple[list[str], Tokens, np.ndarray]]:
+        """Return each sentence's words, tokens and states."""
+        checked = check_words(sentences)
+        tokens = self.tokens([" ".join(words) for words in checked], prompt, "error", "truncate", offsets=True)
+        states = encoding.encode_tokens(self.runtime, tokens, batch_tokens=batch_tokens, show=show)
+        return [
+            (words, text, state) for words, text, state in zip(checked, tokens, states, strict=True) if text is not None
+        ]
 
     def similarity(self, a: Any, b: Any) -> np.ndarray:
         """Return the cosine of every text (or vector) in ``a`` with every one in ``b``.
@@ -312,45 +237,26 @@ class TextEncoder:
             raise ConfigError(f"vectors of {left.shape[1]} and {right.shape[1]} dimensions cannot be compared")
         return left @ right.T
 
-    def with_encoder(self, encoder: EncoderConfig) -> Self:
-        """Return the same model, in the same memory, read another way.
+    def fitted(self, texts: Sequence[str], prompt: str | None = None) -> Self:
+        """Return the same model with its ``transform`` fitted on the vectors of texts; they need no labels.
+
+        Args:
+            texts: a sample of what is going to be encoded; whitening needs more texts than a vector has numbers.
+            prompt: as in ``encode``.
 
         Raises:
-            UnsupportedModelError: the plan does not reach every layer.
-            ConfigError: the plan does not fit the number of layers.
+            ConfigError: the encoder config names no transform, or the sample is too small for it.
+
+        >>> lm = gerund.load(transform="all-but-the-top").fitted(["a cat", "a dog", "a house", "rain", "snow", "hail"])
+        >>> lm.transform.name
+        'all-but-the-top'
         """
-        if not isinstance(encoder, EncoderConfig):
-            raise ConfigError(f"encoder is an EncoderConfig, such as EncoderConfig(pooling='last'), not {encoder!r}")
-        plan = encoder.attention.resolve(self.n_layers)
-        self._verify(plan)
-        other = copy(self)
-        other.encoder = encoder
-        sends_plan = self.runtime.sends_plan if plan == self.runtime.plan else not plan.is_causal
-        other.runtime = replace(self.runtime, config=encoder, plan=plan, sends_plan=sends_plan)
-        return other
-
-    def for_job(self, job: Job, encoder: EncoderConfig) -> Self:
-        """Return the same model, in the same memory, read another way and with another job's adapter.
-
-        Raises:
-            UnsupportedModelError: the plan does not reach every layer.
-            ConfigError: the plan does not fit the number of layers.
-        """
-        other = self.with_encoder(encoder)
-        other.job, other.head = job, None
-        other.runtime = replace(other.runtime, adapter=self.adapters.name(job), head=None)
-        return other
-
-    def fingerprint(self, dimensions: int | None = None) -> str:
-        """Return what tells this encoder from others: 16 hexadecimal digits.
-
-        Covers weights, adapter, plan, pooling, prompts and ``dimensions``. Store it with embeddings and refuse
-        to mix two.
-        """
-        check_dimensions(dimensions)
-        if dimensions == self.dimensions:
-            dimensions = None
-        return fingerprint(self.weights_hash, self.adapter_hash, self.encoder, self.n_layers, dimensions=dimensions)
+        if self.encoder.transform == NO_TRANSFORM:
+            raise ConfigError("there is no transform to fit; set one, such as transform='whitening'")
+        plain = self.with_encoder(replace(self.encoder, transform=NO_TRANSFORM))
+        sample = [text for text in dict.fromkeys(check_texts(texts)) if text.strip()]
+        vectors = plain.encode(sample, prompt=prompt, normalize=False) if sample else np.zeros((0, self.dimensions))
+        return self.with_transform(fit(self.encoder.transform, vectors))
 
     def tokens(
         self,
@@ -362,9 +268,32 @@ class TextEncoder:
         offsets: bool = False,
         warn: bool = True,
     ) -> list[Tokens | None]:
-        """Return texts as ``encode`` reads them, prompt and special tokens included; None for an empty text."""
+        """Return texts as ``encode`` reads them, prompt and special tokens included; None for an empty text.
+
+        Raises:
+            ConfigError: the encoder reads a text several times, each in another template.
+        """
+        if len(self._templates) > 1:
+            raise ConfigError(
+                f"the template {self.encoder.template!r} reads a text {len(self._templates)} times; only encode can"
+            )
+        return self._tokens(texts, self._templates[0], prompt, empty, overflow, offsets=offsets, warn=warn)
+
+    def _tokens(
+        self,
+        texts: Sequence[str],
+        template: Template,
+        prompt: str | None,
+        empty: Empty,
+        overflow: Overflow,
+        *,
+        offsets: bool = False,
+        warn: bool = True,
+    ) -> list[Tokens | None]:
         input_format = InputFormat(
             prompt=self.encoder.prompt_text(prompt),
+            template=template,
+            prepends=bool(self.encoder.prepend),
             append_eos=self.encoder.append_eos,
             repeat_text=self.runtime.plan.repeats_text,
             max_length=self.max_length,
@@ -372,24 +301,6 @@ class TextEncoder:
             overflow=overflow,
         )
         return tokenize(self.tokenizer, texts, input_format, offsets=offsets, warn=warn)
-
-    @property
-    def weights_hash(self) -> str:
-        """Hash of the base weights: what everything that is written depends on."""
-        state = self._hashed_state()
-        # Whoever trains the model changes its tensors in place, and each of them counts how often.
-        changes = sum(0 if tensor.is_inference() else tensor._version for tensor in state.values())
-        if self._hashed is None or self._hashed[0] != changes:
-            self._hashed = changes, weights_hash(state)
-        return self._hashed[1]
-
-    @property
-    def adapter_hash(self) -> str:
-        """Hash of the encoder's adapter and projection head; empty for neither."""
-        return self.adapters.hash(self.job) + (self.head.fingerprint if self.head is not None else "")
-
-    def _hashed_state(self) -> Mapping[str, Tensor]:
-        return base_state(self.model)
 
     def _vectors(self, item: Any) -> np.ndarray:
         if isinstance(item, torch.Tensor):

@@ -41,6 +41,21 @@ def test_convert(tiny_folder: Path, tmp_path: Path) -> None:
     assert np.array_equal(load(out).encode(TEXTS), load(tiny_folder).encode(TEXTS))
 
 
+def test_convert_with_a_fitted_transform_and_a_template(tiny_folder: Path, tmp_path: Path) -> None:
+    sample = tmp_path / "texts.txt"
+    sample.write_text("\n".join(f"{one} {other}" for one in "abcdefgh" for other in "stuvwxyz"), encoding="utf-8")
+    how = ["--attention", "causal", "--template", "Say {text}!", "--layers", "2-4", "--pool-bos", "never"]
+    ran = run_cli("convert", tiny_folder, tmp_path / "out", *how, "--transform", "whitening-8", "--sample", sample)
+    assert (ran.code, ran.err) == (0, "")
+    lm = load(tmp_path / "out")
+    assert (lm.encoder.template, lm.encoder.layers, lm.encoder.pool_bos) == ("Say {text}!", "2-4", "never")
+    settings = dict(attention="causal", template="Say {text}!", layers="2-4", pool_bos="never", transform="whitening-8")
+    own = load(tiny_folder, **settings).fitted(sample.read_text(encoding="utf-8").splitlines())
+    assert np.array_equal(lm.encode(TEXTS), own.encode(TEXTS))
+    assert lm.encode(TEXTS).shape == (3, 8)
+    assert torch.equal(plain_logits(tmp_path / "out"), plain_logits(tiny_folder))
+
+
 def test_convert_with_every_option(tiny_folder: Path, tmp_path: Path) -> None:
     plan = ["--attention", "mask0+bidir", "--k", 3, "--k0", 1, "--sink-tokens", 2]
     encoder = ["--pooling", "last", "--prompt", "Represent this: ", "--max-length", 33]

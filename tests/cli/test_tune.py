@@ -35,6 +35,24 @@ def test_what_wins_is_written_and_can_be_loaded(tiny_folder, data, tmp_path):
     assert "gerund convert" in again.out
 
 
+def test_methods_without_training_are_tried_and_what_wins_is_saved(tiny_folder, data, tmp_path):
+    sample = tmp_path / "texts.txt"
+    sample.write_text("\n".join(f"{one} {other}" for one in "abcdefgh" for other in "stuvwxyz"), encoding="utf-8")
+    out, encoder = tmp_path / "tuned", tmp_path / "encoder"
+    few = ["--plans", "mask0-bidir", "--methods", "layers", "--sample", sample, "--budget", 24, "--max-length", 60]
+    ran = run_cli(
+        "tune", tiny_folder, "--data", data, "--tasks", "sts/small", *few, "-o", out, "--save", encoder, "--json"
+    )
+    assert ran.code == 0, ran.err
+    told = json.loads(ran.out)
+    tried = {trial.get("transform", trial.get("layers", "")) for trial in told["trials"]}
+    assert {"whitening", "whitening-16", "all-but-the-top", "all", "1+4", ""} <= tried
+    lm = gerund.load(encoder)
+    assert told["chosen"].get("transform", "none") == lm.encoder.transform
+    assert json.loads((out / "gerund.json").read_text())["fingerprint"] == lm.fingerprint()
+    lm.encode("a cat")  # a transform that won was saved with it
+
+
 def test_default_tasks_are_those_with_a_validation_split(tiny_folder, data, tmp_path):
     ran = run_cli("tune", tiny_folder, "--data", data, "--budget", 3, "-o", tmp_path / "t", "--json")
     assert ran.code == 0, ran.err
@@ -55,6 +73,8 @@ def test_without_a_validation_split_there_is_a_warning(tiny_folder, data, tmp_pa
         (["--tasks", "perplexity"], "no plan improves the score of perplexity/small"),
         (["--tasks", "sts,retrieval"], "retrieval/small: no validation split, while sts/small has one"),
         (["--plans", "mask0"], "unknown plan to tune 'mask0'"),
+        (["--methods", "skip", "--tasks", "sts"], "unknown method to tune 'skip'"),
+        (["--methods", "transforms", "--tasks", "sts"], "transforms are fitted on texts"),
         (["--budget", "1", "--tasks", "sts"], "a budget of 1"),
         (["--pooling", "max", "--tasks", "sts"], "unknown pooling 'max'"),
         (["--save", "{data}", "--tasks", "sts"], "exists"),

@@ -9,6 +9,7 @@ from gerund.evaluation.classifiers import (
     BATCH_SENTENCES,
     DROPOUT,
     LEARNING_RATE,
+    RELEASED_TAGGER,
     LinearTagger,
     accuracy,
     logistic_regression,
@@ -80,6 +81,39 @@ def test_the_first_step_moves_the_weights() -> None:
     vectors, tags, _ = made_up()
     [before], [after] = (train_taggers(vectors, [tags], seed=0, steps=steps) for steps in (0, 25))
     assert np.abs(after.weight_CD - before.weight_CD).max() > 10 * LEARNING_RATE
+
+
+def test_the_released_training_is_that_of_transformers_trainer() -> None:
+    """LBW's run_ner.sh: 5e-3 that falls to 0, three epochs of 32 sentences, gradients of length 1 at most."""
+    from transformers import get_linear_schedule_with_warmup
+
+    rng = np.random.default_rng(0)
+    vectors = 20 * rng.normal(size=(160, 6)).astype(np.float32)
+    tags = [[str(rng.choice(["O", "B-X", "I-X"])) for _ in range(2)] for _ in range(80)]
+    [found] = train_taggers(vectors, [tags], seed=3, training=RELEASED_TAGGER)
+
+    generator = torch.Generator().manual_seed(3)
+    linear = torch.nn.Linear(6, 3)
+    with torch.no_grad():
+        for weight in (linear.weight, linear.bias):
+            weight.uniform_(-(6**-0.5), 6**-0.5, generator=generator)
+    optimizer = torch.optim.AdamW(linear.parameters(), lr=5e-3, weight_decay=0.0)
+    steps = 3 * 3  # 80 sentences are two batches of 32 and one of 16
+    schedule = get_linear_schedule_with_warmup(optimizer, 0, steps)
+    targets = torch.tensor([["B-X", "I-X", "O"].index(tag) for sentence in tags for tag in sentence])
+    for _ in range(3):
+        for batch in torch.randperm(80, generator=generator).split(32):
+            rows = (2 * batch[:, None] + torch.arange(2)).flatten()
+            kept = torch.rand((len(rows), 6), generator=generator) >= DROPOUT
+            words = torch.from_numpy(vectors)[rows] * kept / (1 - DROPOUT)
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(linear(words), targets[rows]).backward()
+            length = torch.nn.utils.clip_grad_norm_(linear.parameters(), 1.0)
+            optimizer.step()
+            schedule.step()
+    assert length > 1  # so that cutting counts
+    np.testing.assert_allclose(found.weight_CD, linear.weight.detach().numpy(), atol=2e-6)
+    np.testing.assert_allclose(found.bias_C, linear.bias.detach().numpy(), atol=2e-6)
 
 
 def test_training_repeats_and_leaves_other_draws_alone() -> None:
@@ -164,6 +198,23 @@ def test_made_up_examples_lie_between_their_own_kind() -> None:
         for place in range(len(labels), len(found)):
             if found[place] == name:
                 assert lies_between(more[place], own)
+
+
+def test_made_up_examples_as_released_keep_the_classes_as_likely_as_they_were() -> None:
+    """LBW's utils.py: every class five times, by one SMOTE with as many neighbours as the smallest class allows."""
+    from imblearn.over_sampling import SMOTE
+
+    rng = np.random.default_rng(0)
+    labels = ["many"] * 30 + ["some"] * 8 + ["few"] * 4
+    vectors = rng.normal(size=(len(labels), 4)).astype(np.float32)
+    more, found = oversample(vectors, labels, seed=42, times=5)
+    assert {label: found.count(label) for label in set(labels)} == dict(many=150, some=40, few=20)
+    sampler = SMOTE(sampling_strategy=dict(many=150, some=40, few=20), k_neighbors=3, random_state=42)
+    expected, names = sampler.fit_resample(vectors, labels)
+    np.testing.assert_array_equal(more, expected)
+    assert found == list(names)
+    alone = oversample(vectors[:31], [*labels[:30], "one"], seed=0, times=5)[1]
+    assert (alone.count("many"), alone.count("one")) == (150, 1)
 
 
 def lies_between(point: np.ndarray, own: np.ndarray) -> bool:

@@ -30,6 +30,15 @@ def test_every_setting():
     )
 
 
+def test_methods_without_training():
+    text = "causal:layers=2-4,prepend=2,transform=whitening-8,pool_bos=never,template=prompteol,prompt=So: "
+    config = parse_settings(text).applied_to(EncoderConfig())
+    assert (config.layers, config.prepend, config.transform, config.pool_bos) == ("2-4", 2, "whitening-8", "never")
+    assert (config.template, config.pooling, config.prompt) == ("prompteol", "last", "So: ")
+    own = parse_settings("causal:layers=3,template=Say {text}, and go on").applied_to(EncoderConfig())
+    assert (own.template, own.layers, own.pooling) == ("Say {text}, and go on", "3", "mean")
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -50,8 +59,12 @@ def test_mistakes(text, message):
 def test_labels_tell_configs_apart():
     texts = ["causal", "echo", "causal:pooling=last", "causal:pooling=last,append_eos=true", "mask0-bidir:k=1",
              "mask0-bidir:k=1,sink_tokens=2", "mask0+bidir:k=3,k0=1", "inter-back:k=1,combine=mean",
-             "causal:prompt=Say: "]  # fmt: skip
+             "causal:prompt=Say: ", "mask0-bidir:k=1,skips=3", "causal:skips=3", "causal:template=prompteol",
+             "causal:template=prompteol,prepend=2", "causal:layers=all", "causal:transform=whitening",
+             "causal:pool_bos=never", "causal:template={text}!"]  # fmt: skip
     labels = [label_of(parse_settings(text).applied_to(EncoderConfig()), 4) for text in texts]
     assert len(set(labels)) == len(texts)
     assert labels[:2] == ["causal", "echo"]
+    assert labels[9:13] == ["mask0-bidir k=1 skips=3", "causal skips=3", "causal, last, prompteol",
+                            "causal, last, prompteol, prepend 2"]  # fmt: skip
     assert distinct(["x", "y", "x", "x"]) == ["x", "y", "x (2)", "x (3)"]

@@ -77,6 +77,14 @@ def test_vectors_are_those_of_the_model_in_their_order(lm):
     assert kept.shelf(language_model_system("tiny", lm).cache_key, "").holds("an inn")
 
 
+def test_documents_may_have_a_prompt_of_their_own():
+    table = random_table("a")
+    encoder = MTEBEncoder(table, prompts={"SciDocsRR": "q"}, document_prompts={"SciDocsRR": "d"})
+    for name, role in (("SciDocsRR", "document"), ("SciDocsRR", "query"), ("SciFact", "document")):
+        encoder.encode([{"text": ["a"]}], task_metadata=task_named(name, "Reranking"), prompt_type=role)
+    assert [prompt for prompt, _ in table.asked] == ["d", "q", None]
+
+
 def test_the_name_chooses_the_prompt_before_the_type_and_documents_have_none():
     prompts = {"STS": "by type", "SICK-R": "by name", "Retrieval": "find"}
     asked = [

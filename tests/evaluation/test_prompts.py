@@ -3,7 +3,7 @@
 import pytest
 
 from gerund.errors import ConfigError, DataError
-from gerund.evaluation.prompts import LBW, MAGNET, prompt_set
+from gerund.evaluation.prompts import LBW, MAGNET, document_prompts, prompt_set
 from gerund.evaluation.task import EvaluationConfig
 from gerund.evaluation.tasks.mteb import TASKS_15
 from gerund.evaluation.tasks.sts import Sts
@@ -23,6 +23,18 @@ def test_look_both_ways_wraps_its_instructions():
         ),
         "clustering/twentynewsgroups": ("Instruct: Identify the topic or theme of the given news articles.\nQuery: "),
     }
+
+
+def test_documents_of_two_tasks_get_the_instruction_too():
+    names = ["mteb/SciDocsRR", "mteb/StackOverflowDupQuestions", "mteb/SciFact", "sts/stsb"]
+    assert document_prompts("lbw", names) == {
+        "mteb/SciDocsRR": (
+            "Instruct: Given a title of a scientific paper, retrieve the titles of other relevant papers.\nQuery: "
+        ),
+        "mteb/StackOverflowDupQuestions": "Instruct: Retrieve duplicate questions from StackOverflow forum.\nQuery: ",
+    }
+    assert document_prompts("magnet", names) == document_prompts("none", names) == {}
+    assert "document_prompts" not in EvaluationConfig().to_dict()  # so that scores of before count
 
 
 def test_magnet_puts_them_before_a_colon():

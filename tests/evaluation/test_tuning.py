@@ -7,8 +7,10 @@ import pytest
 import gerund
 from gerund.attention.plan import AttentionPlan
 from gerund.errors import ConfigError
+from gerund.evaluation.encoder_configs import label_of
 from gerund.evaluation.task import EvaluationConfig
-from gerund.evaluation.tuning import ONE_K, PLANS, Trial, _Search, most_k, spread, tune
+from gerund.evaluation.tuning import METHODS, ONE_K, PLANS, Trial, _Search, most_k, spread, tune
+from gerund.methods import NAMED
 from tests.adapters import PEFT_WARNINGS, make_adapter
 from tests.evaluation.toys import ToyTask, ToyWriting
 
@@ -60,6 +62,50 @@ def test_every_k_is_tried_where_the_budget_allows():
     done = search(hill("inter-back", 3), n=8, budget=200)
     for name, points in done.curves("mean").items():
         assert [k for k, _ in points] == list(range(1, most_k(name, 8) + 1))
+
+
+def test_methods_are_tried_on_the_best_plan_and_on_the_causal_model():
+    def score(config):
+        plain = 0.5 if (config.attention.name, config.attention.k) == ("mask0-bidir", 3) else 0.1
+        return plain + 0.2 * (config.attention.skips == 3) + 0.3 * (config.layers == "all")
+
+    asked = []
+
+    def measure(configs):
+        asked.extend(configs)
+        return [Trial(config, label_of(config, 8), {"toy": score(config)}) for config in configs]
+
+    found = _Search(measure, 8, [OWN], 60)
+    found.reserve(METHODS, 32)
+    found.run(["mask0-bidir"])
+    plans = len(asked)
+    found.try_methods(METHODS, 32)
+    assert len(asked) <= 60
+    assert len({trial.label for trial in found.done.trials}) == len(found.done.trials)
+    assert (found.done.best.config.layers, found.done.best.plan.name) == ("all", "mask0-bidir")
+    later = asked[plans:]
+    assert {config.attention.skips for config in later if config.attention.k == 3} == {None, 1, 2, 3, 4}
+    assert {config.attention.skips for config in later if config.attention.name == "causal"} == {None, 1, 2, 3, 4}
+    assert {config.template for config in later} == {"none", *NAMED}
+    assert {config.prepend for config in later} == {0, 3, 4, 6, 8}
+    assert {config.transform for config in later} >= {"whitening", "whitening-16", "all-but-the-top"}
+    # The curves over k are of plans and nothing else.
+    assert all(len({k for k, _ in points}) == len(points) for points in found.done.curves("mean").values())
+
+
+def test_transforms_are_fitted_on_the_sample(lm):
+    sample = [f"{one} and {other}" for one in ("a cat", "rain", "the inn", "her", "x") for other in "abcdefgh"]
+    config = EvaluationConfig(split="validation")
+    found = tune(lm, [TOY], config, plans=["causal"], methods=["transforms"], sample=sample, budget=20)
+    tried = [trial for trial in found.trials if trial.config.transform != "none"]
+    assert [trial.config.transform for trial in tried][:2] == ["whitening", "whitening-16"]
+    assert tried[0].label == "causal, whitening"
+    chosen = replace(found, trials=[tried[1]]).chosen(lm)
+    assert chosen.dimensions == 16
+    with pytest.raises(ConfigError, match="transforms are fitted on texts"):
+        tune(lm, [TOY], config, methods=["transforms"])
+    with pytest.raises(ConfigError, match="unknown method to tune 'skip'"):
+        tune(lm, [TOY], config, methods=["skip"])
 
 
 def test_k0_is_sought_where_the_paper_found_it():

@@ -34,13 +34,16 @@ _SHORT = 192
 Record = Callable[[int, bool, Tensor], None]
 # Called after a layer has run, with its index, itself, its call and its output; may return another output.
 AfterLayer = Callable[[int, nn.Module, tuple[Any, ...], dict[str, Any], Any], Any]
+# The same without the layer, called with what the plan made of its output.
+Beside = Callable[[int, tuple[Any, ...], dict[str, Any], Any], Any]
 
 
 class BoundPlan:
     """A plan bound to one batch: what goes into ``model(..., attention_plan=...)``.
 
     One object serves one forward pass (and its backward pass): it keeps the masks, which layers of the
-    model asked for them, and the states of a second stream.
+    model asked for them, and the states of a second stream. What is set as ``beside`` is called after each layer with
+    what the plan made of its output, and may change that.
 
     Args:
         plan: the plan, resolved for the model's layers.
@@ -66,6 +69,7 @@ class BoundPlan:
         self.span_BT = span_BT
         self.asked: set[int] = set()
         self.states: dict[int, Tensor] = {}
+        self.beside: Beside | None = None
         self._masks: dict[tuple[Any, ...], Tensor | None] = {}
         self._only: View | None = None
         if span_BT is None and any(view.direction is Direction.HYBRID for view in plan.views):

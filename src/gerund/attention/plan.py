@@ -168,6 +168,11 @@ class AttentionPlan:
         """Whether this layout has a number of converted layers."""
         return _DEFAULT_FRACTION[self.name] is not None
 
+    @property
+    def takes_skips(self) -> bool:
+        """Whether this layout runs each layer once to encode, so that there may be skips."""
+        return self.name.split("-")[0] not in ("inter", "extra", "extend", "hybrid")
+
     def with_defaults(self, n_layers: int) -> "AttentionPlan":
         """Return the same plan with k (and k0) filled in for ``n_layers``, checked against it.
 
@@ -310,7 +315,7 @@ def _check_fit(plan: AttentionPlan) -> None:
         raise ConfigError(f"k0={plan.k0} is larger than k={plan.k}: k0 counts some of the k converted layers")
     if plan.sink_tokens != 1 and not plan.name.startswith("mask0"):
         raise ConfigError(f"sink_tokens belongs to the mask0 plans, not to {plan.name!r}")
-    if plan.skips is not None and plan.name.split("-")[0] in ("inter", "extra", "extend", "hybrid"):
+    if plan.skips is not None and not plan.takes_skips:
         raise ConfigError(f"skips belong to plans that run each layer once to encode, not to {plan.name!r}")
     if plan.combine != "sum" and plan.name.split("-")[0] not in ("inter", "extra"):
         raise ConfigError(f"combine belongs to the inter and extra plans, not to {plan.name!r}")

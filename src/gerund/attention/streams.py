@@ -59,11 +59,14 @@ def attach_streams(layers: nn.ModuleList) -> list[RemovableHandle]:
                 return None
             if plan.after_layer is not None:
                 return plan.after_layer(index, layer, args, kwargs, output)
+            changed = None
             if plan.skips:
-                return _with_skip(plan, index, args, kwargs, output)
-            if plan.stream is None:
-                return None
-            return _after_layer(plan, plan.stream, index, layer, args, kwargs, output, len(layers))
+                changed = _with_skip(plan, index, args, kwargs, output)
+            elif plan.stream is not None:
+                changed = _after_layer(plan, plan.stream, index, layer, args, kwargs, output, len(layers))
+            if plan.beside is None or plan.is_twin:
+                return changed
+            return plan.beside(index, args, kwargs, output if changed is None else changed)
 
         setattr(hook, _MARK, True)
         handles.append(layer.register_forward_hook(hook, with_kwargs=True))

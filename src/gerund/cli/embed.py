@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from gerund.spec import ModelSpec
 
 
-@options.with_spec("model", *options.PLAN, "pooling", "max_length", "adapter", *options.MACHINE)
+@options.with_spec("model", *options.PLAN, "pooling", *options.METHODS, "max_length", "adapter", *options.MACHINE)
 def command(
     source: Annotated[
         str,

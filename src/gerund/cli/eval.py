@@ -70,6 +70,7 @@ def command(
             show_default=False,
         ),
     ] = None,
+    sample: options.Sample = None,
     *,
     spec: "ModelSpec",
     limit: Limit = None,
@@ -113,6 +114,7 @@ def command(
         raise ConfigError("give --tasks and -o REPORT, or --list to see what a folder of data holds")
     # What is quick to find comes first: to know the tasks takes seconds, and the models more.
     columns = [parse_settings(text) for text in plan or []]
+    texts = _sample(sample)
     lock = report_folder(output)
     config = _config(seed=seed, limit=limit, validation=validation)
     models = models or [options.DEFAULT_MODEL]
@@ -122,10 +124,16 @@ def command(
     from gerund.evaluation.run import cache_in, evaluate
     from gerund.evaluation.systems.selection import systems_of
 
-    systems = systems_of(_systems(models, spec), columns, cache=cache_in(output))
+    systems = systems_of(_systems(models, spec), columns, cache=cache_in(output), sample=texts)
     with lock, goes_on():
         done = evaluate(systems, chosen, config, folder=output, reporter=ProgressReporter(len(chosen) * len(systems)))
         _write(output, done, pictures=pictures, as_json=as_json)
+
+
+def _sample(path: Path | None) -> list[str]:
+    from gerund.entry import read_sample
+
+    return [] if path is None else read_sample(path)
 
 
 def _list(data: Path | None) -> None:
@@ -182,9 +190,10 @@ def _config(*, seed: int, limit: int | None, validation: bool) -> "EvaluationCon
 def _with_prompts(config: "EvaluationConfig", tasks: list["Task"], prompts: str) -> "EvaluationConfig":
     from dataclasses import replace
 
-    from gerund.evaluation.prompts import prompt_set
+    from gerund.evaluation.prompts import document_prompts, prompt_set
 
-    return replace(config, prompts=prompt_set(prompts, [task.name for task in tasks]))
+    names = [task.name for task in tasks]
+    return replace(config, prompts=prompt_set(prompts, names), document_prompts=document_prompts(prompts, names))
 
 
 def report_folder(output: Path) -> Any:

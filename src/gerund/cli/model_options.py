@@ -17,6 +17,9 @@ from gerund import config
 DEFAULT_MODEL = config.DEFAULT_MODEL
 
 Output = Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write.", show_default=False)]
+Sample = Annotated[
+    Path | None, typer.Option(help="A file of texts, one a line, to fit transforms on.", show_default=False)
+]
 Force = Annotated[bool, typer.Option("--force", help="Replace OUT.")]
 Json = Annotated[bool, typer.Option("--json", help="Print what was written as JSON.")]
 
@@ -56,6 +59,30 @@ OPTIONS: dict[str, Any] = {
             show_default=False,
         ),
     ],
+    "template": Annotated[
+        str | None,
+        typer.Option(
+            help="What is put around a text: prompteol, metaeol, ..., or a text with {text}.", show_default=False
+        ),
+    ],
+    "layers": Annotated[
+        str | None,
+        typer.Option(help="Average the states of these layers: all, 6, 4-8 or 1+8.", show_default=False),
+    ],
+    "prepend": Annotated[
+        int | None, typer.Option(help="Token Prepending below this layer, into a template.", show_default=False)
+    ],
+    "transform": Annotated[
+        str | None,
+        typer.Option(help="Fit whitening or all-but-the-top to the vectors of --sample.", show_default=False),
+    ],
+    "pool_bos": Annotated[
+        str | None,
+        typer.Option(
+            help="Pool the special tokens before a text without a prompt: always, never, auto.", show_default=False
+        ),
+    ],
+    "sample": Sample,
     "infill_adapter": Annotated[
         str | None,
         typer.Option(
@@ -76,7 +103,8 @@ OPTIONS: dict[str, Any] = {
 }
 """By the names of :class:`gerund.spec.ModelSpec`'s fields; ``MODEL`` is the model as an argument."""
 PLAN = ("attention", "k", "k0", "sink_tokens", "skips")
-ENCODER = (*PLAN, "pooling", "prompt", "max_length", "adapter")
+METHODS = (*config.METHODS, "sample")
+ENCODER = (*PLAN, "pooling", "prompt", *METHODS, "max_length", "adapter")
 MACHINE = ("dtype", "device")
 
 

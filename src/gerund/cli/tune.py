@@ -1,5 +1,6 @@
 """``gerund tune``: choose a model's encoder config on validation data."""
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -37,6 +38,14 @@ def command(
     pooling: Annotated[
         str | None, typer.Option(help="Poolings to try, with commas; left out, the model's own.", show_default=False)
     ] = None,
+    methods: Annotated[
+        str,
+        typer.Option(
+            help="Methods without training to try behind the plans, with commas: skips, layers, templates, prepend, "
+            "and with --sample transforms; none for none."
+        ),
+    ] = "skips,layers,templates,prepend",
+    sample: options.Sample = None,
     budget: Annotated[int, typer.Option(help="At most so many settings are tried.")] = 150,
     save: Annotated[
         Path | None,
@@ -70,11 +79,15 @@ def command(
     if save is not None:
         folders.refuse_existing(save, overwrite=False)
     chosen, config = _chosen(tasks, data, set_ or [], limit=limit, seed=seed, prompts=prompts)
-    from gerund.entry import load
+    from gerund.entry import load, read_sample
     from gerund.evaluation.tuning import PLANS, demand_choice, tune
 
     names = _names(plans) or PLANS
-    demand_choice(chosen, names, budget)
+    more = [] if methods == "none" else _names(methods)
+    texts = [] if sample is None else read_sample(sample)
+    if texts and "transforms" not in more:
+        more.append("transforms")
+    demand_choice(chosen, names, budget, more)
 
     lock = report_folder(output)
     lm = load(spec)
@@ -93,6 +106,8 @@ def command(
             config,
             plans=names,
             poolings=_names(pooling),
+            methods=more,
+            sample=texts,
             budget=budget,
             folder=output,
             reporter=ProgressReporter(),
@@ -150,7 +165,7 @@ def _save(lm: "LanguageModel", done: "Tuned", model: str, folder: Path) -> None:
     from gerund.exporting.formats import convert
     from gerund.models.sources import find
 
-    chosen = lm.with_encoder(done.best.config)
+    chosen = done.chosen(lm)
     convert(
         find(model),
         chosen.runtime,
@@ -165,7 +180,10 @@ def _save(lm: "LanguageModel", done: "Tuned", model: str, folder: Path) -> None:
 def _print_choice(done: "Tuned", model: str, page: Path) -> None:
     best, baseline = done.best, done.baseline
     typer.echo(f"{best.label}: {100 * best.mean:.2f} (causal {100 * baseline.mean:.2f}), of {len(done.trials)} tried")
-    plan = best.plan
-    numbers = "".join(f" --{name} {value}" for name in ("k", "k0") if (value := getattr(plan, name)) is not None)
-    typer.echo(f"try: gerund convert {model} OUT --attention {plan.name}{numbers} --pooling {best.config.pooling}")
+    plan, config = best.plan, best.config
+    said = [(name, getattr(plan, name)) for name in ("k", "k0", "skips") if getattr(plan, name) is not None]
+    said += [("pooling", config.pooling), *((name, getattr(config, name)) for name in config.methods)]
+    words = "".join(f" --{name.replace('_', '-')} {shlex.quote(str(value))}" for name, value in said)
+    sample = " --sample FILE" if "transform" in config.methods else ""
+    typer.echo(f"try: gerund convert {model} OUT --attention {plan.name}{words}{sample}")
     typer.echo(f"gerund: {page}", err=True)

@@ -68,8 +68,10 @@ def logistic_regression(
         return [str(label) for label in fitted.predict(test_MD)]
 
 
-def oversample(vectors_ND: np.ndarray, labels: Sequence[str], *, seed: int) -> tuple[np.ndarray, list[str]]:
-    """Bring every class to the size of the largest one by SMOTE (Chawla et al., 2002).
+def oversample(
+    vectors_ND: np.ndarray, labels: Sequence[str], *, seed: int, times: int | None = None
+) -> tuple[np.ndarray, list[str]]:
+    """Make examples up by SMOTE (Chawla et al., 2002): bring every class to one size, or to several times its own.
 
     A made-up example lies between one of the class and one of its 5 nearest neighbours within the class; where
     a class has no 5 others, between as many as it has. A class with a single example stays as it is.
@@ -78,17 +80,23 @@ def oversample(vectors_ND: np.ndarray, labels: Sequence[str], *, seed: int) -> t
         vectors_ND: one vector an example.
         labels: their labels.
         seed: of what is made up.
+        times: how many times as large every class becomes, so that no class becomes likelier, as LBW's released code
+            has it with 5; all of them with as many neighbours as the smallest allows. None brings every class to the
+            size of the largest.
 
     Returns:
         The examples, with those made up behind them, and the labels of all.
     """
     from imblearn.over_sampling import SMOTE
 
-    counts = Counter(labels)
-    most = max(counts.values())
+    counts = {label: count for label, count in sorted(Counter(labels).items()) if count > 1}
+    most = max(counts.values(), default=0)
+    fewest = min(_NEIGHBOURS, min(counts.values(), default=2) - 1)
     grouped: dict[int, dict[str, int]] = {}
-    for label, count in sorted(counts.items()):
-        if 1 < count < most:
+    for label, count in counts.items():
+        if times is not None:
+            grouped.setdefault(fewest, {})[label] = times * count
+        elif count < most:
             grouped.setdefault(min(_NEIGHBOURS, count - 1), {})[label] = most
     labels = list(labels)
     for neighbours, wanted in grouped.items():
@@ -107,6 +115,42 @@ def macro_f1(gold: Sequence[str], predicted: Sequence[str]) -> float:
     from sklearn.metrics import f1_score
 
     return float(f1_score(gold, predicted, average="macro", zero_division=0.0))
+
+
+def weighted_f1(gold: Sequence[str], predicted: Sequence[str]) -> float:
+    """Return the mean F1 of all labels that occur, each weighing as often as it occurs."""
+    from sklearn.metrics import f1_score
+
+    return float(f1_score(gold, predicted, average="weighted", zero_division=0.0))
+
+
+@dataclass(frozen=True)
+class TaggerTraining:
+    """How linear taggers are trained.
+
+    Attributes:
+        batch: sentences a step.
+        learning_rate: AdamW's.
+        steps: number of steps; None for ``epochs`` passes.
+        epochs: passes over the sentences, each in an order of its own.
+        decays: whether the rate falls to 0 in a straight line.
+        longest_gradient: what the gradient is cut to; None for no limit.
+    """
+
+    batch: int = BATCH_SENTENCES
+    learning_rate: float = LEARNING_RATE
+    steps: int | None = STEPS
+    epochs: int = 0
+    decays: bool = False
+    longest_gradient: float | None = None
+
+    def count(self, sentences: int) -> int:
+        """Return how many steps that is for so many sentences."""
+        return self.epochs * -(-sentences // self.batch) if self.steps is None else self.steps
+
+
+RELEASED_TAGGER = TaggerTraining(32, 5e-3, steps=None, epochs=3, decays=True, longest_gradient=1.0)
+"""LBW's released code, ``scripts/run_ner.sh`` with frozen weights, and what transformers' Trainer does by itself."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +181,8 @@ def train_taggers(
     tags: Sequence[Sequence[Sequence[str]]],
     *,
     seed: int,
-    steps: int = STEPS,
+    steps: int | None = None,
+    training: TaggerTraining = TaggerTraining(),
     show: bool | None = None,
 ) -> list[LinearTagger]:
     """Train linear classifiers of frozen word vectors as MAGNET does (appendix A), several side by side.
@@ -151,7 +196,8 @@ def train_taggers(
         vectors_ND: the vectors of all words, sentence after sentence; may lie in a file (``np.memmap``).
         tags: for each classifier the tags of each sentence.
         seed: of first weights, batches and dropout; torch's own random state is not touched.
-        steps: number of steps.
+        steps: number of steps; None for those of ``training``.
+        training: other settings than MAGNET's.
         show: whether to show progress; None only on a terminal.
 
     Returns:
@@ -173,12 +219,14 @@ def train_taggers(
         )
         for names in classes
     ]
-    optimizer = torch.optim.AdamW([one for pair in parameters for one in pair], lr=LEARNING_RATE, weight_decay=0.0)
+    trained = [one for pair in parameters for one in pair]
+    optimizer = torch.optim.AdamW(trained, lr=training.learning_rate, weight_decay=0.0)
+    steps = training.count(len(bounds) - 1) if steps is None else steps
     order: list[int] = []
     with progress(steps, "training linear classifiers", show=show) as advance, torch.enable_grad():
         for step in range(1, steps + 1):
             order = order or torch.randperm(len(bounds) - 1, generator=generator).tolist()
-            batch, order = order[:BATCH_SENTENCES], order[BATCH_SENTENCES:]
+            batch, order = order[: training.batch], order[training.batch :]
             rows = np.concatenate([np.arange(bounds[place], bounds[place + 1]) for place in batch])
             words_ND = torch.from_numpy(vectors_ND[rows])
             kept_ND = torch.rand(words_ND.shape, generator=generator) >= DROPOUT
@@ -189,6 +237,11 @@ def train_taggers(
             ]
             optimizer.zero_grad()
             torch.stack(losses).sum().backward()
+            if training.longest_gradient is not None:
+                for pair in parameters:  # each classifier is trained as if it were alone
+                    nn.utils.clip_grad_norm_(pair, training.longest_gradient)
+            if training.decays:
+                optimizer.param_groups[0]["lr"] = training.learning_rate * (1 - (step - 1) / steps)
             optimizer.step()
             if step % _PROGRESS_STEPS == 0:
                 advance(_PROGRESS_STEPS)

@@ -54,8 +54,9 @@ class MTEBEncoder:
         model: a language model, or an encoder among the systems, whose embeddings are kept.
         name: what MTEB calls the model in its results; None takes the model's name.
         prompts: by MTEB task name (``STSBenchmark``) or type (``STS``), the name first. Documents of retrieval
-            and re-ranking never get one: there the prompt belongs to the query (Look Both Ways, appendix B).
+            and re-ranking do not get it: there the prompt belongs to the query (Look Both Ways, appendix B).
             A task without one is encoded with the encoder's own prompt.
+        document_prompts: those of documents by MTEB task name, where they have one.
         normalize: give every vector length 1.
         show_progress: None shows a bar on a terminal.
 
@@ -70,12 +71,13 @@ class MTEBEncoder:
         *,
         name: str | None = None,
         prompts: Mapping[str, str] | None = None,
+        document_prompts: Mapping[str, str] | None = None,
         normalize: bool = False,
         show_progress: bool | None = None,
     ) -> None:
         self._system = model if isinstance(model, System) else language_model_system(model.name, model)
         self._name = name or self._system.name
-        self._prompts = dict(prompts or {})
+        self._prompts, self._document_prompts = dict(prompts or {}), dict(document_prompts or {})
         self._normalize = normalize
         self._show = show_progress
 
@@ -105,7 +107,9 @@ class MTEBEncoder:
             ModelError: the model gives vectors that are not finite.
         """
         texts = [text for batch in inputs for text in batch["text"]]
-        prompt = None if prompt_type == _DOCUMENT else self._prompt_for(task_metadata)
+        prompt = self._prompt_for(task_metadata)
+        if prompt_type == _DOCUMENT:
+            prompt = self._document_prompts.get(task_metadata.name)
         vectors = self._system.encode(texts, prompt=prompt, normalize=self._normalize, show=self._show)
         if not np.isfinite(vectors).all():
             raise ModelError(f"{self._name} gives vectors that are not finite numbers, which nothing can be scored on")

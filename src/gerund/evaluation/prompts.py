@@ -13,6 +13,7 @@ from gerund.evaluation.registry import task_classes
 
 _STS = "STS*"
 _STS_TASKS = ("BIOSSES", "SICK-R")
+_SYMMETRIC = ("SciDocsRR", "StackOverflowDupQuestions")
 _TWENTY = "TwentyNewsgroupsClustering"
 
 LBW: Mapping[str, str] = {
@@ -87,6 +88,21 @@ def prompt_set(name: str | Path, task_names: Sequence[str]) -> Mapping[str, str]
     instructions, form = _SETS[str(name)]
     found = {task: _instruction(task, instructions) for task in task_names}
     return {task: form.format(instruction) for task, instruction in found.items() if instruction is not None}
+
+
+def document_prompts(name: str | Path, task_names: Sequence[str]) -> Mapping[str, str]:
+    """Return the prompts of the tasks whose documents have one too, ready for ``EvaluationConfig.document_prompts``.
+
+    LBW's released code puts the instruction of its two re-ranking tasks, SciDocsRR and StackOverflowDupQuestions,
+    before their documents as well as their queries: what is ranked are titles and questions like those that are asked.
+
+    >>> list(document_prompts("lbw", ["mteb/SciDocsRR", "mteb/SciFact"]))
+    ['mteb/SciDocsRR']
+    """
+    if str(name) != "lbw":
+        return {}
+    wanted = [task for task in task_names if task.partition("/")[2] in _SYMMETRIC and task.startswith("mteb/")]
+    return prompt_set(name, wanted)
 
 
 def _instruction(task: str, instructions: Mapping[str, str]) -> str | None:

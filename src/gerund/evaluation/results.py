@@ -109,6 +109,8 @@ def key_of(task: Task, system: System, config: EvaluationConfig) -> str:
     if task.reads_scorer and system.scorer is not None:
         system_key += f"-{system.cache_key}-{system.scorer.fingerprint}"
     relevant = {**config.to_dict(), "prompts": task.prompt(config) if task.reads_plan else None}
+    if relevant.pop("document_prompts", None) and task.name in config.document_prompts:
+        relevant["document_prompts"] = config.document_prompts[task.name]
     parts = [task.name, json.dumps(options_of(task), sort_keys=True, default=str)]
     parts += [json.dumps(relevant, sort_keys=True), system_key, _digest((*task.files, *task.also_read))]
     return hashlib.blake2b("\n".join(parts).encode(), digest_size=8).hexdigest()

@@ -112,7 +112,10 @@ def _prepared(
     yield measured, nullcontext()
     for group in word_groups([one for one in systems if one not in measured], sentences):
         prompt, shift = task.prompt(config), task.shifts_words
-        yield group, prefilled_words(group, sentences, prompt=prompt, shift=shift, config=config)
+        yield (
+            group,
+            prefilled_words(group, sentences, prompt=prompt, pooling=task.word_pooling, shift=shift, config=config),
+        )
 
 
 def _result(

@@ -37,6 +37,9 @@ class EvaluationConfig:
     prompts: Mapping[str, str] = field(default_factory=dict)
     """Prompts by task name or kind; a task that has none is encoded with the encoder's own prompt."""
 
+    document_prompts: Mapping[str, str] = field(default_factory=dict)
+    """Prompts for the documents of MTEB's tasks by task name; documents of others have none."""
+
     split: Split = "test"
     """Which split is scored; ``validation`` where something is still being chosen."""
 
@@ -49,7 +52,8 @@ class EvaluationConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """Return what scores depend on, ready for JSON."""
-        return {"seed": self.seed, "limit": self.limit, "prompts": dict(self.prompts), "split": self.split}
+        others = {"document_prompts": dict(self.document_prompts)} if self.document_prompts else {}
+        return {"seed": self.seed, "limit": self.limit, "prompts": dict(self.prompts), "split": self.split, **others}
 
 
 @dataclass(frozen=True)
@@ -201,6 +205,11 @@ class Task(ABC):
     def shifts_words(self) -> bool:
         """Whether word vectors are made of the outputs before each token."""
         return False
+
+    @property
+    def word_pooling(self) -> Literal["mean", "first"]:
+        """How a word's tokens become its vector."""
+        return "mean"
 
     def is_measured(self, system: Any, config: EvaluationConfig) -> bool:
         """Whether ``run`` takes over what another task's run has left, so that there is nothing to encode."""

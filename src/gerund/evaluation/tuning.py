@@ -21,8 +21,10 @@ from gerund.evaluation.encoder_configs import label_of
 from gerund.evaluation.run import ProgressReporter, evaluate
 from gerund.evaluation.systems.embeddings import EmbeddingCache
 from gerund.evaluation.systems.language_model import language_model_system
+from gerund.evaluation.systems.selection import read_as
 from gerund.evaluation.task import EvaluationConfig, Task
 from gerund.language_model import LanguageModel
+from gerund.methods import ALL_BUT_THE_TOP, NAMED, NAMED_POOLING, WHITENING
 
 BASELINES = ("causal", "echo")
 ONE_K = (
@@ -40,6 +42,11 @@ ONE_K = (
 )
 TWO_K = "mask0+bidir"
 PLANS = (*BASELINES, *ONE_K, TWO_K)
+METHODS = ("skips", "layers", "templates", "prepend", "transforms")
+"""What is tried behind the plans: methods without training, most of them on the best plan and on the causal one."""
+_SKIPS = (1, 2, 3, 4)
+# At most this fraction of the budget is for methods.
+_FOR_METHODS = 0.5
 DEFAULT_BUDGET = 150
 # LBW, Figure 2: "In the EXTEND architecture, k is bounded by 5 due to the consistent downward trend."
 _MOST_EXTENDED = 5
@@ -76,7 +83,11 @@ class Trial:
     @property
     def converted(self) -> int:
         """How much of the model is changed; of equal scores the one with less is taken."""
-        return (self.plan.k or 0) + (self.plan.name != "causal")
+        return (self.plan.k or 0) + (self.plan.name != "causal") + bool(self.plan.skips) + len(self.config.methods)
+
+    def is_plain_with(self, pooling: str) -> bool:
+        """Whether it is a plan with that pooling and nothing else, as on the curves over k."""
+        return self.config.pooling == pooling and self.plan.skips is None and not self.config.methods
 
 
 @dataclass
@@ -87,11 +98,17 @@ class Tuned:
         trials: in the order in which they were tried.
         n_layers: of the model.
         budget: how many settings might have been tried.
+        sample: texts on which transforms were fitted.
     """
 
     n_layers: int
     budget: int
     trials: list[Trial] = field(default_factory=list)
+    sample: Sequence[str] = ()
+
+    def chosen(self, lm: LanguageModel) -> LanguageModel:
+        """Return the model that was tuned, read as what won."""
+        return read_as(lm, self.best.config, self.sample)
 
     @property
     def best(self) -> Trial:
@@ -117,7 +134,7 @@ class Tuned:
         """
         found: dict[str, list[tuple[int, float]]] = {}
         for trial in self.trials:
-            if trial.plan.name in ONE_K and trial.config.pooling == pooling and trial.plan.k is not None:
+            if trial.plan.name in ONE_K and trial.is_plain_with(pooling) and trial.plan.k is not None:
                 score = trial.mean if task is None else trial.scores[task]
                 found.setdefault(trial.plan.name, []).append((trial.plan.k, score))
         return {name: sorted(points) for name, points in found.items()}
@@ -127,7 +144,7 @@ class Tuned:
         found: dict[int, list[tuple[int, float]]] = {}
         for trial in self.trials:
             plan = trial.plan
-            if plan.name == TWO_K and trial.config.pooling == pooling and plan.k is not None and plan.k0 is not None:
+            if plan.name == TWO_K and trial.is_plain_with(pooling) and plan.k is not None and plan.k0 is not None:
                 score = trial.mean if task is None else trial.scores[task]
                 found.setdefault(plan.k0, []).append((plan.k, score))
         return {f"k0 = {k0}": sorted(found[k0]) for k0 in sorted(found)}
@@ -144,11 +161,13 @@ def tune(
     *,
     plans: Sequence[str] = PLANS,
     poolings: Sequence[str] = (),
+    methods: Sequence[str] = (),
+    sample: Sequence[str] = (),
     budget: int = DEFAULT_BUDGET,
     folder: Path | None = None,
     reporter: ProgressReporter | None = None,
 ) -> Tuned:
-    """Choose plan, k and k0 (and pooling) by the mean score over tasks.
+    """Choose plan, k and k0 (and pooling, and methods without training) by the mean score over tasks.
 
     Args:
         lm: the model.
@@ -157,26 +176,36 @@ def tune(
         plans: names of the plans that are tried; ``causal`` always is, and the model's own where an adapter was
             trained under it.
         poolings: tried with every plan; none takes the model's own.
+        methods: names out of ``METHODS``, tried when the plans are through; ``transforms`` need a sample.
+        sample: texts on which transforms are fitted; none that is scored should be among them.
         budget: at most so many settings are tried.
         folder: where finished scores are kept, so that an interrupted search goes on.
         reporter: called before and after each measurement.
 
     Raises:
-        ConfigError: an unknown plan, no task, a task that no plan changes, or a budget for nothing.
+        ConfigError: an unknown plan or method, no task, a task that no plan changes, or a budget for nothing.
     """
-    demand_choice(tasks, plans, budget)
+    demand_choice(tasks, plans, budget, methods)
+    if "transforms" in methods and not sample:
+        raise ConfigError("transforms are fitted on texts; give a sample of them")
     configs = [replace(lm.encoder, pooling=pooling) for pooling in poolings or (lm.encoder.pooling,)]
-    search = _Search(_measurer(lm, tasks, config, folder, reporter), lm.n_layers, configs, budget)
+    search = _Search(_measurer(lm, tasks, config, sample, folder, reporter), lm.n_layers, configs, budget)
+    search.done.sample = sample
+    search.reserve(methods, lm.dimensions)
     search.run(plans, own=None if lm.runtime.adapter is None else lm.encoder.attention.with_defaults(lm.n_layers))
+    search.try_methods(methods, lm.dimensions)
     return search.done
 
 
-def demand_choice(tasks: Sequence[Task], plans: Sequence[str], budget: int) -> None:
+def demand_choice(tasks: Sequence[Task], plans: Sequence[str], budget: int, methods: Sequence[str] = ()) -> None:
     """Refuse what leaves nothing to choose; the arguments are those of ``tune``, whose first step this is.
 
     Raises:
-        ConfigError: an unknown plan, no task, a task that no plan changes, or a budget for nothing.
+        ConfigError: an unknown plan or method, no task, a task that no plan changes, or a budget for nothing.
     """
+    for name in methods:
+        if name not in METHODS:
+            raise unknown_name("method to tune", name, METHODS)
     for name in plans:
         if name not in PLANS:
             raise unknown_name("plan to tune", name, PLANS)
@@ -195,6 +224,24 @@ class _Search:
         self.done = Tuned(n_layers, budget)
         self._measure = measure
         self._tried: set[AttentionPlan] = set()
+        self._reserved = 0
+
+    def reserve(self, methods: Sequence[str], dimensions: int) -> None:
+        """Keep a part of the budget for methods."""
+        start = self.configs[0]
+        wanted = len(_method_configs(methods, (start, start, start), self.done.n_layers, dimensions))
+        self._reserved = max(0, min(2 * wanted, int(_FOR_METHODS * self.done.budget), self.done.budget - 2))
+
+    def try_methods(self, methods: Sequence[str], dimensions: int) -> None:
+        """Try methods on the best setting so far and on the causal model; skips on the best plan that takes them."""
+        able = [trial for trial in self.done.trials if trial.plan.takes_skips and trial.plan.name not in BASELINES]
+        skipping = min(able, key=lambda trial: (-trial.mean, trial.converted), default=self.done.baseline).config
+        starts = (self.done.best.config, skipping, self.done.baseline.config)
+        tried, fresh = [trial.config for trial in self.done.trials], list[EncoderConfig]()
+        for config in _method_configs(methods, starts, self.done.n_layers, dimensions):
+            fresh += [config] if config not in (*tried, *fresh) else []
+        room = max(0, self.done.budget - len(self.done.trials))
+        self.done.trials += self._measure(fresh[:room]) if fresh[:room] else []
 
     def run(self, plans: Sequence[str], own: AttentionPlan | None = None) -> None:
         n = self.done.n_layers
@@ -212,7 +259,7 @@ class _Search:
 
     def _budget(self) -> int:
         """Return how many plans may be tried, each with every pooling."""
-        return self.done.budget // len(self.configs)
+        return (self.done.budget - self._reserved) // len(self.configs)
 
     def _try(self, plans: Iterable[AttentionPlan], most: int | None = None) -> int:
         """Measure plans that are new, as far as the budget (or ``most``) allows; return how many."""
@@ -261,10 +308,43 @@ class _Search:
                 return
 
 
+def _method_configs(
+    methods: Sequence[str], starts: tuple[EncoderConfig, EncoderConfig, EncoderConfig], n_layers: int, dimensions: int
+) -> list[EncoderConfig]:
+    """Return what is tried on the best setting, the best that takes skips and the causal one, promising ones first."""
+    best, skipping, causal = starts
+
+    def on(start: EncoderConfig) -> list[EncoderConfig]:
+        found: list[EncoderConfig] = []
+        if "layers" in methods:
+            named = [f"{low}-{n_layers}" for low in (n_layers // 2, n_layers - 2, n_layers - 1) if low > 0]
+            named += ["all", f"1+{n_layers}", str(n_layers - 1)]
+            found += [replace(start, layers=layers) for layers in named]
+        if "transforms" in methods:
+            names = (WHITENING, f"{WHITENING}-{max(1, dimensions // 2)}", ALL_BUT_THE_TOP, f"{ALL_BUT_THE_TOP}-1")
+            found += [replace(start, transform=name) for name in names]
+        return found
+
+    def with_skips(start: EncoderConfig) -> list[EncoderConfig]:
+        plans = [replace(start.attention, skips=skips) for skips in _SKIPS] if "skips" in methods else []
+        return [replace(start, attention=plan) for plan in plans]
+
+    framed = [replace(causal, template=name, pooling=NAMED_POOLING) for name in NAMED]
+    low = [below for below in spread(n_layers, 5) if below > 1]
+    prepended = [replace(framed[0], prepend=below) for below in low] if "prepend" in methods else []
+    # What reads each text several times is what a small budget leaves out.
+    cheap, dear = ([one for one in framed if (len(one.templates) > 1) is several] for several in (False, True))
+    if "templates" not in methods:
+        cheap, dear = [], []
+    later = [*with_skips(causal), *on(causal)]
+    return [*with_skips(skipping), *on(best), *cheap, *prepended, *later, *dear]
+
+
 def _measurer(
     lm: LanguageModel,
     tasks: Sequence[Task],
     config: EvaluationConfig,
+    sample: Sequence[str],
     folder: Path | None,
     reporter: ProgressReporter | None,
 ) -> Measure:
@@ -274,7 +354,7 @@ def _measurer(
     def measure(configs: list[EncoderConfig]) -> list[Trial]:
         trials = []
         for start in range(0, len(configs), together):
-            trials += _measured(lm, configs[start : start + together], tasks, config, folder, reporter)
+            trials += _measured(lm, configs[start : start + together], tasks, config, sample, folder, reporter)
         return trials
 
     return measure
@@ -285,13 +365,14 @@ def _measured(
     configs: list[EncoderConfig],
     tasks: Sequence[Task],
     config: EvaluationConfig,
+    sample: Sequence[str],
     folder: Path | None,
     reporter: ProgressReporter | None,
 ) -> list[Trial]:
     cache = EmbeddingCache()  # in memory, and gone afterwards: every plan has vectors of its own
     labels = [label_of(encoder, lm.n_layers) for encoder in configs]
     systems = [
-        language_model_system(label, lm.with_encoder(encoder), cache)
+        language_model_system(label, read_as(lm, encoder, sample), cache)
         for label, encoder in zip(labels, configs, strict=True)
     ]
     scores: dict[str, dict[str, float]] = {label: {} for label in labels}

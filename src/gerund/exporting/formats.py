@@ -69,6 +69,7 @@ def export(
     _refuse_hybrid(runtime)
     if runtime.head is not None:
         raise ConfigError(f"a model with a projection head cannot be exported as {format}; save() keeps the head")
+    runtime.config.refuse_methods(f"an export as {format}")
     folder = place("the folder to write", folder)
     with atomic_folder(folder, overwrite=overwrite) as work:
         if format == "merged":
@@ -123,6 +124,8 @@ def convert(
         write_settings(work, runtime.config, runtime.n_layers, identity, adapters=adapters)
         if runtime.head is not None:
             runtime.head.save(work)
+        if runtime.transform is not None:
+            runtime.transform.save(work)
         if scorer is not None:
             scorer.save(work)
 

@@ -14,7 +14,11 @@ from transformers import PreTrainedTokenizerBase
 from gerund.checks import is_listing, one_of
 from gerund.errors import ConfigError, TextError
 from gerund.inference.text_ids import TextIds, cut_start, encode_texts
+from gerund.methods import NO_FRAME, Template
 from gerund.types import Rendered
+
+# A text with more characters for each token that there is room for is cut before anything is put around it.
+_LONG = 32
 
 Empty = Literal["error", "zeros"]
 Overflow = Literal["truncate", "error"]
@@ -30,6 +34,8 @@ class Tokens:
         specials_before: how many special tokens precede prompt and text.
         offsets: for each token from ``text_from`` on, its (start, end) characters in the text; empty unless
             they were asked for.
+        behind: where the end of a template stands: its first token, and the one after its last; None without one.
+        placeholder: where the token stands that takes over the last token's state (Token Prepending); None without one.
         is_cut: whether the text was longer than there was room, so that its end is missing.
     """
 
@@ -37,6 +43,8 @@ class Tokens:
     text_from: int
     specials_before: int
     offsets: tuple[tuple[int, int], ...] = ()
+    behind: tuple[int, int] | None = None
+    placeholder: int | None = None
     is_cut: bool = field(default=False, compare=False)
 
     def __len__(self) -> int:
@@ -48,15 +56,29 @@ class InputFormat:
     """How texts are turned into tokens.
 
     ``parses_control`` reads the control tokens in a text as such, which is for texts that were made of token ids.
+    ``template`` stands around the text, behind the prompt; with ``prepends`` a placeholder stands before the text in
+    it, and before the quotation mark that opens it.
     """
 
     prompt: str = ""
+    template: Template = NO_FRAME
+    prepends: bool = False
     append_eos: bool = False
     repeat_text: bool = False
     max_length: int | None = None
     empty: Empty = "error"
     overflow: Overflow = "truncate"
     parses_control: bool = False
+
+    @property
+    def before(self) -> str:
+        """What stands before the text."""
+        return self.prompt + self.template.before
+
+    @property
+    def has_frame(self) -> bool:
+        """Whether anything is put around the text."""
+        return bool(self.before or self.template.after or self.template.ends_sentences)
 
 
 def check_texts(texts: Any) -> list[str]:
@@ -157,29 +179,53 @@ def tokenize(
     if not filled:
         return result
     room = _room(tokenizer, input_format)
+    framed = [_Framed.of(tokenizer, texts[index], index, input_format, room) for index in filled]
     found = encode_texts(
         tokenizer,
-        [_with_prompt(input_format.prompt, texts[index], index) for index in filled],
-        offsets=offsets or bool(input_format.prompt),
+        [one.whole for one in framed],
+        offsets=offsets or input_format.has_frame,
         parses_control=input_format.parses_control,
-        most=room,
+        most=None if input_format.template.after else room,
     )
     long = [row for row, own in enumerate(found) if room is not None and len(own.ids) > room]
     if long and input_format.overflow == "error":
         raise _too_long(filled[long[0]], found[long[0]], f"there is room for {room}")
     if long and warn:
         warnings.warn(f"{len(long)} of {len(texts)} texts were longer than {room} tokens and were cut", stacklevel=4)
-    for index, own in zip(filled, found, strict=True):
-        result[index] = _tokens(tokenizer, own, input_format, offsets, room)
+    for index, own, one in zip(filled, found, framed, strict=True):
+        result[index] = _tokens(tokenizer, own, input_format, one, offsets, room)
     return result
 
 
-def _with_prompt(prompt: str, text: str, index: int) -> str:
-    if not prompt:
-        return text
-    if isinstance(text, Rendered):
-        raise TextError.about("text", index, "is rendered and takes no prompt; put the prompt into its template")
-    return prompt + text
+@dataclass(frozen=True)
+class _Framed:
+    """A text with what stands around it.
+
+    Attributes:
+        whole: all of it.
+        begin: the character at which the text begins in it.
+        end: the one behind its last.
+    """
+
+    whole: str
+    begin: int
+    end: int
+
+    @classmethod
+    def of(
+        cls, tokenizer: PreTrainedTokenizerBase, text: str, index: int, input_format: InputFormat, room: int | None
+    ) -> "_Framed":
+        if not input_format.has_frame:
+            return cls(text, 0, len(text))
+        if isinstance(text, Rendered):
+            raise TextError.about("text", index, "is rendered and takes no prompt; put the prompt into its template")
+        before, template = input_format.before, input_format.template
+        if template.after and room is not None and len(text) > _LONG * room:
+            # The end of the whole is the template's, so a long text is cut here and not where the whole is tokenized.
+            [own] = encode_texts(tokenizer, [text], offsets=True, most=room)
+            text = text[: max(end for _, end in own.offsets)]
+        text = template.sentence(text)
+        return cls(before + text + template.after, len(before), len(before) + len(text))
 
 
 def _too_long(index: int, found: TextIds, room: str) -> TextError:
@@ -205,9 +251,10 @@ def _room(tokenizer: PreTrainedTokenizerBase, input_format: InputFormat) -> int 
         raise ConfigError("append_eos needs a tokenizer with an end token, and this one has none")
     if input_format.max_length is None:
         return None
-    ends = [input_format.prompt, f"{input_format.prompt}a"]
+    after = input_format.template.after
+    ends = [input_format.before + after, f"{input_format.before}a{after}"]
     alone, with_letter = (own.ids for own in encode_texts(tokenizer, ends))
-    fixed = len(alone)
+    fixed = len(alone) + int(input_format.prepends)
     room = input_format.max_length - int(input_format.append_eos and with_letter[-1] != tokenizer.eos_token_id)
     if input_format.repeat_text:
         room = fixed + (room - fixed) // 2
@@ -215,25 +262,29 @@ def _room(tokenizer: PreTrainedTokenizerBase, input_format: InputFormat) -> int 
         raise ConfigError(
             f"max_length={input_format.max_length} leaves no room for text: prompt and special tokens take {fixed}"
         )
-    return room
+    return room - int(input_format.prepends)
 
 
 def _tokens(
     tokenizer: PreTrainedTokenizerBase,
     found: TextIds,
     input_format: InputFormat,
+    framed: _Framed,
     keep_offsets: bool,
     room: int | None,
 ) -> Tokens:
     ids, before = found.ids, found.before
-    end = len(ids) - found.after
+    last = len(ids) - found.after
+    end, start = last, before
+    if input_format.template.after:
+        end = next((i for i in range(before, last) if found.offsets[i][0] >= framed.end), last)
+    if framed.begin:
+        start = next((i for i in range(before, end) if found.offsets[i][1] > framed.begin), end)
+    behind = last - end
     is_cut = room is not None and len(ids) > room
     if room is not None and is_cut:
         cut = end - (len(ids) - room)
         ids, end = ids[:cut] + ids[end:], cut
-    start = before
-    if input_format.prompt:
-        start = next((i for i in range(before, end) if found.offsets[i][1] > len(input_format.prompt)), end)
     text_from = start
     if input_format.repeat_text:
         ids = ids[:end] + ids[start:end] + ids[end:]
@@ -242,9 +293,17 @@ def _tokens(
         ids = [*ids, tokenizer.eos_token_id]
     places: tuple[tuple[int, int], ...] = ()
     if keep_offsets:
-        shift = len(input_format.prompt)
+        shift = framed.begin
         places = tuple((max(0, a - shift), b - shift) for a, b in found.offsets[start:end])
-    return Tokens(ids, text_from, before, places, is_cut)
+    placeholder = None
+    if input_format.prepends:
+        opening = len(framed.whole[: framed.begin].removesuffix('"').rstrip())
+        placeholder = next((i for i in range(before, end) if found.offsets[i][1] > opening), end)
+        # Any token will do: it gets a vector of its own in the place of the token's embedding.
+        ids = [*ids[:placeholder], tokenizer.pad_token_id or 0, *ids[placeholder:]]
+        text_from, end = text_from + 1, end + 1
+    tail = (end, end + behind) if input_format.template.after else None
+    return Tokens(ids, text_from, before, places, tail, placeholder, is_cut)
 
 
 def context_length(config: Any, tokenizer: PreTrainedTokenizerBase) -> int | None:

@@ -49,6 +49,7 @@ class Transformer(InputModule):
             source: what it was loaded from; without it the module cannot be sent to other processes.
         """
         super().__init__()
+        lm.encoder.refuse_methods("sentence-transformers")
         self.lm = lm
         self.model = lm.model
         self.tokenizer = lm.tokenizer

@@ -14,8 +14,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gerund.attention.plan import AttentionPlan
 from gerund.checks import place
-from gerund.config import JOBS, EncoderConfig, Job
+from gerund.config import JOBS, EncoderConfig, Job, vectors_alike
 from gerund.errors import ConfigError, DataError, ModelError
+from gerund.methods import LAST_LAYER, NO_TRANSFORM
 from gerund.models import loading
 from gerund.models.adapters import ADAPTER_FILES, Adapters
 from gerund.models.encoder_decoder import SEQ2SEQ, is_encoder_decoder
@@ -23,6 +24,7 @@ from gerund.models.guarding import quiet
 from gerund.models.heads import ProjectionHead, read_head
 from gerund.models.settings_file import read_adapters, read_saved
 from gerund.models.sources import find
+from gerund.models.transforms import Transform, read_transform
 from gerund.spec import NO_ADAPTER, EncoderSettings, ModelSpec
 
 
@@ -39,6 +41,7 @@ class Opened:
         adapters: PEFT adapters, each active for its jobs only.
         autocast: whether to encode in bfloat16 where that is quick and near enough.
         head: what projects its pooled states; None without one.
+        transform: what its folder has for the encoder's transform; None where that has to be fitted.
         spec: what it was asked for by.
     """
 
@@ -50,6 +53,7 @@ class Opened:
     adapters: Adapters
     autocast: bool
     head: ProjectionHead | None
+    transform: Transform | None
     spec: ModelSpec
 
     @property
@@ -60,6 +64,7 @@ class Opened:
             "adapters": self.adapters,
             "autocast": self.autocast,
             "head": self.head,
+            "transform": self.transform,
             "spec": self.spec,
         }
 
@@ -98,6 +103,11 @@ def open_model(spec: ModelSpec) -> Opened:
         # Half precision would be emulated, slowly; float32 holds the same values.
         stored_type = loading.dtype_of(config)
         weights_type = torch.float32 if stored_type in (torch.bfloat16, torch.float16) else None
+    transform = None
+    stored = saved.applied_to(_ENCODER if seq2seq else EncoderConfig())
+    if settings is not None and encoder.transform != NO_TRANSFORM and spec.adapter is None:
+        # Fitted to the vectors of one encoder config, it means nothing to those of another.
+        transform = read_transform(settings, encoder.transform) if vectors_alike(encoder, stored) else None
     loaded, tokenizer = loading.read(source, weights_type, config)
     width = loaded.config.get_text_config(decoder=True).hidden_size
     if head is not None and head.settings.width != width:
@@ -111,6 +121,7 @@ def open_model(spec: ModelSpec) -> Opened:
         adapters,
         autocast=spec.dtype == "auto" and (where.type == "cuda" or loading.cpu_has_bfloat16()),
         head=None if head is None else head.to(where),
+        transform=transform,
         spec=spec,
     )
 
@@ -156,6 +167,8 @@ def _adapter_in(where: str | Path, job: Job) -> Path:
 
 def _check_seq2seq(encoder: EncoderConfig, name: str, adapters: Sequence[str | Path | None]) -> None:
     """Refuse what belongs to decoder-only models."""
+    if encoder.layers != LAST_LAYER or encoder.prepend:
+        raise ConfigError(f"{name} has an encoder of its own; layers and prepend are for decoder-only models")
     if encoder.attention.name != "bidir":
         raise ConfigError(f"{name} has an encoder of its own, which looks both ways: attention is bidir, nothing else")
     if any(where not in (None, NO_ADAPTER) for where in adapters):

@@ -12,7 +12,7 @@ from typing import Any
 
 from gerund import checks
 from gerund.attention.plan import AttentionPlan
-from gerund.config import CONFIG_FILE, FORMAT, JOBS, Job, read_settings
+from gerund.config import CONFIG_FILE, FORMAT, JOBS, METHODS, Job, read_settings
 from gerund.errors import ConfigError, DataError, unknown_name
 from gerund.spec import EncoderSettings, plainly
 
@@ -92,7 +92,9 @@ def saved_fields(settings: EncoderSettings, adapter: str | None = None) -> dict[
     fields["attention"] = settings.plan(AttentionPlan()).to_dict()
     if settings.max_length == "auto":
         fields["max_length"] = None
-    return {**fields, _ADAPTER: adapter}
+    # What is left as it usually is stands in no file, as before there were any.
+    others = {name: own for name, usual in METHODS.items() if (own := getattr(settings, name)) not in (None, usual)}
+    return {**fields, **others, _ADAPTER: adapter}
 
 
 def settings_from(fields: Mapping[str, Any]) -> EncoderSettings:

@@ -132,7 +132,7 @@ def _new(recipe: Recipe, *, write: bool) -> TrainableModel:
     tokenizer = tokenizer or train_tokenizer(
         ["a"], vocab_size=_SMALLEST_VOCABULARY + sentinels, max_length=_LONGEST, sentinels=sentinels
     )
-    return TrainableModel(model, tokenizer, recipe.encoder.applied_to(default_encoder_config(model)))
+    return TrainableModel(model, tokenizer, _trainable(recipe.encoder.applied_to(default_encoder_config(model))))
 
 
 def _load(recipe: Recipe, base: str) -> TrainableModel:
@@ -150,8 +150,14 @@ def _load(recipe: Recipe, base: str) -> TrainableModel:
     left_aside = recipe.model.adapter == NO_ADAPTER and _own_adapter(source) is not None
     head = read_head(settings) if settings is not None and goes_on and not left_aside else None
     own = default_encoder_config(model)
-    encoder = recipe.encoder.applied_to(own if saved is None else saved.applied_to(own))
+    encoder = _trainable(recipe.encoder.applied_to(own if saved is None else saved.applied_to(own)))
     return TrainableModel(model, tokenizer, encoder, source, head=head)
+
+
+def _trainable(encoder: EncoderConfig) -> EncoderConfig:
+    """Return an encoder config, unless training knows nothing of what it says."""
+    encoder.refuse_methods("training")
+    return encoder
 
 
 def _check_objectives(recipe: Recipe, model: TrainableModel) -> None:

@@ -31,7 +31,7 @@ def test_found_where_there_are_files(task: LinearProbe, tmp_path: Path) -> None:
 def test_what_letters_tell_apart_is_learnt(task: LinearProbe) -> None:
     score = task.run(Letters(), EvaluationConfig())
     assert (score.main, score.size, score.notes, score.spread) == ("accuracy", 15, (), None)
-    assert score.metrics == {"accuracy": 1.0, "macro_f1": 1.0}
+    assert score.metrics == {"accuracy": 1.0, "weighted_f1": 1.0, "macro_f1": 1.0}
     assert task.run(Letters(), EvaluationConfig(split="validation")).size == 9
 
 
@@ -46,7 +46,8 @@ def test_the_score_is_that_of_a_plain_fit(task: LinearProbe, tiny_folder: Path) 
     vectors, test_vectors = (lm.encode(list(some), prompt="fruit: ", normalize=False) for some in (texts, test_texts))
     predicted = LogisticRegression(max_iter=10000).fit(vectors, labels).predict(test_vectors)
     assert score.value == pytest.approx(accuracy_score(test_labels, predicted))
-    assert score.metrics["macro_f1"] == pytest.approx(f1_score(test_labels, predicted, average="macro"))
+    for average in ("macro", "weighted"):  # LBW's Table 2 has the weighted one
+        assert score.metrics[f"{average}_f1"] == pytest.approx(f1_score(test_labels, predicted, average=average))
 
 
 def test_the_texts_are_those_that_are_encoded(task: LinearProbe) -> None:
@@ -81,15 +82,18 @@ def test_smote_by_itself_only_for_little_data(task: LinearProbe, monkeypatch: py
     rare = [("only one", "rare"), *fruits(12), ("plums are um", "plum")]
     folder = task.files[0].parents[2]
     write_classification(folder, train=rare, test=fruits(5, start=15))
-    always, auto = replace(task, smote="always"), replace(task, smote="auto")
-    score = always.run(Letters(), EvaluationConfig())
-    assert score.notes == (
+    balanced = replace(task, smote="balanced").run(Letters(), EvaluationConfig())
+    assert balanced.notes == (
         "SMOTE: 38 training examples became 40",
         "SMOTE left classes of a single example as they are: rare",
     )
+    released, auto = replace(task, smote="released"), replace(task, smote="auto")
+    score = released.run(Letters(), EvaluationConfig())
+    assert score.notes[0] == "SMOTE: 38 training examples became 186"  # five times 37, and the single one
     assert auto.run(Letters(), EvaluationConfig()) == score
     monkeypatch.setattr(linear_probe, "SMOTE_BELOW", 38)
     assert auto.run(Letters(), EvaluationConfig()).notes == ()
+    assert released.run(Letters(), EvaluationConfig()) == score  # whatever the size
     assert task.run(Letters(), EvaluationConfig()).notes == ()
 
 
@@ -103,11 +107,18 @@ def test_smote_makes_examples_up_before_the_fit(tmp_path: Path) -> None:
     write_classification(tmp_path, train=rows[:80], test=rows[80:])
     [task] = find(tmp_path)
     train, test = task.learnt_and_scored(EvaluationConfig())
-    vectors, labels = oversample(Letters().encode(train.texts), train.labels, seed=5)
-    predicted = LogisticRegression(max_iter=100).fit(vectors, labels).predict(Letters().encode(test.texts))
-    expected = np.mean(predicted == np.array(test.labels))
-    assert task.run(Letters(), EvaluationConfig(seed=5)).value == pytest.approx(expected)
-    assert replace(task, smote="never").run(Letters(), EvaluationConfig(seed=5)).value != pytest.approx(expected)
+    accuracies = {}
+    for rule, times in (("balanced", None), ("released", 5)):
+        vectors, labels = oversample(Letters().encode(train.texts), train.labels, seed=5, times=times)
+        predicted = LogisticRegression(max_iter=100).fit(vectors, labels).predict(Letters().encode(test.texts))
+        accuracies[rule] = np.mean(predicted == np.array(test.labels))
+        found = replace(task, smote=rule).run(Letters(), EvaluationConfig(seed=5))
+        assert found.value == pytest.approx(accuracies[rule])
+    # Balanced, "x" is said of three times as many as there are; as likely as it was, it costs no accuracy.
+    never = replace(task, smote="never").run(Letters(), EvaluationConfig(seed=5)).value
+    assert accuracies["balanced"] < never - 0.1
+    assert task.run(Letters(), EvaluationConfig(seed=5)).value == pytest.approx(accuracies["released"])
+    assert accuracies["released"] >= never - 0.05
 
 
 def test_whole_numbers_are_labels_too(tmp_path: Path) -> None:
@@ -118,7 +129,7 @@ def test_whole_numbers_are_labels_too(tmp_path: Path) -> None:
 
 
 def test_bad_input(task: LinearProbe) -> None:
-    with pytest.raises(ConfigError, match=r"unknown value of smote 'maybe'; valid are: auto, always, never"):
+    with pytest.raises(ConfigError, match="unknown value of smote 'maybe'; valid are: auto, released"):
         replace(task, smote="maybe")
     write_classification(task.files[0].parents[2], test=[("a pear", "pear")])
     with pytest.raises(DataError, match="no example of label 'pear'"):

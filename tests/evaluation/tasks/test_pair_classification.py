@@ -53,13 +53,20 @@ def test_average_precision_by_its_definition(task):
     assert score.main == "max_ap"
     assert score.metrics["cosine_ap"] == pytest.approx(wanted["cosine"], abs=1e-6)
     assert score.value == pytest.approx(max(wanted.values()), abs=1e-6)
+    told = [
+        np.mean([(cosine >= threshold) == label for cosine, label in zip(similarities["cosine"], labels, strict=True)])
+        for threshold in np.linspace(0, 1, 100)
+    ]
+    assert score.metrics["accuracy"] == pytest.approx(max(told), abs=1e-6)
     assert score.size == 7
 
 
 def test_constant_embeddings_score_the_share_of_ones(task):
     for value in (0.0, 1.0):
         score = task.run(same_vectors("abcdef", value), EvaluationConfig())
-        assert score.metrics == {"max_ap": pytest.approx(3 / 7), "cosine_ap": pytest.approx(3 / 7)}
+        precision = {"max_ap": pytest.approx(3 / 7), "cosine_ap": pytest.approx(3 / 7)}
+        # The threshold 0 takes all of them; one that takes none is there where the cosine is below 1.
+        assert score.metrics == {**precision, "accuracy": pytest.approx(4 / 7, abs=(1 / 7 + 1e-6) * value + 1e-6)}
 
 
 def test_all_that_is_encoded_is_known_before(task):

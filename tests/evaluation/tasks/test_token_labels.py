@@ -11,7 +11,7 @@ import pytest
 
 import gerund
 from gerund.errors import ConfigError, DataError
-from gerund.evaluation.classifiers import train_taggers
+from gerund.evaluation.classifiers import RELEASED_TAGGER, train_taggers
 from gerund.evaluation.run import evaluate
 from gerund.evaluation.sets.conll import COLUMNS, read_conll
 from gerund.evaluation.systems import prefill
@@ -20,7 +20,7 @@ from gerund.evaluation.systems.language_model import language_model_system
 from gerund.evaluation.systems.selection import systems_of
 from gerund.evaluation.task import EvaluationConfig
 from gerund.evaluation.tasks import token_labels
-from gerund.evaluation.tasks.token_labels import TokenTask, find, score_words
+from gerund.evaluation.tasks.token_labels import TokenTask, find, score_words, token_tags
 from tests.evaluation.fakes import FakeEncoder
 
 # word, part of speech, phrase, name
@@ -189,6 +189,67 @@ def test_a_limit_and_the_validation_split(tasks: dict[str, TokenTask]) -> None:
     assert spelling.asked[0][0] == [one.split() for one in SENTENCES[:2] + SENTENCES[1:3]]
     assert tasks["ner"].run(spelling, EvaluationConfig(split="validation")).size == 3
     assert spelling.asked[1][0] == [one.split() for one in SENTENCES * 2 + SENTENCES[:3]]
+
+
+def test_the_released_setting_labels_every_token(tasks: dict[str, TokenTask], tiny_folder: Path) -> None:
+    """LBW's run_ner.py with label_all_tokens: B- on a name's first token, I- on the rest, F1 over tokens (seqeval)."""
+    from seqeval.metrics import f1_score
+
+    assert token_tags([[1, 3], [2]], [["I-LOC", "B-LOC"], ["B-PER"]]) == [
+        ["B-LOC", "B-LOC", "I-LOC", "I-LOC"],
+        ["B-PER", "I-PER"],
+    ]
+    lm = gerund.load(tiny_folder, attention="causal", dtype="float32")
+    system = language_model_system("tiny", lm)
+    task = replace(tasks["ner"], setting="released")
+    score = task.run(system, EvaluationConfig(seed=5))
+    # The slow way: a text at a time, tokens told apart by where they stand.
+    sides = []
+    for place in (0, 2):
+        own = read_conll(task.files[place])
+        states, tags = [], []
+        for words, names in zip(own.words, own.tags["ner"], strict=True):
+            text = " ".join(words)
+            read = lm.tokenizer(text, return_offsets_mapping=True)
+            starts = np.cumsum([0, *(len(word) + 1 for word in words)])
+            # A token belongs to the word that its last character is in, and a space alone to none.
+            kept = [row for row, (begin, end) in enumerate(read.offset_mapping) if text[begin:end].strip()]
+            words_of = [int(np.searchsorted(starts, read.offset_mapping[row][1])) - 1 for row in kept]
+            states.append(lm.encode_tokens([text])[0][kept])
+            labels, before = [], -1
+            for word in words_of:
+                kind = names[word].partition("-")[2]
+                labels.append("O" if not kind else f"{'B' if word != before else 'I'}-{kind}")
+                before = word
+            tags.append(labels)
+        sides.append((np.concatenate(states), tags))
+    [tagger] = train_taggers(sides[0][0], [sides[0][1]], seed=5, steps=400, training=RELEASED_TAGGER)
+    flat = tagger.predict(sides[1][0])
+    ends = np.cumsum([0, *map(len, sides[1][1])])
+    predicted = [flat[begin:end] for begin, end in pairwise(ends)]
+    assert score.size == 4
+    # Beside the other columns its first weights are others, which 400 steps forget.
+    assert score.value == pytest.approx(f1_score(sides[1][1], predicted), abs=0.02)
+    assert task.sentences(EvaluationConfig()) == []
+
+
+def test_words_by_their_first_token(tasks: dict[str, TokenTask], tiny_folder: Path) -> None:
+    first = replace(tasks["pos"], pooling="first")
+    spelling = Spelling()
+    tasks["pos"].run(spelling, EvaluationConfig())
+    first.run(spelling, EvaluationConfig())
+    assert [how["pooling"] for _, how in spelling.asked] == ["mean", "first"]
+    # Side by side with other plans, the vectors are those of each alone.
+    models = systems_of(
+        [gerund.load(tiny_folder, dtype="float32")],
+        [lambda own, k=k: replace(own, attention=gerund.AttentionPlan("mask0-bidir", k=k)) for k in (1, 2)],
+    )
+    together = [one.score.value for one in evaluate(models, [first], EvaluationConfig()).results]
+    assert together == [replace(first).run(one, EvaluationConfig(seed=0)).value for one in models]
+    with pytest.raises(ConfigError, match="unknown pooling of words 'last'"):
+        replace(first, pooling="last")
+    with pytest.raises(ConfigError, match="setting=released labels tokens"):
+        replace(first, setting="released")
 
 
 def test_the_setting_of_magnet_reads_the_outputs_before(tasks: dict[str, TokenTask], tiny_folder: Path) -> None:

@@ -119,6 +119,16 @@ class ScoresCandidates(Protocol):
 
 
 @runtime_checkable
+class EncodesWordTokens(Protocol):
+    """Gives the states of each word's tokens."""
+
+    def encode_word_tokens(
+        self, sentences: Sequence[Sequence[str]], *, prompt: str | None = None, show: bool | None = None
+    ) -> list[list[np.ndarray]]:
+        """Return for each sentence one ``(n_tokens, D)`` float32 array a word."""
+
+
+@runtime_checkable
 class Generates(Protocol):
     """Is a language model that continues texts, and whose weights and states are at hand."""
 
@@ -140,6 +150,7 @@ class HasLikelihoods(Protocol):
 CAPABILITIES: Mapping[type, str] = {
     Encodes: "encode whole texts",
     EncodesWords: "encode words",
+    EncodesWordTokens: "encode the tokens of words",
     Ranks: "rank documents",
     ScoresCandidates: "score candidates",
     Generates: "generate texts",

@@ -19,6 +19,7 @@ import numpy as np
 
 from gerund.errors import ResourceError
 from gerund.evaluation.systems.base import EncodesWords
+from gerund.inference.encode.words import WordPooling
 from gerund.jobs.files import write_whole
 from gerund.progress import progress
 
@@ -157,16 +158,18 @@ def word_states(
     sentences: Sequence[Sequence[str]],
     *,
     prompt: str | None = None,
+    pooling: WordPooling = "mean",
     shift: bool = False,
     show: bool | None = None,
     most_bytes: int = MOST_BYTES,
 ) -> Iterator[np.ndarray]:
-    """Yield one ``(n_words, D)`` float32 array, sentence after sentence; a word is the mean over its tokens.
+    """Yield one ``(n_words, D)`` float32 array, sentence after sentence.
 
     Args:
         system: whose vectors.
         sentences: lists of words.
         prompt: as in ``EncodesWords.encode_words``.
+        pooling: as in ``EncodesWords.encode_words``.
         shift: as in ``EncodesWords.encode_words``.
         show: whether to show progress; None only on a terminal.
         most_bytes: where the array is larger, it lies in a file of the system's temporary folder until the
@@ -181,7 +184,7 @@ def word_states(
         with progress(len(sentences), "encoding words", show=show) as advance:
             for start in range(0, len(sentences), _SENTENCES_AT_ONCE):
                 own = sentences[start : start + _SENTENCES_AT_ONCE]
-                yield np.concatenate(system.encode_words(own, prompt=prompt, shift=shift, show=False))
+                yield np.concatenate(system.encode_words(own, prompt=prompt, pooling=pooling, shift=shift, show=False))
                 advance(len(own))
 
     size = 4 * n_words * system.dimensions

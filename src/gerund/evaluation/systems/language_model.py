@@ -94,6 +94,7 @@ class LanguageModelSystem(Encoder):
             "attention": lm.encoder.attention.with_defaults(lm.n_layers).to_dict(),
             "pooling": lm.encoder.pooling,
             "prompt": lm.encoder.prompt,
+            **{name: getattr(lm.encoder, name) for name in lm.encoder.methods},
             "max_length": lm.max_length,
             "dimensions": lm.dimensions,
             "n_layers": lm.n_layers,
@@ -127,6 +128,12 @@ class LanguageModelSystem(Encoder):
         if known and all(tuple(words) in known for words in sentences):
             return [known[tuple(words)] for words in sentences]
         return self.lm.encode_words(sentences, prompt=prompt, pooling=pooling, shift=shift, show_progress=show)
+
+    def encode_word_tokens(
+        self, sentences: Sequence[Sequence[str]], *, prompt: str | None = None, show: bool | None = None
+    ) -> list[list[np.ndarray]]:
+        """Return the states of every word's tokens; see ``LanguageModel.encode_word_tokens``."""
+        return self.lm.encode_word_tokens(sentences, prompt=prompt, show_progress=show)
 
     def find_scorer(self, name: str, *, seed: int) -> Scorer | None:
         """Return the scorer of a name, the model's own for the empty name; None where it has none.

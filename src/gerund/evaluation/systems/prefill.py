@@ -13,8 +13,9 @@ from gerund.evaluation.systems.base import System
 from gerund.evaluation.systems.language_model import LanguageModelSystem
 from gerund.evaluation.task import EvaluationConfig, Task
 from gerund.inference.encode.sweep import encode_each, encode_tokens_each
-from gerund.inference.encode.words import check_words, word_vectors
+from gerund.inference.encode.words import WordPooling, check_words, word_vectors
 from gerund.inference.tokens import Tokens
+from gerund.methods import LAST_LAYER
 
 # Vectors of words that are held at once: 1 GB.
 _MOST_BYTES = 1 << 30
@@ -23,8 +24,8 @@ _MOST_BYTES = 1 << 30
 def prefill(systems: Sequence[System], task: Task, config: EvaluationConfig) -> None:
     """Fill the caches of systems that are the same model under several plans with the vectors of a task.
 
-    Layers that two plans share run once. Systems without a cache, alone with their model, or whose plan
-    gives the text twice are left to encode by themselves.
+    Layers that two plans share run once. Systems without a cache, alone with their model, whose plan
+    gives the text twice, or that read in templates or off several layers are left to encode by themselves.
 
     Args:
         systems: any; those of one model stand together.
@@ -65,6 +66,7 @@ def prefilled_words(
     sentences: Sequence[Sequence[str]],
     *,
     prompt: str | None,
+    pooling: WordPooling = "mean",
     shift: bool,
     config: EvaluationConfig,
 ) -> Iterator[None]:
@@ -74,6 +76,7 @@ def prefilled_words(
         group: systems of one model.
         sentences: lists of words.
         prompt: as in ``EncodesWords.encode_words``.
+        pooling: as in ``EncodesWords.encode_words``.
         shift: as in ``EncodesWords.encode_words``.
         config: the evaluation's.
     """
@@ -83,13 +86,13 @@ def prefilled_words(
         lm = models[0].lm
         tokens = lm.tokens([" ".join(words) for words in unique], prompt, offsets=True)
         for one in models:
-            one.words[prompt, "mean", shift] = {}
+            one.words[prompt, pooling, shift] = {}
 
         def keep(place: int, row: int, states_TD: np.ndarray) -> None:
             read = tokens[row]
             if read is not None:
-                vectors = word_vectors(unique[row], read, states_TD, pooling="mean", shift=shift)
-                models[place].words[prompt, "mean", shift][unique[row]] = vectors
+                vectors = word_vectors(unique[row], read, states_TD, pooling=pooling, shift=shift)
+                models[place].words[prompt, pooling, shift][unique[row]] = vectors
 
         encode_tokens_each([one.lm.runtime for one in models], tokens, keep, show=config.show_progress)
     try:
@@ -114,7 +117,9 @@ def _fill(kin: list[LanguageModelSystem], prompt: str | None, texts: list[str], 
 
 
 def _shares(system: LanguageModelSystem) -> bool:
-    return not system.lm.runtime.plan.repeats_text
+    lm = system.lm
+    others = lm.encoder.templates or lm.encoder.layers != LAST_LAYER or lm.encoder.prepend or lm.transform is not None
+    return not (lm.runtime.plan.repeats_text or others)
 
 
 def _kinship(system: LanguageModelSystem) -> tuple[int, str, bool, int | None]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+from gerund.config import EncoderConfig
 from gerund.entry import load
 from gerund.errors import ConfigError
 from gerund.evaluation.encoder_configs import label_of
@@ -18,6 +19,7 @@ from gerund.evaluation.systems.language_model import language_model_system
 from gerund.evaluation.systems.sentence_transformers import SentenceTransformersSystem
 from gerund.generative_model import GenerativeModel
 from gerund.language_model import LanguageModel
+from gerund.methods import NO_TRANSFORM
 from gerund.spec import EncoderSettings, ModelSpec
 
 
@@ -26,6 +28,7 @@ def systems_of(
     columns: Sequence[EncoderSettings] = (),
     *,
     cache: EmbeddingCache | None = None,
+    sample: Sequence[str] = (),
 ) -> list[System]:
     """Return every model under every encoder config, with names that tell them apart.
 
@@ -36,6 +39,7 @@ def systems_of(
         columns: settings under which every model is measured; what they leave out is the model's own. None of them
             leaves a model as it is.
         cache: where embeddings are kept; None keeps them in memory.
+        sample: texts on which transforms are fitted that are not yet.
 
     Returns:
         The systems. Each language model among them that was made from a spec has one of its own, ``lm.spec``, which
@@ -43,8 +47,8 @@ def systems_of(
 
     Raises:
         GerundError: a spec's model cannot be loaded.
-        ConfigError: an encoder config does not fit a model, ``"hybrid"`` has no model to join with BM25, or a name is
-            neither.
+        ConfigError: an encoder config does not fit a model, or names a transform and there is no sample; ``"hybrid"``
+            has no model to join with BM25; or a name is neither.
     """
     models = [load(one) if isinstance(one, ModelSpec) else one for one in models]
     cache = cache or EmbeddingCache()
@@ -63,7 +67,7 @@ def systems_of(
             continue
         for column in columns or (EncoderSettings(),):
             config = column.applied_to(model.encoder)
-            lm = model if config == model.encoder else model.with_encoder(config)
+            lm = model if config == model.encoder else read_as(model, config, sample)
             label = label_of(config, model.n_layers)
             make = partial(language_model_system, lm=lm, cache=cache)
             named.append((f"{_short(model.name)}: {label}" if several else label, make))
@@ -75,6 +79,20 @@ def systems_of(
     if not hybrids:
         raise ConfigError("hybrid joins the ranking of a model with that of BM25; name a model too")
     return [*found, *hybrids]
+
+
+def read_as(lm: LanguageModel, config: EncoderConfig, sample: Sequence[str]) -> LanguageModel:
+    """Return a model under an encoder config, its transform fitted on ``sample`` where it has one that is not.
+
+    Raises:
+        ConfigError: the config does not fit the model, or there is no sample.
+    """
+    found = lm.with_encoder(config)
+    if config.transform == NO_TRANSFORM or found.transform is not None:
+        return found
+    if not sample:
+        raise ConfigError(f"the transform {config.transform!r} is fitted on texts; give a sample of them")
+    return found.fitted(sample)
 
 
 def _short(name: str) -> str:

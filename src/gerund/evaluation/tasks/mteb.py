@@ -62,7 +62,12 @@ class MtebNamed(Task):
             self._load(task)
             if config.limit is not None:
                 _shorten(task, config.limit)
-            result = evaluate(MTEBEncoder(system, prompts=prompts, show_progress=config.show_progress), task)
+            own = config.document_prompts.get(self.name)
+            documents = {} if own is None else {self.title: own}
+            encoder = MTEBEncoder(
+                system, prompts=prompts, document_prompts=documents, show_progress=config.show_progress
+            )
+            result = evaluate(encoder, task)
         return _score(result, task.metadata.main_score, _notes(task, config))
 
     def _load(self, task: Any) -> None:

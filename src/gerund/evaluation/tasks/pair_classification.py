@@ -3,17 +3,21 @@
 Knows: files of pairs, which of MTEB's evaluators scores them. Does not know: models.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
+
+import numpy as np
 
 from gerund.errors import DataError
 from gerund.evaluation.mteb import LocalTask, run_local, score_of
 from gerund.evaluation.sets.labelled import first_pairs, named_files, read_labelled_pairs
 from gerund.evaluation.systems.base import Encoder, Encodes
 from gerund.evaluation.task import EvaluationConfig, RatedPairs, Score, Side, Task
+from gerund.models.pooling import unit
 
 FOLDER = "pairs"
+_THRESHOLDS = 100
 _COLUMNS = {"input1_column_name": "sentence1", "input2_column_name": "sentence2", "label_column_name": "labels"}
 
 
@@ -22,8 +26,9 @@ class PairClassification(Task):
     """Average precision of ranking pairs by similarity, as MTEB computes it.
 
     ``max_ap`` is the best over cosine, dot product, Euclidean and Manhattan distance of the vectors as they
-    were pooled. The file is ``pairs/NAME.jsonl``. ``config.limit`` is at most so many pairs, the first of
-    the file.
+    were pooled. ``accuracy`` is that of LBW's Table 2, as its released code computes it: the cosine at or above a
+    threshold means "the same", and of a hundred thresholds between 0 and 1 the best is taken. The file is
+    ``pairs/NAME.jsonl``. ``config.limit`` is at most so many pairs, the first of the file.
     """
 
     kind: ClassVar[str] = "pair-classification"
@@ -46,7 +51,13 @@ class PairClassification(Task):
             self.name, "AbsTaskPairClassification", "PairClassification", "max_ap", {"test": columns}, _COLUMNS
         )
         scores = run_local(local, system, config, self.prompt(config))
-        return score_of(scores, "max_ap", ("cosine_ap",), size=len(labels))
+        known = score_of(scores, "max_ap", ("cosine_ap",), size=len(labels))
+        left_ND, right_ND = (
+            unit(system.encode(side, prompt=self.prompt(config), show=config.show_progress))
+            for side in (pairs.left, pairs.right)
+        )
+        best = best_accuracy((left_ND * right_ND).sum(axis=1), np.array(labels))
+        return replace(known, metrics={**known.metrics, "accuracy": best})
 
     def texts(self, config: EvaluationConfig) -> list[str]:
         """Return both sides of every pair."""
@@ -56,6 +67,16 @@ class PairClassification(Task):
     def picture_data(self, config: EvaluationConfig) -> RatedPairs:
         """Return the pairs that are scored."""
         return first_pairs(read_labelled_pairs(self.files[0]), config.limit)
+
+
+def best_accuracy(cosine_N: np.ndarray, labels_N: np.ndarray) -> float:
+    """Return the fraction of pairs told rightly at the best of a hundred thresholds from 0 to 1.
+
+    >>> best_accuracy(np.array([0.9, 0.2, 0.4]), np.array([1, 0, 1]))
+    1.0
+    """
+    told_TN = cosine_N >= np.linspace(0, 1, _THRESHOLDS)[:, None]
+    return float((told_TN == labels_N).mean(axis=1).max())
 
 
 def find(folder: Path) -> list[Task]:

@@ -16,10 +16,10 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from gerund.errors import DataError, unknown_name
-from gerund.evaluation.classifiers import accuracy, macro_f1, train_taggers
+from gerund.errors import ConfigError, DataError, unknown_name
+from gerund.evaluation.classifiers import RELEASED_TAGGER, LinearTagger, accuracy, macro_f1, train_taggers
 from gerund.evaluation.sets.conll import COLUMNS, Column, TaggedSentences, conll_splits, read_conll
-from gerund.evaluation.systems.base import EncodesWords
+from gerund.evaluation.systems.base import EncodesWords, EncodesWordTokens
 from gerund.evaluation.systems.embeddings import word_states
 from gerund.evaluation.task import EvaluationConfig, Score, Side, Task
 
@@ -27,7 +27,8 @@ FOLDER = "tokens"
 
 Tags = Mapping[Column, list[list[str]]]
 
-_CHOICES = ("lbw", "magnet")
+_CHOICES = ("lbw", "magnet", "released")
+_POOLINGS = ("mean", "first")
 # By system the scores of the last run: all three tasks train on the same vectors, and those are dear.
 _finished: "WeakKeyDictionary[EncodesWords, tuple[tuple[Any, ...], dict[Column, Score]]]" = WeakKeyDictionary()
 
@@ -52,21 +53,40 @@ class TokenTask(Task):
     data_folder: ClassVar[str] = FOLDER
     column: ClassVar[Column]
 
-    setting: Literal["lbw", "magnet"] = field(
+    setting: Literal["lbw", "magnet", "released"] = field(
         default="lbw",
         metadata={
-            "help": "lbw: a word is the mean over its tokens; magnet: the mean over the outputs before its tokens"
+            "help": "lbw: a word is the mean over its tokens; magnet: the mean over the outputs before its tokens; "
+            "released: every token is labelled and scored, trained as in LBW's released code (learning rate 5e-3, 3 "
+            "epochs, 32 sentences a step)"
         },
+    )
+    pooling: Literal["mean", "first"] = field(
+        default="mean", metadata={"help": "how a word's tokens become its vector, but for setting=released"}
     )
 
     def __post_init__(self) -> None:
         if self.setting not in _CHOICES:
             raise unknown_name("setting", self.setting, _CHOICES)
+        if self.pooling not in _POOLINGS:
+            raise unknown_name("pooling of words", self.pooling, _POOLINGS)
+        if self.setting == "released" and self.pooling != "mean":
+            raise ConfigError(f"{self.kind}: setting=released labels tokens, so no pooling makes words of them")
 
     @property
     def has_validation(self) -> bool:
         """Whether there is a validation split (testa)."""
         return "validation" in self._splits
+
+    @property
+    def capability(self) -> type:
+        """Words' vectors, or their tokens' under the released setting."""
+        return EncodesWordTokens if self.setting == "released" else self.requires
+
+    @property
+    def word_pooling(self) -> Literal["mean", "first"]:
+        """How a word's tokens become its vector."""
+        return self.pooling
 
     @property
     def shifts_words(self) -> bool:
@@ -83,7 +103,12 @@ class TokenTask(Task):
         return train.first(config.limit), test.first(config.limit)
 
     def sentences(self, config: EvaluationConfig) -> list[list[str]]:
-        """Return the words of the training sentences and, behind them, of those that are scored."""
+        """Return the words of the training sentences and, behind them, of those that are scored.
+
+        None under the released setting, which labels tokens and no words.
+        """
+        if self.setting == "released":
+            return []
         train, test = self.learnt_and_scored(config)
         return train.words + test.words
 
@@ -106,7 +131,7 @@ class TokenTask(Task):
     def _key(self, config: EvaluationConfig) -> tuple[Any, ...]:
         """Return what the scores of all three tasks depend on."""
         files = tuple((path, path.stat().st_mtime_ns, path.stat().st_size) for path in self._splits.values())
-        return files, self.setting, self.prompt(config), config.seed, config.limit, config.split
+        return files, self.setting, self.pooling, self.prompt(config), config.seed, config.limit, config.split
 
     @property
     def _splits(self) -> dict[str, Path]:
@@ -120,11 +145,14 @@ class TokenTask(Task):
 
     def _scores(self, system: EncodesWords, config: EvaluationConfig) -> dict[Column, Score]:
         train, test = self.learnt_and_scored(config)
+        if isinstance(system, EncodesWordTokens) and self.setting == "released":
+            return _score_tokens(system, train, test, self.prompt(config), config)
         n_train = sum(map(len, train.words))
         with word_states(
             system,
             train.words + test.words,
             prompt=self.prompt(config),
+            pooling=self.pooling,
             shift=self.shifts_words,
             show=config.show_progress,
         ) as vectors_ND:
@@ -201,6 +229,64 @@ def score_words(
         if {len(vectors)} != {sum(map(len, tags[column])) for column in COLUMNS}:
             raise ValueError(f"{len(vectors)} word vectors for another number of tags")
     taggers = train_taggers(train_vectors, [train_tags[column] for column in COLUMNS], seed=seed, show=show)
+    return _tagged(taggers, train_vectors, test_vectors, test_tags)
+
+
+def _score_tokens(
+    system: EncodesWordTokens,
+    train: TaggedSentences,
+    test: TaggedSentences,
+    prompt: str | None,
+    config: EvaluationConfig,
+) -> dict[Column, Score]:
+    """Label every token, as LBW's released code does (``experiments/run_ner.py`` with ``label_all_tokens``).
+
+    A word's first token has the word's tag and the others that tag as a continuation. Tags are IOB2 there, as in the
+    copy of the data that it reads, and chunks are counted over tokens. It cuts sentences at 32 tokens; nothing is cut
+    here, so that all words are scored.
+    """
+    sides = []
+    for one in (train, test):
+        states = system.encode_word_tokens(one.words, prompt=prompt, show=config.show_progress)
+        counts = [[len(word) for word in own] for own in states]
+        tags = {column: token_tags(counts, one.tags[column]) for column in COLUMNS}
+        sides.append((np.concatenate([word for own in states for word in own]), tags))
+    (learnt_ND, train_tags), (scored_ND, test_tags) = sides
+    taggers = train_taggers(
+        learnt_ND,
+        [train_tags[column] for column in COLUMNS],
+        seed=config.seed,
+        training=RELEASED_TAGGER,
+        show=config.show_progress,
+    )
+    return _tagged(taggers, learnt_ND, scored_ND, test_tags)
+
+
+def token_tags(counts: Sequence[Sequence[int]], tags: Sequence[Sequence[str]]) -> list[list[str]]:
+    """Return the tags of tokens, given those of words and how many tokens each has.
+
+    >>> token_tags([[2, 1, 3]], [["I-PER", "O", "I-LOC"]])
+    [['B-PER', 'I-PER', 'O', 'B-LOC', 'I-LOC', 'I-LOC']]
+    """
+    found = []
+    for numbers, own in zip(counts, tags, strict=True):
+        begins = {begin for begin, _, _ in chunks(own)}
+        sentence: list[str] = []
+        for place, (number, tag) in enumerate(zip(numbers, own, strict=True)):
+            mark, _, kind = tag.partition("-")
+            if kind and mark in ("B", "I"):
+                first = f"{'B' if place in begins else 'I'}-{kind}"
+                sentence += [first, *[f"I-{kind}"] * (number - 1)][:number]
+            else:
+                sentence += [tag] * number
+        found.append(sentence)
+    return found
+
+
+def _tagged(
+    taggers: Sequence[LinearTagger], train_vectors: np.ndarray, test_vectors: np.ndarray, test_tags: Tags
+) -> dict[Column, Score]:
+    """Score what classifiers say of the vectors."""
     lost = sum(int((~vectors.any(axis=1)).sum()) for vectors in (train_vectors, test_vectors))
     notes = (f"{lost} words lie beyond the model's longest text and were read as zeros",) if lost else ()
     scores = {}

@@ -21,6 +21,7 @@ from gerund.inference.encode.precision import ENOUGH, SAMPLE_TEXTS, smallest_cos
 from gerund.inference.encode.runtime import EncoderRuntime, default_batch_tokens, in_batches, pooled, takes_positions
 from gerund.inference.generate.preallocated_cache import PreallocatedLayer, preallocated_cache
 from gerund.inference.tokens import InputFormat, Tokens, tokenize
+from gerund.methods import LAST_LAYER
 from gerund.models.adapters import active_adapter
 
 # Texts of a batch at most, and how many times the usual number of tokens, most of which are not read again.
@@ -149,6 +150,8 @@ class IncrementalEncoder:
 
 def can_encode_incrementally(runtime: EncoderRuntime) -> bool:
     """Whether a runtime can encode incrementally: its plan is causal, and the vectors equal those of whole texts."""
+    if runtime.config.layers != LAST_LAYER or runtime.config.prepend:
+        return False
     if not runtime.plan.is_causal or runtime.plan.repeats_text or not takes_positions(runtime.model):
         return False
     # Known and new tokens stand apart in the cache, and a window counts places there.

@@ -7,7 +7,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -18,11 +18,14 @@ from gerund.attention.interface import BoundPlan
 from gerund.attention.plan import ResolvedPlan
 from gerund.config import EncoderConfig, whole_number
 from gerund.errors import ConfigError, ResourceError
+from gerund.inference.encode.beside import Beside
 from gerund.inference.tokens import Tokens, context_length, token_batches
+from gerund.methods import LAST_LAYER
 from gerund.models.adapters import active_adapter
 from gerund.models.encoder_decoder import encoder_of, is_encoder_decoder
 from gerund.models.heads import ProjectionHead
 from gerund.models.pooling import pool
+from gerund.models.transforms import Transform
 from gerund.progress import progress
 
 # Numbers in the states of a batch. On a CPU more brings no speed, since the caches are full already, and costs
@@ -55,6 +58,7 @@ class EncoderRuntime:
         autocast: compute in this type while the weights keep theirs; None computes in theirs.
         adapter: the name of the adapter that is active in every pass; None for the untouched model.
         head: projects pooled states ``(B, D)``; None leaves them.
+        transform: what is done to vectors behind pooling and head; None for nothing.
     """
 
     model: PreTrainedModel
@@ -65,6 +69,7 @@ class EncoderRuntime:
     autocast: torch.dtype | None = None
     adapter: str | None = None
     head: ProjectionHead | None = None
+    transform: Transform | None = None
 
     @property
     def device(self) -> torch.device:
@@ -80,6 +85,8 @@ class EncoderRuntime:
     @property
     def width(self) -> int:
         """Size of a vector."""
+        if self.transform is not None:
+            return self.transform.dimensions
         return self.state_width if self.head is None else self.head.settings.dimensions
 
     @property
@@ -96,13 +103,21 @@ class EncoderRuntime:
     def pool_from(self, tokens: Tokens) -> int:
         """Return the first token that is pooled.
 
-        Without a prompt the special tokens before the text are pooled too, unless the plan hides them.
+        Without a prompt the special tokens before the text are pooled too, unless the plan hides them or
+        ``pool_bos`` says otherwise.
         """
         if self.config.pool_prompt:
             return 0
-        has_prompt = tokens.text_from > tokens.specials_before
+        if tokens.text_from > tokens.specials_before or self.config.pool_bos == "never":
+            return tokens.text_from
         hides = any(view.hidden for view in self.plan.views)
-        return tokens.text_from if has_prompt or hides else 0
+        return tokens.text_from if hides and self.config.pool_bos == "auto" else 0
+
+    def pool_to(self, tokens: Tokens) -> int:
+        """Return the token behind the last one that is pooled: the end of a template is for the last token's state."""
+        if tokens.behind is None or self.config.pool_prompt or self.config.pooling == "last":
+            return len(tokens)
+        return tokens.behind[0]
 
     @torch.no_grad()
     def states(self, texts: Sequence[Tokens]) -> tuple[Tensor, Tensor]:
@@ -113,7 +128,17 @@ class EncoderRuntime:
             has its tokens at ``begin[b] : begin[b] + len(texts[b])``.
         """
         batch = self.batch(texts)
-        return self.run(batch, BoundPlan(self.plan, batch.real_BT) if self.sends_plan else None), batch.begin
+        plan = BoundPlan(self.plan, batch.real_BT) if self.sends_plan else None
+        if self.config.layers == LAST_LAYER and not self.config.prepend:
+            return self.run(batch, plan), batch.begin
+        if plan is None:
+            raise ConfigError("layers and prepend are for decoder-only models")
+        beside = Beside(self.n_layers, self.config)
+        if self.config.prepend:
+            inputs = beside.prepended(self.model.get_input_embeddings(), batch.inputs, texts, batch.begin)
+            batch = replace(batch, inputs=inputs)
+        plan.beside = beside.after_layer
+        return beside.mixed(self.run(batch, plan)), batch.begin
 
     def batch(self, texts: Sequence[Tokens]) -> "Batch":
         """Put texts into one tensor, padded on the tokenizer's side."""
@@ -244,18 +269,21 @@ def encode_tokens(
 def pooled(runtime: EncoderRuntime, batch: Sequence[Tokens], hidden_BTD: Tensor, begin: Tensor) -> np.ndarray:
     """Return the vectors ``(B, D)`` of a batch, float32."""
     first = begin + torch.tensor([runtime.pool_from(text) for text in batch], device=begin.device)
-    end = begin + torch.tensor([len(text) for text in batch], device=begin.device)
+    end = begin + torch.tensor([runtime.pool_to(text) for text in batch], device=begin.device)
     place_T = torch.arange(hidden_BTD.shape[1], device=begin.device)
     pooled_BT = (place_T >= first[:, None]) & (place_T < end[:, None])
     vectors_BD = pool(hidden_BTD, pooled_BT, runtime.config.pooling)
-    return np.asarray((vectors_BD if runtime.head is None else runtime.head(vectors_BD)).cpu().numpy())
+    found_BD = np.asarray((vectors_BD if runtime.head is None else runtime.head(vectors_BD)).cpu().numpy())
+    return found_BD if runtime.transform is None else runtime.transform(found_BD)
 
 
 def token_states(batch: Sequence[Tokens], hidden_BTD: Tensor, begin: Tensor) -> Iterator[np.ndarray]:
     """Yield the states ``(n_tokens, D)`` of each text of a batch, float32, prompt and padding left out."""
     for text, hidden_TD, start in zip(batch, hidden_BTD, begin.tolist(), strict=True):
         own_TD = hidden_TD[start : start + len(text)]
-        yield torch.cat([own_TD[: text.specials_before], own_TD[text.text_from :]]).float().cpu().numpy()
+        behind = text.behind or (len(text), len(text))
+        kept = [own_TD[: text.specials_before], own_TD[text.text_from : behind[0]], own_TD[behind[1] :]]
+        yield torch.cat(kept).float().cpu().numpy()
 
 
 # What runs a batch: last hidden states, and where each text begins.

@@ -69,6 +69,15 @@ def word_tokens(words: Sequence[str], offsets: Sequence[tuple[int, int]]) -> lis
     return result
 
 
+def word_token_states(words: Sequence[str], tokens: Tokens, states_TD: np.ndarray) -> list[np.ndarray]:
+    """Return for each word the states ``(n_tokens, D)`` of its tokens; none for a word that was cut off.
+
+    A token that holds characters of several words is each of theirs.
+    """
+    places = word_tokens(words, tokens.offsets)
+    return [states_TD[[tokens.specials_before + place for place in own]] for own in places]
+
+
 def word_vectors(
     words: Sequence[str], tokens: Tokens, states_TD: np.ndarray, *, pooling: WordPooling = "mean", shift: bool = False
 ) -> np.ndarray:

@@ -130,6 +130,7 @@ def encode_and_keep(runtime: EncoderRuntime, prompt: str, text: str) -> tuple[np
 
 def _refuse_plan(runtime: EncoderRuntime) -> None:
     name = runtime.config.attention.name
+    runtime.config.refuse_methods("a pass that generation goes on from")
     if runtime.plan.repeats_text:
         raise ConfigError(f"the plan {name!r} reads the text twice; load the model with the plan 'causal'")
     if not runtime.plan.is_causal:

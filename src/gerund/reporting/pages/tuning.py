@@ -49,7 +49,7 @@ def write_tuning(
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    best = lm.with_encoder(done.best.config)
+    best = done.chosen(lm)
     settings = EncoderSettings.of_config(best.encoder, lm.n_layers)
     write_whole(folder / CONFIG_FILE, settings_text(settings, best.fingerprint()))
     document = json.dumps(tuned_dict(done, lm, config), indent=1, ensure_ascii=False)
@@ -93,6 +93,7 @@ def _trial_dict(trial: Trial, n_layers: int) -> dict[str, Any]:
         "scores": dict(trial.scores),
         "attention": trial.plan.with_defaults(n_layers).to_dict(),
         "pooling": trial.config.pooling,
+        **{name: getattr(trial.config, name) for name in trial.config.methods},
     }
 
 
@@ -164,7 +165,7 @@ def _wanted(done: Tuned, tasks: Sequence[Task]) -> Iterator[Wanted]:
     pooling = done.best.config.pooling
     mean = tasks[0].name if len(tasks) == 1 else f"Mean of {len(tasks)} tasks"
     percent = _unit(tasks) in PERCENTS
-    alike = (trial for trial in done.trials if trial.plan.name == "causal" and trial.config.pooling == pooling)
+    alike = (trial for trial in done.trials if trial.plan.name == "causal" and trial.is_plain_with(pooling))
     causal = next(alike, done.baseline)
     if curves := done.curves(pooling):
         yield f"{mean} against k", partial(_curves, curves, mean, causal.mean, percent)

@@ -1,0 +1,230 @@
+"""``EncoderModel``: one language model with the settings by which it is read, verified, hashed and changed.
+
+Knows: plans, adapters, heads, transforms, fingerprints. Does not know: texts.
+"""
+
+from collections.abc import Mapping
+from copy import copy
+from dataclasses import replace
+from threading import Lock
+from typing import Self
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from gerund.attention.interface import attach
+from gerund.attention.plan import ResolvedPlan
+from gerund.attention.probe import verify_once
+from gerund.attention.streams import attach_streams, decoder_layers
+from gerund.config import EncoderConfig, Job, check_dimensions, vectors_alike
+from gerund.errors import ConfigError
+from gerund.inference.encode import runtime as encoding
+from gerund.inference.encode.precision import choose_autocast
+from gerund.methods import LAST_LAYER, NO_TRANSFORM, layer_numbers
+from gerund.models.adapters import Adapters, base_state, load_adapters
+from gerund.models.fingerprint import fingerprint, weights_hash
+from gerund.models.heads import ProjectionHead
+from gerund.models.transforms import Transform
+from gerund.spec import ModelSpec
+
+_attaching = Lock()  # two encoders that are made of one model must not both register its hooks
+
+
+class EncoderModel:
+    """A decoder-only model in memory, and how it is read."""
+
+    job: Job = "encode"
+    """Whose adapter is active while texts are read."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        encoder: EncoderConfig | None = None,
+        *,
+        name: str = "a model in memory",
+        adapters: Adapters | None = None,
+        autocast: bool = False,
+        head: ProjectionHead | None = None,
+        transform: Transform | None = None,
+        spec: ModelSpec | None = None,
+    ) -> None:
+        """Wrap a model that is in memory, after verifying that the attention plan reaches every layer of it.
+
+        Args:
+            model: a Hugging Face decoder-only language model.
+            tokenizer: its tokenizer.
+            encoder: how to read it; None takes the default plan.
+            name: what to call it in messages.
+            adapters: PEFT adapters, each active for its jobs only; they are put into the model.
+            autocast: encode float32 weights in bfloat16 where that is quick and near enough.
+            head: projects the pooled states; None leaves them.
+            transform: what ``encoder.transform`` was fitted to; None where it was not fitted yet (see ``fitted``).
+            spec: what it was loaded by; None for a model that was made in memory.
+
+        Raises:
+            UnsupportedModelError: the plan does not reach every layer.
+            ConfigError: the plan does not fit the number of layers.
+        """
+        self.model = model
+        self.tokenizer = tokenizer
+        self.encoder = encoder or EncoderConfig()
+        self.name = name
+        self.adapters = adapters or Adapters()
+        self.head = head
+        self.transform = transform
+        self._spec = spec
+        self.n_layers = self._attach()
+        plan = self.encoder.attention.resolve(self.n_layers)
+        if self.adapters.folders:
+            load_adapters(model, self.adapters.by_name)
+        self._hashed: tuple[int, str] | None = None
+        self._verify(plan)
+        layer_numbers(self.encoder.layers, self.n_layers)
+        self.runtime = self._make_runtime(plan)
+        # A transform makes small directions large, and with them rounding.
+        if autocast and self.encoder.transform == NO_TRANSFORM:
+            self.runtime = replace(self.runtime, autocast=choose_autocast(self.runtime))
+
+    def _attach(self) -> int:
+        """Make the model ready for attention plans, and return how many layers they have a say in."""
+        layers = decoder_layers(self.model)
+        with _attaching:
+            attach(self.model)
+            attach_streams(layers)
+        return len(layers)
+
+    def _verify(self, plan: ResolvedPlan) -> None:
+        """Verify that the plan reaches every layer."""
+        verify_once(self.model, plan)
+
+    def _make_runtime(self, plan: ResolvedPlan) -> encoding.EncoderRuntime:
+        return encoding.EncoderRuntime(
+            self.model,
+            self.tokenizer,
+            self.encoder,
+            plan,
+            # A causal pass needs no plan, so architectures that a plan cannot reach still encode causally.
+            sends_plan=self._sends_plan(plan, self.encoder),
+            adapter=self.adapters.name(self.job),
+            head=self.head,
+            transform=self.transform,
+        )
+
+    @staticmethod
+    def _sends_plan(plan: ResolvedPlan, encoder: EncoderConfig) -> bool:
+        return not plan.is_causal or encoder.layers != LAST_LAYER or bool(encoder.prepend)
+
+    @property
+    def spec(self) -> ModelSpec:
+        """What loads this model again: where it came from, and every setting of its encoder worked out.
+
+        Raises:
+            ConfigError: it was made in memory, so nothing says where it comes from.
+        """
+        if self._spec is None:
+            raise ConfigError(f"{self.name} was not loaded from a folder or the hub, so it has no spec; save it first")
+        return self._spec.with_encoder(self.encoder, self.n_layers)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model lies."""
+        return self.runtime.device
+
+    @property
+    def dimensions(self) -> int:
+        """Size of a whole vector."""
+        return self.runtime.width
+
+    @property
+    def max_length(self) -> int | None:
+        """Longest text in tokens that ``encode`` reads, prompt and special tokens included."""
+        return self.runtime.max_length
+
+    @property
+    def compute_dtype(self) -> torch.dtype:
+        """The type that ``encode`` computes in; the weights keep their own."""
+        return self.runtime.autocast or self.model.dtype
+
+    def with_encoder(self, encoder: EncoderConfig) -> Self:
+        """Return the same model, in the same memory, read another way.
+
+        Raises:
+            UnsupportedModelError: the plan does not reach every layer.
+            ConfigError: the plan does not fit the number of layers.
+        """
+        if not isinstance(encoder, EncoderConfig):
+            raise ConfigError(f"encoder is an EncoderConfig, such as EncoderConfig(pooling='last'), not {encoder!r}")
+        plan = encoder.attention.resolve(self.n_layers)
+        self._verify(plan)
+        other = copy(self)
+        other.encoder = encoder
+        layer_numbers(encoder.layers, self.n_layers)
+        other.transform = self.transform if vectors_alike(encoder, self.encoder) else None
+        other.runtime = replace(
+            self.runtime,
+            config=encoder,
+            plan=plan,
+            sends_plan=self._sends_plan(plan, encoder),
+            transform=other.transform,
+        )
+        return other
+
+    def with_transform(self, transform: Transform) -> Self:
+        """Return the same model with a transform that was fitted for its encoder config.
+
+        Raises:
+            ConfigError: it is for vectors of another size.
+        """
+        width = replace(self.runtime, transform=None).width
+        if len(transform.mean_D) != width:
+            raise ConfigError(f"the transform is for vectors of {len(transform.mean_D)} numbers, not {width}")
+        other = copy(self)
+        other.transform = transform
+        other.runtime = replace(self.runtime, transform=transform, autocast=None)
+        if self._spec is not None and self._spec.sample is None:
+            other._spec = None  # nothing that a spec says would fit it again
+        return other
+
+    def for_job(self, job: Job, encoder: EncoderConfig) -> Self:
+        """Return the same model, in the same memory, read another way and with another job's adapter.
+
+        Raises:
+            UnsupportedModelError: the plan does not reach every layer.
+            ConfigError: the plan does not fit the number of layers.
+        """
+        other = self.with_encoder(encoder)
+        other.job, other.head, other.transform = job, None, None
+        other.runtime = replace(other.runtime, adapter=self.adapters.name(job), head=None, transform=None)
+        return other
+
+    def fingerprint(self, dimensions: int | None = None) -> str:
+        """Return what tells this encoder from others: 16 hexadecimal digits.
+
+        Covers weights, adapter, plan, pooling, prompts and ``dimensions``. Store it with embeddings and refuse
+        to mix two.
+        """
+        check_dimensions(dimensions)
+        if dimensions == self.dimensions:
+            dimensions = None
+        return fingerprint(self.weights_hash, self.adapter_hash, self.encoder, self.n_layers, dimensions=dimensions)
+
+    @property
+    def weights_hash(self) -> str:
+        """Hash of the base weights: what everything that is written depends on."""
+        state = self._hashed_state()
+        # Whoever trains the model changes its tensors in place, and each of them counts how often.
+        changes = sum(0 if tensor.is_inference() else tensor._version for tensor in state.values())
+        if self._hashed is None or self._hashed[0] != changes:
+            self._hashed = changes, weights_hash(state)
+        return self._hashed[1]
+
+    @property
+    def adapter_hash(self) -> str:
+        """Hash of the encoder's adapter, projection head and transform; empty for none of them."""
+        fitted = (one.fingerprint for one in (self.head, self.transform) if one is not None)
+        return self.adapters.hash(self.job) + "".join(fitted)
+
+    def _hashed_state(self) -> Mapping[str, Tensor]:
+        return base_state(self.model)

@@ -1,0 +1,188 @@
+"""Methods that need no training, by name: templates around a text, layers that are mixed, transforms of vectors.
+
+Sources of the templates: PromptEOL (Jiang et al., 2023, "Scaling Sentence Embeddings with Large Language Models") with
+its in-context form; pretended chain of thought and knowledge enhancement (Zhang et al., 2024, "Simple Techniques for
+Enhancing Sentence Embeddings in Generative Language Models"); MetaEOL (Lei et al., 2024, "Meta-Task Prompting Elicits
+Embeddings from Large Language Models"). The texts are those of their released code.
+
+Knows: names, numbers, texts around texts. Does not know: tokens, tensors, models.
+"""
+
+import re
+from dataclasses import dataclass
+
+from gerund.errors import ConfigError, unknown_name
+
+NO_TEMPLATE = "none"
+PLACE = "{text}"
+"""Stands for the text in a template of one's own."""
+NAMED_POOLING = "last"
+"""How the named templates are pooled: the last token's state is the vector."""
+
+_EOL = 'his sentence : "{text}" means in one word:"'
+_META = {
+    "you're presented with a text excerpt. Your task is to categorize the excerpt into a broad category such as "
+    "'Education', 'Technology', 'Health', 'Business', 'Environment', 'Politics', or 'Culture'. These categories help "
+    "in organizing content for better accessibility and targeting. For": "should be classified under one general "
+    "category",
+    "you're given a statement and you need to determine whether it's presenting an 'Opinion' or a 'Fact'. This "
+    "distinction is vital for information verification, educational purposes, and content analysis. "
+    "For": "discriminates between opinion and fact",
+    "you're given a review from an online platform. Your task is to generate a rating for the product based on the "
+    "review on a scale of 1-5, where 1 means 'extremely negative' and 5 means 'extremely positive'. "
+    "For": "reflects the sentiment",
+    "you're reading a personal diary entry. Your task is to identify the predominant emotion expressed, such as joy, "
+    "sadness, anger, fear, or love. For": "conveys the emotion",
+    "you're presented with two sentences. Your task is to assess whether the sentences convey the same meaning. Use "
+    "'identical', 'similar', 'different', or 'unrelated' to describe the relationship. To enhance the performance "
+    "of": "means",
+    "you're given a sentence and a phrase. Your task is to determine if the phrase can be a contextual synonym within "
+    "the given sentence. Options include 'yes', 'no', or 'partially'. To enhance the performance of": "means",
+    "you're examining a news article. Your task is to extract the most critical fact from the article. "
+    "For": "encapsulates the key fact",
+    "you're reviewing a scientific abstract. Your task is to identify the main entities (e.g., proteins, diseases) and "
+    "their relations (e.g., causes, treats). For": "highlights the primary entity or relation",
+}
+
+NAMED: dict[str, tuple[str, ...]] = {
+    "prompteol": (f"T{_EOL}",),
+    # The demonstration of the released code's front page; it has another one for each size of OPT.
+    "prompteol-few-shot": (f'This sentence : "A jockey riding a horse." means in one word:"Equestrian".T{_EOL}',),
+    "prompteol-cot": (f"After thinking step by step , t{_EOL}",),
+    "prompteol-knowledge": (
+        "The essence of a sentence is often captured by its main subjects and actions, while descriptive terms provide "
+        f"additional but less central details. With this in mind , t{_EOL}",
+    ),
+    "metaeol": tuple(
+        f'In this task, {task} this task, this sentence : "{PLACE}" {verb} in one word:"'
+        for task, verb in _META.items()
+    ),
+}
+"""Templates by name; of a name with several the mean of their vectors is taken."""
+
+LAST_LAYER = "last"
+ALL_LAYERS = "all"
+_LAYERS = re.compile(r"[0-9]{1,6}(-[0-9]{1,6})?(\+[0-9]{1,6}(-[0-9]{1,6})?)*")
+
+NO_TRANSFORM = "none"
+WHITENING = "whitening"
+ALL_BUT_THE_TOP = "all-but-the-top"
+_TRANSFORM = re.compile(rf"({WHITENING}|{ALL_BUT_THE_TOP})(?:-([0-9]{{1,6}}))?")
+
+
+@dataclass(frozen=True)
+class Template:
+    """What stands before and behind a text.
+
+    Attributes:
+        before: the text before it.
+        after: the text behind it.
+        ends_sentences: whether the text is made a sentence first, as the released code does: it gets a full stop
+            where it ends in none of ``. ? " '`` and in the place of a question mark, and its double quotation marks
+            become single ones.
+    """
+
+    before: str
+    after: str
+    ends_sentences: bool = False
+
+    def sentence(self, text: str) -> str:
+        """Return the text as it stands in the template.
+
+        >>> Template("", "", True).sentence('Is it "so"?'), Template("", "", True).sentence("A dog")
+        ("Is it 'so'.", 'A dog.')
+        """
+        if not self.ends_sentences or not text:
+            return text
+        ended = text if text[-1] in ".?\"'" else f"{text}."
+        quoted = ended.replace('"', "'")
+        return f"{quoted[:-1]}." if quoted[-1] == "?" else quoted
+
+
+NO_FRAME = Template("", "")
+
+
+def _parted(text: str, *, ends_sentences: bool) -> Template:
+    before, _, after = text.partition(PLACE)
+    return Template(before, after, ends_sentences)
+
+
+def templates_of(name: str) -> tuple[Template, ...]:
+    """Return the templates that a name or a text with ``{text}`` means; none for ``none``.
+
+    Raises:
+        ConfigError: neither a name nor a text with one ``{text}``.
+
+    >>> templates_of("Query: {text}!")
+    (Template(before='Query: ', after='!', ends_sentences=False),)
+    """
+    if name == NO_TEMPLATE:
+        return ()
+    if name in NAMED:
+        return tuple(_parted(text, ends_sentences=True) for text in NAMED[name])
+    if name.count(PLACE) == 1:
+        return (_parted(name, ends_sentences=False),)
+    if PLACE in name:
+        raise ConfigError(f"the template {name!r} has {PLACE} more than once")
+    raise unknown_name("template", name, [NO_TEMPLATE, *NAMED, f"a text with {PLACE}"])
+
+
+def layer_numbers(layers: str, n_layers: int) -> tuple[int, ...]:
+    """Return which layers' states are averaged, as transformers counts ``hidden_states``.
+
+    0 are the embeddings, i is what comes out of the i-th layer, and ``n_layers`` the last hidden state, after the final
+    norm.
+
+    Args:
+        layers: ``last``; ``all`` (1 to n); a number, a range or several of both, such as ``6``, ``4-8``, ``1+8``.
+        n_layers: of the model.
+
+    Raises:
+        ConfigError: it is spelled in another way, or the model has no such layer.
+
+    >>> layer_numbers("last", 8), layer_numbers("0+6-8", 8)
+    ((8,), (0, 6, 7, 8))
+    """
+    check_layers(layers)
+    if layers == LAST_LAYER:
+        return (n_layers,)
+    if layers == ALL_LAYERS:
+        return tuple(range(1, n_layers + 1))
+    found: set[int] = set()
+    for part in layers.split("+"):
+        low, _, high = part.partition("-")
+        if int(high or low) > n_layers:
+            raise ConfigError(f"layers={layers}: the model has {n_layers} layers")
+        found |= set(range(int(low), int(high or low) + 1))
+    return tuple(sorted(found))
+
+
+def check_layers(layers: str) -> None:
+    """Refuse what ``layer_numbers`` does not understand.
+
+    Raises:
+        ConfigError: it is no spelling of layers, or a range runs backwards.
+    """
+    if layers in (LAST_LAYER, ALL_LAYERS):
+        return
+    if not _LAYERS.fullmatch(layers):
+        raise ConfigError(f"layers={layers!r} is none of last, all, 6, 4-8 and 1+8")
+    for part in layers.split("+"):
+        low, _, high = part.partition("-")
+        if int(high or low) < int(low):
+            raise ConfigError(f"layers={layers}: {part} runs backwards")
+
+
+def transform_parts(name: str) -> tuple[str, int | None]:
+    """Return the kind of a transform and its number: dimensions that whitening keeps, directions that are taken out.
+
+    Raises:
+        ConfigError: no such transform.
+
+    >>> transform_parts("whitening-128"), transform_parts("all-but-the-top")
+    (('whitening', 128), ('all-but-the-top', None))
+    """
+    found = _TRANSFORM.fullmatch(name)
+    if found is None or found[2] == "0":
+        raise unknown_name("transform", name, [NO_TRANSFORM, WHITENING, ALL_BUT_THE_TOP, f"{WHITENING}-256"])
+    return found[1], None if found[2] is None else int(found[2])

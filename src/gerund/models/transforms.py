@@ -1,0 +1,118 @@
+"""Transforms of pooled vectors that are fitted on a sample of texts without labels: whitening, all-but-the-top.
+
+Whitening: Su et al., 2021, "Whitening Sentence Representations for Better Semantics and Faster Retrieval", Algorithm 1.
+All-but-the-top: Mu and Viswanath, 2018, "All-but-the-Top: Simple and Effective Postprocessing for Word
+Representations", Algorithm 1. Both are a mean that is taken away and a matrix.
+
+A folder with one has ``transform.safetensors`` beside the model's own files.
+
+Knows: vectors, files. Does not know: texts, models.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import load_file, save_file
+
+from gerund.errors import ConfigError, DataError
+from gerund.methods import WHITENING, transform_parts
+
+WEIGHTS_FILE = "transform.safetensors"
+# Directions along which the sample does not vary, relative to that along which it varies most.
+_NOTHING = 1e-10
+
+
+@dataclass(frozen=True, eq=False)
+class Transform:
+    """A fitted transform.
+
+    Attributes:
+        name: such as ``whitening-128``.
+        mean_D: the sample's mean.
+        matrix_DE: what vectors without the mean are multiplied by.
+    """
+
+    name: str
+    mean_D: np.ndarray
+    matrix_DE: np.ndarray
+
+    def __call__(self, vectors_ND: np.ndarray) -> np.ndarray:
+        """Return the vectors ``(N, E)`` float32."""
+        moved_NE: np.ndarray = (vectors_ND - self.mean_D) @ self.matrix_DE
+        return moved_NE.astype(np.float32)
+
+    @property
+    def dimensions(self) -> int:
+        """Numbers of a vector."""
+        return int(self.matrix_DE.shape[1])
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of name and numbers."""
+        digest = hashlib.blake2b(self.name.encode(), digest_size=16)
+        digest.update(np.ascontiguousarray(self.mean_D).tobytes() + np.ascontiguousarray(self.matrix_DE).tobytes())
+        return digest.hexdigest()
+
+    def save(self, folder: Path) -> None:
+        """Write the numbers into a model's folder; its ``gerund.json`` has the name."""
+        arrays = {"mean": self.mean_D, "matrix": np.ascontiguousarray(self.matrix_DE)}
+        save_file(arrays, folder / WEIGHTS_FILE)
+
+
+def fit(name: str, vectors_ND: np.ndarray) -> Transform:
+    """Fit a transform on vectors.
+
+    Args:
+        name: ``whitening`` or ``all-but-the-top``, with ``-`` and a number: how many dimensions are kept, those of the
+            largest variance (left out, all), or how many directions are taken out (left out, a hundredth of the
+            dimensions, at least 1).
+        vectors_ND: of the sample, not normalised.
+
+    Raises:
+        ConfigError: no such transform, a number above the dimensions, or a sample that is too small or varies too
+            little for it.
+    """
+    kind, number = transform_parts(name)
+    sample_ND = np.unique(vectors_ND.astype(np.float64), axis=0)
+    count, width = sample_ND.shape
+    if number is not None and number > width:
+        raise ConfigError(f"{name}: a vector has {width} numbers")
+    kept = number or (width if kind == WHITENING else max(1, round(width / 100)))
+    if count <= kept:
+        raise ConfigError(f"{name} needs more than {kept} different texts to be fitted on, and the sample has {count}")
+    mean_D = sample_ND.mean(axis=0)
+    centred_ND = sample_ND - mean_D
+    if kind == WHITENING:
+        columns_DD, variance_D, _ = np.linalg.svd(centred_ND.T @ centred_ND / (count - 1))
+        if variance_D[kept - 1] <= _NOTHING * variance_D[0]:
+            most = int((variance_D > _NOTHING * variance_D[0]).sum())
+            raise ConfigError(f"the sample's vectors vary in {most} dimensions only; take {WHITENING}-{most} or less")
+        matrix_DE = columns_DD[:, :kept] / np.sqrt(variance_D[:kept])
+    else:
+        _, _, rows_KD = np.linalg.svd(centred_ND, full_matrices=False)
+        top_KD = rows_KD[:kept]
+        matrix_DE = np.eye(width) - top_KD.T @ top_KD
+    return Transform(name, mean_D.astype(np.float32), matrix_DE.astype(np.float32))
+
+
+def read_transform(folder: Path, name: str) -> Transform | None:
+    """Read the transform of a model's folder; None when there is none.
+
+    Raises:
+        DataError: the file is broken.
+    """
+    path = folder / WEIGHTS_FILE
+    if not path.is_file():
+        return None
+    try:
+        stored = load_file(path)
+        mean_D, matrix_DE = stored["mean"], stored["matrix"]
+    except Exception as error:  # safetensors has an exception outside the built-in ones
+        raise DataError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
+    if mean_D.ndim != 1 or matrix_DE.ndim != 2 or len(matrix_DE) != len(mean_D):
+        raise DataError(f"{path} does not hold a mean and a matrix that fit each other")
+    if not (np.isfinite(mean_D).all() and np.isfinite(matrix_DE).all()):
+        raise DataError(f"{path} holds numbers that are not finite (NaN or infinity)")
+    return Transform(name, mean_D.astype(np.float32), matrix_DE.astype(np.float32))

@@ -1,0 +1,274 @@
+"""Methods without training against the slow obvious way: plain transformers, one text at a time, layers run by hand."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+import gerund
+from gerund import AttentionPlan, ConfigError, EncoderConfig, TextError
+from gerund.inference.encode.beside import placeholder_embedding
+from gerund.language_model import LanguageModel
+from gerund.methods import NAMED, templates_of
+from gerund.types import Rendered
+from tests.tiny import byte_tokenizer, tiny
+
+TEXTS = ["A dog", 'is it a "cat"?', "the other thing.", "x"]
+CAUSAL = AttentionPlan("causal")
+ROOM = 900  # the templates of MetaEOL have some 400 bytes
+
+
+def build(model_type: str = "llama", *, side: str = "right", **settings) -> LanguageModel:
+    tokenizer = byte_tokenizer()
+    tokenizer.padding_side, tokenizer.model_max_length = side, ROOM
+    names = {"gpt2": "n_positions"}
+    model = tiny(model_type, vocab_size=len(tokenizer), **{names.get(model_type, "max_position_embeddings"): ROOM})
+    return LanguageModel(model, tokenizer, EncoderConfig(**{"attention": CAUSAL, **settings}))
+
+
+def states_of(lm: LanguageModel, text: str) -> list[torch.Tensor]:
+    """Every layer's states ``(T, D)`` of one text, as transformers gives them."""
+    with torch.no_grad():
+        output = lm.model(**lm.tokenizer(text, return_tensors="pt"), output_hidden_states=True)
+    return [states[0] for states in output.hidden_states]
+
+
+# The released code of PromptEOL and MetaEOL, written down again: what becomes of a sentence and where it stands.
+def released_sentence(text: str) -> str:
+    if text[-1] not in ".?\"'":
+        text += "."
+    text = text.replace('"', "'")
+    return text[:-1] + "." if text[-1] == "?" else text
+
+
+RELEASED = {
+    "prompteol": 'This sentence : "*" means in one word:"',
+    "prompteol-few-shot": (
+        'This sentence : "A jockey riding a horse." means in one word:"Equestrian".'
+        'This sentence : "*" means in one word:"'
+    ),
+    "prompteol-cot": 'After thinking step by step , this sentence : "*" means in one word:"',
+    "prompteol-knowledge": (
+        "The essence of a sentence is often captured by its main subjects and actions, while descriptive terms provide "
+        'additional but less central details. With this in mind , this sentence : "*" means in one word:"'
+    ),
+}
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("name", RELEASED)
+def test_a_template_is_read_as_in_the_released_code(name: str, side: str) -> None:
+    lm = build(side=side, template=name, pooling="last")
+    slow = [states_of(lm, RELEASED[name].replace("*", released_sentence(text)))[-1][-1] for text in TEXTS]
+    np.testing.assert_allclose(lm.encode(TEXTS, normalize=False), torch.stack(slow).numpy(), atol=3e-5, rtol=1e-4)
+
+
+def test_metaeol_is_the_mean_over_eight_tasks() -> None:
+    lm = build(template="metaeol", pooling="last")
+    frames = templates_of("metaeol")
+    assert len(frames) == 8
+    assert all(one.before.startswith("In this task, you're ") for one in frames)
+    assert all(one.before.endswith('this task, this sentence : "') for one in frames)
+    assert all(one.after.startswith('" ') and one.after.endswith(' in one word:"') for one in frames)
+    assert frames[1].after == '" discriminates between opinion and fact in one word:"'
+    slow = [
+        torch.stack([states_of(lm, one.before + released_sentence(text) + one.after)[-1][-1] for one in frames]).mean(0)
+        for text in TEXTS
+    ]
+    np.testing.assert_allclose(lm.encode(TEXTS, normalize=False), torch.stack(slow).numpy(), atol=3e-5, rtol=1e-4)
+    told = lm.encode_with_usage(TEXTS[:1])
+    assert told.token_counts[0] == sum(len(lm.tokenizer(one.before + "A dog." + one.after).input_ids) for one in frames)
+    with pytest.raises(ConfigError, match="reads a text 8 times; only encode can"):
+        lm.encode_tokens(TEXTS)
+
+
+@pytest.mark.parametrize("plan", ["causal", "mask0-bidir"])
+def test_a_template_of_ones_own_is_not_pooled(plan: str) -> None:
+    lm = build(attention=AttentionPlan(plan), template='Say "{text}" again', pooling="mean")
+    alone = build(attention=AttentionPlan(plan), prompt='Say "', pooling="mean")
+    whole = 'Say "the cat" again'
+    [states] = alone.with_encoder(replace(alone.encoder, prompt="")).encode_tokens([whole])
+    first = len(lm.tokenizer('Say "').input_ids)
+    count = len(lm.tokenizer("the cat", add_special_tokens=False).input_ids)
+    np.testing.assert_allclose(
+        lm.encode("the cat", normalize=False), states[first : first + count].mean(0), atol=3e-5, rtol=1e-4
+    )
+    [own] = lm.encode_tokens(["the cat"])
+    np.testing.assert_allclose(own[1:], states[first : first + count], atol=3e-5, rtol=1e-4)
+
+
+def test_a_prompt_stands_before_the_template_and_both_before_the_text() -> None:
+    lm = build(template="prompteol", pooling="last")
+    slow = states_of(lm, 'Topic! This sentence : "A dog." means in one word:"')[-1][-1].numpy()
+    np.testing.assert_allclose(lm.encode("A dog", prompt="Topic! ", normalize=False), slow, atol=3e-5, rtol=1e-4)
+
+
+def test_a_long_text_loses_its_own_end_and_not_that_of_the_template() -> None:
+    lm = build(template="prompteol", pooling="last", max_length=80)
+    with pytest.warns(UserWarning, match="were cut"):
+        found = lm.encode("z" * 5000, normalize=False)
+    ids = lm.tokenizer('This sentence : "' + "z" * 500).input_ids
+    after = lm.tokenizer('" means in one word:"', add_special_tokens=False).input_ids
+    with torch.no_grad():
+        states = lm.model.base_model(torch.tensor([ids[: 80 - len(after)] + after])).last_hidden_state
+    np.testing.assert_allclose(found, states[0, -1].numpy(), atol=3e-5, rtol=1e-4)
+    with pytest.raises(ConfigError, match="leaves no room for text"):
+        build(template="prompteol", max_length=30).encode("z")
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gpt2", "gemma2", "mistral"])
+@pytest.mark.parametrize(
+    ("layers", "wanted"), [("3", [3]), ("0+2-4", [0, 2, 3, 4]), ("all", [1, 2, 3, 4]), ("1+4", [1, 4]), ("last", [4])]
+)
+def test_mixed_layers_are_the_mean_of_hidden_states(layers: str, wanted: list[int], model_type: str) -> None:
+    lm = build(model_type, side="left", layers=layers)
+    slow = []
+    for text in TEXTS:
+        states = states_of(lm, text)
+        slow.append(torch.stack([states[layer] for layer in wanted]).mean(0).mean(0))
+    np.testing.assert_allclose(lm.encode(TEXTS, normalize=False), torch.stack(slow).numpy(), atol=3e-5, rtol=1e-4)
+
+
+def test_layers_of_a_plan_are_those_that_it_computes() -> None:
+    """Each layer's state of a plan with skips, off a pass whose hook notes what every layer is called with."""
+    plan = AttentionPlan("mask0-bidir", k=2, skips=1)
+    lm = build(attention=plan, layers="2-3")
+    seen: list[torch.Tensor] = []
+    hooks = [
+        layer.register_forward_pre_hook(
+            lambda _, args, kwargs: seen.append(args[0] if args else kwargs["hidden_states"]), with_kwargs=True
+        )
+        for layer in lm.model.base_model.layers
+    ]
+    found = lm.encode("the cat", normalize=False)
+    for hook in hooks:
+        hook.remove()
+    np.testing.assert_allclose(found, ((seen[2] + seen[3]) / 2)[0, 1:].mean(0).numpy(), atol=1e-5)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("below", [2, 3, 4])
+def test_prepending_equals_layers_run_by_hand(below: int, side: str) -> None:
+    """Token Prepending's released code: below the exiting layer, the last state goes to the placeholder."""
+    lm = build(side=side, template="prompteol", pooling="last", prepend=below)
+    body = lm.model.base_model
+    slow = []
+    for text in TEXTS:
+        before = lm.tokenizer("This sentence :").input_ids
+        after = lm.tokenizer(f' "{released_sentence(text)}" means in one word:"', add_special_tokens=False).input_ids
+        ids = torch.tensor([[*before, 0, *after]])
+        with torch.no_grad():
+            hidden = body.embed_tokens(ids)
+            hidden[0, len(before)] = placeholder_embedding(hidden.shape[-1])
+            length = ids.shape[1]
+            position = torch.arange(length)[None]
+            rotary = body.rotary_emb(hidden, position)
+            mask = torch.full((length, length), torch.finfo(torch.float32).min).triu(1)[None, None]
+            for index, layer in enumerate(body.layers):
+                if 1 <= index < below:
+                    hidden[0, len(before)] = hidden[0, -1]
+                output = layer(hidden, attention_mask=mask, position_ids=position, position_embeddings=rotary)
+                hidden = (output[0] if isinstance(output, tuple) else output).clone()
+            slow.append(body.norm(hidden)[0, -1])
+    np.testing.assert_allclose(lm.encode(TEXTS, normalize=False), torch.stack(slow).numpy(), atol=3e-5, rtol=1e-4)
+
+
+def test_prepending_changes_nothing_above_its_layer_and_the_placeholder_is_always_the_same() -> None:
+    one, other = (build(template="prompteol", pooling="last", prepend=3) for _ in range(2))
+    assert np.array_equal(one.encode(TEXTS), other.encode(TEXTS))
+    assert not np.allclose(one.encode(TEXTS), build(template="prompteol", pooling="last").encode(TEXTS), atol=1e-3)
+
+
+def test_a_method_leaves_generation_alone(tiny_folder) -> None:
+    plain = gerund.load(tiny_folder, attention="causal")
+    lm = gerund.load(tiny_folder, attention="causal", template="prompteol", layers="2-4", prepend=2)
+    assert lm.generate("the cat", 8)[0].text == plain.generate("the cat", 8)[0].text
+    scores = [one.score("the cat", [" sat", " in"]) for one in (lm, plain)]
+    np.testing.assert_array_equal(*scores)
+
+
+@pytest.mark.parametrize("plan", ["causal", "mask0-bidir", "bidir"])
+@pytest.mark.parametrize(("rule", "first"), [("never", 1), ("always", 0)])
+def test_whether_special_tokens_are_pooled_is_one_rule_for_all_plans(plan: str, rule: str, first: int) -> None:
+    lm = build(attention=AttentionPlan(plan), pool_bos=rule)
+    [states] = lm.encode_tokens(["the cat"])
+    np.testing.assert_allclose(lm.encode("the cat", normalize=False), states[first:].mean(0), atol=1e-5)
+    prompted = lm.encode("the cat", prompt="So: ", normalize=False)
+    usual = build(attention=AttentionPlan(plan)).encode("the cat", prompt="So: ", normalize=False)
+    np.testing.assert_array_equal(prompted, usual)
+
+
+def test_left_to_itself_a_plan_that_hides_the_first_token_does_not_pool_it() -> None:
+    for plan, rule in (("causal", "always"), ("mask0-bidir", "never")):
+        lm, told = build(attention=AttentionPlan(plan)), build(attention=AttentionPlan(plan), pool_bos=rule)
+        np.testing.assert_array_equal(lm.encode(TEXTS), told.encode(TEXTS))
+
+
+def test_settings_that_are_left_alone_are_neither_written_nor_hashed() -> None:
+    config = EncoderConfig()
+    assert config.methods == []
+    assert not {"template", "layers", "prepend", "transform", "pool_bos"} & set(config.to_dict())
+    changed = [
+        build(template="prompteol"),
+        build(template="prompteol", prepend=2),
+        build(layers="3"),
+        build(pool_bos="never"),
+        build(),
+    ]
+    assert len({lm.fingerprint() for lm in changed}) == len(changed)
+    for lm in changed:
+        assert EncoderConfig.from_dict(lm.encoder.to_dict()) == lm.encoder
+
+
+def test_a_named_template_brings_its_pooling(tiny_folder) -> None:
+    assert gerund.load(tiny_folder, attention="causal", template="prompteol").encoder.pooling == "last"
+    assert gerund.load(tiny_folder, attention="causal", template="prompteol", pooling="mean").encoder.pooling == "mean"
+    assert gerund.load(tiny_folder, attention="causal", template="Say {text}!").encoder.pooling == "mean"
+
+
+def test_a_saved_folder_and_a_spec_keep_the_method(tiny_folder, tmp_path) -> None:
+    lm = gerund.load(tiny_folder, attention="causal", template="prompteol-cot", layers="2-3", max_length=60)
+    lm.save(tmp_path / "saved")
+    for again in (gerund.load(tmp_path / "saved"), gerund.load(lm.spec)):
+        assert again.encoder == lm.encoder.with_defaults(4) or again.encoder == lm.encoder
+        assert again.fingerprint() == lm.fingerprint()
+        assert again.spec.template == "prompteol-cot"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"template": "prompt-eol"}, "unknown template 'prompt-eol'"),
+        ({"template": "{text} and {text}"}, "more than once"),
+        ({"layers": "9"}, "layers=9: the model has 4 layers"),
+        ({"layers": "4-2"}, "runs backwards"),
+        ({"layers": "-1"}, "none of last, all, 6, 4-8"),
+        ({"prepend": 3}, "prepend puts a token into a template"),
+        ({"prepend": 1, "template": "prompteol"}, "the first layer that can take a state over is the second one"),
+        (
+            {"prepend": 2, "template": "prompteol", "attention": "inter-back"},
+            "for plans that run each layer once, not for",
+        ),
+        ({"template": "prompteol", "attention": "echo"}, "takes no template"),
+        ({"transform": "bleaching"}, "unknown transform 'bleaching'"),
+        ({"pool_bos": "maybe"}, "unknown value of pool_bos 'maybe'"),
+    ],
+)
+def test_what_cannot_be_is_one_sentence(tiny_folder, settings: dict, message: str) -> None:
+    with pytest.raises(ConfigError, match=message.replace("(", r"\(")):
+        gerund.load(tiny_folder, **settings)
+
+
+def test_what_knows_nothing_of_methods_refuses_them(tiny_folder, tmp_path) -> None:
+    lm = gerund.load(tiny_folder, attention="causal", layers="2-3")
+    with pytest.raises(ConfigError, match="an export as merged takes no layers"):
+        lm.export(tmp_path / "out", "merged")
+    with pytest.raises(ConfigError, match="takes no layers"):
+        lm.encode_and_keep("the cat")
+    with pytest.raises(TextError, match="is rendered and takes no prompt"):
+        gerund.load(tiny_folder, template="prompteol", max_length=60).encode(Rendered("<s>the cat"))
+
+
+def test_names_are_told(tiny_folder) -> None:
+    assert set(NAMED) == {*RELEASED, "metaeol"}

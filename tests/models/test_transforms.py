@@ -1,0 +1,126 @@
+"""Whitening and all-but-the-top against their definitions, and what becomes of them when a model is saved."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import gerund
+from gerund.errors import ConfigError, DataError
+from gerund.models.transforms import WEIGHTS_FILE, fit
+from tests.tiny import save_tiny_t5
+
+WORDS = ["cat", "dog", "house", "rain", "thin", "her", "and", "the", "other", "a"]
+SAMPLE = [f"{one} {other} {third}" for one in WORDS for other in WORDS for third in WORDS[:2]]
+
+
+def cloud(count: int = 300, width: int = 12) -> np.ndarray:
+    rng = np.random.default_rng(0)
+    return (rng.normal(size=(count, width)) @ rng.normal(size=(width, width)) + 3).astype(np.float32)
+
+
+def test_whitened_vectors_have_unit_covariance() -> None:
+    vectors = cloud()
+    whitened = fit("whitening", vectors)(vectors)
+    np.testing.assert_allclose(whitened.mean(axis=0), 0, atol=1e-3)
+    np.testing.assert_allclose(np.cov(whitened.T), np.eye(12), atol=1e-3)
+
+
+def test_whitening_is_that_of_the_released_code() -> None:
+    """BERT-whitening: W = U / sqrt(S) of the covariance's SVD, its first columns."""
+    vectors = cloud()
+    mean = vectors.mean(axis=0, keepdims=True)
+    columns, variances, _ = np.linalg.svd(np.cov(vectors.T))
+    kernel = np.dot(columns, np.diag(1 / np.sqrt(variances)))[:, :5]
+    found = fit("whitening-5", vectors)(vectors)
+    expected = (vectors - mean).dot(kernel)
+    signs = np.sign((found * expected).sum(axis=0))  # of a direction either sign is right
+    np.testing.assert_allclose(found * signs, expected, atol=1e-3)
+    assert fit("whitening-5", vectors).dimensions == 5
+
+
+def test_all_but_the_top_takes_the_mean_and_the_first_directions_away() -> None:
+    """Mu and Viswanath's Algorithm 1, step by step, with the directions as eigenvectors."""
+    vectors = cloud().astype(np.float64)
+    centred = vectors - vectors.mean(axis=0)
+    values, directions = np.linalg.eigh(centred.T @ centred)
+    expected = centred.copy()
+    for place in np.argsort(-values)[:3]:
+        expected -= (centred @ directions[:, place])[:, None] * directions[:, place]
+    np.testing.assert_allclose(fit("all-but-the-top-3", cloud())(cloud()), expected, atol=1e-3)
+    assert np.linalg.matrix_rank(fit("all-but-the-top", cloud(width=250)).matrix_DE) == 248
+
+
+@pytest.mark.parametrize(
+    ("name", "vectors", "message"),
+    [
+        ("whitening", cloud(12), "needs more than 12 different texts to be fitted on, and the sample has 12"),
+        ("whitening-13", cloud(), "a vector has 12 numbers"),
+        ("whitening", np.hstack([cloud(), cloud()[:, :2]]), "vary in 12 dimensions only; take whitening-12 or less"),
+        ("all-but-the-top", np.ones((5, 4)), "the sample has 1"),
+    ],
+)
+def test_a_sample_that_is_too_small_is_refused(name: str, vectors: np.ndarray, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        fit(name, vectors)
+
+
+@pytest.mark.parametrize("name", ["whitening-20", "all-but-the-top"])
+def test_vectors_of_a_fitted_model_are_the_transform_of_its_own(tiny_folder, name: str) -> None:
+    plain = gerund.load(tiny_folder, dtype="float32")
+    lm = gerund.load(tiny_folder, dtype="float32", transform=name)
+    with pytest.raises(ConfigError, match=f"the transform '{name}' was not fitted"):
+        lm.encode("the cat")
+    fitted = lm.fitted(SAMPLE)
+    own = fit(name, plain.encode(SAMPLE, normalize=False))
+    expected = own(plain.encode(["the cat", "a dog"], normalize=False))
+    np.testing.assert_allclose(fitted.encode(["the cat", "a dog"], normalize=False), expected, atol=1e-4)
+    assert fitted.dimensions == fitted.encode("the cat").shape[0] == own.dimensions
+    assert len({plain.fingerprint(), fitted.fingerprint(), lm.fitted(SAMPLE[:150]).fingerprint()}) == 3
+    with pytest.raises(ConfigError, match="has no spec; save it first"):
+        _ = fitted.spec
+
+
+def test_it_is_saved_with_the_model_and_not_used_for_other_vectors(tiny_folder, tmp_path) -> None:
+    fitted = gerund.load(tiny_folder, dtype="float32", transform="whitening-20").fitted(SAMPLE)
+    fitted.save(tmp_path / "saved")
+    again = gerund.load(tmp_path / "saved", dtype="float32")
+    np.testing.assert_array_equal(again.encode(WORDS), fitted.encode(WORDS))
+    assert again.fingerprint() == fitted.fingerprint()
+    with pytest.raises(ConfigError, match="was not fitted for this encoder config"):
+        gerund.load(tmp_path / "saved", pooling="last").encode("the cat")
+    assert gerund.load(tmp_path / "saved", transform="none").encode("the cat").shape == (32,)
+    with pytest.raises(ConfigError, match="takes no transform"):
+        again.export(tmp_path / "out", "merged")
+    (tmp_path / "saved" / WEIGHTS_FILE).write_bytes(b"nothing")
+    with pytest.raises(DataError, match="cannot be read"):
+        gerund.load(tmp_path / "saved")
+
+
+def test_a_model_with_an_encoder_of_its_own_has_it_too(tmp_path) -> None:
+    folder = save_tiny_t5(tmp_path / "t5")
+    plain = gerund.load(folder, dtype="float32")
+    fitted = gerund.load(folder, dtype="float32", transform="whitening-6").fitted(SAMPLE)
+    expected = fit("whitening-6", plain.encode(SAMPLE, normalize=False))(plain.encode(WORDS, normalize=False))
+    np.testing.assert_allclose(fitted.encode(WORDS, normalize=False), expected, atol=1e-4)
+    np.testing.assert_array_equal(fitted.for_representation().encode(WORDS), fitted.encode(WORDS))
+    with pytest.raises(ConfigError, match="layers and prepend are for decoder-only models"):
+        gerund.load(folder, layers="1")
+    with pytest.raises(ConfigError, match="layers and prepend are for decoder-only models"):
+        plain.with_encoder(replace(plain.encoder, layers="1")).encode("the cat")
+
+
+def test_a_file_of_texts_fits_it_at_load(tiny_folder, tmp_path) -> None:
+    path = tmp_path / "texts.txt"
+    path.write_text("\n".join(SAMPLE) + "\n\n", encoding="utf-8")
+    lm = gerund.load(tiny_folder, dtype="float32", transform="all-but-the-top-2", sample=path)
+    other = gerund.load(tiny_folder, dtype="float32", transform="all-but-the-top-2").fitted(SAMPLE)
+    np.testing.assert_array_equal(lm.encode(WORDS), other.encode(WORDS))
+    assert gerund.load(lm.spec).fingerprint() == lm.fingerprint()
+    with pytest.raises(ConfigError, match="a sample is for a transform"):
+        gerund.load(tiny_folder, sample=path)
+    with pytest.raises(DataError, match=r"absent.txt: cannot be read"):
+        gerund.load(tiny_folder, transform="whitening", sample=tmp_path / "absent.txt")
+    path.write_text("\n \n", encoding="utf-8")
+    with pytest.raises(DataError, match="holds no text"):
+        gerund.load(tiny_folder, transform="whitening", sample=path)
