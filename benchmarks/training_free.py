@@ -10,6 +10,7 @@ weights of the layers that are learnt on the development set of STS-B. Scores in
 """
 
 import argparse
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -21,6 +22,8 @@ import numpy as np
 
 import gerund
 import harness
+from gerund.attention.plan import AttentionPlan
+from gerund.config import METHODS as METHOD_FIELDS
 from gerund.config import EncoderConfig
 from gerund.evaluation.encoder_configs import label_of
 from gerund.evaluation.registry import select, with_options
@@ -49,6 +52,7 @@ TITLES = {
     "sts": "STS (4 sets, Spearman)", "pairs": "MQP (max AP)", "probe": "linear probe (5 sets, accuracy)",
     "clustering": "clustering (2 sets, V-measure)", "retrieval": "retrieval (3 sets, nDCG@10)",
 }  # fmt: skip
+SETS = ("stsb.dev", "stsb.test", "sts12.test", "sts13.test", "sts14.test")
 OPTIONS = ("linear-probe.smote=never",)
 # Unlabelled training texts that transforms are fitted on: of each file so many, the first ones.
 SAMPLES = {"sts/stsb.train.tsv": 1000, "classification/hwu64/train.jsonl": 1000,
@@ -81,8 +85,6 @@ FAMILIES: dict[str, Callable[[EncoderConfig], bool]] = {
 
 def sample_of(data: Path) -> list[str]:
     """Return the texts that transforms are fitted on."""
-    import json
-
     found: list[str] = []
     for name, count in SAMPLES.items():
         with (data / name).open(encoding="utf-8") as file:
@@ -119,30 +121,76 @@ def best_of(done: Tuned, fits: Callable[[EncoderConfig], bool]) -> Trial | None:
     return max(own, key=lambda trial: (trial.mean, -trial.converted)) if own else None
 
 
-def scored(
-    lm: LanguageModel, name: str, config: EncoderConfig, tasks: Sequence[Task], options: Any, sample: Sequence[str]
-) -> dict[str, float]:
-    """Return the main metric of each task in percent."""
+def scored(lm: LanguageModel, name: str, config: EncoderConfig, options: Any, sample: Sequence[str]) -> None:
+    """Score a setting on the test sets; the scores lie in the work folder."""
+    tasks = tasks_of([task for group in options.groups for task in GROUPS[group]], options.data)
     system = language_model_system(label_of(config, lm.n_layers), read_as(lm, config, sample), EmbeddingCache())
     settings = EvaluationConfig(limit=options.limit, show_progress=False)
-    done = evaluate([system], tasks, settings, folder=options.work / name / "test")
-    return {result.task: 100 * result.score.value for result in done.results}
+    evaluate([system], tasks, settings, folder=options.work / name / "test")
 
 
-def family_rows(lm: LanguageModel, name: str, done: Tuned, options: Any, sample: Sequence[str]) -> list[Row]:
-    """Score the best setting of each family on the test sets."""
-    tasks = tasks_of([task for group in options.groups for task in GROUPS[group]], options.data)
+def finished(folder: Path, n_layers: int) -> tuple[dict[str, EncoderConfig], dict[str, dict[str, float]]]:
+    """Return the settings in a folder of scores, and the main metric in percent by setting and task."""
+    configs: dict[str, EncoderConfig] = {}
+    scores: dict[str, dict[str, float]] = {}
+    for path in sorted((folder / "scores").glob("*.json")):
+        found = json.loads(path.read_text(encoding="utf-8"))
+        told, score = found["description"], found["score"]
+        methods = {name: told[name] for name in METHOD_FIELDS if name in told}
+        config = EncoderConfig(AttentionPlan.from_dict(told["attention"]), pooling=told["pooling"], **methods)
+        label = label_of(config, n_layers)
+        configs[label] = config
+        scores.setdefault(label, {})[found["task"]] = 100 * score["metrics"][score["main"]]
+    return configs, scores
+
+
+def tables_of(name: str, n_layers: int, options: Any) -> list[Table]:
+    """Return the tables of a model, of what is finished: of each family its best setting, and all that was tried."""
+    configs, tried = finished(options.work / name / "validation", n_layers)
+    _, tested = finished(options.work / name / "test", n_layers)
+    means = {label: fmean(own.values()) for label, own in tried.items() if len(own) == len(VALIDATION)}
     rows: list[Row] = []
     for family, fits in FAMILIES.items():
-        trial = best_of(done, fits)
-        if trial is None or family not in options.families:
+        able = [label for label in means if fits(configs[label])]
+        if not able:
             continue
-        row: Row = {"family": family, "setting": trial.label, "validation": round(100 * trial.mean, 2)}
-        found = scored(lm, name, trial.config, tasks, options, sample)
-        means = {group: fmean(found[task] for task in GROUPS[group]) for group in options.groups}
-        rows.append({**row, **{group: round(value, 2) for group, value in means.items()},
-                     "mean": round(fmean(means.values()), 2)})  # fmt: skip
-    return rows
+        best = max(able, key=lambda label: means[label])
+        row: Row = {"family": family, "setting": best, "validation": round(means[best], 2)}
+        for group in options.groups:
+            own = [tested.get(best, {}).get(task) for task in GROUPS[group]]
+            known = [value for value in own if value is not None]
+            row[group] = round(fmean(known), 2) if len(known) == len(own) else None
+        rows.append(row)
+    columns = [Column("family", "family"), Column("setting", "chosen on validation data"),
+               Column("validation", "validation (3 splits)", "%", 1, "higher"),
+               *(Column(group, TITLES[group], "%", 1, "higher") for group in options.groups)]  # fmt: skip
+    known = sorted(means, key=lambda label: -means[label])
+    validation: list[Row] = [
+        {
+            "setting": label,
+            "mean": round(means[label], 2),
+            **{task: round(tried[label][task], 2) for task in VALIDATION},
+        }
+        for label in known
+    ]
+    shown = [Column("setting", "setting"), Column("mean", "mean", "%", 1, "higher"),
+             *(Column(task, task, "%", 1, "higher") for task in VALIDATION)]  # fmt: skip
+    return [
+        Table(f"test-{name}", f"{name}: methods without training on test sets.", columns, rows),
+        Table(f"validation-{name}", f"{name}: what was tried on three validation splits.", shown, validation),
+        *weight_table(name, options),
+    ]
+
+
+def weight_table(name: str, options: Any) -> list[Table]:
+    """Return the table of learnt weights, where they were measured."""
+    path = options.work / name / "weights.json"
+    if not path.is_file():
+        return []
+    heads = [Column("start", "start"), Column("setting", "setting"), Column("weights", "weights of layers"),
+             *(Column(one, one, "%", 1, "higher") for one in SETS)]  # fmt: skip
+    caption = f"{name}: weights of the layers' states, learnt on STS-B's development set, on other sets (Spearman)."
+    return [Table(f"weights-{name}", caption, heads, json.loads(path.read_text(encoding="utf-8")))]
 
 
 def rank(values: np.ndarray) -> np.ndarray:
@@ -189,7 +237,7 @@ def weight_rows(lm: LanguageModel, starts: dict[str, EncoderConfig], options: An
     rows: list[Row] = []
     for family, config in starts.items():
         sides: dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
-        for name in ("stsb.dev", "stsb.test", "sts12.test", "sts13.test", "sts14.test"):
+        for name in SETS:
             pairs = read_scored_pairs(options.data / "sts" / f"{name}.tsv")
             count = options.limit or len(pairs.left)
             both = [layer_vectors(lm, config, side[:count]) for side in (pairs.left, pairs.right)]
@@ -208,6 +256,20 @@ def weight_rows(lm: LanguageModel, starts: dict[str, EncoderConfig], options: An
     return rows
 
 
+def measured(lm: LanguageModel, name: str, options: Any) -> None:
+    """Choose on validation data and score what was chosen; everything goes into the work folder."""
+    sample = sample_of(options.data)
+    done = tuned(lm, name, options, sample)
+    for family in options.families:
+        if (trial := best_of(done, FAMILIES[family])) is not None:
+            scored(lm, name, trial.config, options, sample)
+    if not options.no_weights:
+        best = best_of(done, FAMILIES["best plan"])
+        starts = {"causal": done.baseline.config, **({} if best is None else {"best plan": best.config})}
+        rows = weight_rows(lm, starts, options)
+        (options.work / name / "weights.json").write_text(json.dumps(rows), encoding="utf-8")
+
+
 def main(argv: list[str] | None = None) -> None:
     """Choose, measure, write the tables."""
     parser = harness.parser(__doc__)
@@ -218,40 +280,20 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--max-length", type=int, help="longest text in tokens")
     parser.add_argument("--budget", type=int, default=100, help="settings tried on validation data (%(default)s)")
     parser.add_argument("--plans", help="plans to try, with commas (all)")
-    parser.add_argument("--no-weights", action="store_true", help="leave the weights of layers out")
     parser.add_argument("--families", nargs="+", default=list(FAMILIES), help="which are scored on test sets (all)")
     parser.add_argument("--groups", nargs="+", default=list(GROUPS), choices=list(GROUPS))
-    quick = {"limit": 20, "budget": 12, "plans": "causal,mask0-bidir", "groups": ["sts"]}
+    parser.add_argument("--no-weights", action="store_true", help="leave the weights of layers out")
+    parser.add_argument("--tables-only", action="store_true", help="make the tables of what is finished")
+    quick = {"limit": 20, "budget": 12, "plans": "causal,mask0-bidir", "groups": ["sts"], "no_weights": True}
     options = harness.parse(parser, argv, quick=quick)
-    sample = sample_of(options.data)
     tables = []
-    columns = [Column("family", "family"), Column("setting", "chosen on validation data"),
-               Column("validation", "validation (3 splits)", "%", 1, "higher"),
-               *(Column(group, TITLES[group], "%", 1, "higher") for group in options.groups),
-               Column("mean", "mean", "%", 1, "higher")]  # fmt: skip
     for given in options.models:
         name, _, folder = given.partition("=")
         lm = gerund.load(folder or name, adapter="none", max_length=options.max_length, dtype="float32")
         lm = lm.with_encoder(EncoderConfig(max_length=options.max_length))
-        done = tuned(lm, name, options, sample)
-        rows = family_rows(lm, name, done, options, sample)
-        tables.append(Table(f"test-{name}", f"{name}: methods without training on test sets.", columns, rows))
-        validation = [{"setting": trial.label, "mean": round(100 * trial.mean, 2),
-                       **{task: round(100 * value, 2) for task, value in trial.scores.items()}}
-                      for trial in sorted(done.trials, key=lambda trial: -trial.mean)]  # fmt: skip
-        shown = [Column("setting", "setting"), Column("mean", "mean", "%", 1, "higher"),
-                 *(Column(task, task, "%", 1, "higher") for task in VALIDATION)]  # fmt: skip
-        caption = f"{name}: everything that was tried on three validation splits."
-        tables.append(Table(f"validation-{name}", caption, shown, validation))
-        if options.no_weights:
-            continue
-        best, causal = best_of(done, FAMILIES["best plan"]), done.baseline
-        starts = {"causal": causal.config, **({} if best is None else {"best plan": best.config})}
-        sets = ("stsb.dev", "stsb.test", "sts12.test", "sts13.test", "sts14.test")
-        heads = [Column("start", "start"), Column("setting", "setting"), Column("weights", "weights of layers"),
-                 *(Column(one, one, "%", 1, "higher") for one in sets)]  # fmt: skip
-        caption = f"{name}: weights of the layers' states, learnt on STS-B's development set, on other sets (Spearman)."
-        tables.append(Table(f"weights-{name}", caption, heads, weight_rows(lm, starts, options)))
+        if not options.tables_only:
+            measured(lm, name, options)
+        tables += tables_of(name, lm.n_layers, options)
     harness.report(options, __file__, tables)
 
 

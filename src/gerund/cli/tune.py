@@ -87,7 +87,7 @@ def command(
     texts = [] if sample is None else read_sample(sample)
     if texts and "transforms" not in more:
         more.append("transforms")
-    demand_choice(chosen, names, budget, more)
+    demand_choice(chosen, names, budget, more, texts)
 
     lock = report_folder(output)
     lm = load(spec)

@@ -21,7 +21,7 @@ from gerund.evaluation.encoder_configs import label_of
 from gerund.evaluation.run import ProgressReporter, evaluate
 from gerund.evaluation.systems.embeddings import EmbeddingCache
 from gerund.evaluation.systems.language_model import language_model_system
-from gerund.evaluation.systems.selection import read_as
+from gerund.evaluation.systems.selection import has_room, read_as
 from gerund.evaluation.task import EvaluationConfig, Task
 from gerund.language_model import LanguageModel
 from gerund.methods import ALL_BUT_THE_TOP, NAMED, NAMED_POOLING, WHITENING
@@ -185,9 +185,7 @@ def tune(
     Raises:
         ConfigError: an unknown plan or method, no task, a task that no plan changes, or a budget for nothing.
     """
-    demand_choice(tasks, plans, budget, methods)
-    if "transforms" in methods and not sample:
-        raise ConfigError("transforms are fitted on texts; give a sample of them")
+    demand_choice(tasks, plans, budget, methods, sample)
     configs = [replace(lm.encoder, pooling=pooling) for pooling in poolings or (lm.encoder.pooling,)]
     search = _Search(_measurer(lm, tasks, config, sample, folder, reporter), lm.n_layers, configs, budget)
     search.done.sample = sample
@@ -197,7 +195,9 @@ def tune(
     return search.done
 
 
-def demand_choice(tasks: Sequence[Task], plans: Sequence[str], budget: int, methods: Sequence[str] = ()) -> None:
+def demand_choice(
+    tasks: Sequence[Task], plans: Sequence[str], budget: int, methods: Sequence[str] = (), sample: Sequence[str] = ()
+) -> None:
     """Refuse what leaves nothing to choose; the arguments are those of ``tune``, whose first step this is.
 
     Raises:
@@ -206,6 +206,8 @@ def demand_choice(tasks: Sequence[Task], plans: Sequence[str], budget: int, meth
     for name in methods:
         if name not in METHODS:
             raise unknown_name("method to tune", name, METHODS)
+    if "transforms" in methods and not sample:
+        raise ConfigError("transforms are fitted on texts; give a sample of them")
     for name in plans:
         if name not in PLANS:
             raise unknown_name("plan to tune", name, PLANS)
@@ -352,7 +354,7 @@ def _measurer(
     together = max(_FEWEST_TOGETHER, _MOST_BYTES // max(1, 4 * lm.dimensions * texts))
 
     def measure(configs: list[EncoderConfig]) -> list[Trial]:
-        trials = []
+        trials, configs = [], [config for config in configs if has_room(lm, config)]
         for start in range(0, len(configs), together):
             trials += _measured(lm, configs[start : start + together], tasks, config, sample, folder, reporter)
         return trials

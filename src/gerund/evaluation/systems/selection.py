@@ -4,6 +4,7 @@ Knows: specs, the kinds of systems, labels. Does not know: tasks.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -93,6 +94,17 @@ def read_as(lm: LanguageModel, config: EncoderConfig, sample: Sequence[str]) -> 
     if not sample:
         raise ConfigError(f"the transform {config.transform!r} is fitted on texts; give a sample of them")
     return found.fitted(sample)
+
+
+def has_room(lm: LanguageModel, config: EncoderConfig) -> bool:
+    """Whether an encoder config's templates leave room for text within the longest text."""
+    try:
+        for template in config.templates:
+            plain = replace(lm.encoder, max_length=config.max_length, prompt=config.prompt + template.before)
+            lm.with_encoder(replace(plain, template="{text}" + template.after)).tokens(["a"])
+    except ConfigError:
+        return False
+    return True
 
 
 def _short(name: str) -> str:
