@@ -56,6 +56,7 @@ PAGE = (
     Section("## The command line", ("command-line",)),
     Section("## Choosing a plan", ("sweep",)),
     Section("## The papers' plans on two small models", ("quality-plans",)),
+    Section("## Methods without training", ("training_free",)),
     Section("## Evaluation", ("quality-evaluation",)),
     Section(
         "## Training for both",

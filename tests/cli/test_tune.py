@@ -16,7 +16,20 @@ def data(tmp_path_factory):
 
 def test_what_wins_is_written_and_can_be_loaded(tiny_folder, data, tmp_path):
     out, encoder = tmp_path / "tuned", tmp_path / "encoder"
-    arguments = ["tune", tiny_folder, "--data", data, "--tasks", "sts/small", "--budget", 30, "-o", out]
+    arguments = [
+        "tune",
+        tiny_folder,
+        "--data",
+        data,
+        "--tasks",
+        "sts/small",
+        "--methods",
+        "skips,layers",
+        "--budget",
+        30,
+        "-o",
+        out,
+    ]
     ran = run_cli(*arguments, "--save", encoder, "--json")
     assert ran.code == 0, ran.err
     told = json.loads(ran.out)
