@@ -302,9 +302,7 @@ def cut_to_words(text: str, words: int, *, fewest: int = 1, most: int | None = N
     Returns:
         The beginning, without white space around it; "" for a text of fewer than ``fewest`` words.
     """
-    sentences = split_sentences(text)
-    if sentences and not text.rstrip().endswith(_SENTENCE_ENDS):
-        sentences = sentences[:-1]  # the last one was cut off
+    sentences = _whole_sentences(text)
     count, best, end = 0, None, None
     for sentence in sentences:
         count += sentence.words
@@ -314,6 +312,22 @@ def cut_to_words(text: str, words: int, *, fewest: int = 1, most: int | None = N
         return text[:end].strip()
     found = list(islice(_WORD.finditer(text), words))
     return text[: found[-1].end()].strip() if len(found) >= fewest and found else ""
+
+
+def cut_to_sentence(text: str) -> str:
+    """Return a text up to the end of its last whole sentence; "" where it has none.
+
+    >>> cut_to_sentence(" He left. She stayed for")
+    ' He left.'
+    """
+    sentences = _whole_sentences(text)
+    return text[: sentences[-1].end] if sentences else ""
+
+
+def _whole_sentences(text: str) -> list[Sentence]:
+    """Return a text's sentences without the last one where that was cut off."""
+    sentences = split_sentences(text)
+    return sentences if text.rstrip().endswith(_SENTENCE_ENDS) else sentences[:-1]
 
 
 def _reach(sentences: Sequence[Sentence], start: int, most: int) -> int:

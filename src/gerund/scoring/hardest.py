@@ -75,7 +75,7 @@ class Hardest:
 
     def _vectors(self, scorer: VectorScorer, texts: Sequence[str]) -> np.ndarray:
         known = self._known
-        missing = [text for text in texts if text not in known]
+        missing = [text for text in dict.fromkeys(texts) if text not in known]
         if missing:
             made_ND = scorer.continuation_vectors(missing).astype(np.float32)
             known.update(zip(missing, made_ND, strict=True))

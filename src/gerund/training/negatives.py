@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from gerund.config import Sampling
-from gerund.data.corpus import CLEANERS, clean_text, read_documents
+from gerund.data.corpus import CLEANERS, clean_text, part_of, read_documents
 from gerund.data.passages import Passage, Sentence, cut_to_words, other_stretches, sample_passages, split_sentences
 from gerund.errors import ConfigError, DataError, OutputExistsError, unknown_name
 from gerund.inference.generate.like_length import continuations_of_length
@@ -50,6 +50,8 @@ class NegativesConfig:
     """Words of a continuation at least."""
     most_words: int = 128
     """Words of a continuation at most."""
+    part: str = "1/1"
+    """Which documents: ``2/2`` takes every second one, where those of ``1/2`` trained the generator (section 3)."""
     per_document: int | None = None
     """Passages of a document at most; None for one from every sentence on."""
     generate: float = 0.5
@@ -66,6 +68,7 @@ class NegativesConfig:
     def __post_init__(self) -> None:
         if self.clean not in CLEANERS:
             raise unknown_name("text cleaning", self.clean, list(CLEANERS))
+        part_of(self.part)
         if not 1 <= self.fewest_words <= self.most_words:
             raise ConfigError(f"continuations of {self.fewest_words} to {self.most_words} words: none are so long")
         if self.prefix_words < 1:
@@ -165,8 +168,9 @@ def make_negatives(
 
 
 def _make_parts(inputs: InputFiles, output: "_Output", maker: "_Maker", text_column: str, show: bool | None) -> Made:
-    documents = read_documents(inputs.files, text_column=text_column)
     config = maker.config
+    first, step = part_of(config.part)
+    documents = islice(enumerate(read_documents(inputs.files, text_column=text_column)), first, None, step)
     made = Made(0, 0, 0, 0, 0)
     with progress(None, "making passages", show=show) as advance:
         for number, shard in enumerate(iter(lambda: list(islice(documents, config.part_documents)), [])):
@@ -174,9 +178,7 @@ def _make_parts(inputs: InputFiles, output: "_Output", maker: "_Maker", text_col
             if path.is_file():
                 rows = _rows_of(path)
             else:
-                first = number * config.part_documents
-                texts = [clean_text(one.text, config.clean) for one in shard]
-                rows = list(maker.rows([(first + place, text) for place, text in enumerate(texts)]))
+                rows = list(maker.rows([(place, clean_text(one.text, config.clean)) for place, one in shard]))
                 if inputs.changed():
                     raise DataError(
                         "the files of the corpus have changed since the run began; give --force to begin anew"

@@ -60,7 +60,7 @@ def test_the_scorer_alone(task, system):
     score = replace(task, scorer="overlap", likelihoods=False).run(system, EvaluationConfig())
     assert score.main == "scorer"
     assert score.metrics["scorer"] == score.metrics["overlap"]
-    assert set(score.metrics) == {"scorer", "overlap", "random"}
+    assert set(score.metrics) == {"scorer", "overlap", "content_overlap", "random"}
 
 
 def test_length_gives_nothing_away(task, system, monkeypatch):

@@ -24,12 +24,13 @@ from gerund.evaluation.systems.language_model import scorer_of
 from gerund.evaluation.task import EvaluationConfig, Score, Side, Task
 from gerund.scoring.hardest import Hardest
 from gerund.scoring.registry import fixed_scorer
+from gerund.scoring.words import WORD_MEASURES
 
 _MAIN = "avg_cll"
 _SCORER = "scorer"
 _WAYS = 11
 # Measures that need no model, and are taken even where likelihoods are not.
-_CHEAP = ("overlap", "random")
+_CHEAP = (*WORD_MEASURES, "random")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +131,10 @@ class InbookTask(SuffixTask):
     continuation_words: int = field(default=128, metadata={"help": "Words of a continuation at most."})
     hard_by: str = field(
         default="",
-        metadata={"help": "Who picks hard negatives (RankGen, C.1): overlap or a scorer's folder; left out, chance."},
+        metadata={
+            "help": "Who picks hard negatives (RankGen, C.1): a measure of shared words or a scorer's folder; left "
+            "out, chance."
+        },
     )
 
     def __post_init__(self) -> None:
