@@ -23,14 +23,14 @@ import study
 from gerund.entry import load
 from gerund.evaluation.registry import select
 from gerund.evaluation.task import EvaluationConfig
-from gerund.evaluation.tasks.writing import DECODINGS, Writing
+from gerund.evaluation.tasks.writing import DECODINGS, ENDS, Writing
 from gerund.reporting.plots.curves import divergence_curves
 from gerund.reporting.plots.scores import TradePoint, trade_off
 from gerund.reporting.plots.style import picture
 from gerund.scoring.registry import find_scorer
 from results import Column, Row, Table, mean_of
 
-LIKELIHOODS = ("random", "overlap", "avg_cll", "pmi", "self_certainty")
+LIKELIHOODS = ("random", "overlap", "content_overlap", "avg_cll", "pmi", "self_certainty")
 # Prefixes whose continuations are scored at a time.
 _PREFIXES = 16
 COLUMNS = [
@@ -65,6 +65,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--samples", type=int, default=200)
     parser.add_argument("--prefix-lengths", default="96", help="words of the prefix, with commas")
     parser.add_argument("--new-tokens", type=int, default=96)
+    parser.add_argument("--ends", default="token", choices=ENDS, help="where both sides' texts end")
     parser.add_argument("--id", default="writing", choices=["writing", "prefix-lengths"], help="the table's name")
     quick = {"seeds": [0], "corpora": ["wiki"], "samples": 8, "new_tokens": 8, "only": ["nucleus", "ranked by overlap"]}
     options = harness.parse(parser, argv, quick=quick)
@@ -80,7 +81,7 @@ def main(argv: list[str] | None = None) -> None:
         [task] = select([f"writing/{corpus}"], options.data)
         assert isinstance(task, Writing)
         for words in map(int, options.prefix_lengths.split(",")):
-            sizes = {"prefix_words": words, "max_new_tokens": options.new_tokens}
+            sizes = {"prefix_words": words, "max_new_tokens": options.new_tokens, "ends": options.ends}
             rows += measure(lm, replace(task, samples=options.samples, **sizes), chosen, options)
     caption = f"{options.samples} continuations of {options.new_tokens} tokens by each way to write."
     harness.report(options, __file__, [Table(options.id, caption, COLUMNS, rows)])
@@ -90,7 +91,7 @@ def measure(lm: Any, task: Writing, chosen: dict[str, dict[str, Any]], options: 
     """Measure every way on one corpus, and draw what came out; what is in the work folder is not done again."""
     stem = f"{task.title}-{task.prefix_words}".replace("/", "-")
     path = options.work / f"{stem}.json"
-    setting = [lm.fingerprint(), task.samples, task.prefix_words, task.max_new_tokens]
+    setting = [lm.fingerprint(), task.samples, task.prefix_words, task.max_new_tokens, task.ends]
     before = json.loads(path.read_text("utf-8")) if path.is_file() else {"setting": setting, "runs": {}}
     if before["setting"] != setting:
         raise SystemExit(f"{path.name} was measured otherwise: {before['setting']}; choose another folder")

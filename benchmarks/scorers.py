@@ -24,6 +24,7 @@ from results import Cell, Column, Row, Table
 
 DOCUMENTS, A_DOCUMENT = 64, 64
 QUICK_SIZES = (4, 8)
+MEASURES = ("random", "overlap", "content_overlap", "avg_cll", "pmi", "self_certainty")
 LONGER = "inbook, longer"
 PREFIX_WORDS, WORDS = 96, 64
 CAPTION = (
@@ -135,7 +136,7 @@ def main(argv: list[str] | None = None) -> None:
     plain = measured(None, options, likelihoods=True)
     # What is measured of the model as it is says nothing of a retrieval by likelihoods.
     retrieved = plain.pop("book-retrieval/books", {})
-    rows = [row(metric, [plain], metric) for metric in ("random", "overlap", "avg_cll", "pmi", "self_certainty")]
+    rows = [row(metric, [plain], metric) for metric in MEASURES]
     rows.append(row("untrained encoder, cosine", [{"book-retrieval/books": retrieved}], ""))
     if not options.quick:
         rows.append(row("BM25", [measured(BM25, options, likelihoods=False)], ""))

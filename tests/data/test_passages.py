@@ -6,7 +6,15 @@ import numpy as np
 import pytest
 
 from gerund.data import passages
-from gerund.data.passages import cut_passages, inbook_negatives, split_sentences
+from gerund.data.passages import (
+    cut_passages,
+    cut_to_words,
+    inbook_negatives,
+    other_stretches,
+    sample_passages,
+    split_sentences,
+    wrong_for,
+)
 
 # Sentences of 3 to 9 words that can be told apart.
 SENTENCES = [" ".join([f"Word{i}", *(["goes"] * (1 + i % 7)), "here."]) for i in range(400)]
@@ -55,9 +63,10 @@ def test_negatives():
     sentences = split_sentences(BOOK)
     for place, one in enumerate(cut_passages(BOOK, sentences, prefix_words=64, continuation_words=(10, 32))):
         negatives = inbook_negatives(BOOK, sentences, one, 10, np.random.default_rng(place))
-        assert len(set(negatives)) == 10
-        for text in negatives:
-            assert text in BOOK
+        assert len({stretch.text for stretch in negatives}) == 10
+        for stretch in negatives:
+            text = stretch.text
+            assert text == BOOK[stretch.start : stretch.end]
             assert text.startswith("Word")
             assert text.endswith("here.")
             assert 0.5 * one.words <= words(text) <= 1.5 * one.words
@@ -73,11 +82,61 @@ def test_a_short_document_has_fewer_negatives():
     assert len(inbook_negatives(text, sentences, one, 50, np.random.default_rng(0))) < 12
 
 
-def test_a_stretch_that_repeats_the_right_continuation_is_no_negative():
+def test_every_sentence_that_is_far_enough_begins_one_stretch():
+    sentences = split_sentences(BOOK)
+    one = cut_passages(BOOK, sentences, prefix_words=64, continuation_words=(10, 32))[1]
+    found = list(other_stretches(BOOK, sentences, one))
+    starts = [stretch.start for stretch in found]
+    assert starts == sorted(set(starts))
+    passage = set(range(one.start, one.end))
+    assert not any(passage & set(range(stretch.start, stretch.end)) for stretch in found)
+    # Left out are those that would reach into the passage, and at the end those that would be too short.
+    free = [sentence.start for sentence in sentences if sentence.start not in passage]
+    assert set(starts) < set(free)
+    assert len(free) - len(starts) < 12
+    assert {stretch.text for stretch in inbook_negatives(BOOK, sentences, one, 10**6, np.random.default_rng(0))} == {
+        stretch.text for stretch in found
+    }
+
+
+def test_a_stretch_that_says_the_same_at_another_place_is_no_negative():
     text = " ".join(["The same words stand here again."] * 30)
     sentences = split_sentences(text)
     [one, *_] = cut_passages(text, sentences, prefix_words=20, continuation_words=(10, 20))
-    assert one.continuation not in inbook_negatives(text, sentences, one, 10, np.random.default_rng(0))
+    assert inbook_negatives(text, sentences, one, 10, np.random.default_rng(0)) == []
+    refrain = "The wind went round the house, and the door stood open all night."
+    text = " ".join(f"{refrain if i % 4 == 1 else SENTENCES[i]}" for i in range(200))
+    sentences = split_sentences(text)
+    for place, one in enumerate(cut_passages(text, sentences, prefix_words=40, continuation_words=(10, 14))):
+        assert refrain in f"{one.prefix} {one.continuation}"
+        negatives = inbook_negatives(text, sentences, one, 10, np.random.default_rng(place))
+        assert len(negatives) == 10
+        assert refrain not in {stretch.text for stretch in negatives}
+
+
+def test_passages_know_where_they_stand():
+    sentences = split_sentences(BOOK)
+    sampled = sample_passages(BOOK, sentences, np.random.default_rng(0), prefix_words=40, continuation_words=(5, 30))
+    for one in (*sampled, *cut_passages(BOOK, sentences, prefix_words=40, continuation_words=(5, 30))):
+        assert BOOK[one.middle : one.end] == one.continuation
+        assert BOOK[one.start : one.middle].rstrip() == one.prefix
+        assert len(one.sentences) == BOOK[one.start : one.end].count("here.")
+
+
+def test_what_is_wrong_behind_a_prefix_shares_no_sentence_with_the_passage():
+    sentences = split_sentences(BOOK)[:200]
+    rng = np.random.default_rng(1)
+    sampled = sample_passages(BOOK, sentences, rng, prefix_words=40, continuation_words=(5, 30))
+    masked = 0
+    for one in sampled:
+        said = {word for word in f"{one.prefix} {one.continuation}".split() if word.startswith("Word")}
+        for other, is_wrong in zip(sampled, wrong_for(one, sampled), strict=True):
+            # The first word of a sentence tells which one it is.
+            shares = not said.isdisjoint(other.continuation.split())
+            assert is_wrong == (not shares)
+            masked += shares
+    # Before, only equal texts were known to be right.
+    assert masked > 2 * sum(one.continuation == other.continuation for one in sampled for other in sampled)
 
 
 def test_long_texts_are_split_as_their_paragraphs_are(monkeypatch):
@@ -93,3 +152,26 @@ def test_a_long_paragraph_of_quotations_does_not_take_the_square_of_its_time():
     found = passages.sentence_bounds(text)
     assert perf_counter() - begin < 20
     assert len(found) >= 20_000
+
+
+@pytest.mark.parametrize("words", [3, 10, 14, 40])
+@pytest.mark.parametrize("ended", [True, False])
+def test_generated_texts_keep_to_the_lengths_of_true_ones(words, ended):
+    rng = np.random.default_rng(words)
+    for _ in range(60):
+        sentences = [" ".join([f"Word{i}", *["goes"] * int(rng.integers(0, 25)), "here."]) for i in range(6)]
+        text = " " + " ".join(sentences)
+        if not ended:
+            text = text.rsplit(" ", 1)[0]
+        kept = cut_to_words(text, words, fewest=10, most=30)
+        ends = [len(" ".join(sentences[: i + 1]).split()) for i in range(6 if ended else 5)]
+        within = [end for end in ends if 10 <= end <= 30]
+        assert text.split()[: len(kept.split())] == kept.split()
+        if within:
+            nearest = min(within, key=lambda end: abs(end - words))
+            assert len(kept.split()) == nearest
+        elif words < 10:
+            assert kept == ""
+        else:
+            assert len(kept.split()) == min(words, len(text.split()))
+    assert cut_to_words("He left. She too.", 10, fewest=10, most=30) == ""

@@ -6,7 +6,8 @@ from collections import Counter
 import pytest
 
 from gerund.evaluation.text_metrics import rep_n, rep_sentences, rep_window, sentences_of
-from gerund.scoring.words import overlap, words_of
+from gerund.scoring.words import STOP_WORDS, OverlapScorer, content_overlap, overlap, words_of
+from tests.scoring.test_likelihood import slow_content_overlap
 
 
 def texts():
@@ -83,3 +84,16 @@ def test_sentences(text, sentences):
 
 def test_words_keep_case_and_punctuation():
     assert words_of(" The the\nthe. ") == ["The", "the", "the."]
+
+
+def test_overlap_without_stop_words_is_the_released_count():
+    draw = random.Random(1)
+    words = ["The", "the", "dog", "Dog,", "dog's", "cat", "--", "It's", "not", "over", "a", "sea.", "SEA", "an-end"]
+    for _ in range(300):
+        candidate, prefix = (" ".join(draw.choices(words, k=draw.randrange(12))) for _ in range(2))
+        assert content_overlap(candidate, prefix) == pytest.approx(slow_content_overlap(candidate, prefix))
+    # NLTK's list as RankGen used it: 179 words, of which 26 have an apostrophe.
+    assert len(STOP_WORDS) == 153
+    own = OverlapScorer("content_overlap")
+    assert own.name == "content_overlap"
+    assert own.score(["The dog saw the sea."], [[" The sea, the sky.", " And the."]]) == [[0.5, 0.0]]

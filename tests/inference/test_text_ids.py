@@ -15,7 +15,7 @@ from gerund.inference import text_ids as module
 from gerund.inference.text_ids import encode_texts, text_ids
 from gerund.inference.tokens import InputFormat, keep_end, tokenize
 from gerund.language_model import LanguageModel
-from gerund.models.loading import find
+from gerund.models.sources import find
 from gerund.types import Rendered
 from tests.tiny import byte_tokenizer, tiny
 from tests.training.corpus import tokenizers as kinds

@@ -1,7 +1,7 @@
 """Cutting over-long texts in one thread leaves the texts of other threads whole."""
 
 import pytest
-import thinput_format
+import threading
 
 from gerund.inference.tokens import InputFormat, tokenize
 from tests.tiny import byte_tokenizer
@@ -21,7 +21,7 @@ def test_many_lengths_at_once() -> None:
     tokenizer = byte_tokenizer()
     wanted = [tokenize(tokenizer, texts, input_format) for texts, input_format in WORK]
     wrong: list[object] = []
-    barrier = thinput_format.Barrier(2 * len(WORK))
+    barrier = threading.Barrier(2 * len(WORK))
 
     def work(place: int) -> None:
         barrier.wait()
@@ -30,7 +30,7 @@ def test_many_lengths_at_once() -> None:
             if found != wanted[place]:
                 wrong.append(place)
 
-    threads = [thinput_format.Thread(target=work, args=(i % len(WORK),)) for i in range(2 * len(WORK))]
+    threads = [threading.Thread(target=work, args=(i % len(WORK),)) for i in range(2 * len(WORK))]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -1,5 +1,7 @@
 """Scorers against likelihoods that are computed one token at a time."""
 
+import string
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,7 @@ from gerund.inference.encode.incremental import IncrementalEncoder
 from gerund.scoring import likelihood
 from gerund.scoring.likelihood import MEASURES, Evidence, LikelihoodScorer
 from gerund.scoring.names import MEASURE_NAMES
+from gerund.scoring.words import STOP_WORDS
 from tests.tiny import save_tiny
 
 PREFIXES = ["the cat sat in", "an inn"]
@@ -28,6 +31,23 @@ def logprobs(lm, text):
     return [scores[place - 1, ids[place]].item() for place in range(1, len(ids))]
 
 
+def slow_content_overlap(candidate, prefix):
+    """As RankGen's released code scores: lower case, no punctuation, no article, no stop word; precision, clipped."""
+    texts = []
+    for text in (candidate, prefix):
+        plain = "".join(letter for letter in text.lower() if letter not in string.punctuation)
+        texts.append([word for word in plain.split() if word not in {"a", "an", "the"} and word not in STOP_WORDS])
+    own, known = texts
+    if not own:
+        return 0.0 if known else 1.0
+    found = 0
+    for word in own:
+        if word in known:
+            known.remove(word)  # each word of the prefix is found once
+            found += 1
+    return found / len(own)
+
+
 def by_hand(lm, prefix, candidate):
     before = len(logprobs(lm, prefix))
     whole, alone = logprobs(lm, f"{prefix} {candidate}"), logprobs(lm, f" {candidate}")
@@ -45,6 +65,7 @@ def by_hand(lm, prefix, candidate):
         "self_certainty": sure.item(),
         "pmi": sum(given) - sum(alone),
         "overlap": np.mean([word in known for word in candidate.split()]),
+        "content_overlap": slow_content_overlap(candidate, prefix),
     }
 
 

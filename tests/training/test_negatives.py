@@ -17,6 +17,8 @@ from gerund.errors import ConfigError, DataError, InputError, OutputExistsError,
 from gerund.inference.generate.like_length import fitting
 from gerund.jobs.locks import hold
 from gerund.scoring.registry import find_scorer
+from gerund.scoring.words import OverlapScorer
+from gerund.training import negatives
 from gerund.training.negatives import NegativesConfig, make_negatives
 from tests.cli.helpers import no_loading, run_cli
 
@@ -76,8 +78,46 @@ class TestPassages:
             make(books, tmp_path / name, per_document=3, seed=seed)
         assert rows(tmp_path / "a") == rows(tmp_path / "b") != rows(tmp_path / "c")
 
+    def test_know_their_characters(self, books, tmp_path):
+        make(books, tmp_path / "out", hard=2, scorer=OverlapScorer())
+        documents = [json.loads(line)["text"] for line in books.read_text().splitlines()]
+        for row in rows(tmp_path / "out"):
+            text, (start, middle, end) = documents[row["document"]], row["span"]
+            assert text[start : middle - 1] == row["prefix"]
+            assert text[middle:end] == row["continuation"]
+            assert [text[first:last] for first, last in row["hard_spans"]] == row["hard"]
+            assert all(last <= start or end <= first for first, last in row["hard_spans"])
+
+    def test_of_one_half_of_the_documents(self, books, tmp_path):
+        for name in ("1/1", "1/2", "2/2"):
+            make(books, tmp_path / name.replace("/", "-"), part=name)
+        whole, first, second = (rows(tmp_path / name) for name in ("1-1", "1-2", "2-2"))
+        assert {row["document"] for row in first} == {0, 2}
+        assert {row["document"] for row in second} == {1, 3}
+        assert sorted([*first, *second], key=lambda row: row["document"]) == whole
+        with pytest.raises(ConfigError, match="part '3/2' is no part such as 1/2"):
+            make(books, tmp_path / "other", part="3/2")
+
 
 class TestNegatives:
+    def test_generated_ones_keep_to_the_lengths_of_true_ones(self, books, tmp_path, monkeypatch):
+        """Section 2.2: both are of 10 to 128 words, or length alone would tell them apart."""
+        written = [
+            "On and on it goes without an end at all so far",
+            "No.",
+            "It ends. " * 9,
+            "It goes on and on here. It",
+        ]
+        monkeypatch.setattr(
+            negatives, "continuations_of_length", lambda *given, **_: [written[i % 4] for i in range(len(given[2]))]
+        )
+        lm = gerund.load(adapter="none", attention="causal")
+        made = make(books, tmp_path / "out", lm, generate=1.0)
+        texts = [text for row in rows(tmp_path / "out") for text in row["generated"]]
+        assert made.generated == len(texts) < made.passages
+        assert {len(text.split()) for text in texts} <= set(range(3, 10))
+        assert {text.split()[0] for text in texts} == {"On", "It"}
+
     def test_generated_ones_are_the_models(self, books, tmp_path, lm):
         made = make(books, tmp_path / "out", lm, generate=0.5, per_document=8)
         found = rows(tmp_path / "out")

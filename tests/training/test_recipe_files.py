@@ -21,6 +21,28 @@ def test_every_recipe_says_what_it_is():
     assert found["unimae-llama-3.2-1b"].startswith("UniMAE with the paper's settings (Appendix C.2)")
 
 
+@pytest.mark.parametrize(("size", "batch"), [("base", 4096), ("large", 4096), ("xl", 1536)])
+def test_rankgens_recipes_have_the_papers_settings(size, batch):
+    """RankGen, appendix A.1 and Table 9; section 2.2."""
+    recipe = load_recipe(f"rankgen-t5-{size}")
+    [objective] = recipe.objectives
+    assert (recipe.model.base, recipe.model.lora, recipe.encoder.pooling) == (f"google/t5-v1_1-{size}", None, "first")
+    assert (objective.kind, objective.batch_size, objective.negatives) == ("rankgen", batch, "both")
+    assert (objective.similarity, objective.temperature, objective.projection) == ("dot", 1.0, True)
+    assert (recipe.optimizer.name, recipe.optimizer.learning_rate, recipe.optimizer.weight_decay) == (
+        *("adafactor", 0.002, 0.0),
+    )
+    assert (recipe.schedule.name, recipe.schedule.warmup_steps, recipe.steps) == ("constant", 0, 100_000)
+
+
+def test_rankgens_generator_learns_from_one_half_of_the_books():
+    recipe = load_recipe("rankgen-generator-llama-3.2-1b")
+    assert [source.part for source in recipe.data.sources] == ["1/2"]
+    assert [objective.kind for objective in recipe.objectives] == ["causal"]
+    with pytest.raises(ConfigError, match="part '2/1' is no part such as 1/2"):
+        load_recipe("rankgen-generator-llama-3.2-1b", ["data.sources.books.part=2/1"])
+
+
 def test_name_with_dots_is_a_name():
     assert load_recipe("llm2vec-mntp-sheared-llama-1.3b").steps == 1000
 

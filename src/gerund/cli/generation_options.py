@@ -98,8 +98,8 @@ Scorer = Annotated[
     typer.Option(
         "--rerank",
         help="Write several continuations and keep the best by this scorer: pmi, avg_cll, cll, avg_ull, "
-        "self_certainty, overlap, random, own (the model's), default (the bundled model's), or a scorer's folder or "
-        "hub id.",
+        "self_certainty, overlap, content_overlap, random, own (the model's), default (the bundled model's), or a "
+        "scorer's folder or hub id.",
         show_default=False,
     ),
 ]

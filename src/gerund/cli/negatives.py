@@ -44,6 +44,10 @@ def command(
         int | None,
         typer.Option(help="Passages of a document at most; left out, one from every sentence.", show_default=False),
     ] = None,
+    part: Annotated[
+        str,
+        typer.Option(help="Which documents: 2/2 every second one, 1/2 the others, on which a generator was trained."),
+    ] = "1/1",
     clean: Annotated[
         str, typer.Option(help="Quirks to remove first: none, gutenberg (hard-wrapped lines) or wikipedia.")
     ] = "none",
@@ -78,7 +82,7 @@ def command(
     from gerund.config import Sampling
     from gerund.data.corpus import corpus_files
     from gerund.errors import ConfigError
-    from gerund.scoring.names import MEASURE_NAMES, OVERLAP, check_scorer
+    from gerund.scoring.names import MEASURE_NAMES, WORD_MEASURE_NAMES, check_scorer
 
     check_scorer(scorer)
     sampled = temperature is not None or top_p is not None or top_k is not None or typical_p is not None
@@ -97,6 +101,7 @@ def command(
         generate=generate,
         hard=hard,
         sampling=sampling,
+        part=part,
         seed=seed,
     )
     if batch_size < 1:
@@ -105,7 +110,7 @@ def command(
         raise ConfigError("--hard and --scorer belong together")
     files = corpus_files(corpus)
     # Shared words and trained scorers need no model that writes.
-    measured = scorer in MEASURE_NAMES and scorer != OVERLAP
+    measured = scorer in MEASURE_NAMES and scorer not in WORD_MEASURE_NAMES
     lm = load_writer(spec) if generate or measured else None
     if lm is not None:
         demand_decoder_only(lm.model, "continue a text")

@@ -32,8 +32,8 @@ def command(
     scorer: Annotated[
         str | None,
         typer.Option(
-            help="pmi, avg_cll, cll, avg_ull, self_certainty, overlap, random, own, default (the bundled model's), "
-            "or a scorer's folder or hub id. "
+            help="pmi, avg_cll, cll, avg_ull, self_certainty, overlap, content_overlap, random, own, default (the "
+            "bundled model's), or a scorer's folder or hub id. "
             "[default: the model's own, else pmi]",
             show_default=False,
         ),
@@ -61,7 +61,7 @@ def command(
 
     pmi is how much likelier the continuation is behind the prefix than alone; cll and avg_cll are its log-likelihood,
     in all and for a token; avg_ull is that of both together; self_certainty is how sure the model is while it reads;
-    overlap is the fraction of words that the prefix has too.
+    overlap is the fraction of words that the prefix has too, content_overlap that without stop words.
 
     For example:
 

@@ -77,6 +77,21 @@ def read_documents(
                 yield document
 
 
+def part_of(text: str) -> tuple[int, int]:
+    """Read which of how many parts of a corpus is meant: ``2/3`` is the second, fifth, eighth, ... document.
+
+    >>> part_of("2/3")
+    (1, 3)
+
+    Raises:
+        ConfigError: it says no such thing.
+    """
+    found = re.fullmatch(r"([1-9]\d{0,8})/([1-9]\d{0,8})", text, re.ASCII)
+    if found is None or int(found[1]) > int(found[2]):
+        raise ConfigError(f"part {text!r} is no part such as 1/2, the first of two")
+    return int(found[1]) - 1, int(found[2])
+
+
 def corpus_files(paths: Iterable[Path]) -> list[Path]:
     """Return these files, and for a folder all files of texts in it and below it, sorted.
 

@@ -3,12 +3,16 @@
 RankGen, section 2.2: "We break all prefixes and continuations at sentence boundaries to make the task less reliant on
 local syntactic patterns."
 
-Knows: sentences, words. Does not know: tokens, models, files.
+Passages of one document may overlap, as "all possible prefixes" do. So each knows which characters of the document it
+is: a stretch that overlaps a passage repeats its prefix or is part of its true continuation, and is no wrong one.
+
+Knows: sentences, words, characters. Does not know: tokens, models, files.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 
@@ -42,12 +46,33 @@ class Passage:
         continuation: its continuation.
         sentences: which sentences of the document prefix and continuation are.
         words: words of the continuation.
+        start: the prefix's first character in the document.
+        middle: the continuation's first character.
+        end: the character after the continuation's last.
     """
 
     prefix: str
     continuation: str
     sentences: range
     words: int
+    start: int
+    middle: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Whole sentences of a document.
+
+    Attributes:
+        text: the text.
+        start: its first character in the document.
+        end: the character after its last.
+    """
+
+    text: str
+    start: int
+    end: int
 
 
 def split_sentences(text: str, language: str = "en") -> list[Sentence]:
@@ -125,8 +150,7 @@ def cut_passages(
         words = sum(one.words for one in sentences[middle:end])
         # A prefix that is cut short by the end of the document, or a sentence that is too long, makes no passage.
         if middle > start and end > middle and words >= fewest and _long_enough(sentences, start, middle, prefix_words):
-            prefix, continuation = _text(text, sentences, start, middle), _text(text, sentences, middle, end)
-            passages.append(Passage(prefix, continuation, range(start, end), words))
+            passages.append(_passage(text, sentences, start, middle, end))
         start = max(end, start + 1)
     return passages
 
@@ -174,8 +198,7 @@ def sample_passages(
         end = _nearest(sentences, middle, wanted)
         words = sum(one.words for one in sentences[middle:end])
         if fewest <= words <= most:
-            prefix, continuation = _text(text, sentences, start, middle), _text(text, sentences, middle, end)
-            found.append(Passage(prefix, continuation, range(start, end), words))
+            found.append(_passage(text, sentences, start, middle, end))
     if count is None or len(found) <= count:
         return found
     return [found[place] for place in sorted(rng.choice(len(found), count, replace=False).tolist())]
@@ -183,10 +206,8 @@ def sample_passages(
 
 def inbook_negatives(
     text: str, sentences: Sequence[Sentence], passage: Passage, count: int, rng: np.random.Generator
-) -> list[str]:
+) -> list[Stretch]:
     """Sample other stretches of the same document as wrong continuations (RankGen, section 2: INBOOK negatives).
-
-    Each is whole sentences of about as many words as the right one, and overlaps neither it nor the prefix.
 
     Args:
         text: the document.
@@ -196,43 +217,117 @@ def inbook_negatives(
         rng: determines which.
 
     Returns:
-        Up to ``count`` different texts; fewer where the document has no more.
+        Up to ``count`` of :func:`other_stretches`, in a random order; fewer where the document has no more.
     """
-    found: dict[str, None] = {}
-    taken = passage.sentences
-    for start in rng.permutation(len(sentences)).tolist():
-        if len(found) == count:
-            break
+    order = rng.permutation(len(sentences)).tolist()
+    return list(islice(other_stretches(text, sentences, passage, order), count))
+
+
+def other_stretches(
+    text: str, sentences: Sequence[Sentence], passage: Passage, starts: Iterable[int] | None = None
+) -> Iterator[Stretch]:
+    """Yield the stretches of a document that are wrong continuations of a passage's prefix, one from each sentence on.
+
+    Each is whole sentences of about as many words as the right one. It shares no character with the passage, and does
+    not say what the passage says at another place, such as a refrain: it neither stands in the prefix or in the right
+    continuation, nor contains the latter. All texts are different.
+
+    Args:
+        text: the document.
+        sentences: its sentences.
+        passage: the right one.
+        starts: the first sentences, in the order that is wanted; None for all, in the order of the document.
+    """
+    whole, right = _plain(text[passage.start : passage.end]), _plain(passage.continuation)
+    seen: set[str] = set()
+    for start in range(len(sentences)) if starts is None else starts:
         end = _nearest(sentences, start, passage.words)
-        if start < taken.stop and end > taken.start:
+        if start < passage.sentences.stop and end > passage.sentences.start:
             continue
         words = sum(one.words for one in sentences[start:end])
-        if 0.5 * passage.words <= words <= 1.5 * passage.words:
-            found.setdefault(_text(text, sentences, start, end))
-    found.pop(passage.continuation, None)
-    return list(found)
+        if not 0.5 * passage.words <= words <= 1.5 * passage.words:
+            continue
+        found = _text(text, sentences, start, end)
+        if found not in seen and not says_the_same(found, whole, right):
+            seen.add(found)
+            yield Stretch(found, sentences[start].start, sentences[end - 1].end)
 
 
-def cut_to_words(text: str, words: int) -> str:
-    """Return the beginning of a text: the whole sentences that come nearest to so many words.
+def wrong_for(passage: Passage, others: Sequence[Passage]) -> list[bool]:
+    """Return for each of a document's passages whether its continuation is a wrong one behind ``passage``'s prefix.
 
-    A text without the end of a sentence is cut at its last word. Where generated texts stop anywhere and people's at
-    the end of a sentence, that alone would tell them apart.
+    Not one whose text overlaps the passage, nor one that says the same at another place. Continuations of equal text
+    are all wrong or all right.
+
+    >>> text = "One two. Three four. Five six. Seven eight. Nine ten."
+    >>> every = cut_passages(text, split_sentences(text), prefix_words=2, continuation_words=(1, 2))
+    >>> wrong_for(every[0], every)
+    [False, True]
+    """
+    whole, right = _plain(f"{passage.prefix} {passage.continuation}"), _plain(passage.continuation)
+    near = {one.continuation for one in others if one.middle < passage.end and passage.start < one.end}
+    return [one.continuation not in near and not says_the_same(one.continuation, whole, right) for one in others]
+
+
+def says_the_same(text: str, whole: str, right: str) -> bool:
+    """Return whether a text stands in ``whole`` or contains ``right``, both with single spaces for white space."""
+    own = _plain(text)
+    return own in whole or right in own
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.split())
+
+
+def cut_to_words(text: str, words: int, *, fewest: int = 1, most: int | None = None) -> str:
+    """Return the beginning of a text: the whole sentences that come nearest to so many words, within limits.
+
+    Where no sentence ends within the limits, the beginning is cut at a word, ``words`` long or as long as the text is.
+    Where generated texts stop anywhere and people's at the end of a sentence, or are longer or shorter than people's
+    ever are, that alone would tell them apart.
 
     >>> cut_to_words(" He left. She stayed for the night. Then", 3)
     'He left.'
-    >>> cut_to_words(" He left and", 3)
+    >>> cut_to_words(" He left. She stayed for the night. Then", 3, fewest=3)
+    'He left. She stayed for the night.'
+    >>> cut_to_words(" He left and she", 3)
     'He left and'
+
+    Args:
+        text: the text.
+        words: how many words are wanted.
+        fewest: words at least.
+        most: words at most; None for no limit.
+
+    Returns:
+        The beginning, without white space around it; "" for a text of fewer than ``fewest`` words.
     """
-    sentences = split_sentences(text)
-    if len(sentences) > 1 and not text.rstrip().endswith(_SENTENCE_ENDS):
-        sentences = sentences[:-1]  # the last one was cut off
-    count, best, taken = 0, None, 0
-    for place, sentence in enumerate(sentences):
+    sentences = _whole_sentences(text)
+    count, best, end = 0, None, None
+    for sentence in sentences:
         count += sentence.words
-        if best is None or abs(count - words) < best:
-            best, taken = abs(count - words), place
-    return text[sentences[0].start : sentences[taken].end] if sentences else ""
+        if fewest <= count <= (most or count) and (best is None or abs(count - words) < best):
+            best, end = abs(count - words), sentence.end
+    if end is not None:
+        return text[:end].strip()
+    found = list(islice(_WORD.finditer(text), words))
+    return text[: found[-1].end()].strip() if len(found) >= fewest and found else ""
+
+
+def cut_to_sentence(text: str) -> str:
+    """Return a text up to the end of its last whole sentence; "" where it has none.
+
+    >>> cut_to_sentence(" He left. She stayed for")
+    ' He left.'
+    """
+    sentences = _whole_sentences(text)
+    return text[: sentences[-1].end] if sentences else ""
+
+
+def _whole_sentences(text: str) -> list[Sentence]:
+    """Return a text's sentences without the last one where that was cut off."""
+    sentences = split_sentences(text)
+    return sentences if text.rstrip().endswith(_SENTENCE_ENDS) else sentences[:-1]
 
 
 def _reach(sentences: Sequence[Sentence], start: int, most: int) -> int:
@@ -256,6 +351,18 @@ def _nearest(sentences: Sequence[Sentence], start: int, wanted: int) -> int:
 
 def _long_enough(sentences: Sequence[Sentence], start: int, middle: int, wanted: int) -> bool:
     return sum(one.words for one in sentences[start:middle]) >= wanted / 2
+
+
+def _passage(text: str, sentences: Sequence[Sentence], start: int, middle: int, end: int) -> Passage:
+    return Passage(
+        _text(text, sentences, start, middle),
+        _text(text, sentences, middle, end),
+        range(start, end),
+        sum(one.words for one in sentences[middle:end]),
+        sentences[start].start,
+        sentences[middle].start,
+        sentences[end - 1].end,
+    )
 
 
 def _text(text: str, sentences: Sequence[Sentence], start: int, end: int) -> str:

@@ -1,27 +1,87 @@
 """Wrong continuations that a scorer takes for right ones (RankGen, appendix C.1).
 
-Knows: a scorer, a pool of texts. Does not know: where the texts are from.
+Knows: a scorer, texts with places. Does not know: documents.
 """
 
-from collections.abc import Sequence
+import heapq
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from typing import Protocol, TypeVar
 
+import numpy as np
+
+from gerund.scoring.vectors import VectorScorer
 from gerund.types import Scorer
 
-# Among so many stretches of a document the hardest are looked for; the paper takes all of them.
-POOL = 100
+# Stretches that are scored at a time.
+CHUNK = 256
+# Bytes of the vectors that are kept.
+ROOM = 2**28
 
 
-def hardest(scorer: Scorer, prefix: str, pool: Sequence[str], count: int) -> list[str]:
-    """Return the texts of a pool that the scorer likes best behind a prefix, best first.
+class HasText(Protocol):
+    """Anything that has a text, without the space that would begin it behind a prefix."""
+
+    @property
+    def text(self) -> str:
+        """The text."""
+
+
+AnyText = TypeVar("AnyText", bound=HasText)
+
+
+class Hardest:
+    """Finds the stretches of a document that a scorer likes best, in memory that does not grow with the document.
+
+    Stretches are scored some at a time, and only the best so far are kept. Passages of one document ask for the same
+    stretches again and again, so the vectors of the latest are kept, in float32.
 
     Args:
         scorer: likes texts.
-        prefix: the prefix.
-        pool: texts without the space that would begin them.
-        count: how many at most.
+        chunk: how many stretches are scored at a time.
+        room: bytes of vectors that are kept.
     """
-    if not pool:
-        return []
-    [scores] = scorer.score([prefix], [[f" {one}" for one in pool]])
-    order = sorted(range(len(pool)), key=lambda place: -scores[place])
-    return [pool[place] for place in order[:count]]
+
+    def __init__(self, scorer: Scorer, *, chunk: int = CHUNK, room: int = ROOM) -> None:
+        self.scorer, self.chunk, self.room = scorer, chunk, room
+        self._known: OrderedDict[str, np.ndarray] = OrderedDict()
+
+    def of(self, prefix: str, stretches: Iterable[AnyText], count: int) -> list[AnyText]:
+        """Return the ``count`` stretches that the scorer likes best behind a prefix, best first, the first of equals.
+
+        Args:
+            prefix: the prefix.
+            stretches: all that may be taken, each once.
+            count: how many at most.
+        """
+        rest = iter(stretches)
+        best: list[tuple[float, int, AnyText]] = []
+        seen = 0
+        while chunk := list(islice(rest, self.chunk)):
+            scores = self._scores(prefix, [one.text for one in chunk])
+            ranked = [(score, -seen - place, one) for place, (score, one) in enumerate(zip(scores, chunk, strict=True))]
+            best = heapq.nlargest(count, [*best, *ranked], key=lambda one: one[:2])
+            seen += len(chunk)
+        return [one for _, _, one in best]
+
+    def _scores(self, prefix: str, texts: Sequence[str]) -> list[float]:
+        continued = [f" {text}" for text in texts]
+        if not isinstance(self.scorer, VectorScorer):
+            return self.scorer.score([prefix], [continued])[0]
+        vectors_ND = self._vectors(self.scorer, continued)
+        scores: list[float] = (vectors_ND @ self.scorer.prefix_vectors([prefix])[0]).tolist()
+        return scores
+
+    def _vectors(self, scorer: VectorScorer, texts: Sequence[str]) -> np.ndarray:
+        known = self._known
+        missing = [text for text in dict.fromkeys(texts) if text not in known]
+        if missing:
+            made_ND = scorer.continuation_vectors(missing).astype(np.float32)
+            known.update(zip(missing, made_ND, strict=True))
+        for text in texts:
+            known.move_to_end(text)
+        found_ND = np.stack([known[text] for text in texts])
+        while len(known) * found_ND[0].nbytes > self.room:
+            known.popitem(last=False)
+        return found_ND

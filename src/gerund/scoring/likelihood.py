@@ -23,7 +23,7 @@ from gerund.inference.likelihood.tokens import (
     continuation_logprobs,
 )
 from gerund.progress import progress
-from gerund.scoring.words import overlap, words_of
+from gerund.scoring.words import WORD_MEASURES, OverlapScorer
 from gerund.text_encoder import TextEncoder
 
 # From so many candidates of a prefix on it is read by itself.
@@ -151,12 +151,10 @@ def self_certainty(evidence: Evidence) -> list[np.ndarray]:
     return [_array(_mean(one) for one in own) for own in evidence.certainty]
 
 
-def unigram_overlap(evidence: Evidence) -> list[np.ndarray]:
-    """Return the fraction of the continuation's words that occur in the prefix."""
-    return [
-        _array(overlap(words_of(candidate), words_of(prefix)) for candidate in own)
-        for prefix, own in zip(evidence.prefixes, evidence.candidates, strict=True)
-    ]
+def shared_words(name: str, evidence: Evidence) -> list[np.ndarray]:
+    """Return a measure of ``WORD_MEASURES`` for each candidate."""
+    scores = OverlapScorer(name).score(evidence.prefixes, evidence.candidates)
+    return [_array(own) for own in scores]
 
 
 def chance(evidence: Evidence) -> list[np.ndarray]:
@@ -173,7 +171,7 @@ MEASURES: Mapping[str, Measure] = {
     "avg_ull": average_unconditional_likelihood,
     "pmi": pointwise_mutual_information,
     "self_certainty": self_certainty,
-    "overlap": unigram_overlap,
+    **{name: partial(shared_words, name) for name in WORD_MEASURES},
     "random": chance,
 }
 

@@ -13,8 +13,9 @@ from gerund.types import Scorer
 
 DEFAULT = "pmi"
 OWN = "own"
-OVERLAP = "overlap"
-MEASURE_NAMES = ("avg_cll", "cll", "avg_ull", "pmi", "self_certainty", OVERLAP, "random")
+# Shared words: these need no model.
+WORD_MEASURE_NAMES = ("overlap", "content_overlap")
+MEASURE_NAMES = ("avg_cll", "cll", "avg_ull", "pmi", "self_certainty", *WORD_MEASURE_NAMES, "random")
 
 
 def check_scorer(scorer: str | Scorer | None) -> None:

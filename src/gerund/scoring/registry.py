@@ -11,7 +11,7 @@ from gerund.models import loading
 from gerund.models.sources import find
 from gerund.scoring.dual import DualScorer, has_scorer
 from gerund.scoring.likelihood import LikelihoodScorer
-from gerund.scoring.names import DEFAULT, MEASURE_NAMES, OWN, place_of
+from gerund.scoring.names import DEFAULT, MEASURE_NAMES, OWN, WORD_MEASURE_NAMES, place_of
 from gerund.scoring.t5 import T5Scorer
 from gerund.scoring.words import OverlapScorer
 from gerund.spec import ModelSpec
@@ -65,16 +65,17 @@ def load_scorer(where: str | Path) -> Scorer:
 
 
 def fixed_scorer(name: str) -> Scorer:
-    """Return a scorer that is the same whoever is measured: ``overlap``, or that of a folder or hub id.
+    """Return a scorer that is the same whoever is measured: a measure of shared words, or that of a folder or hub id.
 
     Raises:
         ConfigError: it would read the likelihoods of the model that is measured.
         ModelError: the folder holds no scorer.
     """
-    if name == OverlapScorer.name:
-        return OverlapScorer()
+    if name in WORD_MEASURE_NAMES:
+        return OverlapScorer(name)
     if name in MEASURE_NAMES:
-        raise ConfigError(f"{name} differs from model to model; take overlap, or a scorer's folder or hub id")
+        words = " or ".join(WORD_MEASURE_NAMES)
+        raise ConfigError(f"{name} differs from model to model; take {words}, or a scorer's folder or hub id")
     return load_scorer(name)
 
 

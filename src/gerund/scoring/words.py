@@ -1,11 +1,29 @@
 """Words of texts, and how many of them a continuation shares with its prefix.
 
-Knows: white space. Does not know: models, scores.
+Knows: white space, English stop words. Does not know: models, scores.
 """
 
-from collections.abc import Hashable, Sequence
+import re
+import string
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping, Sequence
 
-from gerund.scoring.names import OVERLAP
+from gerund.scoring.names import WORD_MEASURE_NAMES
+
+# NLTK's list of English stop words when RankGen was published, but for those with an apostrophe: no word has one when
+# punctuation is removed.
+_STOPPED = (
+    "i me my myself we our ours ourselves you your yours yourself yourselves he him his himself she her hers "
+    "herself it its itself they them their theirs themselves what which who whom this that these those am is are "
+    "was were be been being have has had having do does did doing a an the and but if or because as until while of "
+    "at by for with about against between into through during before after above below to from up down in out on "
+    "off over under again further then once here there when where why how all any both each few more most other "
+    "some such no nor not only own same so than too very s t can will just don should now d ll m o re ve y ain "
+    "aren couldn didn doesn hadn hasn haven isn ma mightn mustn needn shan shouldn wasn weren won wouldn "
+)
+STOP_WORDS = frozenset(_STOPPED.split())
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_WITHOUT_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def words_of(text: str) -> list[str]:
@@ -36,18 +54,60 @@ def overlap(continuation: Sequence[Hashable], prefix: Sequence[Hashable]) -> flo
     return sum(token in known for token in continuation) / len(continuation)
 
 
+def content_words(text: str) -> list[str]:
+    """Return the words of a text that are no stop words, in lower case and without ASCII punctuation.
+
+    >>> content_words("To be, or not to be: that's the Question.")
+    ['thats', 'question']
+    """
+    plain = _ARTICLES.sub(" ", text.lower().translate(_WITHOUT_PUNCTUATION))
+    return [word for word in plain.split() if word not in STOP_WORDS]
+
+
+def content_overlap(continuation: str, prefix: str) -> float:
+    """Return the fraction of a continuation's words that its prefix has too, stop words left out.
+
+    As RankGen's released code counts for its Tables 1 to 3, 11, 14 and 17: a word counts as often as both texts have
+    it, and two texts without any word agree.
+
+    >>> content_overlap("The dog and the dog saw a cat.", "A dog, the CAT!")
+    0.5
+    """
+    own, before = Counter(content_words(continuation)), Counter(content_words(prefix))
+    if not own:
+        return 0.0 if before else 1.0
+    return (own & before).total() / own.total()
+
+
+def word_overlap(continuation: str, prefix: str) -> float:
+    """Return the fraction of a continuation's words that occur in its prefix, stop words and punctuation included.
+
+    >>> word_overlap("the dog and the cat", "a dog saw the")
+    0.6
+    """
+    return overlap(words_of(continuation), words_of(prefix))
+
+
+# What needs no model: from continuation and prefix to a score.
+WORD_MEASURES: Mapping[str, Callable[[str, str], float]] = dict(
+    zip(WORD_MEASURE_NAMES, (word_overlap, content_overlap), strict=True)
+)
+
+
 class OverlapScorer:
-    """The fraction of a continuation's words that its prefix has, as a scorer without a model.
+    """A measure of shared words as a scorer without a model.
+
+    Args:
+        name: a name of ``WORD_MEASURES``.
 
     >>> OverlapScorer().score(["a dog saw the"], [["the dog and the cat", "no"]])
     [[0.6, 0.0]]
     """
 
-    name = OVERLAP
+    def __init__(self, name: str = WORD_MEASURE_NAMES[0]) -> None:
+        self.name = name
 
     def score(self, prefixes: Sequence[str], continuations: Sequence[Sequence[str]]) -> list[list[float]]:
         """Return a score for each continuation of each prefix; higher is better."""
-        return [
-            [overlap(words_of(text), words_of(prefix)) for text in own]
-            for prefix, own in zip(prefixes, continuations, strict=True)
-        ]
+        measure = WORD_MEASURES[self.name]
+        return [[measure(text, prefix) for text in own] for prefix, own in zip(prefixes, continuations, strict=True)]

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from gerund.config import Sampling
-from gerund.data.corpus import CLEANERS, clean_text, read_documents
-from gerund.data.passages import Passage, Sentence, cut_to_words, inbook_negatives, sample_passages, split_sentences
+from gerund.data.corpus import CLEANERS, clean_text, part_of, read_documents
+from gerund.data.passages import Passage, Sentence, cut_to_words, other_stretches, sample_passages, split_sentences
 from gerund.errors import ConfigError, DataError, OutputExistsError, unknown_name
 from gerund.inference.generate.like_length import continuations_of_length
 from gerund.jobs.files import write_whole
@@ -30,7 +30,7 @@ from gerund.jobs.working_folder import kept_work_told
 from gerund.language_model import LanguageModel
 from gerund.progress import progress
 from gerund.scoring.dual import DualScorer
-from gerund.scoring.hardest import POOL, hardest
+from gerund.scoring.hardest import Hardest
 from gerund.types import Scorer
 
 MANIFEST = "negatives.json"
@@ -50,6 +50,8 @@ class NegativesConfig:
     """Words of a continuation at least."""
     most_words: int = 128
     """Words of a continuation at most."""
+    part: str = "1/1"
+    """Which documents: ``2/2`` takes every second one, where those of ``1/2`` trained the generator (section 3)."""
     per_document: int | None = None
     """Passages of a document at most; None for one from every sentence on."""
     generate: float = 0.5
@@ -66,6 +68,7 @@ class NegativesConfig:
     def __post_init__(self) -> None:
         if self.clean not in CLEANERS:
             raise unknown_name("text cleaning", self.clean, list(CLEANERS))
+        part_of(self.part)
         if not 1 <= self.fewest_words <= self.most_words:
             raise ConfigError(f"continuations of {self.fewest_words} to {self.most_words} words: none are so long")
         if self.prefix_words < 1:
@@ -112,8 +115,9 @@ def make_negatives(
 ) -> Made:
     """Write passages with negatives into ``folder``.
 
-    Each line of its parts has ``document`` (its number), ``prefix``, ``continuation``, and, where they were made,
-    ``generated`` and ``hard``, lists of texts.
+    Each line of its parts has ``document`` (its number), ``prefix``, ``continuation``, ``span`` (the prefix's first
+    character in the cleaned document, the continuation's, and the one after its last), and, where they were made,
+    ``generated`` and ``hard``, lists of texts; ``hard_spans`` has first character and the one after the last of each.
 
     Args:
         files: the documents, in the formats of ``gerund.data.corpus``.
@@ -164,8 +168,9 @@ def make_negatives(
 
 
 def _make_parts(inputs: InputFiles, output: "_Output", maker: "_Maker", text_column: str, show: bool | None) -> Made:
-    documents = read_documents(inputs.files, text_column=text_column)
     config = maker.config
+    first, step = part_of(config.part)
+    documents = islice(enumerate(read_documents(inputs.files, text_column=text_column)), first, None, step)
     made = Made(0, 0, 0, 0, 0)
     with progress(None, "making passages", show=show) as advance:
         for number, shard in enumerate(iter(lambda: list(islice(documents, config.part_documents)), [])):
@@ -173,9 +178,7 @@ def _make_parts(inputs: InputFiles, output: "_Output", maker: "_Maker", text_col
             if path.is_file():
                 rows = _rows_of(path)
             else:
-                first = number * config.part_documents
-                texts = [clean_text(one.text, config.clean) for one in shard]
-                rows = list(maker.rows([(first + place, text) for place, text in enumerate(texts)]))
+                rows = list(maker.rows([(place, clean_text(one.text, config.clean)) for place, one in shard]))
                 if inputs.changed():
                     raise DataError(
                         "the files of the corpus have changed since the run began; give --force to begin anew"
@@ -259,7 +262,8 @@ class _Maker:
     def __init__(
         self, config: NegativesConfig, lm: LanguageModel | None, scorer: Scorer | None, batch_size: int
     ) -> None:
-        self.config, self.lm, self.scorer, self.batch_size = config, lm, scorer, batch_size
+        self.config, self.lm, self.batch_size = config, lm, batch_size
+        self.hardest = None if scorer is None else Hardest(scorer)
 
     def rows(self, documents: Sequence[tuple[int, str]]) -> Iterator[dict[str, object]]:
         """Yield a row for each passage, in order."""
@@ -280,8 +284,9 @@ class _Maker:
             for passage in passages:
                 row: dict[str, object] = {"document": number, "prefix": passage.prefix}
                 row["continuation"] = passage.continuation
+                row["span"] = [passage.start, passage.middle, passage.end]
                 if own.hard:
-                    row["hard"] = self._hard(text, sentences, passage, rng)
+                    row |= self._hard(text, sentences, passage)
                 if rng.random() < own.generate:
                     continued.append((len(rows), passage))
                 rows.append(row)
@@ -291,14 +296,17 @@ class _Maker:
                 rows[place]["generated"] = [text] if text else []
         yield from rows
 
-    def _hard(self, text: str, sentences: Sequence[Sentence], passage: Passage, rng: np.random.Generator) -> list[str]:
-        """Return the stretches of the document that the scorer likes best."""
-        assert self.scorer is not None
-        pool = inbook_negatives(text, sentences, passage, POOL, rng)
-        return hardest(self.scorer, passage.prefix, pool, self.config.hard)
+    def _hard(self, text: str, sentences: Sequence[Sentence], passage: Passage) -> dict[str, object]:
+        """Return the stretches of the document that the scorer likes best, best first."""
+        assert self.hardest is not None
+        found = self.hardest.of(passage.prefix, other_stretches(text, sentences, passage), self.config.hard)
+        return {"hard": [one.text for one in found], "hard_spans": [[one.start, one.end] for one in found]}
 
     def _generated(self, passages: Sequence[Passage], number: int) -> list[str]:
-        """Return a continuation of each prefix, of about as many words as the true one; blank where none came."""
+        """Return a continuation of each prefix, of about as many words as the true one; blank where none came.
+
+        None is longer or shorter than true ones are.
+        """
         assert self.lm is not None
         raw = continuations_of_length(
             self.lm.model,
@@ -309,7 +317,8 @@ class _Maker:
             batch_size=self.batch_size,
             key=(self.config.seed, number),
         )
-        return [cut_to_words(text, one.words) for text, one in zip(raw, passages, strict=True)]
+        limits = {"fewest": self.config.fewest_words, "most": self.config.most_words}
+        return [cut_to_words(text, one.words, **limits) for text, one in zip(raw, passages, strict=True)]
 
 
 def _manifest(

@@ -7,9 +7,9 @@ training is carried out. An unknown field is refused with the valid ones listed.
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, SerializeAsAny, ValidationError, WrapValidator, model_validator
+from pydantic import Field, SerializeAsAny, ValidationError, WrapValidator, field_validator, model_validator
 
-from gerund.data.corpus import corpus_files
+from gerund.data.corpus import corpus_files, part_of
 from gerund.errors import ConfigError
 from gerund.spec import EncoderSettings
 from gerund.training.objectives import registry
@@ -93,12 +93,23 @@ class SourceConfig(Section):
     """Files for the validation loss."""
     weight: float = Field(default=1.0, gt=0)
     """Fraction of the training texts, relative to the other sources."""
+    part: str = "1/1"
+    """Train on one of several parts of the documents: ``1/2`` is the first, third, fifth, ... document."""
     limit: int | None = Field(default=None, ge=1)
-    """Read only so many documents, the first; left out, all."""
+    """Read only so many documents, the first of the part; left out, all."""
     text_column: str = "text"
     """Column or field that holds the text."""
     clean: Literal["none", "gutenberg", "wikipedia", "pandoc"] = "none"
     """Known quirks to remove; see :func:`gerund.data.corpus.clean_text`."""
+
+    @field_validator("part")
+    @classmethod
+    def _names_a_part(cls, value: str) -> str:
+        try:
+            part_of(value)
+        except ConfigError as error:
+            raise ValueError(str(error)) from error
+        return value
 
 
 class DataConfig(Section):

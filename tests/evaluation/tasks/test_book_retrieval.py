@@ -12,7 +12,8 @@ from gerund.evaluation.results import key_of
 from gerund.evaluation.systems.bm25 import BM25System
 from gerund.evaluation.systems.language_model import language_model_system
 from gerund.evaluation.task import EvaluationConfig
-from gerund.evaluation.tasks.book_retrieval import BookRetrieval, find
+from gerund.evaluation.tasks.book_retrieval import BookRetrieval, candidates_of, find
+from gerund.scoring.registry import find_scorer
 
 TITLES = [f"Book{number}" for number in range(3)]
 
@@ -42,9 +43,34 @@ def test_what_follows_is_found_by_its_words(task, lm):
     assert (task.name, type(task)) == ("book-retrieval/tales", BookRetrieval)
     score = replace(task, scorer="overlap").run(language_model_system("tiny", lm), EvaluationConfig())
     assert (score.main, score.size) == ("recall_at_1", 20)
-    # Its own two sentences share more words with a prefix, and the one before it as many.
-    assert score.metrics["recall_at_1"] < score.metrics["recall_at_5"] == 1
-    assert score.notes[0].split()[0] == "30"
+    # The sentence before the prefix shares as many words with it; its own two share more, and are no candidates.
+    assert score.metrics["recall_at_1"] < score.metrics["recall_at_3"] == 1
+    assert 20 < int(score.notes[0].split()[0]) < 30
+
+
+def test_no_right_answer_is_a_miss_and_none_stands_in_the_prefix(task, lm):
+    """Every candidate is compared with the characters of the passage, and the ranks with those of a literal loop."""
+    own = replace(task, scorer="random", candidates=55)
+    asked = masked = 0
+    ranks = []
+    for title, passages in zip(TITLES, own._documents(own.files[0], np.random.default_rng(0)), strict=True):
+        text = book(title)
+        spans = {one.continuation: text.index(one.continuation) for one in passages}
+        for passage in passages[: 7 if title != TITLES[2] else 6]:
+            start = text.index(f"{passage.prefix} {passage.continuation}")
+            taken = set(range(start, start + len(f"{passage.prefix} {passage.continuation}")))
+            free = [one for one, first in spans.items() if taken.isdisjoint(range(first, first + len(one)))]
+            found = candidates_of(passage, passages)
+            assert found[0] == passage.continuation
+            assert sorted(found[1:]) == sorted(free)
+            asked, masked = asked + 1, masked + len(spans) - 1 - len(free)
+            scorer = find_scorer("random", lm, seed=0)
+            [scores] = scorer.score([passage.prefix], [[f" {one}" for one in found]])
+            ranks.append(sum(score >= scores[0] for score in scores))
+    assert asked == 20
+    assert masked > 1.5 * asked  # what stood among the candidates before
+    score = own.run(language_model_system("tiny", lm), EvaluationConfig())
+    assert score.metrics["mrr"] == pytest.approx(np.mean([1 / rank for rank in ranks]))
 
 
 def test_without_a_scorer_by_vectors(task, lm):

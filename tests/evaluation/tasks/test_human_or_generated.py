@@ -10,16 +10,16 @@ import gerund
 from gerund.errors import ConfigError, DataError
 from gerund.evaluation.systems.language_model import language_model_system
 from gerund.evaluation.task import EvaluationConfig
+from gerund.evaluation.tasks import human_or_generated
 from gerund.evaluation.tasks.human_or_generated import HumanOrGenerated, find
 from gerund.scoring.likelihood import MEASURES, Evidence
 from tests.data.test_passages import SENTENCES
 
 
 @pytest.fixture(scope="module")
-def system(tiny_folder):
-    lm = gerund.load(tiny_folder)
-    lm.tokenizer.model_max_length = lm.model.config.max_position_embeddings = 1024
-    return language_model_system("tiny", lm)
+def system():
+    # A model of letters writes no ten words.
+    return language_model_system("bundled", gerund.load(adapter="none", attention="mask0-bidir"))
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def test_one_of_two_is_from_the_document(task, system):
         right, wrong = choice.candidates[choice.gold], choice.candidates[1 - choice.gold]
         assert f"{choice.prefix} {right}" in " ".join(SENTENCES)
         assert wrong not in " ".join(SENTENCES)
-        assert wrong == wrong.strip() != ""
+        assert wrong == wrong.strip()
     assert task.choices(6, EvaluationConfig(seed=1), system) == choices
     assert task.choices(6, EvaluationConfig(seed=2), system) != choices
 
@@ -60,7 +60,29 @@ def test_the_scorer_alone(task, system):
     score = replace(task, scorer="overlap", likelihoods=False).run(system, EvaluationConfig())
     assert score.main == "scorer"
     assert score.metrics["scorer"] == score.metrics["overlap"]
-    assert set(score.metrics) == {"scorer", "overlap", "random"}
+    assert set(score.metrics) == {"scorer", "overlap", "content_overlap", "random"}
+
+
+def test_length_gives_nothing_away(task, system, monkeypatch):
+    """RankGen, section 2.2: generated continuations are of 10 to 128 words, as true ones are."""
+    words = ["goes"] * 9
+    written = [
+        " ".join(words),
+        " ".join([*words, "on", "for", "ever", "here.", *words, "again."]),
+        "Short. " * 14,
+        "A b.",
+    ]
+    given = iter(range(6))
+    monkeypatch.setattr(
+        human_or_generated, "continuations_of_length", lambda *_a, **_k: [written[next(given) % 4] for _ in range(6)]
+    )
+    choices = task.choices(6, EvaluationConfig(seed=1), system)
+    assert len(choices) == 3  # the others are too short
+    for choice in choices:
+        assert all(10 <= len(text.split()) <= 12 for text in choice.candidates)
+    monkeypatch.setattr(human_or_generated, "continuations_of_length", lambda *_a, **_k: ["A b."] * 6)
+    with pytest.raises(DataError, match="own writes no 10 words behind any"):
+        task.choices(6, EvaluationConfig(seed=1), system)
 
 
 def test_mistakes(task, system):

@@ -1,17 +1,19 @@
 """Which continuation belongs to a prefix: candidates from files and from documents."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import gerund
+from gerund.data.passages import split_sentences
 from gerund.errors import ConfigError, DataError
 from gerund.evaluation.systems.language_model import language_model_system
 from gerund.evaluation.task import EvaluationConfig
 from gerund.evaluation.tasks.suffix_identification import ChoiceTask, InbookTask, accuracy, find
 from gerund.scoring.likelihood import MEASURES, Evidence
-from gerund.scoring.words import overlap
+from gerund.scoring.words import WORD_MEASURES, overlap
 from tests.data.test_passages import SENTENCES
 
 ROWS = [
@@ -22,6 +24,7 @@ ROWS = [
 
 
 NOBODY = object()
+BOOK, LATER = " ".join(SENTENCES), " ".join(SENTENCES[200:])
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +66,7 @@ def test_accuracies_are_those_of_the_scorers(data, lm):
     evidence = Evidence(lm, [row["prefix"] for row in ROWS], [row["suffixes"] for row in ROWS], seed=5, show=False)
     for name, scorer in MEASURES.items():
         right = [int(np.argmax(own)) == row["gold"] for own, row in zip(scorer(evidence), ROWS, strict=True)]
-        if name != "overlap":  # which has ties
+        if name not in WORD_MEASURES:  # which have ties
             assert score.metrics[name] == pytest.approx(np.mean(right)), name
     assert (score.main, score.size) == ("avg_cll", 3)
     assert task.run(language_model_system("tiny", lm), EvaluationConfig(limit=2)).size == 2
@@ -135,9 +138,38 @@ def test_hard_negatives_are_those_that_share_most_words(data, lm):
     score = inbook(data, hard_by="overlap", samples=10, likelihoods=False).run(
         language_model_system("tiny", lm), EvaluationConfig()
     )
-    assert set(score.metrics) == {"overlap", "random", "overlap_2way", "random_2way"}
+    cheap = {"overlap", "content_overlap", "random"}
+    assert set(score.metrics) == cheap | {f"{name}_2way" for name in cheap}
     with pytest.raises(ConfigError, match="pmi differs from model to model"):
         inbook(data, hard_by="pmi").choices(2, EvaluationConfig(), NOBODY)
+
+
+def test_the_hardest_of_all_stretches_are_taken(data):
+    """RankGen, appendix C.1: "every 128-word token sequence in the document", and not some that were sampled."""
+    task = inbook(data, hard_by="overlap")
+    easy, hard = (replace(task, hard_by=name).choices(6, EvaluationConfig(), NOBODY) for name in ("", "overlap"))
+    for plain, choice in zip(easy, hard, strict=True):
+        assert (choice.prefix, choice.gold) == (plain.prefix, plain.gold)
+        right = choice.candidates[choice.gold]
+        # The second document is a part of the first one.
+        [whole, *part] = (text for text in (BOOK, LATER) if f"{choice.prefix} {right}" in text)
+        text = part[0] if part and all(one in LATER for one in plain.candidates) else whole
+        sentences = split_sentences(text)
+        start = text.index(f"{choice.prefix} {right}")
+        passage = set(range(start, start + len(f"{choice.prefix} {right}")))
+        scores = []
+        for first in range(len(sentences)):
+            # Whole sentences from here on that come nearest to the right one's words.
+            ends = range(first, len(sentences))
+            stretches = [text[sentences[first].start : sentences[last].end] for last in ends]
+            best = min(stretches, key=lambda one: abs(len(one.split()) - len(right.split())))
+            words = len(best.split()) / len(right.split())
+            at = range(sentences[first].start, sentences[first].start + len(best))
+            if 0.5 <= words <= 1.5 and passage.isdisjoint(at):
+                scores.append(overlap(best.split(), choice.prefix.split()))
+        taken = [one for place, one in enumerate(choice.candidates) if place != choice.gold]
+        found = sorted((overlap(one.split(), choice.prefix.split()) for one in taken), reverse=True)
+        assert found == pytest.approx(sorted(scores, reverse=True)[:10])
 
 
 def test_a_scorer_that_is_named(data, lm):

@@ -37,7 +37,7 @@ WORDS = {
 }
 # So wide and long that a few steps are enough.
 WIDTH, LENGTH = 100, 50.0
-STEPS = 100
+STEPS = 400
 SENTENCES = ["Ann sees the cat .", "Bo hit Ann in Rome .", "the cat sees Bo .", "Rome .", "Ann hit the cat in Rome ."]
 
 

@@ -17,9 +17,9 @@ from gerund.evaluation.run import evaluate
 from gerund.evaluation.systems.bm25 import BM25System
 from gerund.evaluation.systems.language_model import language_model_system
 from gerund.evaluation.task import EvaluationConfig
-from gerund.evaluation.tasks.writing import DECODINGS, Writing, _cut_up, find
+from gerund.evaluation.tasks.writing import DECODINGS, Passage, Writing, _cut_up, find
 from gerund.evaluation.text_metrics import mauve, rep_n, rep_sentences, rep_window, sentences_of
-from gerund.scoring.words import overlap
+from gerund.scoring.words import content_overlap, overlap
 
 WORDS = ["the", "a", "cat", "hat", "in", "an", "inn", "thin", "man", "ran.", "here", "there.", "then", "other"]
 
@@ -79,6 +79,7 @@ def test_metrics_are_means_over_what_was_written(tmp_path, system):
             "rep_sen": rep_sentences(sentences_of(one.text)),
             "rep": rep_window(words, before),
             "overlap": overlap(words, before),
+            "content_overlap": content_overlap(one.text, passage.prefix),
             "length": len(one.token_ids),
             "ended": one.finished,
         })  # fmt: skip
@@ -99,6 +100,29 @@ def test_peoples_continuations_are_cut_to_the_models_length(tmp_path, system):
     assert passage.rest.startswith(own)
     assert score.metrics["human_rep_1"] == pytest.approx(rep_n(own.split(), 1))
     assert score.metrics["human_overlap"] == pytest.approx(overlap(own.split(), passage.prefix.split()))
+
+
+def test_both_sides_end_at_a_sentence(tmp_path, system):
+    """RankGen, appendix D.1, item 3."""
+    task = replace(corpus(tmp_path, [document(45, seed) for seed in range(9)]), samples=5, ends="sentence")
+    passages = [
+        Passage("He left", f" {rest}") for rest in ("and ran. Then he", "and. So it is there. A", "here and there")
+    ]
+    texts = [" then. The other one. A hat", " in the inn", " An end."]
+    ids = [system.lm.tokenizer(text)["input_ids"] for text in texts]
+    written = [gerund.Generation(text, own, 0.0, False) for text, own in zip(texts, ids, strict=True)]
+    found = task.compare(system.lm, passages, written)
+    kept = [" then. The other one.", " in the inn", " An end."]  # one without an end stays as it is
+    assert found.metrics["rep_1"] == pytest.approx(np.mean([rep_n(text.split(), 1) for text in kept]))
+    assert found.metrics["overlap"] == pytest.approx(np.mean([overlap(text.split(), ["He", "left"]) for text in kept]))
+    assert task._ended([passage.rest for passage in passages]) == [
+        " and ran.",
+        " and. So it is there.",
+        " here and there",
+    ]
+    assert replace(task, ends="token")._ended(texts) == texts
+    with pytest.raises(ConfigError, match="unknown ends 'word'"):
+        replace(task, ends="word")
 
 
 @pytest.mark.parametrize("states", ["mean", "last"])

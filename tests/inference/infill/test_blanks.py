@@ -6,7 +6,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from gerund.inference.infill.blanks import BlankedText
 from gerund.inference.text_ids import ids_inside
-from gerund.models.loading import find
+from gerund.models.sources import find
 from tests.tiny import byte_tokenizer
 
 

@@ -77,6 +77,17 @@ def test_sentences_of_enough_words(corpus, tokenizer, tmp_path, documents):
     assert cache.text_bytes == sum(len(text.encode()) for text in long)
 
 
+def test_parts_share_the_documents_out(corpus, tokenizer, cache, tmp_path):
+    whole = texts_of(cache)
+    halves = [tokenize_corpus([corpus / "a.train.jsonl"], tokenizer, tmp_path, part=part) for part in ("1/2", "2/2")]
+    assert [texts_of(half) for half in halves] == [whole[::2], whole[1::2]]
+    third = tokenize_corpus([corpus / "a.train.jsonl"], tokenizer, tmp_path, part="3/3", limit=2)
+    assert texts_of(third) == [whole[2], whole[5]]
+    for part in ("0/2", "3/2", "1", "1/0", "a/b", "1/2/3", "-1/2", " 1/2"):
+        with pytest.raises(ConfigError, match="is no part such as 1/2, the first of two"):
+            tokenize_corpus([corpus / "a.train.jsonl"], tokenizer, tmp_path, part=part)
+
+
 def test_documents_of_enough_words(tokenizer, tmp_path):
     path = written(tmp_path / "a.jsonl", "one two", "one two three", "one")
     cache = tokenize_corpus([path], tokenizer, tmp_path, min_words=2)

@@ -5,14 +5,15 @@ RankGen, appendix C.2 (Table 12).
 Knows: documents, passages. Does not know: how candidates are scored.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
 
-from gerund.data.passages import Passage, sample_passages, split_sentences
+from gerund.data.passages import Passage, sample_passages, split_sentences, wrong_for
 from gerund.errors import ConfigError, DataError
 from gerund.evaluation.scored_task import ScoredTask, rank_of, recalls
 from gerund.evaluation.sets.corpora import read_texts, test_files
@@ -26,10 +27,11 @@ from gerund.progress import progress
 class BookRetrieval(ScoredTask):
     """Recall at 1, 3, 5, 10 and 50 of the true continuation among those of the same document.
 
-    A document is cut into passages, prefix and continuation, that may overlap, as RankGen's data are made; the
-    continuations of all of them are the candidates. They are scored by the model's own scorer or the one that is given;
-    without either by the cosine of the encoder's vectors, so that any embedding model can be compared; BM25 is there
-    too. ``config.limit`` counts prefixes.
+    A document is cut into passages, prefix and continuation, that may overlap, as RankGen's data are made. The
+    continuations of all of them are the candidates, but for those that overlap a prefix or its true continuation: these
+    stand in the prefix already, or are right in part. Candidates are scored by the model's own scorer or the one that
+    is given; without either by the cosine of the encoder's vectors, so that any embedding model can be compared; BM25
+    is there too. ``config.limit`` counts prefixes.
     """
 
     kind: ClassVar[str] = "book-retrieval"
@@ -65,14 +67,15 @@ class BookRetrieval(ScoredTask):
         with progress(len(documents), self.name, show=config.show_progress) as advance:
             for number, passages in enumerate(documents):
                 # As many of every document as of the others, one more of the first ones.
-                own = passages[: len(range(number, wanted, len(documents)))]
+                asked = ((one, found) for one in passages if len(found := candidates_of(one, passages)) > 1)
+                own = list(islice(asked, len(range(number, wanted, len(documents)))))
                 if own:
                     texts = list(dict.fromkeys(one.continuation for one in passages))
-                    prefixes = [one.prefix for one in own]
+                    prefixes = [one.prefix for one, _ in own]
                     scores = system.candidate_scores(prefixes, texts, scorer=scorer, prompt=self.prompt(config))
-                    right = [texts.index(one.continuation) for one in own]
-                    ranks += [rank_of(row, place) for row, place in zip(scores, right, strict=True)]
-                    sizes.append(len(texts))
+                    for (_, candidates), row in zip(own, scores, strict=True):
+                        ranks.append(rank_of(row[[texts.index(text) for text in candidates]], 0))
+                        sizes.append(len(candidates))
                 advance(1)
         notes = [f"{np.mean(sizes):.0f} candidates a prefix, on the mean"]
         if scorer is None and not isinstance(system, BM25System):
@@ -90,8 +93,15 @@ class BookRetrieval(ScoredTask):
                 prefix_words=self.prefix_words,
                 continuation_words=(10, self.continuation_words),
             )
-            if len({passage.continuation for passage in found}) > 1:
+            if any(any(wrong_for(passage, found)) for passage in found):
                 yield [found[place] for place in rng.permutation(len(found)).tolist()]
+
+
+def candidates_of(passage: Passage, passages: Sequence[Passage]) -> list[str]:
+    """Return the true continuation of a passage and, behind it, all different wrong ones of its document."""
+    wrong = wrong_for(passage, passages)
+    others = [one.continuation for one, is_wrong in zip(passages, wrong, strict=True) if is_wrong]
+    return list(dict.fromkeys([passage.continuation, *others]))
 
 
 def find(folder: Path) -> list[Task]:

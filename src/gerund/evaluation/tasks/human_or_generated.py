@@ -26,6 +26,8 @@ from gerund.inference.generate.like_length import continuations_of_length
 if TYPE_CHECKING:
     from gerund.language_model import LanguageModel
 
+# Words of a continuation at least.
+_FEWEST = 10
 _OWN = "own"
 _BATCH = 32
 
@@ -51,8 +53,8 @@ class HumanOrGenerated(SuffixTask):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if min(self.prefix_words, self.continuation_words) < 10:
-            raise ConfigError(f"{self.kind} needs prefixes and continuations of at least 10 words")
+        if min(self.prefix_words, self.continuation_words) < _FEWEST:
+            raise ConfigError(f"{self.kind} needs prefixes and continuations of at least {_FEWEST} words")
 
     @property
     def also_read(self) -> tuple[Path, ...]:
@@ -74,14 +76,14 @@ class HumanOrGenerated(SuffixTask):
             texts = _written_by(self.writer, state, passages, sampling, config.seed)
         found = []
         for passage, text in zip(passages, texts, strict=True):
-            generated = cut_to_words(text, passage.words).strip()
-            # An empty text would be recognised by any measure.
+            # As long as true ones may be, or length alone would give it away; one that is too short is left out.
+            generated = cut_to_words(text, passage.words, fewest=_FEWEST, most=self.continuation_words)
             if generated:
                 gold = int(rng.integers(2))
                 pair = (passage.continuation, generated)
                 found.append(Choice((passage.prefix,), pair if gold == 0 else pair[::-1], gold))
         if not found:
-            raise DataError(f"{path}: {self.writer} writes nothing behind any of the prefixes")
+            raise DataError(f"{path}: {self.writer} writes no {_FEWEST} words behind any of the prefixes")
         return found
 
     def _passages(self, path: Path, count: int, rng: np.random.Generator) -> Iterator[Passage]:
@@ -92,7 +94,7 @@ class HumanOrGenerated(SuffixTask):
                 text,
                 split_sentences(text),
                 prefix_words=self.prefix_words,
-                continuation_words=(10, self.continuation_words),
+                continuation_words=(_FEWEST, self.continuation_words),
             )
             documents.append([found[place] for place in rng.permutation(len(found))[:count].tolist()])
         for turn in zip_longest(*documents):

@@ -14,7 +14,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from gerund.data.passages import cut_passages, inbook_negatives, split_sentences
+from gerund.data.passages import Passage, Sentence, cut_passages, inbook_negatives, other_stretches, split_sentences
 from gerund.errors import ConfigError, DataError
 from gerund.evaluation.scored_task import ScoredTask, files_of
 from gerund.evaluation.sets.choices import FOLDER, Choice, choice_files, read_choices
@@ -22,14 +22,15 @@ from gerund.evaluation.sets.corpora import read_texts, test_files
 from gerund.evaluation.systems.base import Generates, HasLikelihoods
 from gerund.evaluation.systems.language_model import scorer_of
 from gerund.evaluation.task import EvaluationConfig, Score, Side, Task
-from gerund.scoring.hardest import POOL, hardest
+from gerund.scoring.hardest import Hardest
 from gerund.scoring.registry import fixed_scorer
+from gerund.scoring.words import WORD_MEASURES
 
 _MAIN = "avg_cll"
 _SCORER = "scorer"
 _WAYS = 11
 # Measures that need no model, and are taken even where likelihoods are not.
-_CHEAP = ("overlap", "random")
+_CHEAP = (*WORD_MEASURES, "random")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +131,10 @@ class InbookTask(SuffixTask):
     continuation_words: int = field(default=128, metadata={"help": "Words of a continuation at most."})
     hard_by: str = field(
         default="",
-        metadata={"help": "Who picks hard negatives (RankGen, C.1): overlap or a scorer's folder; left out, chance."},
+        metadata={
+            "help": "Who picks hard negatives (RankGen, C.1): a measure of shared words or a scorer's folder; left "
+            "out, chance."
+        },
     )
 
     def __post_init__(self) -> None:
@@ -155,7 +159,7 @@ class InbookTask(SuffixTask):
             raise DataError(
                 f"{path}: no document is long enough for prefixes of {self.prefix_words} words and eleven continuations"
             )
-        return self._hardened(sampled, rng) if self.hard_by else sampled
+        return self._hardened(sampled, rng) if self.hard_by else [one.choice for one in sampled]
 
     def accuracies(self, scores: dict[str, list[np.ndarray]], gold: Sequence[int]) -> dict[str, float]:
         """Return the accuracy of every scorer, of eleven and of two."""
@@ -167,35 +171,46 @@ class InbookTask(SuffixTask):
         }
         return {**super().accuracies(scores, gold), **two}
 
-    def _of(self, text: str, count: int, rng: np.random.Generator) -> list[Choice]:
-        """Return up to ``count`` prefixes of a document; with all of a pool of others where the hardest are wanted."""
+    def _of(self, text: str, count: int, rng: np.random.Generator) -> "list[_Sampled]":
+        """Return up to ``count`` prefixes of a document, each with its continuation among ten other stretches."""
         sentences = split_sentences(text)
         lengths = (10, self.continuation_words)
         passages = cut_passages(text, sentences, prefix_words=self.prefix_words, continuation_words=lengths)
-        others = POOL if self.hard_by else _WAYS - 1
-        found: list[Choice] = []
+        found: list[_Sampled] = []
         for place in rng.permutation(len(passages)).tolist():
             if len(found) == count:
                 break
-            negatives = inbook_negatives(text, sentences, passages[place], others, rng)
-            if len(negatives) >= _WAYS - 1:
+            passage = passages[place]
+            negatives = [one.text for one in inbook_negatives(text, sentences, passage, _WAYS - 1, rng)]
+            if len(negatives) == _WAYS - 1:
                 gold = int(rng.integers(_WAYS))
-                candidates = [*negatives[:gold], passages[place].continuation, *negatives[gold:]]
-                found.append(Choice((passages[place].prefix,), tuple(candidates), gold))
+                candidates = (*negatives[:gold], passage.continuation, *negatives[gold:])
+                found.append(_Sampled(Choice((passage.prefix,), candidates, gold), text, sentences, passage))
         return found
 
-    def _hardened(self, choices: Sequence[Choice], rng: np.random.Generator) -> list[Choice]:
-        """Return the choices with the ten negatives of each that the scorer likes best, in a random order."""
-        scorer = fixed_scorer(self.hard_by)
-        found = []
-        for one in choices:
-            right = one.candidates[one.gold]
-            pool = [text for place, text in enumerate(one.candidates) if place != one.gold]
-            hard = hardest(scorer, one.prefix, pool, _WAYS - 1)
-            negatives = [hard[place] for place in rng.permutation(len(hard)).tolist()]
-            candidates = (*negatives[: one.gold], right, *negatives[one.gold :])
-            found.append(Choice(one.sentences, candidates, one.gold))
-        return found
+    def _hardened(self, sampled: "Sequence[_Sampled]", rng: np.random.Generator) -> list[Choice]:
+        """Return the same prefixes with the ten stretches of the document that the scorer likes best, shuffled."""
+        finder = Hardest(fixed_scorer(self.hard_by))
+        found: dict[int, Choice] = {}
+        # All prefixes of a document after each other: what was computed of its stretches is known then.
+        for place, one in sorted(enumerate(sampled), key=lambda numbered: numbered[1].text):
+            stretches = other_stretches(one.text, one.sentences, one.passage)
+            hard = [stretch.text for stretch in finder.of(one.choice.prefix, stretches, _WAYS - 1)]
+            negatives = [hard[which] for which in rng.permutation(len(hard)).tolist()]
+            gold = one.choice.gold
+            candidates = (*negatives[:gold], one.passage.continuation, *negatives[gold:])
+            found[place] = Choice(one.choice.sentences, candidates, gold)
+        return [found[place] for place in range(len(sampled))]
+
+
+@dataclass(frozen=True)
+class _Sampled:
+    """A prefix with candidates, and where it is from."""
+
+    choice: Choice
+    text: str
+    sentences: Sequence[Sentence]
+    passage: Passage
 
 
 def accuracy(scores: Sequence[np.ndarray], gold: Sequence[int]) -> float:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from gerund.data.passages import cut_to_sentence
 from gerund.errors import ConfigError, DataError, unknown_name
 from gerund.evaluation import text_metrics
 from gerund.evaluation.scored_task import files_of
@@ -25,7 +26,7 @@ from gerund.evaluation.text_metrics import rep_n, rep_sentences, rep_window, sen
 from gerund.progress import progress
 from gerund.scoring.names import OWN
 from gerund.scoring.registry import find_scorer
-from gerund.scoring.words import overlap, words_of
+from gerund.scoring.words import content_overlap, overlap, words_of
 
 if TYPE_CHECKING:
     from gerund.language_model import LanguageModel
@@ -44,6 +45,8 @@ DECODINGS: Mapping[str, Mapping[str, Any]] = {
 # prefix that both sides share hides what differs: with the bundled model on Wikipedia greedy texts come to 0.81
 # so, and to 0.32 by the mean, while people's texts come to 0.96 and 0.97.
 STATES = ("mean", "last")
+# Where the texts of both sides end: after so many tokens, or at the last end of a sentence before (RankGen, D.1).
+ENDS = ("token", "sentence")
 _WORD = re.compile(r"\S+")
 _BATCH = 32
 _GRAMS = (1, 2, 3, 4)
@@ -91,9 +94,11 @@ class Writing(FileTask):
     """Continuations of the beginnings of documents. ``config.limit`` counts continuations.
 
     Metrics, each a mean over the continuations: ``rep_1`` to ``rep_4`` and ``rep_sen`` (MAGNET, equation 6),
-    ``rep`` and ``overlap`` (RankGen, Tables 16 and 17; over words), ``length`` in the model's tokens, ``ended``
-    (the fraction that the model ended itself). With ``human_`` in front: the same of the documents' own
-    continuations, each cut to as many tokens as the model wrote. From 100 continuations on also ``mauve``
+    ``rep`` and ``overlap`` (RankGen, Tables 16 and 17; over words), ``content_overlap`` (without stop words, as
+    RankGen's released code counts), ``length`` in the model's tokens, ``ended`` (the fraction that the model ended
+    itself). With ``human_`` in front: the same of the documents' own continuations, each cut to as many tokens as the
+    model wrote. With ``ends=sentence`` both are then cut behind their last whole sentence, as MAUVE varies less so
+    (RankGen, appendix D.1). From 100 continuations on also ``mauve``
     between the two, ``mauve_spread`` over k-means seeds and ``mauve_error`` over samples of the texts; with text to
     spare ``mauve_ceiling``, between the documents' continuations and as many others from the same documents.
     """
@@ -118,6 +123,10 @@ class Writing(FileTask):
     rerank_samples: int = field(default=20, metadata={"help": "Continuations that are sampled and ranked."})
     rerank_beams: int = field(default=1, metadata={"help": "How many are kept each time (beam search)."})
     rerank_every: int = field(default=0, metadata={"help": "Tokens between two rankings; 0 ranks whole texts."})
+    ends: str = field(
+        default="token",
+        metadata={"help": "Where both sides' texts end: token, or sentence, the last whole one (RankGen, D.1)."},
+    )
     mauve_features: str = field(
         default="",
         metadata={"help": "Whose states MAUVE compares: empty for the model's own, a folder, or 'default'."},
@@ -130,6 +139,8 @@ class Writing(FileTask):
     def __post_init__(self) -> None:
         if self.decoding not in DECODINGS:
             raise unknown_name("decoding", self.decoding, list(DECODINGS))
+        if self.ends not in ENDS:
+            raise unknown_name("ends", self.ends, ENDS)
         if self.mauve_states not in STATES:
             raise unknown_name("mauve_states", self.mauve_states, STATES)
         for name in ("samples", "prefix_words", "max_new_tokens", "rerank_samples", "rerank_beams"):
@@ -195,8 +206,8 @@ class Writing(FileTask):
         """
         # One token of the document's own where the model wrote none: silence is not what people write.
         lengths = [max(1, len(item.token_ids)) for item in written]
-        human = _cut(lm, [passage.rest for passage in passages], lengths)
-        texts = [item.text for item in written]
+        human = self._ended(_cut(lm, [passage.rest for passage in passages], lengths))
+        texts = self._ended([item.text for item in written])
         metrics = {
             **_means(passages, texts),
             "length": float(np.mean([len(item.token_ids) for item in written])),
@@ -211,16 +222,20 @@ class Writing(FileTask):
         result = text_metrics.mauve(self._states(runtime, passages, texts), peoples)
         metrics |= {"mauve": result.value, "mauve_spread": result.spread, "mauve_error": result.error}
         notes = [
-            f"MAUVE by the {self.mauve_states} states of {runtime.name}, {result.buckets} buckets; by other states or "
-            "with another number of texts it cannot be compared",
+            f"MAUVE by the {self.mauve_states} states of {runtime.name}, {result.buckets} buckets, texts that end at a "
+            f"{self.ends}; by other states or with another number of texts it cannot be compared",
             *result.notes,
         ]
         if others:
-            cut = _cut(lm, [passage.rest for passage in others], lengths)
+            cut = self._ended(_cut(lm, [passage.rest for passage in others], lengths))
             metrics["mauve_ceiling"] = text_metrics.mauve(self._states(runtime, others, cut), peoples).value
         else:
             notes.append("no ceiling for MAUVE: the corpus is too small to compare people with people")
         return Comparison(metrics, tuple(notes), result.curve)
+
+    def _ended(self, texts: Sequence[str]) -> list[str]:
+        """Return texts up to where they are to end; one without a whole sentence stays as it is."""
+        return [cut_to_sentence(text) or text for text in texts] if self.ends == "sentence" else list(texts)
 
     def passages(self, n: int, config: EvaluationConfig) -> tuple[list[Passage], list[Passage]]:
         """Return passages to continue, and as many more to compare people with people; none if there are not enough.
@@ -335,5 +350,6 @@ def _means(passages: Sequence[Passage], texts: Sequence[str]) -> dict[str, float
         before, words = words_of(passage.prefix), words_of(text)
         row = {f"rep_{n}": rep_n(words, n) for n in _GRAMS}
         row |= {"rep_sen": rep_sentences(sentences_of(text)), "rep": rep_window(words, before)}
-        rows.append(row | {"overlap": overlap(words, before)})
+        row |= {"overlap": overlap(words, before), "content_overlap": content_overlap(text, passage.prefix)}
+        rows.append(row)
     return {name: float(np.mean([row[name] for row in rows])) for name in rows[0]}

@@ -81,7 +81,8 @@ class Sources:
         return Texts(caches, weights, length=length, seed=seed, min_tokens=min(_SHORTEST_TEXT, length))
 
     def _tokens(self, source: SourceConfig, files: list[Path], unit: Unit, min_words: int) -> TokenCache:
-        part = "training" if files is source.files else "validation"
+        trains = files is source.files
+        part = "training" if trains else "validation"
         name = f"{source.name} {part} {unit} {min_words}"
         if name not in self.opened:
             self.opened[name] = tokenize_corpus(
@@ -92,7 +93,8 @@ class Sources:
                 text_column=source.text_column,
                 unit=unit,
                 min_words=min_words,
-                limit=source.limit if part == "training" else None,
+                part=source.part if trains else "1/1",
+                limit=source.limit if trains else None,
                 begins=lambda: self.report(f"tokenising the {part} {unit} of {source.name}"),
             )
         return self.opened[name]

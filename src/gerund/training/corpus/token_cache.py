@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, BinaryIO, Literal, get_args
 
 import numpy as np
 
-from gerund.data.corpus import clean_text, read_documents
+from gerund.data.corpus import clean_text, part_of, read_documents
 from gerund.data.passages import split_sentences
 from gerund.errors import ConfigError, DataError, ModelError, ResourceError, unknown_name
 from gerund.jobs.files import write_whole
@@ -83,6 +83,7 @@ def tokenize_corpus(
     text_column: str = "text",
     unit: Unit = "documents",
     min_words: int = 0,
+    part: str = "1/1",
     limit: int | None = None,
     begins: Callable[[], None] | None = None,
 ) -> TokenCache:
@@ -102,7 +103,8 @@ def tokenize_corpus(
         text_column: Column or field that holds the text.
         unit: What counts as a text of its own: whole ``documents``, or each of their ``sentences``.
         min_words: Texts of fewer words are left out. (MAGNET, Appendix A: lines of more than 20 words.)
-        limit: Read only so many documents, the first; None reads all.
+        part: Which documents; see :func:`gerund.data.corpus.part_of`.
+        limit: Read only so many documents of the part, the first; None reads all.
         begins: Called where nothing is there yet and the work begins.
 
     Raises:
@@ -123,14 +125,17 @@ def tokenize_corpus(
             raise DataError(f"{path}: no such file")
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    target = folder / f"{_cache_key(files, tokenizer, [clean, text_column, unit, min_words, limit])}.tokens"
+    settings = [clean, text_column, unit, min_words, limit, *([part] if part != "1/1" else [])]
+    target = folder / f"{_cache_key(files, tokenizer, settings)}.tokens"
     card = target.with_suffix(".json")
     found = _read_card(card, target)
     if found is not None:
         return found
     if begins is not None:
         begins()
-    corpus = _Corpus(files, clean=clean, text_column=text_column, unit=unit, min_words=min_words, limit=limit)
+    corpus = _Corpus(
+        files, clean=clean, text_column=text_column, unit=unit, min_words=min_words, limit=limit, part=part_of(part)
+    )
     cache = _write(corpus, tokenizer, target)
     fields = {name: value for name, value in asdict(cache).items() if name != "path"}
     write_whole(card, json.dumps({**fields, "files": [path.name for path in files]}))
@@ -141,14 +146,24 @@ class _Corpus:
     """The texts of a corpus in order; counts on the way how many documents they come from."""
 
     def __init__(
-        self, files: list[Path], *, clean: str, text_column: str, unit: Unit, min_words: int, limit: int | None
+        self,
+        files: list[Path],
+        *,
+        clean: str,
+        text_column: str,
+        unit: Unit,
+        min_words: int,
+        part: tuple[int, int],
+        limit: int | None,
     ) -> None:
         self.files, self.clean, self.text_column = files, clean, text_column
-        self.unit, self.min_words, self.limit = unit, min_words, limit
+        self.unit, self.min_words, self.limit, self.part = unit, min_words, limit, part
         self.documents_read = self.documents_used = 0
 
     def __iter__(self) -> Iterator[str]:
-        for document in islice(read_documents(self.files, text_column=self.text_column), self.limit):
+        first, step = self.part
+        documents = islice(read_documents(self.files, text_column=self.text_column), first, None, step)
+        for document in islice(documents, self.limit):
             self.documents_read += 1
             texts = self._texts(clean_text(document.text, self.clean))
             self.documents_used += bool(texts)

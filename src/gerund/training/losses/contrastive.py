@@ -113,6 +113,24 @@ def excluded_pairs(query_ids_B: Tensor, key_ids_K: Tensor, positives_B: Tensor) 
     return (same_BK | (key_ids_K == query_ids_B[:, None])).scatter(1, positives_B[:, None], False)
 
 
+def overlapping(query_places_B3: Tensor, key_places_K3: Tensor) -> Tensor:
+    """Return which keys share a character with what a query has to find: they are right, wholly or in part.
+
+    Args:
+        query_places_B3: for each query a document, the first character there, and the one after the last.
+        key_places_K3: the same for each key; one that is in no document has (-1, -1) for characters.
+
+    Returns:
+        Bool ``(B, K)``.
+
+    >>> overlapping(torch.tensor([[7, 10, 20]]), torch.tensor([[7, 19, 30], [7, 20, 30], [8, 10, 20]])).tolist()
+    [[True, False, False]]
+    """
+    (document_B, start_B, end_B), (document_K, start_K, end_K) = query_places_B3.T, key_places_K3.T
+    same_BK = document_B[:, None] == document_K
+    return same_BK & (start_K < end_B[:, None]) & (start_B[:, None] < end_K)
+
+
 @torch.no_grad()
 def accuracy(
     queries_BD: Tensor,

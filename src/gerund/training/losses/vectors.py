@@ -15,7 +15,7 @@ from gerund.errors import ConfigError
 from gerund.inference.encode.runtime import hidden_states
 from gerund.models.pooling import pool
 from gerund.training.losses.by_length import Batch, passes_may_differ, read_by_length
-from gerund.training.losses.contrastive import Similarity, accuracy, excluded_pairs, info_nce
+from gerund.training.losses.contrastive import Similarity, accuracy, excluded_pairs, info_nce, overlapping
 from gerund.training.losses.gathering import gather_numbers, gather_rows
 
 if TYPE_CHECKING:
@@ -116,6 +116,7 @@ def batch_info_nce(
     vectors_ND: Tensor,
     identities: Sequence[Tensor],
     *,
+    places: Sequence[Tensor] | None = None,
     temperature: float,
     similarity: Similarity,
     in_batch: bool,
@@ -126,6 +127,8 @@ def batch_info_nce(
     Args:
         vectors_ND: The vectors of the groups, one after the other: queries, positives, perhaps negatives.
         identities: For each group a number a text, equal for equal texts.
+        places: For each group a place a text ``(n, 3)``, as ``overlapping`` takes them: a key that overlaps what a
+            query has to find is none of its negatives. None where places are not known.
         temperature: Similarities are divided by it.
         similarity: ``cosine`` or ``dot``.
         in_batch: Whether the positives of other queries are negatives; without them only the third group is.
@@ -139,6 +142,9 @@ def batch_info_nce(
         key_ids_K = gather_numbers(key_ids_K)
     positives_B = first + torch.arange(len(queries_BD), device=keys_KD.device)
     excluded_BK = excluded_pairs(identities[0], key_ids_K, positives_B)
+    if places is not None:
+        key_places_K3 = torch.cat([*places[1:]])
+        excluded_BK = excluded_BK | overlapping(places[0], gather_numbers(key_places_K3) if gather else key_places_K3)
     if not in_batch:
         positive_K = torch.cat([torch.full_like(group, at == 0) for at, group in enumerate(identities[1:])])
         if gather:

@@ -1,33 +1,29 @@
-"""RankGen: an encoder that scores continuations of a prefix (section 2.2), and the passages it learns from.
+"""RankGen: an encoder that scores continuations of a prefix (section 2.2).
 
-``gerund negatives`` writes the passages. They are read document by document: those of one document are each other's
-negatives.
+Passages of one document are each other's negatives, but for texts that overlap the true continuation: those are true as
+well.
 
-Knows: rows of passages, their order, markers, which texts stand on which side. Does not know: the loss (``vectors``).
+Knows: passages with their places, markers, which texts stand on which side. Does not know: the loss (``vectors``), how
+passages are read (``corpus.passages``).
 """
 
-import json
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast
 
-import numpy as np
 from pydantic import Field, model_validator
 
-from gerund.data.files import checked_text, decode, opened
-from gerund.errors import ConfigError, DataError
-from gerund.training.objectives.base import Batches, Objective
+from gerund.errors import ConfigError
+from gerund.training.corpus.passages import PassageExample, Passages, read_passages
+from gerund.training.objectives.base import Batch, Batches, Objective
 from gerund.training.objectives.context import VALIDATION_SEED
 from gerund.training.objectives.vectors import ContrastiveLosses, Similarity, TextGroup, VectorConfig
 
 if TYPE_CHECKING:
+    from gerund.inference.tokens import Tokens
     from gerund.training.corpus.formatting import InputFormatter
     from gerund.training.objectives.context import Context
-
-_PARTS = "part-*.jsonl"
-_GENERATED, _HARD = "generated", "hard"
 
 
 class RankgenConfig(VectorConfig):
@@ -140,111 +136,6 @@ class RankgenObjective(Objective):
         yield lambda folder: write_scorer(folder, settings, weight)
 
 
-@dataclass(frozen=True)
-class PassageExample:
-    """A prefix, what follows it, and what does not.
-
-    Attributes:
-        document: which document it is from; passages of one document are each other's negatives.
-        prefix: the prefix.
-        continuation: its continuation.
-        negatives: continuations that a model generated, and hard ones.
-    """
-
-    document: tuple[str, int]
-    prefix: str
-    continuation: str
-    negatives: tuple[str, ...]
-
-
-def read_passages(paths: Sequence[Path]) -> list[PassageExample]:
-    """Read files of passages, or all parts of folders of them.
-
-    Raises:
-        DataError: a path is not there, holds no passages, or has a malformed row.
-    """
-    found: list[PassageExample] = []
-    for path in paths:
-        parts = sorted(path.glob(_PARTS)) if path.is_dir() else [path]
-        before = len(found)
-        for part in parts:
-            if not part.is_file():
-                raise DataError(f"{part}: no such file or folder")
-            with opened(part) as file:
-                for number, raw in enumerate(file, start=1):
-                    where = f"{part}, line {number}"
-                    if line := decode(raw, where).strip():
-                        found.append(_example(line, where, str(path)))
-        if len(found) == before:
-            raise DataError(f"{path}: no passages in there; `gerund negatives` makes them")
-    return found
-
-
-def _example(line: str, where: str, source: str) -> PassageExample:
-    try:
-        row = json.loads(line)
-    except ValueError as error:
-        raise DataError(f"{where}: not valid JSON ({error})") from error
-    if not isinstance(row, dict) or not isinstance(row.get("document"), int):
-        raise DataError(f"{where}: expected a JSON object with a number 'document'")
-    texts = {}
-    for name in ("prefix", "continuation"):
-        if name not in row:
-            raise DataError(f"{where}: no field {name!r}; present are: {', '.join(row)}")
-        texts[name] = checked_text(row[name], where, name)
-        if not texts[name].strip():
-            raise DataError(f"{where}: {name!r} is empty")
-    negatives = [checked_text(text, where, name) for name in (_GENERATED, _HARD) for text in row.get(name) or ()]
-    own = tuple(text for text in negatives if text.strip())
-    return PassageExample((source, row["document"]), texts["prefix"], texts["continuation"], own)
-
-
-class Passages:
-    """Passages in epochs without repetition, those of a document one after the other (RankGen, section 2.2).
-
-    Documents come in a random order, and the passages of each in a random order, both sampled anew every epoch; so a
-    batch is from one document, or, at its ends, from two or a few. Row ``i`` is a pure function of the seed and ``i``.
-
-    Args:
-        examples: the passages.
-        seed: determines all orders and which negative is taken.
-
-    Raises:
-        DataError: there are none.
-    """
-
-    def __init__(self, examples: Sequence[PassageExample], *, seed: int) -> None:
-        if not examples:
-            raise DataError("there are no passages to train on")
-        self.examples, self.seed = examples, seed
-        self._by_document: dict[tuple[str, int], list[int]] = {}
-        for place, example in enumerate(examples):
-            self._by_document.setdefault(example.document, []).append(place)
-        self._order = lru_cache(maxsize=2)(self._order_of)
-
-    def __len__(self) -> int:
-        """Return how many passages there are."""
-        return len(self.examples)
-
-    def row(self, number: int) -> tuple[PassageExample, str | None]:
-        """Return passage ``number`` of the training and one of its negatives, None where it has none."""
-        epoch, place = divmod(number, len(self.examples))
-        example = self.examples[self._order(epoch)[place]]
-        if not example.negatives:
-            return example, None
-        rng = np.random.default_rng([self.seed, 1, number])
-        return example, example.negatives[int(rng.integers(len(example.negatives)))]
-
-    def _order_of(self, epoch: int) -> list[int]:
-        rng = np.random.default_rng([self.seed, 0, epoch])
-        documents = list(self._by_document.values())
-        return [
-            documents[which][place]
-            for which in rng.permutation(len(documents)).tolist()
-            for place in rng.permutation(len(documents[which])).tolist()
-        ]
-
-
 class PassageBatches(Batches):
     """Passages in the order of :class:`Passages`.
 
@@ -271,7 +162,11 @@ class PassageBatches(Batches):
         self.group, self.lengths, self.with_negatives = group, lengths, with_negatives
 
     def make(self, step: int, first: int, count: int) -> dict[str, Any]:
-        """Return the groups ``query``, ``positive`` and, where passages bring any, ``negative``."""
+        """Return the groups ``query``, ``positive`` and, where passages bring any, ``negative``.
+
+        Beside its tokens a text has a ``place`` (B, 3): its document, first character, and the one after its last; a
+        query has that of its true continuation, with which no negative of it may overlap.
+        """
         from gerund.inference.tokens import keep_end
 
         del step
@@ -279,6 +174,7 @@ class PassageBatches(Batches):
         longest, behind = self.lengths
         room = longest - self.prefixes.overhead
         tokenizer = self.prefixes.tokenizer
+        right = [self._place(example, example.span[1:]) for example, _ in rows]
         groups = {
             "query": [
                 # What stands right before the continuation says most of it.
@@ -287,7 +183,22 @@ class PassageBatches(Batches):
             ],
             "positive": [self.continuations.format_text(example.continuation.strip(), behind) for example, _ in rows],
         }
+        places = {"query": right, "positive": right}
         if self.with_negatives:
-            negatives = [negative for _, negative in rows if negative is not None]
-            groups["negative"] = [self.continuations.format_text(text.strip(), behind) for text in negatives]
-        return {name: self.group(texts) for name, texts in groups.items()}
+            own = [(example, which) for example, which in rows if which is not None]
+            groups["negative"] = [
+                self.continuations.format_text(example.negatives[which].strip(), behind) for example, which in own
+            ]
+            places["negative"] = [self._place(example, example.negative_spans[which]) for example, which in own]
+        return {name: self._group(texts, places[name]) for name, texts in groups.items()}
+
+    def _group(self, texts: "Sequence[Tokens]", places: Sequence[tuple[int, int, int]]) -> Batch:
+        import torch
+
+        return {**self.group(texts), "place": torch.tensor(places, dtype=torch.long).reshape(len(texts), 3)}
+
+    @staticmethod
+    def _place(example: PassageExample, span: tuple[int, ...]) -> tuple[int, int, int]:
+        source, number = example.document
+        digest = hashlib.blake2b(f"{number} {source}".encode(errors="replace"), digest_size=8).digest()
+        return (int.from_bytes(digest, "little", signed=True), span[0], span[1])

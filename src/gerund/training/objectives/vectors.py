@@ -2,7 +2,8 @@
 
 A batch has the groups ``query``, ``positive`` and, with hard negatives, ``negative``. A query's negatives are
 the positives of all other queries and all hard negatives, those of other processes included; a text that is the
-same as its positive or as the query itself is none.
+same as its positive or as the query itself is none, and neither is one that overlaps its positive, where places are
+known.
 
 Knows: settings, groups. Does not know: where pairs come from.
 """
@@ -137,6 +138,7 @@ class ContrastiveLosses(PairLosses):
         return batch_info_nce(
             vectors_ND,
             [group["identity"] for group in batch.values()],
+            places=[group["place"] for group in batch.values()] if "place" in batch["query"] else None,
             temperature=self.temperature,
             similarity=self.similarity,
             in_batch=self.in_batch,
