@@ -336,3 +336,48 @@ def test_ranking_that_cannot_be(tmp_path, system):
         replace(task, rerank_beams=0)
     with pytest.raises(ConfigError, match="was not trained to score"):
         replace(task, rerank="own", samples=1).run(system, EvaluationConfig())
+
+
+def stories(folder, count, name="tales.jsonl"):
+    path = folder / "suffix" / name
+    path.parent.mkdir(exist_ok=True)
+    rows = [
+        {
+            "sentences": [f"The cat ran to {n}.", "A man.", "An inn.", "The hat."],
+            "endings": ["No.", f"End {n}."],
+            "gold": 1,
+        }
+        for n in range(count)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return rows
+
+
+def test_a_story_is_continued_from_its_first_sentence(tmp_path, system):
+    rows = stories(tmp_path, 9)
+    (tmp_path / "suffix" / "other.jsonl").write_text('{"prefix": "a", "suffixes": ["b", "c"], "gold": 0}\n', "utf-8")
+    [task] = find(tmp_path)
+    assert task.name == "writing/tales"
+    passages, others = task.passages(9, EvaluationConfig(seed=4))
+    assert others == []
+    assert sorted(passages, key=lambda one: one.prefix) == [
+        Passage(row["sentences"][0], f" A man. An inn. The hat. {row['endings'][1]}") for row in rows
+    ]
+    assert task.passages(4, EvaluationConfig(seed=4))[0] == passages[:4]
+    assert task.passages(9, EvaluationConfig(seed=5))[0] != passages
+    task = replace(task, samples=5, max_new_tokens=6, decoding="greedy")
+    score = task.run(system, EvaluationConfig(seed=4))
+    written = system.lm.generate([passage.prefix for passage in passages[:5]], 6)
+    repeated = [rep_sentences(sentences_of(one.text)) for one in written]
+    assert score.metrics["rep_sen"] == pytest.approx(np.mean(repeated))
+    assert score.size == 5
+    assert score.notes[-1] == "MAUVE was left out: the stories end before the model does"
+
+
+def test_no_mauve_of_stories_however_many_there_are(tmp_path, system, monkeypatch):
+    monkeypatch.setattr("gerund.evaluation.text_metrics.require_scikit_learn", None)
+    stories(tmp_path, 120)
+    [task] = find(tmp_path)
+    score = replace(task, samples=120, max_new_tokens=2).run(system, EvaluationConfig())
+    assert score.size == 120
+    assert not [name for name in score.metrics if name.startswith("mauve")]

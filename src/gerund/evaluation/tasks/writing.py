@@ -19,6 +19,7 @@ from gerund.data.passages import cut_to_sentence
 from gerund.errors import ConfigError, DataError, unknown_name
 from gerund.evaluation import text_metrics
 from gerund.evaluation.scored_task import files_of
+from gerund.evaluation.sets.choices import choice_files, read_choices, tells_stories
 from gerund.evaluation.sets.corpora import corpora_in, read_texts
 from gerund.evaluation.systems.base import Generates
 from gerund.evaluation.task import EvaluationConfig, FileTask, Score, Task
@@ -81,11 +82,13 @@ class Comparison:
 
 
 def find(folder: Path) -> list[Task]:
-    """Return a task for every corpus; one that has a validation file only is named ``NAME.valid``."""
+    """Return a task for every corpus and every file of stories; with a validation file only it is ``NAME.valid``."""
     tasks: list[Task] = []
     for name, files in corpora_in(folder).items():
         paths = tuple(files[split] for split in ("test", "validation") if split in files)
         tasks.append(Writing(name=f"writing/{name}{'' if 'test' in files else '.valid'}", files=paths))
+    stories = {name: path for name, path in choice_files(folder).items() if tells_stories(path)}
+    tasks += [StoryWriting(name=f"writing/{name}", files=(path,)) for name, path in stories.items()]
     return sorted(tasks, key=lambda task: task.name)
 
 
@@ -108,6 +111,8 @@ class Writing(FileTask):
     requires: ClassVar[type] = Generates
     higher_is_better: ClassVar = False
     reads_plan: ClassVar = False
+    has_mauve: ClassVar = True
+    """Whether people's continuations are as long as the model's, so that MAUVE can compare them."""
 
     samples: int = field(default=200, metadata={"help": "Continuations; at least 100 for MAUVE, better 500."})
     prefix_words: int = field(default=32, metadata={"help": "Words that the model is given."})
@@ -168,7 +173,7 @@ class Writing(FileTask):
             MissingDependencyError: MAUVE is due and scikit-learn is not installed.
         """
         n = min(self.samples, config.limit or self.samples)
-        if n >= text_metrics.LEAST:
+        if self.has_mauve and n >= text_metrics.LEAST:
             text_metrics.require_scikit_learn()
         passages, others = self.passages(n, config)
         lm = system.lm
@@ -214,6 +219,8 @@ class Writing(FileTask):
             "ended": float(np.mean([item.finished for item in written])),
             **{f"human_{name}": value for name, value in _means(passages, human).items()},
         }
+        if not self.has_mauve:
+            return Comparison(metrics, ("MAUVE was left out: the stories end before the model does",), None)
         if len(passages) < text_metrics.LEAST:
             left_out = f"MAUVE was left out: it needs at least {text_metrics.LEAST} continuations"
             return Comparison(metrics, (left_out,), None)
@@ -294,6 +301,22 @@ class Writing(FileTask):
             texts = [passage.prefix + text for passage, text in zip(passages, texts, strict=True)]
         vectors: np.ndarray = runtime.encode(texts, empty="zeros", show_progress=False)
         return vectors
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoryWriting(Writing):
+    """Continuations of the first sentence of each story (MAGNET, section 4.4: a prefix is a single sentence).
+
+    ``prefix_words`` has no meaning here. The metrics with ``human_`` in front are those of the stories as they go on.
+    """
+
+    has_mauve: ClassVar = False
+
+    def passages(self, n: int, config: EvaluationConfig) -> tuple[list[Passage], list[Passage]]:
+        """Return ``n`` stories sampled from the file, cut behind their first sentence."""
+        stories = [choice.story for choice in read_choices(self.scored_file(config))]
+        order = np.random.default_rng(config.seed).permutation(len(stories))[:n]
+        return [Passage(stories[place][0], " " + " ".join(stories[place][1:])) for place in order], []
 
 
 def _pool(path: Path, prefix_words: int, room: int, wanted: int, generator: np.random.Generator) -> list[Passage]:
