@@ -36,10 +36,11 @@ def data_folder() -> Path:
 def bundled():
     """The bundled model as it is loaded by default, which no test may change; the test is skipped without it."""
     import gerund
+    from gerund.entry import load  # not gerund.load, in whose place a test may have put this fixture
 
     if not (Path(gerund.__file__).parent / "assets" / "default" / "config.json").is_file():
         pytest.skip("the bundled model is not in this checkout")
-    return gerund.load()
+    return load()
 
 
 @pytest.fixture(scope="session")

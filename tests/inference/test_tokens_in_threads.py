@@ -1,7 +1,8 @@
 """Cutting over-long texts in one thread leaves the texts of other threads whole."""
 
-import pytest
 import threading
+
+import pytest
 
 from gerund.inference.tokens import InputFormat, tokenize
 from tests.tiny import byte_tokenizer

@@ -48,7 +48,6 @@ def test_settings_that_count(change: dict) -> None:
 
 
 def test_settings_that_do_not() -> None:
-    assert identity(replace(CONFIG, adapter="elsewhere")) == identity()  # its bytes count
     assert identity(replace(CONFIG, normalize=False)) == identity()  # each call may say otherwise
     left_out, filled_in = EncoderConfig(AttentionPlan()), EncoderConfig(AttentionPlan(k=2))
     assert identity(left_out) == identity(filled_in)

@@ -112,5 +112,9 @@ def settings_from(fields: Mapping[str, Any]) -> EncoderSettings:
             raise unknown_name(f"field in {CONFIG_FILE}", name, valid)
     if not isinstance(fields.get(_ADAPTER), str | None):
         raise ConfigError(f"{_ADAPTER} is a text or nothing, not {fields[_ADAPTER]!r}")
+    # Elsewhere nothing means that nothing is said; a file says everything, and knows one setting that may be nothing.
+    for name in _FIELDS:
+        if name != "max_length" and name in fields and fields[name] is None:
+            raise ConfigError(f"{name} in {CONFIG_FILE} is null")
     with plainly():
         return EncoderSettings.model_validate({name: value for name, value in fields.items() if name != _ADAPTER})
