@@ -23,7 +23,7 @@ from tests.architecture_table import PAGE, PICTURES, with_pictures
 from tests.cli.helpers import run_cli
 from tests.pictures import picture
 from tests.test_architecture import FILES, PACKAGE, module_name
-from tests.tiny import CONFIGS, REFUSED
+from tests.tiny import CONFIGS, RECURRENT, REFUSED
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -274,7 +274,7 @@ def test_pictures_of_packages_and_imports_are_what_the_table_says() -> None:
 
 def test_every_plan_and_every_tested_architecture_is_documented() -> None:
     page = read(DOCS / "reference" / "attention-plans.md")
-    missing = [name for name in (*gerund.PLAN_NAMES, *CONFIGS, *REFUSED) if f"`{name}`" not in page]
+    missing = [name for name in (*gerund.PLAN_NAMES, *CONFIGS, *RECURRENT, *REFUSED) if f"`{name}`" not in page]
     assert not missing
 
 

@@ -53,6 +53,40 @@ CONFIGS: dict[str, dict] = {
 # A batch that is padded on both sides holds the rows of the two that are padded on one; these are swept as slow tests.
 SIDES = ["both", "none", pytest.param("left", marks=pytest.mark.slow), pytest.param("right", marks=pytest.mark.slow)]
 
+_EVERY_OTHER = ["linear_attention", "full_attention"] * (N_LAYERS // 2)
+_LINEAR = dict(_HEADED, linear_num_key_heads=2, linear_num_value_heads=2, linear_key_head_dim=8,
+               linear_value_head_dim=8, layer_types=_EVERY_OTHER)  # fmt: skip
+_CONV = dict(_GQA, layer_types=["conv", "full_attention", "conv", "full_attention"], block_auto_adjust_ff_dim=False)
+_MAMBA2 = dict(_GQA, mamba_n_heads=4, mamba_d_head=16, mamba_n_groups=1, mamba_d_state=8, mamba_chunk_size=4)
+_FEW_EXPERTS = dict(moe_intermediate_size=24, num_experts=4, num_experts_per_tok=2)
+
+# With recurrent layers among those that attend, in their place, or in one layer with them.
+RECURRENT: dict[str, dict] = {
+    "qwen3_next": dict(_LINEAR, **_FEW_EXPERTS, shared_expert_intermediate_size=24),
+    "qwen3_5_text": _LINEAR,
+    "qwen3_5_moe_text": dict(_LINEAR, **_FEW_EXPERTS, shared_expert_intermediate_size=24),
+    "olmo_hybrid": _LINEAR,
+    "kimi_linear": dict(_SMALL, num_key_value_heads=4, layer_types=_EVERY_OTHER, q_lora_rank=None,
+                        linear_attn_config=dict(head_dim=8, num_heads=4, short_conv_kernel_size=3),
+                        kv_lora_rank=8, qk_nope_head_dim=8, qk_rope_head_dim=4, v_head_dim=8,
+                        mlp_layer_types=["dense"] * N_LAYERS),
+    "minimax": dict(_HEADED, layer_types=_EVERY_OTHER, num_local_experts=2, num_experts_per_tok=2,
+                    block_size=4),
+    "lfm2": _CONV,
+    "lfm2_moe": dict(_CONV, **_FEW_EXPERTS, num_dense_layers=1),
+    "lfm3": _CONV,
+    "bamba": dict(_MAMBA2, attn_layer_indices=[1, 3]),
+    "granitemoehybrid": dict(_MAMBA2, layer_types=["mamba", "attention"] * 2, num_local_experts=2,
+                             num_experts_per_tok=2, shared_intermediate_size=24),
+    "falcon_h1": dict(_MAMBA2, mamba_d_ssm=64),
+    "jamba": dict(_GQA, attn_layer_period=2, attn_layer_offset=1, expert_layer_period=2, expert_layer_offset=1,
+                  num_experts=2, mamba_d_state=8, mamba_dt_rank=4),
+    "nemotron_h": dict(_HEADED, layers_block_type=["mamba", "attention", "mlp", "mamba"], mamba_num_heads=4,
+                       mamba_head_dim=16, n_groups=1, ssm_state_size=8, chunk_size=4),
+    "mamba2": dict(vocab_size=VOCAB, hidden_size=32, num_hidden_layers=N_LAYERS, num_heads=4, head_dim=16, n_groups=1,
+                   state_size=8, chunk_size=4, pad_token_id=0, bos_token_id=1, eos_token_id=2),
+}  # fmt: skip
+
 REFUSED: dict[str, dict] = {
     "stablelm": _GQA,
     "bloom": dict(vocab_size=VOCAB, hidden_size=32, n_head=4, n_layer=N_LAYERS),
@@ -64,7 +98,7 @@ REFUSED: dict[str, dict] = {
 def tiny(model_type: str, seed: int = 0, **changes: object) -> PreTrainedModel:
     """Build a tiny random fp32 model of ``model_type`` in evaluation mode."""
     torch.manual_seed(seed)
-    settings = {**CONFIGS, **REFUSED}[model_type]
+    settings = {**CONFIGS, **RECURRENT, **REFUSED}[model_type]
     config = AutoConfig.for_model(model_type, **{**settings, **changes})
     if model_type == "gptj":
         config.rotary_dim = 8

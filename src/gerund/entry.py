@@ -4,7 +4,7 @@ Knows: what the user may say. Does not know: which setting wins, or what is done
 """
 
 from pathlib import Path
-from typing import cast
+from typing import Literal, cast
 
 from gerund.attention.plan import AttentionPlan
 from gerund.config import CONFIG_FILE, EncoderConfig, read_settings
@@ -32,6 +32,7 @@ def load(
     k0: int | None = None,
     sink_tokens: int | None = None,
     skips: int | None = None,
+    recurrent: Literal["causal", "both"] | None = None,
     pooling: str | None = None,
     prompt: str | None = None,
     adapter: str | Path | None = None,
@@ -60,6 +61,8 @@ def load(
         k0: for ``mask0+bidir``, how many of them hide the first token.
         sink_tokens: how many first tokens a ``mask0`` plan hides.
         skips: residual connections across so many layers, from the first converted one on; 0 for none.
+        recurrent: in models with layers without attention, whether the converted ones of these stay ``causal`` or run
+            on the text and on the text reversed (``both``).
         pooling: ``mean``, ``weighted-mean``, ``last`` or ``first``.
         prompt: default prompt of ``encode``.
         adapter: a PEFT folder, active while encoding and infilling and never while generating; ``none`` leaves the
@@ -105,6 +108,7 @@ def load(
         k0=k0,
         sink_tokens=sink_tokens,
         skips=skips,
+        recurrent=recurrent,
         pooling=pooling,
         prompt=prompt,
         adapter=adapter,

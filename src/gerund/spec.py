@@ -24,7 +24,7 @@ NO_ADAPTER = "none"
 
 Auto = Literal["auto"]
 _TAKES_ALL_NUMBERS = "mask0+bidir"
-_PLAN_FIELDS = ("k", "k0", "sink_tokens", "combine", "variant", "skips")
+_PLAN_FIELDS = ("k", "k0", "sink_tokens", "combine", "variant", "skips", "recurrent")
 
 
 def _number(value: Any, info: ValidationInfo) -> Any:
@@ -81,6 +81,8 @@ class EncoderSettings(BaseModel):
     """The paper's layout, or that of the authors' code where it differs."""
     skips: Count | None = None
     """Residual connections across so many layers; 0 for none."""
+    recurrent: Literal["causal", "both"] | None = None
+    """Whether converted layers without attention stay causal or run in both directions."""
     pooling: str | None = None
     """``mean``, ``weighted-mean``, ``last`` or ``first``."""
     prompt: str | None = None
@@ -118,7 +120,7 @@ class EncoderSettings(BaseModel):
             return {**data, **_spelled_out(plan, data)}
         if not isinstance(plan, AttentionPlan):
             return data
-        fields = {"attention": plan.name, "combine": plan.combine, "variant": plan.variant}
+        fields = {"attention": plan.name, "combine": plan.combine, "variant": plan.variant, "recurrent": plan.recurrent}
         numbers = {"k": plan.k if plan.k is not None else "auto", "k0": plan.k0 if plan.k0 is not None else "auto"}
         said = {name: value for name, value in data.items() if name != "attention" and value is not None}
         return {**fields, **numbers, "sink_tokens": plan.sink_tokens, "skips": plan.skips or 0, **said}
@@ -195,7 +197,7 @@ _CONFIG_FIELDS = {"pooling", "prompt", "prompts", "pool_prompt", "append_eos", "
 _FLAGS = ("append_eos", "pool_prompt", "normalize")
 _COUNTS = ("k", "k0", "sink_tokens", "skips", "max_length", "prepend")
 _ON_ONE_LINE = (
-    *("k", "k0", "sink_tokens", "skips", "combine", "variant", "pooling", *_FLAGS, "max_length"),
+    *(*_PLAN_FIELDS, "pooling", *_FLAGS, "max_length"),
     *(*(name for name in METHODS if name != "template"), "template", "prompt"),
 )
 

@@ -68,6 +68,7 @@ class BoundPlan:
         self.real_BT = None if self.side == "none" or real_BT is None else real_BT.bool()
         self.span_BT = span_BT
         self.asked: set[int] = set()
+        self.unmet: set[int] = set()  # layers whose recurrent module has not been given the plan yet
         self.states: dict[int, Tensor] = {}
         self.beside: Beside | None = None
         self._masks: dict[tuple[Any, ...], Tensor | None] = {}
@@ -100,6 +101,10 @@ class BoundPlan:
     def view(self, layer: int) -> View:
         """Return what layer ``layer`` sees, and note that it asked."""
         self.asked.add(layer)
+        return self.view_unasked(layer)
+
+    def view_unasked(self, layer: int) -> View:
+        """Return what layer ``layer`` sees, to a module that does not answer for the whole layer."""
         return self._only or self.plan.views[layer]
 
     def mask(self, layer: int, query: Tensor, window: int | None, dtype: torch.dtype | None) -> Tensor | None:
@@ -173,7 +178,7 @@ class BoundPlan:
         Raises:
             UnsupportedModelError: a layer ran without asking, that is, causally whatever the plan said.
         """
-        missing = sorted(set(range(len(self.plan.views))) - self.asked)
+        missing = sorted((set(range(len(self.plan.views))) - self.asked) | self.unmet)
         if missing:
             raise UnsupportedModelError(unreached(name, missing, len(self.plan.views)))
 

@@ -29,10 +29,14 @@ class Direction(StrEnum):
 
 @dataclass(frozen=True)
 class View:
-    """What the tokens of one layer see: a direction, where no token sees the first ``hidden`` tokens before it."""
+    """What the tokens of one layer see: a direction, where no token sees the first ``hidden`` tokens before it.
+
+    ``turns`` says whether a recurrent layer takes the direction as well; without it, it stays causal.
+    """
 
     direction: Direction
     hidden: int = 0
+    turns: bool = False
 
     def __str__(self) -> str:
         if not self.hidden:
@@ -90,8 +94,21 @@ class ResolvedPlan:
         plain = self.stream is None and not self.repeats_text and not self.skips
         return plain and set(self.views) == {View(Direction.BIDIRECTIONAL)}
 
+    def with_recurrent_turned(self) -> "ResolvedPlan":
+        """Return the plan with recurrent layers in the place of attention doing likewise where it looks to the right.
+
+        Tokens at the beginning are hidden from attention alone, which is where sinks are: a state has none.
+        """
+        stream = None if self.stream is None else replace(self.stream, view=_turned(self.stream.view))
+        return replace(self, views=tuple(map(_turned, self.views)), stream=stream)
+
 
 _CAUSAL = View(Direction.CAUSAL)
+
+
+def _turned(view: View) -> View:
+    return replace(view, turns=view.direction in (Direction.BACKWARD, Direction.BIDIRECTIONAL))
+
 
 # Fraction of the layers that is converted when k is left out: where the curves of LBW's Figures 2 and 4 peak
 # (TinyLlama, n = 22: backward k = 6, mask0-bidir k = 10, bidirectional k = 19). None: the plan has no k.
@@ -118,6 +135,10 @@ _MASK_M = re.compile(r"mask([0-9]{1,6})(-(?:for|bidir|all)|\+bidir)")
 PLAN_NAMES: tuple[str, ...] = tuple(_DEFAULT_FRACTION)
 DEFAULT_K0_FRACTION = 0.45
 DEFAULT_PLAN = "mask0-bidir"
+# Settings that came later, with the value that says what plans said before.
+_LATER: dict[str, Any] = {"skips": None, "recurrent": "causal"}
+# Plans in which no layer looks to the right, so that there is no direction to take; `hybrid` is no way to encode.
+_TURNS_NOTHING = ("causal", "echo", "mask0-for", "hybrid")
 MOST = 2**31 - 1
 
 
@@ -147,6 +168,9 @@ class AttentionPlan:
         skips: residual connections across so many layers (LBW, Algorithm 1, line 9): from the first converted layer
             on, the input of every so many-th layer gets that of the previous such layer added, and so does what goes
             into the final norm. None, the usual, has none; the released code's default is 3.
+        recurrent: what becomes of converted layers without attention (linear attention, state spaces, convolutions) in
+            models that have them: ``causal`` leaves them as they are, ``both`` runs them on the text and on the text
+            reversed and adds the outputs (only on the text reversed, for plans that look back).
     """
 
     name: str = DEFAULT_PLAN
@@ -156,6 +180,7 @@ class AttentionPlan:
     combine: Literal["sum", "mean"] = "sum"
     variant: Literal["paper", "released"] = "paper"
     skips: int | None = None
+    recurrent: Literal["causal", "both"] = "causal"
 
     def __post_init__(self) -> None:
         name, sink_tokens = _spelled(self.name, self.sink_tokens)
@@ -199,6 +224,12 @@ class AttentionPlan:
             ConfigError: k is larger than the number of layers, or k0 larger than k.
         """
         plan = self.with_defaults(n_layers)
+        resolved = plan._laid_out(n_layers)
+        return resolved.with_recurrent_turned() if plan.recurrent == "both" else resolved
+
+    def _laid_out(self, n_layers: int) -> ResolvedPlan:
+        """Return the views of every layer; the defaults are filled in."""
+        plan = self
         k, k0 = plan.k or 0, plan.k0 or 0
         lower = n_layers - k
         family, _, way = plan.name.partition("-")
@@ -223,8 +254,8 @@ class AttentionPlan:
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-ready dict that ``from_dict`` reads back."""
-        # Plans without skips are written, and hashed, as they were before there were any.
-        return {name: value for name, value in asdict(self).items() if (name, value) != ("skips", None)}
+        # Plans without skips or turned recurrent layers are written, and hashed, as they were before there were any.
+        return {name: value for name, value in asdict(self).items() if _LATER.get(name, ...) != value}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "AttentionPlan":
@@ -282,6 +313,7 @@ def _check(plan: AttentionPlan) -> None:
         raise unknown_name("attention plan", plan.name, PLAN_NAMES)
     one_of("combine", plan.combine, ["sum", "mean"])
     one_of("variant", plan.variant, ["paper", "released"])
+    one_of("recurrent", plan.recurrent, ["causal", "both"])
     _check_numbers(plan)
     _check_fit(plan)
 
@@ -317,5 +349,7 @@ def _check_fit(plan: AttentionPlan) -> None:
         raise ConfigError(f"sink_tokens belongs to the mask0 plans, not to {plan.name!r}")
     if plan.skips is not None and not plan.takes_skips:
         raise ConfigError(f"skips belong to plans that run each layer once to encode, not to {plan.name!r}")
+    if plan.recurrent != "causal" and plan.name in _TURNS_NOTHING:
+        raise ConfigError(f"recurrent='both' belongs to plans that look to the right, not to {plan.name!r}")
     if plan.combine != "sum" and plan.name.split("-")[0] not in ("inter", "extra"):
         raise ConfigError(f"combine belongs to the inter and extra plans, not to {plan.name!r}")

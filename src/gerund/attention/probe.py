@@ -26,6 +26,7 @@ from transformers import PreTrainedModel
 from gerund.attention.interface import BoundPlan, layer_window, unreached
 from gerund.attention.masks import visible
 from gerund.attention.plan import Direction, ResolvedPlan, View
+from gerund.attention.recurrent import kind_of, recurrent_view, refuse_unfit
 from gerund.attention.soundness import refuse_damaged
 from gerund.attention.streams import decoder_layers
 from gerund.errors import ModelError, UnsupportedModelError
@@ -94,7 +95,8 @@ def probe(model: PreTrainedModel, plan: ResolvedPlan | None, *, padded: bool = T
         The maps; they are compared, not judged.
 
     Raises:
-        UnsupportedModelError: a layer never asked for the plan's mask.
+        UnsupportedModelError: a layer never asked for the plan's mask, or the plan cannot be had with such layers.
+        ConfigError: the plan has no meaning with such layers.
     """
     with _to_hook(model) as free:
         return _probe(free, plan, padded=padded)
@@ -103,6 +105,8 @@ def probe(model: PreTrainedModel, plan: ResolvedPlan | None, *, padded: bool = T
 @torch.no_grad()
 def _probe(model: PreTrainedModel, plan: ResolvedPlan | None, *, padded: bool = True) -> ProbeReport:
     layers = decoder_layers(model)
+    if plan is not None:
+        refuse_unfit(plan, [kind_of(layer) for layer in layers], model.config.model_type)
     device = model.get_input_embeddings().weight.device
     vocabulary = model.get_input_embeddings().weight.shape[0]
     start = PADDING if padded else 0
@@ -147,6 +151,7 @@ def verify(model: PreTrainedModel, plan: ResolvedPlan) -> ProbeReport:
     Raises:
         ModelError: the model is no causal language model to begin with.
         UnsupportedModelError: a layer disobeys the plan; the message names architecture and layers.
+        ConfigError: as in ``probe``.
     """
     name = model.config.model_type
     with _to_hook(model) as free:
@@ -247,7 +252,7 @@ class _Recorder:
         del layer
         if get_ident() != self.thread:
             return None
-        hidden_RTD = args[0] if args else kwargs["hidden_states"]
+        hidden_RTD = _states_of_texts(args[0] if args else kwargs["hidden_states"])
         base_TD = hidden_RTD[0]
         # Twice the size and a new direction: a token that the sink drowns out still shows.
         noise_TD = torch.randn(base_TD.shape, generator=self.generator).to(base_TD)
@@ -264,7 +269,7 @@ class _Recorder:
         del layer, args
         if get_ident() != self.thread:
             return
-        hidden_RTD = output[0] if isinstance(output, tuple) else output
+        hidden_RTD = _states_of_texts(output[0] if isinstance(output, tuple) else output)
         self.dtype = hidden_RTD.dtype
         leak = _LEAK.get(hidden_RTD.dtype, _LEAK_HALF)
         change_RTD = (hidden_RTD[1:] - hidden_RTD[:1]).float()
@@ -274,12 +279,32 @@ class _Recorder:
         self.moves.append((moved_KQ > 0).T.cpu())
 
 
+def _states_of_texts(hidden_RTD: Any) -> Tensor:
+    """Return what goes from layer to layer, if that is a state of each of the probe's tokens and no more.
+
+    Raises:
+        UnsupportedModelError: it is something else.
+    """
+    if isinstance(hidden_RTD, Tensor) and hidden_RTD.ndim == 3 and hidden_RTD.shape[0] == hidden_RTD.shape[1] + 1:
+        return hidden_RTD
+    raise UnsupportedModelError(
+        "this architecture cannot be used: what goes from layer to layer is not one state of each token"
+    )
+
+
 def _expected(plan: ResolvedPlan, layers: nn.ModuleList, real: Tensor, span: Tensor) -> list[Tensor]:
     """Return for each layer which inputs its output depends on, streams included."""
+    kinds = [kind_of(layer) for layer in layers]
 
     def reach(view: View, layer: int) -> Tensor:
-        window = window_of(layers[layer])
-        return visible(view, real.shape[1], real_BT=real, span_BT=span, window=window)[0, 0]
+        kind = kinds[layer]
+        seen = torch.eye(real.shape[1], dtype=torch.bool, device=real.device)
+        if kind.attends:
+            window = window_of(layers[layer])
+            seen = seen | visible(view, real.shape[1], real_BT=real, span_BT=span, window=window)[0, 0]
+        if kind.recurrent:
+            seen = seen | visible(recurrent_view(view), real.shape[1], real_BT=real, window=kind.reach)[0, 0]
+        return seen
 
     maps = [reach(view, layer) for layer, view in enumerate(plan.views)]
     stream = plan.stream

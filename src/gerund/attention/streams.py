@@ -1,7 +1,9 @@
 """Layouts that change what goes from layer to layer: INTER, EXTRA, EXTEND (LBW, section 3.1) and skips (Algorithm 1).
 
-Each decoder layer gets one forward hook that does nothing unless the call carries a plan with a stream or skips. The
-second pass of a layer is ``layer.forward`` called again with another view: no copy of a parameter, the same state dict.
+Each decoder layer gets one forward hook that does nothing unless the call carries a plan with a stream or skips; those
+with recurrent modules get those of ``attention.recurrent`` as well, which do nothing unless the call carries a plan.
+The second pass of a layer is ``layer.forward`` called again with another view: no copy of a parameter, the same state
+dict.
 
 Knows: the order of a model's decoder layers. Does not know: masks.
 """
@@ -14,6 +16,7 @@ from transformers import PreTrainedModel
 
 from gerund.attention.interface import BoundPlan
 from gerund.attention.plan import Stream
+from gerund.attention.recurrent import attach_recurrent, handed_down, kind_of
 from gerund.errors import ConfigError, UnsupportedModelError
 
 _MARK = "is_gerund_stream"
@@ -46,8 +49,9 @@ def attach_streams(layers: nn.ModuleList) -> list[RemovableHandle]:
 
     A layer that has it keeps the one it has: two would run the stream twice.
     """
-    handles = []
+    handles: list[RemovableHandle] = []
     for index, layer in enumerate(layers):
+        handles += attach_recurrent(index, layer)
         if any(getattr(hook, _MARK, False) for hook in layer._forward_hooks.values()):
             continue
 
@@ -92,7 +96,8 @@ def _after_layer(
             for _ in range(stream.repeats):
                 hidden_BTD = run_again(layer, hidden_BTD, args, kwargs)
     elif stream.kind == "parallel":
-        if index in stream.layers:
+        # A recurrent layer that stays causal is not converted, and runs once.
+        if index in stream.layers and kind_of(layer).changes(stream.view):
             second_BTD = run_again(layer, input_of(args, kwargs), args, kwargs)
             hidden_BTD = combine(hidden_BTD, second_BTD, stream)
     else:
@@ -124,6 +129,7 @@ def _with_skip(plan: BoundPlan, index: int, args: tuple[Any, ...], kwargs: dict[
 
 def run_again(layer: nn.Module, hidden_BTD: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Run a layer on another input than in the call that ``args`` and ``kwargs`` are from."""
+    kwargs = handed_down(kwargs)
     if args:
         return hidden_of(layer.forward(hidden_BTD, *args[1:], **kwargs))
     return hidden_of(layer.forward(**{**kwargs, "hidden_states": hidden_BTD}))

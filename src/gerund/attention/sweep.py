@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from gerund.attention.interface import BoundPlan
 from gerund.attention.plan import Direction, ResolvedPlan, Stream, View
+from gerund.attention.recurrent import kind_of
 from gerund.attention.streams import combine, hidden_of, input_of, run_again
 from gerund.errors import ConfigError
 
@@ -116,7 +117,7 @@ class Sweep:
         for index in range(shared, self._n_layers):
             step, hidden_BTD = steps[index], path.states[-1]
             after_BTD = self._run(index, hidden_BTD, step.view)
-            if step.stream is not None:
+            if step.stream is not None and kind_of(self._calls[index].layer).changes(step.stream.view):
                 after_BTD = combine(after_BTD, self._run(index, hidden_BTD, step.stream.view), step.stream)
             if step.added is not None:
                 after_BTD = after_BTD + path.states[step.added]

@@ -158,8 +158,9 @@ def _print_sinks(console: "Console", found: "Diagnosis") -> None:
     for title in ("  layer", "before", "after"):
         table.add_column(title, justify="right" if title == "  layer" else "left", no_wrap=True)
     for layer in found.layers:
-        after = Text("-") if layer.sink_after is None else _bar(console, layer.sink_after, "magenta")
-        table.add_row(f"  {layer.layer}", _bar(console, layer.sink_before, "yellow"), after)
+        fractions = ((layer.sink_before, "yellow"), (layer.sink_after, "magenta"))
+        bars = [Text("-") if fraction is None else _bar(console, fraction, style) for fraction, style in fractions]
+        table.add_row(f"  {layer.layer}", *bars)
     console.print(table)
     console.print()
 

@@ -49,6 +49,10 @@ OPTIONS: dict[str, Any] = {
         int | None,
         typer.Option(help="Residual connections across so many layers; 0 for none.", show_default=False),
     ],
+    "recurrent": Annotated[
+        str | None,
+        typer.Option(help="causal or both: converted layers without attention.", show_default=False),
+    ],
     "pooling": Annotated[str | None, typer.Option(help="mean, weighted-mean, last or first.", show_default=False)],
     "prompt": Annotated[str | None, typer.Option(help="Put before every text, and not pooled.", show_default=False)],
     "max_length": Annotated[int | None, typer.Option(help="Longest text in tokens.", show_default=False)],
@@ -102,7 +106,7 @@ OPTIONS: dict[str, Any] = {
     "device": Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")],
 }
 """By the names of :class:`gerund.spec.ModelSpec`'s fields; ``MODEL`` is the model as an argument."""
-PLAN = ("attention", "k", "k0", "sink_tokens", "skips")
+PLAN = ("attention", "k", "k0", "sink_tokens", "skips", "recurrent")
 METHODS = (*config.METHODS, "sample")
 ENCODER = (*PLAN, "pooling", "prompt", *METHODS, "max_length", "adapter")
 MACHINE = ("dtype", "device")

@@ -12,15 +12,23 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gerund.attention.interface import attach
 from gerund.attention.masks import visible
-from gerund.attention.plan import PLAN_NAMES, AttentionPlan, Direction, ResolvedPlan, View
+from gerund.attention.plan import PLAN_NAMES, AttentionPlan, ResolvedPlan
 from gerund.attention.probe import LENGTH, LayerMap, probe, verify, window_of
+from gerund.attention.recurrent import kind_of
 from gerund.attention.streams import attach_streams, decoder_layers
 from gerund.config import EncoderConfig
 from gerund.doctor.results import Check, Diagnosis, LayerResult, TokenizerFacts, advise
-from gerund.errors import UnsupportedModelError
+from gerund.errors import ConfigError, UnsupportedModelError
 from gerund.inference.encode.precision import ENOUGH, bfloat16_cosine
 from gerund.inference.encode.runtime import EncoderRuntime
-from gerund.inference.inspection import EXAMPLE_TEXTS, causal_plan, even_fraction, mean_maps, sink_fraction
+from gerund.inference.inspection import (
+    EXAMPLE_TEXTS,
+    AttentionMap,
+    causal_plan,
+    even_fraction,
+    mean_maps,
+    sink_fraction,
+)
 from gerund.inference.tokens import InputFormat, context_length, tokenize
 from gerund.models import loading
 from gerund.models.adapters import Adapters, count_parameters, load_adapters
@@ -79,6 +87,7 @@ class _Diagnostics:
         self.encoder = encoder
         self.layers = decoder_layers(model)
         self.n_layers = len(self.layers)
+        self.kinds = [kind_of(layer) for layer in self.layers]
         self.plan = encoder.attention.resolve(self.n_layers)
         self.causal = causal_plan(self.n_layers)
         self.adapter: str | None = None
@@ -112,7 +121,7 @@ class _Diagnostics:
             sends_plan=reached and not self.plan.is_causal, adapter=self.adapter,
         )  # fmt: skip
         config = self.model.config.get_text_config(decoder=True)
-        heads = int(config.num_attention_heads)
+        heads = int(getattr(config, "num_attention_heads", 0))  # a model of recurrent layers alone has none
         untouched = Check("untouched", "without a plan, logits are bit-equal to plain transformers'", is_untouched)
         return Diagnosis(
             name=name,
@@ -164,7 +173,7 @@ class _Diagnostics:
             return True  # verified before anything else
         try:
             return not probe(self.model, plan).wrong_layers
-        except UnsupportedModelError:
+        except (UnsupportedModelError, ConfigError):
             return False
 
     def _layers(self, reached: bool, maps: list[LayerMap], obeyed: list[bool]) -> tuple[LayerResult, ...]:
@@ -178,36 +187,37 @@ class _Diagnostics:
             after = before if self.plan.is_causal else mean_maps(self.model, ids, self.plan, adapter=self.adapter)
             after = [item for item in after if item.run == 0]
         hidden = max(view.hidden for view in self.plan.views)
-        sinks = sink_fraction(before)
-        sinks_after = None if after is None else sink_fraction(after)
-        moved = sink_fraction(after, hidden) if after is not None and hidden else None
+        sinks = _by_layer(before)
+        sinks_after = _by_layer(after or [])
+        moved = _by_layer(after, hidden) if after is not None and hidden else {}
         return tuple(
             LayerResult(
                 layer=layer,
                 view=self._view(layer),
-                converted=self.plan.views[layer] != View(Direction.CAUSAL),
-                hidden=self.plan.views[layer].hidden,
+                converted=self.kinds[layer].changes(self.plan.views[layer]),
+                hidden=self.plan.views[layer].hidden if self.kinds[layer].attends else 0,
                 window=window_of(self.layers[layer]),
                 obeys=obeyed[layer],
                 seen=_cells(maps[layer]),
-                sink_before=sinks[layer],
-                sink_after=None if sinks_after is None else sinks_after[layer],
-                moved_sink=None if moved is None else moved[layer],
+                sink_before=sinks.get(layer),
+                sink_after=sinks_after.get(layer),
+                moved_sink=moved.get(layer),
             )
             for layer in range(self.n_layers)
         )
 
     def _view(self, layer: int) -> str:
         """Say what a layer sees, a second run of it included."""
-        view, stream = str(self.plan.views[layer]), self.plan.stream
+        view, stream = self.kinds[layer].named(self.plan.views[layer]), self.plan.stream
         if stream is None:
             return view
         if stream.kind == "parallel":
-            return f"{view}, and {stream.view} beside it" if layer in stream.layers else view
+            twice = layer in stream.layers and self.kinds[layer].changes(stream.view)
+            return f"{view}, and {self.kinds[layer].named(stream.view)} beside it" if twice else view
         if layer != self.n_layers - 1:
             return view
         if stream.kind == "extend":
-            return f"{view}, then {stream.repeats} times {stream.view} on top"
+            return f"{view}, then {stream.repeats} times {self.kinds[layer].named(stream.view)} on top"
         return f"{view}, joined by a tower of {len(stream.layers)} {stream.view} layers"
 
     def _padding(self, runtime: EncoderRuntime) -> list[Check]:
@@ -245,6 +255,11 @@ class _Diagnostics:
             return []
         value = bfloat16_cosine(runtime)
         return [Check("bfloat16", "bfloat16 gives nearly the same vectors (cosine)", value >= ENOUGH, value, ENOUGH)]
+
+
+def _by_layer(maps: list[AttentionMap], token: int = 0) -> dict[int, float]:
+    """Return the sink fraction of each layer that attends."""
+    return {item.layer: fraction for item, fraction in zip(maps, sink_fraction(maps, token), strict=True)}
 
 
 def _cells(layer: LayerMap) -> tuple[str, ...]:

@@ -26,8 +26,9 @@ class LayerResult:
         obeys: whether it sees exactly that.
         seen: what it was measured to see on a few tokens, a row a looking token: ``#`` seen, ``.`` not,
             ``x`` seen though it must not be, ``o`` not seen though it should be.
-        sink_before: fraction of attention that the first token takes from later ones in the untouched model.
-        sink_after: the same under the plan; None where no plan reaches the model.
+        sink_before: fraction of attention that the first token takes from later ones in the untouched model; None for a
+            layer without attention.
+        sink_after: the same under the plan; None where no plan reaches the model as well.
         moved_sink: under the plan, the fraction of the first token that is not hidden; None where none is hidden.
     """
 
@@ -38,7 +39,7 @@ class LayerResult:
     window: int | None
     obeys: bool
     seen: tuple[str, ...]
-    sink_before: float
+    sink_before: float | None
     sink_after: float | None
     moved_sink: float | None
 
@@ -206,16 +207,17 @@ def _checks(found: Diagnosis) -> list[str]:
 
 def _sinks(found: Diagnosis) -> list[str]:
     high = max(SINK, 2 * found.even_fraction)
-    sinks = [layer for layer in found.layers if layer.sink_before >= high]
-    if not sinks and not found.reached:
+    before = {layer.layer: layer.sink_before for layer in found.layers if layer.sink_before is not None}
+    sinks = [layer for layer in found.layers if before.get(layer.layer, 0.0) >= high]
+    if not before or (not sinks and not found.reached):
         return []
     if not sinks:
-        strongest = max(layer.sink_before for layer in found.layers)
+        strongest = max(before.values())
         return [
             f"No layer leans on the first token (at most {strongest:.0%}, where even attention would give it "
             f"{found.even_fraction:.0%}): there is no sink to hide, so a mask0 plan gains little over inplace-bidir."
         ]
-    fraction = sum(layer.sink_before for layer in sinks) / len(sinks)
+    fraction = sum(before[layer.layer] for layer in sinks) / len(sinks)
     one = len(sinks) == 1
     return [
         f"{_layers(sinks)} {'gives' if one else 'give'} {fraction:.0%} of {'its' if one else 'their'} attention to the "

@@ -6,6 +6,8 @@ Knows: which settings tell configs apart. Does not know: models.
 from gerund.config import EncoderConfig
 from gerund.methods import NAMED, NO_TEMPLATE
 
+_USUAL = (("combine", "", "sum"), ("variant", "", "paper"), ("recurrent", "recurrent ", "causal"))
+
 
 def label_of(config: EncoderConfig, n_layers: int) -> str:
     """Return a short name of an encoder config: what tables call it.
@@ -20,7 +22,7 @@ def label_of(config: EncoderConfig, n_layers: int) -> str:
     if plan.skips is not None:
         numbers.append(f"skips={plan.skips}")
     parts = [" ".join([plan.name, *numbers])]
-    parts += [value for value, usual in ((plan.combine, "sum"), (plan.variant, "paper")) if value != usual]
+    parts += [f"{prefix}{value}" for name, prefix, usual in _USUAL if (value := getattr(plan, name)) != usual]
     if config.pooling != "mean":
         parts.append(config.pooling)
     if config.append_eos:

@@ -22,7 +22,8 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from gerund.attention.plan import Direction
+from gerund.attention.plan import Direction, View
+from gerund.attention.recurrent import recurrent_modules
 from gerund.config import EncoderConfig
 from gerund.exporting.folders import change_json, write_json, write_merged
 from gerund.inference.encode.precision import SAMPLE_TEXTS
@@ -159,8 +160,9 @@ def _write_modules(folder: Path, config: EncoderConfig, modules: list[tuple[str,
 
 def _is_bidirectional(runtime: EncoderRuntime) -> bool:
     views = runtime.plan.views
-    both_ways = all(view.direction is Direction.BIDIRECTIONAL and not view.hidden for view in views)
-    return both_ways and runtime.plan.stream is None
+    both_ways = all(view == View(Direction.BIDIRECTIONAL) for view in views)
+    # What transformers makes of is_causal=False in models with recurrent layers differs from one to the next.
+    return both_ways and runtime.plan.stream is None and not recurrent_modules(runtime.model)
 
 
 def _window(runtime: EncoderRuntime) -> int | None:

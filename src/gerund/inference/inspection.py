@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 
 from gerund.attention.interface import BoundPlan, Record
 from gerund.attention.plan import Direction, ResolvedPlan, View
+from gerund.attention.recurrent import kind_of
 from gerund.attention.streams import decoder_layers
 from gerund.errors import ModelError, TextError, UnsupportedModelError
 from gerund.inference.encode.runtime import EncoderRuntime
@@ -78,7 +79,7 @@ def attention_maps(
         adapter: the name of the one that is active in the pass.
 
     Returns:
-        One map of ``(heads, T, T)`` a layer, and one more each time that a plan runs a layer again.
+        One map of ``(heads, T, T)`` a layer that attends, and one more each time that a plan runs it again.
 
     Raises:
         UnsupportedModelError: the plan does not reach every layer.
@@ -259,7 +260,7 @@ def _recorded(
 
     _pass(model, ids, plan, adapter, note)
     reached = {item.layer for item in maps}
-    if len(reached) < len(decoder_layers(model)):
+    if len(reached) < sum(kind_of(layer).attends for layer in decoder_layers(model)):
         raise UnsupportedModelError(f"this {model.config.model_type} model does not give its attention away")
     return maps
 
@@ -312,6 +313,7 @@ def inspect_attention(runtime: EncoderRuntime, texts: Sequence[str], longest: in
 
     Raises:
         TextError: a text is a single token, which has nothing to look at.
+        UnsupportedModelError: some layers have no attention.
     """
     input_format = InputFormat(append_eos=runtime.config.append_eos, repeat_text=runtime.plan.repeats_text)
     longest = min(longest, runtime.max_length or longest)
@@ -320,6 +322,9 @@ def inspect_attention(runtime: EncoderRuntime, texts: Sequence[str], longest: in
     if short is not None:
         raise TextError(f"the text {short!r} is a single token, which has nothing to look at")
     ids = [item[:longest] for item in found]
+    if not all(kind_of(layer).attends for layer in decoder_layers(runtime.model)):
+        kind = runtime.model.config.model_type
+        raise UnsupportedModelError(f"attention is shown of models whose every layer attends; this {kind} has others")
     before, after = _maps(runtime, ids)
     return AttentionInspection(ids, before, after, sum(len(item) > longest for item in found))
 

@@ -18,6 +18,7 @@ from transformers import DynamicCache
 
 from gerund.attention.growing import GrowingHybrid
 from gerund.attention.interface import BoundPlan
+from gerund.attention.recurrent import recurrent_modules
 from gerund.errors import ModelError, UnsupportedModelError
 from gerund.inference.encode.runtime import EncoderRuntime, takes_positions
 from gerund.inference.generate.preallocated_cache import preallocated_cache
@@ -52,11 +53,16 @@ class SpanPass:
         sees_right: True for MAGNET's hybrid mask; False for the untouched causal model, which has no right side.
 
     Raises:
-        UnsupportedModelError: the model takes no positions, or its cache drops tokens.
+        UnsupportedModelError: the model takes no positions, has recurrent layers, or its cache drops tokens.
         ModelError: the model's head cannot be run on its own.
     """
 
     def __init__(self, runtime: EncoderRuntime, contexts: Sequence[Context], *, sees_right: bool) -> None:
+        if recurrent_modules(runtime.model):
+            raise UnsupportedModelError(
+                f"gaps cannot be filled with this {runtime.model.config.model_type} model: its recurrent layers keep a "
+                "state of what they read, which no cached text can be taken out of"
+            )
         self._runtime = runtime
         self._head = TokenHead(runtime.model)
         self._takes_positions = takes_positions(runtime.model)

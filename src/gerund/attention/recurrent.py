@@ -1,0 +1,303 @@
+"""Recurrent layers: linear attention, state spaces and short convolutions, among attention layers or alone.
+
+Such a module mixes tokens from left to right by what it is, and no mask turns it round. What a plan can do is to run it
+a second time, on the text reversed, and to add what comes out. The module is the model's own, untouched: hooks bring
+each row's tokens into the order in which it is to run through them, and what it says back into the text's order.
+Padding is always moved behind the tokens, where what runs from left to right never meets it.
+
+Knows: which modules are recurrent, and their calls. Does not know: what the plans are good for.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from threading import local
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from gerund.attention.interface import BoundPlan
+from gerund.attention.plan import Direction, ResolvedPlan, View
+from gerund.errors import ConfigError, UnsupportedModelError
+
+# How the classes of recurrent modules are called at their end, and the attribute that says how far back they see: None
+# for all the way. All take hidden states (B, T, D) and give them, or a tuple that begins with them, back.
+_MODULES: dict[str, str | None] = {
+    "GatedDeltaNet": None,  # qwen3_next, qwen3_5, olmo_hybrid
+    "DeltaAttention": None,  # kimi_linear
+    "LightningAttention": None,  # minimax
+    "MambaMixer": None,  # jamba, zamba
+    "Mamba2Mixer": None,  # mamba2, nemotron_h
+    "BambaMixer": None,
+    "FalconH1Mixer": None,
+    "GraniteMoeHybridMambaLayer": None,
+    "ShortConv": "conv_kernel_size",  # lfm2, lfm2_moe, lfm3
+}
+# Of layers that are a feed-forward block and nothing else (nemotron_h).
+_TOKENWISE = ("mlp", "moe")
+_CACHES = ("cache_params", "past_key_values")
+# By which name a decoder layer takes the mask of its recurrent module; the second also goes to attention.
+_MASKS = ("mamba_attention_mask", "attention_mask")
+_MARK = "is_gerund_recurrent"
+
+
+@dataclass(frozen=True)
+class LayerKind:
+    """What a decoder layer mixes tokens with.
+
+    Attributes:
+        attends: it has an attention module, which asks for the plan's mask.
+        recurrent: it has a recurrent module; some have both.
+        reach: how many tokens the recurrent module sees, itself included; None for all on its side.
+    """
+
+    attends: bool
+    recurrent: bool
+    reach: int | None = None
+
+    def changes(self, view: View) -> bool:
+        """Whether a layer of this kind does anything else under ``view`` than untouched."""
+        if view.direction is Direction.CAUSAL:
+            return self.attends and view.hidden > 0
+        return self.attends or (self.recurrent and view.turns)
+
+    def named(self, view: View) -> str:
+        """Say what a layer of this kind does under ``view``.
+
+        >>> LayerKind(attends=False, recurrent=True).named(View(Direction.BIDIRECTIONAL))
+        'recurrent, causal'
+        """
+        parts = [str(view)] * self.attends
+        if self.recurrent:
+            parts.append(f"recurrent, {_direction(view).value}")
+        return " beside ".join(parts) or "each token alone"
+
+
+def kind_of(layer: nn.Module) -> LayerKind:
+    """Return what a decoder layer mixes tokens with; one that is not known to do otherwise is taken to attend."""
+    modules = recurrent_modules(layer)
+    if getattr(layer, "block_type", None) in _TOKENWISE and not modules:
+        return LayerKind(attends=False, recurrent=False)
+    attends = not modules or any(
+        type(part).__name__.endswith("Attention") and part not in modules for part in layer.modules()
+    )
+    reaches = [_reach(module) for module in modules]
+    known = [reach for reach in reaches if reach is not None]
+    return LayerKind(attends, bool(modules), max(known) if known and len(known) == len(reaches) else None)
+
+
+def recurrent_modules(layer: nn.Module) -> list[nn.Module]:
+    """Return the recurrent modules in a decoder layer, or in a whole model."""
+    return [part for part in layer.modules() if type(part).__name__.endswith(tuple(_MODULES))]
+
+
+def _reach(module: nn.Module) -> int | None:
+    name = next(how for end, how in _MODULES.items() if type(module).__name__.endswith(end))
+    return None if name is None else int(getattr(module, name))
+
+
+def _direction(view: View) -> Direction:
+    """Return where a recurrent module looks under a view."""
+    return view.direction if view.turns else Direction.CAUSAL
+
+
+def recurrent_view(view: View) -> View:
+    """Return what a recurrent module sees under a view: nothing is hidden from it."""
+    return View(_direction(view))
+
+
+def refuse_unfit(plan: ResolvedPlan, kinds: Sequence[LayerKind], name: str) -> None:
+    """Refuse what has no meaning in a model whose layers are of these kinds.
+
+    Args:
+        plan: the plan, resolved.
+        kinds: one a layer.
+        name: the architecture, for messages.
+
+    Raises:
+        ConfigError: recurrent layers are to be turned and there are none, or all layers that the plan converts are
+            recurrent and stay causal, so that nothing would be converted.
+        UnsupportedModelError: the plan hides spans, and recurrent layers would let them through.
+    """
+    views = [*plan.views, *([] if plan.stream is None else [plan.stream.view])]
+    recurrent = [layer for layer, kind in enumerate(kinds) if kind.recurrent]
+    if any(view.turns for view in views) and not recurrent:
+        raise ConfigError(f"recurrent='both' is for models with recurrent layers, and this {name} model has none")
+    if not recurrent or plan.is_causal:
+        return
+    if any(view.direction is Direction.HYBRID for view in views):
+        raise UnsupportedModelError(
+            f"the plan 'hybrid' cannot be used with this {name} model: its recurrent layers would show the context "
+            "the spans that it must not see"
+        )
+    converted = [layer for layer, view in enumerate(plan.views) if kinds[layer].changes(view)]
+    if plan.stream is not None:
+        converted += [layer for layer in plan.stream.layers if kinds[layer].changes(plan.stream.view)]
+    if not converted and not plan.skips:
+        more = "" if plan.stream is not None and plan.stream.kind == "extend" else "a larger k, or "
+        raise ConfigError(
+            f"the plan would convert nothing in this {name} model: the layers that it converts are recurrent and stay "
+            f"causal; take {more}recurrent='both'"
+        )
+
+
+class _Order(local):
+    """What the recurrent module that runs in this thread is run in; each call sets it before anything else."""
+
+    value: "Order | None" = None
+
+
+_current = _Order()
+
+
+def handed_down(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Return a decoder layer's keywords with its plan in the place of another that was handed down before."""
+    plan = kwargs.get("attention_plan")
+    return {name: plan if isinstance(value, BoundPlan) else value for name, value in kwargs.items()}
+
+
+def attach_recurrent(index: int, layer: nn.Module) -> list[RemovableHandle]:
+    """Give a decoder layer the hooks that turn its recurrent modules, and that do nothing without a plan.
+
+    Returns:
+        The handles that take them away again; none for a layer that attends and does nothing else, or has them already.
+    """
+    kind = kind_of(layer)
+    marked = any(getattr(hook, _MARK, False) for hook in layer._forward_pre_hooks.values())
+    if marked or (kind.attends and not kind.recurrent):
+        return []
+
+    def begin(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        plan = kwargs.get("attention_plan")
+        if plan is None:
+            return None
+        if not kind.attends:
+            plan.asked.add(index)
+        if not kind.recurrent:
+            return None
+        plan.unmet.add(index)
+        return args, {**kwargs, _mask_name(kind, layer, kwargs): plan}
+
+    def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        del module
+        plan = kwargs.get("attention_mask")
+        _current.value = order = Order(plan, index) if isinstance(plan, BoundPlan) else None
+        if order is None or plan is None:
+            return None
+        plan.unmet.discard(index)
+        return _begin(order, args, kwargs)
+
+    def after(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        order, _current.value = _current.value, None
+        return None if order is None else _end(order, module, args, kwargs, output)
+
+    setattr(begin, _MARK, True)
+    handles = [layer.register_forward_pre_hook(begin, with_kwargs=True)]
+    for module in recurrent_modules(layer):
+        handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
+        handles.append(module.register_forward_hook(after, with_kwargs=True))
+    return handles
+
+
+def _mask_name(kind: LayerKind, layer: nn.Module, kwargs: dict[str, Any]) -> str:
+    """Return by which name a decoder layer takes the padding mask of its recurrent module.
+
+    The plan goes down in its place: some layers hand nothing else on, and what runs again for gradient checkpointing is
+    the layer without its hooks.
+
+    Raises:
+        UnsupportedModelError: it takes none, or one that goes to attention as well.
+    """
+    name = next((name for name in _MASKS if name in kwargs), None)
+    if name is None or (kind.attends and name == _MASKS[-1]):
+        raise UnsupportedModelError(
+            f"{type(layer).__name__} takes no mask for its recurrent module alone, so no attention plan can be applied "
+            "to it; use the model with attention='causal'"
+        )
+    return name
+
+
+def _begin(order: "Order", args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return how a recurrent module is to be called: on its own order of each row, padding last."""
+    if any(kwargs.get(name) is not None for name in _CACHES):
+        raise ConfigError("an attention plan covers a whole text: it cannot be combined with cached states")
+    # Without padding in front no mask is needed, and no such module knows the plan, which some of their kernels refuse.
+    kwargs = {name: value for name, value in kwargs.items() if name != "attention_plan"} | {"attention_mask": None}
+    return _with_input(order.before(_input(args, kwargs)), args, kwargs)
+
+
+def _end(order: "Order", module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+    """Return a recurrent module's output in the text's order, with that of the reversed text added where both count."""
+    own_BTD = _states(output)
+    if order.direction is Direction.BIDIRECTIONAL:
+        args, kwargs = _with_input(order.reverse(_input(args, kwargs)), args, kwargs)
+        own_BTD = own_BTD + order.reverse(_states(module.forward(*args, **kwargs)))
+    own_BTD = order.after(own_BTD)
+    return (own_BTD, *output[1:]) if isinstance(output, tuple) else own_BTD
+
+
+class Order:
+    """In which order a recurrent module runs through each row: its tokens first, then its padding.
+
+    With L tokens that begin at s in a row of T places, the module's place t holds the row's place s + t, or, looking
+    back, s + L - 1 - t; both modulo T, so that padding comes last and every place is taken once.
+    """
+
+    def __init__(self, plan: BoundPlan, layer: int) -> None:
+        self.direction = _direction(plan.view_unasked(layer))
+        self._real_BT = plan.real_BT
+        self._begins_late = plan.side not in ("none", "right")
+
+    def before(self, hidden_BTD: Tensor) -> Tensor:
+        """Bring the text's order into the module's."""
+        return self._move(hidden_BTD, 1)
+
+    def after(self, hidden_BTD: Tensor) -> Tensor:
+        """Bring the module's order back into the text's."""
+        return self._move(hidden_BTD, -1)
+
+    def reverse(self, hidden_BTD: Tensor) -> Tensor:
+        """Reverse the tokens of each row in the module's order, where they come first; twice is as never."""
+        if self._real_BT is None:
+            return hidden_BTD.flip(1)
+        _, length_B1, place_T = self._places(hidden_BTD)
+        return _taken(hidden_BTD, length_B1 - 1 - place_T)
+
+    def _move(self, hidden_BTD: Tensor, way: int) -> Tensor:
+        backward = self.direction is Direction.BACKWARD
+        if self._real_BT is None:
+            return hidden_BTD.flip(1) if backward else hidden_BTD
+        start_B1, length_B1, place_T = self._places(hidden_BTD)
+        if backward:
+            return _taken(hidden_BTD, start_B1 + length_B1 - 1 - place_T)
+        return _taken(hidden_BTD, place_T + way * start_B1) if self._begins_late else hidden_BTD
+
+    def _places(self, hidden_BTD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return where each row's tokens begin and how many they are, both ``(B, 1)``, and all places ``(T,)``."""
+        assert self._real_BT is not None
+        real_BT = self._real_BT.to(hidden_BTD.device).long()
+        place_T = torch.arange(real_BT.shape[1], device=hidden_BTD.device)
+        return real_BT.argmax(dim=1, keepdim=True), real_BT.sum(dim=1, keepdim=True), place_T
+
+
+def _taken(hidden_BTD: Tensor, place_BT: Tensor) -> Tensor:
+    """Return the states at these places, modulo their number."""
+    place_BT = place_BT.expand(hidden_BTD.shape[:2]) % hidden_BTD.shape[1]
+    return hidden_BTD.gather(1, place_BT[..., None].expand_as(hidden_BTD))
+
+
+def _input(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    hidden_BTD: Tensor = args[0] if args else kwargs["hidden_states"]
+    return hidden_BTD
+
+
+def _with_input(
+    hidden_BTD: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    return ((hidden_BTD, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": hidden_BTD})
+
+
+def _states(output: Any) -> Tensor:
+    hidden_BTD: Tensor = output[0] if isinstance(output, tuple) else output
+    return hidden_BTD
