@@ -42,7 +42,7 @@ def test_what_says_which_model_comes_from_one_table_and_goes_on_as_a_spec():
     }
     assert " ".join(with_model) == "demo doctor embed eval generate infill inspect negatives score tune"
     others = {("generate", "prompt"), ("demo", "prompt"), ("embed", "prompt"), ("tune", "pooling"), ("score", "scorer")}
-    others |= {("negatives", "scorer")}
+    others |= {("negatives", "scorer"), ("eval", "sample"), ("inspect", "layers"), ("tune", "sample")}
     for name, command in with_model.items():
         own = inspect.signature(inspect.unwrap(command.callback)).parameters
         assert "spec" in own, name

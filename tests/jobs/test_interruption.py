@@ -35,9 +35,13 @@ if __name__ == "__main__":
 """
 
 
+# What a shell starts in the background ignores Ctrl-C, and so do its children.
+_HEARS_CTRL_C = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+
+
 def started(code, *arguments, **environment):
     return subprocess.Popen(
-        [sys.executable, "-c", code, *map(str, arguments)],
+        [sys.executable, "-c", _HEARS_CTRL_C + code, *map(str, arguments)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -9,6 +9,7 @@ from gerund.evaluation.systems.base import (
     CAPABILITIES,
     Encodes,
     EncodesWords,
+    EncodesWordTokens,
     Generates,
     HasLikelihoods,
     Ranks,
@@ -37,7 +38,7 @@ def t5(tmp_path_factory):
 
 def test_siblings_differ_in_what_they_can_do(causal, t5):
     assert capabilities(causal) == list(CAPABILITIES)
-    assert capabilities(t5) == [Encodes, EncodesWords, Ranks, ScoresCandidates, Generates]
+    assert capabilities(t5) == [Encodes, EncodesWords, EncodesWordTokens, Ranks, ScoresCandidates, Generates]
     assert capabilities(BM25System()) == [Ranks, ScoresCandidates]
     assert capabilities(HybridSystem(causal)) == [Ranks, ScoresCandidates]
     assert capabilities(FakeEncoder("vectors")) == [Encodes, Ranks]
@@ -63,8 +64,8 @@ def test_systems_that_can_do_the_same_are_named_together(causal, t5):
     found = why_nobody([BM25System(), HybridSystem(causal), t5], [HasLikelihoods, HasLikelihoods, Generates])
     assert found == (
         "these tasks need a system that can tell how probable a text is or generate texts, and bm25, tiny + BM25 can "
-        "only rank documents and score candidates; t5 can only encode whole texts, encode words, rank documents, score "
-        "candidates and generate texts"
+        "only rank documents and score candidates; t5 can only encode whole texts, encode words, encode the tokens "
+        "of words, rank documents, score candidates and generate texts"
     )
 
 

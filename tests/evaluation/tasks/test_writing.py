@@ -300,8 +300,8 @@ def test_compressed_corpora_are_read(tmp_path, system):
 
 
 def test_a_real_model_repeats_itself_when_it_is_greedy(stories_folder, data_folder):
-    task = replace(find(data_folder)[1], samples=12, prefix_words=8, max_new_tokens=60)
-    assert task.name == "writing/wiki"
+    [wiki] = [task for task in find(data_folder) if task.name == "writing/wiki"]
+    task = replace(wiki, samples=12, prefix_words=8, max_new_tokens=60)
     system = language_model_system("stories", gerund.load(stories_folder))
     greedy, nucleus = (
         replace(task, decoding=name).run(system, EvaluationConfig()).metrics for name in ("greedy", "nucleus")
