@@ -39,7 +39,6 @@ ENCODER: dict[str, list[Any]] = {
     "append_eos": [True, False],
     "normalize": [True, False],
     "max_length": [None, 5, 30],
-    "adapter": [None],
 }
 SAMPLING: dict[str, list[Any]] = {
     "temperature": [0.0, 0.7, 1.0],
@@ -54,7 +53,7 @@ RERANK: dict[str, list[Any]] = {
     "every": [None, 2],
     "scorer": ["overlap", "random", None],
 }
-SAMPLING = [None, Sampling(), Sampling(temperature=1.0, seed=1)]
+SAMPLINGS = [None, Sampling(), Sampling(temperature=1.0, seed=1)]
 TEXT = ["the cat", ["a dog", "the cat sat"], ["x"]]
 ENCODING: dict[str, list[Any]] = {
     "texts": TEXT,
@@ -182,7 +181,7 @@ class Calls:
         good = {
             "prompts": TEXT,
             "max_new_tokens": [1, 2],
-            "sampling": SAMPLING,
+            "sampling": SAMPLINGS,
             "rerank": [None],
             "batch_size": [1, 16],
         }
@@ -191,7 +190,7 @@ class Calls:
         return self.lm.generate, {"prompts": "the", "max_new_tokens": 2, **some(self.rng, good)}
 
     def stream(self) -> tuple[Any, dict[str, Any]]:
-        good = {"prompt": ["the", ""], "max_new_tokens": [1, 2], "sampling": SAMPLING, "rerank": [None]}
+        good = {"prompt": ["the", ""], "max_new_tokens": [1, 2], "sampling": SAMPLINGS, "rerank": [None]}
 
         def stream(**settings: Any) -> None:
             for _ in self.lm.stream(**settings):
@@ -209,7 +208,7 @@ class Calls:
             "blank": ["[blank]"],
             "max_tokens": [1, 2],
             "lengths": [None, [1]],
-            "sampling": SAMPLING,
+            "sampling": SAMPLINGS,
             "beams": [1, 2],
             "samples": [1, 2],
             "method": ["infill", "left-only", "blank"],
@@ -241,7 +240,7 @@ class Calls:
 
         said = {"text": "a cat", "tokens": 2, "sampling": None}
         return keep, said | some(
-            self.rng, {"text": TEXTS, "prompt": [None, "Q: "], "tokens": [1], "sampling": SAMPLING}
+            self.rng, {"text": TEXTS, "prompt": [None, "Q: "], "tokens": [1], "sampling": SAMPLINGS}
         )
 
     def save(self) -> tuple[Any, dict[str, Any]]:

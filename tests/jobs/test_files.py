@@ -1,6 +1,7 @@
 """Files are written whole or not at all, and never through a link or onto a device."""
 
 import os
+from pathlib import Path
 
 import pytest
 
@@ -84,3 +85,9 @@ def test_commands_that_write_json_lines_refuse_links_too(tmp_path):
     link.symlink_to("elsewhere.jsonl")
     mistake = run_cli("score", "--file", tmp_path / "pairs.jsonl", "-o", link, "--force").mistake
     assert "is a symbolic link to elsewhere.jsonl" in mistake
+
+
+@pytest.mark.parametrize("place", ["", ".", "/"])
+def test_a_place_without_a_name_is_a_folder(place):
+    with pytest.raises(InputError, match="is a folder; name a file in it as the output"), whole_file(Path(place)):
+        pass

@@ -26,6 +26,8 @@ def whole_file(target: Path) -> Iterator[BinaryIO]:
         InputError: ``target`` is a symbolic link or no regular file.
         ResourceError: the disk is full or refuses; nothing is left behind.
     """
+    if not target.name:
+        raise InputError(f"{target} is a folder; name a file in it as the output")
     part = target.with_name(f".{target.name}.part")
     try:
         refuse_special(target)
