@@ -16,7 +16,7 @@ import numpy as np
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gerund.attention.interface import attach
-from gerund.checks import one_of
+from gerund.checks import is_listing, one_of
 from gerund.config import INFILL_METHODS, MOST_AT_ONCE, InfillMethod, Sampling, sampling_or
 from gerund.errors import ConfigError, TextError
 from gerund.inference.encode.runtime import EncoderRuntime
@@ -206,7 +206,7 @@ def candidate_lengths(lengths: int | Sequence[int] | None, max_tokens: int) -> l
     _check_count("max_tokens", max_tokens)
     if lengths is None:
         return [*(length for length in _SPREAD if length < max_tokens), max_tokens]
-    given: list[Any] = [lengths] if isinstance(lengths, int) else list(lengths) if _is_listed(lengths) else []
+    given: list[Any] = [lengths] if isinstance(lengths, int) else list(lengths) if is_listing(lengths) else []
     if not given:
         raise ConfigError(f"lengths are one or several whole numbers, not {lengths!r}")
     for length in given:
@@ -384,7 +384,3 @@ def _check_search(search: Search) -> None:
 def _check_count(name: str, value: Any) -> None:
     if type(value) is not int or value < 1:
         raise ConfigError(f"{name} is a whole number of at least 1, not {value!r}")
-
-
-def _is_listed(lengths: Any) -> bool:
-    return not isinstance(lengths, (str, bytes, dict)) and hasattr(lengths, "__iter__")
