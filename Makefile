@@ -1,9 +1,9 @@
 # Needs make and a Python of at least 3.11; each target sets up the rest in .venv by itself.
 #
 #   make demo     see it work, on short texts that come with it   (make demo MODEL=path/to/a/model)
-#   make test     run the tests            (make test PYTEST_ARGS="-k plan -x"; -m slow for the slow ones)
+#   make test     run the quick tests      (make test PYTEST_ARGS="-k plan -x"; -m slow for the slow ones)
 #   make docs     build the documentation as a site in site/, without a network
-#   make check    style, types, documentation and tests: what a change has to pass
+#   make check    style, types, documentation and all tests: what a change has to pass
 #   make format   let ruff put the code into its form
 #   make benchmark-page   render docs/benchmarks.md from benchmarks/results/
 #   make clean    remove what the targets above have made
@@ -34,9 +34,9 @@ demo: $(READY)
 test: $(READY)
 	$(PYTEST) $(PYTEST_ARGS)
 
-# The tests come last, so that their summary is the last line.
+# All tests, the slow ones too. They come last, so that their summary is the last line.
 check: lint docs
-	$(PYTEST) $(PYTEST_ARGS)
+	$(PYTEST) -m "not gpu" $(PYTEST_ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check .

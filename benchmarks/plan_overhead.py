@@ -4,16 +4,18 @@
 
 The same model, the same padded batch: once plain transformers in SDPA with the explicit 4-D mask that the plan amounts
 to, once gerund's attention function with the plan. Checks first that both give the same states, then times them
-in turn.
+in turn. Then hybrid models: the same plan with recurrent layers causal and both ways, beside the untouched model.
 """
 
 import torch
-from transformers import LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM, PreTrainedModel
 
 import harness
-from gerund.attention.interface import BoundPlan, attach
+from gerund.attention.bound import BoundPlan
+from gerund.attention.interface import attach
 from gerund.attention.masks import visible
-from gerund.attention.plan import AttentionPlan
+from gerund.attention.plan import AttentionPlan, ResolvedPlan
+from gerund.attention.streams import attach_streams, decoder_layers
 from inputs import random_llama
 from results import Column, Table
 
@@ -26,6 +28,68 @@ def models(layers: int) -> tuple[LlamaForCausalLM, LlamaForCausalLM]:
     plain, ours = random_llama(**sizes), random_llama(**sizes)
     attach(ours)
     return plain, ours
+
+
+UNTOUCHED, CAUSAL, BOTH = "untouched", "recurrent=causal", "recurrent=both"
+# Three of four layers are recurrent, as in what is published.
+_TYPES = {"qwen3_5_text": ["linear_attention"] * 3 + ["full_attention"], "lfm2": ["conv"] * 3 + ["full_attention"]}
+
+
+def hybrid(kind: str, layers: int) -> PreTrainedModel:
+    """Return a hybrid model with random weights, attached to gerund's functions."""
+    torch.manual_seed(0)
+    own = {"head_dim": 64, "linear_num_key_heads": 6, "linear_num_value_heads": 6, "linear_key_head_dim": 64,
+           "linear_value_head_dim": 64} if kind != "lfm2" else {"block_auto_adjust_ff_dim": False}  # fmt: skip
+    config = AutoConfig.for_model(
+        kind, vocab_size=4096, hidden_size=384, intermediate_size=1024, num_hidden_layers=layers,
+        num_attention_heads=6, num_key_value_heads=6, layer_types=(_TYPES[kind] * layers)[:layers], **own,
+    )  # fmt: skip
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    attach(model)
+    attach_streams(decoder_layers(model))
+    return model
+
+
+@torch.no_grad()
+def both_against_causal(layers: int, shapes: str, rounds: int) -> Table:
+    """Time a pass of hybrid models with recurrent layers causal and both ways."""
+    rows = []
+    for kind in _TYPES:
+        model = hybrid(kind, layers)
+        plans = {name: AttentionPlan("bidir", recurrent=way).resolve(layers)
+                 for name, way in ((CAUSAL, "causal"), (BOTH, "both"))}  # fmt: skip
+        for shape in shapes.split(","):
+            texts, length = map(int, shape.split("x"))
+            ids_BT = torch.randint(0, 4096, (texts, length), generator=torch.Generator().manual_seed(1))
+            real_BT = torch.ones_like(ids_BT)
+            real_BT[1:, -length // 8 :] = 0
+
+            def untouched(model: PreTrainedModel = model, ids: torch.Tensor = ids_BT) -> torch.Tensor:
+                return model.base_model(ids, use_cache=False).last_hidden_state
+
+            def planned(
+                name: str, model: PreTrainedModel = model, ids: torch.Tensor = ids_BT, real: torch.Tensor = real_BT,
+                plans: dict[str, ResolvedPlan] = plans,
+            ) -> torch.Tensor:  # fmt: skip
+                bound = BoundPlan(plans[name], real)
+                return model.base_model(ids, use_cache=False, attention_plan=bound).last_hidden_state
+
+            work = {UNTOUCHED: untouched, CAUSAL: lambda run=planned: run(CAUSAL), BOTH: lambda run=planned: run(BOTH)}
+            spent = harness.alternate(work, rounds)
+            for name in work:
+                ratio = {**spent.times_as_fast(CAUSAL, BOTH), "rounds": rounds} if name == BOTH else None
+                rows.append({"model": kind, "batch": f"{texts} x {length} tokens", "system": name,
+                             "cpu": spent.cpu(name, 1000), "wall": spent.wall(name, 1000), "ratio": ratio})  # fmt: skip
+    columns = [
+        Column("model", "model"), Column("batch", "batch"), Column("system", "recurrent layers"),
+        Column("cpu", "processor time", "ms", 2), Column("wall", "wall time", "ms", 2),
+        Column("ratio", "times a pass with causal ones", "", 2),
+    ]  # fmt: skip
+    caption = (
+        f"A forward pass of hybrid models with {layers} layers of width 384, three of four recurrent, under `bidir` "
+        "with recurrent layers causal and both ways."
+    )
+    return Table("recurrent", caption, columns, rows)
 
 
 @torch.no_grad()
@@ -69,7 +133,8 @@ def main(argv: list[str] | None = None) -> None:
     caption = (
         f"A forward pass with `mask0-bidir` in all {options.layers} layers of width 384 beside the same mask in SDPA."
     )
-    harness.report(options, __file__, [Table("overhead", caption, columns, rows, checks=[check])])
+    recurrent = both_against_causal(max(4, options.layers), options.shapes, options.rounds)
+    harness.report(options, __file__, [Table("overhead", caption, columns, rows, checks=[check]), recurrent])
 
 
 if __name__ == "__main__":

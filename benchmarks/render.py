@@ -28,6 +28,8 @@ deviation over trainings with different seeds. The best value of a column is bol
 do not compete. Tables that were carried over are older than the harness: most systems took turns in a fixed order, and
 most ratios are those of the medians; their commands are written with today's options.
 
+In tables of 2026-11-22 and earlier, `hybrid` is what `hybrid:rrf` is now: reciprocal rank fusion with BM25.
+
 "The first base" is the bundled model's base after its first 2000 steps (16.4 million tokens), without adapters:
 `gerund train default-base` makes it again, to be given in the place of `default`.
 """
@@ -58,6 +60,8 @@ PAGE = (
     Section("## The papers' plans on two small models", ("quality-plans",)),
     Section("## Methods without training", ("training_free",)),
     Section("## Evaluation", ("quality-evaluation",)),
+    Section("## Searching one's own documents", ("index",)),
+    Section("### Documents ranked by relevance", ("relevance",)),
     Section(
         "## Training for both",
         ("vocabulary_loss", "cached_contrastive", "shared_pass", "compiled_layers", "pairs_by_length"),

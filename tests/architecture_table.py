@@ -34,6 +34,7 @@ ROWS = (
     ("language_model",),
     ("seq2seq_model",),
     ("entry",),
+    ("retrieval",),
     ("training", "evaluation", "demo", "doctor"),
     ("reporting",),
     ("integrations",),
@@ -45,7 +46,7 @@ BASE = (
     "spec",
 )
 # `data` imports only the base, and is imported by this part, its row and those above.
-DATA_FROM = "training"
+DATA_FROM = "retrieval"
 RANK = {part: rank for rank, parts in enumerate(ROWS) for part in parts}
 
 

@@ -156,22 +156,30 @@ def test_everything_public_says_what_it_is() -> None:
 def test_public_names() -> None:
     assert gerund.__all__ == [
         "PLAN_NAMES",
+        "Answer",
         "AttentionPlan",
+        "Chunking",
         "ConfigError",
         "DataError",
+        "Document",
         "EncoderConfig",
         "Generation",
         "GerundError",
+        "Hit",
+        "Index",
         "Infill",
         "LanguageModel",
         "ModelError",
         "ModelSpec",
         "Ranked",
+        "Rendered",
         "Rerank",
         "Sampling",
+        "Source",
         "TextError",
         "UnsupportedModelError",
         "load",
+        "open_index",
     ]
     for name in gerund.__all__:
         assert getattr(gerund, name) is not None
@@ -180,6 +188,7 @@ def test_public_names() -> None:
         _ = gerund.pooling
 
 
+@pytest.mark.slow
 def test_nothing_heavy_is_imported_before_it_is_needed() -> None:
     script = f"""
 import sys
@@ -196,6 +205,7 @@ print(*[name for name in {HEAVY!r} if name in sys.modules])
     assert done.stdout.strip() == ""
 
 
+@pytest.mark.slow
 def test_help_comes_at_once() -> None:
     seconds = []
     for _ in range(5):

@@ -28,8 +28,9 @@ LIBRARY = {"harness", "inputs", "render", "results", "study"}
 SCRIPTS = sorted(path for path in FOLDER.glob("*.py") if path.stem not in LIBRARY)
 FILES = sorted(results.RESULTS.glob("*.json"))
 # What `--quick` needs beside the library: arguments, whether it reads ../shared/data, and a peer.
-STUDIES = {"training": ("unimae",), "scorers": (), "gur": (), "decoding": ()}
-PEERS = {"encode": "sentence_transformers"}
+STUDIES = {"training": ("unimae",), "scorers": (), "gur": (), "decoding": (), "training_free": ()}
+DATA = {"relevance"}  # reads ../shared/data and keeps nothing
+PEERS = {"encode": "sentence_transformers", "relevance": "mteb", "index": "sentence_transformers"}
 RUN = Run(command="python benchmarks/speed.py", machine="2 cores", date="2026-11-23")
 
 
@@ -254,5 +255,7 @@ def test_scripts_run_to_their_end(name: str, tmp_path: Path, request: pytest.Fix
     if name in STUDIES:
         data = request.getfixturevalue("data_folder")
         arguments += [*STUDIES[name], "--data", str(data), "--work", str(tmp_path / "work")]
+    if name in DATA:
+        arguments += ["--data", str(request.getfixturevalue("data_folder"))]
     subprocess.run([sys.executable, str(FOLDER / f"{name}.py"), *arguments], check=True, timeout=900)
     assert all(table.rows for table in results.read(tmp_path / "result.json").tables)

@@ -190,8 +190,12 @@ def test_texts_that_are_none(lm: gerund.LanguageModel, given: object) -> None:
     if type(given).__name__ == "Series" and all(isinstance(text, str) for text in given):
         assert len(lm.encode(given)) == len(given)
         return
-    for verb in (lm.encode, lm.encode_tokens, lm.generate):
+    for verb in (lm.encode, lm.encode_tokens):
         refusal(verb, given)
+    if type(given).__name__ in ("ndarray", "Series") and str(getattr(given, "dtype", "")) == "int64":
+        assert len(lm.generate(given, 2)) == 1  # the token ids of one prompt
+    else:
+        refusal(lm.generate, given)
     if not (isinstance(given, list) and given[0]):  # words
         refusal(lm.encode_words, given)
         refusal(lm.score, ["a"], given)

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.main import get_command
@@ -52,6 +53,7 @@ HOSTS = {
     "keepachangelog.com",
     "localhost",
     "pytorch.org",
+    "schemas.openxmlformats.org",
     "semver.org",
     "www.apache.org",
     "www.w3.org",
@@ -108,9 +110,14 @@ def test_docstring_examples(part: str) -> None:
     assert not said, "".join(said)
 
 
+def quick_or_slow(page: Path) -> Any:
+    """Return the page; the guides, of which each loads models, are slow."""
+    return pytest.param(page, marks=pytest.mark.slow) if page.parent.name == "how-to" else page
+
+
 @needs_default
 @pytest.mark.usefixtures("loaded_once")
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=page_id)
+@pytest.mark.parametrize("page", [quick_or_slow(page) for page in PAGES if blocks(page, "python")], ids=page_id)
 def test_python_examples_run_as_they_stand(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -39,6 +39,7 @@ def test_every_plan(tiny_folder: Path, tmp_path: Path, name: str) -> None:
     assert torch.equal(plain_logits(tmp_path / "out"), plain_logits(tiny_folder))
 
 
+@pytest.mark.slow
 def test_plans_are_told_apart(tiny_folder: Path) -> None:
     vectors = {
         name: load(tiny_folder, attention=name).encode(TEXTS).tobytes() for name in PLAN_NAMES if name != "hybrid"

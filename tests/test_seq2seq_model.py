@@ -128,7 +128,7 @@ class TestFilling:
         written = [marks[0], *words[0], marks[1], *words[1], marks[2]]
         asked = []
 
-        def write(model, tokenizer, prompts, **_):
+        def write(model, tokenizer, prompts, _settings):
             asked.extend(prompts)
             return [Generation("", written, 0.0, True)]
 
@@ -189,6 +189,7 @@ class TestHalves:
         assert sum(t.numel() for t in half.model.parameters()) < 0.7 * sum(t.numel() for t in lm.model.parameters())
         assert not hasattr(half, "generate")
 
+    @pytest.mark.slow
     def test_the_decoder_goes_with_the_whole_model(self, folder):
         lm = gerund.load(folder, dtype="float32")
         expected = lm.encode(TEXTS)

@@ -235,6 +235,7 @@ class TestLoading:
         with pytest.raises(ConfigError, match=message):
             settings_from(fields)
 
+    @pytest.mark.slow
     def test_the_bundled_model_keeps_its_adapters_and_its_scorer(self, bundled):
         other = gerund.load(bundled.spec)
         assert bundled.spec.model == "default"

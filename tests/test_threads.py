@@ -30,6 +30,7 @@ def eager_switching() -> Iterator[None]:
     sys.setswitchinterval(before)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("eager_switching")
 def test_reading_another_way_beside_generation_and_encoding(monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = byte_tokenizer()

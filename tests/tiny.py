@@ -50,8 +50,9 @@ CONFIGS: dict[str, dict] = {
     "gpt_oss": dict(_HEADED, sliding_window=3, num_local_experts=4, num_experts_per_tok=2),
 }  # fmt: skip
 
-# A batch that is padded on both sides holds the rows of the two that are padded on one; these are swept as slow tests.
-SIDES = ["both", "none", pytest.param("left", marks=pytest.mark.slow), pytest.param("right", marks=pytest.mark.slow)]
+# A batch that is padded on both sides holds the rows of the two that are padded on one; these, and texts without
+# padding, are swept as slow tests.
+SIDES = ["both", *(pytest.param(side, marks=pytest.mark.slow) for side in ("none", "left", "right"))]
 
 _EVERY_OTHER = ["linear_attention", "full_attention"] * (N_LAYERS // 2)
 _LINEAR = dict(_HEADED, linear_num_key_heads=2, linear_num_value_heads=2, linear_key_head_dim=8,
@@ -83,26 +84,88 @@ RECURRENT: dict[str, dict] = {
                   num_experts=2, mamba_d_state=8, mamba_dt_rank=4),
     "nemotron_h": dict(_HEADED, layers_block_type=["mamba", "attention", "mlp", "mamba"], mamba_num_heads=4,
                        mamba_head_dim=16, n_groups=1, ssm_state_size=8, chunk_size=4),
+    "bailing_hybrid": dict(_SMALL, num_key_value_heads=4, layer_types=_EVERY_OTHER,
+                           mlp_layer_types=["dense"] * N_LAYERS, linear_head_dim=8, linear_num_heads=4,
+                           kv_lora_rank=8, qk_nope_head_dim=8, qk_rope_head_dim=4, v_head_dim=8, head_dim=4),
+    "mamba": dict(vocab_size=VOCAB, hidden_size=32, num_hidden_layers=N_LAYERS, state_size=8, time_step_rank=4,
+                  pad_token_id=0, bos_token_id=1, eos_token_id=2),
     "mamba2": dict(vocab_size=VOCAB, hidden_size=32, num_hidden_layers=N_LAYERS, num_heads=4, head_dim=16, n_groups=1,
                    state_size=8, chunk_size=4, pad_token_id=0, bos_token_id=1, eos_token_id=2),
 }  # fmt: skip
 
-REFUSED: dict[str, dict] = {
+# Attention that takes its mask as an argument, and computes by itself or hands keywords on no further.
+GIVEN: dict[str, dict] = {
     "stablelm": _GQA,
+    "nemotron": _HEADED,
     "bloom": dict(vocab_size=VOCAB, hidden_size=32, n_head=4, n_layer=N_LAYERS),
-    "gptj": _GPT,
+    "gptj": dict(_GPT, rotary_dim=4),
+    "codegen": dict(_GPT, rotary_dim=4),
     "falcon": dict(_SMALL, alibi=False, new_decoder_architecture=False, multi_query=True),
-}
+    "mpt": dict(vocab_size=VOCAB, d_model=32, n_heads=4, n_layers=N_LAYERS, max_seq_len=64),
+    "xglm": dict(vocab_size=VOCAB, d_model=32, ffn_dim=48, attention_heads=4, num_layers=N_LAYERS,
+                 max_position_embeddings=64, dropout=0.0, attention_dropout=0.0, activation_dropout=0.0,
+                 layerdrop=0.0, pad_token_id=0, bos_token_id=1, eos_token_id=2),
+    "gpt_neox_japanese": dict(vocab_size=VOCAB, hidden_size=32, num_attention_heads=4, num_hidden_layers=N_LAYERS,
+                              max_position_embeddings=64),
+}  # fmt: skip
+
+_MLA = dict(_SMALL, num_key_value_heads=4, kv_lora_rank=8, q_lora_rank=8, qk_nope_head_dim=8, qk_rope_head_dim=4,
+            v_head_dim=8, moe_intermediate_size=24, n_routed_experts=4, num_experts_per_tok=2, n_group=1, topk_group=1,
+            first_k_dense_replace=1)  # fmt: skip
+# An indexer with few ties, that chooses fewer keys than a text of the tests has.
+_DSA = dict(_MLA, index_topk=3, index_head_dim=8, index_n_heads=16)
+_SPARSE_MLP = ["dense", "sparse"] * (N_LAYERS // 2)
+
+# Latent attention: keys and values come out of one small state a token; the last four choose keys by an indexer.
+LATENT: dict[str, dict] = {
+    "deepseek_v2": _MLA,
+    "deepseek_v3": _MLA,
+    "minicpm3": {key: value for key, value in _MLA.items() if key not in _FEW_EXPERTS},
+    "glm4_moe_lite": dict(_MLA, mlp_layer_types=_SPARSE_MLP),
+    "youtu": {key: value for key, value in _MLA.items() if key not in _FEW_EXPERTS},
+    "axk1": dict(_MLA, mlp_layer_types=_SPARSE_MLP),
+    "longcat_flash": {**{key: value for key, value in _MLA.items() if key != "num_hidden_layers"},
+                      "num_layers": N_LAYERS, "ffn_hidden_size": 48, "expert_ffn_hidden_size": 24, "moe_topk": 2,
+                      "zero_expert_num": 2, "head_dim": 4},
+    "deepseek_v32": dict(_DSA, mlp_layer_types=_SPARSE_MLP),
+    "glm_moe_dsa": dict(_DSA, mlp_layer_types=_SPARSE_MLP),
+    "axk2": dict(_DSA, mlp_layer_types=_SPARSE_MLP),
+    "dots3_note_text": dict(_DSA, mlp_layer_types=_SPARSE_MLP, sliding_window=3, head_dim=12,
+                            layer_types=["indexed_attention", "sliding_attention"] * 2, n_shared_experts=1,
+                            moe_shared_expert_intermediate_size=24, swa_num_attention_heads=4,
+                            swa_num_key_value_heads=4, swa_q_lora_rank=8, swa_kv_lora_rank=8, swa_head_dim=12,
+                            swa_qk_nope_head_dim=8, swa_v_head_dim=8),
+}  # fmt: skip
+
+# Habits of their own: parts of a text, keys and values of lower layers, streams of states, masks with more in them.
+ODD: dict[str, dict] = {
+    "llama4_text": dict(_HEADED, attention_chunk_size=4, intermediate_size_mlp=48, num_local_experts=2,
+                        num_experts_per_tok=1, layer_types=["chunked_attention", "full_attention"] * 2),
+    "gemma3n_text": dict(_HEADED, sliding_window=3, layer_types=_LAYER_TYPES, intermediate_size=[48] * N_LAYERS,
+                         activation_sparsity_pattern=[0.0] * N_LAYERS, laurel_rank=4, num_kv_shared_layers=2,
+                         hidden_size_per_layer_input=8, vocab_size_per_layer_input=VOCAB, altup_num_inputs=2),
+    "gemma4_text": dict(_HEADED, sliding_window=3, layer_types=_LAYER_TYPES, global_head_dim=16,
+                        num_kv_shared_layers=2, hidden_size_per_layer_input=8, vocab_size_per_layer_input=VOCAB),
+    "diffllama": _GQA,
+    "doge": _GQA,
+    "phimoe": dict(_GQA, num_local_experts=4, num_experts_per_tok=2, sliding_window=3),
+    "exaone4": dict(_HEADED, sliding_window=3, layer_types=_LAYER_TYPES),
+}  # fmt: skip
+
+REFUSED: dict[str, dict] = {
+    "gpt_neo": dict(vocab_size=VOCAB, hidden_size=32, num_heads=4, num_layers=N_LAYERS, window_size=3,
+                    attention_types=[[["global", "local"], 2]], max_position_embeddings=64),
+}  # fmt: skip
 
 
-def tiny(model_type: str, seed: int = 0, **changes: object) -> PreTrainedModel:
+def tiny(
+    model_type: str, seed: int = 0, *, attn_implementation: str | None = None, **changes: object
+) -> PreTrainedModel:
     """Build a tiny random fp32 model of ``model_type`` in evaluation mode."""
     torch.manual_seed(seed)
-    settings = {**CONFIGS, **RECURRENT, **REFUSED}[model_type]
+    settings = {**CONFIGS, **RECURRENT, **GIVEN, **LATENT, **ODD, **REFUSED}[model_type]
     config = AutoConfig.for_model(model_type, **{**settings, **changes})
-    if model_type == "gptj":
-        config.rotary_dim = 8
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=attn_implementation)
     _spread(model)
     return model.eval()
 

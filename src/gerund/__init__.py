@@ -27,48 +27,67 @@ if TYPE_CHECKING:
         UnsupportedModelError,
     )
     from gerund.language_model import LanguageModel
+    from gerund.retrieval.documents import Chunking, Document
+    from gerund.retrieval.index import Index
+    from gerund.retrieval.opening import open_index
     from gerund.spec import ModelSpec
-    from gerund.types import Generation, Infill, Ranked
+    from gerund.types import Answer, Generation, Hit, Infill, Ranked, Rendered, Source
 
 # Imported on first use, so that `import gerund` and the command line's help do not wait for torch.
 _WHERE = {
+    "Answer": "gerund.types",
     "AttentionPlan": "gerund.attention.plan",
+    "Chunking": "gerund.retrieval.documents",
     "ConfigError": "gerund.errors",
     "DataError": "gerund.errors",
+    "Document": "gerund.retrieval.documents",
     "EncoderConfig": "gerund.config",
     "Generation": "gerund.types",
     "GerundError": "gerund.errors",
+    "Hit": "gerund.types",
+    "Index": "gerund.retrieval.index",
     "Infill": "gerund.types",
     "LanguageModel": "gerund.language_model",
     "ModelError": "gerund.errors",
     "ModelSpec": "gerund.spec",
     "PLAN_NAMES": "gerund.attention.plan",
     "Ranked": "gerund.types",
+    "Rendered": "gerund.types",
     "Rerank": "gerund.config",
     "Sampling": "gerund.config",
+    "Source": "gerund.types",
     "TextError": "gerund.errors",
     "UnsupportedModelError": "gerund.errors",
     "load": "gerund.entry",
+    "open_index": "gerund.retrieval.opening",
 }
 
 __all__ = [
     "PLAN_NAMES",
+    "Answer",
     "AttentionPlan",
+    "Chunking",
     "ConfigError",
     "DataError",
+    "Document",
     "EncoderConfig",
     "Generation",
     "GerundError",
+    "Hit",
+    "Index",
     "Infill",
     "LanguageModel",
     "ModelError",
     "ModelSpec",
     "Ranked",
+    "Rendered",
     "Rerank",
     "Sampling",
+    "Source",
     "TextError",
     "UnsupportedModelError",
     "load",
+    "open_index",
 ]
 
 

@@ -1,4 +1,4 @@
-"""What a caller gives, checked before it is used: places on the disk, names, flags, and files of JSON.
+"""What a caller gives, checked before it is used: places on the disk, names, flags, texts, files of JSON and of texts.
 
 Knows: paths, the limits of file systems, JSON. Does not know: what any of it is for.
 """
@@ -6,11 +6,11 @@ Knows: paths, the limits of file systems, JSON. Does not know: what any of it is
 import json
 import os
 from collections.abc import Mapping, Sequence
-from numbers import Integral
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
-from gerund.errors import ConfigError, DataError, unknown_name
+from gerund.errors import ConfigError, DataError, TextError, unknown_name
 
 _LONGEST_NAME = 255  # bytes, on the file systems in use
 _LONGEST_PATH = 4095
@@ -60,6 +60,44 @@ def one_of(kind: str, value: Any, valid: Sequence[str]) -> None:
         raise unknown_name(kind, value, list(valid))
 
 
+def whole_number(name: str, value: Any) -> int:
+    """Return a whole number, also one of numpy's, as Python's own.
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise ConfigError(f"{name} is a whole number, not {value!r}")
+    return int(value)
+
+
+def demand_number(name: str, value: Any) -> None:
+    """Refuse what is no number.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise ConfigError(f"{name} is a number, not {value!r}")
+
+
+def check_dimensions(dimensions: int | None, most: int | None = None) -> None:
+    """Refuse a part of a vector that cannot be.
+
+    Args:
+        dimensions: how many numbers are kept; None for all.
+        most: how many a vector has; None where that is not known yet.
+
+    Raises:
+        ConfigError: it is no whole number, less than 1, or more than ``most``.
+    """
+    if dimensions is None:
+        return
+    if whole_number("dimensions", dimensions) < 1 or (most is not None and dimensions > most):
+        limit = "as many as a vector has" if most is None else f"the model's {most}"
+        raise ConfigError(f"dimensions={dimensions} is not between 1 and {limit}")
+
+
 def flag(name: str, value: Any) -> bool:
     """Return a setting that is on or off.
 
@@ -87,6 +125,24 @@ def is_listing(value: Any) -> bool:
     return getattr(value, "ndim", 1) == 1 and not isinstance(value, type)
 
 
+def check_unicode(what: str, text: str, index: int | None = None) -> None:
+    """Refuse half of a surrogate pair, which undecodable bytes of a command line turn into.
+
+    Args:
+        what: what the text is, such as ``text`` or ``the prompt``.
+        text: the text.
+        index: its number, where there are several.
+
+    Raises:
+        TextError: there is one; the message says where.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        reason = f"is not valid Unicode: a lone surrogate at character {error.start}"
+        raise (TextError(f"{what} {reason}") if index is None else TextError.about(what, index, reason)) from error
+
+
 def read_json(path: Path) -> Any:
     """Return what a JSON file holds.
 
@@ -101,3 +157,19 @@ def read_json(path: Path) -> Any:
         raise DataError(f"{path} is not valid JSON: it is nested too deep") from error
     except ValueError as error:
         raise DataError(f"{path} is not valid JSON: {error}") from error
+
+
+def read_sample(path: str | Path) -> list[str]:
+    """Read the texts that a transform is fitted on, one a line; blank lines are passed over.
+
+    Raises:
+        DataError: the file cannot be read, or holds no text.
+    """
+    try:
+        content = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError, ValueError) as error:
+        raise DataError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
+    texts = [line.strip() for line in content.split("\n") if line.strip()]
+    if not texts:
+        raise DataError(f"{path} holds no text")
+    return texts

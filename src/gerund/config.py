@@ -7,12 +7,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from difflib import get_close_matches
-from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from gerund.attention.plan import AttentionPlan
-from gerund.checks import read_json
+from gerund.checks import demand_number, read_json, whole_number
 from gerund.errors import ConfigError, DataError, unknown_name
 from gerund.methods import LAST_LAYER, NO_TEMPLATE, NO_TRANSFORM, Template, check_layers, templates_of, transform_parts
 from gerund.types import Scorer
@@ -34,8 +33,14 @@ Job = Literal["encode", "infill", "score"]
 """What a model does with an adapter active; it generates with none."""
 JOBS: tuple[Job, ...] = get_args(Job)
 
-_TEXT, _FLAG, _NUMBER, _NOTHING = str, bool, int, type(None)
-_WORDS = {_TEXT: "a text", _FLAG: "true or false", _NUMBER: "a whole number", _NOTHING: "nothing"}
+_TEXT, _FLAG, _NUMBER, _FRACTION, _NOTHING = str, bool, int, float, type(None)
+_WORDS = {
+    _TEXT: "a text",
+    _FLAG: "true or false",
+    _NUMBER: "a whole number",
+    _FRACTION: "a number from 0 to 1",
+    _NOTHING: "nothing",
+}
 _KINDS: dict[str, tuple[type, ...]] = {
     "pooling": (_TEXT,),
     "prompt": (_TEXT,),
@@ -48,6 +53,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "prepend": (_NUMBER,),
     "transform": (_TEXT,),
     "pool_bos": (_TEXT,),
+    "fusion": (_FRACTION, _NOTHING),
 }
 METHODS = {
     "template": NO_TEMPLATE,
@@ -60,25 +66,10 @@ METHODS = {
 nor hashed, so that fingerprints stay what they were."""
 
 
-def whole_number(name: str, value: Any) -> int:
-    """Return a whole number, also one of numpy's, as Python's own.
-
-    Raises:
-        ConfigError: it is something else.
-    """
-    if isinstance(value, bool) or not isinstance(value, Integral):
-        raise ConfigError(f"{name} is a whole number, not {value!r}")
-    return int(value)
-
-
-def demand_number(name: str, value: Any) -> None:
-    """Refuse what is no number.
-
-    Raises:
-        ConfigError: it is none.
-    """
-    if isinstance(value, bool) or not isinstance(value, Real):
-        raise ConfigError(f"{name} is a number, not {value!r}")
+def _between(name: str, value: Any, least: float, most: float) -> None:
+    demand_number(name, value)
+    if not least <= value <= most:
+        raise ConfigError(f"{name}={value} is not between {least} and {most}")
 
 
 def _demand_unicode(name: str, text: str) -> None:
@@ -135,7 +126,13 @@ class EncoderConfig:
     """Whether the special tokens before a text without a prompt are pooled: ``always``, ``never`` (as in LBW's released
     code), or ``auto``: unless the plan hides them."""
 
+    fusion: float | None = None
+    """What the vectors count where a search joins them with words, from 0 to 1; None where nobody has tuned it. No
+    vector depends on it."""
+
     def __post_init__(self) -> None:
+        if type(self.fusion) is int:
+            object.__setattr__(self, "fusion", float(self.fusion))
         for name, kinds in _KINDS.items():
             if type(getattr(self, name)) not in kinds:
                 wanted = " or ".join(_WORDS[kind] for kind in kinds)
@@ -149,6 +146,8 @@ class EncoderConfig:
             raise unknown_name("pooling", self.pooling, POOLINGS)
         if self.max_length is not None and self.max_length < 1:
             raise ConfigError(f"max_length={self.max_length} leaves no room for a text")
+        if self.fusion is not None and not 0 <= self.fusion <= 1:
+            raise ConfigError(f"fusion={self.fusion} is not a number from 0 (words alone) to 1 (vectors alone)")
         self._check_methods()
 
     def _check_methods(self) -> None:
@@ -211,14 +210,14 @@ class EncoderConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-ready dict."""
-        unused = METHODS.keys() - set(self.methods)
+        unused = METHODS.keys() - set(self.methods) | ({"fusion"} if self.fusion is None else set())
         written = {name: value for name, value in asdict(self).items() if name not in unused}
         return {**written, "attention": self.attention.to_dict(), "prompts": dict(self.prompts)}
 
 
 def vectors_alike(one: EncoderConfig, other: EncoderConfig) -> bool:
     """Whether two encoder configs differ in nothing that a fitted transform depends on."""
-    return replace(one, normalize=other.normalize, max_length=other.max_length) == other
+    return replace(one, normalize=other.normalize, max_length=other.max_length, fusion=other.fusion) == other
 
 
 @dataclass(frozen=True)
@@ -238,12 +237,28 @@ class Sampling:
     top_p: float | None = None
     """Nucleus sampling: only the most probable tokens that together have this probability."""
 
+    min_p: float | None = field(default=None, kw_only=True)
+    """Only tokens that are at least this fraction as probable as the most probable one (Nguyen et al. 2024)."""
+
     typical_p: float | None = None
     """Locally typical sampling: only tokens of about average surprise that together have this probability."""
 
     seed: int | Sequence[int] | None = None
     """Makes sampling repeatable. Each prompt samples with the seed alone, whatever is beside it, so equal prompts get
     equal texts; a sequence gives every prompt a seed of its own. None takes a fresh seed for each prompt."""
+
+    repetition_penalty: float = field(default=1.0, kw_only=True)
+    """Above 1, tokens of the prompt and of the text so far become less probable: their logits are divided by it, or
+    multiplied where they are negative (Keskar et al. 2019). This and the next three come first, for greedy too."""
+
+    frequency_penalty: float = field(default=0.0, kw_only=True)
+    """Taken off a token's logit for each time that the text so far (not the prompt) has it; -2 to 2."""
+
+    presence_penalty: float = field(default=0.0, kw_only=True)
+    """Taken off a token's logit once where the text so far (not the prompt) has it; -2 to 2."""
+
+    logit_bias: Mapping[int, float] = field(default_factory=dict, kw_only=True, hash=False)
+    """Added to the logits of tokens, by token id; -100 to 100, where -100 all but bans a token."""
 
     def __post_init__(self) -> None:
         demand_number("temperature", self.temperature)
@@ -271,11 +286,32 @@ class Sampling:
             demand_number(name, value)
             if not 0 < value <= 1:
                 raise ConfigError(f"{name}={value} is not above 0 and at most 1")
+        self._check_penalties()
+
+    def _check_penalties(self) -> None:
+        _between("min_p", 0.0 if self.min_p is None else self.min_p, 0, 1)
+        _between("repetition_penalty", self.repetition_penalty, 0.1, 10)
+        _between("frequency_penalty", self.frequency_penalty, -2, 2)
+        _between("presence_penalty", self.presence_penalty, -2, 2)
+        if not isinstance(self.logit_bias, Mapping):
+            raise ConfigError(f"logit_bias is a number by token id, such as {{42: -100}}, not {self.logit_bias!r}")
+        for token, bias in self.logit_bias.items():
+            if whole_number("a token id of logit_bias", token) < 0:
+                raise ConfigError(f"logit_bias names the token {token}, and token ids begin at 0")
+            _between(f"logit_bias of the token {token}", bias, -100, 100)
+        own = {int(token): float(bias) for token, bias in self.logit_bias.items() if bias}
+        object.__setattr__(self, "logit_bias", own)
 
     @property
     def is_greedy(self) -> bool:
         """Whether the most probable token is always taken."""
         return self.temperature == 0
+
+    @property
+    def has_penalties(self) -> bool:
+        """Whether what was written so far, or a bias, changes what is probable."""
+        usual = (self.repetition_penalty, self.frequency_penalty, self.presence_penalty) == (1, 0, 0)
+        return not usual or bool(self.logit_bias)
 
 
 @dataclass(frozen=True)
@@ -331,23 +367,6 @@ def sampling_or(given: Sampling | None, default: Sampling = Sampling()) -> Sampl
     if not isinstance(given, Sampling):
         raise ConfigError(f"sampling is a Sampling, such as Sampling(temperature=0.8), not {given!r}")
     return given
-
-
-def check_dimensions(dimensions: int | None, most: int | None = None) -> None:
-    """Refuse a part of a vector that cannot be.
-
-    Args:
-        dimensions: how many numbers are kept; None for all.
-        most: how many a vector has; None where that is not known yet.
-
-    Raises:
-        ConfigError: it is no whole number, less than 1, or more than ``most``.
-    """
-    if dimensions is None:
-        return
-    if whole_number("dimensions", dimensions) < 1 or (most is not None and dimensions > most):
-        limit = "as many as a vector has" if most is None else f"the model's {most}"
-        raise ConfigError(f"dimensions={dimensions} is not between 1 and {limit}")
 
 
 def read_settings(path: Path, entry: str) -> dict[str, Any]:

@@ -17,7 +17,8 @@ from gerund.attention.interface import attach
 from gerund.attention.plan import ResolvedPlan
 from gerund.attention.probe import verify_once
 from gerund.attention.streams import attach_streams, decoder_layers
-from gerund.config import EncoderConfig, Job, check_dimensions, vectors_alike
+from gerund.checks import check_dimensions
+from gerund.config import EncoderConfig, Job, vectors_alike
 from gerund.errors import ConfigError
 from gerund.inference.encode import runtime as encoding
 from gerund.inference.encode.precision import choose_autocast

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal, cast
 
 from gerund.attention.plan import AttentionPlan
+from gerund.checks import read_sample
 from gerund.config import CONFIG_FILE, EncoderConfig, read_settings
 from gerund.errors import ConfigError, DataError
 from gerund.language_model import LanguageModel
@@ -46,6 +47,7 @@ def load(
     prepend: int | None = None,
     transform: str | None = None,
     pool_bos: str | None = None,
+    fusion: float | None = None,
     sample: str | Path | None = None,
 ) -> LanguageModel:
     """Load a decoder-only language model that also encodes, or a T5.
@@ -83,6 +85,7 @@ def load(
         transform: ``whitening`` or ``all-but-the-top``, with ``-`` and a number for the dimensions kept or the
             directions taken out; ``none``. It is fitted by ``sample``, by ``lm.fitted(texts)``, or was saved so.
         pool_bos: whether special tokens before a text without a prompt are pooled: ``always``, ``never`` or ``auto``.
+        fusion: what the vectors count where a search joins them with words, from 0 to 1.
         sample: a file of texts, one a line, on which ``transform`` is fitted.
 
     Returns:
@@ -122,6 +125,7 @@ def load(
         prepend=prepend,
         transform=transform,
         pool_bos=pool_bos,
+        fusion=fusion,
         sample=sample,
     )
     texts = None if spec.sample is None else read_sample(spec.sample)
@@ -140,22 +144,6 @@ def load(
     if lm.encoder.transform == NO_TRANSFORM:
         raise ConfigError("a sample is for a transform, such as transform='whitening'; give one")
     return lm.fitted(texts)
-
-
-def read_sample(path: str | Path) -> list[str]:
-    """Read the texts that a transform is fitted on, one a line; blank lines are passed over.
-
-    Raises:
-        DataError: the file cannot be read, or holds no text.
-    """
-    try:
-        content = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError, ValueError) as error:
-        raise DataError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
-    texts = [line.strip() for line in content.split("\n") if line.strip()]
-    if not texts:
-        raise DataError(f"{path} holds no text")
-    return texts
 
 
 def _keeps_scorer(lm: LanguageModel, spec: ModelSpec, folder: Path) -> bool:

@@ -7,25 +7,31 @@ Knows: which function does what. Does not know: how any of it is done.
 """
 
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Self
+from threading import Event
+from typing import Any, Self, Unpack
 
 from gerund.config import EncoderConfig, Rerank, Sampling, sampling_or
 from gerund.errors import ConfigError
 from gerund.exporting.folders import write_settings
 from gerund.inference.generate import generation
+from gerund.inference.generate.prompts import Prompt, check_conversation, check_prompts
+from gerund.inference.generate.rows import Emit, Piece
+from gerund.inference.generate.settings import Options, Settings
+from gerund.inference.generate.streams import AsyncTextStream, TextStream, Work, in_thread
 from gerund.inference.infill import expansion
 from gerund.inference.infill.infilling import BLANK, Method
-from gerund.inference.tokens import check_candidates, check_texts
+from gerund.inference.tokens import check_candidates
 from gerund.jobs.folders import atomic_folder
 from gerund.models import loading
 from gerund.models.adapters import base_state
 from gerund.models.encoder_decoder import is_encoder_decoder
 from gerund.scoring.dual import DualScorer
 from gerund.scoring.registry import find_scorer
+from gerund.scoring.relevance import DEFAULT_MEASURE, RelevanceMeasure, check_relevance, rank
 from gerund.text_encoder import TextEncoder
-from gerund.types import Generation, Infill, Ranked, Scorer
+from gerund.types import Generation, Infill, Ranked, Ranking, Scorer
 
 # How tokens are sampled where several fillings or continuations are ranked and nothing else is said (RankGen,
 # section 3.2).
@@ -54,86 +60,189 @@ class GenerativeModel(TextEncoder):
 
     def generate(
         self,
-        prompts: str | Sequence[str],
+        prompts: Prompt | Sequence[Prompt],
         max_new_tokens: int = 64,
         sampling: Sampling | None = None,
         *,
         rerank: Rerank | None = None,
         batch_size: int = 16,
-        samples: int = 1,
+        **options: Unpack[Options],
     ) -> list[Generation]:
         """Continue each prompt with the untouched model; an encoder-decoder writes a text of its own for it.
 
         Args:
-            prompts: one prompt or many, of any lengths. The empty prompt starts from nothing.
+            prompts: one prompt or many, of any lengths. A prompt is a text, in which control tokens are text unless it
+                is a ``Rendered`` one; token ids, which are read as they are; or the messages of a conversation, as
+                in ``chat``. The empty text starts from nothing.
             max_new_tokens: how much to write at most; less where the model's context ends first.
             sampling: how tokens are chosen; None is greedy, or with ``rerank`` nucleus sampling with p 0.9. A
                 continuation depends on its prompt and its seed, and on no other prompt of the call.
             rerank: write several continuations and keep what a scorer likes best (RankGen, section 2.3).
             batch_size: continuations in one pass; with ``rerank`` it is chosen by how many there are of a prompt.
-            samples: how many continuations of each prompt; above 1 they are sampled. Not with ``rerank``, which has
-                its own.
+            options: ``n``, how many continuations of each prompt, above 1 sampled ones; ``stop``, strings before
+                which the text ends; ``logprobs``, the log-probability of each token and how many alternatives;
+                ``schema``, ``regex`` or ``choice``, the form of the text, which need llguidance. See
+                ``gerund.inference.generate.settings.Options``. None of them goes with ``rerank``.
 
         Returns:
-            ``samples`` times a ``Generation`` for each prompt, those of one prompt together, in the order of the
+            ``n`` times a ``Generation`` for each prompt, those of one prompt together, in the order of the
             prompts; with ``rerank`` one ``Ranked`` a prompt, which also has the score and all that competed.
 
         Raises:
-            TextError: a prompt is no string or fills the model's context.
+            TextError: a prompt is none, or fills the model's context.
             ConfigError: a setting is impossible, such as ranking greedy continuations, which are all the same, or
                 ranking at all with an encoder-decoder, which does not continue its prompt.
+            ModelError: a conversation is given, and the model has no chat template.
 
         >>> from gerund import Rerank, Sampling
         >>> settings = Rerank(samples=2, beams=2, every=4, scorer="overlap")
         >>> [story] = gerund.load().generate("The old man", 8, Sampling(temperature=1.0, seed=0), rerank=settings)
         >>> story.rank_score == story.beams[0].rank_score >= story.beams[1].rank_score
         True
+        >>> [answer] = gerund.load().generate("To be or not to", 4, stop=[" "], logprobs=0)
+        >>> len(answer.logprobs) == len(answer.token_ids), " " in answer.text
+        (True, False)
         """
-        if rerank is not None:
-            if samples != 1:
-                raise ConfigError(f"samples={samples} beside rerank: set the samples of Rerank, which keeps the best")
-            return list(self._search(check_texts(prompts), max_new_tokens, sampling, rerank))
-        return generation.generate(
-            self.model,
-            self.tokenizer,
-            check_texts(prompts),
-            max_new_tokens=max_new_tokens,
-            sampling=sampling_or(sampling),
-            batch_size=batch_size,
-            samples=samples,
-        )
+        settings = self._settings(max_new_tokens, sampling, rerank, options)
+        return self._write(check_prompts(prompts), settings, rerank, batch_size, Event())
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        max_new_tokens: int = 256,
+        sampling: Sampling | None = None,
+        *,
+        rerank: Rerank | None = None,
+        **options: Unpack[Options],
+    ) -> list[Generation]:
+        """Write the next turn of a conversation, in the form that the model's own chat template gives it.
+
+        Control tokens that somebody typed into a message, such as ``<|im_start|>``, are text.
+
+        Args:
+            messages: dicts with ``role`` (``system``, ``user`` or ``assistant``) and ``content``, a text or a list of
+                parts of the form ``{"type": "text", "text": ...}``; a ``name`` where the template reads one.
+            max_new_tokens: how much to write at most; less where the model's context ends first.
+            sampling: as in ``generate``.
+            rerank: as in ``generate``.
+            options: as in ``generate``.
+
+        Returns:
+            ``n`` answers, one unless more were asked for.
+
+        Raises:
+            ModelError: the model has no chat template.
+            TextError: a message is malformed, or the template refuses the conversation.
+            ConfigError: a setting is impossible.
+        """
+        conversation = check_conversation(messages)
+        return self.generate([conversation], max_new_tokens, sampling, rerank=rerank, **options)
 
     def stream(
         self,
-        prompt: str,
+        prompt: Prompt,
         max_new_tokens: int = 64,
         sampling: Sampling | None = None,
         *,
         rerank: Rerank | None = None,
-    ) -> Iterator[str]:
-        """Continue one prompt and yield the text piece by piece; the arguments are those of ``generate``.
+        **options: Unpack[Options],
+    ) -> TextStream:
+        """Continue one prompt, a conversation too, and yield the text piece by piece; as ``generate``.
 
-        With ``rerank`` a piece comes as soon as all continuations that are kept agree on it.
+        With ``rerank`` a piece comes as soon as all continuations that are kept agree on it. No part of a stop string
+        is ever yielded. When the iteration ends, ``result`` is the whole ``Generation``; to stop iterating stops the
+        model.
+
+        >>> stream = gerund.load().stream("The old man", max_new_tokens=5)
+        >>> "".join(stream) == stream.result.text
+        True
         """
-        [checked] = check_texts([prompt])
-        if rerank is not None:
-            return self._stream_search(checked, max_new_tokens, sampling, rerank)
-        return generation.stream(
-            self.model, self.tokenizer, checked, max_new_tokens=max_new_tokens, sampling=sampling_or(sampling)
-        )
+        return TextStream(self._stream_work(prompt, max_new_tokens, sampling, rerank, options))
 
-    def _search(
-        self, prompts: Sequence[str], max_new_tokens: int, sampling: Sampling | None, rerank: Rerank
-    ) -> list[Ranked]:
+    async def agenerate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        max_new_tokens: int = 64,
+        sampling: Sampling | None = None,
+        *,
+        rerank: Rerank | None = None,
+        batch_size: int = 16,
+        **options: Unpack[Options],
+    ) -> list[Generation]:
+        """Continue each prompt as ``generate`` does, while the event loop goes on; cancelling it stops the model."""
+        settings = self._settings(max_new_tokens, sampling, rerank, options)
+        checked = check_prompts(prompts)
+        return await in_thread(lambda stop: self._write(checked, settings, rerank, batch_size, stop))
+
+    async def achat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        max_new_tokens: int = 256,
+        sampling: Sampling | None = None,
+        *,
+        rerank: Rerank | None = None,
+        **options: Unpack[Options],
+    ) -> list[Generation]:
+        """Write the next turn of a conversation as ``chat`` does, while the event loop goes on."""
+        conversation = check_conversation(messages)
+        return await self.agenerate([conversation], max_new_tokens, sampling, rerank=rerank, **options)
+
+    def astream(
+        self,
+        prompt: Prompt,
+        max_new_tokens: int = 64,
+        sampling: Sampling | None = None,
+        *,
+        rerank: Rerank | None = None,
+        **options: Unpack[Options],
+    ) -> AsyncTextStream:
+        """Continue one prompt as ``stream`` does, for ``async for``; to cancel the task stops the model."""
+        return AsyncTextStream(self._stream_work(prompt, max_new_tokens, sampling, rerank, options))
+
+    def _settings(
+        self, max_new_tokens: int, sampling: Sampling | None, rerank: Rerank | None, options: Options
+    ) -> Settings:
+        """Return what is asked for as one value, checked."""
+        if rerank is None:
+            return Settings.of(max_new_tokens, sampling, options)
+        settings = Settings.of(max_new_tokens, sampling_or(sampling, NUCLEUS), options)
+        settings.refuse_with_rerank()
+        return settings
+
+    def _write(
+        self, prompts: Sequence[Prompt], settings: Settings, rerank: Rerank | None, batch_size: int, stop: Event
+    ) -> list[Generation]:
+        if rerank is not None:
+            return list(self._search(prompts, settings, rerank, stop))
+        own = self.model, self.tokenizer, prompts, settings
+        return generation.generate(*own, batch_size=batch_size, cancelled=stop)
+
+    def _stream_work(
+        self, prompt: Prompt, max_new_tokens: int, sampling: Sampling | None, rerank: Rerank | None, options: Options
+    ) -> Work:
+        """Return what writes a stream."""
+        settings = self._settings(max_new_tokens, sampling, rerank, options)
+        if settings.n != 1:
+            raise ConfigError(f"n={settings.n}: a stream is one text; take generate, or several streams")
+        [checked] = check_prompts([prompt])
+
+        def work(emit: Emit, stop: Event) -> None:
+            if rerank is None:
+                generation.generate(self.model, self.tokenizer, [checked], settings, emit=emit, cancelled=stop)
+                return
+            for piece in self._stream_search(checked, settings, rerank, stop):
+                emit(piece)
+
+        return work
+
+    def _search(self, prompts: Sequence[Prompt], settings: Settings, rerank: Rerank, stop: Event) -> list[Ranked]:
         """Continue each prompt by what a scorer likes best; only a model that continues its prompt can."""
-        del prompts, max_new_tokens, sampling, rerank
+        del prompts, settings, rerank, stop
         raise self._not_continuing()
 
-    def _stream_search(
-        self, prompt: str, max_new_tokens: int, sampling: Sampling | None, rerank: Rerank
-    ) -> Iterator[str]:
+    def _stream_search(self, prompt: Prompt, settings: Settings, rerank: Rerank, stop: Event) -> Iterator[Piece]:
         """Do so for one prompt, piece by piece."""
-        del prompt, max_new_tokens, sampling, rerank
+        del prompt, settings, rerank, stop
         raise self._not_continuing()
 
     def _not_continuing(self) -> ConfigError:
@@ -166,6 +275,31 @@ class GenerativeModel(TextEncoder):
         """
         checked, texts = check_candidates(prefixes, continuations)
         return find_scorer(scorer, self, own=self.scorer).score(checked, texts)
+
+    def rerank(
+        self, query: str, documents: Sequence[str], top_k: int | None = None, *, by: RelevanceMeasure | None = None
+    ) -> Ranking:
+        """Order documents by how relevant they are to a query.
+
+        Args:
+            query: what is looked for.
+            documents: any number of texts.
+            top_k: keep only so many, the most relevant ones.
+            by: ``vectors``, the cosine of what ``encode`` gives; ``own``, the model's own scorer, where it was trained
+                to be one; or ``likelihood``, how probable the untouched model finds the query behind the document
+                (UPR, Sachan et al. 2022). None takes ``vectors``.
+
+        Raises:
+            TextError: a text is no string or blank.
+            ConfigError: there is no such measure, or the model has no scorer of its own.
+
+        >>> lm = gerund.load()
+        >>> ranking = lm.rerank("how to bake bread", ["Trains run on rails.", "Bread is baked of flour."], top_k=1)
+        >>> ranking.indices
+        [1]
+        """
+        asked, texts = check_relevance(query, documents, top_k, by)
+        return rank(self, asked, texts, by=by or DEFAULT_MEASURE, own=self.scorer, top_k=top_k)
 
     @abstractmethod
     def infill(

@@ -5,17 +5,21 @@ Knows: which function does what. Does not know: how any of it is done.
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from threading import Event
 from typing import Literal
 
 import numpy as np
 
-from gerund.config import Rerank, Sampling, sampling_or
+from gerund.config import Rerank, Sampling
 from gerund.errors import ConfigError
 from gerund.exporting import formats
 from gerund.exporting.formats import Export
-from gerund.generative_model import NUCLEUS, GenerativeModel
+from gerund.generative_model import GenerativeModel
+from gerund.inference.generate.prompts import Prompt, plain_text, prompt_text
 from gerund.inference.generate.reranking import Judge, search, stream_search
+from gerund.inference.generate.rows import Piece
 from gerund.inference.generate.session import Session, encode_and_keep
+from gerund.inference.generate.settings import Settings
 from gerund.inference.infill import infilling
 from gerund.inference.infill.infilling import BLANK, Method
 from gerund.inference.likelihood.spans import SpanMode, SpannedText, span_logprobs
@@ -45,41 +49,41 @@ class LanguageModel(GenerativeModel):
         k = "" if plan.k is None else f", k={plan.k}"
         return f"<LanguageModel {self.name}: {plan.name}{k}, {self.encoder.pooling}, {self.dimensions} dimensions>"
 
-    def _search(
-        self, prompts: Sequence[str], max_new_tokens: int, sampling: Sampling | None, rerank: Rerank
-    ) -> list[Ranked]:
+    def _search(self, prompts: Sequence[Prompt], settings: Settings, rerank: Rerank, stop: Event) -> list[Ranked]:
         return search(
             self.model,
             self.tokenizer,
             prompts,
-            self._judge(prompts, rerank, sampling),
+            self._judge(prompts, rerank, settings.sampling),
             rerank,
-            max_new_tokens=max_new_tokens,
-            sampling=sampling_or(sampling, NUCLEUS),
+            max_new_tokens=settings.max_new_tokens,
+            sampling=settings.sampling,
+            cancelled=stop,
         )
 
-    def _stream_search(
-        self, prompt: str, max_new_tokens: int, sampling: Sampling | None, rerank: Rerank
-    ) -> Iterator[str]:
+    def _stream_search(self, prompt: Prompt, settings: Settings, rerank: Rerank, stop: Event) -> Iterator[Piece]:
         return stream_search(
             self.model,
             self.tokenizer,
             prompt,
-            self._judge([prompt], rerank, sampling),
+            self._judge([prompt], rerank, settings.sampling),
             rerank,
-            max_new_tokens=max_new_tokens,
-            sampling=sampling_or(sampling, NUCLEUS),
+            max_new_tokens=settings.max_new_tokens,
+            sampling=settings.sampling,
+            cancelled=stop,
         )
 
-    def _judge(self, prompts: Sequence[str], rerank: Rerank, sampling: Sampling | None) -> Judge:
+    def _judge(self, prompts: Sequence[Prompt], rerank: Rerank, sampling: Sampling) -> Judge:
         if not isinstance(rerank, Rerank):
             raise ConfigError(f"rerank is a Rerank, such as Rerank(scorer='pmi'), not {rerank!r}")
-        seed = sampling_or(sampling).seed
-        seed = seed if isinstance(seed, int) else 0
+        seed = sampling.seed if isinstance(sampling.seed, int) else 0
         scorer = find_scorer(rerank.scorer, self, own=self.scorer, seed=seed)
+        # Likelihoods are those behind a conversation as the model reads it; other scorers know no templates.
+        as_text = prompt_text if isinstance(scorer, LikelihoodScorer) else plain_text
+        prefixes = [as_text(self.tokenizer, prompt) for prompt in prompts]
         if isinstance(scorer, DualScorer | LikelihoodScorer) and rerank.every is not None:
             scorer = scorer.incremental()
-        return lambda numbers, texts: scorer.score([prompts[number] for number in numbers], texts)
+        return lambda numbers, texts: scorer.score([prefixes[number] for number in numbers], texts)
 
     def span_logprobs(self, left: str, span: str, right: str, *, mode: SpanMode = "infill") -> np.ndarray:
         """Return the log-probability of every token of ``span`` between its neighbours.

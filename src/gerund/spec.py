@@ -106,6 +106,8 @@ class EncoderSettings(BaseModel):
     """Token Prepending below this layer; 0 for none."""
     transform: str | None = None
     """``whitening`` or ``all-but-the-top``, fitted on a sample of texts; ``none``."""
+    fusion: float | Auto | None = None
+    """What the vectors count where a search joins them with words, 0 to 1; ``auto`` for what is usual."""
     pool_bos: str | None = None
     """Whether special tokens before a text without a prompt are pooled: ``always``, ``never`` or ``auto``."""
 
@@ -167,8 +169,7 @@ class EncoderSettings(BaseModel):
             ConfigError: a setting that the plan has no use for, or an impossible value.
         """
         said = self.model_dump(exclude_none=True, include=_CONFIG_FIELDS)
-        if said.get("max_length") == "auto":
-            said["max_length"] = None
+        said |= {name: None for name in ("max_length", "fusion") if said.get(name) == "auto"}
         if said.get("template") in NAMED and self.pooling is None:
             said["pooling"] = NAMED_POOLING
         return replace(own, attention=self.plan(own.attention), **said)
@@ -182,8 +183,7 @@ class EncoderSettings(BaseModel):
         True
         """
         fields: dict[str, Any] = {name: getattr(config, name) for name in _CONFIG_FIELDS}
-        if config.max_length is None:
-            fields["max_length"] = "auto"
+        fields |= {name: "auto" for name in ("max_length", "fusion") if fields[name] is None}
         fields["prompts"] = dict(config.prompts)
         plan = config.attention if n_layers is None else config.attention.with_defaults(n_layers)
         return EncoderSettings.model_validate({"attention": plan, **fields})
@@ -193,11 +193,12 @@ class EncoderSettings(BaseModel):
         return self.model_dump(exclude_none=True)
 
 
-_CONFIG_FIELDS = {"pooling", "prompt", "prompts", "pool_prompt", "append_eos", "normalize", "max_length", *METHODS}
+_CONFIG_FIELDS = {"pooling", "prompt", "prompts", "pool_prompt", "append_eos", "normalize", "max_length", "fusion"}
+_CONFIG_FIELDS |= METHODS.keys()
 _FLAGS = ("append_eos", "pool_prompt", "normalize")
 _COUNTS = ("k", "k0", "sink_tokens", "skips", "max_length", "prepend")
 _ON_ONE_LINE = (
-    *(*_PLAN_FIELDS, "pooling", *_FLAGS, "max_length"),
+    *(*_PLAN_FIELDS, "pooling", *_FLAGS, "max_length", "fusion"),
     *(*(name for name in METHODS if name != "template"), "template", "prompt"),
 )
 
@@ -241,6 +242,11 @@ def _value(name: str, value: str, text: str) -> Any:
         if value not in ("true", "false"):
             raise ConfigError(f"{text!r}: {name} is true or false, not {value!r}")
         return value == "true"
+    if name == "fusion" and value != "auto":
+        try:
+            return float(value)
+        except ValueError:
+            raise ConfigError(f"{text!r}: fusion is a number from 0 to 1, not {value!r}") from None
     if name not in _COUNTS or value == "auto":
         return value
     if not value.isdecimal():
@@ -361,7 +367,7 @@ def _short(value: Any) -> str:
 def _kind_of(annotation: Any) -> str:
     """Return what a field takes, in words."""
     kinds = [kind for kind in get_args(annotation) or (annotation,) if kind is not type(None)]
-    words = {str: "a text", bool: "true or false", int: "a whole number"}
+    words = {str: "a text", bool: "true or false", int: "a whole number", float: "a number"}
     said: list[str] = []
     for kind in kinds:
         inner = get_args(kind)

@@ -10,11 +10,11 @@ from typing import Any, Literal, Self
 import numpy as np
 import torch
 
-from gerund.checks import flag, flag_or_none, one_of
-from gerund.config import check_dimensions
+from gerund.checks import check_dimensions, flag, flag_or_none, one_of
 from gerund.encoder_model import EncoderModel
 from gerund.errors import ConfigError
 from gerund.inference.encode import runtime as encoding
+from gerund.inference.encode import spans as stretches
 from gerund.inference.encode.words import WordPooling, check_words, word_token_states, word_vectors
 from gerund.inference.tokens import Empty, InputFormat, Overflow, Tokens, check_texts, tokenize
 from gerund.methods import NO_FRAME, NO_TRANSFORM, Template
@@ -96,8 +96,8 @@ class TextEncoder(EncoderModel):
         tokens = [self._tokens(checked, one, prompt, empty, overflow, warn=False) for one in self._templates]
         return EncodeResult(
             self._vectors_of(tokens, normalize, dimensions, batch_tokens, show_progress),
-            [sum(0 if own is None else len(own) for own in readings) for readings in zip(*tokens, strict=True)],
-            [any(own is not None and own.is_cut for own in readings) for readings in zip(*tokens, strict=True)],
+            [sum(0 if own is None else len(own) for own in same) for same in zip(*tokens, strict=True)],
+            [any(own is not None and own.is_cut for own in same) for same in zip(*tokens, strict=True)],
         )
 
     @property
@@ -114,14 +114,17 @@ class TextEncoder(EncoderModel):
     ) -> np.ndarray:
         """Return the vectors of texts that were tokenized once a template: the mean of each over its templates."""
         if self.encoder.transform != NO_TRANSFORM and self.transform is None:
-            raise ConfigError(
-                f"the transform {self.encoder.transform!r} was not fitted for this encoder config; fitted(texts) does "
-                "it, or a file of texts as sample"
-            )
+            raise self._not_fitted()
         found = [encoding.encode(self.runtime, one, batch_tokens=batch_tokens, show=show) for one in tokens]
         vectors = found[0] if len(found) == 1 else np.mean(found, axis=0)
         vectors = np.ascontiguousarray(vectors[:, :dimensions])
         return unit(vectors) if (self.encoder.normalize if normalize is None else normalize) else vectors
+
+    def _not_fitted(self) -> ConfigError:
+        return ConfigError(
+            f"the transform {self.encoder.transform!r} was not fitted for this encoder config; fitted(texts) does it, "
+            "or a file of texts as sample"
+        )
 
     def encode_tokens(
         self,
@@ -151,6 +154,52 @@ class TextEncoder(EncoderModel):
         tokens = self.tokens(check_texts(texts), prompt, empty, overflow)
         states = encoding.encode_tokens(self.runtime, tokens, batch_tokens=batch_tokens, show=show_progress)
         return [unit(item) for item in states] if normalize else states
+
+    def encode_spans(
+        self,
+        texts: Sequence[str],
+        spans: Sequence[Sequence[tuple[int, int]]],
+        prompt: str | None = None,
+        normalize: bool | None = None,
+        batch_tokens: int | None = None,
+        show_progress: bool | None = None,
+    ) -> list[np.ndarray]:
+        """Turn stretches of texts into vectors, each pooled from one pass over its whole text (late chunking).
+
+        So a stretch's vector depends on what stands around it, as far as the attention plan lets its tokens see it. The
+        vectors can be compared with those of ``encode``, which they equal where a stretch is its whole text and no
+        special token is pooled.
+
+        Args:
+            texts: the texts.
+            spans: for each text its stretches: first character, and the one behind the last. They may overlap.
+            prompt: as in ``encode``.
+            normalize: as in ``encode``.
+            batch_tokens: as in ``encode``.
+            show_progress: as in ``encode``.
+
+        Returns:
+            For each text ``(stretches, dimensions)`` float32; zeros for a stretch that an over-long text lost to the
+            model's limit (and there is a warning).
+
+        Raises:
+            TextError: a text is empty, or a stretch does not lie in its text.
+            ConfigError: the encoder reads a text several times, each in another template.
+
+        >>> lm = gerund.load()
+        >>> [vectors] = lm.encode_spans(["A cat. A dog."], [[(0, 6), (7, 13)]])
+        >>> vectors.shape == (2, lm.dimensions)
+        True
+        """
+        normalize, show_progress = flag_or_none("normalize", normalize), flag_or_none("show_progress", show_progress)
+        if self.encoder.transform != NO_TRANSFORM and self.transform is None:
+            raise self._not_fitted()
+        checked = check_texts(texts)
+        places = stretches.check_spans(spans, checked)
+        tokens = self.tokens(checked, prompt, offsets=True)
+        vectors = stretches.encode_spans(self.runtime, tokens, places, batch_tokens=batch_tokens, show=show_progress)
+        wanted = self.encoder.normalize if normalize is None else normalize
+        return [unit(own) for own in vectors] if wanted else vectors
 
     def encode_words(
         self,

@@ -1,8 +1,8 @@
 """Frozen results: what the verbs give back."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
 if TYPE_CHECKING:
     import numpy as np
@@ -13,8 +13,7 @@ class Rendered(str):
 
     In any other text a control token such as ``<|im_start|>`` is text.
 
-    Args:
-        text: the text.
+    Attributes:
         literal: (first, behind the last) characters of the parts that come from users: control tokens there are text.
         with_specials: whether the tokenizer adds its own special tokens, which a template has already.
 
@@ -50,20 +49,72 @@ class EncodeResult:
 
 
 @dataclass(frozen=True)
+class TokenLogprob:
+    """A token, and how probable the untouched model found it where it stands.
+
+    Attributes:
+        token_id: its id.
+        utf8: the bytes that it spells, which may be a part of a character; none for a control token.
+        logprob: natural logarithm of its probability, before penalties, temperature and filters.
+        top: the most probable tokens of the place, best first, as many as were asked for.
+    """
+
+    token_id: int
+    utf8: bytes
+    logprob: float
+    top: tuple["TokenLogprob", ...] = field(default=(), repr=False)
+
+    @property
+    def text(self) -> str:
+        """What it spells, with a replacement character for a part of one."""
+        return self.utf8.decode("utf-8", "replace")
+
+
+@dataclass(frozen=True)
+class Usage:
+    """How many tokens were read and written.
+
+    Attributes:
+        prompt_tokens: those of the prompt, special tokens included.
+        completion_tokens: all that the model wrote, end token and the tokens of a stop string included.
+    """
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+    @property
+    def total_tokens(self) -> int:
+        """Both together."""
+        return self.prompt_tokens + self.completion_tokens
+
+
+@dataclass(frozen=True)
 class Generation:
     """One continuation of one prompt.
 
     Attributes:
-        text: the new text, without the prompt.
-        token_ids: its token ids, without the end token.
+        text: the new text, without the prompt; it ends before a stop string.
+        token_ids: its token ids, without the end token; those that spell a stop string are there.
         score: mean log-probability (nats a token) that the untouched model gives the tokens; 0.0 for none.
-        finished: whether the model ended the text itself, rather than running out of ``max_new_tokens``.
+        finished: whether the text came to its end (the model ended it, a stop string was written, what was asked
+            for is complete), rather than running out of ``max_new_tokens``.
+        stop: the stop string that ended it, if one did.
+        logprobs: of each token of ``token_ids``, where they were asked for.
+        usage: how many tokens were read and written for it.
     """
 
     text: str
     token_ids: list[int] = field(repr=False)
     score: float
     finished: bool
+    stop: str | None = field(default=None, kw_only=True)
+    logprobs: list[TokenLogprob] | None = field(default=None, kw_only=True, repr=False)
+    usage: Usage = field(default=Usage(), kw_only=True, repr=False, compare=False)
+
+    @property
+    def finish_reason(self) -> Literal["stop", "length"]:
+        """Why it ended, in the words of OpenAI's interface."""
+        return "stop" if self.finished else "length"
 
 
 @dataclass(frozen=True)
@@ -108,6 +159,126 @@ class Ranked(Candidate):
 
     beams: list[Candidate] = field(repr=False)
     history: list[list[Candidate]] = field(repr=False)
+
+    @property
+    def candidates(self) -> list[Candidate]:
+        """All whole continuations that competed in the end, best first, each with its score; this one among them."""
+        return self.history[-1] if self.history else self.beams
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """Documents in the order of their relevance to a query.
+
+    Attributes:
+        indices: which documents, the most relevant first.
+        scores: the score of each of them; higher is better, comparable only within one query and measure.
+        by: how relevance was measured.
+    """
+
+    indices: list[int]
+    scores: list[float]
+    by: str
+
+
+class _Plain:
+    """A dataclass that goes through JSON."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a JSON-ready dict."""
+        return asdict(self)  # type: ignore[call-overload]
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> Self:
+        """Return what ``to_dict`` described."""
+        return cls(**fields)
+
+
+@dataclass(frozen=True)
+class Hit(_Plain):
+    """A chunk of a document that a search found.
+
+    Attributes:
+        source: the document: a file, or ``FILE#ID`` for a row of a table.
+        start: its first character in the document's text.
+        end: the character behind its last.
+        text: the chunk itself.
+        score: how well it fits the query; higher is better, comparable only within one query.
+        rank: its place, counted from 1.
+        title: the document's title; empty where there is none.
+        heading: the headings above the chunk, outermost first, joined by `` > ``.
+        words: BM25's score; None where the words did not find it.
+        similarity: cosine of its vector with the query's; None where the vectors did not find it.
+
+    >>> hit = Hit("notes.txt", 0, 12, "Bread is made", 0.8, 1)
+    >>> Hit.from_dict(hit.to_dict()) == hit
+    True
+    """
+
+    source: str
+    start: int
+    end: int
+    text: str
+    score: float
+    rank: int
+    title: str = ""
+    heading: str = ""
+    words: float | None = None
+    similarity: float | None = None
+
+
+@dataclass(frozen=True)
+class Source(_Plain):
+    """A chunk that an answer was made from, with the number by which the answer cites it.
+
+    Attributes:
+        number: counted from 1; an answer cites it as ``[number]``.
+        source: the document: a file, or ``FILE#ID`` for a row of a table.
+        start: the chunk's first character in the document's text.
+        end: the character behind its last.
+        text: the chunk itself.
+        title: the document's title; empty where there is none.
+        heading: the headings above the chunk, outermost first, joined by `` > ``.
+    """
+
+    number: int
+    source: str
+    start: int
+    end: int
+    text: str
+    title: str = ""
+    heading: str = ""
+
+
+@dataclass(frozen=True)
+class Answer(_Plain):
+    """An answer out of an index.
+
+    Attributes:
+        question: what was asked.
+        text: the answer; where nothing relevant was found, a sentence that says so.
+        found: whether anything relevant was found.
+        sources: what was read, by their numbers; none where nothing relevant was found.
+        cited: the numbers of the sources that the answer rests on.
+        method: how it was made, such as ``extractive``: a sentence of a source, as it stands there.
+
+    >>> answer = Answer("When?", "In 1825.", True, [Source(1, "rail.txt", 0, 8, "In 1825.")], [1], "extractive")
+    >>> Answer.from_dict(answer.to_dict()) == answer
+    True
+    """
+
+    question: str
+    text: str
+    found: bool
+    sources: list[Source] = field(repr=False)
+    cited: list[int]
+    method: str
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> Self:
+        """Return the answer that ``to_dict`` described."""
+        sources = [Source.from_dict(one) for one in fields["sources"]]
+        return cls(**{**fields, "sources": sources, "cited": list(fields["cited"])})
 
 
 class Scorer(Protocol):

@@ -87,6 +87,30 @@ def window_of(model: PreTrainedModel, layer: int) -> int | None:
     return config.sliding_window if config.model_type in ("mistral", "phi3", "starcoder2") else None
 
 
+def skip_hooks(layers: nn.ModuleList, plan: AttentionPlan) -> list[Any]:
+    """As released: ``hidden += saved; saved = hidden`` before those layers, ``hidden += saved`` at the end."""
+    wanted = skip_layers(plan, len(layers))
+    saved: list[Tensor] = []
+
+    def before(layer: nn.Module, args: Any, kwargs: Any) -> Any:
+        del layer
+        hidden = args[0] if args else kwargs["hidden_states"]
+        if saved:
+            hidden = hidden + saved.pop()
+        saved.append(hidden)
+        return ((hidden, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": hidden})
+
+    def last(layer: nn.Module, args: Any, output: Any) -> Any:
+        del layer, args
+        if not saved:
+            return None
+        out = (output[0] if isinstance(output, tuple) else output) + saved.pop()
+        return (out, *output[1:]) if isinstance(output, tuple) else out
+
+    handles: list[Any] = [layers[i].register_forward_pre_hook(before, with_kwargs=True) for i in wanted]
+    return [*handles, layers[-1].register_forward_hook(last)]
+
+
 class ReferenceModel:
     """A model in eager attention whose every layer gets the mask that is written out for it."""
 
@@ -120,34 +144,12 @@ class ReferenceModel:
         for i, layer in enumerate(self.layers):
             handles.append(layer.register_forward_pre_hook(_with_mask(masks[i]), with_kwargs=True))
             handles.append(layer.register_forward_hook(self._streams(i, n, second_masks, tower), with_kwargs=True))
-        handles += self._skips(n)
+        handles += skip_hooks(self.layers, self.plan)
         try:
             return self.model.base_model(**batch, use_cache=False).last_hidden_state
         finally:
             for handle in handles:
                 handle.remove()
-
-    def _skips(self, n: int) -> list[Any]:
-        """As released: ``hidden += saved; saved = hidden`` before those layers, ``hidden += saved`` at the end."""
-        wanted = skip_layers(self.plan, n)
-        saved: list[Tensor] = []
-
-        def before(layer: nn.Module, args: Any, kwargs: Any) -> Any:
-            del layer
-            hidden = args[0] if args else kwargs["hidden_states"]
-            if saved:
-                hidden = hidden + saved.pop()
-            saved.append(hidden)
-            return ((hidden, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": hidden})
-
-        def last(layer: nn.Module, args: Any, output: Any) -> Any:
-            del layer, args
-            out = output[0] if isinstance(output, tuple) else output
-            out = out + saved.pop() if saved else out
-            return (out, *output[1:]) if isinstance(output, tuple) else out
-
-        handles: list[Any] = [self.layers[i].register_forward_pre_hook(before, with_kwargs=True) for i in wanted]
-        return [*handles, self.layers[-1].register_forward_hook(last)]
 
     def _streams(self, i: int, n: int, second_masks: list[Tensor], tower: dict[str, Tensor]) -> Any:
         family = self.plan.name.split("-")[0]

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from gerund.attention import interface
-from gerund.attention.interface import BoundPlan, attach
+from gerund.attention.bound import BoundPlan
+from gerund.attention.interface import attach
 from gerund.attention.plan import PLAN_NAMES, AttentionPlan
 from gerund.attention.streams import attach_streams, decoder_layers
 from tests.attention.reference import ReferenceModel

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from gerund import ModelSpec
-from gerund.attention.interface import BoundPlan, attach
+from gerund.attention.bound import BoundPlan
+from gerund.attention.interface import attach
 from gerund.attention.plan import AttentionPlan
 from gerund.attention.probe import probe, verify
 from gerund.attention.recurrent import kind_of
@@ -39,10 +40,12 @@ MODULES = {
     "falcon_h1": "FalconH1Mixer",
     "jamba": "JambaMambaMixer",
     "nemotron_h": "NemotronHMamba2Mixer",
+    "bailing_hybrid": "BailingHybridDeltaAttention",
+    "mamba": "MambaMixer",
     "mamba2": "Mamba2Mixer",
 }
 # One of each kind of call and of layer: by keyword, with convolutions, unasked by the layer, both in a layer, by place.
-SOME = ["qwen3_next", "lfm2", "jamba", "falcon_h1", "nemotron_h"]
+SOME = ["qwen3_next", "lfm2", "jamba", "falcon_h1", "nemotron_h", "mamba"]
 TURNED = [
     AttentionPlan("bidir", recurrent="both"),
     AttentionPlan("inplace-back", k=3, recurrent="both"),
@@ -266,7 +269,9 @@ def test_the_probe_knows_what_every_layer_sees(name):
     turns = [layer for layer, module in enumerate(layers) if kind_of(module).recurrent]
     expected = [i for i, layer in enumerate(layers) if any(type(m).__name__ == MODULES[name] for m in layer.modules())]
     assert turns == expected
-    nothing = {"mamba2": STILL, "nemotron_h": [STILL[2]]}.get(name, [])  # the upper two are an MLP and recurrent
+    nothing = {"mamba": STILL, "mamba2": STILL, "nemotron_h": [STILL[2]]}.get(
+        name, []
+    )  # the upper two are an MLP and recurrent
     for plan in FEW:
         if plan in nothing:
             with pytest.raises(ConfigError, match="would convert nothing"):
@@ -365,6 +370,7 @@ def test_a_hybrid_model_encodes_generates_and_refuses_to_infill(name):
             lm.infill("the [blank] garden", max_tokens=4, method=method)
 
 
+@pytest.mark.slow
 def test_threads_encode_under_other_plans_while_one_generates():
     texts = ["a dog in the garden", "an owl"]
     both = hybrid_lm("qwen3_next", AttentionPlan("bidir", recurrent="both"))

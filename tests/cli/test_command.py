@@ -15,7 +15,13 @@ from tests.cli.helpers import run_cli
 
 COMMANDS = typer.main.get_command(app).commands
 # Where an option means less than in other commands, and says so.
-SPECIAL_HELPS = {("infill", "adapter"), ("negatives", "model")}
+SPECIAL_HELPS = {
+    ("ask", "model"),
+    ("index", "model"),
+    ("search", "model"),
+    ("infill", "adapter"),
+    ("negatives", "model"),
+}
 
 
 def printed(name, monkeypatch):
@@ -40,9 +46,11 @@ def test_what_says_which_model_comes_from_one_table_and_goes_on_as_a_spec():
     with_model = {
         name: command for name, command in COMMANDS.items() if any(one.name == "device" for one in command.params)
     }
-    assert " ".join(with_model) == "demo doctor embed eval generate infill inspect negatives score tune"
+    names = "ask chat demo doctor embed eval generate index infill inspect negatives rerank score search tune"
+    assert " ".join(with_model) == names
     others = {("generate", "prompt"), ("demo", "prompt"), ("embed", "prompt"), ("tune", "pooling"), ("score", "scorer")}
     others |= {("negatives", "scorer"), ("eval", "sample"), ("inspect", "layers"), ("tune", "sample")}
+    others |= {("ask", "k"), ("search", "k")}  # how many are found
     for name, command in with_model.items():
         own = inspect.signature(inspect.unwrap(command.callback)).parameters
         assert "spec" in own, name

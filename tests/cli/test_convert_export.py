@@ -74,6 +74,7 @@ def test_convert_with_every_option(tiny_folder: Path, tmp_path: Path) -> None:
     assert lm.encoder == EncoderConfig(wanted, pooling="last", prompt="Represent this: ", max_length=33)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings(*PEFT_WARNINGS)
 def test_convert_and_export_with_an_adapter(tiny_folder: Path, tmp_path: Path) -> None:
     adapter = make_adapter(tiny_folder, tmp_path / "lora")
@@ -113,6 +114,7 @@ def test_convert_with_the_adapter_merged(tmp_path: Path, tied: bool) -> None:
     assert (plain_logits(out) - plain_logits(base)).abs().max() > 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings(*PEFT_WARNINGS)
 def test_merging_the_adapter_of_a_converted_folder(tiny_folder: Path, tmp_path: Path) -> None:
     adapter = make_adapter(tiny_folder, tmp_path / "lora")
@@ -216,6 +218,7 @@ def test_unknown_format(tiny_folder: Path, tmp_path: Path) -> None:
     assert ran.mistake == "unknown format 'onnx'; valid are: sentence-transformers, merged"
 
 
+@pytest.mark.slow
 def test_the_embedded_default(tmp_path: Path, bundled: gerund.LanguageModel) -> None:
     assert run_cli("convert", "default", tmp_path / "out").code == 0
     assert gerund.load(tmp_path / "out").fingerprint() == bundled.fingerprint()

@@ -98,12 +98,14 @@ def test_a_changed_weight_is_seen(roomy_folder: Path) -> None:
     assert not demo.verify("One day").is_equal
 
 
+@pytest.mark.slow
 def test_json_is_all_that_is_printed(roomy_folder: Path, tmp_path: Path) -> None:
     report = json.loads(run("-m", str(roomy_folder), "-o", str(tmp_path / "out"), "--json"))
     assert report["layers"] == 4
     assert set(report["seconds"]) >= {"load and verify the plan", "draw the pictures"}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_matplotlib")
 def test_without_matplotlib_only_the_pictures_are_missing(roomy_folder: Path, tmp_path: Path) -> None:
     output = run("-m", str(roomy_folder), "-o", str(tmp_path / "out"))
@@ -139,6 +141,7 @@ def test_a_gap_that_cannot_be_filled_is_told(roomy_folder: Path, monkeypatch: py
     assert demo.missing == ["No gap was filled: the hybrid mask does not reach layer 3."]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_matplotlib")  # pictures take longer than the rest, and are not looked at
 def test_a_model_that_is_read_causally_is_told_from_the_baseline(roomy_folder: Path, tmp_path: Path) -> None:
     lm = load(roomy_folder, attention="causal", pooling="last")
@@ -173,6 +176,7 @@ def test_layers_are_inspected_without_the_sink(roomy_folder: Path) -> None:
     assert sink_fraction(inspected.after)[-1] == 0 < sink_fraction(inspected.before)[-1]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings(*PEFT_WARNINGS)
 def test_an_adapter_is_left_aside_where_another_plan_hides_the_sink(roomy_folder: Path, tmp_path: Path) -> None:
     adapter = make_adapter(roomy_folder, tmp_path / "adapter")

@@ -62,6 +62,27 @@ def test_other_architectures_are_healthy_too(name, tmp_path):
     assert {layer.window for layer in found.layers} == ({3, None} if name != "gpt2" else {None})
 
 
+@pytest.mark.parametrize(
+    ("name", "support", "sentence"),
+    [
+        ("bloom", "exact", "bloom: attention plans are exact"),
+        ("deepseek_v32", "exact", "deepseek_v32: attention plans are exact"),
+        ("lfm2", "recurrent", "lfm2: attention plans are exact, with recurrent layers causal or both ways"),
+        ("gpt_neo", "causal", "gpt_neo: only causal encoding works"),
+    ],
+)
+def test_what_can_be_done_with_an_architecture(name, support, sentence, tmp_path):
+    folder = save_tiny(tmp_path / name, name)
+    report = json.loads(run_cli("doctor", folder, "--json").out)
+    assert report["support"] == support
+    assert bool(report["recurrent"]) == (support == "recurrent")
+    assert bool(report["reason"]) == (support != "exact")
+    text = run_cli("doctor", folder).out
+    assert sentence in text
+    assert support == "exact" or f"because {report['reason'][:40]}" in text
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_model_that_no_plan_reaches_is_examined_all_the_same(name, tmp_path):
     folder = save_tiny(tmp_path / name, name)
@@ -82,6 +103,7 @@ def test_a_model_that_no_plan_reaches_is_examined_all_the_same(name, tmp_path):
     assert "do not reach" in causal["advice"][0]
 
 
+@pytest.mark.slow
 def test_twins_are_told_and_shown(tiny_folder):
     views = {
         plan: [layer.view for layer in examined(str(tiny_folder), attention=plan, k=2).layers]
@@ -94,6 +116,7 @@ def test_twins_are_told_and_shown(tiny_folder):
     }
 
 
+@pytest.mark.slow
 def test_the_folders_own_settings_count(tiny_folder, tmp_path):
     gerund.load(tiny_folder, attention="inplace-bidir", k=1, pooling="last").save(tmp_path / "own")
     found = examined(str(tmp_path / "own"))
@@ -117,6 +140,7 @@ def test_without_special_tokens(tmp_path):
     assert "There is no end token" in advice
 
 
+@pytest.mark.slow
 def test_a_model_whose_padding_shows(tiny_folder, monkeypatch):
     from gerund.inference.encode import runtime as encoding
 
@@ -153,7 +177,7 @@ def test_the_text_shows_everything_and_no_colours(tiny_folder):
 
 
 def test_the_text_of_a_refused_model(tmp_path):
-    ran = run_cli("doctor", save_tiny(tmp_path / "bloom", "bloom"))
+    ran = run_cli("doctor", save_tiny(tmp_path / "gpt_neo", "gpt_neo"))
     assert ran.code == 0
     assert "this plan does not work" in ran.out
     assert "2 of 4 layers do not obey" in ran.out

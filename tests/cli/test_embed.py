@@ -86,6 +86,7 @@ def test_standard_input(tiny_folder, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["out.parquet"]
 
 
+@pytest.mark.slow
 def test_killed_and_resumed_gives_the_same_file(tiny_folder, tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", lambda handle: None)  # only in this process
     source = tmp_path / "in.txt"

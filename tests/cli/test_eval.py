@@ -64,6 +64,7 @@ def test_what_was_measured_otherwise_is_not_dropped_in_silence(tiny_folder, data
     assert "(known already)" in run_cli(*base).err
 
 
+@pytest.mark.slow
 def test_models_of_two_commands_are_told_apart(tiny_folder, data, tmp_path):
     for model in (tiny_folder, "default"):
         ran = run_cli(
@@ -86,6 +87,7 @@ def test_an_interruption_says_what_becomes_of_the_work(tiny_folder, data, tmp_pa
     assert "gerund: interrupted; the same command goes on with what is finished" in ran.err
 
 
+@pytest.mark.slow
 def test_the_embedded_default_and_a_limit(data, tmp_path):
     ran = run_cli("eval", "--tasks", "sts/small", "--data", data, "-o", tmp_path / "r", "--limit", 3, "--no-pictures")
     assert ran.code == 0, ran.err
@@ -181,6 +183,7 @@ def test_a_malformed_row_is_named_and_earlier_scores_are_kept(tiny_folder, data,
     assert len(list((report / "scores").glob("retrieval*.json"))) == 1
 
 
+@pytest.mark.slow
 def test_a_model_and_bm25_together(tiny_folder, data, tmp_path):
     report = tmp_path / "report"
     base = ["--data", data, "-o", report, "--no-pictures"]

@@ -26,7 +26,7 @@ def test_the_prompt_comes_first_in_text_and_apart_in_json(stories_folder):
     assert text.startswith("Once upon a time, there was")
     ran = run_cli("generate", "Once upon a time", "-m", stories_folder, "--max-new-tokens", 30, "--json")
     [record] = records(ran.out)
-    assert list(record) == ["prompt", "text", "score", "finished"]
+    assert list(record) == ["prompt", "text", "score", "finished", "usage"]
     assert record["prompt"] + record["text"] == text.rstrip("\n")
     assert record["score"] < 0
     assert record["finished"] is False
@@ -107,6 +107,7 @@ def test_empty_standard_input_is_no_prompt(tiny_folder, name):
     assert run_cli("generate", *name, "-m", tiny_folder).mistake.startswith("standard input has no prompt")
 
 
+@pytest.mark.slow
 def test_default_is_the_bundled_model():
     with no_loading():
         assert "did you mean default?" in run_cli("generate", "a", "-m", "defualt").mistake
@@ -179,6 +180,7 @@ class TestExpanding:
     def expanded(self, *arguments):
         return run_cli("generate", "--max-new-tokens", 2, "--seed", 1, *arguments)
 
+    @pytest.mark.slow
     def test_one_query_as_lines(self, bundled):
         ran = self.expanded("--expand", 3, "the cat in the rain", "--keep", "cat", "--keep", "in the")
         assert (ran.code, ran.err) == (0, "")
@@ -188,6 +190,7 @@ class TestExpanding:
             "the cat in the rain", 3, keep=keep, max_tokens=2, sampling=sampling
         )
 
+    @pytest.mark.slow
     def test_many_queries_as_json(self, tmp_path):
         source, out = tmp_path / "in.txt", tmp_path / "out.jsonl"
         source.write_text("the cat in the rain\nthe cat in the rain\n")
@@ -200,6 +203,7 @@ class TestExpanding:
         one = self.expanded("--expand", 2, "the cat in the rain", "--fraction", 0.5, "--json")
         assert records(one.out) == [first]
 
+    @pytest.mark.slow
     @pytest.mark.filterwarnings("always:.*expansions of:UserWarning")
     def test_fewer_than_asked_are_told(self):
         ran = run_cli("generate", "--expand", 3, "the [blank] rain", "--temperature", 0)

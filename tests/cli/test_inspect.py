@@ -14,6 +14,7 @@ from tests.tiny import N_LAYERS, save_tiny
 TEXT = "the cat in the hat"
 
 
+@pytest.mark.slow
 def test_draws_a_picture_of_every_layer_before_and_after(tiny_folder, tmp_path):
     output = tmp_path / "new" / "attention.png"
     ran = run_cli("inspect", tiny_folder, TEXT, "-o", output)
@@ -48,6 +49,7 @@ def test_many_texts_from_a_file_are_averaged(tiny_folder, tmp_path):
     assert json.loads(ran.out)["texts"] == 2
 
 
+@pytest.mark.slow
 def test_a_real_model_and_sentences_that_come_with_gerund(stories_folder, tmp_path):
     output = tmp_path / "stories.png"
     ran = run_cli("inspect", stories_folder, "-o", output, "--json", "--layers", "0,3-4")
@@ -59,11 +61,12 @@ def test_a_real_model_and_sentences_that_come_with_gerund(stories_folder, tmp_pa
     assert output.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_architectures_without_plans_show_themselves(tmp_path):
-    folder = save_tiny(tmp_path / "falcon", "falcon")
+    folder = save_tiny(tmp_path / "gpt_neo", "gpt_neo")
     ran = run_cli("inspect", folder, TEXT, "--attention", "causal", "--json", "-o", tmp_path / "a.png")
-    assert (ran.code, json.loads(ran.out)["architecture"]) == (0, "falcon")
-    assert "falcon" in run_cli("inspect", folder, TEXT, "--json").mistake
+    assert (ran.code, json.loads(ran.out)["architecture"]) == (0, "gpt_neo")
+    assert "gpt_neo" in run_cli("inspect", folder, TEXT, "--json").mistake
 
 
 @pytest.mark.parametrize(

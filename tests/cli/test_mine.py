@@ -76,6 +76,7 @@ def test_other_methods(corpus, tmp_path, options):
     assert pq.read_table(out).column("span").null_count == pq.read_table(out).num_rows > 0
 
 
+@pytest.mark.slow
 def test_killed_and_resumed(tmp_path):
     corpus = write_jsonl(tmp_path / "corpus.jsonl", articles(10_000))
     out, whole = tmp_path / "out.parquet", tmp_path / "whole.parquet"

@@ -80,12 +80,14 @@ def test_mistakes(arguments, message):
         assert message in run_cli("score", *arguments).mistake
 
 
+@pytest.mark.slow
 def test_default_is_the_scorer_inside(tiny_folder):
     texts = ["The old man looked at the sea.", "The waves were high.", "Interest rates rose."]
     ran = run_cli("score", *texts, "-m", tiny_folder, "--scorer", "default")
     assert (ran.code, ran.out) == (0, run_cli("score", *texts).out)
 
 
+@pytest.mark.slow
 def test_an_empty_prefix_has_no_vector(tmp_path):
     assert run_cli("score", "", "b").mistake.startswith("the prefix is empty, and this scorer compares it")
     rows = [{"prefix": "" if n == 34 else "a", "continuations": ["b"]} for n in range(36)]

@@ -16,6 +16,7 @@ def data(tmp_path_factory):
     return write_data(tmp_path_factory.mktemp("data"))
 
 
+@pytest.mark.slow
 def test_what_wins_is_written_and_can_be_loaded(tiny_folder, data, tmp_path):
     out, encoder = tmp_path / "tuned", tmp_path / "encoder"
     # Templates leave no room for texts in a context as short as this model's.
@@ -41,6 +42,7 @@ def test_what_wins_is_written_and_can_be_loaded(tiny_folder, data, tmp_path):
     assert "gerund convert" in again.out
 
 
+@pytest.mark.slow
 def test_methods_without_training_are_tried_and_what_wins_is_saved(tiny_folder, data, tmp_path):
     sample = tmp_path / "texts.txt"
     sample.write_text("\n".join(f"{one} {other}" for one in "abcdefgh" for other in "stuvwxyz"), encoding="utf-8")
@@ -59,6 +61,7 @@ def test_methods_without_training_are_tried_and_what_wins_is_saved(tiny_folder, 
     lm.encode("a cat")  # a transform that won was saved with it
 
 
+@pytest.mark.slow
 def test_default_tasks_are_those_with_a_validation_split(tiny_folder, data, tmp_path):
     ran = run_cli("tune", tiny_folder, "--data", data, "--budget", 3, "-o", tmp_path / "t", "--json")
     assert ran.code == 0, ran.err
@@ -98,3 +101,41 @@ def test_a_folder_with_nothing_to_choose_on(tiny_folder, tmp_path):
     (tmp_path / "sts").mkdir()
     ran = run_cli("tune", tiny_folder, "--data", tmp_path, "-o", tmp_path / "t")
     assert "has no sts or classification task with a validation split" in ran.mistake
+
+
+def test_the_weight_of_a_fusion_is_chosen_written_and_found(tiny_folder, data, tmp_path):
+    out, encoder = tmp_path / "fused", tmp_path / "encoder"
+    arguments = ["tune", tiny_folder, "--data", data, "--tasks", "retrieval", "--fusion", "-o", out]
+    ran = run_cli(*arguments, "--save", encoder, "--json")
+    assert ran.code == 0, ran.err
+    told = json.loads(ran.out)
+    assert [one["weight"] for one in told["trials"]] == [place / 10 for place in range(11)]
+    best = max(one["mean"] for one in told["trials"])
+    assert told["chosen"] == min(one["weight"] for one in told["trials"] if one["mean"] == best)
+    assert json.loads((out / "fusion.json").read_text()) == told
+    lm = gerund.load(encoder)
+    assert lm.encoder.fusion == told["chosen"]
+    assert lm.fingerprint() == gerund.load(tiny_folder).fingerprint()  # no vector depends on it
+    saved = read_saved(out)
+    assert saved is not None
+    assert saved.applied_to(EncoderConfig()).fusion == told["chosen"]
+    # The same command again measures nothing.
+    again = run_cli(*arguments)
+    assert again.code == 0
+    assert again.err.count("known already") == 11
+    assert again.out.startswith(f"fusion {told['chosen']:g}: ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--tasks", "sts"], "the weight of a fusion is chosen on retrieval tasks, not on sts/small"),
+        ([], "has no retrieval task with a validation split; give --tasks"),
+        (["--tasks", "retrieval", "--plans", "causal"], "--plans is for a search for a plan"),
+        (["--tasks", "retrieval", "--budget", 5], "--budget is for a search for a plan"),
+    ],
+)
+def test_what_a_weight_is_not_chosen_by(tiny_folder, data, tmp_path, arguments, message):
+    ran = run_cli("tune", tiny_folder, "--data", data, "--fusion", "-o", tmp_path / "t", *arguments)
+    assert ran.code == 2
+    assert message in ran.err

@@ -183,6 +183,7 @@ class TestSampleSpans:
             assert len(found) <= count
             assert (maskable & (span == 0)).any() or not maskable.any()
 
+    @pytest.mark.slow
     def test_numbers_and_lengths_are_uniform(self):
         maskable = np.ones(513, dtype=bool)
         maskable[0] = False

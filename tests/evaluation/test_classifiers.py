@@ -129,6 +129,7 @@ def test_training_repeats_and_leaves_other_draws_alone() -> None:
     assert not np.allclose(first.weight_CD, other.weight_CD)
 
 
+@pytest.mark.slow
 def test_a_classifier_learns_what_can_be_learnt() -> None:
     _, tags, _ = made_up()
     names = ["A", "N", "V"]
@@ -138,6 +139,7 @@ def test_a_classifier_learns_what_can_be_learnt() -> None:
     assert tagger.predict(vectors) == flat
 
 
+@pytest.mark.slow
 def test_equal_vectors_get_the_most_frequent_tag() -> None:
     tags = [["B", "A", "B"], ["B", "C"]]
     [tagger] = train_taggers(np.ones((5, 4), np.float32), [tags], seed=0, steps=1500)

@@ -109,6 +109,7 @@ def test_vectors_give_about_what_the_library_gives(cloud, library):
     assert result.n == cloud[0]
 
 
+@pytest.mark.slow
 def test_sampling_noise_is_as_it_was_measured():
     """Of one distribution 500 vectors a side come to about .96, of two they stay clearly below, and 100 say less."""
     same = [mauve(*clouds(500, 16, 0.0, seed), seeds=2).value for seed in range(4)]

@@ -6,6 +6,7 @@ import pytest
 
 import gerund
 from gerund.attention.plan import AttentionPlan
+from gerund.config import EncoderConfig
 from gerund.errors import ConfigError
 from gerund.evaluation.encoder_configs import label_of
 from gerund.evaluation.task import EvaluationConfig
@@ -93,6 +94,15 @@ def test_methods_are_tried_on_the_best_plan_and_on_the_causal_model():
     assert all(len({k for k, _ in points}) == len(points) for points in found.done.curves("mean").values())
 
 
+@pytest.mark.filterwarnings("ignore:.* were cut")  # a template leaves little room in 64 tokens
+@pytest.mark.parametrize("name", ["inter-bidir", "extend-back", "mask0+bidir"])
+def test_methods_are_tried_whatever_the_models_own_plan_takes(lm, name):
+    own = lm.with_encoder(EncoderConfig(attention=AttentionPlan(name)))
+    methods = [method for method in METHODS if method != "transforms"]
+    found = tune(own, [TOY], EvaluationConfig(split="validation"), plans=["inplace-back"], methods=methods, budget=30)
+    assert any(trial.plan.skips for trial in found.trials)
+
+
 def test_transforms_are_fitted_on_the_sample(lm):
     sample = [f"{one} and {other}" for one in ("a cat", "rain", "the inn", "her", "x") for other in "abcdefgh"]
     config = EvaluationConfig(split="validation")
@@ -168,6 +178,7 @@ def test_the_plan_that_an_adapter_was_trained_under_is_tried(tiny_folder, tmp_pa
         assert [trial.plan.name for trial in done.trials][:-1] == ["causal", *tried, *["mask0-bidir"][: 1 - len(tried)]]
 
 
+@pytest.mark.slow
 def test_scores_are_those_of_each_plan_alone(lm, tmp_path):
     done = tune(lm, [TOY, ToyTask(name="toy/two", weight=2.0)], EvaluationConfig(), budget=60, folder=tmp_path)
     assert {trial.plan.name for trial in done.trials} == set(PLANS)
@@ -180,6 +191,7 @@ def test_scores_are_those_of_each_plan_alone(lm, tmp_path):
     assert done.best.mean == max(trial.mean for trial in done.trials)
 
 
+@pytest.mark.slow
 def test_an_interrupted_search_goes_on(lm, tmp_path):
     calls = []
     first = tune(lm, [TOY], EvaluationConfig(), budget=20, folder=tmp_path, reporter=lambda *told: calls.append(told))

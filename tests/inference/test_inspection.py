@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from gerund.attention.interface import BoundPlan, attach
+from gerund.attention.bound import BoundPlan
+from gerund.attention.interface import attach
 from gerund.attention.plan import PLAN_NAMES, AttentionPlan, Direction, View
 from gerund.attention.streams import attach_streams, decoder_layers
 from gerund.errors import TextError, UnsupportedModelError

@@ -245,21 +245,21 @@ class TestLongTexts:
         assert not encode_texts(tokenizer, [text], most=100)[0].is_whole
         assert max(seen) < len(text) // 5
 
-    @pytest.mark.parametrize("most", [1, 16, 300])
-    def test_the_tokens_that_are_wanted_are_those_of_the_whole(self, tokenizer, most):
+    def test_the_tokens_that_are_wanted_are_those_of_the_whole(self, tokenizer):
         for seed in range(12):
             text = self.text(seed, 4000)
             [whole] = encode_texts(tokenizer, [text], offsets=True)
-            [found] = encode_texts(tokenizer, [text], offsets=True, most=most)
-            kept = len(found.ids) - found.after
-            assert kept > most
-            assert found.ids[:kept] == whole.ids[:kept]
-            assert found.offsets[:kept] == whole.offsets[:kept]
-            assert found.ids[kept:] == whole.ids[len(whole.ids) - whole.after :]
+            for most in (1, 16, 300):
+                [found] = encode_texts(tokenizer, [text], offsets=True, most=most)
+                kept = len(found.ids) - found.after
+                assert kept > most
+                assert found.ids[:kept] == whole.ids[:kept]
+                assert found.offsets[:kept] == whole.offsets[:kept]
+                assert found.ids[kept:] == whole.ids[len(whole.ids) - whole.after :]
 
     @pytest.mark.parametrize("length", [9, 40, 200])
     def test_what_is_kept_is_what_was_kept(self, tokenizer, length, monkeypatch):
-        texts = [self.text(seed, 3000) for seed in range(4)] + ["the cat", "x" * 9000, " " * 9000 + "a", "日本" * 5000]
+        texts = [self.text(seed, 1500) for seed in range(4)] + ["the cat", "x" * 9000, " " * 9000 + "a", "日本" * 5000]
         input_format = InputFormat(prompt="Query: " if length > 9 else "", max_length=length)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

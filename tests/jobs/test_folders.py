@@ -68,6 +68,7 @@ def kills(action, check) -> int:
     raise AssertionError("it never finishes")
 
 
+@pytest.mark.slow
 def test_killed_anywhere_leaves_nothing_or_all(tmp_path: Path) -> None:
     target = tmp_path / "parent" / "out"
     write(tmp_path / "wanted", "new")
@@ -84,6 +85,7 @@ def test_killed_anywhere_leaves_nothing_or_all(tmp_path: Path) -> None:
     assert kills(lambda: write(target, "new", overwrite=False), check) > 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("can_exchange", [True, False])
 def test_killed_anywhere_leaves_old_or_new(tmp_path: Path, can_exchange: bool, monkeypatch) -> None:
     if not can_exchange:
@@ -141,6 +143,7 @@ def test_what_a_killed_one_has_left_is_removed_and_nothing_else(tmp_path: Path) 
     assert {path.name for path in tmp_path.iterdir()} == bystanders | {"out"}
 
 
+@pytest.mark.slow
 def test_killed_anywhere_a_saved_model_is_whole(tmp_path: Path, tiny_folder: Path) -> None:
     lm = gerund.load(tiny_folder, k=1, dtype="float32")
     lm.fingerprint()  # threads do not survive a fork

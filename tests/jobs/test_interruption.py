@@ -73,6 +73,7 @@ def test_is_left_alone_where_it_must_be():
     assert terminated(WAITING.format(before="", after=""), WORLD_SIZE="2") == (-signal.SIGTERM, "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_command_says_what_is_kept(tmp_path, number):
     corpus = write_jsonl(tmp_path / "corpus.jsonl", articles(20_000))

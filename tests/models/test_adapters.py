@@ -133,6 +133,7 @@ def test_half_precision(tiny_folder: Path, adapter_folder: Path, tmp_path: Path)
     assert (merged.encode(TEXTS) * lm.encode(TEXTS)).sum(axis=1).min() > 0.999
 
 
+@pytest.mark.slow
 def test_one_thread_generates_while_others_encode(tiny_folder: Path, adapter_folder: Path) -> None:
     plain, lm = load(tiny_folder, k=2), load(tiny_folder, adapter_folder, k=2)
     wanted_vectors = lm.encode(TEXTS)

@@ -60,6 +60,7 @@ def active_adapter(lm: gerund.LanguageModel) -> dict[str, Callable[[], object]]:
     }
 
 
+@pytest.mark.slow
 def test_no_verb_ever_sees_the_weights_of_another(models) -> None:
     plain, lm = models
     verbs = inactive(lm) | active_adapter(lm)

@@ -49,6 +49,7 @@ def test_each_job_has_an_adapter_of_its_own(lm):
     assert lm.scorer is not None
 
 
+@pytest.mark.slow
 def test_its_adapters_are_taken_by_its_name(lm):
     joined = gerund.load(infill_adapter="default", scorer="default")
     assert joined.adapters.folders == lm.adapters.folders
@@ -69,6 +70,7 @@ def test_it_writes_as_the_base_to_the_bit(lm, base):
     assert lm.generate("The old man", 12)[0].text == base.generate("The old man", 12)[0].text
 
 
+@pytest.mark.slow
 def test_it_finds_what_is_meant(lm, base):
     documents, queries = read_passages("documents.jsonl"), read_passages("queries.jsonl")
     same = np.array([[document.topic == query.topic for document in documents] for query in queries])

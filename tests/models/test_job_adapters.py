@@ -74,11 +74,13 @@ def check_all_jobs(lm: gerund.LanguageModel, runs: dict[str, Path], plain: gerun
     assert torch.equal(logits(lm), logits(plain))
 
 
+@pytest.mark.slow
 def test_each_job_has_its_own(joined, runs, tiny_folder):
     check_all_jobs(joined, runs, of(tiny_folder))
     assert [joined.adapters.name(job) for job in JOBS] == list(JOBS)
 
 
+@pytest.mark.slow
 def test_saved_and_loaded_again(joined, runs, tiny_folder, tmp_path):
     joined.save(tmp_path / "all")
     again = of(tmp_path / "all")
@@ -91,6 +93,7 @@ def test_saved_and_loaded_again(joined, runs, tiny_folder, tmp_path):
     check_all_jobs(of(tmp_path / "all"), runs, of(tiny_folder))
 
 
+@pytest.mark.slow
 def test_converted_by_the_command(runs, tiny_folder, tmp_path):
     out = tmp_path / "all"
     (runs["score"] / "training.json").write_text("{}")
@@ -112,6 +115,7 @@ def test_merging_joins_nothing(runs, tmp_path):
     assert not (tmp_path / "x").exists()
 
 
+@pytest.mark.slow
 def test_what_a_merged_folder_leaves_behind_is_told(joined, runs, tmp_path):
     joined.save(tmp_path / "all")
     warning = (
@@ -126,6 +130,7 @@ def test_what_a_merged_folder_leaves_behind_is_told(joined, runs, tmp_path):
             assert done.stderr.splitlines() == told
 
 
+@pytest.mark.slow
 def test_reports_go_with_their_adapters(joined, runs, tmp_path):
     joined.save(tmp_path / "all")
     reports = {"training.json", "training-infill.json", "training-score.json"}

@@ -43,6 +43,7 @@ def test_a_hub_that_nobody_is_at(monkeypatch: pytest.MonkeyPatch) -> None:
     assert str(caught.value).endswith(f"taken as a hub id since there is no such folder: {said}")
 
 
+@pytest.mark.slow
 def test_a_hub_that_never_answers(monkeypatch: pytest.MonkeyPatch, listener: socket.socket) -> None:
     ask(monkeypatch, listener.getsockname()[1])
     start = time.monotonic()

@@ -54,6 +54,7 @@ def test_the_search_is_the_same(tiny_folder, monkeypatch):
     assert [one.rank_score for one in found] == pytest.approx([one.rank_score for one in expected], rel=1e-4)
 
 
+@pytest.mark.slow
 def test_what_a_search_has_read_goes_with_it(tiny_folder):
     lm = gerund.load(tiny_folder, attention="causal", dtype="float32")
     scorer = scorer_of(tiny_folder)

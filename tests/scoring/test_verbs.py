@@ -39,6 +39,7 @@ class TestScore:
     def test_scorer_of_ones_own(self, lm):
         assert lm.score(["a"], [[" b", " cde"]], Longest()) == [[2.0, 4.0]]
 
+    @pytest.mark.slow
     def test_default_is_the_scorer_inside(self, lm, bundled):
         texts = ["the cat sat"], [[" the rain", " a tin"]]
         assert lm.score(*texts, "default")[0] == pytest.approx(bundled.score(*texts)[0], abs=1e-4)

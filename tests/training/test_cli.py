@@ -24,6 +24,7 @@ def gerund(monkeypatch, capsys):
     return call
 
 
+@pytest.mark.slow
 def test_trains_and_prints_the_folder(gerund, settings, write_recipe, tmp_path):
     code, out, err = gerund("train", write_recipe(settings), f"output={tmp_path / 'out'}", "steps=6")
     assert (code, out.strip()) == (0, str(tmp_path / "out" / "model"))
@@ -34,6 +35,7 @@ def test_trains_and_prints_the_folder(gerund, settings, write_recipe, tmp_path):
     assert err.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_json(gerund, settings, write_recipe, tmp_path):
     recipe = write_recipe(settings)
     code, out, _ = gerund("train", recipe, "--dry-run", "--json")
@@ -69,6 +71,7 @@ def test_mistakes_end_in_one_sentence_and_status_2(gerund, settings, write_recip
     assert err.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_own_texts(gerund, settings, write_recipe, tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "a.jsonl").write_text(200 * '{"text": "The old man looked at the sea and went home."}\n')
@@ -92,6 +95,7 @@ def test_lists_and_prints_recipes(gerund):
     assert (code, out, err.count("\n")) == (2, "", 1)
 
 
+@pytest.mark.slow
 def test_place_that_cannot_be_written(gerund, settings, write_recipe, tmp_path):
     (tmp_path / "file").touch()
     code, out, err = gerund("train", write_recipe(settings), f"output={tmp_path / 'file' / 'deep'}", "steps=6")
@@ -101,6 +105,7 @@ def test_place_that_cannot_be_written(gerund, settings, write_recipe, tmp_path):
     assert (code, out, err.count("\n")) == (1, "", 1)
 
 
+@pytest.mark.slow
 def test_a_line_of_the_log_is_one_line(gerund, settings, write_recipe, tmp_path):
     _, _, err = gerund("train", write_recipe(settings), f"output={tmp_path / 'out'}", "steps=6")
     steps = [line for line in err.splitlines() if "learning_rate" in line]
@@ -108,6 +113,7 @@ def test_a_line_of_the_log_is_one_line(gerund, settings, write_recipe, tmp_path)
     assert all(line.startswith("step ") and line.endswith(" tokens/s") for line in steps)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", [{"name": "linear", "warmup_steps": 4}, {"name": "cosine"}])
 def test_forgotten_steps_do_not_stretch_a_falling_rate(gerund, settings, write_recipe, tmp_path, monkeypatch, schedule):
     settings |= {"schedule": schedule, "steps": 8, "save_steps": 4, "log_steps": 4}
@@ -120,12 +126,14 @@ def test_forgotten_steps_do_not_stretch_a_falling_rate(gerund, settings, write_r
     assert "steps was 8 and is 80" in err
 
 
+@pytest.mark.slow
 def test_resume_of_what_is_finished_says_so(gerund, settings, write_recipe, tmp_path):
     recipe, output = write_recipe(settings), f"output={tmp_path / 'out'}"
     gerund("train", recipe, output, "steps=6")
     assert " is finished, " in gerund("train", recipe, output, "steps=6", "--resume")[2]
 
 
+@pytest.mark.slow
 def test_few_texts_are_told(gerund, settings, write_recipe, tmp_path):
     rows = [{"text": f"The old man number {n} looked at the sea and went home."} for n in range(5)]
     (tmp_path / "few.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -142,5 +150,6 @@ def test_few_texts_are_told(gerund, settings, write_recipe, tmp_path):
 def test_mistakes_leave_no_empty_folder(gerund, tmp_path):
     missing, output = tmp_path / "absent", tmp_path / "out"
     code, _, err = gerund("train", "llm2vec-simcse-default", f"model.base={missing}", f"output={output}")
-    assert (code, err) == (2, f"gerund: error: model.base: there is no folder '{missing}'\n")
+    said = f"there is no folder '{missing}'; give a model's folder, a hub id, or default"
+    assert (code, err) == (2, f"gerund: error: model.base: {said}\n")
     assert not output.exists()

@@ -278,6 +278,7 @@ class TestInterruption:
         assert ran.code == 1
         assert ran.err == f"gerund: error: cannot write {tmp_path / 'out'}: Permission denied\n"
 
+    @pytest.mark.slow
     @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
     def test_killed_before_every_step_on_the_disk(self, tmp_path):
         root = Path(__file__).resolve().parents[2]

@@ -198,6 +198,7 @@ def compared(paired_corpus, base, tmp_path_factory):
     return folder, stopped, gradients
 
 
+@pytest.mark.slow
 class TestSameAsOneProcess:
     @pytest.mark.parametrize("name", SAME)
     def test_gradients_of_every_step(self, compared, name):
@@ -245,6 +246,7 @@ class TestSameAsOneProcess:
         assert seen == [masked | {"causal"}, *[masked | {"simcse"}] * 2, {"simcse", "causal"}]
 
 
+@pytest.mark.slow
 class TestResume:
     def test_is_exact_in_two_processes(self, compared):
         folder, stopped, _ = compared
@@ -270,6 +272,7 @@ class TestResume:
         assert not torch.equal(*states)
 
 
+@pytest.mark.slow
 class TestMistakes:
     def test_batches_that_cannot_be_shared(self, compared):
         folder, stopped, _ = compared
@@ -292,6 +295,7 @@ class TestMistakes:
             assert json.loads((tmp_path / f"stopped-{rank}.json").read_text()) == expected
 
 
+@pytest.mark.slow
 class TestSharded:
     def test_a_step_equals_that_of_one_process(self, paired_corpus, base, tmp_path):
         """Token losses under a plan and contrastive ones with a head, in parts, by FSDP2 itself without the Trainer."""

@@ -31,7 +31,9 @@ def whole(corpus, tmp_path_factory):
 
 
 class TestResume:
-    @pytest.mark.parametrize("step", [1, 7, 11])
+    @pytest.mark.parametrize(
+        "step", [pytest.param(1, marks=pytest.mark.slow), 7, pytest.param(11, marks=pytest.mark.slow)]
+    )
     def test_crash_and_resume_end_bit_equal(self, run, whole, tmp_path, monkeypatch, step):
         with monkeypatch.context() as patch:
             crash_at(patch, step)
@@ -43,6 +45,7 @@ class TestResume:
         assert_equal_states(whole, tmp_path / "broken")
         assert losses(whole) == losses(tmp_path / "broken")
 
+    @pytest.mark.slow
     def test_crash_before_the_model_is_written(self, run, whole, tmp_path, monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr("gerund.training.run.write_model", lambda *_, **__: (_ for _ in ()).throw(CrashError))
@@ -53,9 +56,11 @@ class TestResume:
         one, other = (folder / "model/model.safetensors" for folder in (whole, tmp_path / "broken"))
         assert one.read_bytes() == other.read_bytes()
 
+    @pytest.mark.slow
     def test_resume_where_there_is_nothing_starts(self, run):
         assert run("new", resume=True).is_dir()
 
+    @pytest.mark.slow
     def test_half_written_checkpoints_are_removed_by_name(self, run, whole, tmp_path, monkeypatch, capsys):
         with monkeypatch.context() as patch:
             crash_at(patch, 9)
@@ -72,6 +77,7 @@ class TestResume:
         assert not (checkpoints / "checkpoint-400").exists()
         assert_equal_states(whole, tmp_path / "broken")
 
+    @pytest.mark.slow
     def test_manifest_finds_every_kind_of_damage(self, run, tmp_path):
         run("out")
         checkpoints = tmp_path / "out" / "checkpoints"
@@ -85,6 +91,7 @@ class TestResume:
         assert newest_checkpoint(checkpoints)[1] == {last: "its manifest is unreadable"}
         assert newest_checkpoint(tmp_path / "absent") == (None, {})
 
+    @pytest.mark.slow
     def test_shorter_end_of_a_stable_phase_equals_planning_it(self, run, tmp_path, monkeypatch):
         run("planned", "steps=10")
         with monkeypatch.context() as patch:
@@ -94,6 +101,7 @@ class TestResume:
         run("cut", "steps=10", resume=True)
         assert_equal_states(tmp_path / "planned", tmp_path / "cut")
 
+    @pytest.mark.slow
     def test_settings_that_were_written_under_earlier_names_are_the_same(self, run, settings, tmp_path, monkeypatch):
         settings["objectives"] = [{"kind": "mntp", "length": 16, "batch_size": 8, "micro_batch_size": 4}]
         with monkeypatch.context() as patch:
@@ -105,6 +113,7 @@ class TestResume:
         path.write_text(before.replace("random_fraction", "random_share"), "utf-8")
         assert (run("out", resume=True) / "model.safetensors").is_file()
 
+    @pytest.mark.slow
     def test_changed_settings_and_data_are_refused(self, run, corpus, tmp_path, monkeypatch):
         with monkeypatch.context() as patch:
             crash_at(patch, 9)
@@ -146,6 +155,7 @@ class TestResume:
 
 
 class TestLock:
+    @pytest.mark.slow
     def test_another_training_in_the_same_folder_is_refused(self, run, tmp_path):
         with (
             hold(tmp_path / "out"),
@@ -156,6 +166,7 @@ class TestLock:
         run("out")
         assert not (tmp_path / "out" / LOCK).exists()
 
+    @pytest.mark.slow
     def test_a_second_process_is_refused_while_the_first_one_trains(self, run, tmp_path, monkeypatch):
         told, save_model = [], GerundTrainer.save_model
         script = f"""
@@ -180,6 +191,7 @@ except InputError as error:
         [done] = told
         assert done.stdout.startswith(f"process {os.getpid()} is writing {tmp_path / 'out'} already")
 
+    @pytest.mark.slow
     def test_a_lock_ends_with_its_process(self, run, tmp_path):
         (tmp_path / "out").mkdir()
         (tmp_path / "out" / LOCK).write_text("1\n")  # left by a process that was killed

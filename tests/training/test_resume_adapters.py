@@ -97,6 +97,7 @@ def assert_equal_runs(one, other):
     assert tokens[0] == tokens[1] > 0
 
 
+@pytest.mark.slow
 class TestBrokenRuns:
     # Before the first checkpoint; after an uneven step; in the decay, with a snapshot that is younger than the
     # checkpoint.
@@ -180,6 +181,7 @@ class TestBrokenRuns:
         everything["objectives"] = removed
 
 
+@pytest.mark.slow
 class TestFullDisk:
     @pytest.mark.parametrize(
         "place",
@@ -232,7 +234,7 @@ def test_killed_process_resumes_bit_equal(everything, tmp_path):
     train(load_recipe(recipe, [f"output={tmp_path / 'whole'}"]))
     process = subprocess.Popen(
         [sys.executable, "-m", "gerund", "train", str(recipe), f"output={output}"],
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"},  # as many as here
         stderr=subprocess.DEVNULL,
     )
     while not (output / "checkpoints" / "checkpoint-8" / "manifest.json").exists():

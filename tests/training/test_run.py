@@ -17,6 +17,7 @@ from tests.training.outcomes import losses, read_log
 
 
 class TestWhole:
+    @pytest.mark.slow
     def test_folder_log_and_model(self, run, tmp_path):
         model_folder = run("out")
         assert model_folder == tmp_path / "out" / "model"
@@ -54,6 +55,7 @@ class TestWhole:
         assert rows[0]["tokens"] == 256
         assert rows[-1]["val_a"] < 5.7 < rows[0]["loss"]
 
+    @pytest.mark.slow
     def test_log_has_the_schedule(self, run, tmp_path):
         run("out")
         rows = read_log(tmp_path / "out")
@@ -61,6 +63,7 @@ class TestWhole:
         assert rates[1:4] == pytest.approx([0.01, 0.01, 0.01])
         assert rates[-1] == pytest.approx(0.01 * (1 - (3 / 4) ** 0.5))
 
+    @pytest.mark.slow
     def test_accumulation_equals_one_batch(self, run, tmp_path):
         run("two")
         run("one", "objectives.causal.micro_batch_size=8")
@@ -70,11 +73,13 @@ class TestWhole:
         for key in ("loss", "grad_norm"):
             assert one[key] == pytest.approx(two[key], rel=1e-4)
 
+    @pytest.mark.slow
     def test_the_stable_phase_does_not_depend_on_the_number_of_steps(self, run, tmp_path):
         run("short", "steps=8")
         run("long")
         assert losses(tmp_path / "short")[:2] == losses(tmp_path / "long")[:2]
 
+    @pytest.mark.slow
     def test_long_blocks_in_the_decay(self, run, tmp_path, monkeypatch):
         shapes = []
         original = TrainingModule.forward
@@ -90,6 +95,7 @@ class TestWhole:
         run("short")
         assert losses(tmp_path / "long")[:4] == losses(tmp_path / "short")[:4]
 
+    @pytest.mark.slow
     def test_finished_output_is_not_overwritten(self, run, tmp_path):
         run("out", "steps=6")
         for resume in (False, True):
@@ -103,6 +109,7 @@ class TestWhole:
             run("out/model")
         assert sorted((tmp_path / "out" / "model").iterdir()) == before
 
+    @pytest.mark.slow
     def test_a_loss_that_is_no_number_stops_with_its_batch_saved(self, run, tmp_path, monkeypatch):
         original = CausalLosses.__call__
         calls = []
@@ -119,6 +126,7 @@ class TestWhole:
         assert saved["causal.input_ids"].shape == (8, 16)
         assert torch.equal(saved["causal.input_ids"][:4], calls[4]["input_ids"])
 
+    @pytest.mark.slow
     def test_a_gradient_that_is_no_number_stops_before_it_spoils_the_weights(self, run, monkeypatch):
         original = CausalLosses.__call__
 
@@ -131,6 +139,7 @@ class TestWhole:
         with pytest.raises(GerundError, match=r"the gradient of step 1 is no finite number"):
             run("out")
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         ("error", "message"),
         [
@@ -151,6 +160,7 @@ class TestWhole:
 
 
 class TestModel:
+    @pytest.mark.slow
     def test_mistakes_in_the_architecture(self, run):
         with pytest.raises(ConfigError, match=r"unknown field of model.config 'hiden_size'; valid are: .*hidden_size"):
             run("out", "model.config.hiden_size=3")
@@ -167,12 +177,14 @@ class TestModel:
         with pytest.raises(ConfigError, match=r"needs a C\+\+ compiler"):
             run("out", "compile=true")
 
+    @pytest.mark.slow
     def test_an_existing_tokenizer_is_used(self, run, tokenizer, tmp_path):
         tokenizer.save_pretrained(str(tmp_path / "tokenizer"))
         folder = run("out", f"tokenizer={{path: {tmp_path / 'tokenizer'}}}", "steps=6")
         again = AutoTokenizer.from_pretrained(str(folder))
         assert again.backend_tokenizer.to_str() == tokenizer.backend_tokenizer.to_str()
 
+    @pytest.mark.slow
     def test_bf16_and_adamw_train_too(self, run, tmp_path):
         run("out", "precision=bf16", "optimizer.name=adamw", "schedule={name: cosine}")
         assert losses(tmp_path / "out")[-1][2] < 5.7

@@ -63,6 +63,7 @@ def written(monkeypatch):
     return written
 
 
+@pytest.mark.slow
 def test_tensorboard_gets_the_losses_and_validation_under_the_output(run, written):
     output = run("report_to=[tensorboard]")
     assert written["folder"] == str(output / "tensorboard")
@@ -74,12 +75,14 @@ def test_tensorboard_gets_the_losses_and_validation_under_the_output(run, writte
     assert [one for one in written["scalars"] if one[0] in names.values()] == expected
 
 
+@pytest.mark.slow
 def test_the_users_own_folder_for_tensorboard_wins(run, written, tmp_path, monkeypatch):
     monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "mine"))
     run("report_to=[tensorboard]")
     assert written["folder"] == str(tmp_path / "mine")
 
 
+@pytest.mark.slow
 def test_real_event_files(run):
     pytest.importorskip("tensorboard", reason="needs the extra train")
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
@@ -99,6 +102,7 @@ def test_a_missing_package_is_one_sentence_before_anything_starts(run, tmp_path,
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("report_to", [[], ["tensorboard"]])
 def test_nobody_is_told_unasked(run, written, monkeypatch, report_to):
     touched = []

@@ -12,8 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gerund.attention.interface import BoundPlan, layer_window
+from gerund.attention.bound import BoundPlan, layer_window
+from gerund.attention.masks import Chunk
 from gerund.attention.plan import AttentionPlan
+from gerund.errors import UnsupportedModelError
 
 # Keys and values ``(key heads, T, head_dim)`` of one text.
 Trunk = tuple[Tensor, Tensor]
@@ -26,6 +28,8 @@ class Branches(BoundPlan):
         trunks: by layer, the keys and values of each text.
         rows: how many rows continue each text; rows of one text stand together, in the order of the texts.
     """
+
+    computes_itself = True
 
     def __init__(self, trunks: Sequence[Sequence[Trunk]], rows: Sequence[int]) -> None:
         super().__init__(AttentionPlan("causal").resolve(len(trunks)))
@@ -55,6 +59,8 @@ class Branches(BoundPlan):
         query = query * (width**-0.5 if given is None else given)
         query_BKGD = query.reshape(B, key_heads, heads // key_heads, width)
         window = layer_window(module, kwargs)
+        if isinstance(window, Chunk):
+            raise UnsupportedModelError("attention in parts of a text has no keys that many continuations share")
         if window is not None and window < key.shape[2]:
             key, value = key[:, :, -window:], value[:, :, -window:]
         own_BKGS = query_BKGD @ key.transpose(2, 3)

@@ -10,8 +10,8 @@ Knows: positions, spans, padding. Does not know: models, caches.
 import torch
 from torch import Tensor
 
-from gerund.attention.interface import BoundPlan
-from gerund.attention.masks import hybrid_visible
+from gerund.attention.bound import BoundPlan
+from gerund.attention.masks import Near, hybrid_visible
 from gerund.attention.plan import AttentionPlan, View
 from gerund.errors import UnsupportedModelError
 
@@ -74,13 +74,13 @@ class GrowingHybrid(BoundPlan):
         del length
         return self._furthest + 1
 
-    def _visible(self, view: View, length: int, window: int | None, device: torch.device) -> Tensor:
+    def _visible(self, view: View, length: int, window: Near, device: torch.device) -> Tensor:
         del view
         assert self.span_BT is not None
         real = None if self.real_BT is None else self.real_BT.to(device)
         return hybrid_visible(self.position_BT.to(device), self.span_BT.to(device), length, real_BT=real, window=window)
 
-    def _needs_no_mask(self, view: View, window: int | None) -> bool:
+    def _needs_no_mask(self, view: View, window: Near) -> bool:
         del view
         # Context alone sees all of itself, and a single new token of the span all that there is.
         return window is None and self.real_BT is None and (not self._has_span or self.queries == 1)

@@ -5,10 +5,23 @@ Knows: directions, hidden tokens, windows, padding, spans. Does not know: layers
 Shapes: B texts, T tokens, and in a mask ``[..., i, j]`` the query i and the key j. True means "sees".
 """
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from gerund.attention.plan import Direction, View
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Parts of ``size`` tokens into which a text is cut: no token sees those of another part (Llama 4)."""
+
+    size: int
+
+
+# How far a layer looks: to tokens with less than so many places between, to those of its own part, or everywhere.
+Near = int | Chunk | None
 
 
 def visible(
@@ -17,7 +30,7 @@ def visible(
     *,
     real_BT: Tensor | None = None,
     span_BT: Tensor | None = None,
-    window: int | None = None,
+    window: Near = None,
     device: torch.device | str = "cpu",
 ) -> Tensor:
     """Return which keys each query sees.
@@ -27,7 +40,7 @@ def visible(
         length: T.
         real_BT: True where there is a token and False where there is padding; None for no padding.
         span_BT: 0 for context, s >= 1 for the tokens of span s; needed by ``Direction.HYBRID``.
-        window: a sliding window; a token sees keys with ``|i - j| < window`` only.
+        window: a sliding window, where a token sees keys with ``|i - j| < window`` only, or the parts of a text.
         device: where the mask is made when neither ``real_BT`` nor ``span_BT`` says it.
 
     Returns:
@@ -47,8 +60,10 @@ def visible(
     index_T = torch.arange(length, device=device)
     query, key = index_T[:, None], index_T[None, :]  # (T, 1), (1, T)
     see = _direction(view.direction, query, key, span_BT)  # (B or 1, T, T)
-    if window is not None:
-        see = see & ((query - key).abs() < window)
+    if isinstance(window, Chunk) and real_BT is not None:
+        see = see & _near((real_BT.long().cumsum(dim=1) - 1).clamp(min=0), length, window)
+    elif window is not None:
+        see = see & _near(index_T[None], length, window)
     if view.hidden:
         # From later tokens only: LBW, appendix F, where MASK9 of ten tokens is the reverse causal mask.
         see = see & ~(_first_tokens(view.hidden, length, real_BT, device)[:, None, :] & (key < query))
@@ -63,7 +78,7 @@ def hybrid_visible(
     queries: int,
     *,
     real_BT: Tensor | None = None,
-    window: int | None = None,
+    window: Near = None,
 ) -> Tensor:
     """Return which keys the last tokens see under MAGNET's hybrid mask when tokens stand in any order.
 
@@ -74,7 +89,7 @@ def hybrid_visible(
         span_BT: 0 for context, s >= 1 for the tokens of span s.
         queries: Q, how many tokens at the end look.
         real_BT: as in ``visible``.
-        window: a token sees keys with less than ``window`` between the positions only.
+        window: a token sees keys with less than ``window`` between the positions only, or those of its part.
 
     Returns:
         A boolean mask ``(B, 1, Q, T)``. A token always sees itself.
@@ -87,11 +102,19 @@ def hybrid_visible(
     same_span = span_BT[:, -queries:, None] == span_BT[:, None, :]
     see = (span_BT == 0)[:, None, :] | (same_span & (key <= query))
     if window is not None:
-        see = see & ((query - key).abs() < window)
+        see = see & _near(position_BT, queries, window)
     if real_BT is not None:
         see = see & real_BT.bool()[:, None, :]
     index_T = torch.arange(position_BT.shape[1], device=position_BT.device)
     return (see | (index_T[-queries:, None] == index_T))[:, None]
+
+
+def _near(position_BT: Tensor, queries: int, window: int | Chunk) -> Tensor:  # (B, Q, T)
+    """Say which keys are near enough to the last tokens, by the places of all."""
+    query, key = position_BT[:, -queries:, None], position_BT[:, None, :]
+    if isinstance(window, Chunk):
+        return query // window.size == key // window.size
+    return (query - key).abs() < window
 
 
 def _direction(direction: Direction, query: Tensor, key: Tensor, span_BT: Tensor | None) -> Tensor:

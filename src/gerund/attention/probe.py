@@ -23,13 +23,14 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from gerund.attention.interface import BoundPlan, layer_window, unreached
-from gerund.attention.masks import visible
+from gerund.attention.bound import BoundPlan, module_window, unreached
+from gerund.attention.masks import Near, visible
 from gerund.attention.plan import Direction, ResolvedPlan, View
 from gerund.attention.recurrent import kind_of, recurrent_view, refuse_unfit
+from gerund.attention.shared import refuse_shared
 from gerund.attention.soundness import refuse_damaged
 from gerund.attention.streams import decoder_layers
-from gerund.errors import ModelError, UnsupportedModelError
+from gerund.errors import GerundError, ModelError, UnsupportedModelError
 
 LENGTH = 6
 PADDING = 2
@@ -60,8 +61,11 @@ class LayerMap:
     @property
     def is_right(self) -> bool:
         """Nothing is seen that must not be, and each side that should be seen is."""
-        if self.sees_padding or bool((self.leaks & ~self.expected).any()):
-            return False
+        return not self.sees_padding and not bool((self.leaks & ~self.expected).any()) and self.sees_enough
+
+    @property
+    def sees_enough(self) -> bool:
+        """Each side that should be seen is."""
         ones = torch.ones_like(self.expected)
         for side in (ones.triu(1), ones.tril(-1)):
             wanted = int((self.expected & side).sum())
@@ -107,6 +111,7 @@ def _probe(model: PreTrainedModel, plan: ResolvedPlan | None, *, padded: bool = 
     layers = decoder_layers(model)
     if plan is not None:
         refuse_unfit(plan, [kind_of(layer) for layer in layers], model.config.model_type)
+        refuse_shared(plan, layers, model.config.model_type)
     device = model.get_input_embeddings().weight.device
     vocabulary = model.get_input_embeddings().weight.shape[0]
     start = PADDING if padded else 0
@@ -127,10 +132,23 @@ def _probe(model: PreTrainedModel, plan: ResolvedPlan | None, *, padded: bool = 
         extra: dict[str, Any] = {} if bound is None else {"attention_plan": bound}
         position_ids = (real.cumsum(1) - 1).clamp(min=0)
         model.base_model(ids, attention_mask=real, position_ids=position_ids, use_cache=False, **extra)
+    except (GerundError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # whatever a model's own code raises
+        reason = " ".join(str(error).split())[:160]
+        raise UnsupportedModelError(
+            f"this {model.config.model_type} model cannot be used: it fails on padded text "
+            f"({type(error).__name__}: {reason})"
+        ) from error
     finally:
         model.train(was_training)
         for handle in handles:
             handle.remove()
+    if len(recorder.moves) != len(layers):
+        raise UnsupportedModelError(
+            f"this {model.config.model_type} model cannot be used: of its {len(layers)} layers {len(recorder.moves)} "
+            "are run on text alone"
+        )
     if bound is not None:
         bound.check_all_asked(model.config.model_type)
     resolved = plan or ResolvedPlan((View(Direction.CAUSAL),) * len(layers))
@@ -158,6 +176,11 @@ def verify(model: PreTrainedModel, plan: ResolvedPlan) -> ProbeReport:
         report = _probe(free, None)
         if report.wrong_layers:
             refuse_damaged(model, decoder_layers(model)[report.wrong_layers[0]])
+            if report.layers[report.wrong_layers[0]].sees_padding:
+                raise ModelError(
+                    f"this {name} model cannot be used: layer {report.wrong_layers[0]} reads padding as if it were "
+                    "text, so that what a text becomes would depend on the others of its batch"
+                )
             raise ModelError(
                 f"this {name} model is no plain causal language model: layer {report.wrong_layers[0]} does not see "
                 "exactly the earlier tokens; give a decoder-only model"
@@ -165,6 +188,12 @@ def verify(model: PreTrainedModel, plan: ResolvedPlan) -> ProbeReport:
         if not plan.is_causal:
             report = _probe(free, plan)
     if report.wrong_layers:
+        if all(report.layers[layer].sees_enough for layer in report.wrong_layers):
+            which = ", ".join(map(str, report.wrong_layers))
+            raise UnsupportedModelError(
+                f"layer {which} of this {name} model brings in tokens that the plan hides, by something else than "
+                "attention (such as a convolution); take a plan that hides nothing, such as bidir"
+            )
         raise UnsupportedModelError(unreached(name, report.wrong_layers, len(report.layers)))
     return report
 
@@ -252,7 +281,8 @@ class _Recorder:
         del layer
         if get_ident() != self.thread:
             return None
-        hidden_RTD = _states_of_texts(args[0] if args else kwargs["hidden_states"])
+        own = args[0] if args else kwargs["hidden_states"]
+        hidden_RTD, streams = _states_of_texts(own)
         base_TD = hidden_RTD[0]
         # Twice the size and a new direction: a token that the sink drowns out still shows.
         noise_TD = torch.randn(base_TD.shape, generator=self.generator).to(base_TD)
@@ -260,16 +290,17 @@ class _Recorder:
         disturbed_RTD = base_TD.expand_as(hidden_RTD).clone()
         token_T = torch.arange(len(base_TD), device=base_TD.device)
         disturbed_RTD[token_T + 1, token_T] = noise_TD
+        disturbed = disturbed_RTD.unflatten(2, (-1, own.shape[-1])).movedim(2, streams).reshape(own.shape)
         if args:
-            return (disturbed_RTD, *args[1:]), kwargs
-        return args, {**kwargs, "hidden_states": disturbed_RTD}
+            return (disturbed, *args[1:]), kwargs
+        return args, {**kwargs, "hidden_states": disturbed}
 
     def after(self, layer: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         """Note which outputs moved, as a (query, key) map."""
         del layer, args
         if get_ident() != self.thread:
             return
-        hidden_RTD = _states_of_texts(output[0] if isinstance(output, tuple) else output)
+        hidden_RTD, _ = _states_of_texts(output[0] if isinstance(output, tuple) else output)
         self.dtype = hidden_RTD.dtype
         leak = _LEAK.get(hidden_RTD.dtype, _LEAK_HALF)
         change_RTD = (hidden_RTD[1:] - hidden_RTD[:1]).float()
@@ -279,14 +310,23 @@ class _Recorder:
         self.moves.append((moved_KQ > 0).T.cpu())
 
 
-def _states_of_texts(hidden_RTD: Any) -> Tensor:
+def _states_of_texts(hidden: Any) -> tuple[Tensor, int]:
     """Return what goes from layer to layer, if that is a state of each of the probe's tokens and no more.
+
+    Some architectures hand several streams of states on, in front of the texts (Gemma 3n) or behind the tokens (Hunyuan
+    4): they become one long state ``(R, T, D)``.
+
+    Returns:
+        The states, and the place of the streams.
 
     Raises:
         UnsupportedModelError: it is something else.
     """
-    if isinstance(hidden_RTD, Tensor) and hidden_RTD.ndim == 3 and hidden_RTD.shape[0] == hidden_RTD.shape[1] + 1:
-        return hidden_RTD
+    if isinstance(hidden, Tensor) and hidden.ndim in (3, 4):
+        for streams in (2, 0) if hidden.ndim == 4 else (2,):
+            rows_first = hidden.movedim(streams, 2) if hidden.ndim == 4 else hidden[:, :, None]
+            if rows_first.shape[0] == rows_first.shape[1] + 1:
+                return rows_first.flatten(2), streams
     raise UnsupportedModelError(
         "this architecture cannot be used: what goes from layer to layer is not one state of each token"
     )
@@ -328,14 +368,9 @@ def _compose(outer: Tensor, inner: Tensor) -> Tensor:
     return (outer.int() @ inner.int()) > 0
 
 
-def window_of(layer: nn.Module) -> int | None:
-    """Return the sliding window of a decoder layer; None for none."""
+def window_of(layer: nn.Module) -> Near:
+    """Return how far a decoder layer looks; None for everywhere."""
     for module in layer.modules():
         if getattr(module, "layer_idx", None) is not None and hasattr(module, "config"):
-            if hasattr(module, "sliding_window"):
-                return layer_window(module, {"sliding_window": module.sliding_window})
-            if getattr(module.config, "layer_types", None) is None:
-                # Mistral and its kin hand the config's window to the attention function.
-                return getattr(module.config, "sliding_window", None)
-            return layer_window(module, {})
+            return module_window(module)
     return None

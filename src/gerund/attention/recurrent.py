@@ -8,6 +8,7 @@ Padding is always moved behind the tokens, where what runs from left to right ne
 Knows: which modules are recurrent, and their calls. Does not know: what the plans are good for.
 """
 
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from threading import local
@@ -17,29 +18,37 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from gerund.attention.interface import BoundPlan
+from gerund.attention.bound import BoundPlan
+from gerund.attention.masked import plan_of
 from gerund.attention.plan import Direction, ResolvedPlan, View
 from gerund.errors import ConfigError, UnsupportedModelError
 
 # How the classes of recurrent modules are called at their end, and the attribute that says how far back they see: None
 # for all the way. All take hidden states (B, T, D) and give them, or a tuple that begins with them, back.
 _MODULES: dict[str, str | None] = {
-    "GatedDeltaNet": None,  # qwen3_next, qwen3_5, olmo_hybrid
-    "DeltaAttention": None,  # kimi_linear
+    "GatedDeltaNet": None,  # qwen3_next, qwen3_5, qwen4_exp, olmo_hybrid
+    "DeltaAttention": None,  # kimi_linear, bailing_hybrid
     "LightningAttention": None,  # minimax
-    "MambaMixer": None,  # jamba, zamba
+    "MambaMixer": None,  # mamba, falcon_mamba, jamba, zamba, zamba2
     "Mamba2Mixer": None,  # mamba2, nemotron_h
     "BambaMixer": None,
     "FalconH1Mixer": None,
     "GraniteMoeHybridMambaLayer": None,
     "ShortConv": "conv_kernel_size",  # lfm2, lfm2_moe, lfm3
 }
+_STATE_SPACES = ("MambaMixer", "Mamba2Mixer", "BambaMixer", "FalconH1Mixer", "GraniteMoeHybridMambaLayer")
+_READ_BY_WEIGHT = ("conv1d", "x_proj", "dt_proj", "out_proj")
 # Of layers that are a feed-forward block and nothing else (nemotron_h).
 _TOKENWISE = ("mlp", "moe")
 _CACHES = ("cache_params", "past_key_values")
-# By which name a decoder layer takes the mask of its recurrent module; the second also goes to attention.
-_MASKS = ("mamba_attention_mask", "attention_mask")
+# By which name a decoder layer takes the mask of its recurrent module. The last one goes to attention as well, unless
+# the layer has another mask for that (zamba).
+_MASKS = ("mamba_attention_mask", "conv_mask", "attention_mask")
+_OF_ATTENTION = "causal_mask"
 _MARK = "is_gerund_recurrent"
+# Embeddings of n-grams, added in some layers and smoothed over the text so far (qwen4_exp): they stay as they are, and
+# only share the mask of the recurrent module beside them.
+_LEXICAL = "PLELayer"
 
 
 @dataclass(frozen=True)
@@ -90,6 +99,15 @@ def kind_of(layer: nn.Module) -> LayerKind:
 def recurrent_modules(layer: nn.Module) -> list[nn.Module]:
     """Return the recurrent modules in a decoder layer, or in a whole model."""
     return [part for part in layer.modules() if type(part).__name__.endswith(tuple(_MODULES))]
+
+
+def read_by_weight(model: nn.Module) -> list[str]:
+    """Return the names of linear layers whose weights a recurrent module reads itself: an adapter there is not seen.
+
+    State spaces hand them to kernels of their own on a GPU, and some read them everywhere.
+    """
+    mixers = [(name, part) for name, part in model.named_modules() if type(part).__name__.endswith(_STATE_SPACES)]
+    return [f"{name}.{child}" for name, part in mixers for child in _READ_BY_WEIGHT if hasattr(part, child)]
 
 
 def _reach(module: nn.Module) -> int | None:
@@ -151,10 +169,13 @@ class _Order(local):
 _current = _Order()
 
 
-def handed_down(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Return a decoder layer's keywords with its plan in the place of another that was handed down before."""
+def handed_down(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return a decoder layer's call with its plan in the place of another that was handed down before."""
     plan = kwargs.get("attention_plan")
-    return {name: plan if isinstance(value, BoundPlan) else value for name, value in kwargs.items()}
+    return (
+        tuple(plan if isinstance(value, BoundPlan) else value for value in args),
+        {name: plan if isinstance(value, BoundPlan) else value for name, value in kwargs.items()},
+    )
 
 
 def attach_recurrent(index: int, layer: nn.Module) -> list[RemovableHandle]:
@@ -169,7 +190,7 @@ def attach_recurrent(index: int, layer: nn.Module) -> list[RemovableHandle]:
         return []
 
     def begin(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        plan = kwargs.get("attention_plan")
+        plan = plan_of(kwargs)
         if plan is None:
             return None
         if not kind.attends:
@@ -177,8 +198,19 @@ def attach_recurrent(index: int, layer: nn.Module) -> list[RemovableHandle]:
         if not kind.recurrent:
             return None
         plan.unmet.add(index)
-        return args, {**kwargs, _mask_name(kind, layer, kwargs): plan}
+        return _with_plan(kind, layer, args, {**kwargs, "attention_plan": plan}, plan)
 
+    setattr(begin, _MARK, True)
+    handles = [layer.register_forward_pre_hook(begin, with_kwargs=True)]
+    for module in layer.modules():
+        if type(module).__name__.endswith(_LEXICAL):
+            handles.append(module.register_forward_pre_hook(_with_own_mask, with_kwargs=True))
+    for module in recurrent_modules(layer):
+        handles += _attach_module(index, module)
+    return handles
+
+
+def _attach_module(index: int, module: nn.Module) -> list[RemovableHandle]:
     def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         del module
         plan = kwargs.get("attention_mask")
@@ -192,30 +224,43 @@ def attach_recurrent(index: int, layer: nn.Module) -> list[RemovableHandle]:
         order, _current.value = _current.value, None
         return None if order is None else _end(order, module, args, kwargs, output)
 
-    setattr(begin, _MARK, True)
-    handles = [layer.register_forward_pre_hook(begin, with_kwargs=True)]
-    for module in recurrent_modules(layer):
-        handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
-        handles.append(module.register_forward_hook(after, with_kwargs=True))
-    return handles
+    return [
+        module.register_forward_pre_hook(before, with_kwargs=True),
+        module.register_forward_hook(after, with_kwargs=True),
+    ]
 
 
-def _mask_name(kind: LayerKind, layer: nn.Module, kwargs: dict[str, Any]) -> str:
-    """Return by which name a decoder layer takes the padding mask of its recurrent module.
+def _with_own_mask(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return the call of a module that shares a mask with a recurrent one, with its mask in the plan's place."""
+    del module
+    plan = kwargs.get("conv_mask")
+    if not isinstance(plan, BoundPlan):
+        return None
+    return args, {**kwargs, "conv_mask": None if plan.real_BT is None else plan.real_BT.long()}
 
-    The plan goes down in its place: some layers hand nothing else on, and what runs again for gradient checkpointing is
-    the layer without its hooks.
+
+def _with_plan(
+    kind: LayerKind, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], plan: BoundPlan
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return a decoder layer's call with the plan in the place of the padding mask of its recurrent module.
+
+    Some layers hand nothing else on, and what runs again for gradient checkpointing is the layer without its hooks.
 
     Raises:
-        UnsupportedModelError: it takes none, or one that goes to attention as well.
+        UnsupportedModelError: it takes no such mask, or one that goes to attention as well.
     """
-    name = next((name for name in _MASKS if name in kwargs), None)
-    if name is None or (kind.attends and name == _MASKS[-1]):
+    names = list(inspect.signature(layer.forward).parameters)
+    name = next((name for name in _MASKS if name in kwargs or name in names[: len(args)]), None)
+    shared = name == _MASKS[-1] and kind.attends and _OF_ATTENTION not in names
+    if name is None or shared:
         raise UnsupportedModelError(
             f"{type(layer).__name__} takes no mask for its recurrent module alone, so no attention plan can be applied "
             "to it; use the model with attention='causal'"
         )
-    return name
+    if name in kwargs:
+        return args, {**kwargs, name: plan}
+    place = names.index(name)
+    return (*args[:place], plan, *args[place + 1 :]), kwargs
 
 
 def _begin(order: "Order", args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -14,12 +14,21 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
-from gerund.attention.interface import BoundPlan
+from gerund.attention.bound import BoundPlan
+from gerund.attention.masked import attach_masked
 from gerund.attention.plan import Stream
 from gerund.attention.recurrent import attach_recurrent, handed_down, kind_of
 from gerund.errors import ConfigError, UnsupportedModelError
 
 _MARK = "is_gerund_stream"
+_UNREADABLE = {
+    "reformer": "it cuts a batch into parts, so that what a text becomes depends on the others of its batch",
+    "prophetnet": "it reads streams of tokens to come beside the text",
+    "xlm": "its layers are not kept as layers",
+    "hrm_text": "its layers run many times in cycles, so a plan has no layers to count",
+}
+# What a config calls the number of its decoder layers; longcat_flash counts each twice in the first.
+_COUNTS = ("num_hidden_layers", "num_layers")
 
 
 def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
@@ -28,15 +37,29 @@ def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
     Raises:
         UnsupportedModelError: no list of as many layers as the config says can be found.
     """
-    n_layers = model.config.get_text_config(decoder=True).num_hidden_layers
-    stacks = [m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) == n_layers]
+    if model.config.model_type in _UNREADABLE:
+        kind = model.config.model_type
+        raise UnsupportedModelError(f"this {kind} model cannot be used: {_UNREADABLE[kind]}")
+    config = model.config.get_text_config(decoder=True)
+    counts = [getattr(config, name) for name in _COUNTS if hasattr(config, name)]
+    stacks = [m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) in counts]
     for stack in stacks:
         if _is_stack(stack):
             return stack
     # Layers that do not know their index cannot have a plan, but may still be used causally.
     if len(stacks) == 1:
         return stacks[0]
-    raise UnsupportedModelError(f"no stack of {n_layers} decoder layers was found in this {model.config.model_type}")
+    raise UnsupportedModelError(f"no stack of {counts[0]} decoder layers was found in this {model.config.model_type}")
+
+
+def text_half(model: PreTrainedModel) -> PreTrainedModel:
+    """Return the innermost model that holds the decoder layers: all but the head and towers for pictures and sound."""
+    layers = decoder_layers(model)
+    found = model
+    for part in model.modules():
+        if isinstance(part, PreTrainedModel) and any(own is layers for own in part.modules()):
+            found = part
+    return found
 
 
 def _is_stack(layers: nn.ModuleList) -> bool:
@@ -51,6 +74,7 @@ def attach_streams(layers: nn.ModuleList) -> list[RemovableHandle]:
     """
     handles: list[RemovableHandle] = []
     for index, layer in enumerate(layers):
+        handles += attach_masked(index, layer)
         handles += attach_recurrent(index, layer)
         if any(getattr(hook, _MARK, False) for hook in layer._forward_hooks.values()):
             continue
@@ -68,7 +92,7 @@ def attach_streams(layers: nn.ModuleList) -> list[RemovableHandle]:
                 changed = _with_skip(plan, index, args, kwargs, output)
             elif plan.stream is not None:
                 changed = _after_layer(plan, plan.stream, index, layer, args, kwargs, output, len(layers))
-            if plan.beside is None or plan.is_twin:
+            if plan.beside is None or plan.is_second_stream:
                 return changed
             return plan.beside(index, args, kwargs, output if changed is None else changed)
 
@@ -129,7 +153,7 @@ def _with_skip(plan: BoundPlan, index: int, args: tuple[Any, ...], kwargs: dict[
 
 def run_again(layer: nn.Module, hidden_BTD: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Run a layer on another input than in the call that ``args`` and ``kwargs`` are from."""
-    kwargs = handed_down(kwargs)
+    args, kwargs = handed_down(args, kwargs)
     if args:
         return hidden_of(layer.forward(hidden_BTD, *args[1:], **kwargs))
     return hidden_of(layer.forward(**{**kwargs, "hidden_states": hidden_BTD}))

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gerund.attention.interface import BoundPlan
+from gerund.attention.bound import BoundPlan
 from gerund.attention.plan import Direction, ResolvedPlan, Stream, View
 from gerund.attention.recurrent import kind_of
 from gerund.attention.streams import combine, hidden_of, input_of, run_again

@@ -107,11 +107,15 @@ def _print_plan(console: "Console", found: "Diagnosis") -> None:
     console.print(f"\n  {legend}", style="dim")
     obeyed = [name for name, obeys in found.plans.items() if obeys]
     others = [name for name, obeys in found.plans.items() if not obeys]
+    from gerund.doctor.results import MEANINGS
+
+    console.print(f"  {found.architecture}: {MEANINGS[found.support]}")
     if not others:
         console.print(f"  all {len(obeyed)} plans work on this model\n", style="dim")
         return
     console.print(f"  plans that work: {', '.join(obeyed)}")
-    console.print(f"  plans that do not: {', '.join(others)}\n", style="red")
+    console.print(f"  plans that do not: {', '.join(others)}", style="red")
+    console.print(f"  because {found.reason}\n", style="dim")
 
 
 def _alike(found: "Diagnosis") -> "list[list[LayerResult]]":

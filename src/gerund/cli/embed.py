@@ -72,7 +72,7 @@ def command(
 
         zcat crawl.jsonl.gz | gerund embed - --format jsonl -m ./model --empty skip -o crawl.parquet
     """
-    from gerund.config import check_dimensions
+    from gerund.checks import check_dimensions
     from gerund.data.embedding_job import EmbeddingConfig, embedding_job
     from gerund.data.tables import open_table
     from gerund.errors import unknown_name
@@ -118,7 +118,7 @@ def _encode(lm: "LanguageModel", texts: list[str], settings: dict[str, Any]) -> 
 
 
 def _about(lm: "LanguageModel", prompt: str | None, dimensions: int | None, normalize: bool) -> dict[str, Any]:
-    from gerund.config import check_dimensions
+    from gerund.checks import check_dimensions
 
     check_dimensions(dimensions, lm.dimensions)
     return {

@@ -45,8 +45,8 @@ def command(
         typer.Argument(
             metavar="[MODEL]",
             help="Folders or hub ids; default for the bundled model; bm25 for BM25, which only ranks; hybrid for "
-            "each model once more, its ranking joined with BM25's; st:FOLDER or st:ID for a model of "
-            "sentence-transformers, which only encodes.",
+            "each model once more, its ranking joined with BM25's (hybrid:rrf by places, hybrid:0.4 with that weight "
+            "of the vectors); st:FOLDER or st:ID for a model of sentence-transformers, which only encodes.",
             show_default=False,
         ),
     ] = None,
@@ -104,6 +104,7 @@ def command(
 
         gerund eval --list --data ./data
     """
+    from gerund.checks import read_sample
     from gerund.errors import ConfigError
     from gerund.spec import parse_settings
 
@@ -114,7 +115,7 @@ def command(
         raise ConfigError("give --tasks and -o REPORT, or --list to see what a folder of data holds")
     # What is quick to find comes first: to know the tasks takes seconds, and the models more.
     columns = [parse_settings(text) for text in plan or []]
-    texts = _sample(sample)
+    texts = [] if sample is None else read_sample(sample)
     lock = report_folder(output)
     config = _config(seed=seed, limit=limit, validation=validation)
     models = models or [options.DEFAULT_MODEL]
@@ -128,12 +129,6 @@ def command(
     with lock, goes_on():
         done = evaluate(systems, chosen, config, folder=output, reporter=ProgressReporter(len(chosen) * len(systems)))
         _write(output, done, pictures=pictures, as_json=as_json)
-
-
-def _sample(path: Path | None) -> list[str]:
-    from gerund.entry import read_sample
-
-    return [] if path is None else read_sample(path)
 
 
 def _list(data: Path | None) -> None:
@@ -211,23 +206,23 @@ def report_folder(output: Path) -> Any:
 def _check_names(names: list[str]) -> None:
     """Find a slip in any of the names before the first model is loaded."""
     from gerund.evaluation.systems.bm25 import BM25
-    from gerund.evaluation.systems.hybrid import HYBRID
+    from gerund.evaluation.systems.hybrid import fusion_named
     from gerund.evaluation.systems.sentence_transformers import PREFIX
     from gerund.models.sources import find
 
     for name in names:
-        if name not in (BM25, HYBRID) and not name.startswith(PREFIX):
+        if name != BM25 and not name.startswith(PREFIX) and fusion_named(name) is None:
             find(name)
 
 
 def _systems(names: list[str], spec: "ModelSpec") -> list["ModelSpec | SentenceTransformersSystem | str"]:
     """Return what the names stand for: for each language model the spec that says which one, and how it is read."""
     from gerund.evaluation.systems.bm25 import BM25
-    from gerund.evaluation.systems.hybrid import HYBRID
+    from gerund.evaluation.systems.hybrid import fusion_named
     from gerund.evaluation.systems.sentence_transformers import PREFIX, SentenceTransformersSystem
 
     def one(name: str) -> "ModelSpec | SentenceTransformersSystem | str":
-        if name in (BM25, HYBRID):
+        if name == BM25 or fusion_named(name) is not None:
             return name
         if name.startswith(PREFIX):
             longest = spec.max_length if isinstance(spec.max_length, int) else None

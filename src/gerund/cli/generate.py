@@ -1,5 +1,6 @@
 """``gerund generate``: continue a prompt on the terminal, or many prompts in a file; or find other ways to ask."""
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,12 +10,14 @@ from gerund.cli import generation_options as options
 from gerund.cli import model_options, streams
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from gerund.config import Rerank, Sampling
     from gerund.data.tables import Rows
+    from gerund.inference.generate.settings import Options
     from gerund.language_model import LanguageModel
     from gerund.spec import ModelSpec
+    from gerund.types import Generation
 
 # Enough to sort prompts of like length together; few enough that results come soon.
 _CHUNK = 128
@@ -46,11 +49,25 @@ def command(
     top_p: options.TopP = None,
     top_k: options.TopK = None,
     typical_p: options.TypicalP = None,
+    min_p: options.MinP = None,
+    repetition_penalty: options.RepetitionPenalty = None,
+    frequency_penalty: options.FrequencyPenalty = None,
+    presence_penalty: options.PresencePenalty = None,
+    logit_bias: options.LogitBias = None,
     seed: options.Seed = None,
+    n: options.Number = None,
+    stop: options.Stop = None,
+    logprobs: options.Logprobs = None,
+    schema: options.Schema = None,
+    regex: options.Regex = None,
+    choice: options.Choice = None,
     rerank: options.Scorer = None,
     samples: options.Samples = None,
     beams: options.Beams = None,
     every: options.Every = None,
+    candidates: Annotated[
+        bool, typer.Option("--candidates", help="With --rerank and JSON: all that competed, with their scores.")
+    ] = False,
     expand: options.Expand = None,
     keep: options.Keep = None,
     fraction: options.Fraction = None,
@@ -67,7 +84,8 @@ def command(
 
     For one prompt the prompt and its continuation are printed as they come. With --file, --json or -o there is one
     JSON object a prompt: prompt, text (the continuation alone), score (mean log-probability a token) and finished
-    (whether the model ended the text itself); with --rerank also rank_score.
+    (whether the text came to its end), with --stop the string that ended it, with --logprobs those of its tokens, with
+    --rerank rank_score; with -n one object a continuation. With --json there is usage too, in tokens.
 
     With --rerank many continuations are sampled and the best one is kept; with --beams and --every the best ones are
     chosen again and again while they are extended. Left to itself it samples with --top-p 0.9.
@@ -96,15 +114,19 @@ def command(
     ranked = options.rerank_of(rerank, samples, beams, every)
     check_scorer(rerank)
     expansion = options.expansion_of(expand, keep, fraction, {"--rerank": rerank, "--batch-size": batch_size})
-    if (ranked or expansion) is not None and temperature is top_p is top_k is typical_p is None:
+    if (ranked or expansion) is not None and temperature is top_p is top_k is typical_p is min_p is None:
         top_p = 0.9
-    sampling = options.sampling_of(temperature, top_p, top_k, typical_p, seed)
+    more = options.penalties_of(min_p, repetition_penalty, frequency_penalty, presence_penalty, logit_bias)
+    sampling = options.sampling_of(temperature, top_p, top_k, typical_p, seed, more)
+    asked = options.text_options_of(n, stop, logprobs, schema, regex, choice)
+    alone = file is None and output is None and not as_json
+    _refuse_unseen(asked, alone=alone, candidates=candidates, ranked=ranked is not None, expands=expansion is not None)
     batch_size = 16 if batch_size is None else batch_size
     if batch_size < 1:
         raise ConfigError(f"batch_size={batch_size} leaves no room for a prompt")
     streams.refuse_existing(output, force=force)
     chunks = _prompts(prompt, file, column, format)
-    _check(chunks, max_new_tokens, sampling, ranked, expansion)
+    _check(chunks, max_new_tokens, sampling, asked, ranked, expansion)
     from gerund.entry import load, load_writer
 
     if ranked is None:
@@ -117,7 +139,6 @@ def command(
         lm = load(for_scoring(spec, rerank))
         # A scorer's folder is read once, not for every chunk.
         ranked = replace(ranked, scorer=find_scorer(rerank, lm, own=lm.scorer, seed=seed or 0))
-    alone = file is None and output is None and not as_json
     if expansion is not None:
         if max_new_tokens is not None:
             expansion["max_tokens"] = max_new_tokens
@@ -125,10 +146,23 @@ def command(
         return
     max_new_tokens = 64 if max_new_tokens is None else max_new_tokens
     if alone:
-        _stream(lm, chunks[0], max_new_tokens, sampling, ranked)
+        _stream(lm, chunks[0], max_new_tokens, sampling, asked, ranked)
         return
-    lines = _lines(lm, chunks, max_new_tokens, sampling, batch_size, ranked)
+    writes = partial(lm.generate, max_new_tokens=max_new_tokens, rerank=ranked, batch_size=batch_size, **asked)
+    lines = _lines(writes, chunks, sampling, asked.get("n", 1), candidates=candidates, with_usage=as_json)
     streams.write(lines, output, sum(map(len, chunks)), "generating")
+
+
+def _refuse_unseen(asked: "Options", *, alone: bool, candidates: bool, ranked: bool, expands: bool) -> None:
+    """Refuse what would not be seen, or not be heeded."""
+    from gerund.errors import ConfigError
+
+    if alone and (asked.get("logprobs") is not None or candidates or asked.get("n", 1) != 1):
+        raise ConfigError("-n, --logprobs and --candidates are for JSON; give --json, --file or -o")
+    if candidates and not ranked:
+        raise ConfigError("--candidates belongs to --rerank SCORER, such as --rerank pmi")
+    if expands and asked:
+        raise ConfigError(f"--{next(iter(asked))} is of no use with --expand, which fills gaps one query at a time")
 
 
 def _prompts(prompt: str | None, file: str | None, column: str | None, format: str | None) -> "list[Rows]":
@@ -151,29 +185,35 @@ def _check(
     chunks: "list[Rows]",
     max_new_tokens: int | None,
     sampling: "Sampling",
+    asked: "Options",
     ranked: "Rerank | None",
     expansion: dict[str, Any] | None,
 ) -> None:
     """Find what is wrong with the settings before a model is loaded."""
-    from gerund.inference.generate.generation import demand_room
     from gerund.inference.generate.reranking import demand_choice
+    from gerund.inference.generate.settings import Settings
 
-    if max_new_tokens is not None:
-        demand_room(max_new_tokens)
+    settings = Settings.of(64 if max_new_tokens is None else max_new_tokens, sampling, asked)
     if ranked is not None:
+        settings.refuse_with_rerank()
         demand_choice(ranked, sampling)
     if expansion is not None:
         options.check_queries(chunks, expansion)
 
 
 def _stream(
-    lm: "LanguageModel", rows: "Rows", max_new_tokens: int, sampling: "Sampling", rerank: "Rerank | None"
+    lm: "LanguageModel",
+    rows: "Rows",
+    max_new_tokens: int,
+    sampling: "Sampling",
+    asked: "Options",
+    rerank: "Rerank | None",
 ) -> None:
     from gerund.errors import TextError
     from gerund.models.encoder_decoder import is_encoder_decoder
 
     [prompt] = rows.texts
-    pieces = lm.stream(prompt, max_new_tokens, sampling, rerank=rerank)
+    pieces = lm.stream(prompt, max_new_tokens, sampling, rerank=rerank, **asked)
     try:
         first = next(pieces, "")  # a prompt that cannot be continued is not printed
     except TextError as error:
@@ -206,12 +246,13 @@ def _expand(
 
 
 def _lines(
-    lm: "LanguageModel",
+    writes: "Callable[..., list[Generation]]",
     chunks: "list[Rows]",
-    max_new_tokens: int,
     sampling: "Sampling",
-    batch_size: int,
-    rerank: "Rerank | None",
+    n: int,
+    *,
+    candidates: bool,
+    with_usage: bool,
 ) -> "Iterator[str]":
     import json
 
@@ -221,14 +262,20 @@ def _lines(
     seeds = options.SeedsByText(sampling)
     for rows in chunks:
         try:
-            results = lm.generate(
-                rows.texts, max_new_tokens, seeds.of(rows.texts), rerank=rerank, batch_size=batch_size
-            )
+            results = writes(rows.texts, sampling=seeds.of(rows.texts))
         except TextError as error:
             raise rows.named(error) from error
-        for text, result in zip(rows.texts, results, strict=True):
-            record: dict[str, Any] = {"prompt": text, "text": result.text}
-            record |= {"score": round(result.score, 6), "finished": result.finished}
-            if isinstance(result, Ranked):
-                record["rank_score"] = round(result.rank_score, 6)
+        for place, result in enumerate(results):
+            record = {"prompt": rows.texts[place // n], **options.as_record(result)}
+            if candidates and isinstance(result, Ranked):
+                record["candidates"] = [
+                    {**options.as_record(one), "rank_score": round(one.rank_score, 6)} for one in result.candidates
+                ]
+            if with_usage:
+                usage = result.usage
+                record["usage"] = {
+                    "prompt_tokens": usage.prompt_tokens,
+                    "completion_tokens": usage.completion_tokens,
+                    "total_tokens": usage.total_tokens,
+                }
             yield json.dumps(record, ensure_ascii=False)

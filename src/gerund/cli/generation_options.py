@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 
     from gerund.config import Rerank, Sampling
     from gerund.data.tables import Rows
+    from gerund.inference.generate.settings import Options
     from gerund.language_model import LanguageModel
+    from gerund.types import Generation, TokenLogprob
 
 # From the seed of a text to that of the same text further down.
 _NEXT_SEED = 1_000_000_007
@@ -34,10 +36,101 @@ TypicalP = Annotated[
 Seed = Annotated[int | None, typer.Option(help="Makes sampling repeatable.")]
 
 
+MinP = Annotated[
+    float | None, typer.Option(help="Only tokens at least this fraction as probable as the likeliest one.")
+]
+RepetitionPenalty = Annotated[
+    float | None, typer.Option(help="Above 1: what prompt and text have already becomes less probable.")
+]
+FrequencyPenalty = Annotated[
+    float | None, typer.Option(help="Taken off a token's logit for each time that the text has it; -2 to 2.")
+]
+PresencePenalty = Annotated[
+    float | None, typer.Option(help="Taken off a token's logit once where the text has it; -2 to 2.")
+]
+LogitBias = Annotated[
+    list[str] | None,
+    typer.Option(help="ID=NUMBER: added to the logit of a token; may be repeated.", show_default=False),
+]
+Number = Annotated[
+    int | None, typer.Option("-n", "--n", help="So many continuations of a prompt. [default: 1]", show_default=False)
+]
+Stop = Annotated[
+    list[str] | None, typer.Option(help="End the text before this string; may be repeated.", show_default=False)
+]
+Logprobs = Annotated[
+    int | None,
+    typer.Option(help="With JSON: each token's log-probability, and so many of the likeliest in its place."),
+]
+Schema = Annotated[
+    str | None, typer.Option(help="The text is JSON that this JSON schema allows: JSON, or @FILE.", show_default=False)
+]
+Regex = Annotated[str | None, typer.Option(help="The text matches this regular expression.", show_default=False)]
+Choice = Annotated[
+    list[str] | None, typer.Option(help="The text is one of these; may be repeated.", show_default=False)
+]
+
+
+def penalties_of(
+    min_p: float | None,
+    repetition: float | None,
+    frequency: float | None,
+    presence: float | None,
+    bias: list[str] | None,
+) -> dict[str, Any]:
+    """Return the further settings of a ``Sampling`` that the options make.
+
+    Raises:
+        ConfigError: a bias is not of the form ID=NUMBER.
+    """
+    from gerund.errors import ConfigError
+
+    given = {
+        "min_p": min_p, "repetition_penalty": repetition, "frequency_penalty": frequency, "presence_penalty": presence,
+    }  # fmt: skip
+    found: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    for text in bias or []:
+        token, _, number = text.partition("=")
+        try:
+            found.setdefault("logit_bias", {})[int(token)] = float(number)
+        except ValueError:
+            raise ConfigError(f"--logit-bias is ID=NUMBER, such as 42=-100, not {text!r}") from None
+    return found
+
+
+def text_options_of(
+    n: int | None,
+    stop: list[str] | None,
+    logprobs: int | None,
+    schema: str | None,
+    regex: str | None,
+    choice: list[str] | None,
+) -> "Options":
+    """Return what the options say of the text as a whole.
+
+    Raises:
+        DataError: the file of a schema cannot be read.
+    """
+    from pathlib import Path
+
+    from gerund.checks import read_json
+
+    given = {"n": n, "stop": stop or None, "logprobs": logprobs, "regex": regex, "choice": choice or None}
+    found: Options = {name: value for name, value in given.items() if value is not None}  # type: ignore[assignment]
+    if schema is not None:
+        found["schema"] = read_json(Path(schema[1:])) if schema.startswith("@") else schema
+    return found
+
+
 def sampling_of(
-    temperature: float | None, top_p: float | None, top_k: int | None, typical_p: float | None, seed: int | None
+    temperature: float | None,
+    top_p: float | None,
+    top_k: int | None,
+    typical_p: float | None,
+    seed: int | None,
+    more: dict[str, Any] | None = None,
 ) -> "Sampling":
-    """Return the settings that the options make together.
+    """Return the settings that the options make together; ``more`` are those of ``penalties_of``.
 
     Raises:
         ConfigError: an option is impossible, or of no use beside the others.
@@ -45,7 +138,8 @@ def sampling_of(
     from gerund.config import Sampling
     from gerund.errors import ConfigError
 
-    filters = {"--top-p": top_p, "--top-k": top_k, "--typical-p": typical_p}
+    more = more or {}
+    filters = {"--top-p": top_p, "--top-k": top_k, "--typical-p": typical_p, "--min-p": more.get("min_p")}
     given = [name for name, value in filters.items() if value is not None]
     if temperature is None:
         temperature = 1.0 if given else 0.0
@@ -53,7 +147,7 @@ def sampling_of(
         raise ConfigError(f"{given[0]} chooses among sampled tokens, and --temperature 0 samples none")
     if seed is not None and temperature == 0:
         raise ConfigError("--seed is for sampling and greedy decoding samples nothing; give --temperature, such as 0.8")
-    return Sampling(temperature=temperature, top_k=top_k, top_p=top_p, typical_p=typical_p, seed=seed)
+    return Sampling(temperature=temperature, top_k=top_k, top_p=top_p, typical_p=typical_p, seed=seed, **more)
 
 
 class SeedsByText:
@@ -114,6 +208,26 @@ Every = Annotated[
     int | None,
     typer.Option(help="With --rerank: rank after every so many tokens; left out, only at the end.", show_default=False),
 ]
+
+
+def as_record(result: "Generation") -> dict[str, Any]:
+    """Return a continuation as a JSON object."""
+    from gerund.types import Ranked
+
+    record: dict[str, Any] = {"text": result.text, "score": round(result.score, 6), "finished": result.finished}
+    if result.stop is not None:
+        record["stop"] = result.stop
+    if result.logprobs is not None:
+        record["logprobs"] = [
+            {**_token(one), **({"top": [_token(top) for top in one.top]} if one.top else {})} for one in result.logprobs
+        ]
+    if isinstance(result, Ranked):
+        record["rank_score"] = round(result.rank_score, 6)
+    return record
+
+
+def _token(one: "TokenLogprob") -> dict[str, Any]:
+    return {"id": one.token_id, "text": one.text, "logprob": round(one.logprob, 6)}
 
 
 def rerank_of(scorer: str | None, samples: int | None, beams: int | None, every: int | None) -> "Rerank | None":

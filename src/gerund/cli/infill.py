@@ -102,7 +102,7 @@ def command(
     if file is None and output is None and not as_json:
         typer.echo(next(found)["text"])
         return
-    streams.write(_lines(found), output, sum(map(len, chunks)), "infilling")
+    streams.write(streams.as_lines(found), output, sum(map(len, chunks)), "infilling")
 
 
 def _texts(text: str | None, file: str | None, column: str | None, format: str | None, blank: str) -> "list[Rows]":
@@ -141,10 +141,3 @@ def _filled(
                 raise rows.placed(index, error) from error
             scores = [round(score, 6) for score in result.scores]
             yield {"text": result.text, "spans": result.spans, "scores": scores, "lengths": result.lengths}
-
-
-def _lines(found: "Iterator[dict[str, Any]]") -> "Iterator[str]":
-    import json
-
-    for record in found:
-        yield json.dumps(record, ensure_ascii=False)

@@ -14,6 +14,8 @@ from typing import Annotated
 import typer
 
 from gerund.cli import (
+    ask,
+    chat,
     convert,
     demo,
     doctor,
@@ -21,12 +23,15 @@ from gerund.cli import (
     eval,
     export,
     generate,
+    index,
     infill,
     inspect,
     mine,
     negatives,
     recipes,
+    rerank,
     score,
+    search,
     train,
     tune,
 )
@@ -43,6 +48,8 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.command("ask", cls=CheckedCommand)(ask.command)
+app.command("chat", cls=CheckedCommand)(chat.command)
 app.command("convert", cls=CheckedCommand)(convert.command)
 app.command("demo", cls=CheckedCommand)(demo.command)
 app.command("doctor", cls=CheckedCommand)(doctor.command)
@@ -50,12 +57,15 @@ app.command("embed", cls=CheckedCommand)(embed.command)
 app.command("eval", cls=CheckedCommand)(eval.command)
 app.command("export", cls=CheckedCommand)(export.command)
 app.command("generate", cls=CheckedCommand)(generate.command)
+app.command("index", cls=CheckedCommand)(index.command)
 app.command("infill", cls=CheckedCommand)(infill.command)
 app.command("inspect", cls=CheckedCommand)(inspect.command)
 app.command("mine", cls=CheckedCommand)(mine.command)
 app.command("negatives", cls=CheckedCommand)(negatives.command)
 app.command("recipes", cls=CheckedCommand)(recipes.command)
+app.command("rerank", cls=CheckedCommand)(rerank.command)
 app.command("score", cls=CheckedCommand)(score.command)
+app.command("search", cls=CheckedCommand)(search.command)
 app.command("train", cls=CheckedCommand)(train.command)
 app.command("tune", cls=CheckedCommand)(tune.command)
 

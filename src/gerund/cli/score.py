@@ -85,7 +85,7 @@ def command(
         for score, text in sorted(zip(scores, texts, strict=True), key=lambda pair: -pair[0]):
             typer.echo(f"{score:10.4f}  {text.strip()}")
         return
-    streams.write(_lines(found), output, len(pairs), "scoring")
+    streams.write(streams.as_lines(found), output, len(pairs), "scoring")
 
 
 def _pairs(prefix: str | None, continuations: list[str], file: Path | None) -> list[Pair]:
@@ -138,10 +138,3 @@ def _scored(lm: "LanguageModel", pairs: list[Pair], scorer: "Scorer") -> "Iterat
         for (prefix, _, _), scores in zip(chunk, found, strict=True):
             best = max(range(len(scores)), key=lambda index, own=scores: own[index])  # type: ignore[misc]
             yield {"prefix": prefix, "scores": [round(score, 6) for score in scores], "best": best}
-
-
-def _lines(found: "Iterator[dict[str, Any]]") -> "Iterator[str]":
-    import json
-
-    for record in found:
-        yield json.dumps(record, ensure_ascii=False)

@@ -3,9 +3,10 @@
 Knows: the command line's text, standard input, JSON lines. Does not know: what is done with the texts.
 """
 
-from collections.abc import Iterable
+import json
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -83,6 +84,12 @@ def refuse_existing(output: Path | None, *, force: bool) -> None:
     files.refuse_special(output)
     if not force:
         files.refuse_existing(output)
+
+
+def as_lines(records: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield each record as a line of JSON."""
+    for record in records:
+        yield json.dumps(record, ensure_ascii=False)
 
 
 def write(lines: Iterable[str], output: Path | None, total: int, label: str) -> None:

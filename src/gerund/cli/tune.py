@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 # What is chosen on when nobody says: cheap for every setting that is tried, and about both what texts mean and
 # what kind they are.
 _DEFAULT_KINDS = ("sts", "classification")
+_RANKING_KINDS = ("retrieval",)
+_METHODS = "skips,layers,templates,prepend"
+_BUDGET = 150
 
 
 @options.with_spec("MODEL", "max_length", "adapter", *options.MACHINE)
@@ -44,9 +47,15 @@ def command(
             help="Methods without training to try behind the plans, with commas: skips, layers, templates, prepend, "
             "and with --sample transforms; none for none."
         ),
-    ] = "skips,layers,templates,prepend",
+    ] = _METHODS,
     sample: options.Sample = None,
-    budget: Annotated[int, typer.Option(help="At most so many settings are tried.")] = 150,
+    budget: Annotated[int, typer.Option(help="At most so many settings are tried.")] = _BUDGET,
+    fusion: Annotated[
+        bool,
+        typer.Option(
+            "--fusion", help="Leave the plan, and choose what its vectors count where a search joins them with words."
+        ),
+    ] = False,
     save: Annotated[
         Path | None,
         typer.Option(help="Write the model with what was chosen here, as gerund convert does.", show_default=False),
@@ -65,6 +74,10 @@ def command(
     run once. Writes tuning.html with a curve for every plan, tuning.json with all that was tried, and gerund.json with
     the setting that won. The same command goes on where it was interrupted.
 
+    With --fusion the model is read as it is, and 11 weights of its vectors beside BM25's words are compared on
+    retrieval tasks; every text is encoded once. Writes fusion.json and gerund.json, in which gerund search finds the
+    weight.
+
     For example:
 
         gerund tune default --data ./data -o tuned
@@ -72,19 +85,28 @@ def command(
         gerund tune ./model --data ./data --tasks sts/stsb -o tuned --save ./encoder
 
         gerund tune ./model --data ./data --plans mask0-bidir,inplace-bidir,mask0+bidir --budget 60 -o tuned
+
+        gerund tune ./model --data ./data --tasks retrieval --fusion -o fused --save ./encoder
     """
+    from gerund.checks import read_sample
     from gerund.cli.eval import ProgressReporter, goes_on, report_folder
     from gerund.jobs import folders
 
     if save is not None:
         folders.refuse_existing(save, overwrite=False)
-    chosen, config = _chosen(tasks, data, set_ or [], limit=limit, seed=seed, prompts=prompts)
-    from gerund.entry import load, read_sample
+    kinds = _RANKING_KINDS if fusion else _DEFAULT_KINDS
+    if fusion:
+        _refuse_beside_fusion(plans=plans, pooling=pooling, sample=sample, methods=methods, budget=budget)
+    texts = [] if sample is None else read_sample(sample)
+    chosen, config = _chosen(tasks, data, set_ or [], kinds, limit=limit, seed=seed, prompts=prompts)
+    if fusion:
+        _tune_fusion(spec, chosen, config, output, save, as_json=as_json)
+        return
+    from gerund.entry import load
     from gerund.evaluation.tuning import PLANS, demand_choice, tune
 
     names = _names(plans) or PLANS
     more = [] if methods == "none" else _names(methods)
-    texts = [] if sample is None else read_sample(sample)
     if texts and "transforms" not in more:
         more.append("transforms")
     demand_choice(chosen, names, budget, more, texts)
@@ -114,7 +136,7 @@ def command(
         )
         page = write_tuning(output, done, lm, chosen, config)
     if save is not None:
-        _save(lm, done, spec.model, save)
+        _save(done.chosen(lm), spec.model, save)
     if as_json:
         typer.echo((output / "tuning.json").read_text(encoding="utf-8"), nl=False)
     else:
@@ -126,7 +148,14 @@ def _names(text: str | None) -> list[str]:
 
 
 def _chosen(
-    names: str | None, data: Path, changes: list[str], *, limit: int | None, seed: int, prompts: str
+    names: str | None,
+    data: Path,
+    changes: list[str],
+    default: tuple[str, ...],
+    *,
+    limit: int | None,
+    seed: int,
+    prompts: str,
 ) -> tuple[list["Task"], "EvaluationConfig"]:
     """Return what is chosen on: validation splits, or what there is where no task has one."""
     from gerund.errors import ConfigError
@@ -135,9 +164,9 @@ def _chosen(
     from gerund.evaluation.task import EvaluationConfig
 
     if names is None:
-        found = [task for task in tasks_in(data) if task.kind in _DEFAULT_KINDS and task.has_validation]
+        found = [task for task in tasks_in(data) if task.kind in default and task.has_validation]
         if not found:
-            kinds = " or ".join(_DEFAULT_KINDS)
+            kinds = " or ".join(default)
             raise ConfigError(f"{data} has no {kinds} task with a validation split; give --tasks")
     else:
         found = select(_names(names), data)
@@ -161,11 +190,58 @@ def _chosen(
     return with_options(found, changes), config
 
 
-def _save(lm: "LanguageModel", done: "Tuned", model: str, folder: Path) -> None:
+def _refuse_beside_fusion(**given: object) -> None:
+    """Refuse what a search for a plan is told, and that for a weight has no use for."""
+    from gerund.errors import ConfigError
+
+    usual = {"methods": _METHODS, "budget": _BUDGET}
+    for name, value in given.items():
+        if value != usual.get(name):
+            raise ConfigError(f"--{name} is for a search for a plan; with --fusion the model is read as it is")
+
+
+def _tune_fusion(
+    spec: "ModelSpec",
+    tasks: list["Task"],
+    config: "EvaluationConfig",
+    output: Path,
+    save: Path | None,
+    *,
+    as_json: bool,
+) -> None:
+    """Choose the weight of the vectors, and write it down."""
+    import json
+    from dataclasses import replace
+
+    from gerund.cli.eval import ProgressReporter, goes_on, report_folder
+    from gerund.entry import load
+    from gerund.evaluation.fusion_tuning import demand_rankings, tune_fusion
+    from gerund.reporting.pages.tuning import write_fusion
+
+    demand_rankings(tasks)
+    lock = report_folder(output)
+    lm = load(spec)
+    with lock, goes_on():
+        done = tune_fusion(lm, tasks, config, folder=output, reporter=ProgressReporter())
+        chosen = lm.with_encoder(replace(lm.encoder, fusion=done.best.weight))
+        told = write_fusion(output, done, chosen, config)
+    if save is not None:
+        _save(chosen, spec.model, save)
+    if as_json:
+        typer.echo(json.dumps(told, ensure_ascii=False))
+        return
+    words, vectors = done.trials[0], done.trials[-1]
+    typer.echo(
+        f"fusion {done.best.weight:g}: {100 * done.best.mean:.2f} (words alone {100 * words.mean:.2f}, vectors alone "
+        f"{100 * vectors.mean:.2f})"
+    )
+    typer.echo(f"gerund: {output / 'fusion.json'}", err=True)
+
+
+def _save(chosen: "LanguageModel", model: str, folder: Path) -> None:
     from gerund.exporting.formats import convert
     from gerund.models.sources import find
 
-    chosen = done.chosen(lm)
     convert(
         find(model),
         chosen.runtime,
@@ -182,6 +258,7 @@ def _print_choice(done: "Tuned", model: str, page: Path) -> None:
     typer.echo(f"{best.label}: {100 * best.mean:.2f} (causal {100 * baseline.mean:.2f}), of {len(done.trials)} tried")
     plan, config = best.plan, best.config
     said = [(name, getattr(plan, name)) for name in ("k", "k0", "skips") if getattr(plan, name) is not None]
+    said += [("recurrent", plan.recurrent)] if plan.recurrent != "causal" else []
     said += [("pooling", config.pooling), *((name, getattr(config, name)) for name in config.methods)]
     words = "".join(f" --{name.replace('_', '-')} {shlex.quote(str(value))}" for name, value in said)
     sample = " --sample FILE" if "transform" in config.methods else ""

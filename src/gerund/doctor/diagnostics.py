@@ -11,14 +11,14 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gerund.attention.interface import attach
-from gerund.attention.masks import visible
-from gerund.attention.plan import PLAN_NAMES, AttentionPlan, ResolvedPlan
+from gerund.attention.masks import Chunk, Near, visible
 from gerund.attention.probe import LENGTH, LayerMap, probe, verify, window_of
 from gerund.attention.recurrent import kind_of
 from gerund.attention.streams import attach_streams, decoder_layers
 from gerund.config import EncoderConfig
 from gerund.doctor.results import Check, Diagnosis, LayerResult, TokenizerFacts, advise
-from gerund.errors import ConfigError, UnsupportedModelError
+from gerund.doctor.support import support
+from gerund.errors import UnsupportedModelError
 from gerund.inference.encode.precision import ENOUGH, bfloat16_cosine
 from gerund.inference.encode.runtime import EncoderRuntime
 from gerund.inference.inspection import (
@@ -116,6 +116,7 @@ class _Diagnostics:
         """Find everything out, but for the advice."""
         verify(self.model, self.causal)
         reached, maps, obeyed = self._probe()
+        supported = support(self.model, self.n_layers)
         runtime = EncoderRuntime(
             self.model, self.tokenizer, self.encoder, self.plan if reached else self.causal,
             sends_plan=reached and not self.plan.is_causal, adapter=self.adapter,
@@ -141,7 +142,10 @@ class _Diagnostics:
             pooling=self.encoder.pooling,
             plan=self.encoder.attention.with_defaults(self.n_layers),
             reached=reached and all(obeyed),
-            plans={plan: self._obeys(AttentionPlan(plan).resolve(self.n_layers)) for plan in PLAN_NAMES},
+            support=supported.verdict,
+            reason=supported.reason,
+            plans={plan: why is None for plan, why in supported.refusals.items()},
+            recurrent={plan: why is None for plan, why in supported.both.items()},
             layers=self._layers(reached, maps, obeyed),
             even_fraction=even_fraction([len(text) for text in self.texts]),
             checks=(untouched, *self._padding(runtime), self._batches(runtime), *self._precision(runtime)),
@@ -168,14 +172,6 @@ class _Diagnostics:
         obeyed = [all(layer.is_right for layer in pair) for pair in zip(*(r.layers for r in reports), strict=True)]
         return True, list(reports[0].layers), obeyed
 
-    def _obeys(self, plan: ResolvedPlan) -> bool:
-        if plan.is_causal:
-            return True  # verified before anything else
-        try:
-            return not probe(self.model, plan).wrong_layers
-        except (UnsupportedModelError, ConfigError):
-            return False
-
     def _layers(self, reached: bool, maps: list[LayerMap], obeyed: list[bool]) -> tuple[LayerResult, ...]:
         ids = [text.ids for text in self.texts]
         try:
@@ -184,7 +180,7 @@ class _Diagnostics:
             before = mean_maps(self.model, ids, None)
         after = None
         if reached:
-            after = before if self.plan.is_causal else mean_maps(self.model, ids, self.plan, adapter=self.adapter)
+            after = before if self.plan.is_causal else self._maps_under_plan(ids)
             after = [item for item in after if item.run == 0]
         hidden = max(view.hidden for view in self.plan.views)
         sinks = _by_layer(before)
@@ -196,7 +192,7 @@ class _Diagnostics:
                 view=self._view(layer),
                 converted=self.kinds[layer].changes(self.plan.views[layer]),
                 hidden=self.plan.views[layer].hidden if self.kinds[layer].attends else 0,
-                window=window_of(self.layers[layer]),
+                window=_size(window_of(self.layers[layer])),
                 obeys=obeyed[layer],
                 seen=_cells(maps[layer]),
                 sink_before=sinks.get(layer),
@@ -205,6 +201,12 @@ class _Diagnostics:
             )
             for layer in range(self.n_layers)
         )
+
+    def _maps_under_plan(self, ids: list[list[int]]) -> list[AttentionMap]:
+        try:
+            return mean_maps(self.model, ids, self.plan, adapter=self.adapter)
+        except UnsupportedModelError:
+            return []  # its attention keeps to itself what it looks at
 
     def _view(self, layer: int) -> str:
         """Say what a layer sees, a second run of it included."""
@@ -255,6 +257,10 @@ class _Diagnostics:
             return []
         value = bfloat16_cosine(runtime)
         return [Check("bfloat16", "bfloat16 gives nearly the same vectors (cosine)", value >= ENOUGH, value, ENOUGH)]
+
+
+def _size(near: Near) -> int | None:
+    return near.size if isinstance(near, Chunk) else near
 
 
 def _by_layer(maps: list[AttentionMap], token: int = 0) -> dict[int, float]:

@@ -12,6 +12,13 @@ from gerund.attention.plan import AttentionPlan
 # Fractions of the attention from which on a layer counts as a sink.
 SINK = 0.2
 
+# What can be done with an architecture.
+MEANINGS = {
+    "exact": "attention plans are exact",
+    "recurrent": "attention plans are exact, with recurrent layers causal or both ways",
+    "causal": "only causal encoding works",
+}
+
 
 @dataclass(frozen=True)
 class LayerResult:
@@ -22,9 +29,9 @@ class LayerResult:
         view: what the plan lets it see.
         converted: whether the plan lets it see otherwise than the untouched model does.
         hidden: how many first tokens it does not see.
-        window: its sliding window in tokens; None for none.
+        window: its sliding window in tokens, or the size of the parts in which it reads a text; None for neither.
         obeys: whether it sees exactly that.
-        seen: what it was measured to see on a few tokens, a row a looking token: ``#`` seen, ``.`` not,
+        seen: what it was measured to see on a few tokens, a row a query: ``#`` seen, ``.`` not,
             ``x`` seen though it must not be, ``o`` not seen though it should be.
         sink_before: fraction of attention that the first token takes from later ones in the untouched model; None for a
             layer without attention.
@@ -102,7 +109,11 @@ class Diagnosis:
         pooling: how token states become one vector.
         plan: the attention plan, k and k0 filled in.
         reached: whether the plan reaches every layer and each does what it says.
+        support: what can be done with the architecture: ``exact``, ``recurrent`` (exact, with recurrent layers causal
+            or both ways) or ``causal`` (nothing but causal encoding).
+        reason: why some plan is refused; empty where none is.
         plans: for every plan by name, whether the model obeys it.
+        recurrent: the same for plans with recurrent layers both ways; empty for a model without any.
         layers: one result a layer.
         even_fraction: the sink fraction that attention without preference would have.
         checks: what was tried out.
@@ -128,7 +139,10 @@ class Diagnosis:
     pooling: str
     plan: AttentionPlan
     reached: bool
+    support: str
+    reason: str
     plans: dict[str, bool]
+    recurrent: dict[str, bool]
     layers: tuple[LayerResult, ...]
     even_fraction: float
     checks: tuple[Check, ...]
@@ -176,7 +190,9 @@ def _reach(found: Diagnosis) -> list[str]:
     wrong = [layer.layer for layer in found.layers if not layer.obeys]
     if found.reached:
         disobeyed = [name for name, obeyed in found.plans.items() if not obeyed]
-        return [f"The plans {', '.join(disobeyed)} do not reach every layer; take one of the others."] * bool(disobeyed)
+        told = found.reason and not found.reason.startswith("the attention plan reaches")
+        why = f"do not work: {found.reason}." if told else "do not reach every layer; take one of the others."
+        return [f"The plans {', '.join(disobeyed)} {why}"] * bool(disobeyed)
     if not any(obeyed for name, obeyed in found.plans.items() if name not in ("causal", "echo")):
         return [
             f"No attention plan reaches this architecture ({found.architecture}): it would silently stay causal, so "

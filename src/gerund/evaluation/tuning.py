@@ -230,8 +230,9 @@ class _Search:
 
     def reserve(self, methods: Sequence[str], dimensions: int) -> None:
         """Keep a part of the budget for methods."""
-        start = self.configs[0]
-        wanted = len(_method_configs(methods, (start, start, start), self.done.n_layers, dimensions))
+        # Only how many there are counts, and the causal plan takes every method.
+        causal = replace(self.configs[0], attention=AttentionPlan("causal"))
+        wanted = len(_method_configs(methods, (causal, causal, causal), self.done.n_layers, dimensions))
         self._reserved = max(0, min(2 * wanted, int(_FOR_METHODS * self.done.budget), self.done.budget - 2))
 
     def try_methods(self, methods: Sequence[str], dimensions: int) -> None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from gerund.attention.interface import BoundPlan, Record
+from gerund.attention.bound import BoundPlan, Record
 from gerund.attention.plan import Direction, ResolvedPlan, View
 from gerund.attention.recurrent import kind_of
 from gerund.attention.streams import decoder_layers

@@ -98,7 +98,9 @@ def encode_texts(
         found.update(zip(plain, own, strict=True))
     for place, text in enumerate(texts):
         if isinstance(text, Rendered):
-            found[place] = _encode_rendered(tokenizer, text, offsets, specials and text.with_specials)
+            # A beginning token that is written out is the only one.
+            begun = bool(tokenizer.bos_token) and text.startswith(str(tokenizer.bos_token))
+            found[place] = _encode_rendered(tokenizer, text, offsets, specials and text.with_specials and not begun)
     return [found[place] for place in range(len(texts))]
 
 
@@ -115,12 +117,20 @@ def ids_inside(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
         return []
     if not tokenizer.is_fast:
         raise ModelError("infilling needs a fast tokenizer (tokenizer.json): this model has none")
+    return _inside(tokenizer, text).ids
+
+
+def _inside(tokenizer: PreTrainedTokenizerBase, text: str) -> TextIds:
+    """Return the tokens of a text that stands inside another one, with their characters in it."""
     for anchor in _ANCHORS:
         [found] = encode_texts(tokenizer, [anchor + text], specials=False, offsets=True)
-        if not any(start < len(anchor) < end for start, end in found.offsets):
-            first = next((place for place, (_, end) in enumerate(found.offsets) if end > len(anchor)), len(found.ids))
-            return found.ids[first:]
-    return text_ids(tokenizer, text, specials=False)
+        size = len(anchor)
+        if not any(start < size < end for start, end in found.offsets):
+            first = next((place for place, (_, end) in enumerate(found.offsets) if end > size), len(found.ids))
+            offsets = [(max(0, start - size), end - size) for start, end in found.offsets[first:]]
+            return TextIds(found.ids[first:], 0, 0, offsets)
+    [found] = encode_texts(tokenizer, [text], specials=False, offsets=True)
+    return found
 
 
 def cut_start(tokenizer: PreTrainedTokenizerBase, text: str, most: int) -> str:
@@ -226,13 +236,23 @@ def _encode_rendered(tokenizer: PreTrainedTokenizerBase, text: Rendered, offsets
     if not is_intruded:
         return found
     # Rare enough to be tokenized piece by piece between the control tokens that are meant.
-    ids, begin = found.ids[: found.before], 0
+    ids, places, begin = found.ids[: found.before], list(found.offsets[: found.before]), 0
     for token, start, end in [*meant, (-1, len(text), len(text))]:
         piece = str(text)[begin:start]
-        ids += ids_inside(tokenizer, piece) if begin else text_ids(tokenizer, piece, specials=False)
-        ids += [token] if token >= 0 else []
+        if piece:
+            [own] = (
+                [_inside(tokenizer, piece)] if begin else encode_texts(tokenizer, [piece], specials=False, offsets=True)
+            )
+            ids += own.ids
+            places += [(begin + first, begin + behind) for first, behind in own.offsets]
+        if token >= 0:
+            ids.append(token)
+            places.append((start, end))
         begin = end
-    return TextIds(ids + found.ids[len(found.ids) - found.after :], found.before, found.after)
+    behind = len(found.ids) - found.after
+    return TextIds(
+        ids + found.ids[behind:], found.before, found.after, [*places, *found.offsets[behind:]] if offsets else ()
+    )
 
 
 Fact = TypeVar("Fact")

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from transformers import PreTrainedTokenizerBase
 
-from gerund.checks import is_listing, one_of
+from gerund.checks import check_unicode, is_listing, one_of
 from gerund.errors import ConfigError, TextError
 from gerund.inference.text_ids import TextIds, cut_start, encode_texts
 from gerund.methods import NO_FRAME, Template
@@ -19,6 +19,8 @@ from gerund.types import Rendered
 
 # A text with more characters for each token that there is room for is cut before anything is put around it.
 _LONG = 32
+# Beyond this fraction of padding a batch is closed, if what it holds is worth a pass of its own.
+_MAX_PADDING = 0.04
 
 Empty = Literal["error", "zeros"]
 Overflow = Literal["truncate", "error"]
@@ -126,24 +128,6 @@ def refuse_blank(continuations: Sequence[Sequence[str]]) -> None:
         for index, text in enumerate(own):
             if not text.strip():
                 raise TextError(f"continuation {index} of prefix {number} is empty")
-
-
-def check_unicode(what: str, text: str, index: int | None = None) -> None:
-    """Refuse half of a surrogate pair, which undecodable bytes of a command line turn into.
-
-    Args:
-        what: what the text is, such as ``text`` or ``the prompt``.
-        text: the text.
-        index: its number, where there are several.
-
-    Raises:
-        TextError: there is one; the message says where.
-    """
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        reason = f"is not valid Unicode: a lone surrogate at character {error.start}"
-        raise (TextError(f"{what} {reason}") if index is None else TextError.about(what, index, reason)) from error
 
 
 def tokenize(
@@ -337,10 +321,6 @@ def keep_end(tokenizer: PreTrainedTokenizerBase, text: str, most: int) -> str:
             return kept
         excess += len(again.offsets) - most
     return text
-
-
-# Beyond this fraction of padding a batch is closed, if what it holds is worth a pass of its own.
-_MAX_PADDING = 0.04
 
 
 def token_batches(lengths: Sequence[int], budget: int, min_tokens: int = 512) -> list[list[int]]:

@@ -94,7 +94,7 @@ def refuse_existing(target: Path, *, overwrite: bool) -> None:
     if target.is_dir():
         if any(target.iterdir()) and not overwrite:
             raise OutputExistsError(
-                f"{target} exists already; choose another name, or replace it with --force (overwrite=True in Python)"
+                f"{target} exists already; choose another name, or replace it (--force, overwrite=True)"
             )
     elif target.exists() or target.is_symlink():
         raise OutputExistsError(f"{target} exists already and is not a folder")

@@ -28,7 +28,7 @@ _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP)
 def hold(folder: Path, what: Path | str | None = None) -> Iterator[None]:
     """Keep other processes out of a folder until the block ends; the folder is made where it is missing.
 
-    At the end the lock's file is removed, and the folder too if it was made here and is empty.
+    At the end the lock's file is removed, and so are the folder and those above it that were made here and are empty.
 
     Args:
         folder: the folder.
@@ -40,7 +40,7 @@ def hold(folder: Path, what: Path | str | None = None) -> Iterator[None]:
     """
     what = folder if what is None else what
     try:
-        was_there = folder.exists()
+        missing = [place for place in (folder, *folder.parents) if not place.exists()]
         lock = take(folder, what)
     except OSError as error:
         raise ResourceError(f"cannot write {what}: {error.strerror or error}") from error
@@ -48,9 +48,9 @@ def hold(folder: Path, what: Path | str | None = None) -> Iterator[None]:
         yield
     finally:
         give_back(lock)
-        if not was_there:
-            with suppress(OSError):  # it holds something now
-                folder.rmdir()
+        with suppress(OSError):  # it holds something now
+            for place in missing:
+                place.rmdir()
 
 
 def take(folder: Path, what: Path | str, *, wait: float = 0) -> "BaseFileLock":

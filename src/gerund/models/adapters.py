@@ -28,6 +28,8 @@ from gerund.models.fingerprint import adapter_hash
 
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 
+# The folder of the first job's adapter in a model's folder; another job's is called after its job too.
+_PLACE = "adapter"
 _CHECK_LENGTH = 8
 
 _active: ContextVar[str | None] = ContextVar("gerund_adapter_active", default=None)
@@ -205,7 +207,8 @@ def _names(layer: Any) -> Iterable[str]:
 def _own_part(layer: Any) -> nn.Module:
     """Return the module that stood where adapters put ``layer``."""
     part: nn.Module = layer.base_layer if "base_layer" in layer._modules else layer.original_module
-    return part
+    # Experts that lie in several tensors are wrapped once for each.
+    return _own_part(part) if type(part) in _gated.values() else part
 
 
 def _merged(layer: Any, adapter: str | None) -> nn.Module:
@@ -218,7 +221,9 @@ def _merged(layer: Any, adapter: str | None) -> nn.Module:
     single = copy.deepcopy(layer)
     try:
         with active_adapter(adapter):
-            single.merge(safe_merge=True)
+            wrapped = [part for part in single.modules() if type(part) in _gated.values()]
+            for part in reversed(wrapped):  # the innermost first
+                part.merge(safe_merge=True)
     except Exception as error:
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise ModelError(f"this adapter cannot be merged into the weights: {reason}") from error
@@ -248,9 +253,6 @@ def _logits(model: PreTrainedModel) -> Tensor:
     logits: Tensor = model(ids.to(embeddings.device), use_cache=False).logits
     model.train(training)
     return logits
-
-
-_PLACE = "adapter"
 
 
 class Adapters:

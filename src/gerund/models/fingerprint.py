@@ -57,5 +57,6 @@ def fingerprint(
     settings = config.to_dict()
     settings["attention"] = config.attention.with_defaults(n_layers).to_dict()
     settings.pop("normalize")
+    settings.pop("fusion", None)
     parts = [weights, adapter, json.dumps(settings, sort_keys=True), str(dimensions)]
     return hashlib.blake2b("\n".join(parts).encode(), digest_size=8).hexdigest()

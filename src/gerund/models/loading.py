@@ -12,13 +12,17 @@ from torch import Tensor, nn
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
     AutoModelForSeq2SeqLM,
     AutoTokenizer,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+)
 
 from gerund.attention.soundness import refuse_unsound
 from gerund.config import CONFIG_FILE, DTYPE_NAMES
@@ -81,9 +85,10 @@ def read(
     """
     config = read_config(source) if config is None else config
     _refuse_other_kinds(config, source.where)
-    kind = AutoModelForSeq2SeqLM if config.model_type in SEQ2SEQ else AutoModelForCausalLM
+    kind = auto_class(config)
     files = weight_files(source, getattr(config, "transformers_weights", None))
     shapes = stored_shapes(source.name, files)
+    packed = getattr(config, "quantization_config", None) is not None
     refuse_other_shapes(lambda: kind.from_config(config), config, shapes, source.name)
     model, found = guarded(
         f"cannot load {source.name}",
@@ -99,6 +104,8 @@ def read(
     if getattr(model, "_hf_peft_config_loaded", False):
         raise ModelError(f"{source.name} is an adapter; give its base model, and this folder as the adapter")
     _take_away_missing_head(model, found, source.name)
+    if packed:
+        _forget_packing(model)
     refuse_incomplete(found, source.name)
     refuse_unsound(model, source.name)
     _refuse_wrong_numbers(model, source.name)
@@ -115,6 +122,22 @@ def read(
         tokenizer.init_kwargs.pop(key, None)
     model.eval()
     return model, tokenizer
+
+
+def auto_class(config: PreTrainedConfig) -> Any:
+    """Return the class that loads a model whole: a language model around which there is more keeps all of it."""
+    if config.model_type in SEQ2SEQ:
+        return AutoModelForSeq2SeqLM
+    whole = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.get(config.model_type)
+    if whole is None or (
+        config.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and whole not in _architectures(config)
+    ):
+        return AutoModelForCausalLM
+    return AutoModelForImageTextToText
+
+
+def _architectures(config: Any) -> list[str]:
+    return list(getattr(config, "architectures", None) or [])
 
 
 def read_config(source: Source) -> PreTrainedConfig:
@@ -289,13 +312,14 @@ def refuse_larger_tokenizer(tokenizer: PreTrainedTokenizerBase, model: PreTraine
 
 def _refuse_other_kinds(config: Any, name: str) -> None:
     kind = config.model_type
-    architectures = getattr(config, "architectures", None) or []
+    architectures = _architectures(config)
     if kind in SEQ2SEQ:
         if architectures and not architectures[0].endswith("ForConditionalGeneration"):
             raise ModelError(f"{name} is a {architectures[0]}; give a T5 with encoder, decoder and output head")
         return
     encoder_decoder = getattr(config, "is_encoder_decoder", False)
-    if encoder_decoder or kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+    known = {**MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, **MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES}
+    if encoder_decoder or kind not in known:
         raise ModelError(f"{name} is a {kind} model, not a decoder-only language model")
     if getattr(config, "is_causal", True) is False:
         raise ModelError(f"{name} is an encoder: its config says is_causal false; give the model it was made from")
@@ -314,6 +338,15 @@ class NoHead(nn.Module):
         """Refuse to turn states into token scores."""
         del hidden_BTD
         raise ModelError(f"{self.name} was saved without an output head: it encodes, but cannot generate")
+
+
+def _forget_packing(model: PreTrainedModel) -> None:
+    """Let a model whose weights were unpacked while they were read be saved as what it is now.
+
+    transformers forgets that it was quantised, and would pack the weights again when it is saved.
+    """
+    if getattr(model.config, "quantization_config", None) is None:
+        vars(model).pop("_weight_conversions", None)
 
 
 def _take_away_missing_head(model: PreTrainedModel, found: dict[str, Any], name: str) -> None:

@@ -27,6 +27,9 @@ from gerund.models.sources import find
 from gerund.models.transforms import Transform, read_transform
 from gerund.spec import NO_ADAPTER, EncoderSettings, ModelSpec
 
+# An encoder of its own looks both ways by itself.
+_ENCODER = EncoderConfig(attention=AttentionPlan("bidir"))
+
 
 @dataclass(frozen=True)
 class Opened:
@@ -90,7 +93,8 @@ def open_model(spec: ModelSpec) -> Opened:
     own_adapters = {} if settings is None else read_adapters(settings)
     config = loading.read_config(source)
     seq2seq = config.model_type in SEQ2SEQ
-    encoder = spec.applied_to(saved.applied_to(_ENCODER if seq2seq else EncoderConfig()))
+    stored = saved.applied_to(_ENCODER if seq2seq else EncoderConfig())
+    encoder = spec.applied_to(stored)
     head = None if settings is None else read_head(settings)
     if seq2seq:
         given = [own_adapters.get("encode"), spec.adapter, spec.infill_adapter, spec.scorer]
@@ -104,7 +108,6 @@ def open_model(spec: ModelSpec) -> Opened:
         stored_type = loading.dtype_of(config)
         weights_type = torch.float32 if stored_type in (torch.bfloat16, torch.float16) else None
     transform = None
-    stored = saved.applied_to(_ENCODER if seq2seq else EncoderConfig())
     if settings is not None and encoder.transform != NO_TRANSFORM and spec.adapter is None:
         # Fitted to the vectors of one encoder config, it means nothing to those of another.
         transform = read_transform(settings, encoder.transform) if vectors_alike(encoder, stored) else None
@@ -129,10 +132,6 @@ def open_model(spec: ModelSpec) -> Opened:
 def default_encoder_config(model: PreTrainedModel) -> EncoderConfig:
     """Return how a model without ``gerund.json`` is read as an encoder."""
     return _ENCODER if is_encoder_decoder(model) else EncoderConfig()
-
-
-# An encoder of its own looks both ways by itself.
-_ENCODER = EncoderConfig(attention=AttentionPlan("bidir"))
 
 
 def _adapters(own: Mapping[Job, Path], spec: ModelSpec) -> Adapters:

@@ -94,6 +94,8 @@ def saved_fields(settings: EncoderSettings, adapter: str | None = None) -> dict[
         fields["max_length"] = None
     # What is left as it usually is stands in no file, as before there were any.
     others = {name: own for name, usual in METHODS.items() if (own := getattr(settings, name)) not in (None, usual)}
+    if settings.fusion not in (None, "auto"):
+        others["fusion"] = settings.fusion
     return {**fields, **others, _ADAPTER: adapter}
 
 

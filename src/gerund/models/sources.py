@@ -80,7 +80,7 @@ def find(model: str | Path | None) -> Source:
     if text and path.exists():
         raise ModelError(f"{path} is a file; give the folder of a model")
     if isinstance(model, Path) or looks_local(text):
-        raise ModelError(f"there is no folder {text!r}")
+        raise ModelError(f"there is no folder {text!r}; give a model's folder, a hub id, or {DEFAULT_MODEL}")
     # No hub model is called so, and without a network it takes long until that is clear.
     if "/" not in text and get_close_matches(text.lower(), [DEFAULT_MODEL], cutoff=_SLIP):
         raise ModelError(f"there is no folder {text!r}; did you mean {DEFAULT_MODEL}?")

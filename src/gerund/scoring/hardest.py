@@ -5,7 +5,7 @@ Knows: a scorer, texts with places. Does not know: documents.
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from typing import Protocol, TypeVar
 
@@ -56,22 +56,23 @@ class Hardest:
             count: how many at most.
         """
         rest = iter(stretches)
+        scores_of = self._behind(prefix)
         best: list[tuple[float, int, AnyText]] = []
         seen = 0
         while chunk := list(islice(rest, self.chunk)):
-            scores = self._scores(prefix, [one.text for one in chunk])
+            scores = scores_of([f" {one.text}" for one in chunk])
             ranked = [(score, -seen - place, one) for place, (score, one) in enumerate(zip(scores, chunk, strict=True))]
             best = heapq.nlargest(count, [*best, *ranked], key=lambda one: one[:2])
             seen += len(chunk)
         return [one for _, _, one in best]
 
-    def _scores(self, prefix: str, texts: Sequence[str]) -> list[float]:
-        continued = [f" {text}" for text in texts]
-        if not isinstance(self.scorer, VectorScorer):
-            return self.scorer.score([prefix], [continued])[0]
-        vectors_ND = self._vectors(self.scorer, continued)
-        scores: list[float] = (vectors_ND @ self.scorer.prefix_vectors([prefix])[0]).tolist()
-        return scores
+    def _behind(self, prefix: str) -> Callable[[Sequence[str]], list[float]]:
+        """Return what scores continuations of a prefix, which is encoded once."""
+        scorer = self.scorer
+        if not isinstance(scorer, VectorScorer):
+            return lambda texts: scorer.score([prefix], [texts])[0]
+        prefix_D = scorer.prefix_vectors([prefix])[0]
+        return lambda texts: (self._vectors(scorer, texts) @ prefix_D).tolist()
 
     def _vectors(self, scorer: VectorScorer, texts: Sequence[str]) -> np.ndarray:
         known = self._known

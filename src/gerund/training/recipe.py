@@ -32,7 +32,7 @@ class LoraConfig(Section):
     dropout: float = Field(default=0.0, ge=0, lt=1)
     """Dropout before the update."""
     target_modules: str | list[str] = "all-linear"
-    """Names of the layers that get an update; ``all-linear`` is every linear layer of attention and feed-forward."""
+    """Names of the layers that get an update; ``all-linear`` is every linear layer that text goes through."""
 
 
 class ModelConfig(Section):

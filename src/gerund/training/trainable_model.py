@@ -13,7 +13,8 @@ from huggingface_hub.errors import StrictDataclassError
 
 from gerund.attention.interface import attach
 from gerund.attention.probe import verify
-from gerund.attention.streams import attach_streams, decoder_layers
+from gerund.attention.recurrent import read_by_weight
+from gerund.attention.streams import attach_streams, decoder_layers, text_half
 from gerund.config import EncoderConfig
 from gerund.errors import ConfigError, ModelError, unknown_name
 from gerund.inference.encode.runtime import EncoderRuntime
@@ -198,6 +199,8 @@ def _adapted(model: "PreTrainedModel", recipe: Recipe, folder: Path | None) -> "
     with loading.quiet(), warnings.catch_warnings():
         # PEFT asks transformers for something under its old name.
         warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
+        # Of experts in one tensor, which are no layers that an adapter here adapts.
+        warnings.filterwarnings("ignore", "The following (rank|alpha)_pattern keys did not match", RuntimeWarning)
         if folder is not None:
             adapter = PeftModel.from_pretrained(model, str(folder), is_trainable=True)
             _demand_same_shape(adapter, lora, folder)
@@ -208,13 +211,29 @@ def _adapted(model: "PreTrainedModel", recipe: Recipe, folder: Path | None) -> "
             lora_alpha=lora.alpha,
             lora_dropout=lora.dropout,
             target_modules=lora.target_modules,
+            exclude_modules=_not_adapted(model) if lora.target_modules == "all-linear" else None,
             task_type="CAUSAL_LM",
         )
+        unseen = set(read_by_weight(model))
         try:
             adapter = get_peft_model(model, config)
         except ValueError as error:
             raise ConfigError(f"model.lora.target_modules: {' '.join(str(error).split())[:300]}") from error
+    adapted = {name for name, part in model.named_modules() if hasattr(part, "lora_A")}
+    if adapted & unseen:
+        raise ConfigError(
+            f"model.lora.target_modules: {min(adapted & unseen)} is read by its weight, past an adapter; leave it out"
+        )
     return adapter
+
+
+def _not_adapted(model: "PreTrainedModel") -> list[str] | None:
+    """Return the linear layers that no text goes through, or whose adapters would not be seen; None for none."""
+    own = {id(part) for part in text_half(model).modules()}
+    towers = [name for name, part in model.named_modules() if isinstance(part, torch.nn.Linear) and id(part) not in own]
+    head = model.get_output_embeddings()
+    names = [name for name in towers if model.get_submodule(name) is not head]
+    return [*names, *read_by_weight(model)] or None
 
 
 def _demand_same_shape(adapter: "PeftModel", lora: LoraConfig | None, folder: Path) -> None:

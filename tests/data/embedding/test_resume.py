@@ -154,6 +154,7 @@ class TestGoingOn:
             embed(source, output, Encoder(fail_at=0))
         assert not working(output).exists()
 
+    @pytest.mark.slow
     @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
     @pytest.mark.parametrize("kind", ["parquet", "npy"])
     def test_killed_before_every_step_on_the_disk(self, tmp_path, kind):

@@ -13,13 +13,14 @@ def heaviest(a: str, b: str, weights: SymbolWeights) -> tuple[int, str]:
     each = [weights.of_text(symbol) for symbol in a]
     best, found = 0, ""
     for start in range(len(a)):
-        for other in range(len(b)):
+        if a[start] == " ":
+            continue  # nothing begins or ends with a space
+        for other in [place for place, symbol in enumerate(b) if symbol == a[start]]:
             length = total = 0
             while start + length < len(a) and other + length < len(b) and a[start + length] == b[other + length]:
                 total += each[start + length]
                 length += 1
-                # Nothing begins or ends with a space.
-                if total > best and a[start] != " " != a[start + length - 1]:
+                if total > best and a[start + length - 1] != " ":
                     best, found = total, a[start : start + length]
     return best, found
 

@@ -54,6 +54,7 @@ def test_the_same_through_any_number_of_buckets(tmp_path, monkeypatch, bucket):
     assert {one["document"] for one in found} == set(range(2000))
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_pairs(tmp_path, monkeypatch):
     monkeypatch.setattr(gathering, "_BUCKET", 2**20)
     draw = random.Random(0)

@@ -75,6 +75,7 @@ def test_other_weights_equal_to_all_substrings():
             assert rows(find_pairs([sentences], rule)) == reference.pairs(sentences, rule)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bits", [0, 3])
 def test_colliding_hashes_decide_nothing(monkeypatch, bits):
     own = windows.mixed
@@ -84,6 +85,7 @@ def test_colliding_hashes_decide_nothing(monkeypatch, bits):
         assert sum(check(draw, alphabet) for _ in range(15)) > 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bits", [2, 64])
 def test_the_search_over_weights_finds_the_same_spans(monkeypatch, bits):
     # Every pair goes that way now, and none is settled by one text containing the other.
@@ -196,7 +198,9 @@ class TestRule:
 
 
 class TestSpans:
-    @pytest.mark.parametrize("seed", range(20))
+    @pytest.mark.parametrize(
+        "seed", [pytest.param(seed, marks=pytest.mark.slow) if seed > 4 else seed for seed in range(20)]
+    )
     def test_are_common_and_maximal(self, seed):
         draw = random.Random(seed)
         words = ["alpha", "beta", "汉字", "gamma delta", "x", "1999", "...", "语言"]
@@ -228,6 +232,7 @@ class TestWorstCases:
         sentences = ["a" * (1000 + number) for number in range(60)]
         self.quick(lambda: matching_pairs(sentences), 10, 150)
 
+    @pytest.mark.slow
     def test_almost_repeated_characters(self):
         sentences = ["a" * 20_000 + "b" + "a" * 20_001, "a" * 20_002 + "c" + "a" * 19_999]
         [match] = matching_pairs(sentences)
@@ -249,6 +254,7 @@ class TestWorstCases:
         found = find_pairs([[normalised(one) for one in sentences]], Rule(), titled=True)
         assert len(found.spans) == 5000
 
+    @pytest.mark.slow
     def test_a_very_long_line(self):
         text = "".join(map(chr, np.random.default_rng(0).integers(97, 123, 500_000)))
         self.quick(lambda: matching_pairs([text, text[1000:], "unrelated words"]), 10, 300)

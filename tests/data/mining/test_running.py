@@ -125,6 +125,7 @@ class TestFormats:
         corpus = write_jsonl(tmp_path / "c.jsonl", [{"name": "The stone bridge", "body": "The stone bridge is old."}])
         assert run(corpus, output, text_column="body", title_column="name").pairs == 1
 
+    @pytest.mark.slow
     def test_ten_megabytes_in_a_line(self, tmp_path, output):
         draw = random.Random(0)
         word = ["".join(draw.choices("abcdefghij", k=8)) for _ in range(2000)]
@@ -141,6 +142,7 @@ class TestSameBytes:
         run(corpus, output)
         return output.read_bytes()
 
+    @pytest.mark.slow
     def test_for_two_processes(self, corpus, output, whole):
         mine([corpus], output, SMALL, workers=2, show=False)
         assert output.read_bytes() == whole

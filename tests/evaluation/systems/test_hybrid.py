@@ -1,4 +1,4 @@
-"""Reciprocal rank fusion against its formula, alone, under MTEB's search protocol and as a system."""
+"""Both fusions against their formulas, under MTEB's search protocol and as a system."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from gerund.evaluation.run import evaluate
 from gerund.evaluation.systems.base import Encodes, Ranks, ScoresCandidates
 from gerund.evaluation.systems.bm25 import BM25Index, BM25System
 from gerund.evaluation.systems.embeddings import EmbeddingCache
-from gerund.evaluation.systems.hybrid import HybridSystem, fused, fused_scores
+from gerund.evaluation.systems.hybrid import Fusion, HybridSystem, fused, fused_scores, fusion_named
 from gerund.evaluation.systems.language_model import CausalModelSystem, language_model_system
 from gerund.evaluation.systems.prefill import prefill
 from gerund.evaluation.systems.selection import systems_of
@@ -26,7 +26,11 @@ QUERIES = {"q1": "cow dog", "q2": "ant", "q3": "bird"}
 JUDGED = [("q1", "d04", 2), ("q1", "d10", 1), ("q2", "d02", 1), ("q2", "d20", 1), ("q3", "d05", 1), ("q3", "e", 1)]
 
 
-def by_formula(rankings):
+RRF, CONVEX = Fusion("rrf"), Fusion(weight=0.4)
+
+
+def by_reciprocal_rank(dense, lexical):
+    rankings = [sorted(side, key=lambda one, side=side: -side[one]) for side in (dense, lexical)]
     found: dict[str, float] = {}
     for ranking in rankings:
         for document in ranking:
@@ -34,14 +38,24 @@ def by_formula(rankings):
     return found
 
 
-def by_hand(table, query, candidates=tuple(DOCUMENTS)):
-    """Rank documents by cosine and by BM25, each as a list of ids, and join them."""
+def by_convex_sum(dense, lexical, weight=0.4):
+    """Join scores document by document, as the formula stands on paper; no side has more than 100."""
+    low, high, best = min(dense.values()), max(dense.values()), max(lexical.values(), default=1)
+    return {
+        one: weight * (dense[one] - low) / (high - low) + (1 - weight) * lexical.get(one, 0) / best for one in dense
+    }
+
+
+FORMULAS = {RRF: by_reciprocal_rank, CONVEX: by_convex_sum}
+
+
+def by_hand(table, query, how, candidates=tuple(DOCUMENTS)):
+    """Rank documents by cosine and by BM25, and join them."""
     asked = table.encode([QUERIES[query]], normalize=True)[0].astype(float)
     cosines = {one: float(asked @ table.encode([text], normalize=True)[0]) for one, text in DOCUMENTS.items()}
     words = dict(zip(DOCUMENTS, BM25Index(list(DOCUMENTS.values())).scores(QUERIES[query]), strict=True))
-    dense = sorted(candidates, key=lambda one: -cosines[one])
-    lexical = sorted((one for one in candidates if words[one] > 0), key=lambda one: -words[one])
-    return by_formula([dense, lexical])
+    lexical = {one: float(words[one]) for one in candidates if words[one] > 0}
+    return FORMULAS[how]({one: cosines[one] for one in candidates}, lexical)
 
 
 @pytest.fixture
@@ -55,45 +69,49 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_fusion_is_the_formula():
+@pytest.mark.parametrize("how", [RRF, CONVEX], ids=["rrf", "convex"])
+def test_scores_of_candidates_are_the_formula(how):
     draw = np.random.default_rng(0)
     for _ in range(20):
-        rankings = [draw.permutation(9)[: draw.integers(0, 10)].tolist() for _ in range(3)]
-        found = fused(rankings)
-        assert found == pytest.approx(by_formula(rankings))
-        assert list(found.values()) == sorted(found.values(), reverse=True)
-    assert fused([]) == {}
+        dense, lexical = draw.normal(size=30), np.maximum(0, draw.normal(size=30))
+        wanted = FORMULAS[how](dict(enumerate(dense)), {place: own for place, own in enumerate(lexical) if own > 0})
+        assert fused_scores(dense, lexical, how) == pytest.approx([wanted[place] for place in range(30)])
 
 
-def test_of_equals_the_one_met_first_comes_first():
-    assert list(fused([["a", "b"], ["c", "d"]])) == ["a", "c", "b", "d"]
+def test_nobody_shares_a_word_with_the_query():
+    assert fused_scores(np.array([0.1, 0.9]), np.zeros(2), RRF) == pytest.approx([1 / 62, 1 / 61])
+    assert fused_scores(np.array([0.1, 0.9]), np.zeros(2), CONVEX) == pytest.approx([0, 0.4])
 
 
-def test_scores_of_candidates():
-    found = fused_scores(np.array([0.1, 0.9, 0.5]), np.array([2.0, 0.0, 3.0]))
-    assert found == pytest.approx([1 / 63 + 1 / 62, 1 / 61, 1 / 62 + 1 / 61])
-    # Nobody shares a word with the query: the model alone ranks.
-    assert fused_scores(np.array([0.1, 0.9]), np.zeros(2)) == pytest.approx([1 / 62, 1 / 61])
-
-
-def test_only_the_first_of_each_ranking_count(monkeypatch):
+def test_only_the_first_of_each_ranking_count_by_their_places(monkeypatch):
     monkeypatch.setattr("gerund.evaluation.systems.hybrid.DEPTH", 1)
-    assert fused_scores(np.array([0.1, 0.9, 0.5]), np.array([2.0, 0.0, 3.0])).tolist() == [0, 1 / 61, 1 / 61]
+    assert fused_scores(np.array([0.1, 0.9, 0.5]), np.array([2.0, 0.0, 3.0]), RRF).tolist() == [0, 1 / 61, 1 / 61]
 
 
-def test_retrieval_measures_the_joined_ranking(folder, table):
+def test_a_convex_sum_is_that_of_the_first_hundred_and_the_rest_stands_below(monkeypatch):
+    monkeypatch.setattr("gerund.retrieval.fusion.DEPTH", 2)
+    dense = {"a": 0.9, "b": 0.8, "c": 0.7, "d": 0.6}
+    found = fused(dense, {"d": 4.0, "a": 1.0, "c": 0.5}, CONVEX)
+    # Of the vectors a and b count, of the words d and a; c is below on both sides.
+    assert found == pytest.approx({"d": 0.6, "a": 0.4 + 0.6 / 4, "b": 0.0, "c": -1.0})
+    assert list(found) == ["d", "a", "b", "c"]
+
+
+@pytest.mark.parametrize("how", [RRF, CONVEX], ids=["rrf", "convex"])
+def test_retrieval_measures_the_joined_ranking(folder, table, how):
     [task] = retrieval.find(folder)
-    score = task.run(HybridSystem(table), EvaluationConfig())
+    score = task.run(HybridSystem(table, how), EvaluationConfig())
     judged: dict[str, dict[str, int]] = {}
     for query, document, grade in JUDGED:
         judged.setdefault(query, {})[document] = grade
-    wanted = trec.mean([trec.measures(by_hand(table, query), own) for query, own in judged.items()])
+    wanted = trec.mean([trec.measures(by_hand(table, query, how), own) for query, own in judged.items()])
     for name, value in score.metrics.items():
         assert value == pytest.approx(wanted[name], abs=6e-6), name
     assert {"recall_at_100", "mrr_at_10"} <= set(score.metrics)
 
 
-def test_reranking_joins_the_rankings_of_the_candidates_alone(folder, table):
+@pytest.mark.parametrize("how", [RRF, CONVEX], ids=["rrf", "convex"])
+def test_reranking_joins_the_rankings_of_the_candidates_alone(folder, table, how):
     offered = {"q1": ["d07", "d04", "e", "d10"], "q2": ["d02", "d03"]}
     rows = [(query, document) for query, own in offered.items() for document in own]
     path = folder / "retrieval" / "small" / "candidates" / "test.tsv"
@@ -102,16 +120,17 @@ def test_reranking_joins_the_rankings_of_the_candidates_alone(folder, table):
     wanted = []
     for query, own in offered.items():
         judged = {document: grade for asked, document, grade in JUDGED if asked == query}
-        wanted.append(trec.measures(by_hand(table, query, own), judged))
-    found = task.run(HybridSystem(table), EvaluationConfig(limit=2))
+        wanted.append(trec.measures(by_hand(table, query, how, own), judged))
+    found = task.run(HybridSystem(table, how), EvaluationConfig(limit=2))
     assert found.value == pytest.approx(trec.mean(wanted)["map_at_1000"], abs=6e-6)
 
 
-def test_candidates_of_other_tasks_are_joined(table):
+@pytest.mark.parametrize("how", [RRF, CONVEX], ids=["rrf", "convex"])
+def test_candidates_of_other_tasks_are_joined(table, how):
     queries, texts = list(QUERIES.values()), list(DOCUMENTS.values())
-    found = HybridSystem(table).candidate_scores(queries, texts, scorer=None, prompt=None)
+    found = HybridSystem(table, how).candidate_scores(queries, texts, scorer=None, prompt=None)
     for row, query in zip(found, QUERIES, strict=True):
-        wanted = by_hand(table, query)
+        wanted = by_hand(table, query, how)
         assert row == pytest.approx([wanted[one] for one in DOCUMENTS])
 
 
@@ -149,7 +168,8 @@ def test_it_shares_no_score_with_the_model_alone(folder, tiny_folder):
     hybrid = HybridSystem(dense)
     assert key_of(task, hybrid, EvaluationConfig()) != key_of(task, dense, EvaluationConfig())
     assert hybrid.fingerprint == hybrid.describe()["fingerprint"] != dense.fingerprint
-    assert hybrid.describe()["with"] == "bm25"
+    described = hybrid.describe()
+    assert (described["with"], described["fusion"], described["weight"]) == ("bm25", "convex", 0.3)
     assert "weights" not in hybrid.describe()
     prefill([hybrid, hybrid], task, EvaluationConfig())  # encodes nothing
 
@@ -158,3 +178,25 @@ def test_it_shares_no_score_with_the_model_alone(folder, tiny_folder):
 def test_without_a_model_there_is_nothing_to_join(names):
     with pytest.raises(ConfigError, match="name a model too"):
         systems_of(names)
+
+
+def test_the_weight_is_the_encoders_own_where_nothing_is_said(tiny_folder):
+    lm = gerund.load(tiny_folder, fusion=0.7)
+    named = [HybridSystem(language_model_system("tiny", lm), fusion_named(name)) for name in NAMES]
+    assert [one.fusion for one in named] == [Fusion("convex", 0.7), Fusion("rrf"), Fusion("convex", 0.2)]
+    assert [one.label for one in named] == ["tiny + BM25", "tiny + BM25 (RRF)", "tiny + BM25 (0.2 vectors)"]
+    assert len({one.fingerprint for one in named}) == 3
+    # Scores of reciprocal ranks that an earlier version kept are still found.
+    assert named[1].cache_key == f"{named[1].dense.cache_key}+bm25"
+    assert [one.label for one in systems_of([lm, *NAMES])][1:] == [
+        f"{systems_of([lm])[0].label}{end}" for end in (" + BM25", " + BM25 (RRF)", " + BM25 (0.2 vectors)")
+    ]
+
+
+NAMES = ("hybrid", "hybrid:rrf", "hybrid:0.2")
+
+
+@pytest.mark.parametrize("name", ["hybrid:", "hybrid:best", "hybrid:1.5", "hybrid:nan"])
+def test_a_fusion_that_there_is_none_of(name):
+    with pytest.raises(ConfigError, match=r"behind hybrid: stands rrf or|is not a number from 0"):
+        fusion_named(name)

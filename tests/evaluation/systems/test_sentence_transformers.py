@@ -47,6 +47,7 @@ def test_the_vectors_are_the_models(lm, folder):
     assert capabilities(one) == [Encodes, Ranks]
 
 
+@pytest.mark.slow
 def test_it_scores_as_the_model_that_it_was_made_of_and_vectors_are_kept(lm, folder, data, tmp_path):
     tasks = select(["sts", "retrieval", "zero-shot", "linear-probe", "few-shot", "fine-tuning"], data)
     outside = SentenceTransformersSystem(str(folder))
@@ -85,6 +86,7 @@ def test_other_weights_or_another_limit_are_another_model(lm, folder, tmp_path):
     assert SentenceTransformersSystem(str(changed)).fingerprint != first.fingerprint
 
 
+@pytest.mark.slow
 def test_from_the_command_line(tiny_folder, folder, data, tmp_path):
     ran = run_cli(
         "eval", tiny_folder, f"st:{folder}", "bm25", "--tasks", "sts,retrieval,perplexity", "--data", data,

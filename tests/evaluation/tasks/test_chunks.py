@@ -98,6 +98,7 @@ def longest_phrases(train, test) -> list[list[str]]:
     return predicted
 
 
+@pytest.mark.slow
 def test_the_published_baseline(data_folder) -> None:
     # The shared task's own baseline; its scores stand in the last row of the paper's tables.
     splits = conll_splits(data_folder / "tokens" / "conll2003")

@@ -77,6 +77,7 @@ def expected(table, test, config, *, per_label=8, runs=10):
     return accuracies, scores, learnt
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 7])
 def test_accuracy_is_that_of_logistic_regressions_on_the_same_draws(folder, seed):
     config = EvaluationConfig(seed=seed)
@@ -102,6 +103,7 @@ def test_options_change_the_draws(folder):
             task_in(folder, **wrong)
 
 
+@pytest.mark.slow
 def test_limit_and_split_choose_what_is_scored(folder):
     table = table_of()
     accuracies, _, _ = expected(table, VALID, EvaluationConfig())
@@ -134,6 +136,7 @@ def test_constant_embeddings_score_one_class(folder, value):
     assert score.notes == ()
 
 
+@pytest.mark.slow
 def test_unfinished_regressions_are_expected(folder):
     # Vectors far from the origin, which a hundred iterations do not separate.
     table = random_table([text for text, _ in [*TRAIN, *TEST]], width=4)

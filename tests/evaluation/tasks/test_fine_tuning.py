@@ -83,6 +83,7 @@ def test_a_copy_begins_as_the_encoder_and_the_model_stays(kind, tiny_folder, t5_
     assert sum(changed) > 0.8 * len(changed)
 
 
+@pytest.mark.slow
 def test_the_score_is_of_what_is_predicted(task, tiny_folder):
     lm = gerund.load(tiny_folder, attention="bidir")
     score = task.run(language_model_system("tiny", lm), EvaluationConfig())
@@ -108,6 +109,7 @@ def test_samples_are_those_of_few_shot(task):
     assert mine == [theirs[10, 0], theirs[10, 1]]
 
 
+@pytest.mark.slow
 def test_several_draws_have_a_spread_and_prompts_are_read(task, tiny_folder):
     one = language_model_system("tiny", gerund.load(tiny_folder))
     score = replace(task, runs=2, epochs=1).run(one, EvaluationConfig(prompts={"fine-tuning": "what: "}))

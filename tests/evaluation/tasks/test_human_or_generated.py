@@ -31,6 +31,7 @@ def task(tmp_path):
     return replace(found, prefix_words=20, continuation_words=12, samples=6, writer="own")
 
 
+@pytest.mark.slow
 def test_one_of_two_is_from_the_document(task, system):
     assert (task.name, type(task)) == ("human-or-generated/tales", HumanOrGenerated)
     choices = task.choices(6, EvaluationConfig(seed=1), system)
@@ -45,6 +46,7 @@ def test_one_of_two_is_from_the_document(task, system):
     assert task.choices(6, EvaluationConfig(seed=2), system) != choices
 
 
+@pytest.mark.slow
 def test_accuracies_are_those_of_the_measures(task, system):
     score = task.run(system, EvaluationConfig())
     choices = task.choices(6, EvaluationConfig(), system)

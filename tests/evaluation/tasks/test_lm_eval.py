@@ -94,6 +94,7 @@ def test_as_tasks_of_an_evaluation(lm, data):
     assert tasks["lm-eval/words.local"].run(one, EvaluationConfig()).main == "acc"
 
 
+@pytest.mark.slow
 def test_what_has_to_be_fetched_and_cannot_be(lm):
     [task] = named_tasks(["lambada_openai"])
     with pytest.raises(DataError, match="lm-eval/lambada_openai cannot be run"):

@@ -60,6 +60,7 @@ def test_tasks_are_found(data):
     assert find(data / "none") == []
 
 
+@pytest.mark.slow
 def test_accuracies_are_those_of_the_scorers(data, lm):
     [task] = [task for task in find(data) if isinstance(task, ChoiceTask)]
     score = task.run(language_model_system("tiny", lm), EvaluationConfig(seed=5))
@@ -94,6 +95,7 @@ def test_the_right_continuation_stands_anywhere_among_ten_others(data):
     )
 
 
+@pytest.mark.slow
 def test_two_of_the_eleven(data, lm):
     task = inbook(data, samples=12)
     score = task.run(language_model_system("tiny", lm), EvaluationConfig())
@@ -144,6 +146,7 @@ def test_hard_negatives_are_those_that_share_most_words(data, lm):
         inbook(data, hard_by="pmi").choices(2, EvaluationConfig(), NOBODY)
 
 
+@pytest.mark.slow
 def test_the_hardest_of_all_stretches_are_taken(data):
     """RankGen, appendix C.1: "every 128-word token sequence in the document", and not some that were sampled."""
     task = inbook(data, hard_by="overlap")
@@ -172,6 +175,7 @@ def test_the_hardest_of_all_stretches_are_taken(data):
         assert found == pytest.approx(sorted(scores, reverse=True)[:10])
 
 
+@pytest.mark.slow
 def test_a_scorer_that_is_named(data, lm):
     score = inbook(data, samples=12, scorer="pmi").run(language_model_system("tiny", lm), EvaluationConfig())
     assert score.main == "scorer"

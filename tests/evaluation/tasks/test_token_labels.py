@@ -165,6 +165,7 @@ def test_other_settings_are_measured_anew(tasks: dict[str, TokenTask], config: E
     assert not tasks["ner"].is_measured(Spelling(), config)
 
 
+@pytest.mark.slow
 def test_changed_files_are_measured_anew(tasks: dict[str, TokenTask]) -> None:
     spelling = Spelling()
     assert tasks["ner"].run(spelling, EvaluationConfig()).size == 4
@@ -173,6 +174,7 @@ def test_changed_files_are_measured_anew(tasks: dict[str, TokenTask]) -> None:
     assert tasks["ner"].run(spelling, EvaluationConfig()).size == 5
 
 
+@pytest.mark.slow
 def test_nothing_is_kept_of_a_system_that_is_gone(tasks: dict[str, TokenTask]) -> None:
     gc.collect()
     before = len(token_labels._finished)
@@ -184,6 +186,7 @@ def test_nothing_is_kept_of_a_system_that_is_gone(tasks: dict[str, TokenTask]) -
     assert len(token_labels._finished) == before
 
 
+@pytest.mark.slow
 def test_a_limit_and_the_validation_split(tasks: dict[str, TokenTask]) -> None:
     spelling = Spelling()
     assert tasks["ner"].run(spelling, EvaluationConfig(limit=2)).size == 2
@@ -192,6 +195,7 @@ def test_a_limit_and_the_validation_split(tasks: dict[str, TokenTask]) -> None:
     assert spelling.asked[1][0] == [one.split() for one in SENTENCES * 2 + SENTENCES[:3]]
 
 
+@pytest.mark.slow
 def test_the_released_setting_labels_every_token(tasks: dict[str, TokenTask], tiny_folder: Path) -> None:
     """LBW's run_ner.py with label_all_tokens: B- on a name's first token, I- on the rest, F1 over tokens (seqeval)."""
     from seqeval.metrics import f1_score
@@ -234,6 +238,7 @@ def test_the_released_setting_labels_every_token(tasks: dict[str, TokenTask], ti
     assert task.sentences(EvaluationConfig()) == []
 
 
+@pytest.mark.slow
 def test_words_by_their_first_token(tasks: dict[str, TokenTask], tiny_folder: Path) -> None:
     first = replace(tasks["pos"], pooling="first")
     spelling = Spelling()
@@ -253,6 +258,7 @@ def test_words_by_their_first_token(tasks: dict[str, TokenTask], tiny_folder: Pa
         replace(first, setting="released")
 
 
+@pytest.mark.slow
 def test_the_setting_of_magnet_reads_the_outputs_before(tasks: dict[str, TokenTask], tiny_folder: Path) -> None:
     magnet = replace(tasks["pos"], setting="magnet")
     assert (magnet.shifts_words, tasks["pos"].shifts_words) == (True, False)
@@ -266,6 +272,7 @@ def test_the_setting_of_magnet_reads_the_outputs_before(tasks: dict[str, TokenTa
         replace(magnet, setting="paper")
 
 
+@pytest.mark.slow
 def test_an_evaluation_reads_the_words_of_many_plans_once(
     tasks: dict[str, TokenTask], tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -342,6 +349,7 @@ def test_bad_input(tasks: dict[str, TokenTask], tmp_path: Path) -> None:
         task.run(Spelling(), EvaluationConfig())
 
 
+@pytest.mark.slow
 def test_a_real_model_knows_something(data_folder: Path, stories_folder: Path) -> None:
     system = language_model_system("stories", gerund.load(stories_folder, attention="causal"))
     score = {task.kind: task.run(system, EvaluationConfig(limit=300)).value for task in find(data_folder)}

@@ -125,6 +125,7 @@ def test_both_sides_end_at_a_sentence(tmp_path, system):
         replace(task, ends="word")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("states", ["mean", "last"])
 def test_mauve_from_a_hundred_texts_on(tmp_path, system, states):
     task = corpus(tmp_path, [document(45, seed) for seed in range(60)])
@@ -163,6 +164,7 @@ def test_a_small_corpus_gives_what_it_has(tmp_path, system):
     assert any("no ceiling" in note for note in score.notes)
 
 
+@pytest.mark.slow
 def test_mauves_states_may_be_another_models(tmp_path, system, tiny_folder):
     task = replace(corpus(tmp_path, [document(45, seed) for seed in range(24)]), samples=100)
     own = task.run(system, EvaluationConfig())
@@ -299,6 +301,7 @@ def test_compressed_corpora_are_read(tmp_path, system):
     assert replace(task, prefix_words=3, max_new_tokens=6).run(system, EvaluationConfig(limit=1)).size == 1
 
 
+@pytest.mark.slow
 def test_a_real_model_repeats_itself_when_it_is_greedy(stories_folder, data_folder):
     [wiki] = [task for task in find(data_folder) if task.name == "writing/wiki"]
     task = replace(wiki, samples=12, prefix_words=8, max_new_tokens=60)

@@ -8,7 +8,7 @@ import torch
 
 import gerund
 from gerund import AttentionPlan, ConfigError, EncoderConfig, TextError
-from gerund.attention.interface import BoundPlan
+from gerund.attention.bound import BoundPlan
 from gerund.errors import ResourceError
 from gerund.inference.encode import runtime as encoding
 from gerund.inference.tokens import token_batches

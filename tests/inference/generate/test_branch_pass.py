@@ -9,7 +9,7 @@ from gerund.inference.generate import branch_pass, reranking
 from gerund.inference.generate.branch_pass import BranchPass, can_branch
 from gerund.inference.infill.span_pass import Context, SpanPass
 from gerund.inference.likelihood.tokens import causal_runtime
-from tests.tiny import CONFIGS, save_tiny
+from tests.tiny import CONFIGS, GIVEN, LATENT, save_tiny
 
 PROMPTS = [[5, 6, 7, 8, 9, 10, 11], [12], [13, 14, 15]]
 STEPS = [
@@ -26,12 +26,12 @@ def runtime_of(folder, name="llama", **changes):
     return causal_runtime(lm.model, lm.tokenizer)
 
 
-@pytest.mark.parametrize("name", sorted(CONFIGS))
+@pytest.mark.parametrize("name", sorted({**CONFIGS, **GIVEN, **LATENT}))
 def test_equals_a_copy_for_every_row(tmp_path, name):
     runtime = runtime_of(tmp_path, name)
     if not can_branch(runtime):
         # Scores that are capped or have sinks, and positions that cannot be told: a copy for every row.
-        assert name in ("gemma2", "gpt_oss", "opt", "ministral", "stablelm", "bloom", "gptj", "falcon"), name
+        assert name in ("gemma2", "gpt_oss", "opt", *GIVEN, *LATENT), name
         return
     shared = BranchPass(runtime, PROMPTS)
     copied = SpanPass(runtime, [Context(ids) for ids in PROMPTS], sees_right=False)
@@ -89,6 +89,7 @@ def test_a_search_takes_either(tiny_folder, monkeypatch, worth):
     assert (BranchPass in made) == (worth == 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_prompt_that_is_not_seen_is_found_out_in_every_type(monkeypatch, dtype):
     lm = gerund.load(dtype=dtype, attention="causal")

@@ -9,8 +9,9 @@ from transformers import AutoModelForCausalLM
 
 import gerund
 from gerund import AttentionPlan, ConfigError, EncoderConfig, Rerank, Sampling, TextError
-from gerund.inference.generate.generation import _Sampler
-from gerund.inference.generate.sampling import sample_seed
+from gerund.inference.generate.rows import Row, Vocabulary, Writing, advance
+from gerund.inference.generate.sampling import filters_of, sample_seed
+from gerund.inference.generate.settings import Settings
 from gerund.language_model import LanguageModel
 from tests.tiny import byte_tokenizer, tiny
 
@@ -65,7 +66,7 @@ def test_samples_are_repeatable_and_do_not_depend_on_the_batch():
     assert together == lm.generate(PROMPTS, 8, sampling)
     assert [r.token_ids for r in together] == [r.token_ids for r in lm.generate(PROMPTS, 8, sampling, batch_size=1)]
     assert together != lm.generate(PROMPTS, 8, Sampling(temperature=1.0, top_p=0.9, top_k=50, seed=8))
-    one, two = lm.generate("the cat", 8, sampling, samples=2)
+    one, two = lm.generate("the cat", 8, sampling, n=2)
     assert one != two
 
 
@@ -93,12 +94,12 @@ class TestSeeds:
 
     def test_samples_stand_together_and_the_first_is_the_only_one(self):
         lm = build()
-        many = lm.generate(PROMPTS, 8, self.SAMPLING, samples=3, batch_size=4)
+        many = lm.generate(PROMPTS, 8, self.SAMPLING, n=3, batch_size=4)
         assert len(many) == 3 * len(PROMPTS)
         singles = lm.generate(PROMPTS, 8, self.SAMPLING)
         assert [one.token_ids for one in many[::3]] == [one.token_ids for one in singles]
         last = PROMPTS[-1]
-        again = lm.generate(last, 8, self.SAMPLING, samples=3)
+        again = lm.generate(last, 8, self.SAMPLING, n=3)
         assert [one.token_ids for one in many[-3:]] == [one.token_ids for one in again]
         assert len({tuple(one.token_ids) for one in again}) == 3
 
@@ -127,11 +128,11 @@ class TestSeeds:
 
     def test_several_greedy_continuations_are_refused(self):
         with pytest.raises(ConfigError, match="are all the same"):
-            build().generate("a", 2, samples=2)
-        with pytest.raises(ConfigError, match="samples=0"):
-            build().generate("a", 2, samples=0)
-        with pytest.raises(ConfigError, match="samples of Rerank"):
-            build().generate("a", 2, self.SAMPLING, samples=2, rerank=Rerank(2))
+            build().generate("a", 2, n=2)
+        with pytest.raises(ConfigError, match="n=0"):
+            build().generate("a", 2, n=0)
+        with pytest.raises(ConfigError, match="n is of no use beside rerank"):
+            build().generate("a", 2, self.SAMPLING, n=2, rerank=Rerank(2))
 
 
 @pytest.mark.parametrize(
@@ -142,12 +143,13 @@ class TestSeeds:
 def test_samples_follow_the_filtered_distribution(sampling):
     logits = torch.tensor([[2.0, 1.5, 1.0, 0.0, -1.0, -3.0]])
     n = 6000
-    sampler = _Sampler(sampling, list(range(n)))
     scores = logits
-    for filter_ in sampler.filters:
+    for filter_ in filters_of(sampling):
         scores = filter_(None, scores)
     expected = scores.softmax(-1)[0].numpy()
-    chosen = sampler(None, logits.expand(n, -1)).argmax(-1).numpy()
+    writing = Writing(Vocabulary(byte_tokenizer(), 6, ()), Settings(2, sampling))
+    rows = [Row(writing, [], 2, torch.Generator().manual_seed(seed)) for seed in range(n)]
+    chosen = np.array(advance(rows, logits.expand(n, -1)))
     share = np.bincount(chosen, minlength=6) / n
     assert np.abs(share - expected).max() < 4 * np.sqrt(0.25 / n)
     assert (share[expected == 0] == 0).all()
@@ -213,7 +215,7 @@ def test_bad_input():
         with pytest.raises(ConfigError, match=words):
             lm.generate("x", batch_size=size)
     with pytest.raises(TextError, match="text 0 is not a string"):
-        lm.generate([3])
+        lm.generate([3.5])
     with pytest.raises(TextError, match="prompt 0 is not valid Unicode"):
         lm.generate("a\udcff")
     for settings, words in [
@@ -230,6 +232,7 @@ def test_bad_input():
         no_bos.generate("")
 
 
+@pytest.mark.slow
 def test_a_real_checkpoint_writes_its_documented_text_before_during_and_after_encoding(stories_folder):
     lm = gerund.load(stories_folder)
     texts = ["a dog in the park", "Lily was happy"] * 20

@@ -10,7 +10,9 @@ import gerund
 from gerund.config import Rerank, Sampling
 from gerund.errors import ConfigError, ModelError, TextError
 from gerund.inference.generate import reranking
-from gerund.inference.generate.generation import continuation_text, end_ids, prompt_ids
+from gerund.inference.generate.detokenizing import continuation_text
+from gerund.inference.generate.generation import end_ids
+from gerund.inference.generate.prompts import prompt_ids
 from gerund.inference.generate.reranking import search, stream_search
 from gerund.inference.generate.sampling import chosen_tokens, filters_of, generator_for, sample_seed
 
@@ -102,6 +104,7 @@ def test_what_is_ranked_at_its_end_is_written_in_parts(lm, monkeypatch, begins):
     assert max(at_once) == 3
 
 
+@pytest.mark.slow
 def test_early_ends_compete_on(lm, monkeypatch):
     ending = lm.tokenizer("e", add_special_tokens=False).input_ids[-1]
     monkeypatch.setattr(lm.model.generation_config, "eos_token_id", [ending])
@@ -174,8 +177,9 @@ def test_stream_gives_the_text_as_it_settles(lm, rerank):
     settings = {"max_new_tokens": 12, "sampling": SAMPLING}
     pieces = list(stream_search(lm.model, lm.tokenizer, PROMPTS[0], vowels, rerank, **settings))
     [whole] = run(lm, PROMPTS[:1], rerank)
-    assert "".join(pieces) == whole.text
-    assert all(pieces)
+    assert "".join(piece.text for piece in pieces) == whole.text
+    assert all(piece.text for piece in pieces[:-1])
+    assert [piece.result for piece in pieces] == [None] * (len(pieces) - 1) + [whole]
     if rerank.beams == 1 and rerank.every:
         assert len(pieces) > 2
 

@@ -56,6 +56,7 @@ def test_a_draw_does_not_depend_on_the_others():
     assert chosen_tokens(scores, None).tolist() == scores.argmax(-1).tolist()
 
 
+@pytest.mark.slow
 def test_what_is_unlikely_is_drawn_in_a_large_vocabulary():
     """Half of the probability lies in tokens that float32 would lose beside the first one."""
     scores = torch.zeros(1, 2**24 + 1)

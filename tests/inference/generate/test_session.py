@@ -29,13 +29,13 @@ def build(model_type="llama", tokenizer=None, **settings):
 def seen(monkeypatch):
     """The logits of every step of whatever is generated."""
     logits = []
-    plain = generation._Sampler.__call__
+    plain = generation._Chooser.__call__
 
     def noting(self, input_ids, scores):
         logits.append(scores.clone())
         return plain(self, input_ids, scores)
 
-    monkeypatch.setattr(generation._Sampler, "__call__", noting)
+    monkeypatch.setattr(generation._Chooser, "__call__", noting)
     return logits
 
 
@@ -112,14 +112,15 @@ def test_from_several_threads_at_once():
     assert found == [wanted] * 8
 
 
-def test_what_the_models_own_settings_do_is_done_here_too():
+def test_what_the_folder_asks_of_transformers_changes_nothing_and_what_the_call_asks_does():
     lm = build()
-    lm.model.generation_config.repetition_penalty = 5.0
     _, session = lm.encode_and_keep(TEXT)
-    penalised = session.generate(12)
-    assert [penalised] == lm.generate([TEXT], 12)
-    lm.model.generation_config.repetition_penalty = 1.0
-    assert session.generate(12).token_ids != penalised.token_ids
+    plain = session.generate(12)
+    lm.model.generation_config.repetition_penalty = 5.0
+    assert [session.generate(12)] == lm.generate([TEXT], 12) == [plain]
+    penalised = session.generate(12, Sampling(repetition_penalty=5.0))
+    assert [penalised] == lm.generate([TEXT], 12, Sampling(repetition_penalty=5.0))
+    assert penalised.token_ids != plain.token_ids
 
 
 def test_the_end_token_ends_it():

@@ -173,6 +173,7 @@ def lm(request, tmp_path_factory):
     return gerund.load(save_tiny(folder, bos=bos), dtype="float32")
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*expansions of:UserWarning")
 def test_models_expand(lm):
     sampling = Sampling(temperature=1.0, seed=3)

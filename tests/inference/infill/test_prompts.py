@@ -4,6 +4,7 @@ import pytest
 
 import gerund
 from gerund import ConfigError, Generation, Sampling, TextError
+from gerund.inference.generate.settings import Settings
 from gerund.inference.infill import prompts as infill_prompts
 from gerund.inference.infill.prompts import PROMPT_METHODS, STORIES, answer, fill, prompt
 from tests.tiny import byte_tokenizer, tiny
@@ -57,7 +58,7 @@ def scripted(monkeypatch):
             model = tiny("llama", vocab_size=300, max_position_embeddings=10_000)
             return fill(model, tokenizer, pieces, **{**plain, **settings})
 
-        def __call__(self, model, tokenizer, prompts, **settings):
+        def __call__(self, model, tokenizer, prompts, settings, batch_size):
             self.asked += prompts
             self.settings.append(settings)
             return [Generation(self.answers.pop(0), [], 0.0, False)]
@@ -71,7 +72,7 @@ def scripted(monkeypatch):
 def test_the_papers_wording(method, scripted):
     assert scripted.fill(GYM, [" He lifted. And"], method=method) == ["He lifted."]
     assert scripted.asked == [GOLDEN[method]]
-    assert scripted.settings == [{"max_new_tokens": 4, "sampling": GREEDY, "batch_size": 1}]
+    assert scripted.settings == [Settings(4, GREEDY)]
 
 
 @pytest.mark.parametrize("method", ["blank", "prefix-suffix", "line-by-line"])
@@ -186,7 +187,7 @@ def test_the_answer_in_a_continuation(continuation, wanted):
 
 def test_each_gap_draws_anew(scripted):
     scripted.fill(["a ", " b ", " c"], ["x", "y"], sampling=Sampling(temperature=1, seed=3))
-    one, two = (settings["sampling"] for settings in scripted.settings)
+    one, two = (settings.sampling for settings in scripted.settings)
     assert one == Sampling(temperature=1, seed=3)
     assert two.seed != 3
 
@@ -223,6 +224,7 @@ def test_a_prompt_that_is_too_long():
         fill(model, tokenizer, ["a ", " b" * 200], shots=0, **settings)
 
 
+@pytest.mark.slow
 def test_the_embedded_default_answers():
     try:
         lm = gerund.load(attention="causal")

@@ -117,6 +117,7 @@ def test_prompting_methods_are_dispatched_to_and_scored_by_the_untouched_model(m
     assert result.scores[1] == pytest.approx(np.mean(expected), abs=1e-5)
 
 
+@pytest.mark.slow
 def test_every_method_has_a_name(bundled):
     assert ("infill", "left-only", *infill_prompts.PROMPT_METHODS) == INFILL_METHODS
     for method in infill_prompts.PROMPT_METHODS:
@@ -179,9 +180,9 @@ def test_a_text_that_begins_with_a_gap_needs_a_beginning_token():
 
 def test_a_model_that_the_mask_does_not_reach_fills_from_the_left_only():
     lm = LanguageModel(
-        tiny("bloom", vocab_size=len(byte_tokenizer())), byte_tokenizer(), EncoderConfig(AttentionPlan("causal"))
+        tiny("gpt_neo", vocab_size=len(byte_tokenizer())), byte_tokenizer(), EncoderConfig(AttentionPlan("causal"))
     )
-    with pytest.raises(UnsupportedModelError, match="bloom"):
+    with pytest.raises(UnsupportedModelError, match="gpt_neo"):
         lm.infill(TEXT, lengths=2)
     assert lm.infill(TEXT, lengths=2, method="left-only").lengths == [2]
 
@@ -193,6 +194,7 @@ def test_a_slow_tokenizer_is_refused(monkeypatch):
         lm.infill(TEXT, lengths=2)
 
 
+@pytest.mark.slow
 def test_the_embedded_default_fills_a_story(bundled):
     text = "The old man looked at [blank] and went home. His wife [blank] at the door.\n"
     for settings in ({}, {"beams": 2}, {"sampling": Sampling(temperature=0.8, top_p=0.9, seed=1), "samples": 2}):

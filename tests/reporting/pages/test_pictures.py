@@ -92,6 +92,7 @@ def wanted(models, tasks, results=()):
     return pictures_for(compare(list(results)), models, tasks, SETTINGS)
 
 
+@pytest.mark.slow
 def test_real_pictures_of_real_models(models, tmp_path):
     tasks = [Labelled(name="classification/a"), Paired(name="sts/a")]
     done = evaluate(models, tasks, SETTINGS)
@@ -211,6 +212,7 @@ def test_bm25_alone_has_no_pictures_of_embeddings(models, calls):
     assert not calls
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "task, reason",
     [
@@ -229,6 +231,7 @@ def test_what_cannot_be_drawn_is_left_out_with_a_sentence(models, task, reason):
     assert len(gallery.pictures) == 1
 
 
+@pytest.mark.slow
 def test_an_unforeseen_error_does_not_lose_the_page(models, tmp_path, monkeypatch):
     monkeypatch.setattr(pictures, "_map_of", lambda *_: 1 / 0)
     done = evaluate(models, [Labelled(name="classification/a")], SETTINGS)
@@ -244,6 +247,7 @@ def test_without_matplotlib_the_page_says_how_to_get_it(models, tmp_path, monkey
     assert not page.having("img")
 
 
+@pytest.mark.slow
 def test_without_scikit_learn_only_the_maps_are_missing(models, monkeypatch):
     real = builtins.__import__
 

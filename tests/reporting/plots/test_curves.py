@@ -142,6 +142,7 @@ def test_a_single_point_has_no_legend():
     assert texts(axis) == ["a"]
 
 
+@pytest.mark.slow
 def test_more_points_than_there_is_room_for_are_all_named():
     crowd = [TradePoint(f"a rather long name {number}", 0.5, 1.0) for number in range(60)]
     [axis] = trade_off(crowd, title="", ylabel="").axes

@@ -105,6 +105,7 @@ def test_classes_have_a_mark_each(count):
     assert {colour for colour, _ in marks} == set(COLOURS[:count])
 
 
+@pytest.mark.slow
 def test_tsne_repeats_and_obeys_its_seed():
     vectors, labels = classes([20, 20])
     one, again, other = (embedding_map(vectors, labels, title="", seed=seed) for seed in (0, 0, 3))

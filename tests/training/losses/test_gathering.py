@@ -38,6 +38,7 @@ def found(tmp_path_factory):
     return [load_file(folder / f"{rank}.safetensors") for rank in range(PROCESSES)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["plain", "cached"])
 def test_the_averaged_gradients_are_those_of_one_process(found, way):
     expected = results_of(way, slice(0, ROWS), 1)
@@ -53,6 +54,7 @@ def test_plain_and_cached_agree_in_one_process():
         torch.testing.assert_close(one, other, rtol=1e-13, atol=1e-13)
 
 
+@pytest.mark.slow
 def test_rows_come_in_the_order_of_the_ranks(found):
     for rank, results in enumerate(found):
         assert results["rows"].tolist() == [[0, 2], [1, 3], [10, 12], [11, 13]]
@@ -61,6 +63,7 @@ def test_rows_come_in_the_order_of_the_ranks(found):
         assert results["numbers"].dtype == torch.int64
 
 
+@pytest.mark.slow
 def test_unequal_rows_are_told_in_both_processes(found):
     said = [
         {name: bytes(results[name].tolist()).decode() for name in ("more rows", "wider rows", "more numbers")}

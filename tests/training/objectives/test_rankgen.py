@@ -9,24 +9,12 @@ import torch
 import gerund
 from gerund.errors import ConfigError, DataError
 from gerund.scoring.dual import DualScorer
-from gerund.scoring.words import OverlapScorer
 from gerund.training.corpus.passages import Passages, read_passages
-from gerund.training.estimate import RandomTexts
-from gerund.training.losses import contrastive as losses
-from gerund.training.negatives import NegativesConfig, make_negatives
-from gerund.training.objectives.registry import prepare_objectives
-from gerund.training.recipe import load_recipe
 from gerund.training.run import train
-from gerund.training.step import TrainingModule, run_step
-from gerund.training.trainable_model import prepare_model
+from gerund.training.step import run_step
 from tests.cli.helpers import run_cli
 from tests.tiny import save_tiny, save_tiny_t5
-
-WORDS = ["the", "a", "cat", "in", "an", "inn", "then", "ran", "sat", "tin", "rain", "end"]
-
-
-def text(rng, count):
-    return " ".join(rng.choice(WORDS, count)) + "."
+from tests.training.objectives.rankgen_recipes import WORDS, built, recipe, text
 
 
 @pytest.fixture(scope="module")
@@ -48,31 +36,6 @@ def passages(tmp_path_factory):
             rows.append(row)
         (folder / f"part-{part:05}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return folder
-
-
-def recipe(base, passages, output="out", overrides=(), model=None, encoder=None, **changes):
-    objective = {"kind": "rankgen", "passages": [str(passages)], "batch_size": 6, "length": 48}
-    objective |= {"continuation_length": 24, **changes}
-    content = {
-        "model": {"base": str(base), **({"lora": {"rank": 4, "alpha": 8}} if model is None else model)},
-        "encoder": {"attention": "causal", "pooling": "last", "append_eos": True} if encoder is None else encoder,
-        "objectives": [objective],
-        "optimizer": {"learning_rate": 0.01},
-        "precision": "fp32",
-        "output": str(output),
-        "steps": 4,
-        "save_steps": 2,
-        "log_steps": 2,
-    }
-    path = passages.parent / f"{passages.name}.yaml"
-    path.write_text(json.dumps(content))
-    return load_recipe(path, list(overrides))
-
-
-def built(settings):
-    prepared = prepare_model(settings, write=False)
-    [objective] = prepare_objectives(settings, prepared, RandomTexts(100))
-    return prepared, objective, TrainingModule(prepared.model, {objective.name: objective.losses}, bf16=False)
 
 
 def slow_loss(vectors, batch, negatives):
@@ -130,117 +93,6 @@ def test_a_continuation_that_is_the_same_text_is_no_negative(base, tmp_path):
     assert float(loss.detach()) == pytest.approx(float(expected), rel=1e-5)
 
 
-@pytest.fixture(scope="module")
-def overlapping(tmp_path_factory):
-    """Passages of one book from every sentence on, with hard stretches, as `gerund negatives` writes them."""
-    folder = tmp_path_factory.mktemp("overlapping")
-    rng = np.random.default_rng(5)
-    book = " ".join(f"{word.capitalize()} {text(rng, int(rng.integers(2, 5)))}" for word in rng.choice(WORDS, 40))
-    (folder / "book.jsonl").write_text(json.dumps({"text": book}) + "\n")
-    settings = NegativesConfig(prefix_words=14, fewest_words=3, most_words=10, generate=0.0, hard=3)
-    make_negatives([folder / "book.jsonl"], folder / "passages", settings, scorer=OverlapScorer())
-    return book, folder / "passages"
-
-
-# Nothing is cut: of texts that are cut, equal beginnings are equal texts.
-ROOM = {"length": 64, "continuation_length": 64}
-
-
-def without_spans(passages, folder):
-    """Write the passages as earlier versions did."""
-    folder.mkdir()
-    rows = [json.loads(line) for line in (passages / "part-00000.jsonl").read_text().splitlines()]
-    rows = [{name: value for name, value in row.items() if "span" not in name} for row in rows]
-    (folder / "part-00000.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return folder
-
-
-def slow_overlaps(book, batch, rows):
-    """Return which keys share a character with a query's true continuation, character by character."""
-    right = [set(range(*example.span[1:])) for example, _ in rows]
-    keys = [*right, *(set(range(*example.negative_spans[which])) for example, which in rows if which is not None)]
-    for (example, _), characters in zip(rows, right, strict=True):
-        assert book[min(characters) : max(characters) + 1] == example.continuation
-    assert len(keys) == sum(len(group["identity"]) for name, group in batch.items() if name != "query")
-    return [[not own.isdisjoint(key) for key in keys] for own in right]
-
-
-class TestTrueContinuations:
-    """Section 2.2: every other continuation of the batch is a negative; what overlaps the true one is right too."""
-
-    @pytest.mark.parametrize("negatives", ["both", "inbook", "generative"])
-    def test_are_never_negatives(self, base, overlapping, negatives):
-        book, passages = overlapping
-        _, objective, _ = built(recipe(base, passages, negatives=negatives, batch_size=24, **ROOM))
-        batch = objective.batches.make(0, 0, 24)
-        rows = [objective.batches.texts.row(number) for number in range(24)]
-        if negatives == "inbook":
-            rows = [(example, None) for example, _ in rows]
-        overlaps = slow_overlaps(book, batch, rows)
-        vectors = torch.randn(len(batch) * 24, 16, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-        queries, positives, *others = vectors.split([24] * len(batch))
-        identities = [group["identity"].tolist() for group in batch.values()]
-        keys, ids = torch.cat([positives, *others]), [own for group in identities[1:] for own in group]
-        total, hidden = 0.0, 0
-        for i in range(24):
-            scores = [queries[i] @ keys[i]]
-            for j in range(len(keys)):
-                another = j != i and (j >= 24 or negatives != "generative")
-                same = ids[j] in (identities[0][i], identities[1][i])
-                hidden += another and overlaps[i][j] and not same
-                if another and not same and not overlaps[i][j]:
-                    scores.append(queries[i] @ keys[j])
-            total += float(torch.logsumexp(torch.stack(scores), 0) - scores[0])
-        assert hidden > (7 if negatives != "generative" else 0)
-        loss, _ = objective.losses.compare(vectors, batch, gather=False)
-        assert float(loss) == pytest.approx(total / 24, rel=1e-9)
-
-    def test_are_known_without_places_as_well(self, base, overlapping, tmp_path):
-        _, passages = overlapping
-        old = without_spans(passages, tmp_path / "old")
-        pair = [built(recipe(base, one, batch_size=24, **ROOM))[1].batches for one in (passages, old)]
-        for step in range(2):
-            new, told = (batches.make(step, 24 * step, 24) for batches in pair)
-            places = [torch.cat([batch["positive"]["place"], batch["negative"]["place"]]) for batch in (new, told)]
-            found = [
-                losses.overlapping(batch["query"]["place"], own) for batch, own in zip((new, told), places, strict=True)
-            ]
-            assert found[0].sum() > 60
-            assert torch.equal(*found)
-
-    def test_of_passages_that_show_parts_of_a_book(self, overlapping, tmp_path):
-        """Overlaps of any two passages that are read, in the order of the book, are known from their texts."""
-        _, passages = overlapping
-        lines = (without_spans(passages, tmp_path / "all") / "part-00000.jsonl").read_text().splitlines()
-        rng = np.random.default_rng(2)
-        for count in (3, 8, 20):
-            chosen = sorted(rng.choice(len(lines), count, replace=False).tolist())
-            (tmp_path / "few.jsonl").write_text("".join(f"{lines[place]}\n" for place in chosen))
-            told, known = read_passages([tmp_path / "few.jsonl"]), read_passages([passages])
-            for one, place in zip(told, chosen, strict=True):
-                for other, another in zip(told, chosen, strict=True):
-                    spans = (known[place].span, known[another].span)
-                    assert (one.span[1] < other.span[2] and other.span[1] < one.span[2]) == (
-                        spans[0][1] < spans[1][2] and spans[1][1] < spans[0][2]
-                    )
-
-    @pytest.mark.parametrize(
-        ("row", "message"),
-        [
-            ({"span": [0, 9]}, "'span' holds 3 rising places of characters"),
-            ({"span": [0, 9, 9]}, "'span' holds 3 rising places"),
-            ({"span": [0, True, 9]}, "'span' holds 3 rising places"),
-            ({"span": "0 9 12"}, "'span' holds 3 rising places"),
-            ({"span": [0, 4, 9], "hard": ["a"]}, "1 texts in 'hard', and 0 in 'hard_spans'"),
-            ({"span": [0, 4, 9], "hard": ["a"], "hard_spans": [[-1, 3]]}, "'hard_spans' holds 2 rising places"),
-        ],
-    )
-    def test_malformed_places(self, tmp_path, row, message):
-        (tmp_path / "p.jsonl").write_text(json.dumps({"document": 0, "prefix": "a", "continuation": "b"} | row))
-        with pytest.raises(DataError, match=f"p.jsonl, line 1: {message}"):
-            read_passages([tmp_path / "p.jsonl"])
-
-
 class TestBatches:
     def test_come_from_one_document(self, passages):
         sampled = Passages(read_passages([passages]), seed=3)
@@ -270,6 +122,7 @@ class TestBatches:
         assert batch["query"]["input_ids"].shape[1] <= 48
         assert batch["positive"]["input_ids"].shape[1] == 24
 
+    @pytest.mark.slow
     def test_are_what_the_scorer_reads(self, base, passages, tmp_path):
         folder = train(recipe(base, passages, tmp_path / "out"))
         lm = gerund.load(folder, dtype="float32")
@@ -288,6 +141,7 @@ class TestBatches:
 
 
 class TestTraining:
+    @pytest.mark.slow
     def test_leaves_a_scorer_and_an_untouched_generator(self, base, passages, tmp_path):
         folder = train(recipe(base, passages, tmp_path / "out"))
         assert {"scorer.json", "scorer.safetensors", "adapter", "gerund.json"} <= {p.name for p in folder.iterdir()}
@@ -304,6 +158,7 @@ class TestTraining:
         expected = (lm.scorer.projection_DD @ vectors[0]) @ (lm.scorer.projection_DD @ vectors[1])
         assert scores[0] == pytest.approx(expected, rel=1e-3)
 
+    @pytest.mark.slow
     def test_trained_on_cosines_it_scores_by_cosines(self, base, passages, tmp_path):
         settings = {"similarity": "cosine", "temperature": 0.05}
         lm = gerund.load(train(recipe(base, passages, tmp_path / "out", **settings)), dtype="float32")
@@ -314,6 +169,7 @@ class TestTraining:
         assert found == pytest.approx((vectors @ lm.scorer.prefix_vectors(["the cat sat in"])[0]).tolist(), rel=1e-5)
         assert max(map(abs, found)) <= 1.0 + 1e-6
 
+    @pytest.mark.slow
     def test_a_t5_becomes_a_scorer(self, passages, tmp_path):
         save_tiny_t5(tmp_path / "t5")
         settings = recipe(tmp_path / "t5", passages, tmp_path / "out", model={}, encoder={})
@@ -327,6 +183,7 @@ class TestTraining:
         assert DualScorer.load(folder, dtype="float32").score(["the cat sat in"], [texts])[0] == pytest.approx(own)
         assert lm.scorer.incremental() is lm.scorer
 
+    @pytest.mark.slow
     def test_ranks_its_own_writing(self, base, passages, tmp_path):
         lm = gerund.load(train(recipe(base, passages, tmp_path / "out")), dtype="float32")
         sampling = gerund.Sampling(temperature=1.0, seed=0)
@@ -340,6 +197,7 @@ class TestTraining:
         losses = [json.loads(line)["loss_rankgen"] for line in (output / "log.jsonl").read_text().splitlines()]
         assert np.mean(losses[-3:]) < 0.6 * np.mean(losses[:3])
 
+    @pytest.mark.slow
     def test_saved_again_it_scores_the_same(self, base, passages, tmp_path):
         lm = gerund.load(train(recipe(base, passages, tmp_path / "out")), dtype="float32")
         lm.save(tmp_path / "again")
@@ -347,6 +205,7 @@ class TestTraining:
         assert again.score(["a"], [[" tin", " inn"]]) == lm.score(["a"], [[" tin", " inn"]])
         assert again.with_encoder(gerund.EncoderConfig()).scorer is None
 
+    @pytest.mark.slow
     def test_its_own_scorer_on_the_command_line(self, base, passages, tmp_path):
         folder = train(recipe(base, passages, tmp_path / "out"))
         texts = [" tin", " inn"]
@@ -362,6 +221,7 @@ class TestTraining:
         done = run_cli("generate", "a", "-m", base, "--rerank", "own", *options)
         assert "was not trained to score continuations" in done.mistake
 
+    @pytest.mark.slow
     def test_converted_it_is_no_scorer(self, base, passages, tmp_path):
         folder = train(recipe(base, passages, tmp_path / "out"))
         assert run_cli("convert", folder, tmp_path / "other", "--attention", "bidir").code == 0
@@ -370,6 +230,7 @@ class TestTraining:
         assert gerund.load(folder, attention="bidir").scorer is None
         assert gerund.load(folder, attention="causal").scorer is not None
 
+    @pytest.mark.slow
     def test_resumes_to_the_same_scorer(self, base, passages, tmp_path):
         import shutil
 
@@ -436,6 +297,7 @@ class TestRefused:
             DualScorer.beside(lm, tmp_path)
 
 
+@pytest.mark.slow
 def test_other_passages_are_measured_at_every_evaluation(base, passages, tmp_path):
     overrides = [f"objectives.rankgen.passages=[{passages / 'part-00000.jsonl'}]", "eval_steps=2"]
     validation = [str(passages / "part-00001.jsonl")]

@@ -73,6 +73,7 @@ def recipe(settings, write_recipe, tmp_path):
     return write_recipe(own)
 
 
+@pytest.mark.slow
 def test_a_registered_objective_is_trained_from_a_recipe(registered, recipe):
     folder = train(load_recipe(recipe, ["objectives.reversal.rate=0.25"]))
     rows = [json.loads(line) for line in (folder.parent / "log.jsonl").read_text("utf-8").splitlines()]

@@ -190,6 +190,11 @@ class Encoder(System):
         self.cache = cache
 
     @property
+    def fusion_weight(self) -> float | None:
+        """What its vectors count where they are joined with words; None where nobody has tuned it."""
+        return None
+
+    @property
     @abstractmethod
     def dimensions(self) -> int:
         """Numbers in a vector."""

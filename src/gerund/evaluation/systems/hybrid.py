@@ -1,17 +1,20 @@
-"""An encoder's ranking and BM25's joined into one, by the places that documents have in each.
+"""An encoder's ranking and BM25's joined into one, as ``gerund search`` joins them, or by places alone.
 
-Knows: reciprocal rank fusion, MTEB's search protocol. Does not know: files, metrics, how either ranks.
+Knows: fusion's methods by name, MTEB's search protocol. Does not know: files, metrics, how either ranks, how they are
+joined (``retrieval/fusion``).
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
 from gerund.errors import ConfigError
 from gerund.evaluation.systems.base import Encoder, ScoresCandidates, System, cosine_scores
 from gerund.evaluation.systems.bm25 import BM25, BM25Search, BM25System
+from gerund.retrieval import fusion
 from gerund.types import Scorer
 
 HYBRID = "hybrid"
@@ -19,24 +22,69 @@ HYBRID = "hybrid"
 DEPTH = 1000
 """How many documents of each ranking count."""
 
-# Cormack, Clarke and Buettcher 2009, who found it near the best for all of their collections.
-_K = 60
+RRF = "rrf"
 
-_Document = TypeVar("_Document", bound=Hashable)
+
+@dataclass(frozen=True)
+class Fusion:
+    """How the two rankings are joined.
+
+    Attributes:
+        method: ``convex`` or ``rrf``.
+        weight: what the vectors count in a convex sum; None for what the encoder was tuned to, else the usual.
+    """
+
+    method: str = "convex"
+    weight: float | None = None
+
+    def for_encoder(self, own: float | None) -> "Fusion":
+        """Return the fusion with its weight worked out.
+
+        Args:
+            own: the encoder's weight; None where nobody has tuned it.
+        """
+        if self.method == RRF or self.weight is not None:
+            return self
+        return Fusion(self.method, fusion.WEIGHT if own is None else own)
+
+
+def fusion_named(name: str) -> Fusion | None:
+    """Return what a name among the models means: ``hybrid``, ``hybrid:rrf``, ``hybrid:0.4``; None for another name.
+
+    Raises:
+        ConfigError: there is something else behind the colon.
+
+    >>> fusion_named("hybrid:0.4"), fusion_named("bm25")
+    (Fusion(method='convex', weight=0.4), None)
+    """
+    if name == HYBRID:
+        return Fusion()
+    kind, colon, rest = name.partition(":")
+    if kind != HYBRID or not colon:
+        return None
+    if rest == RRF:
+        return Fusion(RRF)
+    try:
+        return Fusion(weight=fusion.check_weight(float(rest)))
+    except ValueError:
+        raise ConfigError(f"{name!r}: behind {HYBRID}: stands {RRF} or the weight of the vectors, 0 to 1") from None
 
 
 class HybridSystem(System):
-    """An encoder and BM25 together: a document scores by the places that it has in the two rankings.
+    """An encoder and BM25 together: a document scores by what it has in the two rankings.
 
     It takes part where documents or candidates are ranked, and nowhere else.
 
     Args:
         dense: the encoder; its vectors are the ones that are kept.
+        how: how the rankings are joined; a weight that is left out is the encoder's own.
     """
 
-    def __init__(self, dense: Encoder) -> None:
-        super().__init__(f"{dense.label} + BM25")
+    def __init__(self, dense: Encoder, how: Fusion = Fusion()) -> None:
+        said = "" if how == Fusion() else " (RRF)" if how.method == RRF else f" ({how.weight:g} vectors)"
+        super().__init__(f"{dense.label} + BM25{said}")
         self.dense = dense
+        self.fusion = how.for_encoder(dense.fusion_weight)
         self._lexical = BM25System()
 
     @property
@@ -46,13 +94,18 @@ class HybridSystem(System):
 
     @property
     def fingerprint(self) -> str:
-        """The encoder's fingerprint, and that BM25 takes part."""
-        return f"{self.dense.fingerprint}+bm25"
+        """The encoder's fingerprint, and how BM25 takes part."""
+        return f"{self.dense.fingerprint}{self._suffix}"
 
     @property
     def cache_key(self) -> str:
-        """The encoder's key, and that BM25 takes part."""
-        return f"{self.dense.cache_key}+bm25"
+        """The encoder's key, and how BM25 takes part."""
+        return f"{self.dense.cache_key}{self._suffix}"
+
+    @property
+    def _suffix(self) -> str:
+        # Reciprocal ranks were all there was at first: their scores are kept under the name that they had.
+        return "+bm25" if self.fusion.method == RRF else f"+bm25-convex-{self.fusion.weight:g}"
 
     @property
     def scorer(self) -> Any:
@@ -60,14 +113,15 @@ class HybridSystem(System):
         return self.dense.scorer
 
     def describe(self) -> dict[str, Any]:
-        """Return what the encoder is, and that BM25 takes part."""
+        """Return what the encoder is, and how BM25 takes part."""
         # Without weights: it shares with the model alone nothing that depends only on them.
         own = {name: value for name, value in self.dense.describe().items() if name != "weights"}
-        return {**own, "fingerprint": self.fingerprint, "with": BM25}
+        how = {"fusion": self.fusion.method} | ({} if self.fusion.weight is None else {"weight": self.fusion.weight})
+        return {**own, "fingerprint": self.fingerprint, "with": BM25, **how}
 
     def search_model(self, prompts: Mapping[str, str], *, show: bool | None = None) -> "HybridSearch":
         """Return both rankings as one."""
-        return HybridSearch(self.dense.search_model(prompts, show=show))
+        return HybridSearch(self.dense.search_model(prompts, show=show), self.fusion)
 
     def find_scorer(self, name: str, *, seed: int) -> Scorer | None:
         """Return the scorer by which the model ranks; None for vectors.
@@ -91,42 +145,48 @@ class HybridSystem(System):
         else:
             dense_NM = cosine_scores(self.dense, queries, candidates, prompt)
         lexical_NM = self._lexical.candidate_scores(queries, candidates)
-        return np.array([fused_scores(*pair) for pair in zip(dense_NM, lexical_NM, strict=True)])
+        return np.array([fused_scores(*pair, self.fusion) for pair in zip(dense_NM, lexical_NM, strict=True)])
 
 
-def fused(rankings: Sequence[Sequence[_Document]]) -> dict[_Document, float]:
-    """Join rankings by reciprocal rank fusion (Cormack et al. 2009): the sum of 1 / (60 + place).
+def fused(dense: Mapping[Any, float], lexical: Mapping[Any, float], how: Fusion) -> dict[Any, float]:
+    """Join the scores that a model and BM25 give documents, best first on either side.
 
-    Args:
-        rankings: documents, best first. One that a ranking lacks has nothing from it.
+    A convex sum is that of the first 100 of each, as a search makes it. What stands below them on both sides comes
+    behind them, with scores below 0, in the order of its places: no search shows it, and a deep measure of recall
+    counts it.
 
     Returns:
-        The score of every document of any ranking, best first; of equals the one that was met first, reading the
-        rankings one after the other.
+        The score of every document of either, best first.
 
-    >>> fused([["a", "b"], ["b", "c"]]) == {"b": 1 / 62 + 1 / 61, "a": 1 / 61, "c": 1 / 62}
-    True
+    >>> fused({"a": 0.9, "b": 0.5}, {"b": 2.0}, Fusion(weight=0.5))
+    {'b': 0.5, 'a': 0.5}
     """
-    scores: dict[_Document, float] = {}
-    for ranking in rankings:
-        for place, document in enumerate(ranking, start=1):
-            scores[document] = scores.get(document, 0.0) + 1 / (_K + place)
-    return dict(sorted(scores.items(), key=lambda item: -item[1]))
+    if how.method == RRF:
+        return fusion.rrf([list(dense), list(lexical)])
+    words, vectors = (dict(list(side.items())[: fusion.DEPTH]) for side in (lexical, dense))
+    joined = fusion.convex(words, vectors, fusion.WEIGHT if how.weight is None else how.weight)
+    # By their best place, so that it is fusion's method that decides nothing here.
+    below = [one for one in fusion.rrf([list(lexical), list(dense)]) if one not in joined]
+    return joined | {document: -float(place) for place, document in enumerate(below, start=1)}
 
 
-def fused_scores(dense_M: np.ndarray, lexical_M: np.ndarray) -> np.ndarray:
+def fused_scores(dense_M: np.ndarray, lexical_M: np.ndarray, how: Fusion) -> np.ndarray:
     """Join the scores that a model and BM25 give the same candidates.
 
     Args:
         dense_M: the model's ``(candidates,)``.
         lexical_M: BM25's; candidates that share no word with the query (0) are not in its ranking.
+        how: how they are joined.
 
     Returns:
-        ``(candidates,)`` float64; 0 for a candidate that is not among the first 1000 of either.
+        ``(candidates,)`` float64; the least for a candidate that is not among the first 1000 of either.
     """
-    ranked = [order[:DEPTH] for order in (_order(dense_M), [one for one in _order(lexical_M) if lexical_M[one] > 0])]
-    joined_M = np.zeros(len(dense_M))
-    for place, score in fused(ranked).items():
+    dense = {one: float(dense_M[one]) for one in _order(dense_M)[:DEPTH]}
+    lexical = {one: float(lexical_M[one]) for one in _order(lexical_M)[:DEPTH] if lexical_M[one] > 0}
+    joined = fused(dense, lexical, how)
+    least = 0.0 if how.method == RRF else min([0.0, *joined.values()]) - 1
+    joined_M = np.full(len(dense_M), least)
+    for place, score in joined.items():
         joined_M[place] = score
     return joined_M
 
@@ -136,11 +196,13 @@ class HybridSearch:
 
     Args:
         encoder: the model, as MTEB's own search takes it.
+        how: how the rankings are joined.
     """
 
-    def __init__(self, encoder: Any) -> None:
+    def __init__(self, encoder: Any, how: Fusion) -> None:
         from mteb.models.search_wrappers import SearchEncoderWrapper
 
+        self._how = how
         self._dense = SearchEncoderWrapper(encoder)
         self._lexical = BM25Search()
         self._places: dict[str, int] = {}
@@ -151,7 +213,8 @@ class HybridSearch:
         from mteb.models import ModelMeta
 
         dense = self._dense.mteb_model_meta
-        known = {"name": f"{dense.name}+bm25", "revision": f"{dense.revision}-rrf-k={_K}"}
+        how = f"rrf-k={fusion.RRF_K}" if self._how.method == RRF else f"convex-{self._how.weight:g}"
+        known = {"name": f"{dense.name}+bm25", "revision": f"{dense.revision}-{how}"}
         return ModelMeta.create_empty(overwrites=known)
 
     def index(self, corpus: Any, **settings: Any) -> None:
@@ -181,13 +244,14 @@ class HybridSearch:
         for query, scores in dense.items():
             # Without a word of the query a document is not in BM25's ranking.
             found = {document: score for document, score in lexical[query].items() if score > 0}
-            joined = fused([self._ranked(own)[:depth] for own in (scores, found)])
+            joined = fused(self._ranked(scores, depth), self._ranked(found, depth), self._how)
             results[query] = dict(list(joined.items())[:top_k])
         return results
 
-    def _ranked(self, scores: Mapping[str, float]) -> list[str]:
-        """Return documents, best first; of equals the one that stands first in the collection, as BM25 does."""
-        return sorted(scores, key=lambda document: (-scores[document], self._places[document]))
+    def _ranked(self, scores: Mapping[str, float], depth: int) -> dict[str, float]:
+        """Return the best, best first; of equals the one that stands first in the collection, as BM25 does."""
+        order = sorted(scores, key=lambda document: (-scores[document], self._places[document]))
+        return {document: scores[document] for document in order[:depth]}
 
 
 def _order(scores_M: np.ndarray) -> list[int]:

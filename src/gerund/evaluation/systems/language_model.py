@@ -77,6 +77,11 @@ class LanguageModelSystem(Encoder):
         return self.lm.scorer
 
     @property
+    def fusion_weight(self) -> float | None:
+        """What its vectors count where they are joined with words; None where nobody has tuned it."""
+        return self.lm.encoder.fusion
+
+    @property
     def dimensions(self) -> int:
         """Numbers in a vector."""
         return self.lm.dimensions

@@ -15,7 +15,7 @@ from gerund.evaluation.encoder_configs import label_of
 from gerund.evaluation.systems.base import Encoder, System
 from gerund.evaluation.systems.bm25 import BM25, BM25System
 from gerund.evaluation.systems.embeddings import EmbeddingCache
-from gerund.evaluation.systems.hybrid import HYBRID, HybridSystem
+from gerund.evaluation.systems.hybrid import HYBRID, HybridSystem, fusion_named
 from gerund.evaluation.systems.language_model import language_model_system
 from gerund.evaluation.systems.sentence_transformers import SentenceTransformersSystem
 from gerund.generative_model import GenerativeModel
@@ -35,8 +35,9 @@ def systems_of(
 
     Args:
         models: specs, each of which is loaded once; models in memory; ``"bm25"`` for BM25; ``"hybrid"`` for every model
-            under every encoder config once more, its ranking joined with BM25's. A model of sentence-transformers has
-            one config, its own.
+            under every encoder config once more, its ranking joined with BM25's (``"hybrid:rrf"`` by places,
+            ``"hybrid:0.4"`` with another weight of the vectors). A model of sentence-transformers has one config, its
+            own.
         columns: settings under which every model is measured; what they leave out is the model's own. None of them
             leaves a model as it is.
         cache: where embeddings are kept; None keeps them in memory.
@@ -53,10 +54,11 @@ def systems_of(
     """
     models = [load(one) if isinstance(one, ModelSpec) else one for one in models]
     cache = cache or EmbeddingCache()
+    ways = [how for one in models if isinstance(one, str) and (how := fusion_named(one)) is not None]
     named: list[tuple[str, Callable[[str], System]]] = []
     several = len({model.name for model in models if isinstance(model, GenerativeModel)}) > 1
     for model in models:
-        if model == HYBRID:
+        if isinstance(model, str) and fusion_named(model) is not None:
             continue
         if isinstance(model, SentenceTransformersSystem):
             named.append((_short(model.name), partial(model.called, cache=cache)))
@@ -74,9 +76,9 @@ def systems_of(
             named.append((f"{_short(model.name)}: {label}" if several else label, make))
     labels = distinct([label for label, _ in named])
     found = [make(label) for label, (_, make) in zip(labels, named, strict=True)]
-    if HYBRID not in models:
+    if not ways:
         return found
-    hybrids = [HybridSystem(one) for one in found if isinstance(one, Encoder)]
+    hybrids = [HybridSystem(one, how) for how in ways for one in found if isinstance(one, Encoder)]
     if not hybrids:
         raise ConfigError("hybrid joins the ranking of a model with that of BM25; name a model too")
     return [*found, *hybrids]

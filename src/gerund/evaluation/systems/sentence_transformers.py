@@ -63,6 +63,11 @@ class SentenceTransformersSystem(Encoder):
         return self._source
 
     @property
+    def fusion_weight(self) -> float:
+        """Half of the sum: what these models embed with was trained on pairs of queries and documents."""
+        return 0.5
+
+    @property
     def dimensions(self) -> int:
         """Numbers in a vector."""
         return int(self._model.get_embedding_dimension() or 0)

@@ -17,8 +17,13 @@ from torch import Tensor
 
 from gerund.attention.streams import hidden_of, input_of
 from gerund.config import EncoderConfig
+from gerund.errors import UnsupportedModelError
 from gerund.inference.tokens import Tokens
 from gerund.methods import layer_numbers
+
+_STREAMS = (
+    "the layers of this architecture hand several streams of states on: layers and prepend cannot be used with it"
+)
 
 
 class Beside:
@@ -63,6 +68,8 @@ class Beside:
         if index == 0 and 0 in self._numbers:
             self._add(input_of(args, kwargs))
         hidden_BTD = hidden_of(output)
+        if hidden_BTD.ndim != 3:
+            raise UnsupportedModelError(_STREAMS)
         if 1 <= index + 1 < self._below:
             hidden_BTD = hidden_BTD.clone()
             hidden_BTD[self._row_B, self._place_B] = hidden_BTD[self._row_B, self._last_B]
@@ -79,6 +86,8 @@ class Beside:
 
     def _add(self, hidden_BTD: Tensor) -> None:
         own_BTD = hidden_BTD.float()
+        if self._total_BTD is not None and self._total_BTD.shape != own_BTD.shape:
+            raise UnsupportedModelError(_STREAMS)
         self._total_BTD = own_BTD if self._total_BTD is None else self._total_BTD + own_BTD
 
 

@@ -8,14 +8,16 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from gerund.attention.interface import BoundPlan
+from gerund.attention.bound import BoundPlan
 from gerund.attention.plan import ResolvedPlan
+from gerund.attention.shared import counts_rows
 from gerund.config import EncoderConfig, whole_number
 from gerund.errors import ConfigError, ResourceError
 from gerund.inference.encode.beside import Beside
@@ -144,7 +146,8 @@ class EncoderRuntime:
         """Put texts into one tensor, padded on the tokenizer's side."""
         lengths = [len(text) for text in texts]
         longest = max(lengths)
-        left = self.tokenizer.padding_side == "left"
+        # Where positions are counted from the beginning of a row, nothing may stand before a text.
+        left = self.tokenizer.padding_side == "left" and takes_positions(self.model)
         pad = self.tokenizer.pad_token_id or 0
         ids = torch.full((len(texts), longest), pad, dtype=torch.long)
         begin = torch.zeros(len(texts), dtype=torch.long)
@@ -159,7 +162,7 @@ class EncoderRuntime:
             real_BT = ((place_T >= begin[:, None]) & (place_T < end[:, None])).to(self.device)
             if left or not self.sends_plan:
                 inputs["attention_mask"] = real_BT.long()
-            if left and takes_positions(self.model):
+            if left:
                 inputs["position_ids"] = (real_BT.long().cumsum(1) - 1).clamp(min=0)
         return Batch(inputs, real_BT, begin.to(self.device))
 
@@ -359,5 +362,32 @@ def _is_out_of_memory(error: BaseException) -> bool:
 
 
 def takes_positions(model: PreTrainedModel) -> bool:
-    """Tell whether a model can be told where in its text each token stands."""
-    return "position_ids" in inspect.signature(model.base_model.forward).parameters
+    """Tell whether a model can be told where in its text each token stands, 0 for the first; found out once a model.
+
+    Some are not told, some count from another number, and some have no use for it.
+    """
+    if model not in _told:
+        takes = "position_ids" in inspect.signature(model.base_model.forward).parameters
+        _told[model] = takes and not counts_rows(model) and _told_apart(model)
+    return _told[model]
+
+
+_told: WeakKeyDictionary[PreTrainedModel, bool] = WeakKeyDictionary()
+
+
+@torch.no_grad()
+def _told_apart(model: PreTrainedModel) -> bool:
+    embeddings = model.get_input_embeddings().weight
+    place_1T = torch.arange(4, device=embeddings.device)[None]
+    ids_1T = (place_1T * 7 + 3) % len(embeddings)
+    training = model.training
+    model.eval()
+    try:
+        own, counted, doubled = (
+            model.base_model(ids_1T, use_cache=False, **told).last_hidden_state.float()
+            for told in ({}, {"position_ids": place_1T}, {"position_ids": 2 * place_1T})
+        )
+    finally:
+        model.train(training)
+    near = 1e-2 * float(own.abs().max())
+    return float((own - counted).abs().max()) <= near < float("inf") and not torch.equal(own, doubled)

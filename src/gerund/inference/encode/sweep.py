@@ -4,10 +4,13 @@ Knows: runtimes, batches, pooling. Does not know: what the vectors are for.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 from torch import Tensor
 
+from gerund.attention.shared import hands_on
+from gerund.attention.streams import decoder_layers
 from gerund.attention.sweep import Sweep
 from gerund.errors import ConfigError
 from gerund.inference.encode.runtime import EncoderRuntime, default_batch_tokens, in_batches, pooled, token_states
@@ -78,6 +81,11 @@ def _sweep(
     first = runtimes[0]
     if any(runtime.model is not first.model for runtime in runtimes):
         raise ConfigError("a sweep compares ways to read one model, not several models")
+    if hands_on(decoder_layers(first.model)):
+        # What its layers hand each other is of one plan at a time.
+        for place, runtime in enumerate(runtimes):
+            in_batches(runtime, texts, runtime.states, partial(keep, place), show=show)
+        return
     plans = [runtime.plan for runtime in runtimes]
 
     def states(batch: Sequence[Tokens]) -> tuple[Tensor, Tensor]:

@@ -8,7 +8,8 @@ Knows: models, sampling, a function that scores texts. Does not know: what a sco
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from threading import Event
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -16,18 +17,17 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from gerund.config import Rerank, Sampling
 from gerund.errors import ConfigError, ModelError
 from gerund.inference.generate.branch_pass import BranchPass, can_branch
-from gerund.inference.generate.generation import (
-    continuation_text,
-    demand_room,
-    end_ids,
-    prompt_ids,
-    room_after,
-)
-from gerund.inference.generate.sampling import chosen_tokens, filters_of, generator_for, request_seeds, sample_seed
+from gerund.inference.generate.detokenizing import continuation_text
+from gerund.inference.generate.generation import Cancelled, end_ids, room_after
+from gerund.inference.generate.hypotheses import SPENT, Hypothesis, SearchedPrompt, generator_of, nothing
+from gerund.inference.generate.prompts import Prompt, prompt_ids
+from gerund.inference.generate.rows import Piece
+from gerund.inference.generate.sampling import chosen_tokens, counts_of, filters_of, penalised, request_seeds
+from gerund.inference.generate.settings import demand_room
 from gerund.inference.infill.span_pass import Context, SpanPass
 from gerund.inference.likelihood.tokens import causal_runtime
 from gerund.inference.tokens import context_length
-from gerund.types import Candidate, Ranked
+from gerund.types import Ranked
 
 # Rows that are written at once; the continuations of one prompt always stay together.
 _ROWS_AT_ONCE = 64
@@ -39,45 +39,8 @@ _WORTH_SHARING = 4
 # there are far fewer. What is kept of a finished one is its tokens alone, so any number of them fits.
 _PART = 256
 
-# Stands where a continuation that is finished had its random numbers, which are 5 kB.
-_SPENT = torch.Generator()
-
 # Scores the continuations of some of the prompts: their numbers, and the texts so far of each.
 Judge = Callable[[Sequence[int], Sequence[Sequence[str]]], Sequence[Sequence[float]]]
-
-
-@dataclass(frozen=True)
-class Hypothesis:
-    """A continuation so far.
-
-    Attributes:
-        tokens: its tokens, without an end token.
-        logprob: the sum of their log-probabilities under the untouched model, that of the end token included.
-        ended: whether the model ended it.
-        full: whether there is room for more.
-        generator: the random numbers that it goes on with, if it does.
-        text: its text, once it was scored.
-        score: what the scorer gave it.
-    """
-
-    tokens: tuple[int, ...]
-    logprob: float
-    ended: bool
-    full: bool
-    generator: torch.Generator
-    text: str = ""
-    score: float = 0.0
-
-    @property
-    def goes_on(self) -> bool:
-        """Whether it can be written on."""
-        return not (self.ended or self.full)
-
-    def as_candidate(self) -> Candidate:
-        """Return it as a result."""
-        scored = len(self.tokens) + self.ended
-        mean = self.logprob / scored if scored else 0.0
-        return Candidate(self.text, list(self.tokens), mean, self.ended, self.score)
 
 
 # What is written on in a round: the place of its prompt, what it is so far, its row of the cache, the key of its random
@@ -85,32 +48,16 @@ class Hypothesis:
 _Start = tuple[int, Hypothesis, int, tuple[int, int, int]]
 
 
-@dataclass
-class _Prompt:
-    """A prompt and the search for its continuation."""
-
-    number: int
-    seed: int
-    ids: list[int]
-    room: int
-    beams: list[Hypothesis]
-    history: list[list[Candidate]]
-
-    def result(self) -> Ranked:
-        kept = [beam.as_candidate() for beam in self.beams]
-        best = kept[0]
-        return Ranked(best.text, best.token_ids, best.score, best.finished, best.rank_score, kept, self.history)
-
-
 def search(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    prompts: Sequence[str],
+    prompts: Sequence[Prompt],
     judge: Judge,
     rerank: Rerank,
     *,
     max_new_tokens: int,
     sampling: Sampling,
+    cancelled: Event | None = None,
 ) -> list[Ranked]:
     """Continue each prompt by what scores best.
 
@@ -122,22 +69,24 @@ def search(
     Args:
         model: the language model, which is read causally, without an adapter.
         tokenizer: its tokenizer.
-        prompts: any number of texts.
+        prompts: any number of texts, token ids or conversations.
         judge: scores texts so far; a blank one is not scored and comes last.
         rerank: how many are sampled and kept, and how often.
         max_new_tokens: how much to write at most.
         sampling: how tokens are chosen; a result depends on its prompt, its seed and nothing else.
+        cancelled: ends the work within a token once it is set.
 
     Returns:
-        One result a prompt, in their order.
+        One result a prompt, in their order. Its usage counts the tokens of all that competed.
 
     Raises:
         TextError: a prompt fills the model's context, or is empty for a model without a beginning token.
         ConfigError: ``max_new_tokens`` is not positive, or several continuations are to be written greedily.
         ModelError: a score is not a number.
+        Cancelled: ``cancelled`` was set before the end.
     """
     results: dict[int, Ranked] = {}
-    for run in _started(model, tokenizer, prompts, judge, rerank, max_new_tokens, sampling):
+    for run in _started(model, tokenizer, prompts, judge, rerank, max_new_tokens, sampling, cancelled):
         for _ in run.rounds():
             pass
         results |= {prompt.number: prompt.result() for prompt in run.prompts}
@@ -147,32 +96,33 @@ def search(
 def stream_search(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    prompt: str,
+    prompt: Prompt,
     judge: Judge,
     rerank: Rerank,
     *,
     max_new_tokens: int,
     sampling: Sampling,
-) -> Iterator[str]:
+    cancelled: Event | None = None,
+) -> Iterator[Piece]:
     """Continue one prompt as ``search`` does and yield its text as far as all that is kept agree on it.
+
+    The last piece has the result.
 
     Raises:
         TextError: as in ``search``.
         ConfigError: as in ``search``.
         ModelError: as in ``search``.
     """
-    [run] = _started(model, tokenizer, [prompt], judge, rerank, max_new_tokens, sampling)
+    [run] = _started(model, tokenizer, [prompt], judge, rerank, max_new_tokens, sampling, cancelled)
     [state] = run.prompts
     given = ""
     for _ in run.rounds():
         # A replacement character at the end is a letter whose other bytes are still to come.
         settled = _common([beam.text for beam in state.beams]).rstrip("\ufffd")
         if len(settled) > len(given):
-            yield settled[len(given) :]
+            yield Piece(0, settled[len(given) :])
             given = settled
-    rest = state.beams[0].text[len(given) :]
-    if rest:
-        yield rest
+    yield Piece(0, state.beams[0].text[len(given) :], result=state.result())
 
 
 def demand_choice(rerank: Rerank, sampling: Sampling) -> None:
@@ -186,16 +136,22 @@ def demand_choice(rerank: Rerank, sampling: Sampling) -> None:
             "greedy continuations of one prompt are all the same, so there is nothing to rank; "
             "set a temperature above 0, such as 1"
         )
+    if sampling.repetition_penalty != 1:
+        raise ConfigError(
+            "repetition_penalty is of no use beside rerank, which reads probabilities and no logits; "
+            "take frequency_penalty or presence_penalty"
+        )
 
 
 def _started(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    prompts: Sequence[str],
+    prompts: Sequence[Prompt],
     judge: Judge,
     rerank: Rerank,
     max_new_tokens: int,
     sampling: Sampling,
+    cancelled: Event | None,
 ) -> Iterator["_Search"]:
     """Yield searches, each of a few prompts, after checking all of them."""
     max_new_tokens = demand_room(max_new_tokens)
@@ -205,14 +161,14 @@ def _started(
     limit = context_length(model.config, tokenizer)
     for group in _groups([len(own) for own in ids], rerank.width):
         own = [
-            _Prompt(
+            SearchedPrompt(
                 *(number, seeds[number], ids[number], room_after(len(ids[number]), max_new_tokens, limit)),
-                beams=[_nothing(seeds[number])],
+                beams=[nothing(seeds[number])],
                 history=[],
             )
             for number in group
         ]
-        yield _Search(model, tokenizer, own, judge, rerank, sampling)
+        yield _Search(model, tokenizer, own, judge, rerank, sampling, cancelled or Event())
 
 
 class _Search:
@@ -222,12 +178,14 @@ class _Search:
         self,
         model: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase,
-        prompts: list[_Prompt],
+        prompts: list[SearchedPrompt],
         judge: Judge,
         rerank: Rerank,
         sampling: Sampling,
+        cancelled: Event,
     ) -> None:
         self.model, self.tokenizer = model, tokenizer
+        self.cancelled = cancelled
         self.prompts, self.judge, self.rerank = prompts, judge, rerank
         self.sampling = sampling
         self.filters = filters_of(sampling)
@@ -281,7 +239,7 @@ class _Search:
         for place, beam, row, key in part:
             growing.append((place, len(written[place])))
             parents.append(row)
-            written[place].append(replace(beam, generator=_generator_of(self.prompts[place].seed, beam, key)))
+            written[place].append(replace(beam, generator=generator_of(self.prompts[place].seed, beam, key)))
             last_row[place].append(None)
         for step in range(self.rerank.every or max(prompt.room for prompt in self.prompts)):
             if step:
@@ -302,8 +260,14 @@ class _Search:
 
     def _write(self, growing: list[tuple[int, int]], rows: list[int], written: list[list[Hypothesis]]) -> None:
         """Add one token to each hypothesis."""
+        if self.cancelled.is_set():
+            raise Cancelled
         logprobs_PV = self.cache.logprobs_BV[rows]
         scores_PV = logprobs_PV
+        if self.sampling.has_penalties:
+            texts = [written[place][index].tokens for place, index in growing]
+            own = zip(logprobs_PV, texts, strict=True)
+            scores_PV = torch.stack([penalised(self.sampling, one_V, counts_of(text, one_V)) for one_V, text in own])
         for filter_ in self.filters:
             scores_PV = filter_(None, scores_PV)
         generators = None
@@ -313,10 +277,11 @@ class _Search:
         own_P = logprobs_PV.gather(1, token_P[:, None])[:, 0]
         for (place, index), token, own in zip(growing, token_P.tolist(), own_P.tolist(), strict=True):
             before = written[place][index]
+            self.prompts[place].written += 1
             ended = token in self.ends
             tokens = before.tokens if ended else (*before.tokens, token)
             full = not ended and len(tokens) >= self.prompts[place].room
-            generator, logprob = _SPENT if ended or full else before.generator, before.logprob + own
+            generator, logprob = SPENT if ended or full else before.generator, before.logprob + own
             written[place][index] = Hypothesis(tokens, logprob, ended, full, generator)
 
     def _score(self, written: list[list[Hypothesis]]) -> None:
@@ -376,20 +341,6 @@ def _common(texts: Sequence[str]) -> str:
     first, last = min(texts), max(texts)  # all others stand between these two
     same = next((at for at, (one, two) in enumerate(zip(first, last, strict=False)) if one != two), len(first))
     return first[:same]
-
-
-def _nothing(seed: int) -> Hypothesis:
-    """Return the empty continuation of a prompt, with the random numbers of plain generation."""
-    return Hypothesis((), 0.0, False, False, torch.Generator().manual_seed(sample_seed(seed, 0)))
-
-
-def _generator_of(seed: int, beam: Hypothesis, key: tuple[int, int, int]) -> torch.Generator:
-    """Return the random numbers of a sample: of the first one those of the beam itself."""
-    if key[-1]:
-        return generator_for(seed, 0, *key)
-    own = torch.Generator()
-    own.set_state(beam.generator.get_state())
-    return own
 
 
 def _groups(lengths: Sequence[int], width: int) -> Iterator[list[int]]:

@@ -4,7 +4,7 @@ Every row has a random generator of its own, which gives one number a token; the
 probabilities sum to more than it. Fresh seeds come from the operating system, so no global random state is read or
 changed.
 
-Knows: ``Sampling``, seeds, scores. Does not know: models, what the rows are.
+Knows: ``Sampling``, seeds, scores, penalties. Does not know: models, what the rows are.
 """
 
 from collections.abc import Sequence
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from transformers import (
     LogitsProcessor,
+    MinPLogitsWarper,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TypicalLogitsWarper,
@@ -36,6 +37,8 @@ def filters_of(sampling: Sampling) -> list[LogitsProcessor]:
         filters.append(TopKLogitsWarper(sampling.top_k))
     if sampling.top_p is not None and sampling.top_p < 1:
         filters.append(NucleusFilter(sampling.top_p))
+    if sampling.min_p:
+        filters.append(MinPLogitsWarper(float(sampling.min_p)))
     if sampling.typical_p is not None and sampling.typical_p < 1:
         filters.append(TypicalLogitsWarper(sampling.typical_p))
     return filters
@@ -90,6 +93,31 @@ def chosen_tokens(scores_BV: Tensor, generators: Sequence[torch.Generator] | Non
     # A number that is rounded up to the whole would lead behind the last token.
     place_B1 = (number_B1.to(whole_B1) * whole_B1).minimum(whole_B1.nextafter(torch.zeros_like(whole_B1)))
     return torch.searchsorted(summed_BV, place_B1, right=True)[:, 0]
+
+
+def penalised(sampling: Sampling, logits_V: Tensor, counts_V: Tensor, seen_V: Tensor | None = None) -> Tensor:
+    """Return logits after the bias and the penalties.
+
+    Args:
+        sampling: the settings.
+        logits_V: the model's logits, which stay as they are.
+        counts_V: how often the text so far has each token.
+        seen_V: which tokens the prompt or the text so far have; None where repetition is not penalised.
+    """
+    scores_V = logits_V.clone()
+    for token, bias in sampling.logit_bias.items():
+        scores_V[token] += bias
+    penalty = sampling.repetition_penalty
+    if seen_V is not None and penalty != 1:
+        other_V = torch.where(scores_V < 0, scores_V * penalty, scores_V / penalty)
+        scores_V = torch.where(seen_V, other_V, scores_V)
+    return scores_V - (sampling.frequency_penalty * counts_V + sampling.presence_penalty * (counts_V > 0))
+
+
+def counts_of(tokens: Sequence[int], like_V: Tensor) -> Tensor:
+    """Return how often each token of the vocabulary is in a text, as numbers like those of ``like_V``."""
+    found = torch.tensor(tokens, dtype=torch.long, device=like_V.device)
+    return torch.bincount(found, minlength=len(like_V)).to(like_V.dtype)
 
 
 def request_seeds(sampling: Sampling, count: int) -> list[int]:

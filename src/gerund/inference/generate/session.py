@@ -7,17 +7,19 @@ Does not know: attention plans other than the causal one, how tokens are chosen.
 import copy
 import inspect
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import torch
 from torch import Tensor
 from transformers import Cache, LogitsProcessorList, PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteriaList
 
-from gerund.config import Sampling, sampling_or
+from gerund.config import Sampling
 from gerund.errors import ConfigError, TextError
 from gerund.inference.encode.runtime import EncoderRuntime, pooled
 from gerund.inference.generate import generation
+from gerund.inference.generate.prompts import prompt_ids
+from gerund.inference.generate.settings import Options, Settings
 from gerund.inference.tokens import InputFormat, tokenize
 from gerund.models.pooling import unit
 from gerund.types import Generation
@@ -41,7 +43,9 @@ class Session:
     _cache: Cache = field(repr=False)
     _logits_BV: Tensor = field(repr=False)
 
-    def generate(self, max_new_tokens: int = 64, sampling: Sampling | None = None) -> Generation:
+    def generate(
+        self, max_new_tokens: int = 64, sampling: Sampling | None = None, **options: Unpack[Options]
+    ) -> Generation:
         """Continue the text without reading it again.
 
         Every call starts from the end of the text. The result is that of ``LanguageModel.generate`` for the
@@ -51,17 +55,21 @@ class Session:
         Args:
             max_new_tokens: how much to write at most; less where the model's context ends first.
             sampling: how tokens are chosen; None is greedy.
+            options: what ends the text, which form it has, and what is said of its tokens, as in ``generate``; all
+                but ``n``.
 
         Raises:
-            ConfigError: ``max_new_tokens`` is no positive whole number.
+            ConfigError: a setting is impossible.
         """
+        settings = Settings.of(max_new_tokens, sampling, options)
+        if settings.n != 1:
+            raise ConfigError(f"n={settings.n}: a session continues its text once a call; call it again")
         return generation.continue_read(
             self._model,
             self._tokenizer,
             self.token_ids,
             self._decode,
-            max_new_tokens=max_new_tokens,
-            sampling=sampling_or(sampling),
+            settings,
         )
 
     def _decode(
@@ -104,7 +112,7 @@ def encode_and_keep(runtime: EncoderRuntime, prompt: str, text: str) -> tuple[np
     if not text.strip():
         raise TextError("the text is empty, so there is nothing to encode")
     whole = prompt + text if prompt else text
-    ids = generation.prompt_ids(runtime.model, runtime.tokenizer, whole, "the text")
+    ids = prompt_ids(runtime.model, runtime.tokenizer, whole, "the text")
     [tokens] = tokenize(runtime.tokenizer, [text], InputFormat(prompt, append_eos=runtime.config.append_eos))
     assert tokens is not None  # only empty texts have none
     if runtime.max_length is not None and len(tokens) > runtime.max_length:

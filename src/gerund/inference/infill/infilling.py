@@ -20,7 +20,9 @@ from gerund.checks import is_listing, one_of
 from gerund.config import INFILL_METHODS, MOST_AT_ONCE, InfillMethod, Sampling, sampling_or
 from gerund.errors import ConfigError, TextError
 from gerund.inference.encode.runtime import EncoderRuntime
-from gerund.inference.generate.generation import continuation_text, end_ids, prompt_ids
+from gerund.inference.generate.detokenizing import continuation_text
+from gerund.inference.generate.generation import end_ids
+from gerund.inference.generate.prompts import prompt_ids
 from gerund.inference.infill.blanks import BlankedText, growing_ids
 from gerund.inference.infill.span_pass import Context
 from gerund.inference.infill.span_search import Path, beamed, ended, sampled, write
@@ -177,6 +179,8 @@ def planned(
         ConfigError: a setting is impossible, or of no use to the method.
     """
     one_of("way to infill", method, INFILL_METHODS)
+    if method in _WRITTEN_HERE and sampling.has_penalties:
+        raise ConfigError("penalties and logit_bias are for texts that are continued; gaps are filled without them")
     candidates = candidate_lengths(lengths, max_tokens)
     search = Search(candidates, sampling, beams, samples, sees_right=method == "infill")
     if method == "left-only" and lengths is None:
@@ -266,20 +270,18 @@ def _best(
         for path, after in zip(written, behind, strict=True)
     ]
     own = scores if search.sees_right else [path.mean for path in written]
-    if search.until_end:
-        best = max(range(len(written)), key=own.__getitem__)
-        return written[best], scores[best]
+    # A text written to its end chose its length itself; else the best of every length is kept, and then a length.
     best_of: dict[int, int] = {}
     for index, path in enumerate(written):
-        if path.length not in best_of or own[index] > own[best_of[path.length]]:
-            best_of[path.length] = index
+        length = 0 if search.until_end else path.length
+        if length not in best_of or own[index] > own[best_of[length]]:
+            best_of[length] = index
     kept = list(best_of.values())
     if search.sees_right:
-        criterion = behind if following else scores
-        best = max(kept, key=criterion.__getitem__)
+        criterion = [(behind if following else scores)[index] for index in kept]
     else:
-        endings = _endings(runtime, left, [written[index].tokens for index in kept], ends)
-        best = kept[max(range(len(kept)), key=endings.__getitem__)]
+        criterion = _endings(runtime, left, [written[index].tokens for index in kept], ends)
+    best = kept[max(range(len(kept)), key=criterion.__getitem__)]
     return written[best], scores[best]
 
 

@@ -14,7 +14,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gerund.config import Sampling
 from gerund.errors import ConfigError, ModelError, TextError
-from gerund.inference.generate.generation import continuation_text, generate
+from gerund.inference.generate.detokenizing import continuation_text
+from gerund.inference.generate.generation import generate
+from gerund.inference.generate.settings import Settings
 from gerund.inference.text_ids import text_ids
 from gerund.inference.tokens import check_unicode
 from gerund.types import Infill, Rendered
@@ -143,9 +145,7 @@ def fill(
     asked = gapped.with_sentinels(tokenizer)
     # Of every gap: its sentinel, its tokens; and a sentinel behind the last one.
     most = gaps * (max_tokens + 1) + 1
-    written = generate(
-        model, tokenizer, [asked], max_new_tokens=most, sampling=sampling, batch_size=16, samples=samples
-    )
+    written = generate(model, tokenizer, [asked], Settings(most, sampling, n=samples))
     found = [_filled(model, tokenizer, gapped, asked, one.token_ids, max_tokens) for one in written]
     return sorted(found, key=lambda one: -sum(one.scores) / len(one.scores))
 

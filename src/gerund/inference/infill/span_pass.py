@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
+from gerund.attention.bound import BoundPlan
 from gerund.attention.growing import GrowingHybrid
-from gerund.attention.interface import BoundPlan
+from gerund.attention.masked import has_indexer
 from gerund.attention.recurrent import recurrent_modules
 from gerund.errors import ModelError, UnsupportedModelError
 from gerund.inference.encode.runtime import EncoderRuntime, takes_positions
@@ -53,7 +54,7 @@ class SpanPass:
         sees_right: True for MAGNET's hybrid mask; False for the untouched causal model, which has no right side.
 
     Raises:
-        UnsupportedModelError: the model takes no positions, has recurrent layers, or its cache drops tokens.
+        UnsupportedModelError: it takes no positions, has recurrent layers or indexers, or its cache drops tokens.
         ModelError: the model's head cannot be run on its own.
     """
 
@@ -62,6 +63,11 @@ class SpanPass:
             raise UnsupportedModelError(
                 f"gaps cannot be filled with this {runtime.model.config.model_type} model: its recurrent layers keep a "
                 "state of what they read, which no cached text can be taken out of"
+            )
+        if has_indexer(runtime.model):
+            raise UnsupportedModelError(
+                f"gaps cannot be filled with this {runtime.model.config.model_type} model: it chooses by an indexer "
+                "which cached tokens it looks at, and those of a gap stand in another order"
             )
         self._runtime = runtime
         self._head = TokenHead(runtime.model)

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from gerund.attention.interface import BoundPlan, attach
+from gerund.attention.bound import BoundPlan
+from gerund.attention.interface import attach
 from gerund.attention.plan import AttentionPlan, ResolvedPlan
 from gerund.attention.probe import verify_once
 from gerund.checks import one_of

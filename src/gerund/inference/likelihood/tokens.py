@@ -20,6 +20,7 @@ from gerund.inference.likelihood.token_head import Read, TokenHead
 from gerund.inference.tokens import InputFormat, Tokens, tokenize
 from gerund.models.adapters import active_adapter
 from gerund.models.encoder_decoder import demand_decoder_only
+from gerund.types import Rendered
 
 # Token ids, and the place of the first one that is scored.
 Scored = tuple[Sequence[int], int]
@@ -255,12 +256,21 @@ def _split_pairs(
         if not continuation.strip():
             raise TextError(f"continuation {index} is empty")
     limit = causal_runtime(model, tokenizer).max_length
-    texts = tokenize(tokenizer, [prefix + continuation for prefix, continuation in pairs], InputFormat(), offsets=True)
+    texts = tokenize(tokenizer, [_joined(*pair) for pair in pairs], InputFormat(), offsets=True)
     return [
         _split(tokenizer, tokens, len(prefix), limit)
         for (prefix, _), tokens in zip(pairs, texts, strict=True)
         if tokens is not None
     ]
+
+
+def _joined(prefix: str, continuation: str) -> str:
+    """Return both as one text; behind a rendered prefix the control tokens of the continuation are text."""
+    if not isinstance(prefix, Rendered):
+        return prefix + continuation
+    end = len(prefix) + len(continuation)
+    literal = [*prefix.literal, (len(prefix), end)]
+    return Rendered(prefix + continuation, literal=literal, with_specials=prefix.with_specials)
 
 
 def _split(tokenizer: PreTrainedTokenizerBase, tokens: Tokens, boundary: int, limit: int | None) -> _Split:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gerund.config import CONFIG_FILE
+from gerund.evaluation.fusion_tuning import TunedFusion
 from gerund.evaluation.task import EvaluationConfig, Task
 from gerund.evaluation.tuning import Trial, Tuned
 from gerund.jobs.files import write_whole
@@ -67,6 +68,34 @@ def write_tuning(
         rows=_rows(done, tasks),
         facts_told=_facts(done, lm, tasks, config),
     )
+
+
+def write_fusion(folder: Path, done: TunedFusion, chosen: LanguageModel, config: EvaluationConfig) -> dict[str, Any]:
+    """Write ``fusion.json`` and ``gerund.json``; return what stands in the former.
+
+    Args:
+        folder: of the report.
+        done: what was tried.
+        chosen: the model with the weight that won.
+        config: of the evaluation.
+
+    Raises:
+        ResourceError: the disk is full or refuses.
+    """
+    settings = EncoderSettings.of_config(chosen.encoder, chosen.n_layers)
+    write_whole(folder / CONFIG_FILE, settings_text(settings, chosen.fingerprint()))
+    told = {
+        "format": FORMAT,
+        "gerund": __version__,
+        "packages": versions(),
+        "model": bare_name(chosen.name),
+        "fingerprint": chosen.fingerprint(),
+        "config": config.to_dict(),
+        "chosen": done.best.weight,
+        "trials": [{"weight": one.weight, "mean": one.mean, "scores": dict(one.scores)} for one in done.trials],
+    }
+    write_whole(folder / "fusion.json", json.dumps(told, indent=1, ensure_ascii=False) + "\n")
+    return told
 
 
 def tuned_dict(done: Tuned, lm: LanguageModel, config: EvaluationConfig) -> dict[str, Any]:

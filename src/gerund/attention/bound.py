@@ -1,0 +1,217 @@
+"""A plan bound to one batch: what travels through a model, and is asked by each layer for its mask.
+
+Knows: plans, masks, padding. Does not know: models, attention functions.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gerund.attention.masks import Chunk, Near, padding_side, visible
+from gerund.attention.plan import Direction, ResolvedPlan, Stream, View
+from gerund.errors import ConfigError, UnsupportedModelError
+
+# Called with a layer, whether this is its second pass, and its attention probabilities (B, heads, T, T).
+Record = Callable[[int, bool, Tensor], None]
+# Called after a layer has run, with its index, itself, its call and its output; may return another output.
+AfterLayer = Callable[[int, nn.Module, tuple[Any, ...], dict[str, Any], Any], Any]
+# The same without the layer, called with what the plan made of its output.
+Beside = Callable[[int, tuple[Any, ...], dict[str, Any], Any], Any]
+
+
+class BoundPlan:
+    """A plan bound to one batch: what goes into ``model(..., attention_plan=...)``.
+
+    One object serves one forward pass (and its backward pass): it keeps the masks, which layers of the
+    model asked for them, and the states of a second stream. What is set as ``beside`` is called after each layer with
+    what the plan made of its output, and may change that.
+
+    Args:
+        plan: the plan, resolved for the model's layers.
+        real_BT: the batch's attention mask, 1 for tokens and 0 for padding; None for no padding.
+        span_BT: 0 for context, s >= 1 for the tokens of span s (``hybrid`` only).
+        record: told every layer's attention probabilities as it runs; None, the usual, computes none of them.
+        after_layer: takes the place of the plan's own stream; see ``attention.sweep``.
+    """
+
+    def __init__(
+        self,
+        plan: ResolvedPlan,
+        real_BT: Tensor | None = None,
+        span_BT: Tensor | None = None,
+        record: Record | None = None,
+        after_layer: AfterLayer | None = None,
+    ) -> None:
+        self.plan = plan
+        self.record = record
+        self.after_layer = after_layer
+        self.side = "none" if real_BT is None else padding_side(real_BT)
+        self.real_BT = None if self.side == "none" or real_BT is None else real_BT.bool()
+        self.span_BT = span_BT
+        self.asked: set[int] = set()
+        self.unmet: set[int] = set()  # layers whose recurrent module has not been given the plan yet
+        self.states: dict[int, Tensor] = {}
+        self.beside: Beside | None = None
+        self._masks: dict[tuple[Any, ...], Tensor | None] = {}
+        self._only: View | None = None
+        if span_BT is None and any(view.direction is Direction.HYBRID for view in plan.views):
+            raise ConfigError("the plan 'hybrid' fills spans: encode with another plan, or give the spans")
+
+    computes_itself = False
+    """Whether ``attend`` computes attention, so that there is no mask for it."""
+
+    @property
+    def is_second_stream(self) -> bool:
+        """Whether this object runs inside a second stream."""
+        return self._only is not None
+
+    @property
+    def stream(self) -> Stream | None:
+        """The second stream, unless this object already runs inside it."""
+        return None if self.is_second_stream else self.plan.stream
+
+    @property
+    def skips(self) -> tuple[int, ...]:
+        """The layers whose inputs are added further up, unless this object runs inside a second stream."""
+        return () if self.is_second_stream else self.plan.skips
+
+    def seen_through(self, view: View) -> "BoundPlan":
+        """Return the same batch with one view for every layer: what a second stream runs on."""
+        other = BoundPlan.__new__(BoundPlan)
+        other.__dict__.update(self.__dict__)
+        other._only = view
+        return other
+
+    def view(self, layer: int) -> View:
+        """Return what layer ``layer`` sees, and note that it asked."""
+        self.asked.add(layer)
+        return self.view_unasked(layer)
+
+    def view_unasked(self, layer: int) -> View:
+        """Return what layer ``layer`` sees, to a module that does not answer for the whole layer."""
+        return self._only or self.plan.views[layer]
+
+    def mask(self, layer: int, query: Tensor, window: Near, dtype: torch.dtype | None) -> Tensor | None:
+        """Return layer ``layer``'s mask, made once for all layers that share it.
+
+        Args:
+            layer: index of the layer.
+            query: its queries ``(B, heads, T, head_dim)``; only shape and device are read.
+            window: how far the layer looks.
+            dtype: None for a boolean mask, else an additive one of this dtype.
+
+        Returns:
+            ``(B or 1, 1, T, T)``; None where "causal" or "sees everything" needs no mask.
+        """
+        view = self.view(layer)
+        length = query.shape[2]
+        if window is not None and (window.size if isinstance(window, Chunk) else window) >= self._width(length):
+            window = None
+        if dtype is None and self._needs_no_mask(view, window):
+            return None
+        key = (view, window, dtype, query.device)
+        if key not in self._masks:
+            see = self._visible(view, length, window, query.device)
+            if dtype is None:
+                self._masks[key] = see
+            else:
+                zero = torch.zeros((), dtype=dtype, device=query.device)
+                self._masks[key] = torch.where(see, zero, torch.finfo(dtype).min)
+        return self._masks[key]
+
+    def check_lengths(self, queries: int, keys: int) -> None:
+        """Raise unless this plan says what so many queries see of so many keys.
+
+        Raises:
+            ConfigError: there are keys from an earlier pass.
+        """
+        if queries != keys:
+            raise ConfigError("an attention plan covers a whole text: it cannot be combined with cached keys")
+
+    def attend(
+        self, module: nn.Module, layer: int, query: Tensor, key: Tensor, value: Tensor, kwargs: dict[str, Any]
+    ) -> Tensor | None:
+        """Return the attention ``(B, T, heads, head_dim)`` where a plan computes it itself; None, the usual, for not.
+
+        ``attention.branches`` does.
+        """
+        del module, layer, query, key, value, kwargs
+        return None
+
+    def _width(self, length: int) -> int:
+        """Return the smallest window that hides nothing from a pass of ``length`` queries."""
+        return length
+
+    def _visible(self, view: View, length: int, window: Near, device: torch.device) -> Tensor:
+        """Return who sees whom, ``(B or 1, 1, queries, keys)``."""
+        real = None if self.real_BT is None else self.real_BT.to(device)
+        span = None if self.span_BT is None else self.span_BT.to(device)
+        return visible(view, length, real_BT=real, span_BT=span, window=window, device=device)
+
+    def _needs_no_mask(self, view: View, window: Near) -> bool:
+        if view.hidden or window is not None:
+            return False
+        if view.direction is Direction.BIDIRECTIONAL:
+            return self.side == "none"
+        # Tokens before right padding never see it when they look to the left only.
+        return view.direction is Direction.CAUSAL and self.side in ("none", "right")
+
+    def check_all_asked(self, name: str) -> None:
+        """Raise unless every layer of the model asked for its mask in the pass that this object went through.
+
+        Raises:
+            UnsupportedModelError: a layer ran without asking, that is, causally whatever the plan said.
+        """
+        missing = sorted((set(range(len(self.plan.views))) - self.asked) | self.unmet)
+        if missing:
+            raise UnsupportedModelError(unreached(name, missing, len(self.plan.views)))
+
+
+def unreached(name: str, layers: list[int], n_layers: int) -> str:
+    """Return the sentence for layers that a plan does not reach."""
+    which = "no layer" if len(layers) == n_layers else f"not layer {', '.join(map(str, layers))}"
+    return (
+        f"the attention plan reaches {which} of this {name} model, which would silently stay causal; "
+        "use it with attention='causal', or take another architecture (llama, qwen, mistral, gemma, gpt2, "
+        "gpt_neox, olmo, phi3, opt and granite are known to work)"
+    )
+
+
+# Attention that neither says its window nor has types of layers: all layers have the config's.
+_WINDOW_OF_CONFIG = ("PhimoeAttention", "DogeAttention")
+# Attention whose window is of the cache alone.
+_NO_WINDOW = ("MoshiAttention",)
+
+
+def layer_window(module: nn.Module, kwargs: dict[str, Any]) -> Near:
+    """Return how far an attention module looks: by the call, else by the model's config."""
+    if "sliding_window" in kwargs:
+        window: int | None = kwargs["sliding_window"]
+        return window
+    config = getattr(module, "config", None)
+    kind = _layer_type(module)
+    if kind == "chunked_attention":
+        return Chunk(config.attention_chunk_size)  # type: ignore[union-attr]
+    by_config = type(module).__name__.endswith(_WINDOW_OF_CONFIG)
+    return getattr(config, "sliding_window", None) if kind == "sliding_attention" or by_config else None
+
+
+def module_window(module: nn.Module) -> Near:
+    """Return how far an attention module looks, outside of a call."""
+    if _layer_type(module) == "full_attention" or type(module).__name__.endswith(_NO_WINDOW):
+        return None
+    if hasattr(module, "sliding_window"):
+        return layer_window(module, {"sliding_window": module.sliding_window})
+    config = getattr(module, "config", None)
+    if getattr(config, "layer_types", None) is None:
+        # Mistral and its kin hand the config's window to the attention function.
+        return getattr(config, "sliding_window", None)
+    return layer_window(module, {})
+
+
+def _layer_type(module: nn.Module) -> str | None:
+    types = getattr(getattr(module, "config", None), "layer_types", None)
+    layer = getattr(module, "layer_idx", None)
+    return None if types is None or layer is None else types[layer]

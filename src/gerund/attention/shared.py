@@ -1,0 +1,63 @@
+"""What decoder layers hand each other beside hidden states: keys and values, choices of keys, states of routers.
+
+Gemma 3n's and 4's upper layers attend to keys and values of lower ones, GLM 5's and Hunyuan 4's layers may look where
+the layer below has looked, Zaya's routers go on from the last one. Where a plan gives layers other views or other
+inputs than the model would, that is another computation, and a plan in which it has no meaning is refused.
+
+Knows: by which arguments layers take such things. Does not know: what the plans are good for.
+"""
+
+import inspect
+
+from torch import nn
+
+from gerund.attention.plan import Direction, ResolvedPlan
+from gerund.errors import UnsupportedModelError
+
+# Indexers that hide what comes later by themselves, in blocks that are counted from the beginning of a row.
+_ONE_SIDED = ("MiniMaxM3VLIndexer",)
+_HANDED = ("shared_kv_states", "prev_topk_indices", "prev_router_hidden_states", "block_states")
+
+
+def hands_on(layers: nn.ModuleList) -> bool:
+    """Whether decoder layers take more from each other than hidden states."""
+    names = {name for layer in layers for name in inspect.signature(layer.forward).parameters}
+    return not names.isdisjoint(_HANDED)
+
+
+def counts_rows(module: nn.Module) -> bool:
+    """Whether something in a layer or a model counts tokens from the beginning of a row, padding included."""
+    return any(type(part).__name__.endswith(_ONE_SIDED) for part in module.modules())
+
+
+def refuse_shared(plan: ResolvedPlan, layers: nn.ModuleList, name: str) -> None:
+    """Refuse a plan that has no meaning where layers hand each other more than hidden states.
+
+    Args:
+        plan: the plan, resolved.
+        layers: the decoder layers.
+        name: the architecture, for messages.
+
+    Raises:
+        UnsupportedModelError: a second tower would mix its keys with the first one's, or a layer that looks where the
+            one below has looked would have another view.
+    """
+    if plan.stream is not None and plan.stream.kind == "stack" and hands_on(layers):
+        raise UnsupportedModelError(
+            f"the layers of this {name} model hand each other more than hidden states (such as keys and values), so no "
+            "second tower can run beside the first; take a plan without one"
+        )
+    for index, layer in enumerate(layers):
+        views = [plan.views[index], *([plan.stream.view] if plan.stream and index in plan.stream.layers else [])]
+        if counts_rows(layer) and any(view.direction is not Direction.CAUSAL for view in views):
+            raise UnsupportedModelError(
+                f"layer {index} of this {name} model has an indexer that hides later tokens itself, so it cannot be "
+                "converted; take a plan that leaves it causal"
+            )
+        if not any(getattr(part, "skip_topk", False) for part in layer.modules()):
+            continue
+        if plan.stream is not None or plan.views[index] != plan.views[index - 1]:
+            raise UnsupportedModelError(
+                f"layer {index} of this {name} model looks where layer {index - 1} has looked, so the plan has to give "
+                "both the same view: take one that treats all layers alike, such as bidir, or another k"
+            )

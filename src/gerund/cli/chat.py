@@ -1,0 +1,150 @@
+"""``gerund chat``: talk with a model that was trained to chat; on a terminal, through a pipe, or from a file."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gerund.cli import generation_options as options
+from gerund.cli import model_options
+
+if TYPE_CHECKING:
+    from gerund.config import Sampling
+    from gerund.generative_model import GenerativeModel
+    from gerund.inference.generate.settings import Options
+    from gerund.spec import ModelSpec
+
+    # How much is written at most, how tokens are chosen, and what else is asked of an answer.
+    Asked = tuple[int, Sampling | None, Options]
+
+
+@model_options.with_spec("MODEL", *model_options.MACHINE)
+def command(
+    *,
+    spec: "ModelSpec",
+    messages: Annotated[
+        Path | None,
+        typer.Option(help="A JSON file: a list of messages, each with role and content.", show_default=False),
+    ] = None,
+    system: Annotated[
+        str | None, typer.Option(help="What the model is told before the conversation.", show_default=False)
+    ] = None,
+    max_new_tokens: Annotated[int, typer.Option(help="How much to write at most in a turn.")] = 256,
+    temperature: options.Temperature = None,
+    top_p: options.TopP = None,
+    top_k: options.TopK = None,
+    typical_p: options.TypicalP = None,
+    min_p: options.MinP = None,
+    repetition_penalty: options.RepetitionPenalty = None,
+    frequency_penalty: options.FrequencyPenalty = None,
+    presence_penalty: options.PresencePenalty = None,
+    seed: options.Seed = None,
+    stop: options.Stop = None,
+    schema: options.Schema = None,
+    regex: options.Regex = None,
+    choice: options.Choice = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object instead of the text.")] = False,
+) -> None:
+    """Chat with a model, in the form of its own chat template.
+
+    On a terminal, turns are typed one a line, until Ctrl-D. What comes through a pipe is one message, and --messages is
+    a whole conversation; both are answered once. With --json there is one JSON object: text, score, finished and usage.
+
+    For example:
+
+        gerund chat ./model
+
+        echo "Name three rivers." | gerund chat ./model --temperature 0.7 --seed 1
+
+        gerund chat ./model --messages conversation.json --json
+    """
+    import sys
+
+    from gerund.errors import ConfigError
+    from gerund.inference.generate.settings import Settings
+
+    more = options.penalties_of(min_p, repetition_penalty, frequency_penalty, presence_penalty, None)
+    sampling = options.sampling_of(temperature, top_p, top_k, typical_p, seed, more)
+    asked = options.text_options_of(None, stop, None, schema, regex, choice)
+    Settings.of(max_new_tokens, sampling, asked)
+    talks = messages is None and sys.stdin.isatty()
+    if talks and as_json:
+        raise ConfigError("--json is for one answer; give --messages, or a message through a pipe")
+    conversation = _start(messages, system, reads=not talks)
+    from gerund.entry import load_writer
+    from gerund.inference.generate.chat import demand_template
+
+    lm = load_writer(spec)
+    demand_template(lm.tokenizer)
+    how = (max_new_tokens, sampling, asked)
+    if talks:
+        _talk(lm, conversation, how)
+    elif as_json:
+        _print_json(lm, conversation, how)
+    else:
+        _answer(lm, conversation, how)
+
+
+def _start(file: Path | None, system: str | None, *, reads: bool) -> list[dict[str, Any]]:
+    """Return the conversation so far."""
+    from gerund.checks import read_json
+    from gerund.cli import streams
+    from gerund.errors import DataError
+
+    conversation: list[dict[str, Any]] = [] if system is None else [{"role": "system", "content": system}]
+    if file is not None:
+        read = read_json(file)
+        if not isinstance(read, list) or not read or not all(isinstance(one, dict) for one in read):
+            raise DataError(f"{file} holds no conversation: a list of messages, each with role and content")
+        return [*conversation, *read]
+    if reads:
+        [text] = streams.one_text("-", "message")[0].texts
+        conversation.append({"role": "user", "content": text})
+    return conversation
+
+
+def _answer(lm: "GenerativeModel", conversation: list[dict[str, Any]], how: "Asked") -> str:
+    """Print the next turn as it comes, and return it."""
+    from gerund.inference.generate.prompts import check_conversation
+
+    max_new_tokens, sampling, asked = how
+    stream = lm.stream(check_conversation(conversation), max_new_tokens, sampling, **asked)
+    text = ""
+    for piece in stream:
+        typer.echo(piece, nl=False)
+        text += piece
+    typer.echo()
+    return text
+
+
+def _talk(lm: "GenerativeModel", conversation: list[dict[str, Any]], how: "Asked") -> None:
+    """Take turns until the user ends it; a turn that cannot be answered is told and left out."""
+    from gerund.errors import TextError
+
+    typer.echo("Type a message; Ctrl-D ends the conversation.", err=True)
+    while True:
+        try:
+            text = input("> ")
+        except EOFError:
+            typer.echo()
+            return
+        if not text.strip():
+            continue
+        conversation.append({"role": "user", "content": text})
+        try:
+            answer = _answer(lm, conversation, how)
+        except TextError as error:
+            typer.echo(f"gerund: error: {error}", err=True)
+            conversation.pop()
+            continue
+        conversation.append({"role": "assistant", "content": answer})
+
+
+def _print_json(lm: "GenerativeModel", conversation: list[dict[str, Any]], how: "Asked") -> None:
+    import json
+    from dataclasses import asdict
+
+    max_new_tokens, sampling, asked = how
+    [result] = lm.chat(conversation, max_new_tokens, sampling, **asked)
+    record = {**options.as_record(result), "usage": asdict(result.usage)}
+    typer.echo(json.dumps(record, ensure_ascii=False))

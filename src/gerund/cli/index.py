@@ -1,0 +1,154 @@
+"""``gerund index``: make an index of files, or bring one up to date."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gerund.cli import index_options
+from gerund.cli import model_options as options
+from gerund.cli.command import interruption_told
+
+if TYPE_CHECKING:
+    from gerund.retrieval.documents import Chunking
+    from gerund.retrieval.indexing import IndexSummary
+    from gerund.spec import ModelSpec
+
+_HELPS = {"model": "A folder or hub id; left out, what the index was made with, and for a new one the bundled model."}
+
+
+@options.with_spec("model", *options.PLAN, "pooling", "max_length", "adapter", *options.MACHINE, helps=_HELPS)
+def command(
+    paths: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="PATHS",
+            help="Files and folders: .txt, .md, .html, .docx, .epub, .pdf, .jsonl, .csv, .tsv, .parquet.",
+            show_default=False,
+        ),
+    ] = None,
+    output: Annotated[
+        str,
+        typer.Option("--output", "-o", help="The index: a folder, or a path on an object store.", show_default=False),
+    ] = ...,  # type: ignore[assignment]
+    *,
+    spec: "ModelSpec",
+    chunk_tokens: Annotated[
+        int | None, typer.Option(help="Tokens of a chunk at most; 64 for a new index.", show_default=False)
+    ] = None,
+    late: Annotated[
+        bool | None,
+        typer.Option(
+            "--late/--early",
+            help="Pool each chunk's vector from one pass over its document, or read it by itself; early if new.",
+            show_default=False,
+        ),
+    ] = None,
+    context: Annotated[
+        bool | None,
+        typer.Option(
+            "--context/--no-context",
+            help="Read title and headings in front of a chunk when it is embedded; not so for a new index.",
+            show_default=False,
+        ),
+    ] = None,
+    language: Annotated[
+        str | None, typer.Option(help="What the documents are written in; en for a new index.", show_default=False)
+    ] = None,
+    prune: Annotated[bool, typer.Option("--prune", help="Remove what lay in PATHS and is gone.")] = False,
+    migrate: Annotated[
+        bool,
+        typer.Option(
+            "--migrate",
+            help="First embed everything anew, with another model or in other chunks, and swap in one step.",
+        ),
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print what was done as JSON on standard output.")] = False,
+) -> None:
+    """Make an index of documents, or bring it up to date.
+
+    A file of text is a document; of a .jsonl, .csv, .tsv or .parquet file each row is one, with its text in the column
+    text and perhaps title, and id or _id. Documents are cut into chunks of whole sentences, which are embedded and
+    stored with their words and vectors. Files that have not changed are passed over; what has changed is replaced in
+    one step.
+
+    A file that cannot be read is reported, the others are indexed, and the exit status is 2. When the command was
+    interrupted, even by a power cut, the same command goes on from there. Other commands may search the index
+    meanwhile.
+
+    For example:
+
+        gerund index notes/ papers/*.pdf -o my.index
+
+        gerund index notes/ -o my.index --prune
+
+        gerund index -o my.index --migrate -m ./model --late
+    """
+    from gerund.errors import ConfigError
+    from gerund.retrieval.opening import open_index, store_at
+
+    if not paths and not migrate:
+        raise ConfigError("name the files or folders to index; without any, only --migrate has something to do")
+    if prune and not paths:
+        raise ConfigError("--prune removes what lay in PATHS and is gone; name them")
+    store = store_at(output)
+    about = store.about()
+    chunking = _chunking(None if about is None else about.chunking, chunk_tokens, late, context, language)
+    given = spec if about is None or _says_something(spec) else index_options.own_model(about, output, spec)
+    with interruption_told():
+        if migrate:
+            if about is None:
+                raise ConfigError(f"{output}: there is no index yet, so nothing to migrate")
+            from gerund.entry import load
+            from gerund.retrieval.migrating import migrate_index
+
+            lm = load(given or about.model_spec(output))
+            count = migrate_index(store, lm, chunking)
+            typer.echo(f"gerund: {count} documents embedded anew: {output}", err=True)
+            index = open_index(output, lm)
+        else:
+            index = open_index(output, given, chunking=chunking)
+        summary = index.add(paths, prune=prune) if paths else None
+    if summary is not None:
+        _tell(summary, output, len(index), as_json=as_json)
+
+
+def _says_something(spec: "ModelSpec") -> bool:
+    """Whether a model, or a way to read it, was named."""
+    return bool(spec.model_fields_set - set(options.MACHINE))
+
+
+def _chunking(
+    own: "Chunking | None", tokens: int | None, late: bool | None, context: bool | None, language: str | None
+) -> "Chunking":
+    """Return how documents are to be cut: what is left out is the index's own."""
+    from dataclasses import replace
+
+    from gerund.retrieval.documents import Chunking
+
+    said = {"tokens": tokens, "late": late, "context": context, "language": language}
+    return replace(own or Chunking(), **{name: value for name, value in said.items() if value is not None})  # type: ignore[arg-type]
+
+
+def _tell(summary: "IndexSummary", output: str, chunks: int, *, as_json: bool) -> None:
+    """Say what was done; files that failed make the exit status that of bad input."""
+    from dataclasses import asdict
+
+    from gerund.errors import InputError
+
+    for one in summary.failed:
+        typer.echo(f"gerund: error: {one.reason}", err=True)
+    parts = [f"{summary.files} files", f"{summary.documents} documents stored ({summary.chunks} chunks)"]
+    if summary.unchanged:
+        parts.append(f"{summary.unchanged} files unchanged")
+    if summary.removed:
+        parts.append(f"{summary.removed} documents removed")
+    if summary.failed:
+        parts.append(f"{len(summary.failed)} files not read to their end")
+    typer.echo(f"gerund: {', '.join(parts)}, {summary.seconds:.1f} s: {output} has {chunks} chunks", err=True)
+    if as_json:
+        import json
+
+        typer.echo(json.dumps({"index": output, "chunks_in_all": chunks, **asdict(summary)}, ensure_ascii=False))
+    if summary.failed:
+        raise typer.Exit(InputError.exit_code)

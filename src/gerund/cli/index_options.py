@@ -1,0 +1,98 @@
+"""What the commands on an index have in common: its model, its filter, how what was found is shown.
+
+Knows: options, terminals. Does not know: how anything is found.
+"""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gerund.cli import model_options as options
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+    from gerund.retrieval.index import Index
+    from gerund.retrieval.store import About
+    from gerund.spec import ModelSpec
+
+Place = Annotated[
+    str, typer.Argument(metavar="INDEX", help="An index's folder, or its path on an object store.", show_default=False)
+]
+Filter = Annotated[
+    str | None,
+    typer.Option(
+        help="A condition in SQL on source, file, title, heading, text, start, stop and tokens, such as "
+        "\"source LIKE 'notes/%'\".",
+        show_default=False,
+    ),
+]
+Weight = Annotated[
+    float | None,
+    typer.Option(
+        help="What vectors count beside words, 0 to 1; left out, what the model was tuned to, else 0.3.",
+        show_default=False,
+    ),
+]
+HELPS = {"model": "Another name of the model that the index was made with; left out, what the index says."}
+
+_WORD = re.compile(r"\w+")
+_SNIPPET = 300
+# So many first letters are the same in most forms of an English word.
+_STEM = 5
+
+
+def open_existing(where: str, spec: "ModelSpec") -> "Index":
+    """Open an index that is there, with the model that is named or else its own.
+
+    Raises:
+        DataError: there is no index.
+    """
+    from gerund.errors import DataError
+    from gerund.retrieval.lance_store import is_remote
+    from gerund.retrieval.opening import open_index, store_at
+
+    if not is_remote(where) and not Path(where).exists():
+        raise DataError(f"{where}: no such index; gerund index PATHS -o {where} makes one")
+    about = store_at(where).about()
+    if about is None:
+        raise DataError(f"{where}: there is no index in it; gerund index PATHS -o {where} makes one")
+    return open_index(where, spec if "model" in spec.model_fields_set else own_model(about, where, spec))
+
+
+def own_model(about: "About", where: str, spec: "ModelSpec") -> "ModelSpec | None":
+    """Return the model that an index names, on the machine that the options name; None where they name none."""
+    machine = {name: getattr(spec, name) for name in options.MACHINE if name in spec.model_fields_set}
+    return about.model_spec(where).model_copy(update=machine) if machine else None
+
+
+def highlighted(text: str, query: str) -> "Text":
+    """Return the part of a text that has most of a query's words, on one line, with these words in bold."""
+    from rich.text import Text
+
+    stems = {_stem(word) for word in _WORD.findall(query)}
+    line = " ".join(text.split())
+    found = [one.span() for one in _WORD.finditer(line) if _stem(one[0]) in stems]
+    begin = _best_begin(line, found)
+    shown = line[begin : begin + _SNIPPET]
+    result = Text(("... " if begin else "") + shown + (" ..." if begin + _SNIPPET < len(line) else ""))
+    lead = 4 if begin else 0
+    for start, end in found:
+        if start >= begin and end <= begin + _SNIPPET:
+            result.stylize("bold", start - begin + lead, end - begin + lead)
+    return result
+
+
+def _best_begin(line: str, found: Sequence[tuple[int, int]]) -> int:
+    """Return where the stretch begins that has most of what was found; the beginning where that is as good."""
+    if len(line) <= _SNIPPET or not found:
+        return 0
+    starts = [0, *(max(0, line.rfind(" ", 0, max(0, start - 40)) + 1) for start, _ in found)]
+    return max(starts, key=lambda begin: (sum(begin <= one and end <= begin + _SNIPPET for one, end in found), -begin))
+
+
+def _stem(word: str) -> str:
+    return word.casefold()[:_STEM]

@@ -1,0 +1,116 @@
+"""``gerund rerank``: which documents are relevant to a query, on the terminal or for many queries in a file."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gerund.cli import model_options, streams
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gerund.generative_model import GenerativeModel
+    from gerund.spec import ModelSpec
+
+# A query, its documents, and where they stood.
+Asked = tuple[str, list[str], str]
+
+
+@model_options.with_spec("model", *model_options.PLAN, "pooling", "max_length", "adapter", *model_options.MACHINE)
+def command(
+    query: Annotated[str | None, typer.Argument(help="What is looked for.", show_default=False)] = None,
+    documents: Annotated[
+        list[str] | None, typer.Argument(help="The documents, each as one argument.", show_default=False)
+    ] = None,
+    *,
+    spec: "ModelSpec",
+    by: Annotated[
+        str | None,
+        typer.Option(
+            help="vectors, own (the model's own scorer) or likelihood (of the query behind the document). "
+            "[default: vectors]",
+            show_default=False,
+        ),
+    ] = None,
+    top_k: Annotated[int | None, typer.Option("--top-k", help="Keep so many documents.", show_default=False)] = None,
+    file: Annotated[
+        Path | None,
+        typer.Option(
+            "--file",
+            "-f",
+            help='Many queries: a .jsonl file whose lines have "query" and "documents", a list.',
+            show_default=False,
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write JSON lines to this file.", show_default=False)
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the output file.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object instead of a list.")] = False,
+) -> None:
+    """Order documents by how relevant they are to a query.
+
+    For one query its documents are listed with their scores, the most relevant first. With --file, --json or -o there
+    is one JSON object a query: query, indices (of the documents, counted from 0, the most relevant first) and scores.
+
+    For example:
+
+        gerund rerank "how to bake bread" "Trains run on rails." "Bread is baked of flour." --by likelihood
+
+        gerund rerank --file queries.jsonl -m ./model --top-k 10 -o ranked.jsonl
+    """
+    from gerund.scoring.relevance import check_relevance
+
+    streams.refuse_existing(output, force=force)
+    asked = _asked(query, documents or [], file)
+    for one, texts, where in asked:
+        _checked(where, lambda one=one, texts=texts: check_relevance(one, texts, top_k, by))
+    from gerund.entry import load
+    from gerund.spec import ModelSpec
+
+    # Likelihoods are those of the untouched model, whose plan is causal, which every architecture has.
+    lm = load(ModelSpec.of(spec, attention="causal") if by == "likelihood" else spec)
+    found = _ranked(lm, asked, top_k, by)
+    if file is None and output is None and not as_json:
+        [(_, texts, _)] = asked
+        record = next(found)
+        for index, score in zip(record["indices"], record["scores"], strict=True):
+            typer.echo(f"{score:10.4f}  {texts[index].strip()}")
+        return
+    streams.write(streams.as_lines(found), output, len(asked), "ranking")
+
+
+def _asked(query: str | None, documents: list[str], file: Path | None) -> list[Asked]:
+    """Read all queries at once: what is wrong with the last shows before the first is answered."""
+    from gerund.errors import ConfigError, DataError
+    from gerund.evaluation.sets.rows import read_json_lines
+
+    if (query is None) == (file is None):
+        raise ConfigError("give either a query with its documents or --file" + (", not both" if file else ""))
+    if file is None:
+        if not documents:
+            raise ConfigError("give at least one document behind the query")
+        return [(query or "", documents, "")]
+    found = []
+    for row in read_json_lines(file):
+        texts = row.values.get("documents")
+        if not isinstance(texts, list):
+            raise DataError(f"{row.where}: needs 'documents', a list of texts")
+        found.append((row.text("query"), texts, row.where))
+    return found
+
+
+def _checked(where: str, check: Any) -> Any:
+    from gerund.errors import TextError
+
+    try:
+        return check()
+    except TextError as error:
+        raise TextError(f"{where}: {error}" if where else str(error)) from error
+
+
+def _ranked(lm: "GenerativeModel", asked: list[Asked], top_k: int | None, by: Any) -> "Iterator[dict[str, Any]]":
+    for query, texts, where in asked:
+        found = _checked(where, lambda query=query, texts=texts: lm.rerank(query, texts, top_k, by=by))
+        yield {"query": query, "indices": found.indices, "scores": [round(score, 6) for score in found.scores]}

@@ -1,0 +1,103 @@
+"""``gerund search``: find what fits a query in an index."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gerund.cli import index_options, streams
+from gerund.cli import model_options as options
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gerund.spec import ModelSpec
+    from gerund.types import Hit
+
+
+@options.with_spec("model", *options.MACHINE, helps=index_options.HELPS)
+def command(
+    where: index_options.Place,
+    queries: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="QUERY", help="What is sought; several queries, or - for a query a line on standard input."
+        ),
+    ] = None,
+    *,
+    spec: "ModelSpec",
+    k: Annotated[int, typer.Option("--k", "-k", help="How many chunks a query at most.")] = 10,
+    mode: Annotated[str, typer.Option(help="words, vectors, or hybrid: both, joined.")] = "hybrid",
+    filter: index_options.Filter = None,
+    weight: index_options.Weight = None,
+    expand: Annotated[int, typer.Option(help="Let the model write so many other ways to ask.")] = 0,
+    rerank: Annotated[
+        int, typer.Option(help="Let the model's own scorer put so many first hits into a new order.")
+    ] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object a hit.")] = False,
+) -> None:
+    """Find the chunks of documents that fit a query.
+
+    Words (BM25) and vectors find 100 chunks each; their scores, scaled to 0 to 1, are added up with a weight that
+    belongs to the model. What stands in double quotes must stand so in the chunk. --mode words needs no model and loads
+    none.
+
+    With --json there is a line a hit: source, start, end (characters of the document's text), text, score, rank, title,
+    heading, words (BM25's score) and similarity (the cosine); of several queries each line has the query too.
+
+    For example:
+
+        gerund search my.index "how bread rises"
+
+        gerund search my.index '"public railway" steam' --mode words -k 3
+
+        gerund search my.index "yeast" --filter "source LIKE 'recipes/%'" --json
+    """
+    asked = _queries(queries)
+    index = index_options.open_existing(where, spec)
+    found = index.search_all(asked, k, mode=mode, filter=filter, weight=weight, expand=expand, rerank=rerank)  # type: ignore[arg-type]
+    if as_json:
+        _print_lines(asked, found)
+    else:
+        _print_hits(asked, found)
+
+
+def _queries(given: "list[str] | None") -> list[str]:
+    from gerund.errors import ConfigError, DataError
+
+    if not given:
+        raise ConfigError("name what is sought: gerund search INDEX QUERY")
+    if given != ["-"]:
+        return given
+    [rows] = streams.one_text("-", "query")
+    lines = [line for line in rows.texts[0].split("\n") if line.strip()]
+    if not lines:
+        raise DataError("standard input has no query")
+    return lines
+
+
+def _print_lines(asked: "Sequence[str]", found: "Sequence[Sequence[Hit]]") -> None:
+    import json
+
+    for query, hits in zip(asked, found, strict=True):
+        for hit in hits:
+            which = {"query": query} if len(asked) > 1 else {}
+            typer.echo(json.dumps({**which, **hit.to_dict()}, ensure_ascii=False))
+
+
+def _print_hits(asked: "Sequence[str]", found: "Sequence[Sequence[Hit]]") -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(highlight=False, soft_wrap=True)
+    for query, hits in zip(asked, found, strict=True):
+        if len(asked) > 1:
+            console.print(Text(f"== {query}", style="bold"))
+        if not hits:
+            typer.echo(f"gerund: nothing was found for {query!r}", err=True)
+        for hit in hits:
+            line = Text(f"{hit.rank:2d}  {hit.score:.3f}  ")
+            line.append(f"{hit.source}:{hit.start}-{hit.end}", style="cyan")
+            if hit.heading or hit.title:
+                line.append(f"  {hit.heading or hit.title}", style="dim")
+            console.print(line)
+            console.print(Text("    ").append_text(index_options.highlighted(hit.text, query)))

@@ -1,0 +1,105 @@
+"""Vectors of stretches of a text, pooled from one pass over the whole of it.
+
+Knows: character offsets, which tokens a stretch has. Does not know: why these stretches.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gerund.checks import is_listing
+from gerund.errors import TextError
+from gerund.inference.encode.runtime import EncoderRuntime, in_batches
+from gerund.inference.tokens import Tokens
+from gerund.models.pooling import pool
+
+Span = tuple[int, int]
+
+
+def check_spans(spans: Any, texts: Sequence[str]) -> list[list[Span]]:
+    """Return the stretches of each text, refusing what is none.
+
+    Raises:
+        TextError: a text has no list of them, or one does not lie in its text.
+    """
+    if not is_listing(spans) or len(spans) != len(texts):
+        raise TextError("give a list of stretches for each text, such as [[(0, 5), (6, 20)]]")
+    checked = []
+    for index, (own, text) in enumerate(zip(spans, texts, strict=True)):
+        listed = list(own) if is_listing(own) else [own]
+        for one in listed:
+            whole = isinstance(one, Sequence) and len(one) == 2 and all(isinstance(place, int) for place in one)
+            if not whole or not 0 <= one[0] < one[1] <= len(text):
+                raise TextError(f"{one!r} is no stretch of text {index}, which has {len(text)} characters")
+        checked.append([(one[0], one[1]) for one in listed])
+    return checked
+
+
+def span_tokens(text: Tokens, spans: Sequence[Span]) -> list[tuple[int, int]]:
+    """Return for each stretch its first token and the one behind its last, counted in ``text.ids``.
+
+    A token belongs to each stretch that it has a character of. A stretch that was cut off, or that has no token, gets
+    twice the same number.
+
+    >>> text = Tokens([9, 5, 6, 7], text_from=1, specials_before=1, offsets=((0, 2), (2, 6), (6, 10)))
+    >>> span_tokens(text, [(0, 2), (3, 10), (10, 12)])
+    [(1, 2), (2, 4), (4, 4)]
+    """
+    found = []
+    for start, end in spans:
+        own = [row for row, (first, behind) in enumerate(text.offsets) if first < end and behind > start]
+        own = [row for row in own if text.offsets[row][0] < text.offsets[row][1]]
+        place = (own[0], own[-1] + 1) if own else (len(text.offsets), len(text.offsets))
+        found.append((text.text_from + place[0], text.text_from + place[1]))
+    return found
+
+
+def encode_spans(
+    runtime: EncoderRuntime,
+    texts: Sequence[Tokens | None],
+    spans: Sequence[Sequence[Span]],
+    *,
+    batch_tokens: int | None = None,
+    show: bool | None = None,
+) -> list[np.ndarray]:
+    """Encode texts once each, and pool every stretch from the states of its own tokens.
+
+    Pooling, projection head and transform are the encoder's, so the vectors can be compared with those of whole texts.
+
+    Args:
+        runtime: the model and how it is read.
+        texts: token ids with their offsets; None for an empty text.
+        spans: the stretches of each text, (first character, the one behind the last).
+        batch_tokens: tokens a batch, padding included; None chooses by device.
+        show: whether to show progress; None only on a terminal.
+
+    Returns:
+        For each text ``(stretches, D)`` float32, not normalised; zeros for a stretch that has no token.
+    """
+    vectors = [np.zeros((len(own), runtime.width), dtype=np.float32) for own in spans]
+
+    @torch.no_grad()
+    def keep(rows: list[int], batch: list[Tokens], hidden_BTD: Tensor, begin: Tensor) -> None:
+        for place, (row, text) in enumerate(zip(rows, batch, strict=True)):
+            own = [(one, span) for one, span in enumerate(span_tokens(text, spans[row])) if span[0] < span[1]]
+            if own:
+                found_SD = _pooled(runtime, hidden_BTD[place], int(begin[place]), [span for _, span in own])
+                vectors[row][[one for one, _ in own]] = found_SD
+
+    in_batches(runtime, texts, runtime.states, keep, batch_tokens=batch_tokens, show=show)
+    return vectors
+
+
+def _pooled(runtime: EncoderRuntime, hidden_TD: Tensor, begin: int, spans: Sequence[Span]) -> np.ndarray:
+    """Pool stretches of one text's states: ``(S, D)`` float32."""
+    longest = max(end - start for start, end in spans)
+    place_L = torch.arange(longest, device=hidden_TD.device)
+    first_S = torch.tensor([begin + start for start, _ in spans], device=hidden_TD.device)
+    length_S = torch.tensor([end - start for start, end in spans], device=hidden_TD.device)
+    token_SL = (first_S[:, None] + place_L).clamp(max=len(hidden_TD) - 1)
+    vectors_SD = pool(hidden_TD[token_SL], place_L < length_S[:, None], runtime.config.pooling)
+    found_SD = np.asarray((vectors_SD if runtime.head is None else runtime.head(vectors_SD)).cpu().numpy())
+    return found_SD if runtime.transform is None else runtime.transform(found_SD)

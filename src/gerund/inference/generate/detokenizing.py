@@ -1,0 +1,128 @@
+"""From tokens back to text while they come: no half characters, nothing behind a stop string and no part of one.
+
+Knows: tokenizers, stop strings. Does not know: models, how tokens are chosen.
+"""
+
+import json
+from collections.abc import Sequence
+from functools import cache
+from weakref import WeakKeyDictionary
+
+from transformers import PreTrainedTokenizerBase
+
+# Enough tokens of the prompt to decode what follows them as it would be read there.
+TAIL = 6
+# Stands where a character has bytes that are still to come.
+_PARTIAL = "\ufffd"
+
+
+def continuation_text(tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int], ids: Sequence[int]) -> str:
+    """Decode ``ids`` as they read after the prompt: alone, many tokenizers would drop their first space."""
+    tail = list(prompt[-TAIL:])
+    before: str = tokenizer.decode(tail, skip_special_tokens=True)
+    together: str = tokenizer.decode([*tail, *ids], skip_special_tokens=True)
+    return together[len(before) :]
+
+
+class TextTail:
+    """The text of tokens that come one by one, given out as soon as it is certain.
+
+    What might be the beginning of a stop string is held back until it is known to be one or not.
+
+    Args:
+        tokenizer: the tokenizer.
+        prompt: what the tokens stand behind.
+        stop: strings before which the text ends. The one that is complete first ends it, and of those that are
+            complete at the same character the longest, whatever the tokens are.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int], stop: Sequence[str] = ()) -> None:
+        self._tokenizer = tokenizer
+        self._ids = list(prompt[-TAIL:])
+        self._start, self._read = 0, len(self._ids)
+        self._stop = stop
+        self._given = 0
+        self.text = ""
+        self.stopped: str | None = None
+
+    def put(self, token: int) -> str:
+        """Take a token and return what is certain now."""
+        self._ids.append(token)
+        return self._take(last=False)
+
+    def end(self) -> str:
+        """Return what was held back: nothing comes any more."""
+        return self._take(last=True)
+
+    def _take(self, *, last: bool) -> str:
+        if self.stopped is not None:
+            return ""
+        before = self._tokenizer.decode(self._ids[self._start : self._read], skip_special_tokens=True)
+        now = self._tokenizer.decode(self._ids[self._start :], skip_special_tokens=True)
+        if len(now) > len(before) and (last or not now.endswith(_PARTIAL)):
+            known = len(self.text)
+            self.text += now[len(before) :]
+            self._start, self._read = self._read, len(self._ids)
+            self._look_for_stop(known)
+        certain = len(self.text)
+        if self.stopped is None and not last:
+            certain -= max((_overlap(self.text, one) for one in self._stop), default=0)
+        piece = self.text[self._given : certain]
+        self._given = max(self._given, certain)
+        return piece
+
+    def _look_for_stop(self, known: int) -> None:
+        """End the text before the stop string that is complete first; up to ``known`` there is none."""
+        found = []
+        for one in self._stop:
+            place = self.text.find(one, max(0, known - len(one) + 1))
+            if place >= 0:
+                found.append((place + len(one), place, one))
+        if found:
+            _, place, self.stopped = min(found)
+            self.text = self.text[:place]
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Return how many characters at the end of a text may begin a stop string.
+
+    >>> _overlap("He said: EN", "END")
+    2
+    """
+    longest = min(len(text), len(stop) - 1)
+    return next((size for size in range(longest, 0, -1) if text.endswith(stop[:size])), 0)
+
+
+def token_bytes(tokenizer: PreTrainedTokenizerBase, token: int) -> bytes:
+    """Return the bytes that a token spells, the space before a word included; none for one that there is not."""
+    piece = tokenizer.convert_ids_to_tokens(token)
+    if piece is None:  # more rows in the model than tokens in the vocabulary
+        return b""
+    added = tokenizer.added_tokens_decoder.get(token)
+    if added is not None:
+        return b"" if added.special else piece.encode("utf-8", "replace")
+    if _is_byte_level(tokenizer):
+        return bytes(_bytes_by_letter().get(letter, ord("?")) for letter in piece)
+    if len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">"):
+        return bytes([int(piece[3:5], 16)])
+    return str(piece).replace("\u2581", " ").encode("utf-8", "replace")
+
+
+def _is_byte_level(tokenizer: PreTrainedTokenizerBase) -> bool:
+    if tokenizer not in _byte_level:
+        decoder = tokenizer.backend_tokenizer.decoder if tokenizer.is_fast else None
+        state = "" if decoder is None else json.dumps(json.loads(decoder.__getstate__()))
+        _byte_level[tokenizer] = "ByteLevel" in state
+    return _byte_level[tokenizer]
+
+
+_byte_level: WeakKeyDictionary[PreTrainedTokenizerBase, bool] = WeakKeyDictionary()
+
+
+@cache
+def _bytes_by_letter() -> dict[str, int]:
+    """Return the bytes behind GPT-2's letters: printable ones stand for themselves, the others for 256 and more."""
+    own = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAC + 1), *range(0xAE, 0xFF + 1)]
+    rest = [byte for byte in range(256) if byte not in set(own)]
+    letters = {chr(byte): byte for byte in own}
+    return letters | {chr(256 + place): byte for place, byte in enumerate(rest)}

@@ -1,0 +1,257 @@
+"""One continuation while it is written, whatever runs the model: what may follow, what was chosen, when it ends.
+
+Rows know nothing of each other, and what is chosen for one depends on its logits and itself alone. So any rows may
+share a pass of the model: the rows of one call, or, in a server, those of different requests.
+
+Knows: ``Settings``, tokenizers, logits. Does not know: models, caches, batches.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from gerund.config import Sampling
+from gerund.errors import ConfigError
+from gerund.inference.generate.constraints import Follower, Form
+from gerund.inference.generate.detokenizing import TextTail, continuation_text, token_bytes
+from gerund.inference.generate.sampling import chosen_tokens, filters_of, penalised
+from gerund.inference.generate.settings import Settings
+from gerund.types import Generation, TokenLogprob, Usage
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of a text as it comes.
+
+    Attributes:
+        index: the number of the text, where several are written at a time.
+        text: its new characters; perhaps none.
+        logprobs: those of the tokens that came with them, where they were asked for.
+        result: the whole, in the last piece of the text.
+    """
+
+    index: int
+    text: str
+    logprobs: tuple[TokenLogprob, ...] = ()
+    result: Generation | None = None
+
+
+Emit = Callable[[Piece], None]
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """What rows of one model share.
+
+    Attributes:
+        tokenizer: the tokenizer.
+        size: how many tokens the model chooses from.
+        ends: the tokens that end a text.
+    """
+
+    tokenizer: PreTrainedTokenizerBase
+    size: int
+    ends: tuple[int, ...]
+
+
+class Writing:
+    """Settings, read for one model: what all rows of a request have in common.
+
+    Raises:
+        ConfigError: a bias is for a token that the model does not have, or the form cannot be followed.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, settings: Settings) -> None:
+        self.vocabulary, self.settings = vocabulary, settings
+        wrong = next((token for token in settings.sampling.logit_bias if token >= vocabulary.size), None)
+        if wrong is not None:
+            raise ConfigError(f"logit_bias names the token {wrong}, and this model's are 0 to {vocabulary.size - 1}")
+        control = _stop_tokens(vocabulary.tokenizer, settings.stop)
+        self.stop = tuple(one for one in settings.stop if one not in control)
+        self.stop_tokens = {token: text for text, token in control.items()}
+        self.ends = {*vocabulary.ends, *self.stop_tokens}
+        self.form: Form | None = None
+        if settings.constraint is not None:
+            self.form = Form(settings.constraint, vocabulary.tokenizer, vocabulary.size, sorted(self.ends))
+        # Rows whose tokens are filtered alike are filtered together.
+        self.sampling = replace(settings.sampling, seed=None)
+        self.filters = filters_of(settings.sampling)
+
+
+class Row:
+    """One continuation of one prompt.
+
+    Args:
+        writing: what was asked for.
+        prompt: token ids that the continuation stands behind; none where an encoder reads the prompt.
+        room: tokens that it may have.
+        generator: its random numbers.
+        prompt_tokens: how many tokens were read; None for those of ``prompt``.
+        index: its number among those that are written together.
+        emit: takes its text as it comes.
+    """
+
+    def __init__(
+        self,
+        writing: Writing,
+        prompt: Sequence[int],
+        room: int,
+        generator: torch.Generator,
+        *,
+        prompt_tokens: int | None = None,
+        index: int = 0,
+        emit: Emit | None = None,
+    ) -> None:
+        self.writing, self.generator, self.index = writing, generator, index
+        self.is_done = False
+        self._prompt, self._room, self._emit = list(prompt), room, emit
+        self._prompt_tokens = len(prompt) if prompt_tokens is None else prompt_tokens
+        self._tokens: list[int] = []
+        self._own_logprobs: list[float] = []
+        self._logprobs: list[TokenLogprob] = []
+        self._given = 0
+        self._finished = False
+        self._stop_token: int | None = None
+        self._follower: Follower | None = None if writing.form is None else writing.form.follower()
+        needs_text = emit is not None or bool(writing.stop)
+        self._tail = TextTail(writing.vocabulary.tokenizer, self._prompt, writing.stop) if needs_text else None
+        self._counts_V: Tensor | None = None
+        self._seen_V: Tensor | None = None
+
+    @property
+    def adjusts(self) -> bool:
+        """Whether ``adjusted`` changes anything."""
+        return self._follower is not None or self.writing.settings.sampling.has_penalties
+
+    def adjusted(self, logits_V: Tensor) -> Tensor:
+        """Return logits after bias and penalties, with minus infinity for what the form does not allow."""
+        sampling, scores_V = self.writing.settings.sampling, logits_V
+        if sampling.has_penalties:
+            scores_V = penalised(sampling, logits_V, *self._counted(logits_V))
+        if self._follower is not None:
+            allowed_V = self._follower.allowed(len(scores_V)).to(scores_V.device)
+            scores_V = scores_V.masked_fill(~allowed_V, float("-inf"))
+        return scores_V
+
+    def _counted(self, like_V: Tensor) -> tuple[Tensor, Tensor]:
+        """Return how often the text so far has each token, and which tokens text and prompt have."""
+        if self._counts_V is None or self._seen_V is None:
+            self._counts_V = torch.zeros_like(like_V)
+            self._seen_V = torch.zeros_like(like_V, dtype=torch.bool)
+            self._seen_V[self._prompt] = True
+        return self._counts_V, self._seen_V
+
+    def put(self, token: int, logprob: float, top: Sequence[tuple[int, float]]) -> None:
+        """Take the token that was chosen, with the model's own log-probabilities of it and of the best ones."""
+        writing = self.writing
+        self._own_logprobs.append(logprob)
+        if token in writing.ends:
+            self._finished, self._stop_token = True, token if token in writing.stop_tokens else None
+            self._close()
+            return
+        self._tokens.append(token)
+        if self._counts_V is not None and self._seen_V is not None:
+            self._counts_V[token] += 1
+            self._seen_V[token] = True
+        if writing.settings.logprobs is not None:
+            self._logprobs.append(self._described(token, logprob, top))
+        piece = "" if self._tail is None else self._tail.put(token)
+        if self._follower is not None:
+            self._follower.put(token)
+        is_complete = self._follower is not None and self._follower.is_complete
+        is_stopped = self._tail is not None and self._tail.stopped is not None
+        self._finished = is_complete or is_stopped
+        if self._finished or len(self._tokens) >= self._room:
+            self._close(piece)
+        elif self._emit is not None and piece:
+            self._emit(Piece(self.index, piece, self._new_logprobs()))
+
+    def _close(self, piece: str = "") -> None:
+        self.is_done = True
+        self._follower = self._counts_V = self._seen_V = None
+        if self._tail is not None:
+            piece += self._tail.end()
+            self._finished = self._finished or self._tail.stopped is not None
+        if self._emit is not None:
+            self._emit(Piece(self.index, piece, self._new_logprobs(), self.result()))
+
+    def _new_logprobs(self) -> tuple[TokenLogprob, ...]:
+        new = tuple(self._logprobs[self._given :])
+        self._given = len(self._logprobs)
+        return new
+
+    def _described(self, token: int, logprob: float, top: Sequence[tuple[int, float]]) -> TokenLogprob:
+        tokenizer = self.writing.vocabulary.tokenizer
+        best = tuple(TokenLogprob(one, token_bytes(tokenizer, one), value) for one, value in top)
+        return TokenLogprob(token, token_bytes(tokenizer, token), logprob, best)
+
+    def result(self) -> Generation:
+        """Return the continuation as it is."""
+        stopped = None if self._tail is None else self._tail.stopped
+        if self._tail is not None and stopped is not None:
+            text = self._tail.text
+        else:
+            text = continuation_text(self.writing.vocabulary.tokenizer, self._prompt, self._tokens)
+        if self._stop_token is not None:
+            stopped = self.writing.stop_tokens[self._stop_token]
+        scores = self._own_logprobs
+        return Generation(
+            text,
+            list(self._tokens),
+            sum(scores) / len(scores) if scores else 0.0,
+            self._finished,
+            stop=stopped,
+            logprobs=None if self.writing.settings.logprobs is None else list(self._logprobs),
+            usage=Usage(self._prompt_tokens, len(scores)),
+        )
+
+
+def advance(rows: Sequence[Row], logits_BV: Tensor) -> list[int]:
+    """Choose the next token of each row and put it there.
+
+    Args:
+        rows: rows that are not done.
+        logits_BV: the model's logits for what comes next, a row each; they stay as they are.
+
+    Returns:
+        The tokens.
+    """
+    logits_BV = logits_BV.float()
+    plain_BV = torch.log_softmax(logits_BV, dim=-1)
+    scores_BV = logits_BV
+    if any(row.adjusts for row in rows):
+        scores_BV = torch.stack(
+            [row.adjusted(own) if row.adjusts else own for row, own in zip(rows, logits_BV, strict=True)]
+        )
+    groups: dict[Sampling, list[int]] = {}
+    for place, row in enumerate(rows):
+        groups.setdefault(row.writing.sampling, []).append(place)
+    chosen_B = torch.empty(len(rows), dtype=torch.long, device=logits_BV.device)
+    for sampling, places in groups.items():
+        own_BV = scores_BV if len(groups) == 1 else scores_BV[places]
+        for filter_ in rows[places[0]].writing.filters:
+            own_BV = filter_(None, own_BV)
+        generators = None if sampling.is_greedy else [rows[place].generator for place in places]
+        chosen_B[places] = chosen_tokens(own_BV, generators)
+    tokens: list[int] = chosen_B.tolist()
+    logprobs = plain_BV.gather(1, chosen_B[:, None])[:, 0].tolist()
+    for row, own_V, token, logprob in zip(rows, plain_BV, tokens, logprobs, strict=True):
+        row.put(token, logprob, _best(own_V, row.writing.settings.logprobs or 0))
+    return tokens
+
+
+def _best(logprobs_V: Tensor, count: int) -> list[tuple[int, float]]:
+    """Return the most probable tokens with their log-probabilities."""
+    if not count:
+        return []
+    best = logprobs_V.topk(min(count, len(logprobs_V)))
+    return list(zip(best.indices.tolist(), best.values.tolist(), strict=True))
+
+
+def _stop_tokens(tokenizer: PreTrainedTokenizerBase, stop: Sequence[str]) -> dict[str, int]:
+    """Return the stop strings that spell a control token, which no text has in it."""
+    special = {added.content: token for token, added in tokenizer.added_tokens_decoder.items() if added.special}
+    return {text: special[text] for text in stop if text in special}

@@ -1,0 +1,182 @@
+"""What is asked of generation beside its prompts, as one value: how much, how tokens are chosen, where it stops.
+
+Verbs of the models pass it on whole, and whatever runs several requests side by side keeps one for each of them.
+
+Knows: names, ranges, JSON. Does not know: torch, models, token ids.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Self, TypedDict
+
+from gerund.checks import is_listing
+from gerund.config import MOST_AT_ONCE, Sampling, sampling_or, whole_number
+from gerund.errors import ConfigError, unknown_name
+
+# Alternatives that are returned for a token at most; more are a slip.
+_MOST_LOGPROBS = 1000
+_FORMS = ("schema", "regex", "choice")
+
+
+@dataclass(frozen=True)
+class Constraint:
+    """A form that the text has to have.
+
+    Attributes:
+        kind: ``schema``, ``regex`` or ``choice``.
+        source: the JSON schema as JSON, the regular expression, or the list of choices as JSON.
+    """
+
+    kind: Literal["schema", "regex", "choice"]
+    source: str
+
+
+class Options(TypedDict, total=False):
+    """What may be said of a generation beside ``max_new_tokens`` and ``sampling``; all of it has defaults."""
+
+    n: int
+    """How many continuations of each prompt; above 1 they are sampled. 1."""
+
+    stop: str | Sequence[str] | None
+    """Strings before which the text ends. They are looked for in the new text alone, across tokens. One that spells a
+    control token, such as ``<|im_end|>``, means that token."""
+
+    logprobs: int | None
+    """Return the log-probability of each token, and so many of the most probable ones at its place; 0 for none of
+    those. None returns none at all."""
+
+    schema: Any
+    """The text is JSON that this JSON schema allows: a dict, its JSON, or a class of pydantic. ``{}`` allows any JSON.
+    Needs llguidance: ``pip install 'gerund[structured]'``."""
+
+    regex: str | None
+    """The whole text matches this regular expression, in the syntax of Rust's regex crate. Needs llguidance."""
+
+    choice: Sequence[str] | None
+    """The text is one of these. Needs llguidance."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One request but for its prompt.
+
+    Attributes:
+        max_new_tokens: how much to write at most.
+        sampling: how tokens are chosen.
+        n: how many continuations of a prompt.
+        stop: strings before which the text ends.
+        logprobs: how many alternatives are returned for each token; None for no log-probabilities.
+        constraint: the form that the text has to have.
+    """
+
+    max_new_tokens: int = 64
+    sampling: Sampling = field(default_factory=Sampling)
+    n: int = 1
+    stop: tuple[str, ...] = ()
+    logprobs: int | None = None
+    constraint: Constraint | None = None
+
+    @classmethod
+    def of(cls, max_new_tokens: int, sampling: Sampling | None, options: Options) -> Self:
+        """Return checked settings.
+
+        Raises:
+            ConfigError: a setting is impossible, or contradicts another.
+        """
+        for name in options:
+            if name not in Options.__annotations__:
+                raise unknown_name("setting", name, list(Options.__annotations__))
+        sampling = sampling_or(sampling)
+        n = whole_number("n", options.get("n", 1))
+        if not 1 <= n <= MOST_AT_ONCE:
+            raise ConfigError(f"n={n} is not between 1 and {MOST_AT_ONCE}")
+        if n > 1 and sampling.is_greedy:
+            raise ConfigError(
+                "greedy continuations of one prompt are all the same; set a temperature above 0, such as 1, or n=1"
+            )
+        logprobs = options.get("logprobs")
+        if logprobs is not None and not 0 <= whole_number("logprobs", logprobs) <= _MOST_LOGPROBS:
+            raise ConfigError(f"logprobs={logprobs} is not between 0 and {_MOST_LOGPROBS}")
+        return cls(
+            max_new_tokens=demand_room(max_new_tokens),
+            sampling=sampling,
+            n=n,
+            stop=_stop_strings(options.get("stop")),
+            logprobs=None if logprobs is None else int(logprobs),
+            constraint=_constraint(options),
+        )
+
+    def refuse_with_rerank(self) -> None:
+        """Refuse what a search among ranked continuations does not do.
+
+        Raises:
+            ConfigError: something of that kind is asked for.
+        """
+        given = {"n": self.n != 1, "stop": self.stop, "logprobs": self.logprobs is not None}
+        given["schema, regex or choice"] = self.constraint is not None
+        for name, value in given.items():
+            if value:
+                more = "; the candidates of the result are all that competed" if name == "n" else ""
+                raise ConfigError(f"{name} is of no use beside rerank, which searches among whole continuations{more}")
+
+
+def demand_room(max_new_tokens: int) -> int:
+    """Return how much to write at most, as Python's own number.
+
+    Raises:
+        ConfigError: it is no positive whole number.
+    """
+    count = whole_number("max_new_tokens", max_new_tokens)
+    if count < 1:
+        raise ConfigError(f"max_new_tokens={count} writes nothing; give at least 1")
+    return count
+
+
+def _stop_strings(stop: Any) -> tuple[str, ...]:
+    if stop is None:
+        return ()
+    listed = [stop] if isinstance(stop, str) else list(stop) if is_listing(stop) else None
+    if listed is None or not all(isinstance(one, str) for one in listed):
+        raise ConfigError(f"stop is a text or a list of texts, not {stop!r}")
+    if "" in listed:
+        raise ConfigError("a stop string is empty, and would end every text at once; leave it out")
+    return tuple(dict.fromkeys(listed))
+
+
+def _constraint(options: Options) -> Constraint | None:
+    given = [name for name in _FORMS if options.get(name) is not None]
+    if len(given) > 1:
+        raise ConfigError(f"{' and '.join(given)} were given, and a text has one form; give one of them")
+    if not given:
+        return None
+    if given == ["schema"]:
+        return Constraint("schema", _schema_json(options["schema"]))
+    if given == ["regex"]:
+        regex = options["regex"]
+        if not isinstance(regex, str) or not regex:
+            raise ConfigError(f"regex is a regular expression, not {regex!r}")
+        return Constraint("regex", regex)
+    choice = options["choice"]
+    texts = list(choice) if is_listing(choice) else []  # type: ignore[arg-type]
+    if not texts or not all(isinstance(text, str) and text for text in texts):
+        raise ConfigError(f"choice is a list of texts, none of them empty, not {choice!r}")
+    return Constraint("choice", json.dumps(list(dict.fromkeys(texts))))
+
+
+def _schema_json(schema: Any) -> str:
+    """Return a JSON schema as JSON."""
+    if hasattr(schema, "model_json_schema"):
+        schema = schema.model_json_schema()
+    if isinstance(schema, str):
+        try:
+            schema = json.loads(schema)
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(f"schema is not valid JSON: {error}") from error
+    if not isinstance(schema, Mapping):
+        raise ConfigError(f"schema is a JSON schema, such as {{'type': 'object'}}, not {schema!r}")
+    try:
+        # Keys are not sorted: their order is that of the object that is written.
+        return json.dumps(dict(schema), allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConfigError(f"schema cannot be written as JSON: {error}") from error

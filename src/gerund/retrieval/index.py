@@ -1,0 +1,388 @@
+"""``Index``: one's own documents, ready to be searched and asked, with one model.
+
+Knows: which part does what. Does not know: how any of it is done.
+"""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gerund.checks import check_unicode, flag, one_of, place
+from gerund.config import whole_number
+from gerund.errors import ConfigError, DataError, FingerprintError
+from gerund.retrieval import fusion
+from gerund.retrieval.answering import ANSWER_HITS, extractive_answer, is_relevant
+from gerund.retrieval.documents import Chunk, Chunking, Document
+from gerund.retrieval.indexing import IndexSummary, Writer, all_failed
+from gerund.retrieval.searching import (
+    MODES,
+    Mode,
+    check_queries,
+    check_query,
+    found_by_vectors,
+    found_by_words,
+    joined,
+    reranked,
+)
+from gerund.retrieval.store import About, Found, VectorStore, check_filter
+from gerund.spec import ModelSpec
+from gerund.types import Answer, Hit
+
+if TYPE_CHECKING:
+    from gerund.language_model import LanguageModel
+    from gerund.retrieval.embedding import Embedder
+
+# What needs torch is imported where it is needed: a search for words takes no model and no second to start.
+MOST_HITS = 10_000
+_MACHINE = ("dtype", "device")
+
+
+class Index:
+    """Documents that are cut, embedded and stored, to be searched and asked.
+
+    Made by ``gerund.open_index``. Several processes may search one index, and several may add to it.
+
+    Attributes:
+        store: where chunks are kept.
+    """
+
+    def __init__(
+        self,
+        store: VectorStore,
+        lm: "LanguageModel | ModelSpec | str | Path | None" = None,
+        *,
+        chunking: Chunking | None = None,
+        root: Path | None = None,
+    ) -> None:
+        """Open what a store holds; see ``open_index``.
+
+        Args:
+            store: the store.
+            lm: the model.
+            chunking: how documents are cut.
+            root: what the names of files are relative to, where they lie below it; None leaves them whole.
+        """
+        self.store = store
+        self._given = lm
+        self._lm: LanguageModel | None = None if lm is None or isinstance(lm, ModelSpec | str | Path) else _checked(lm)
+        self._root = root
+        self._about = store.about()
+        self._chunking = chunking
+        self._embedder: Embedder | None = None
+        if self._about is not None:
+            if self._lm is not None:
+                self._demand_encoder(self._lm)
+            if chunking is not None and chunking != self._about.chunking:
+                raise ConfigError(
+                    f"{store.name} is cut into chunks of {self._about.chunking}, not {chunking}; open it as it is, or "
+                    "migrate it"
+                )
+
+    def __len__(self) -> int:
+        """Return how many chunks there are."""
+        return self.store.count()
+
+    @property
+    def about(self) -> About | None:
+        """What the index says about itself; None where there is none yet."""
+        return self._about
+
+    @property
+    def chunking(self) -> Chunking:
+        """How documents are cut and embedded."""
+        return self._about.chunking if self._about is not None else self._chunking or Chunking()
+
+    @property
+    def lm(self) -> "LanguageModel":
+        """The model, loaded when it is first needed.
+
+        Raises:
+            FingerprintError: it is no longer the one that the index was made with.
+            ConfigError: the index was made with a model that nothing can load again.
+        """
+        if self._lm is None:
+            given = self._given
+            if given is None and self._about is not None:
+                given = self._about.model_spec(self.store.name)
+            lm = _loaded(given)
+            self._demand_encoder(lm)
+            self._lm = lm
+        return self._lm
+
+    def sources(self) -> list[str]:
+        """Return the names of all documents, sorted."""
+        return sorted(self.store.documents())
+
+    def add(
+        self, paths: str | Path | Sequence[str | Path], *, prune: bool = False, show_progress: bool | None = None
+    ) -> IndexSummary:
+        """Index files and folders: what is unchanged is passed over, what has changed is replaced.
+
+        A document is called by its file's way from the folder that the index lies in; a row of a table by the file,
+        ``#`` and its id (``id`` or ``_id``), or else its line.
+
+        Args:
+            paths: files, and folders of files.
+            prune: also remove the documents of files in these paths that are no longer there.
+            show_progress: None shows a bar on a terminal.
+
+        Returns:
+            What was done. Files that could not be read are in ``failed``; all others were indexed.
+
+        Raises:
+            DataError: a path is not there, or no file in there can be read.
+            FingerprintError: the index was made with another encoder.
+            ResourceError: memory or disk ran out; what was stored is kept.
+        """
+        listed = [paths] if isinstance(paths, str | Path) else list(paths)
+        writer = self._writer()
+        wanted = [place("what is indexed", one) for one in listed]
+        writer.add_files(wanted, prune=flag("prune", prune), show_progress=show_progress)
+        if error := all_failed(writer.summary):
+            raise error
+        return self._tidied(writer)
+
+    def add_documents(self, documents: Iterable[Document]) -> IndexSummary:
+        """Index documents that come from no file.
+
+        Raises:
+            FingerprintError: the index was made with another encoder.
+            ConfigError: something in there is no ``Document``.
+        """
+        listed = list(documents)
+        for one in listed:
+            if not isinstance(one, Document):
+                raise ConfigError(f"a document is a Document, such as Document('name', 'text'), not {one!r}")
+            check_unicode(f"the document {one.source!r}", one.text + one.title)
+        writer = self._writer()
+        writer.add_documents(listed)
+        return self._tidied(writer)
+
+    def remove(self, sources: str | Sequence[str]) -> IndexSummary:
+        """Remove documents by their names.
+
+        Raises:
+            DataError: there is no such document.
+        """
+        writer = self._writer()
+        writer.remove([sources] if isinstance(sources, str) else sources)
+        return self._tidied(writer)
+
+    def migrate(self, show_progress: bool | None = None, *, chunking: Chunking | None = None) -> int:
+        """Embed every document anew with this index's model, beside the old vectors, and swap in one step.
+
+        Texts come from the index, so files that are gone are kept. Who searches meanwhile finds what was there before.
+        An interrupted migration goes on where it was.
+
+        Args:
+            show_progress: None shows a bar on a terminal.
+            chunking: how documents are cut from now on; None leaves it.
+
+        Returns:
+            How many documents were embedded; 0 where nothing was to be done.
+
+        Raises:
+            DataError: there is no index yet.
+        """
+        from gerund.retrieval.migrating import migrate_index
+
+        lm = self._lm or _loaded(self._given)
+        count = migrate_index(self.store, lm, chunking, show_progress)
+        self._about, self._lm, self._embedder = self.store.about(), lm, None
+        return count
+
+    def search(
+        self,
+        query: str,
+        k: int = 10,
+        *,
+        mode: Mode = "hybrid",
+        filter: str | None = None,
+        weight: float | None = None,
+        expand: int = 0,
+        rerank: int = 0,
+    ) -> list[Hit]:
+        """Find the chunks that fit a query best.
+
+        Args:
+            query: what is sought; what stands in double quotes must stand so in the chunk, where words count.
+            k: how many chunks at most.
+            mode: ``words`` (BM25, which needs no model), ``vectors``, or ``hybrid``: the first 100 of each, joined.
+            filter: a condition in SQL on ``source``, ``file``, ``title``, ``heading``, ``text``, ``start``, ``stop``
+                and ``tokens``.
+            weight: what the vectors count in ``hybrid``, from 0 to 1; None for what the encoder was tuned to
+                (``gerund tune --fusion``), else 0.3.
+            expand: how many other ways to ask, written by the model, join the query (``lm.expand``).
+            rerank: how many of the first hits the model's own scorer puts into a new order.
+
+        Returns:
+            The hits, best first.
+
+        Raises:
+            TextError: the query is empty or no text.
+            ConfigError: an unknown mode, a filter that cannot be used, an impossible number.
+            DataError: there is no index yet.
+        """
+        check_query(query)
+        [hits] = self.search_all([query], k, mode=mode, filter=filter, weight=weight, expand=expand, rerank=rerank)
+        return hits
+
+    def search_all(
+        self,
+        queries: Sequence[str],
+        k: int = 10,
+        *,
+        mode: Mode = "hybrid",
+        filter: str | None = None,
+        weight: float | None = None,
+        expand: int = 0,
+        rerank: int = 0,
+    ) -> list[list[Hit]]:
+        """Find the chunks that fit each of several queries best; they are encoded together.
+
+        Settings and errors are those of ``search``.
+
+        Returns:
+            The hits of each query, best first.
+        """
+        one_of("mode", mode, MODES)
+        for name, number, least in (("k", k, 1), ("expand", expand, 0), ("rerank", rerank, 0)):
+            if not least <= whole_number(name, number) <= MOST_HITS:
+                raise ConfigError(f"{name}={number} is not a number from {least} to {MOST_HITS}")
+        where = check_filter(filter)
+        checked = check_queries(queries)
+        weight = self._weight(mode, weight)
+        if self._about is None:
+            raise DataError(f"{self.store.name}: there is no index yet; add documents first")
+        asked = [[one, *(self.lm.expand(one, expand) if expand else [])] for one in checked]
+        limit = max(k, rerank, fusion.DEPTH)
+        none: list[list[Found]] = [[] for _ in asked]
+        words = [found_by_words(self.store, one, limit, where) for one in asked] if mode != "vectors" else none
+        vectors = none
+        if mode != "words":
+            encoded = self._demand_embedder().queries([text for one in asked for text in one])
+            vectors_ND = np.split(encoded, np.cumsum([len(one) for one in asked])[:-1])
+            vectors = [found_by_vectors(self.store, own, limit, where) for own in vectors_ND]
+        found = [joined(*pair, mode, weight) for pair in zip(words, vectors, strict=True)]
+        if rerank:
+            found = [reranked(one, hits, rerank, self.lm) for one, hits in zip(checked, found, strict=True)]
+        return [hits[:k] for hits in found]
+
+    def ask(
+        self, question: str, k: int = ANSWER_HITS, *, filter: str | None = None, weight: float | None = None
+    ) -> Answer:
+        """Answer a question by the best sentence of the chunks that fit it best, as it stands there.
+
+        Args:
+            question: what is asked.
+            k: how many chunks are looked through.
+            filter: as in ``search``.
+            weight: as in ``search``.
+
+        Returns:
+            The answer with its numbered sources. Where nothing relevant was found, its text says so, and ``found`` is
+            False.
+
+        Raises:
+            TextError: the question is empty or no text.
+            ConfigError: a filter that cannot be used, an impossible number.
+            DataError: there is no index yet.
+
+        >>> index = gerund.open_index(None, gerund.load())
+        >>> _ = index.add_documents([Document("rail", "The railway opened in 1825. It was the first.")])
+        >>> answer = index.ask("When was the railway opened?")
+        >>> answer.text, answer.sources[answer.cited[0] - 1].source
+        ('The railway opened in 1825.', 'rail')
+        """
+        hits = self.search(question, k, filter=filter, weight=weight)
+        assert self._about is not None
+        kept = hits if is_relevant(question, hits, self._about.chunking.language) else []
+        embedder = self._demand_embedder()
+
+        def encode(texts: Sequence[str]) -> np.ndarray:
+            return np.concatenate([embedder.queries(texts[:1]), embedder.sentences(texts[1:])])
+
+        return extractive_answer(question, kept, encode, self._about, self._weight("hybrid", weight))
+
+    def _weight(self, mode: str, weight: float | None) -> float:
+        if weight is not None:
+            return fusion.check_weight(weight)
+        if mode != "hybrid":
+            return fusion.WEIGHT
+        if self._lm is None and self._about is not None and self._about.spec is not None and self._given is None:
+            own = self._about.spec.get("fusion")
+            return float(own) if isinstance(own, int | float) else fusion.WEIGHT
+        return fusion.WEIGHT if self.lm.encoder.fusion is None else self.lm.encoder.fusion
+
+    def _demand_embedder(self) -> "Embedder":
+        from gerund.retrieval.embedding import Embedder
+
+        if self._embedder is None:
+            self._embedder = Embedder(self.lm, self.chunking)
+        return self._embedder
+
+    def _demand_encoder(self, lm: "LanguageModel") -> None:
+        from gerund.retrieval.migrating import describe_encoder
+
+        about = self._about
+        if about is None or lm.fingerprint() == about.fingerprint:
+            return
+        raise FingerprintError(
+            f"{self.store.name} was made with {about.model} ({about.encoder}, {about.fingerprint}), not with "
+            f"{lm.name} ({describe_encoder(lm)}, {lm.fingerprint()}); open it with that model, or migrate it "
+            "(gerund index --migrate)"
+        )
+
+    def _writer(self) -> Writer:
+        """Return what writes into the index, which is made if need be; the model is loaded when it is needed."""
+        if self._about is None:
+            from gerund.retrieval.migrating import about_of
+
+            embedder = self._demand_embedder()  # what does not fit the model makes no index
+            self.store.create(about_of(self.lm, embedder.chunking))
+            self._about = self.store.about()
+            self._demand_encoder(self.lm)  # another process may have made it meanwhile
+        elif not self._is_its_own():
+            self._demand_encoder(self.lm)
+        return Writer(
+            self.store,
+            self._cut,
+            lambda chunks: self._demand_embedder().chunks(chunks),
+            self._root,
+        )
+
+    def _is_its_own(self) -> bool:
+        """Whether the model that was named is, by its name and settings, the one that the index was made with.
+
+        Then nothing has to be loaded as long as nothing is embedded.
+        """
+        if self._given is None:
+            return True
+        if self._about is None or self._about.spec is None or not isinstance(self._given, ModelSpec | str | Path):
+            return False
+        said = ModelSpec.of(self._given).model_dump(exclude_unset=True, exclude_none=True)
+        return all(self._about.spec.get(name) == value for name, value in said.items() if name not in _MACHINE)
+
+    def _cut(self, document: Document) -> list[Chunk]:
+        from gerund.retrieval.chunking import cut
+
+        return cut(document, self.lm.tokenizer, self.chunking)
+
+    def _tidied(self, writer: Writer) -> IndexSummary:
+        if writer.summary.documents or writer.summary.removed:
+            self.store.tidy()
+        return writer.summary
+
+
+def _checked(lm: "LanguageModel") -> "LanguageModel":
+    if not callable(getattr(lm, "encode_spans", None)):
+        raise ConfigError(f"lm is a model of gerund.load, a ModelSpec, or a name, not {lm!r}")
+    return lm
+
+
+def _loaded(given: "LanguageModel | ModelSpec | str | Path | None") -> "LanguageModel":
+    from gerund.entry import load
+
+    return load(given) if given is None or isinstance(given, ModelSpec | str | Path) else given

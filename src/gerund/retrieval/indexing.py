@@ -1,0 +1,252 @@
+"""Files and documents into a store: what is unchanged is passed over, what has changed is replaced, nothing is halved.
+
+A document is stored with all of its chunks in one step. A file counts as done when all of its documents are stored; who
+is killed before that finds them unchanged by their hashes the next time, and goes on behind them. So the same command,
+however often it is killed and repeated, leaves the same rows.
+
+Knows: files, hashes, the order of steps. Does not know: what embeds, what stores.
+"""
+
+import posixpath
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from gerund.errors import DataError, GerundError, MissingDependencyError
+from gerund.progress import progress
+from gerund.retrieval.documents import Chunk, Document
+from gerund.retrieval.markup import ParsedText
+from gerund.retrieval.reading import digest_of, endings, find_files, read_file
+from gerund.retrieval.store import DocumentState, VectorStore
+
+# What is embedded and stored at once: what an interruption costs at most.
+CHUNKS_AT_ONCE = 1024
+DOCUMENTS_AT_ONCE = 256
+
+Cut = Callable[[Document], list[Chunk]]
+Embed = Callable[[Sequence[Sequence[Chunk]]], np.ndarray]
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A file that could not be indexed, or not to its end.
+
+    Attributes:
+        file: the file.
+        reason: why, in a sentence.
+    """
+
+    file: str
+    reason: str
+
+
+@dataclass
+class IndexSummary:
+    """How indexing went.
+
+    Attributes:
+        files: files that were looked at.
+        unchanged: those of them that were passed over, since nothing in them has changed.
+        documents: documents that were stored, anew or for the first time.
+        chunks: their chunks.
+        removed: documents that were removed.
+        failed: files that could not be read, or not to their end.
+        seconds: how long it took, without loading the model.
+    """
+
+    files: int = 0
+    unchanged: int = 0
+    documents: int = 0
+    chunks: int = 0
+    removed: int = 0
+    failed: list[Failure] = field(default_factory=list)
+    seconds: float = 0.0
+
+
+class Writer:
+    """Puts documents into a store, many at a time.
+
+    Args:
+        store: where they go; its index has been made.
+        cut: cuts a document.
+        embed: embeds the chunks of documents.
+        root: what the names of files are relative to; None leaves them whole.
+    """
+
+    def __init__(self, store: VectorStore, cut: Cut, embed: Embed, root: Path | None) -> None:
+        self.store, self.summary = store, IndexSummary()
+        self._cut, self._embed, self._root = cut, embed, root
+        self._known: dict[str, DocumentState] = store.documents()
+        self._by_file: dict[str, set[str]] = {}
+        for source, state in self._known.items():
+            self._by_file.setdefault(state.file, set()).add(source)
+        self._waiting: dict[str, tuple[Document, list[Chunk]]] = {}
+        self._finished: dict[str, str | None] = {}
+        self._gone: list[str] = []
+
+    def add_files(self, paths: Sequence[Path], *, prune: bool = False, show_progress: bool | None = None) -> None:
+        """Index files and folders.
+
+        Args:
+            paths: files, and folders of files.
+            prune: remove the documents of files that are in the index, belong to these paths and are no longer there.
+            show_progress: None shows a bar on a terminal.
+
+        Raises:
+            DataError: a path is not there, or there is no file at all that can be read.
+        """
+        known = self.store.files()
+        names = [self.name_of(path) for path in paths]
+        there = [path for path in paths if path.exists() or not (prune and self._is_known(self.name_of(path), known))]
+        files = find_files(there)
+        if not files and not prune:
+            raise DataError(
+                f"{', '.join(map(str, paths))}: no file in there can be read; the endings of those that can are "
+                f"{', '.join(f'.{name}' for name in endings())}"
+            )
+        with progress(len(files), "indexing", show=show_progress) as advance, self._flushing():
+            for path in files:
+                self._add_file(path, known)
+                advance(1)
+            if prune:
+                self._prune(names, {self.name_of(path) for path in files}, known)
+
+    def add_documents(self, documents: Iterable[Document]) -> None:
+        """Index documents that come from no file; one that has no text is removed."""
+        with self._flushing():
+            for one in documents:
+                self._add(one)
+
+    def remove(self, sources: Iterable[str]) -> None:
+        """Remove documents.
+
+        Raises:
+            DataError: the index has no such document.
+        """
+        wanted = list(dict.fromkeys(sources))
+        for source in wanted:
+            if source not in self._known:
+                raise DataError(f"{self.store.name} has no document {source!r}")
+        with self._flushing():
+            self._remove(wanted)
+
+    def name_of(self, path: Path) -> str:
+        """Return what a file is called in the index: by its way from the index's own folder where it lies below it.
+
+        So the name does not depend on where a command is run, and holds when both are moved together.
+        """
+        whole = path.resolve()
+        if self._root is not None and whole.is_relative_to(self._root):
+            return whole.relative_to(self._root).as_posix()
+        return whole.as_posix()
+
+    def _add_file(self, path: Path, known: dict[str, str]) -> None:
+        file = self.name_of(path)
+        self.summary.files += 1
+        try:
+            digest = digest_of(path)
+            if known.get(file) == digest:
+                self.summary.unchanged += 1
+                return
+            found: set[str] = set()
+            for parsed in read_file(path):
+                source = f"{file}#{parsed.key}" if parsed.key else file
+                if source in found:
+                    raise DataError(f"{path}: the id {parsed.key!r} is there twice")
+                found.add(source)
+                self._add(_document(parsed, source, file, path))
+        except (DataError, MissingDependencyError) as error:
+            self.summary.failed.append(Failure(str(path), str(error)))
+            return
+        self._remove(self._by_file.get(file, set()) - found)
+        self._finished[file] = digest
+
+    def _add(self, document: Document) -> None:
+        """Take a document in, unless it is there as it is."""
+        state = self._known.get(document.source)
+        if state is not None and state.digest == document.digest and state.file == document.file:
+            return
+        chunks = self._cut(document)
+        if not chunks:
+            self._remove([document.source] if state is not None else [])
+            return
+        # A document that comes twice counts as it came last.
+        self._waiting[document.source] = (document, chunks)
+        waiting = sum(len(own) for _, own in self._waiting.values())
+        if waiting >= CHUNKS_AT_ONCE or len(self._waiting) >= DOCUMENTS_AT_ONCE:
+            self._flush()
+
+    def _remove(self, sources: Iterable[str]) -> None:
+        self._gone += sorted(sources)
+
+    def _prune(self, roots: Sequence[str], there: set[str], known: dict[str, str]) -> None:
+        files = {*known, *(file for file in self._by_file if file)}
+        for file in sorted(file for file in files - there if any(_is_below(file, root) for root in roots)):
+            self._remove(self._by_file.get(file, set()))
+            self._finished[file] = None
+
+    def _is_known(self, name: str, known: dict[str, str]) -> bool:
+        return any(_is_below(file, name) for file in (*known, *self._by_file))
+
+    @contextmanager
+    def _flushing(self) -> Iterator[None]:
+        """Store what waits at the end of the block; who interrupts it is told what is kept."""
+        begin = time.perf_counter()
+        try:
+            yield
+            self._flush()
+        except KeyboardInterrupt as stop:
+            stop.add_note(
+                f"{self.summary.documents} documents of this run are kept in {self.store.name}: run the same command "
+                "again to go on from there"
+            )
+            raise
+        finally:
+            self.summary.seconds += time.perf_counter() - begin
+
+    def _flush(self) -> None:
+        """Embed and store what waits, then note the files that are done with it."""
+        if self._waiting:
+            documents = [chunks for _, chunks in self._waiting.values()]
+            vectors_ND = self._embed(documents)
+            self.store.replace(list(self._waiting), [one for own in documents for one in own], vectors_ND)
+            for source, (document, chunks) in self._waiting.items():
+                self._known[source] = DocumentState(document.digest, document.file)
+                self._by_file.setdefault(document.file, set()).add(source)
+                self.summary.documents += 1
+                self.summary.chunks += len(chunks)
+            self._waiting.clear()
+        if self._gone:
+            none = np.zeros((0, 0), dtype=np.float32)
+            for first in range(0, len(self._gone), DOCUMENTS_AT_ONCE):
+                self.store.replace(self._gone[first : first + DOCUMENTS_AT_ONCE], [], none)
+            for source in self._gone:
+                state = self._known.pop(source, None)
+                self._by_file.get(state.file if state else "", set()).discard(source)
+            self.summary.removed += len(self._gone)
+            self._gone.clear()
+        if self._finished:
+            self.store.note_files(self._finished)
+            self._finished.clear()
+
+
+def _document(parsed: ParsedText, source: str, file: str, path: Path) -> Document:
+    """Return a document; a file that says no title is called by its name."""
+    title = parsed.title or ("" if parsed.key else path.name.split(".")[0])
+    return Document(source, parsed.text, title, parsed.sections, file)
+
+
+def _is_below(file: str, root: str) -> bool:
+    return file == root or file.startswith(posixpath.join(root, "") if root != "." else "") or root == "."
+
+
+def all_failed(summary: IndexSummary) -> GerundError | None:
+    """Return the error for a run in which no file at all could be read; None where there was one."""
+    if not summary.failed or len(summary.failed) < summary.files:
+        return None
+    more = f" (and {len(summary.failed) - 1} more files)" if len(summary.failed) > 1 else ""
+    return DataError(f"no file could be read: {summary.failed[0].reason}{more}")

@@ -1,0 +1,346 @@
+"""A store of chunks in a folder, by LanceDB: the same code on the path of an object store.
+
+::
+
+    my.index/
+        gerund.lance/               one row: which chunks are the index's
+        chunks_0a1b.lance/          the chunks; their schema's metadata say what made them
+        chunks_0a1b_files.lance/    hashes of files that were indexed to their end
+        lock                        while somebody writes
+
+Each change is one commit, so whoever is killed leaves the state before it or behind it. An index that is migrated has a
+second pair of tables beside the first until the one row names them.
+
+Knows: LanceDB, its traps. Does not know: models, files that are indexed.
+"""
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from gerund.errors import DataError, GerundError, InputError, MissingDependencyError, ResourceError, one_line
+from gerund.jobs.locks import give_back, take
+from gerund.retrieval.documents import Chunk
+from gerund.retrieval.lance_rows import FIELDS, analysis, arrow_rows, chunks_in, full_text, schema_of, text_rows
+from gerund.retrieval.store import About, DocumentState, Found, Words, bad_filter, one_of_sources, quoted
+
+METADATA = b"gerund"
+_POINTER, _CURRENT = "gerund", "chunks"
+
+# Up to here every vector is compared, which misses none; above, an index of exact vectors (IVF_FLAT) is quicker. Never
+# what LanceDB makes when it is not asked (IVF_PQ): its recall@10 was 0.22 on vectors of a language model.
+FLAT_ROWS = 100_000
+_PROBES = 50
+_SECONDS_TO_WAIT = 600
+# Readers of what was there before have so long to end.
+_KEPT = timedelta(hours=1)
+_CHARACTERS_OF_A_REASON = 200
+
+
+def is_remote(place: str) -> bool:
+    """Whether a place is that of an object store or a server, and no folder."""
+    return "://" in place
+
+
+class LanceStore:
+    """Chunks in a folder, or on an object store.
+
+    Args:
+        place: a folder, or what LanceDB takes in its place, such as ``s3://bucket/my.index``.
+
+    Raises:
+        MissingDependencyError: LanceDB is not installed.
+        DataError: there is something else.
+    """
+
+    def __init__(self, place: str | Path) -> None:
+        self.name = str(place)
+        self._folder = None if is_remote(self.name) else Path(place)
+        self._generation: str | None = None
+        self._tables: dict[str, Any] = {}
+        self._depth = 0
+        if self._folder is not None:
+            _demand_place(self._folder)
+        self._db: Any = None
+
+    def about(self) -> About | None:
+        """Return what the index says about itself; None where there is none yet."""
+        generation = self._current()
+        if generation is None:
+            return None
+        with self._told():
+            metadata = self._table(generation).schema.metadata or {}
+        if METADATA not in metadata:
+            raise DataError(f"{self.name}: its chunks do not say what made them")
+        return About.from_json(metadata[METADATA], self.name)
+
+    def create(self, about: About) -> None:
+        """Make an empty index, unless it is there. Whoever is killed on the way leaves none."""
+        with self.locked(), self._told():
+            if self._current() is None:
+                name = _name_of(about)
+                self._make(name, about)
+                self._db.create_table(_POINTER, text_rows({_CURRENT: [name]}), exist_ok=True)
+                self._generation = name
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other processes on this machine from writing until the block ends."""
+        if self._folder is None or self._depth:
+            yield
+            return
+        try:
+            lock = take(self._folder, self.name, wait=_SECONDS_TO_WAIT)
+        except OSError as error:
+            raise _refused(self.name, str(error.strerror or error)) from error
+        self._depth += 1
+        try:
+            yield
+        finally:
+            self._depth -= 1
+            give_back(lock)
+
+    def documents(self) -> dict[str, DocumentState]:
+        """Return what is known about every document, by its source."""
+        if (generation := self._current()) is None:
+            return {}
+        with self._told():
+            query = self._table(generation).search().where("number = 0").select(["source", "digest", "file"])
+            found = query.limit(None).to_arrow()
+        columns = [found.column(name).to_pylist() for name in ("source", "digest", "file")]
+        return {source: DocumentState(digest, file) for source, digest, file in zip(*columns, strict=True)}
+
+    def files(self) -> dict[str, str]:
+        """Return the hash of every file that was indexed to its end."""
+        if (generation := self._current()) is None:
+            return {}
+        with self._told():
+            found = self._table(_files(generation)).to_arrow()
+        return dict(zip(found.column("file").to_pylist(), found.column("digest").to_pylist(), strict=True))
+
+    def replace(self, sources: Sequence[str], chunks: Sequence[Chunk], vectors_ND: np.ndarray) -> None:
+        """Let documents have exactly these chunks, in one commit."""
+        if not sources:
+            return
+        with self.locked(), self._told():
+            table, condition = self._table(self._demand_current()), one_of_sources(sources)
+            known = table.count_rows(condition)
+            if known and chunks:
+                merge = table.merge_insert("id").when_matched_update_all().when_not_matched_insert_all()
+                merge.when_not_matched_by_source_delete(condition).execute(arrow_rows(chunks, vectors_ND))
+            elif chunks:
+                table.add(arrow_rows(chunks, vectors_ND))
+            elif known:
+                table.delete(condition)
+
+    def note_files(self, digests: Mapping[str, str | None]) -> None:
+        """Note that files were indexed to their end; None forgets one."""
+        with self.locked(), self._told():
+            table = self._table(_files(self._demand_current()))
+            noted = {file: digest for file, digest in digests.items() if digest is not None}
+            gone = [file for file, digest in digests.items() if digest is None]
+            if noted:
+                rows = text_rows({"file": list(noted), "digest": list(noted.values())})
+                table.merge_insert("file").when_matched_update_all().when_not_matched_insert_all().execute(rows)
+            if gone:
+                table.delete(f"file IN ({', '.join(map(quoted, gone))})")
+
+    def chunks_of(self, sources: Sequence[str]) -> list[Chunk]:
+        """Return all chunks of documents."""
+        if not sources:
+            return []
+        with self._told():
+            query = self._table(self._demand_current()).search().where(one_of_sources(sources))
+            found = query.select(list(FIELDS)).limit(None).to_arrow()
+        return sorted(chunks_in(found), key=lambda one: (one.source, one.start))
+
+    def words(self, query: Words, limit: int, where: str | None = None) -> list[Found]:
+        """Return the chunks that BM25 finds, best first; none for a query without a word."""
+        wanted = full_text(query)
+        if wanted is None:
+            return []
+        return self._search(lambda table: table.search(wanted, query_type="fts"), "_score", limit, where)
+
+    def vectors(self, vector_D: np.ndarray, limit: int, where: str | None = None) -> list[Found]:
+        """Return the chunks whose vectors are nearest to a vector of length 1, best first."""
+
+        def search(table: Any) -> Any:
+            query = table.search(np.asarray(vector_D, dtype=np.float32), vector_column_name="vector")
+            return query.distance_type("cosine").nprobes(_PROBES)
+
+        found = self._search(search, "_distance", limit, where)
+        return [(chunk, 1 - distance) for chunk, distance in found]
+
+    def count(self) -> int:
+        """Return how many chunks there are."""
+        generation = self._current()
+        if generation is None:
+            return 0
+        with self._told():
+            return int(self._table(generation).count_rows())
+
+    def tidy(self) -> None:
+        """Merge small files, take new rows into the indices, and forget versions that are older than an hour."""
+        generation = self._demand_current()
+        with self.locked(), self._told():
+            table = self._table(generation)
+            if table.count_rows() >= FLAT_ROWS and not any("vector" in one.columns for one in table.list_indices()):
+                from lancedb.index import IvfFlat
+
+                table.create_index("vector", config=IvfFlat(distance_type="cosine"))
+            for one in (table, self._table(_files(generation))):
+                one.optimize(cleanup_older_than=_KEPT)
+
+    def beside(self, about: About) -> Self:
+        """Return an empty store beside this one, or what an earlier call left, that may take its place."""
+        other = type(self)(self.name)
+        other._generation = name = _name_of(about)
+        with self.locked(), self._told():
+            other._db = self._connected()
+            other._make(name, about)
+        other._depth = 1  # whoever fills it holds this store's lock where it matters
+        return other
+
+    def swap(self, other: Self) -> None:
+        """Let what ``beside`` returned take this one's place, in one commit; then the old tables go."""
+        old, new = self._demand_current(), str(other._generation)
+        with self.locked(), self._told():
+            self._table(_POINTER).update(values={_CURRENT: new})
+            self._generation = new
+            for name in (old, _files(old)):
+                self._tables.pop(name, None)
+                self._db.drop_table(name)
+
+    def _current(self) -> str | None:
+        """Return the name of the table of chunks; None where there is no index yet."""
+        if self._generation is not None:
+            return self._generation
+        if self._folder is not None and not (self._folder / f"{_POINTER}.lance").is_dir():
+            return None
+        with self._told():
+            if self._folder is None and _POINTER not in self._connected().list_tables(limit=1000).tables:
+                return None
+            try:
+                pointer = self._table(_POINTER)
+            except ValueError as error:
+                if "was not found" in str(error):
+                    return None  # another process is about to commit it
+                raise
+            [name] = pointer.to_arrow().column(_CURRENT).to_pylist()
+        self._generation = str(name)
+        return self._generation
+
+    def _demand_current(self) -> str:
+        generation = self._current()
+        if generation is None:
+            raise DataError(f"{self.name}: there is no index yet; gerund index makes one")
+        return generation
+
+    def _connected(self) -> Any:
+        if self._db is None:
+            # One warning a query, about a column that is selected here anyway.
+            os.environ.setdefault("LANCEDB_LOG", "error")
+            try:
+                import lancedb
+            except ImportError as error:
+                raise MissingDependencyError(f"{self.name} needs LanceDB: pip install 'gerund[index]'") from error
+            # Each read looks whether another process has written.
+            self._db = lancedb.connect(self.name, read_consistency_interval=timedelta(0))
+        return self._db
+
+    def _table(self, name: str) -> Any:
+        if name not in self._tables:
+            self._tables[name] = self._connected().open_table(name)
+        return self._tables[name]
+
+    def _make(self, name: str, about: About) -> None:
+        """Make the tables of a generation where they are not there."""
+        db = self._connected()
+
+        import pyarrow as pa
+        from lancedb.index import FTS
+
+        schema = schema_of(about.dimensions).with_metadata({METADATA: about.to_json().encode()})
+        table = db.create_table(name, schema=schema, exist_ok=True)
+        if not any("words" in one.columns for one in table.list_indices()):
+            table.create_index("words", config=FTS(with_position=True, **analysis(about.chunking.language)))
+        db.create_table(_files(name), schema=pa.schema([("file", pa.string()), ("digest", pa.string())]), exist_ok=True)
+
+    def _search(self, search: Callable[[Any], Any], score: str, limit: int, where: str | None) -> list[Found]:
+        with self._told(where):
+            query = search(self._table(self._demand_current())).select([*FIELDS, score])
+            if where is not None:
+                query = query.where(where, prefilter=True)
+            found = query.limit(limit).to_arrow()
+        return list(zip(chunks_in(found), found.column(score).to_pylist(), strict=True))
+
+    @contextmanager
+    def _told(self, where: str | None = None) -> Iterator[None]:
+        """Turn what LanceDB raises into one sentence."""
+        try:
+            yield
+        except GerundError:
+            raise
+        except (OSError, RuntimeError, ValueError) as error:
+            raise self._sentence(error, where) from error
+
+    def _sentence(self, error: Exception, where: str | None) -> GerundError:
+        reason = _reason(error)
+        lower = str(error).lower()
+        if any(sign in lower for sign in ("no space left", "disk quota", "permission denied", "read-only file")):
+            return _refused(self.name, reason)
+        if where is not None and "not found" not in lower.split("lance")[0]:
+            return bad_filter(where, reason)
+        if self._generation is not None and self._was_migrated():
+            return InputError(f"{self.name} was migrated by another process meanwhile; open it again")
+        return ResourceError(f"{self.name}: {reason}")
+
+    def _was_migrated(self) -> bool:
+        try:
+            [name] = self._connected().open_table(_POINTER).to_arrow().column(_CURRENT).to_pylist()
+        except (OSError, RuntimeError, ValueError):
+            return False
+        return name != self._generation
+
+
+def _demand_place(folder: Path) -> None:
+    """Refuse what is there and is no index."""
+    try:
+        if folder.exists() and not folder.is_dir():
+            raise DataError(f"{folder} is a file; an index is a folder")
+        names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    except PermissionError as error:
+        raise _refused(str(folder), "permission denied") from error
+    # Of one whose making was interrupted there are tables and perhaps the lock.
+    strangers = sorted(name for name in names if not name.endswith(".lance") and name != "lock")
+    if strangers and f"{_POINTER}.lance" not in names:
+        raise DataError(f"{folder} is no index: it holds {strangers[0]}; choose a new folder")
+
+
+def _refused(name: str, reason: str) -> GerundError:
+    full = any(sign in reason.lower() for sign in ("no space left", "quota"))
+    if full:
+        return ResourceError(f"{name} cannot be written: {reason}; what was stored before is kept")
+    return InputError(f"{name} cannot be read or written: {reason}")
+
+
+def _reason(error: Exception) -> str:
+    """Return what an error of LanceDB says to people: without its types, and the places in its code."""
+    text = str(error).split(", /")[0].split("\n")[0]
+    for start in ("lance error:", "External error:", "LanceError(IO):", "Invalid user input:", "Execution error:"):
+        text = text.replace(start, "")
+    return one_line(text.strip(" :,."), _CHARACTERS_OF_A_REASON) or type(error).__name__
+
+
+def _name_of(about: About) -> str:
+    return f"chunks_{hashlib.blake2b(about.key.encode(), digest_size=6).hexdigest()}"
+
+
+def _files(generation: str) -> str:
+    return f"{generation}_files"

@@ -1,0 +1,184 @@
+"""A store of chunks in memory: SQLite's full text, and the product of all vectors with the query's.
+
+For tests, for what is too small for a folder, and as the slow, obvious way that other stores are compared with.
+
+Knows: SQLite, numpy. Does not know: models, files.
+"""
+
+import re
+import sqlite3
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Self
+
+import numpy as np
+
+from gerund.retrieval.documents import Chunk
+from gerund.retrieval.store import About, DocumentState, Found, Words, bad_filter, content_words, one_of_sources
+
+_WORD = re.compile(r"\w+")
+_FIELDS = "source, start, stop, text, number, tokens, title, heading, file, digest"
+
+
+class MemoryStore:
+    """Chunks in memory.
+
+    Words are stems for English, whose stop words are left out, and whole words for other languages.
+    """
+
+    def __init__(self, name: str = "the index in memory") -> None:
+        self.name = name
+        self._lock = threading.RLock()
+        self._about: About | None = None
+        self._db = sqlite3.connect(":memory:", check_same_thread=False)
+        self._files: dict[str, str] = {}
+        self._rows = np.zeros(0, dtype=np.int64)
+        self._vectors_ND = np.zeros((0, 0), dtype=np.float32)
+
+    def about(self) -> About | None:
+        """Return what the index says about itself; None where there is none yet."""
+        return self._about
+
+    def create(self, about: About) -> None:
+        """Make an empty index, unless it is there."""
+        with self._lock:
+            if self._about is None:
+                self._about = about
+                self._vectors_ND = np.zeros((0, about.dimensions), dtype=np.float32)
+                tokenizer = "porter unicode61" if about.chunking.language == "en" else "unicode61"
+                self._db.execute(
+                    "CREATE TABLE chunks (source TEXT, start INT, stop INT, text TEXT, number INT, tokens INT, "
+                    "title TEXT, heading TEXT, file TEXT, digest TEXT)"
+                )
+                self._db.execute(f"CREATE VIRTUAL TABLE words USING fts5(indexed, tokenize='{tokenizer}')")
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other threads from writing until the block ends."""
+        with self._lock:
+            yield
+
+    def documents(self) -> dict[str, DocumentState]:
+        """Return what is known about every document, by its source."""
+        if self._about is None:
+            return {}
+        rows = self._fetch("SELECT source, digest, file FROM chunks WHERE number = 0")
+        return {source: DocumentState(digest, file) for source, digest, file in rows}
+
+    def files(self) -> dict[str, str]:
+        """Return the hash of every file that was indexed to its end."""
+        return dict(self._files)
+
+    def replace(self, sources: Sequence[str], chunks: Sequence[Chunk], vectors_ND: np.ndarray) -> None:
+        """Let documents have exactly these chunks, in one step."""
+        if not sources:
+            return
+        with self._lock:
+            old = [row for (row,) in self._fetch(f"SELECT rowid FROM chunks WHERE {one_of_sources(sources)}")]
+            numbers = [(row,) for row in old]
+            self._db.executemany("DELETE FROM chunks WHERE rowid = ?", numbers)
+            self._db.executemany("DELETE FROM words WHERE rowid = ?", numbers)
+            kept = ~np.isin(self._rows, old)
+            new = []
+            for one in chunks:
+                values = [one.source, one.start, one.end, one.text, one.number, one.tokens]
+                values += [one.title, one.heading, one.file, one.digest]
+                marks = ", ".join("?" * len(values))
+                row = self._db.execute(f"INSERT INTO chunks VALUES ({marks})", values).lastrowid
+                self._db.execute("INSERT INTO words (rowid, indexed) VALUES (?, ?)", (row, one.indexed_text))
+                new.append(row)
+            new_ND = np.asarray(vectors_ND, dtype=np.float32).reshape(len(new), self._vectors_ND.shape[1])
+            self._rows = np.concatenate([self._rows[kept], np.array(new, dtype=np.int64)])
+            self._vectors_ND = np.concatenate([self._vectors_ND[kept], new_ND])
+
+    def note_files(self, digests: Mapping[str, str | None]) -> None:
+        """Note that files were indexed to their end; None forgets one."""
+        for file, digest in digests.items():
+            if digest is None:
+                self._files.pop(file, None)
+            else:
+                self._files[file] = digest
+
+    def chunks_of(self, sources: Sequence[str]) -> list[Chunk]:
+        """Return all chunks of documents."""
+        if not sources:
+            return []
+        rows = self._fetch(f"SELECT {_FIELDS} FROM chunks WHERE {one_of_sources(sources)} ORDER BY source, start")
+        return [Chunk(*row) for row in rows]
+
+    def words(self, query: Words, limit: int, where: str | None = None) -> list[Found]:
+        """Return the chunks that BM25 finds, best first; none for a query without a word."""
+        if self._about is None:
+            return []
+        wanted = _match(query, self._about.chunking.language)
+        if not wanted:
+            return []
+        fields = ", ".join(f"chunks.{name.strip()}" for name in _FIELDS.split(","))
+        condition = "" if where is None else f"AND chunks.rowid IN (SELECT rowid FROM chunks WHERE ({where}))"
+        # What FTS5 calls bm25 is its negative, so that the best comes first in the usual order.
+        rows = self._fetch(
+            f"SELECT {fields}, -bm25(words) FROM words JOIN chunks ON chunks.rowid = words.rowid "
+            f"WHERE words MATCH ? {condition} ORDER BY bm25(words), chunks.rowid LIMIT ?",
+            (wanted, limit),
+            where,
+        )
+        return [(Chunk(*row[:-1]), float(row[-1])) for row in rows]
+
+    def vectors(self, vector_D: np.ndarray, limit: int, where: str | None = None) -> list[Found]:
+        """Return the chunks whose vectors are nearest to a vector of length 1, best first."""
+        if not self.count():
+            return []
+        with self._lock:
+            rows, vectors_ND = self._rows, self._vectors_ND
+        if where is not None:
+            kept = np.isin(
+                rows, [row for (row,) in self._fetch(f"SELECT rowid FROM chunks WHERE ({where})", (), where)]
+            )
+            rows, vectors_ND = rows[kept], vectors_ND[kept]
+        cosine_N = vectors_ND @ np.asarray(vector_D, dtype=np.float32)
+        found = []
+        for place in np.argsort(-cosine_N, kind="stable")[:limit]:
+            [row] = self._fetch(f"SELECT {_FIELDS} FROM chunks WHERE rowid = ?", (int(rows[place]),))
+            found.append((Chunk(*row), float(cosine_N[place])))
+        return found
+
+    def count(self) -> int:
+        """Return how many chunks there are."""
+        return len(self._rows)
+
+    def tidy(self) -> None:
+        """Do nothing: there is nothing to put into shape."""
+
+    def beside(self, about: About) -> Self:
+        """Return an empty store that may take the place of this one."""
+        other = type(self)(self.name)
+        other.create(about)
+        return other
+
+    def swap(self, other: Self) -> None:
+        """Let what ``beside`` returned take this one's place."""
+        with self._lock:
+            self._about, self._db, self._files = other._about, other._db, other._files
+            self._rows, self._vectors_ND = other._rows, other._vectors_ND
+
+    def _fetch(self, sql: str, values: Sequence[object] = (), where: str | None = None) -> list[Any]:
+        try:
+            with self._lock:
+                return self._db.execute(sql, values).fetchall()
+        except (sqlite3.Error, sqlite3.Warning) as error:
+            if where is None:
+                raise
+            raise bad_filter(where, str(error)) from error
+
+
+def _match(query: Words, language: str) -> str:
+    """Return a query in the language of FTS5, every word quoted; empty for one without a word."""
+    words = [f'"{word}"' for word in dict.fromkeys(content_words(query.text, language))]
+    phrases = [" ".join(_WORD.findall(one)) for one in query.phrases]
+    must = [f'"{one}"' for one in phrases if one]
+    if not must:
+        return " OR ".join(words)
+    # A word beside a phrase is a wish: OR with the phrases that are there in any case counts it where it is.
+    wishes = [f"({' OR '.join([*words, must[0]])})"] if words else []
+    return " AND ".join([*must, *wishes])

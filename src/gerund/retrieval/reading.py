@@ -1,0 +1,328 @@
+"""Files into documents: which files there are, and what is in each of them.
+
+A file of text is one document; of a table (JSON lines, CSV, Parquet) each row is one. Kinds of files that are not known
+here come from other packages, by the entry point ``gerund.readers``: its name is the ending of a file, and it is a
+function that takes a path and returns Markdown.
+
+Knows: file formats, where in a file something is wrong. Does not know: chunks, models.
+"""
+
+import csv
+import hashlib
+import json
+import logging
+import os
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal
+
+from gerund.data.files import COMPRESSED, checked_text, decode, opened
+from gerund.errors import DataError, GerundError, MissingDependencyError
+from gerund.retrieval.documents import Section
+from gerund.retrieval.markup import ParsedText, html, markdown
+
+ENTRY_POINTS = "gerund.readers"
+TEXT_COLUMN, TITLE_COLUMN = "text", "title"
+ID_COLUMNS = ("id", "_id")
+
+_PIECE = 2**20
+# What a page of an electronic book may unpack to, so that a small file cannot fill the memory.
+_LARGEST_PAGE = 2**26
+
+Reader = Callable[[Path], Iterable[ParsedText]]
+
+
+def find_files(paths: Sequence[Path]) -> list[Path]:
+    """Return these files, and for a folder all files in it and below it that can be read here, sorted.
+
+    Hidden files and folders are passed over, and links to folders are not followed. A file that is named is returned
+    whatever its ending.
+
+    Raises:
+        DataError: a path is not there, or is neither a file nor a folder.
+    """
+    found: dict[Path, None] = {}
+    for path in paths:
+        if not path.exists():
+            raise DataError(f"{path}: no such file or folder")
+        if path.is_dir():
+            found |= dict.fromkeys(sorted(_files_below(path)))
+        elif path.is_file():
+            found[path] = None
+        else:
+            raise DataError(f"{path}: neither a file nor a folder")
+    return list(found)
+
+
+def _files_below(folder: Path) -> Iterator[Path]:
+    def refuse(error: OSError) -> None:
+        raise DataError(f"{error.filename}: cannot be read ({error.strerror})") from error
+
+    for place, folders, names in os.walk(folder, onerror=refuse):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for name in names:
+            path = Path(place, name)
+            if not name.startswith(".") and ending_of(path) in endings() and path.is_file():
+                yield path
+
+
+def ending_of(path: Path) -> str:
+    """Return what a file's name ends in, without the dot and without that of an archive.
+
+    >>> ending_of(Path("a/notes.MD.gz"))
+    'md'
+    """
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    if suffixes and suffixes[-1] in COMPRESSED:
+        suffixes.pop()
+    return suffixes[-1].removeprefix(".") if suffixes else ""
+
+
+def endings() -> tuple[str, ...]:
+    """Return the endings of files that can be read, those of other packages among them."""
+    return (*_READERS, *(name for name in _others() if name not in _READERS))
+
+
+@cache
+def _others() -> Mapping[str, metadata.EntryPoint]:
+    return {one.name.lower().removeprefix("."): one for one in metadata.entry_points(group=ENTRY_POINTS)}
+
+
+def digest_of(path: Path) -> str:
+    """Return a hash of a file's bytes: 32 hexadecimal digits.
+
+    Raises:
+        DataError: it cannot be read.
+    """
+    whole = hashlib.blake2b(digest_size=16)
+    try:
+        with path.open("rb") as file:
+            while piece := file.read(_PIECE):
+                whole.update(piece)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
+    return whole.hexdigest()
+
+
+def read_file(path: Path) -> Iterator[ParsedText]:
+    """Yield the documents of a file in order; a row without any text is passed over.
+
+    Raises:
+        DataError: the file cannot be read, is of an unknown kind, is malformed, or has no text at all; with its name,
+            and where there is one, the line.
+        MissingDependencyError: a library is needed to read it; the message has the pip line.
+    """
+    ending, count = ending_of(path), 0
+    for parsed in _reader(path, ending)(path):
+        if parsed.text.strip():
+            count += 1
+            yield parsed
+    if not count:
+        hint = "; are its pages pictures of text?" if ending == "pdf" else ""
+        raise DataError(f"{path}: there is no text in it{hint}")
+
+
+def _reader(path: Path, ending: str) -> Reader:
+    if ending in _READERS:
+        return _READERS[ending]
+    if ending in _others():
+        return _foreign(_others()[ending])
+    raise DataError(f"{path}: unknown kind of file; known are: {', '.join(f'.{name}' for name in endings())}")
+
+
+def _foreign(entry: metadata.EntryPoint) -> Reader:
+    def read(path: Path) -> Iterator[ParsedText]:
+        try:
+            text = entry.load()(path)
+        except GerundError:
+            raise
+        except Exception as error:
+            raise DataError(f"{path}: the reader {entry.value} failed on it ({error})") from error
+        yield markdown(checked_text(text, str(path), "the reader's text"))
+
+    return read
+
+
+def _content(path: Path) -> str:
+    with opened(path) as file:
+        return decode(file.read(), str(path)).removeprefix("\ufeff")
+
+
+def _read_text(path: Path) -> Iterator[ParsedText]:
+    yield ParsedText(_content(path))
+
+
+def _read_markdown(path: Path) -> Iterator[ParsedText]:
+    yield markdown(_content(path))
+
+
+def _read_html(path: Path) -> Iterator[ParsedText]:
+    yield html(_content(path))
+
+
+def _read_jsonl(path: Path) -> Iterator[ParsedText]:
+    with opened(path) as file:
+        for number, raw in enumerate(file, start=1):
+            where = f"{path}, line {number}"
+            line = decode(raw, where)
+            line = line.removeprefix("\ufeff") if number == 1 else line
+            if line.isspace():
+                continue
+            try:
+                row = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise DataError(f"{where}: not valid JSON ({error})") from error
+            if not isinstance(row, dict):
+                raise DataError(f"{where}: expected a JSON object, found {type(row).__name__}")
+            yield _row(row, where, number)
+
+
+def _read_csv(path: Path, *, delimiter: str = ",") -> Iterator[ParsedText]:
+    # The module's limit of 131,072 characters a field would refuse long documents.
+    csv.field_size_limit(max(csv.field_size_limit(), 2**31 - 1))
+    with opened(path) as file:
+        lines = (decode(raw, f"{path}, line {number}") for number, raw in enumerate(file, start=1))
+        lines = (line.removeprefix("\ufeff") if not number else line for number, line in enumerate(lines))
+        quoting: Literal[0, 3] = csv.QUOTE_MINIMAL if delimiter == "," else csv.QUOTE_NONE
+        reader = csv.reader(lines, strict=True, delimiter=delimiter, quoting=quoting)
+        header: list[str] | None = None
+        while True:
+            number = reader.line_num + 1  # a quoted field may span lines: name the first
+            try:
+                fields = next(reader)
+            except StopIteration:
+                return
+            except csv.Error as error:
+                raise DataError(f"{path}, line {number}: malformed row ({error})") from error
+            if header is None:
+                header = fields
+            elif fields:
+                if len(fields) != len(header):
+                    raise DataError(
+                        f"{path}, line {number}: malformed row ({len(fields)} fields, and the header has {len(header)})"
+                    )
+                yield _row(dict(zip(header, fields, strict=True)), f"{path}, line {number}", number)
+
+
+def _read_tsv(path: Path) -> Iterator[ParsedText]:
+    return _read_csv(path, delimiter="\t")
+
+
+def _read_parquet(path: Path) -> Iterator[ParsedText]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(path) as file:
+            present = file.schema_arrow.names
+            columns = [name for name in (TEXT_COLUMN, TITLE_COLUMN, *ID_COLUMNS) if name in present]
+            if TEXT_COLUMN not in columns:
+                raise _no_text(str(path), present)
+            number = 0
+            for batch in file.iter_batches(batch_size=256, columns=columns):
+                for row in batch.to_pylist():
+                    number += 1
+                    yield _row(row, f"{path}, row {number}", number)
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: a text in it is not valid UTF-8 ({error.reason})") from error
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"{path}: not a readable parquet file ({' '.join(str(error).split())})") from error
+
+
+def _row(row: Mapping[str, Any], where: str, number: int) -> ParsedText:
+    """Return the document in a row: its text, perhaps a title, and its id, or else the number of its line."""
+    if TEXT_COLUMN not in row:
+        raise _no_text(where, list(row))
+    text, title = row[TEXT_COLUMN], row.get(TITLE_COLUMN)
+    name = next((one for one in ID_COLUMNS if row.get(one) is not None), None)
+    key = number if name is None else row[name]
+    if isinstance(key, bool) or not isinstance(key, str | int | float):
+        raise DataError(f"{where}: the id {name!r} is neither a text nor a number but {type(key).__name__}")
+    return ParsedText(
+        "" if text is None else checked_text(text, where, TEXT_COLUMN),
+        "" if title is None else checked_text(title, where, TITLE_COLUMN),
+        key=checked_text(str(key), where, name or "id") or str(number),
+    )
+
+
+def _no_text(where: str, present: Sequence[str]) -> DataError:
+    return DataError(f"{where}: no column {TEXT_COLUMN!r}; present are: {', '.join(map(str, present)) or 'none'}")
+
+
+def _read_pdf(path: Path) -> Iterator[ParsedText]:
+    try:
+        from pypdf import PdfReader
+        from pypdf.errors import PyPdfError
+    except ImportError as error:
+        raise _needs(path, "pypdf") from error
+    # What it repairs by itself it says on a log; what it cannot is an error.
+    logging.getLogger("pypdf").setLevel(logging.CRITICAL)
+    try:
+        reader = PdfReader(path)
+        if reader.is_encrypted and not reader.decrypt(""):
+            raise DataError(f"{path}: it is locked by a password")
+        # A line end, and no blank line: a sentence may go on on the next page.
+        text = "\n".join(page.extract_text() for page in reader.pages)
+        title = (reader.metadata or {}).get("/Title")
+    except (PyPdfError, OSError, ValueError, KeyError, TypeError, RecursionError, NotImplementedError) as error:
+        raise DataError(f"{path}: not a readable PDF ({_first_line(error)})") from error
+    # Characters that fonts leave undefined come out as halves of surrogate pairs, which nothing can store.
+    yield ParsedText(text.encode(errors="replace").decode(), str(title or "").strip())
+
+
+def _read_docx(path: Path) -> Iterator[ParsedText]:
+    try:
+        import mammoth
+    except ImportError as error:
+        raise _needs(path, "mammoth") from error
+    try:
+        with path.open("rb") as file:
+            page = mammoth.convert_to_html(file, convert_image=mammoth.images.img_element(lambda _: {"src": ""})).value
+    except (zipfile.BadZipFile, OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        raise DataError(f"{path}: not a readable Word document ({_first_line(error)})") from error
+    yield html(page)
+
+
+def _read_epub(path: Path) -> Iterator[ParsedText]:
+    from gerund.retrieval.epub import pages
+
+    text, sections, title = "", list[Section](), ""
+    try:
+        for page in pages(path, _LARGEST_PAGE):
+            own = html(decode(page, str(path)))
+            text += "\n\n" if text else ""
+            sections += [Section(len(text) + one.start, one.path) for one in own.sections]
+            text += own.text
+            title = title or own.title
+    except (zipfile.BadZipFile, OSError, KeyError, NotImplementedError, RuntimeError) as error:
+        raise DataError(f"{path}: not a readable EPUB ({_first_line(error)})") from error
+    yield ParsedText(text, title, tuple(sections))
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def _needs(path: Path, library: str) -> MissingDependencyError:
+    return MissingDependencyError(f"{path}: needs {library} to be read: pip install 'gerund[documents]'")
+
+
+_READERS: dict[str, Reader] = {
+    "txt": _read_text,
+    "md": _read_markdown,
+    "markdown": _read_markdown,
+    "html": _read_html,
+    "htm": _read_html,
+    "xhtml": _read_html,
+    "jsonl": _read_jsonl,
+    "ndjson": _read_jsonl,
+    "csv": _read_csv,
+    "tsv": _read_tsv,
+    "parquet": _read_parquet,
+    "pdf": _read_pdf,
+    "docx": _read_docx,
+    "epub": _read_epub,
+}

@@ -1,0 +1,129 @@
+"""One query's two rankings: asked of a store, joined into hits, put into a scorer's order.
+
+Knows: stores, fusion, hits. Does not know: how a query becomes a vector, files.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import numpy as np
+
+from gerund.checks import check_unicode, is_listing
+from gerund.errors import ConfigError, TextError
+from gerund.retrieval import fusion
+from gerund.retrieval.store import Found, VectorStore, Words
+from gerund.types import Hit
+
+if TYPE_CHECKING:
+    from gerund.language_model import LanguageModel
+
+Mode = Literal["hybrid", "words", "vectors"]
+MODES: tuple[Mode, ...] = get_args(Mode)
+
+
+def check_query(query: Any) -> None:
+    """Refuse what is no query.
+
+    Raises:
+        TextError: it is empty, or no text.
+    """
+    if not isinstance(query, str):
+        raise TextError(f"a query is a text, not {query!r}")
+    check_unicode("the query", query)
+    if not query.strip():
+        raise TextError("the query is empty")
+
+
+def check_queries(queries: Any) -> list[str]:
+    """Return queries as a list.
+
+    Raises:
+        TextError: they are no list of texts, or one of them is empty.
+    """
+    if not is_listing(queries):
+        raise TextError(f"queries are a list of texts, not {queries!r}")
+    checked = list(queries)
+    for number, one in enumerate(checked):
+        if not isinstance(one, str):
+            raise TextError.about("query", number, f"is not a text but {type(one).__name__}")
+        check_unicode("query", one, number)
+        if not one.strip():
+            raise TextError.about("query", number, "is empty")
+    return checked
+
+
+def found_by_words(store: VectorStore, asked: Sequence[str], limit: int, where: str | None) -> list[Found]:
+    """Return what BM25 finds for a query and other ways to ask it; phrases are the query's alone.
+
+    Args:
+        store: where the chunks are.
+        asked: the query, and the other ways.
+        limit: how many at most.
+        where: a filter.
+    """
+    own = Words.of(asked[0])
+    return store.words(Words(" ".join([own.text, *asked[1:]]).strip(), own.phrases), limit, where)
+
+
+def found_by_vectors(store: VectorStore, asked_ND: np.ndarray, limit: int, where: str | None) -> list[Found]:
+    """Return the chunks that are nearest to the mean of vectors; none where that is zero.
+
+    Args:
+        store: where the chunks are.
+        asked_ND: the vector of a query, and of other ways to ask it.
+        limit: how many at most.
+        where: a filter.
+    """
+    vector_D = asked_ND.mean(axis=0)
+    length = float(np.linalg.norm(vector_D))
+    return store.vectors(vector_D / length, limit, where) if length > 0 else []
+
+
+def joined(words: Sequence[Found], vectors: Sequence[Found], mode: Mode, weight: float) -> list[Hit]:
+    """Return what was found as hits, best first.
+
+    Args:
+        words: what BM25 found, best first.
+        vectors: what the vectors found, best first.
+        mode: whose scores count.
+        weight: what the vectors count in ``hybrid``.
+    """
+    chunks = {chunk.id: chunk for chunk, _ in (*words, *vectors)}
+    by_words = {chunk.id: score for chunk, score in words}
+    by_vectors = {chunk.id: score for chunk, score in vectors}
+    scores = {
+        "words": lambda: by_words,
+        "vectors": lambda: by_vectors,
+        "hybrid": lambda: fusion.convex(by_words, by_vectors, weight),
+    }[mode]()
+    return [
+        Hit(
+            source=chunks[one].source,
+            start=chunks[one].start,
+            end=chunks[one].end,
+            text=chunks[one].text,
+            score=score,
+            rank=rank,
+            title=chunks[one].title,
+            heading=chunks[one].heading,
+            words=by_words.get(one),
+            similarity=by_vectors.get(one),
+        )
+        for rank, (one, score) in enumerate(scores.items(), start=1)
+    ]
+
+
+def reranked(query: str, hits: Sequence[Hit], count: int, lm: "LanguageModel") -> list[Hit]:
+    """Put the first hits into the order of a model's own scorer; their scores stay what they were.
+
+    Raises:
+        ConfigError: the model has none.
+    """
+    if lm.scorer is None:
+        raise ConfigError(f"{lm.name} was not trained to be a scorer under this encoder config; leave rerank out")
+    first, rest = hits[:count], hits[count:]
+    scores = lm.score([query], [[f" {one.text}" for one in first]], "own")[0] if first else []
+    order = sorted(range(len(first)), key=lambda place: -scores[place])
+    listed = [*(first[place] for place in order), *rest]
+    return [replace(one, rank=rank) for rank, one in enumerate(listed, start=1)]

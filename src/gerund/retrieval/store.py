@@ -1,0 +1,244 @@
+"""What an index needs of a store of chunks: vectors, full text, and documents that are replaced in one step.
+
+``lance_store`` keeps one in a folder, ``memory_store`` in memory. Another one is a class with these methods.
+
+Knows: chunks, what an index says about itself, how a query is divided into words and phrases. Does not know: models,
+files, how anything is stored.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol, Self
+
+import numpy as np
+
+from gerund.errors import ConfigError, DataError
+from gerund.retrieval.documents import Chunk, Chunking
+from gerund.spec import ModelSpec
+
+FORMAT = 1
+COLUMNS = ("source", "file", "title", "heading", "text", "start", "stop", "tokens")
+"""What a filter may name; ``stop`` is the end of a chunk, since END is a word of SQL."""
+
+Found = tuple[Chunk, float]
+"""A chunk, and BM25's score or the cosine."""
+
+
+@dataclass(frozen=True)
+class About:
+    """What an index says about itself.
+
+    Attributes:
+        fingerprint: of the encoder.
+        model: what the encoder was loaded from.
+        dimensions: numbers in a vector.
+        encoder: its plan and pooling, for messages.
+        chunking: how documents are cut and embedded.
+        spec: what loads the model again; None for one that was made in memory.
+    """
+
+    fingerprint: str
+    model: str
+    dimensions: int
+    encoder: str
+    chunking: Chunking
+    spec: Mapping[str, Any] | None = None
+
+    def to_json(self) -> str:
+        """Return it as JSON."""
+        return json.dumps({"format": FORMAT, **asdict(self)}, ensure_ascii=False, sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str | bytes, where: str) -> Self:
+        """Return what ``to_json`` wrote.
+
+        Args:
+            text: it.
+            where: what messages call the index.
+
+        Raises:
+            DataError: it is something else, or of a newer version.
+        """
+        try:
+            values = json.loads(text)
+            version = values.pop("format")
+            if version != FORMAT:
+                raise DataError(f"{where} has format {version!r}; this version of gerund reads format {FORMAT}")
+            return cls(**{**values, "chunking": Chunking.from_dict(values["chunking"])})
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise DataError(f"{where}: what it says about itself cannot be read ({error})") from error
+
+    def model_spec(self, where: str) -> ModelSpec:
+        """Return what loads the model again.
+
+        Args:
+            where: what messages call the index.
+
+        Raises:
+            ConfigError: it was made in memory, so nothing says where it comes from.
+        """
+        if self.spec is None:
+            raise ConfigError(f"{where} was made with a model in memory ({self.model}); open it with that model")
+        return ModelSpec.model_validate(self.spec)
+
+    @property
+    def key(self) -> str:
+        """What must be equal for chunks to lie in one table."""
+        return json.dumps([self.fingerprint, self.dimensions, self.chunking.to_dict()], sort_keys=True)
+
+
+@dataclass(frozen=True)
+class DocumentState:
+    """What a store knows about a document: its hash, and the file that it came from."""
+
+    digest: str
+    file: str
+
+
+@dataclass(frozen=True)
+class Words:
+    """The words of a query.
+
+    Attributes:
+        text: words of which as many as possible are wanted.
+        phrases: words that must stand one behind the other, as they are here.
+    """
+
+    text: str
+    phrases: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, query: str) -> Self:
+        """Divide a query; what stands in double quotes is a phrase.
+
+        >>> Words.of('steam "public railway" england')
+        Words(text='steam england', phrases=('public railway',))
+        """
+        phrases = tuple(found for one in _PHRASE.findall(query) if (found := " ".join(one.split())))
+        return cls(" ".join(_PHRASE.sub(" ", query).replace('"', " ").split()), phrases)
+
+
+_PHRASE = re.compile(r'["“]([^"“”]*)["”]')
+_WORD = re.compile(r"\w+")
+
+# What questions are made of and documents are not about.
+_ENGLISH = (
+    "a about after all also am an and any are as at be been before being but by can could did do does "
+    "doing for from had has have having he her hers him his how i if in into is it its just may me might "
+    "more most much my no nor not of off on one only or other our out over own same shall she should so "
+    "some such tell than that the their theirs them then there these they this those through to too under "
+    "until up upon us very was we were what when where which while who whom whose why will with would you "
+    "your yours"
+)
+_STOP_WORDS = {"en": frozenset(_ENGLISH.split())}
+
+
+def content_words(text: str, language: str) -> list[str]:
+    """Return the words of a text without stop words, which are known of English alone.
+
+    >>> content_words("What is bread made of?", "en")
+    ['bread', 'made']
+    """
+    stop = _STOP_WORDS.get(language, frozenset())
+    return [word for word in _WORD.findall(text) if word.casefold() not in stop]
+
+
+class VectorStore(Protocol):
+    """Chunks with their vectors.
+
+    Attributes:
+        name: what messages call it.
+    """
+
+    name: str
+
+    def about(self) -> About | None:
+        """Return what the index says about itself; None where there is none yet."""
+
+    def create(self, about: About) -> None:
+        """Make an empty index, unless it is there."""
+
+    def locked(self) -> AbstractContextManager[None]:
+        """Keep other writers out until the block ends, as far as the store can."""
+
+    def documents(self) -> dict[str, DocumentState]:
+        """Return what is known about every document, by its source."""
+
+    def files(self) -> dict[str, str]:
+        """Return the hash of every file that was indexed to its end."""
+
+    def replace(self, sources: Sequence[str], chunks: Sequence[Chunk], vectors_ND: np.ndarray) -> None:
+        """Let documents have exactly these chunks, in one step: a reader sees the old ones or the new ones.
+
+        Args:
+            sources: the documents; one without a chunk here is removed.
+            chunks: all of their chunks.
+            vectors_ND: a vector of length 1 for each chunk.
+        """
+
+    def note_files(self, digests: Mapping[str, str | None]) -> None:
+        """Note that files were indexed to their end; None forgets one."""
+
+    def chunks_of(self, sources: Sequence[str]) -> list[Chunk]:
+        """Return all chunks of documents."""
+
+    def words(self, query: Words, limit: int, where: str | None = None) -> list[Found]:
+        """Return the chunks that BM25 finds, best first; none for a query without a word.
+
+        Raises:
+            ConfigError: the filter cannot be used.
+        """
+
+    def vectors(self, vector_D: np.ndarray, limit: int, where: str | None = None) -> list[Found]:
+        """Return the chunks whose vectors are nearest to a vector of length 1, best first.
+
+        Raises:
+            ConfigError: the filter cannot be used.
+        """
+
+    def count(self) -> int:
+        """Return how many chunks there are."""
+
+    def tidy(self) -> None:
+        """Put what was written into the shape that is quickest to read."""
+
+    def beside(self, about: About) -> Self:
+        """Return an empty store, or what an earlier call left, that may take the place of this one."""
+
+    def swap(self, other: Self) -> None:
+        """Let what ``beside`` returned take this one's place, in one step."""
+
+
+def check_filter(where: Any) -> str | None:
+    """Return a filter, or None where there is none.
+
+    Raises:
+        ConfigError: it is no text, or an empty one.
+    """
+    if where is None:
+        return None
+    if not isinstance(where, str) or not where.strip():
+        raise ConfigError(f"a filter is a condition in SQL, such as \"source LIKE 'notes/%'\", not {where!r}")
+    return where
+
+
+def bad_filter(where: str, reason: str) -> ConfigError:
+    """Return the error for a filter that a store cannot use."""
+    return ConfigError(f"the filter {where!r} cannot be used: {reason}; its columns are {', '.join(COLUMNS)}")
+
+
+def quoted(text: str) -> str:
+    """Return a text as SQL writes it.
+
+    >>> print(quoted("it's"))
+    'it''s'
+    """
+    return "'" + text.replace("'", "''") + "'"
+
+
+def one_of_sources(sources: Sequence[str]) -> str:
+    """Return the condition that a row is of one of these documents."""
+    return f"source IN ({', '.join(map(quoted, sources))})"

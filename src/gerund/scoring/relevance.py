@@ -1,0 +1,133 @@
+"""Which documents are relevant to a query: by vectors, by the model's own scorer, or by how probable the query is.
+
+Knows: what a model says of a query beside a document. Does not know: collections, judgements.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Literal, get_args
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from gerund.checks import is_listing, one_of, whole_number
+from gerund.errors import ConfigError, TextError
+from gerund.inference.likelihood.tokens import causal_runtime, continuation_logprobs
+from gerund.inference.text_ids import encode_texts
+from gerund.inference.tokens import check_unicode
+from gerund.models.pooling import unit
+from gerund.text_encoder import TextEncoder
+from gerund.types import Ranking, Scorer
+
+RelevanceMeasure = Literal["vectors", "own", "likelihood"]
+RELEVANCE_MEASURES: tuple[RelevanceMeasure, ...] = get_args(RelevanceMeasure)
+DEFAULT_MEASURE: RelevanceMeasure = "vectors"
+
+# What asks for the query behind a document (Sachan et al. 2022, section 2.2).
+BEFORE = "Passage: "
+BEHIND = ". Please write a question based on this passage."
+
+
+def check_relevance(query: Any, documents: Any, top_k: int | None, by: str | None) -> tuple[str, list[str]]:
+    """Return query and documents after checking all that is asked.
+
+    Raises:
+        TextError: a text is none, blank or not valid Unicode.
+        ConfigError: there is no such measure, or ``top_k`` is no positive whole number.
+    """
+    if by is not None:
+        one_of("measure of relevance", by, RELEVANCE_MEASURES)
+    if top_k is not None and whole_number("top_k", top_k) < 1:
+        raise ConfigError(f"top_k={top_k} leaves no document")
+    if not isinstance(query, str):
+        raise TextError(f"the query is not a string but {type(query).__name__}")
+    check_unicode("the query", query)
+    if not query.strip():
+        raise TextError("the query is empty")
+    if not is_listing(documents):
+        raise TextError(f"documents are a list of strings, not {type(documents).__name__}")
+    listed = list(documents)
+    for index, text in enumerate(listed):
+        if not isinstance(text, str):
+            raise TextError.about("document", index, f"is not a string but {type(text).__name__}")
+        check_unicode("document", text, index)
+        if not text.strip():
+            raise TextError.about("document", index, "is empty; leave it out")
+    return query, listed
+
+
+def rank(
+    lm: TextEncoder,
+    query: str,
+    documents: Sequence[str],
+    *,
+    by: RelevanceMeasure = DEFAULT_MEASURE,
+    own: Scorer | None = None,
+    top_k: int | None = None,
+) -> Ranking:
+    """Rank documents for a query; see ``GenerativeModel.rerank``.
+
+    Args:
+        lm: the model.
+        query: the query.
+        documents: the documents, none of them blank.
+        by: how relevance is measured.
+        own: the scorer that the model was trained to be.
+        top_k: how many are kept.
+
+    Raises:
+        ConfigError: the model has no scorer of its own and is asked for it.
+        UnsupportedModelError: likelihood is asked of a model that does not continue a text.
+    """
+    if not documents:
+        return Ranking([], [], by)
+    if by == "vectors":
+        scores = by_vectors(lm, query, documents)
+    elif by == "likelihood":
+        scores = by_likelihood(lm, query, documents)
+    elif own is None:
+        raise ConfigError(f"{lm.name} was not trained to score under this encoder config; take vectors or likelihood")
+    else:
+        [listed] = own.score([query], [list(documents)])
+        scores = np.asarray(listed, dtype=np.float64)
+    order = np.argsort(-scores, kind="stable")[:top_k]
+    return Ranking([int(index) for index in order], [float(scores[index]) for index in order], by)
+
+
+def by_vectors(lm: TextEncoder, query: str, documents: Sequence[str]) -> np.ndarray:
+    """Return the cosine of query and documents ``(n,)``; each with the encoder's prompt for it, where it has one."""
+    prompts = lm.encoder.prompts
+    query_D = lm.encode(query, prompt="query" if "query" in prompts else None, show_progress=False)
+    document_ND = lm.encode(documents, prompt="document" if "document" in prompts else None, show_progress=False)
+    found: np.ndarray = unit(document_ND) @ unit(query_D[None])[0]
+    return found
+
+
+def by_likelihood(lm: TextEncoder, query: str, documents: Sequence[str]) -> np.ndarray:
+    """Return the mean log-probability of the query's tokens behind each document ``(n,)``, under the untouched model.
+
+    Unsupervised passage re-ranking (UPR, Sachan et al. 2022): a request for a question stands between the two. Of a
+    document that the model's context has no room for, the beginning is read.
+    """
+    model, tokenizer = lm.model, lm.tokenizer
+    limit = causal_runtime(model, tokenizer).max_length
+    room = None
+    if limit is not None:
+        fixed = f"{BEFORE}a{BEHIND} {query.strip()}"
+        [around] = encode_texts(tokenizer, [fixed])
+        room = limit - len(around.ids)
+        if room < 1:
+            raise TextError(
+                f"the query is so long that the model's context of {limit} tokens holds no document with it"
+            )
+    pairs = [(f"{BEFORE}{_beginning(tokenizer, text, room)}{BEHIND}", f" {query.strip()}") for text in documents]
+    found = continuation_logprobs(model, tokenizer, pairs, show=False)
+    return np.array([float(one.continuation.mean(dtype=np.float64)) for one in found])
+
+
+def _beginning(tokenizer: PreTrainedTokenizerBase, text: str, most: int | None) -> str:
+    """Return as much of a text's beginning as has at most so many tokens, without the full stop at its end."""
+    text = text.strip().rstrip(".")
+    if most is None or len(text) <= most // 2:
+        return text
+    [found] = encode_texts(tokenizer, [text], specials=False, offsets=True, most=most)
+    return text if len(found.ids) <= most else text[: found.offsets[most - 1][1]]

@@ -1,0 +1,91 @@
+"""docs/models.md: every architecture with what can be done with it, as a survey has found it out."""
+
+import re
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+
+import transformers
+
+from tests.architectures.survey import Found
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "models.md"
+
+_TITLES = {
+    "exact": "Exact",
+    "recurrent": "Exact, with recurrent layers causal or both ways",
+    "causal": "Causal encoding only",
+    "refused": "Refused",
+    "untried": "Not tried",
+}
+_TEXTS = {
+    "exact": """Attention plans are exact. A plan that has no meaning in an architecture, or that a layer of it does not
+        obey, is refused when the model is loaded; the table names those, and says why. Encoders (BERT and its kin) are
+        tried as the decoders that their configs can ask for (`is_decoder`), encoder-decoders (BART and its kin) by
+        their decoders alone; the usual checkpoints of both are refused with what they are.""",
+    "recurrent": """Some or all layers are recurrent: linear attention, state spaces, convolutions. Attention layers are
+        converted as everywhere. Converted recurrent layers stay causal (`recurrent="causal"`) or also run on the text
+        reversed (`recurrent="both"`); a name with `both` below means the latter. [Hybrid
+        models](explanation/attention-plans.md#hybrid-models-recurrent-layers-among-attention-layers) says more.""",
+    "causal": """These encode with `attention="causal"` and generate; no other plan works, for the reason given.""",
+    "refused": """These are not loaded, and the message says why.""",
+    "untried": """No tiny model of these could be tried: most read or write something else than text, or need another
+        part.""",
+}
+_HEAD = """All {count} architectures that transformers {version} reads causal language models of, each tried on a tiny
+    random model with every kind of its layers. Hidden states under seven plans, of texts in batches that are padded on
+    either side, are compared with those of each text alone in eager attention under masks that are written out token by
+    token; recurrent layers with their own modules, called on the text and on the text reversed. Generation has to be
+    bit-equal to plain transformers. {works} are exact, and none is silently causal."""
+_HOW = """`gerund doctor MODEL` says the same of one model. `python -m tests.architectures` makes this page anew from a
+    checkout; with `--transformers FOLDER` it compares another installation of transformers, such as its development
+    head, with it."""
+_NARROW = ["architecture", "why"]
+
+
+def wrapped(text: str) -> list[str]:
+    """Return a paragraph in lines."""
+    return textwrap.wrap(" ".join(text.split()), 132, break_long_words=False, break_on_hyphens=False)
+
+
+def sections(text: str) -> dict[str, list[str]]:
+    """Return the architectures that a page names under each of its headings."""
+    found = {}
+    for part in text.split("\n## ")[1:]:
+        title, _, body = part.partition("\n")
+        lists = re.findall(r"^`[^|]*?\.$", body, re.MULTILINE | re.DOTALL)
+        rows = re.findall(r"^\| `([\w-]+)` \|", body, re.MULTILINE)
+        found[title] = [*re.findall(r"`([\w-]+)`", " ".join(lists)), *rows]
+    return found
+
+
+def page(found: Sequence[Found], version: str = transformers.__version__) -> str:
+    """Return the whole page."""
+    counts = {verdict: [one for one in found if one.verdict == verdict] for verdict in _TITLES}
+    works = len(counts["exact"]) + len(counts["recurrent"])
+    lines = [
+        "# Models",
+        "",
+        *wrapped(_HEAD.format(count=len(found), version=version, works=works)),
+        "",
+        *wrapped(_HOW),
+        "",
+    ]
+    for verdict, title in _TITLES.items():
+        rows = sorted(counts[verdict], key=lambda one: one.kind)
+        if not rows:
+            continue
+        lines += [f"## {title}", "", *wrapped(f"{len(rows)} architectures. {_TEXTS[verdict]}"), ""]
+        plain = [one for one in rows if not one.why]
+        if plain:
+            lines += [*wrapped(", ".join(f"`{one.kind}`" for one in plain) + "."), ""]
+        if len(plain) < len(rows):
+            titles = ["architecture", "refused plans", "why"] if verdict in ("exact", "recurrent") else _NARROW
+            lines += [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
+        for one in (one for one in rows if one.why):
+            cells = [f"`{one.kind}`", one.why.replace("|", "\\|")]
+            if verdict in ("exact", "recurrent"):
+                cells.insert(1, ", ".join(f"`{name}`" for name in one.without))
+            lines.append(f"| {' | '.join(cells)} |")
+        lines += [""] if len(plain) < len(rows) else []
+    return "\n".join(lines).rstrip() + "\n"

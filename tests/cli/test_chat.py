@@ -1,0 +1,142 @@
+"""``gerund chat``, and what ``gerund generate`` may be asked beside it."""
+
+import io
+import json
+import sys
+
+import pytest
+
+import gerund
+from tests.cli.helpers import no_loading, run_cli
+from tests.inference.generate.test_chat import HELLO, chat_tokenizer
+from tests.tiny import tiny
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("chat")
+    tokenizer = chat_tokenizer()
+    tiny("llama", vocab_size=len(tokenizer), max_position_embeddings=512).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def test_a_pipe_is_one_message(folder):
+    ran = run_cli("chat", folder, "--max-new-tokens", 6, stdin="the cat\n")
+    [expected] = gerund.load(folder).chat([{"role": "user", "content": "the cat"}], 6)
+    assert (ran.code, ran.out, ran.err) == (0, expected.text + "\n", "")
+
+
+def test_a_file_is_a_conversation(folder, tmp_path):
+    path = tmp_path / "talk.json"
+    path.write_text(json.dumps(HELLO))
+    ran = run_cli("chat", folder, "--messages", path, "--max-new-tokens", 6, "--json")
+    [expected] = gerund.load(folder).chat(HELLO, 6)
+    record = json.loads(ran.out)
+    assert (record["text"], record["finished"]) == (expected.text, expected.finished)
+    assert record["usage"]["completion_tokens"] == expected.usage.completion_tokens
+    [same] = [run_cli("chat", folder, "--system", "Be kind.", "--max-new-tokens", 6, stdin="the cat").out]
+    assert same == expected.text + "\n"
+
+
+def test_turns_on_a_terminal(folder, monkeypatch):
+    lines = iter(["the cat", "", "x" * 600, "in"])
+
+    def typed(_prompt):
+        try:
+            return next(lines)
+        except StopIteration:
+            raise EOFError from None
+
+    class Terminal(io.TextIOWrapper):
+        def isatty(self):
+            return True
+
+    monkeypatch.setattr("builtins.input", typed)
+    monkeypatch.setattr("tests.cli.helpers.io.TextIOWrapper", Terminal)
+    ran = run_cli("chat", folder, "--max-new-tokens", 4)
+    lm = gerund.load(folder)
+    talk = [{"role": "user", "content": "the cat"}]
+    [first] = lm.chat(talk, 4)
+    talk += [{"role": "assistant", "content": first.text}, {"role": "user", "content": "in"}]
+    [second] = lm.chat(talk, 4)
+    assert ran.code == 0, ran.err
+    assert ran.out == f"{first.text}\n{second.text}\n\n"
+    assert "context ends at 512" in ran.err
+    assert sys.stdin is not None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "stdin", "words"),
+    [
+        (["--messages", "{missing}"], "", "cannot be read"), ([], "", "standard input has no message"),
+        (["--logit-bias", "x"], "a", None), (["--temperature", "-1"], "a", "negative"),
+        (["--max-new-tokens", "0"], "a", "writes nothing"), (["--stop", ""], "a", "a stop string is empty"),
+    ],
+)  # fmt: skip
+def test_mistakes_before_the_model_is_loaded(folder, tmp_path, arguments, stdin, words):
+    arguments = [str(one).format(missing=tmp_path / "missing.json") for one in arguments]
+    with no_loading():
+        ran = run_cli("chat", folder, *arguments, stdin=stdin)
+    assert ran.code == 2
+    if words:
+        assert words in ran.mistake
+
+
+def test_a_file_that_is_no_conversation_and_a_model_without_a_template(folder, tiny_folder, tmp_path):
+    path = tmp_path / "talk.json"
+    for content in ("{}", "[]", "[1]", "nonsense"):
+        path.write_text(content)
+        assert str(path) in run_cli("chat", folder, "--messages", path).mistake
+    assert "has no chat template" in run_cli("chat", tiny_folder, stdin="a").mistake
+
+
+class TestGenerate:
+    def test_everything_that_may_be_asked(self, tiny_folder):
+        ran = run_cli(
+            *("generate", "the cat", "-m", tiny_folder, "--max-new-tokens", 9, "--temperature", 1, "--seed", 3),
+            *("--min-p", 0.01, "--repetition-penalty", 1.1, "--frequency-penalty", 0.2, "--presence-penalty", 0.1),
+            *("--logit-bias", "5=1", "-n", 2, "--stop", "q", "--logprobs", 1, "--json"),
+        )
+        found = [json.loads(line) for line in ran.out.splitlines()]
+        sampling = gerund.Sampling(
+            *(1.0,), min_p=0.01, repetition_penalty=1.1, frequency_penalty=0.2, presence_penalty=0.1,
+            logit_bias={5: 1.0}, seed=3,
+        )  # fmt: skip
+        expected = gerund.load(tiny_folder).generate("the cat", 9, sampling, n=2, stop="q", logprobs=1)
+        assert [one["text"] for one in found] == [one.text for one in expected]
+        assert [[token["id"] for token in one["logprobs"]] for one in found] == [one.token_ids for one in expected]
+        assert found[0]["usage"]["completion_tokens"] == expected[0].usage.completion_tokens
+
+    def test_forms(self, tiny_folder, tmp_path):
+        pytest.importorskip("llguidance")
+        schema = tmp_path / "schema.json"
+        schema.write_text('{"enum": ["a", "b"]}')
+        for arguments in (["--schema", f"@{schema}"], ["--schema", schema.read_text()], ["--regex", '"[ab]"']):
+            ran = run_cli("generate", "x", "-m", tiny_folder, *arguments)
+            assert ran.out in ('x"a"\n', 'x"b"\n')
+        assert run_cli("generate", "x", "-m", tiny_folder, "--choice", "yes", "--choice", "no").out in (
+            "xyes\n",
+            "xno\n",
+        )
+
+    def test_all_candidates(self, tiny_folder):
+        ranked = ["generate", "x", "-m", tiny_folder, "--rerank", "overlap", "--samples", 3, "--max-new-tokens", 4]
+        record = json.loads(run_cli(*ranked, "--seed", 1, "--json", "--candidates").out)
+        assert [one["text"] for one in record["candidates"]].count(record["text"]) == 1
+        assert record["candidates"][0]["rank_score"] == record["rank_score"]
+
+    @pytest.mark.parametrize(
+        ("arguments", "words"),
+        [
+            (["--logprobs", 1], "are for JSON"), (["-n", 2, "--temperature", 1], "are for JSON"),
+            (["--candidates", "--json"], "belongs to --rerank"), (["--logit-bias", "a=b"], "ID=NUMBER"),
+            (["--schema", "@nowhere.json"], "cannot be read"), (["--schema", "{"], "not valid JSON"),
+            (["--rerank", "overlap", "--stop", "a"], "stop is of no use beside rerank"),
+            (["--expand", 2, "--stop", "a"], "no use with --expand"),
+            (["--min-p", 0.1, "--temperature", 0], "samples none"),
+        ],
+    )  # fmt: skip
+    def test_mistakes(self, tiny_folder, arguments, words):
+        with no_loading():
+            assert words in run_cli("generate", "x", "-m", tiny_folder, *arguments).mistake

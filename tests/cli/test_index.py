@@ -1,0 +1,219 @@
+"""``gerund index``, ``search`` and ``ask``: from files to hits, and every mistake in a sentence."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+import gerund
+from gerund.retrieval import lance_store
+from tests.cli.helpers import no_loading, run_cli
+
+TEXTS = {
+    "bread.md": "# Bread\n\nBread is made of flour, water and salt. Yeast makes the dough rise.\n",
+    "rail.txt": "The railway was opened in 1825. It ran to Darlington.\n",
+    "table.jsonl": '{"_id": "t1", "text": "Tea is drunk hot.", "title": "Tea"}\n',
+}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory, tiny_folder):
+    """Make an index with the command line; returns the folder it lies in."""
+    folder = tmp_path_factory.mktemp("made")
+    (folder / "notes").mkdir()
+    for name, text in TEXTS.items():
+        (folder / "notes" / name).write_text(text)
+    ran = run_cli(
+        "index", folder / "notes", "-o", folder / "my.index", "-m", tiny_folder, "--chunk-tokens", 40, "--json"
+    )
+    assert ran.code == 0, ran.err
+    told = json.loads(ran.out)
+    assert (told["files"], told["documents"], told["failed"]) == (3, 3, [])
+    assert "3 files, 3 documents stored" in ran.err
+    return folder
+
+
+@pytest.fixture
+def folder(made, tmp_path):
+    """Return a copy that a test may change."""
+    return shutil.copytree(made, tmp_path / "copy")
+
+
+def lines(ran):
+    assert ran.code == 0, ran.err
+    return [json.loads(line) for line in ran.out.split("\n") if line]
+
+
+def test_what_has_not_changed_needs_no_model(folder):
+    with no_loading():
+        ran = run_cli("index", folder / "notes", "-o", folder / "my.index")
+    assert ran.code == 0, ran.err
+    assert "3 files, 0 documents stored (0 chunks), 3 files unchanged" in ran.err
+
+
+def test_a_broken_file_is_reported_and_the_others_are_indexed(folder):
+    (folder / "notes" / "broken.pdf").write_bytes(b"%PDF-1.4 broken")
+    (folder / "notes" / "new.txt").write_text("Quite new.\n")
+    (folder / "notes" / "rail.txt").unlink()
+    ran = run_cli("index", folder / "notes", "-o", folder / "my.index", "--prune", "--json")
+    assert ran.code == 2
+    told = json.loads(ran.out)
+    assert (told["documents"], told["unchanged"], told["removed"]) == (1, 2, 1)
+    assert [Path(one["file"]).name for one in told["failed"]] == ["broken.pdf"]
+    assert "broken.pdf: not a readable PDF" in ran.err
+    found = lines(run_cli("search", folder / "my.index", "new", "--mode", "words", "--json"))
+    assert [one["source"] for one in found] == ["notes/new.txt"]
+
+
+def test_search(made):
+    with no_loading():
+        [hit] = lines(run_cli("search", made / "my.index", "flour", "--mode", "words", "--json"))
+    assert (hit["source"], hit["rank"], hit["heading"], hit["similarity"]) == ("notes/bread.md", 1, "Bread", None)
+    assert TEXTS["bread.md"][hit["start"] : hit["end"]] == hit["text"]
+    found = lines(run_cli("search", made / "my.index", "flour", "tea", "-k", 2, "--json"))
+    assert [(one["query"], one["rank"]) for one in found] == [("flour", 1), ("flour", 2), ("tea", 1), ("tea", 2)]
+    piped = run_cli("search", made / "my.index", "-", "-k", 2, "--json", stdin="flour\n\ntea\n")
+    assert lines(piped) == found
+    [hit] = lines(run_cli("search", made / "my.index", "hot", "--filter", "title = 'Tea'", "--json"))
+    assert hit["source"] == "notes/table.jsonl#t1"
+
+
+def test_hits_are_shown_with_the_place_where_they_stand(made):
+    ran = run_cli("search", made / "my.index", "railways opened", "--mode", "words")
+    assert ran.code == 0
+    first, second, *_ = ran.out.splitlines()
+    assert first.startswith(" 1  ")
+    assert first.endswith("notes/rail.txt:0-31  rail")
+    assert second == "    The railway was opened in 1825."
+    nothing = run_cli("search", made / "my.index", "zebra", "--mode", "words")
+    assert (nothing.code, nothing.out) == (0, "")
+    assert "nothing was found for 'zebra'" in nothing.err
+
+
+def test_words_are_highlighted_where_most_of_them_stand():
+    from gerund.cli.index_options import highlighted
+
+    text = "x " * 300 + "the old railways were opened " + "y " * 300
+    shown = highlighted(text, "When did the railway open?")
+    assert shown.plain.startswith("... ")
+    assert shown.plain.endswith(" ...")
+    assert [shown.plain[one.start : one.end] for one in shown.spans] == ["the", "railways"]
+    assert highlighted("short", "nothing").plain == "short"
+
+
+def test_ask(made):
+    ran = run_cli("ask", made / "my.index", "When was the railway opened?")
+    assert ran.code == 0, ran.err
+    answer, empty, source = ran.out.splitlines()
+    assert answer.startswith("The railway was opened in 1825. [")
+    assert (empty, source[3:]) == ("", " notes/rail.txt:0-31  rail")
+    told = json.loads(run_cli("ask", made / "my.index", "-", "--json", stdin="What makes dough rise?\n").out)
+    assert told["text"] == "Yeast makes the dough rise."
+    assert gerund.Answer.from_dict(told).to_dict() == told
+    every = run_cli("ask", made / "my.index", "What makes dough rise?", "--sources", "--extractive").out
+    assert all(f"[{number}] notes/" in every for number in (1, 2, 3))
+    nothing = run_cli("ask", made / "my.index", "Who is the king of Norway?")
+    assert (nothing.code, nothing.out) == (1, "Nothing in the index is about this question.\n")
+
+
+def test_another_encoder_is_refused_and_the_index_migrated(folder, tiny_folder):
+    index = folder / "my.index"
+    other = ["-m", tiny_folder, "--attention", "causal"]
+    refused = run_cli("index", folder / "notes", "-o", index, *other)
+    assert "was made with" in refused.mistake
+    assert "--migrate" in refused.mistake
+    assert "is cut into chunks of 40 tokens" in run_cli("index", folder / "notes", "-o", index, "--late").mistake
+    before = lines(run_cli("search", index, "flour", "--json"))
+    shutil.rmtree(folder / "notes")  # texts come from the index
+    ran = run_cli("index", "-o", index, "--migrate", *other, "--late", "--chunk-tokens", 30)
+    assert ran.code == 0, ran.err
+    assert "3 documents embedded anew" in ran.err
+    opened = gerund.open_index(index)
+    assert opened.chunking == gerund.Chunking(tokens=30, late=True)
+    assert opened.lm.encoder.attention.name == "causal"
+    after = lines(run_cli("search", index, "flour", "--json"))
+    assert after[0]["source"] == before[0]["source"]
+    assert after[0]["similarity"] != before[0]["similarity"]
+    again = run_cli("index", "-o", index, "--migrate")
+    assert "0 documents embedded anew" in again.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["index", "-o", "new"], "name the files or folders to index"),
+        (["index", "-o", "new", "--prune"], "name the files or folders"),
+        (["index", "-o", "my.index", "--migrate", "--prune"], "--prune removes what lay in PATHS"),
+        (["index", "-o", "new", "--migrate"], "there is no index yet, so nothing to migrate"),
+        (["index", "nowhere", "-o", "my.index"], "nowhere: no such file or folder"),
+        (["index", "empty", "-o", "my.index"], "no file in there can be read"),
+        (["index", "notes", "-o", "notes"], "notes is no index: it holds"),
+        (["index", "notes", "-o", "notes/rail.txt"], "is a file; an index is a folder"),
+        (["index", "notes", "-o", "new", "--chunk-tokens", 0], "chunks of 0 tokens hold nothing"),
+        (["index", "notes", "-o", "new", "--language", "e.n"], "language is a code such as en"),
+        (["search", "nowhere", "x"], "nowhere: no such index; gerund index PATHS -o nowhere makes one"),
+        (["search", "empty", "x"], "there is no index in it"),
+        (["search", "notes", "x"], "notes is no index"),
+        (["search", "my.index"], "name what is sought"),
+        (["search", "my.index", ""], "query 0 is empty"),
+        (["search", "my.index", "-"], "standard input has no query"),
+        (["search", "my.index", "x", "--mode", "both"], "unknown mode 'both'"),
+        (["search", "my.index", "x", "-k", 0], "k=0"),
+        (["search", "my.index", "x", "--filter", "nope = 1"], "the filter 'nope = 1' cannot be used"),
+        (["search", "my.index", "x", "--weight", 3], "the weight 3.0 is not a number from 0"),
+        (["search", "my.index", "x", "--mode", "words", "--rerank", 3], "was not trained to be a scorer"),
+        (["search", "my.index", "x", "-m", "default"], "was made with"),
+        (["ask", "my.index", " "], "the query is empty"),
+        (["ask", "my.index", "-"], "standard input has no question"),
+        (["ask", "nowhere", "x"], "no such index"),
+    ],
+)
+def test_mistakes_are_told_in_a_sentence(made, monkeypatch, arguments, message):
+    monkeypatch.chdir(made)
+    (made / "empty").mkdir(exist_ok=True)
+    assert message in run_cli(*arguments).mistake
+    assert not (made / "new").exists()
+
+
+@pytest.mark.parametrize("query", ["the of and", "foo AND (", 'a:b"', "+x -y *", "' OR 1=1 --", "\\", "?"])
+def test_no_query_is_a_mistake(made, query):
+    for mode in ("words", "hybrid"):
+        ran = run_cli("search", made / "my.index", query, "--mode", mode, "--json")
+        assert (ran.code, ran.err) in ((0, ""), (0, ran.err))
+        assert "error" not in ran.err
+
+
+@pytest.mark.parametrize(
+    ("said", "code", "message"),
+    [
+        ("IO error: No space left on device (os error 28)", 1, "cannot be written: IO error: No space left on device"),
+        (
+            "LanceError(IO): Permission denied (os error 13), /x.rs:1",
+            2,
+            "cannot be read or written: Permission denied",
+        ),
+    ],
+)
+def test_a_disk_that_refuses(folder, monkeypatch, said, code, message):
+    def refuse(*_arguments):
+        raise OSError(f"lance error: {said}")
+
+    monkeypatch.setattr(lance_store, "arrow_rows", refuse)
+    (folder / "notes" / "new.txt").write_text("Quite new.\n")
+    ran = run_cli("index", folder / "notes", "-o", folder / "my.index")
+    assert ran.code == code
+    assert message in ran.err
+    assert ran.err.count("\n") == 1
+
+
+def test_the_machine_can_be_named_without_the_model(folder):
+    index = folder / "my.index"
+    for command in (["search", index, "bread"], ["ask", index, "What is bread made of?"]):
+        assert run_cli(*command, "--device", "cpu").code == 0
+        assert "cuda:77" in run_cli(*command, "--device", "cuda:77").mistake
+
+
+def test_queries_end_at_line_ends_alone(folder, monkeypatch):
+    ran = run_cli("search", folder / "my.index", "-", "--mode", "words", "--json", stdin="bread\u2028water\nrailway\n")
+    assert {one["query"] for one in lines(ran)} == {"bread\u2028water", "railway"}

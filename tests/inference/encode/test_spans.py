@@ -1,0 +1,90 @@
+"""Vectors of stretches of a text against states that are pooled by hand."""
+
+import numpy as np
+import pytest
+
+import gerund
+from gerund.errors import ConfigError, TextError
+from gerund.models.pooling import unit
+
+TEXTS = ["The cat sat. A dog ran.", "é over there", "Short."]
+SPANS = [[(0, 12), (13, 23), (4, 20), (0, 23)], [(0, 1), (2, 12)], []]
+
+
+def by_hand(lm, text, span):
+    """Pool the states of every token that has a character of the stretch, one text alone."""
+    [states] = lm.encode_tokens([text])
+    [tokens] = lm.tokens([text], offsets=True)
+    before = len(states) - len(tokens.offsets)
+    own = [states[before + row] for row, (a, b) in enumerate(tokens.offsets) if a < b and a < span[1] and b > span[0]]
+    ranks = np.arange(1, len(own) + 1, dtype=np.float32)
+    weights = {"mean": np.ones(len(own)), "weighted-mean": ranks, "last": ranks == len(own), "first": ranks == 1}
+    own_weights = weights[lm.encoder.pooling].astype(np.float32)
+    return (np.stack(own) * own_weights[:, None]).sum(0) / own_weights.sum()
+
+
+@pytest.mark.parametrize("pooling", ["mean", "weighted-mean", "last", "first"])
+@pytest.mark.parametrize("plan", ["mask0-bidir", "causal"])
+def test_each_is_pooled_from_its_own_tokens(tiny_folder, pooling, plan):
+    lm = gerund.load(tiny_folder, attention=plan, pooling=pooling, dtype="float32")
+    found = lm.encode_spans(TEXTS, SPANS, normalize=False, batch_tokens=64)
+    for text, spans, vectors in zip(TEXTS, SPANS, found, strict=True):
+        assert vectors.shape == (len(spans), lm.dimensions)
+        for span, vector in zip(spans, vectors, strict=True):
+            assert vector == pytest.approx(by_hand(lm, text, span), abs=1e-5)
+    lengths = np.linalg.norm(np.concatenate(lm.encode_spans(TEXTS, SPANS)), axis=1)
+    assert lengths == pytest.approx(np.ones(6))
+
+
+def test_a_stretch_that_is_its_whole_text_is_that_text(tiny_folder):
+    lm = gerund.load(tiny_folder, dtype="float32", pool_bos="never", transform="all-but-the-top-1").fitted(
+        [f"{one} {other}" for one in "abcdefgh" for other in "stuv"]
+    )
+    found = lm.encode_spans(TEXTS, [[(0, len(text))] for text in TEXTS], normalize=False)
+    assert np.concatenate(found) == pytest.approx(lm.encode(TEXTS, normalize=False), abs=1e-4)
+
+
+def test_a_prompt_is_read_and_not_pooled(tiny_folder):
+    lm = gerund.load(tiny_folder, dtype="float32")
+    [plain] = lm.encode_spans(["The cat sat."], [[(4, 7)]])
+    [prompted] = lm.encode_spans(["The cat sat."], [[(4, 7)]], prompt="About: ")
+    assert not np.allclose(plain, prompted, atol=1e-3)  # its tokens have seen the prompt
+    both = lm.tokens(["The cat sat."], "About: ", offsets=True)[0]
+    states = lm.encode_tokens(["The cat sat."], prompt="About: ")[0]
+    own = [states[both.specials_before + row] for row, (a, b) in enumerate(both.offsets) if a < 7 and b > 4 and a < b]
+    assert prompted[0] == pytest.approx(unit(np.mean(own, axis=0)), abs=1e-5)
+
+
+def test_what_is_cut_off_has_zeros_and_there_is_a_warning(tiny_folder):
+    lm = gerund.load(tiny_folder)
+    text = "word " * 40
+    with pytest.warns(UserWarning, match="were cut"):
+        [vectors] = lm.encode_spans([text], [[(0, 4), (190, 194)]])
+    assert vectors[0].any()
+    assert not vectors[1].any()
+
+
+@pytest.mark.parametrize(
+    ("spans", "message"),
+    [
+        ([[(0, 5)]], "give a list of stretches for each text"),
+        ("ab", "give a list of stretches for each text"),
+        ([[(0, 99)], []], r"\(0, 99\) is no stretch of text 0, which has 5 characters"),
+        ([[], [(2, 2)]], "is no stretch of text 1"),
+        ([[], [(-1, 2)]], "is no stretch of text 1"),
+        ([[], [3]], "3 is no stretch of text 1"),
+        ([[], [(0.0, 1.0)]], "is no stretch of text 1"),
+        ([(0, 2), []], "0 is no stretch of text 0"),
+    ],
+)
+def test_what_is_no_stretch(tiny_folder, spans, message):
+    with pytest.raises(TextError, match=message):
+        gerund.load(tiny_folder).encode_spans(["Hello", "there"], spans)
+
+
+def test_what_reads_a_text_several_times_has_none(bundled):
+    lm = gerund.load(template="metaeol")
+    with pytest.raises(ConfigError, match="only encode can"):
+        lm.encode_spans(["Hello"], [[(0, 5)]])
+    with pytest.raises(TextError, match="is empty"):
+        bundled.encode_spans([" "], [[]])

@@ -1,0 +1,178 @@
+"""Kills indexing and looks what the same command makes of it; run as a process of its own.
+
+    python -m tests.retrieval.crashes FOLDER steps [STEP ...]
+    python -m tests.retrieval.crashes FOLDER times
+
+``steps`` kills before a call of the store that writes, each in turn or the given ones, ``times`` at random moments,
+while LanceDB's threads write.
+Children are forked before LanceDB is imported: it has threads, which no fork outlives. Prints how many were killed; any
+difference to an uninterrupted run is an AssertionError.
+"""
+
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow.parquet  # noqa: F401  (imported once here rather than in every child)
+
+from gerund.retrieval import indexing, lance_store
+from gerund.retrieval.documents import Chunk, Document
+from tests.retrieval import helpers
+
+WRITES = ("create", "replace", "note_files", "tidy")
+KILLS = 10
+
+
+def in_child(work: Callable[[], None], after: float | None = None) -> bool:
+    """Run something in a child, killed after some seconds; tells whether it was killed."""
+    child = os.fork()
+    if child == 0:
+        try:
+            work()
+        except BaseException as error:  # whatever it is, the parent has to hear of it
+            print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+            os._exit(1)
+        os._exit(0)
+    if after is not None:
+        time.sleep(after)
+        os.kill(child, signal.SIGKILL)
+    status = os.waitpid(child, 0)[1]
+    if os.WIFSIGNALED(status):
+        return True
+    assert os.WEXITSTATUS(status) == 0
+    return False
+
+
+def killed_before(step: int, work: Callable[[], None]) -> bool:
+    """Run something in a child that is killed before its n-th call of the store that writes."""
+
+    def counted() -> None:
+        left = step
+
+        def call_of(own: Callable) -> Callable:
+            def call(*arguments: object) -> object:
+                nonlocal left
+                if left == 0:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                left -= 1
+                return own(*arguments)
+
+            return call
+
+        for name in WRITES:
+            setattr(lance_store.LanceStore, name, call_of(getattr(lance_store.LanceStore, name)))
+        work()
+
+    return in_child(counted)
+
+
+def write_files(folder: Path, version: int) -> list[Path]:
+    """Write what is indexed: files of text and a table; the second version changes, adds and removes some."""
+    folder.mkdir(exist_ok=True)
+    for place in range(6):
+        text = "".join(f"line {line} of {place}\n" for line in range(4 + place * version % 3))
+        (folder / f"{place}.txt").write_text(text + ("changed\n" if version == 2 and place % 2 else ""))
+    rows = [f'{{"id": {row}, "text": "row {row} of version {version * (row % 2)}"}}\n' for row in range(7 - version)]
+    (folder / "table.jsonl").write_text("".join(rows))
+    if version == 2:
+        (folder / "5.txt").unlink()
+        (folder / "new.txt").write_text("quite new\n")
+    return [folder]
+
+
+def check(place: Path, newer: list[Chunk], older: list[Chunk]) -> None:
+    """Look at what a killed command left: whole documents, each of them as it was or as it is."""
+    store = lance_store.LanceStore(place)
+    if store.about() is None:
+        assert not older
+        return
+    found = by_source(store.chunks_of(list(store.documents())))
+    was, is_ = by_source(older), by_source(newer)
+    for source, chunks in found.items():
+        assert chunks in (was.get(source), is_.get(source)), f"{source} is neither what it was nor what it is"
+    lost = (was.keys() & is_.keys()) - found.keys()
+    assert not lost, f"lost: {lost}"
+
+
+def by_source(chunks: list[Chunk]) -> dict[str, list[Chunk]]:
+    found: dict[str, list[Chunk]] = {}
+    for one in chunks:
+        found.setdefault(one.source, []).append(one)
+    return found
+
+
+def expected(texts: Path) -> list[Chunk]:
+    """Return what an uninterrupted run stores, without a store."""
+    chunks = []
+    for path in indexing.find_files([texts]):
+        for one in indexing.read_file(path):
+            file = f"{texts.name}/{path.name}"
+            source, title = (f"{file}#{one.key}", "") if one.key else (file, path.stem)
+            chunks += helpers.cut_lines(Document(source, one.text, one.title or title, one.sections, file))
+    return sorted(chunks, key=lambda one: (one.source, one.start))
+
+
+def round_(folder: Path, name: str, kill: Callable[[Callable[[], None]], bool]) -> int:
+    """Make an index and bring it up to date, each killed until it is through; return how many kills that took."""
+    room = folder / name
+    room.mkdir()
+    kills = 0
+    older: list[Chunk] = []
+    for version in (1, 2):
+        paths = write_files(room / "texts", version)
+        newer = expected(room / "texts")
+
+        def work(paths: list[Path] = paths) -> None:
+            indexing.DOCUMENTS_AT_ONCE = 3
+            helpers.index_files(room / "my.index", paths, prune=True)
+
+        def look(newer: list[Chunk] = newer, older: list[Chunk] = older) -> None:
+            check(room / "my.index", newer, older)
+
+        while kill(work):
+            kills += 1
+            assert not in_child(look)
+
+        def same(newer: list[Chunk] = newer) -> None:
+            store = lance_store.LanceStore(room / "my.index")
+            assert store.chunks_of(list(store.documents())) == newer, "other rows than without an interruption"
+            near = store.vectors(helpers.vector_of(newer[0].text), 1)
+            assert near[0][1] > 0.999
+            assert near[0][0].text == newer[0].text
+
+        assert not in_child(same)
+        older = newer
+    return kills
+
+
+def main(folder: Path, how: str, *steps: str) -> None:
+    """Kill, repeat, compare."""
+    kills = 0
+    if how == "steps":
+        for step in map(int, steps) if steps else range(60):
+            # Killed once before this step, then let through.
+            left = [step]
+
+            def kill(work: Callable[[], None], left: list[int] = left) -> bool:
+                return killed_before(left.pop(), work) if left else in_child(work)
+
+            killed = round_(folder, f"step-{step}", kill)
+            kills += killed
+            if not killed:
+                break
+    else:
+        draw, rounds = random.Random(0), 0
+        while kills < KILLS:
+            rounds += 1
+            # Every fifth is let through, however slow the machine is.
+            moments = iter([*(draw.uniform(0.1, 1.6) for _ in range(4)), None] * KILLS)
+            kills += round_(folder, f"time-{rounds}", lambda work, moments=moments: in_child(work, next(moments)))
+    print(kills)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), *sys.argv[2:])

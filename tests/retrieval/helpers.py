@@ -1,0 +1,55 @@
+"""Chunks, vectors and cuts without a model: quick, and the same in every process."""
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from gerund.retrieval.documents import Chunk, Chunking, Document
+from gerund.retrieval.indexing import IndexSummary, Writer
+from gerund.retrieval.lance_store import LanceStore
+from gerund.retrieval.store import About
+
+DIMENSIONS = 8
+ABOUT = About("0123456789abcdef", "a model", DIMENSIONS, "causal, mean", Chunking())
+
+
+def vector_of(text: str) -> np.ndarray:
+    """Return a vector of length 1 that depends on the text alone."""
+    seed = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+    vector = np.random.default_rng(seed).normal(size=DIMENSIONS).astype(np.float32)
+    return vector / np.linalg.norm(vector)
+
+
+def embed(documents: Sequence[Sequence[Chunk]]) -> np.ndarray:
+    """Embed by hashing."""
+    return np.stack([vector_of(one.text) for own in documents for one in own])
+
+
+def cut_lines(document: Document) -> list[Chunk]:
+    """Let every line be a chunk."""
+    chunks, place = [], 0
+    for line in document.text.splitlines(keepends=True):
+        if line.strip():
+            start, end = place, place + len(line.rstrip("\n"))
+            chunks.append(
+                Chunk(
+                    source=document.source, start=start, end=end, text=document.text[start:end], number=len(chunks),
+                    tokens=len(line.split()), title=document.title, heading="", file=document.file,
+                    digest=document.digest,
+                )
+            )  # fmt: skip
+        place += len(line)
+    return chunks
+
+
+def index_files(place: Path, paths: Sequence[Path], **settings: bool) -> IndexSummary:
+    """Bring an index up to date as ``Index.add`` does, with the embedding and the cut of this module."""
+    store = LanceStore(place)
+    store.create(ABOUT)
+    writer = Writer(store, cut_lines, embed, place.resolve().parent)
+    writer.add_files(paths, **settings)
+    if writer.summary.documents or writer.summary.removed:
+        store.tidy()
+    return writer.summary

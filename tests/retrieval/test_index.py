@@ -1,0 +1,276 @@
+"""``gerund.open_index``: from files to hits and answers, with real models, in a folder and in memory."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import gerund
+from gerund import Answer, Chunking, Document, Hit
+from gerund.errors import ConfigError, DataError, FingerprintError, TextError
+from gerund.retrieval import fusion
+from gerund.retrieval.answering import NOTHING, coverage
+from gerund.retrieval.store import Words
+
+NOTES = {
+    "bread": "Bread is made of flour, water and salt. Yeast makes the dough rise.",
+    "rail": "The first public railway to use steam locomotives was opened in 1825. It ran to Darlington.",
+    "birds": "Swallows build their nests of mud under the roofs of barns.",
+    "sea": "The old man looked at the sea. The waves were high.",
+}
+
+
+@pytest.fixture(scope="module")
+def index(bundled):
+    found = gerund.open_index(None, bundled)
+    found.add_documents([Document(name, text, f"About {name}") for name, text in NOTES.items()])
+    return found
+
+
+@pytest.fixture(scope="module")
+def tiny(tiny_folder):
+    return gerund.load(tiny_folder)
+
+
+SMALL = Chunking(tokens=40)
+
+
+def test_search_is_the_sum_of_both_rankings(index, bundled):
+    query = "how is bread made"
+    [hits] = index.search_all([query], 4)
+    chunks = {one.source: one for one in index.store.chunks_of(list(NOTES))}
+    words = {chunk.source: score for chunk, score in index.store.words(Words(query), 100)}
+    cosines = bundled.encode([one.text for one in chunks.values()]) @ bundled.encode(query)
+    cosines = dict(zip(chunks, cosines.tolist(), strict=True))
+    low, high = min(cosines.values()), max(cosines.values())
+    wanted = {
+        one: 0.7 * words.get(one, 0) / max(words.values()) + 0.3 * (cosines[one] - low) / (high - low) for one in chunks
+    }
+    assert [hit.source for hit in hits] == sorted(wanted, key=lambda one: -wanted[one])
+    for rank, hit in enumerate(hits, start=1):
+        assert (hit.rank, hit.text, hit.title) == (rank, NOTES[hit.source], f"About {hit.source}")
+        assert hit.score == pytest.approx(wanted[hit.source], abs=1e-5)
+        assert hit.words == (pytest.approx(words[hit.source]) if hit.source in words else None)
+        assert hit.similarity == pytest.approx(cosines[hit.source], abs=1e-5)
+    assert hits[0].source == "bread"
+
+
+def test_modes_weights_and_several_queries(index):
+    queries = ["steam railway", "nests of birds"]
+    by_mode = {mode: index.search_all(queries, 4, mode=mode) for mode in ("words", "vectors", "hybrid")}
+    for found in by_mode.values():
+        assert [hits[0].source for hits in found] == ["rail", "birds"]
+    assert all(hit.similarity is None and hit.score == hit.words for hit in by_mode["words"][0])
+    assert all(hit.words is None and hit.score == hit.similarity for hit in by_mode["vectors"][0])
+    assert [index.search(one, 4) for one in queries] == by_mode["hybrid"]
+    alone = index.search(queries[0], 4, weight=1)
+    assert [hit.source for hit in alone] == [hit.source for hit in by_mode["vectors"][0]]
+    assert len(index.search(queries[0], 2)) == 2
+
+
+def test_filters_and_phrases(index):
+    assert {hit.source for hit in index.search("bread", filter="source <> 'bread'")} == {"rail", "birds", "sea"}
+    assert [hit.source for hit in index.search('"public railway"', mode="words")] == ["rail"]
+    assert index.search('"railway public"', mode="words") == []
+    assert index.search("the of and", mode="words") == []  # stop words alone
+    assert len(index.search("the of and")) == 4  # which the vectors rank all the same
+    assert index.search("?!*(", mode="words") == []
+
+
+def test_other_ways_to_ask_join_the_query(index, bundled, monkeypatch):
+    monkeypatch.setattr(type(bundled), "expand", lambda _self, query, count: ["swallows", "nests"][:count])
+    plain, expanded = index.search("zzz", mode="words"), index.search("zzz", mode="words", expand=2)
+    assert plain == []
+    assert [hit.source for hit in expanded] == ["birds"]
+    assert index.search("zzz", 1, mode="vectors", expand=2)[0].source == "birds"
+
+
+def test_the_models_own_scorer_puts_the_first_into_a_new_order(index, bundled, tiny):
+    plain = index.search("bread", 4)
+    found = index.search("bread", 4, rerank=3)
+    [scores] = bundled.score(["bread"], [[f" {hit.text}" for hit in plain[:3]]], "own")
+    wanted = [plain[place].source for place in np.argsort([-one for one in scores], kind="stable")]
+    assert [hit.source for hit in found] == [*wanted, plain[3].source]
+    assert [hit.rank for hit in found] == [1, 2, 3, 4]
+    other = gerund.open_index(None, tiny, chunking=SMALL)
+    other.add_documents([Document("a", "One.")])
+    with pytest.raises(ConfigError, match="was not trained to be a scorer"):
+        other.search("one", rerank=1)
+
+
+def test_hits_and_answers_serialise(index):
+    for hit in index.search("bread"):
+        assert Hit.from_dict(json.loads(json.dumps(hit.to_dict()))) == hit
+    answer = index.ask("When was the first railway opened?")
+    assert Answer.from_dict(json.loads(json.dumps(answer.to_dict()))) == answer
+
+
+def test_an_answer_is_a_sentence_of_a_source_as_it_stands_there(index):
+    answer = index.ask("When was the first public railway opened?")
+    assert answer.found
+    assert answer.text == "The first public railway to use steam locomotives was opened in 1825."
+    [number] = answer.cited
+    source = answer.sources[number - 1]
+    assert (source.number, source.source) == (number, "rail")
+    assert NOTES["rail"][source.start : source.end] == source.text
+    assert answer.text in source.text
+    assert [one.number for one in answer.sources] == [1, 2, 3, 4]
+    assert index.ask("What makes dough rise?").text == "Yeast makes the dough rise."
+
+
+@pytest.mark.parametrize("question", ["Who is the king of Norway?", "zzz", "How do quarks bind gluons in hadrons?"])
+def test_where_nothing_is_relevant_it_says_so(index, question):
+    answer = index.ask(question)
+    assert (answer.text, answer.found, answer.sources, answer.cited) == (NOTHING, False, [], [])
+    assert index.ask("What is bread made of?", filter="source = 'nobody'").found is False
+
+
+def test_coverage_is_that_of_one_chunk():
+    hits = [Hit("a", 0, 9, "Steam and trains.", 1, 1), Hit("b", 0, 9, "A railway.", 1, 2, title="Opened")]
+    assert coverage("steam railways opened", hits, "en") == pytest.approx(2 / 3)
+    assert coverage("what is it", hits, "en") == 1.0
+    assert coverage("steam", [], "en") == 0.0
+
+
+@pytest.mark.parametrize("bad", ["", "  ", 5, None, "\ud800"])
+def test_questions_that_are_none(index, bad):
+    for ask in (index.search, index.ask):
+        with pytest.raises(TextError, match=r"the query (is empty|is not valid)|a query is a text"):
+            ask(bad)
+    with pytest.raises(TextError, match="query 1 is"):
+        index.search_all(["bread", bad])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"k": 0}, "k=0 is not a number from 1 to 10000"),
+        ({"k": 2.5}, "k is a whole number"),
+        ({"rerank": -1}, "rerank=-1"),
+        ({"mode": "both"}, "unknown mode 'both'; valid are: hybrid, words, vectors"),
+        ({"weight": 2}, "is not a number from 0"),
+        ({"weight": "much"}, "the weight is a number"),
+        ({"filter": ""}, "a filter is a condition in SQL"),
+        ({"filter": "nope = 1"}, "cannot be used: no such column: nope"),
+    ],
+)
+def test_settings_that_cannot_be(index, settings, message):
+    with pytest.raises(ConfigError, match=message):
+        index.search("bread", **settings)
+
+
+def test_queries_are_a_list(index):
+    with pytest.raises(TextError, match="queries are a list of texts"):
+        index.search_all("bread")
+
+
+# ------------------------------------------------------------------------------------------------------ in a folder
+
+
+@pytest.fixture
+def notes(tmp_path):
+    folder = tmp_path / "notes"
+    folder.mkdir()
+    for name, text in NOTES.items():
+        (folder / f"{name}.md").write_text(f"# {name}\n\n{text}\n")
+    return folder
+
+
+def test_a_folder_is_indexed_opened_and_searched_with_the_model_that_it_names(notes, tiny_folder, tiny, tmp_path):
+    place = tmp_path / "my.index"
+    made = gerund.open_index(place, tiny_folder, chunking=SMALL)
+    summary = made.add(notes)
+    assert (summary.documents, summary.failed) == (4, [])
+    opened = gerund.open_index(str(place))
+    assert opened.chunking == SMALL
+    assert len(opened) == len(made) == summary.chunks
+    assert opened.search("steam", 1, mode="words")[0].source == "notes/rail.md"
+    assert opened._lm is None  # words need no model
+    hits = opened.search("steam", 3)
+    assert opened.lm.fingerprint() == tiny.fingerprint()
+    assert hits == gerund.open_index(place, tiny).search("steam", 3)
+    assert hits[0].heading == "rail"
+    assert opened.sources() == ["notes/birds.md", "notes/bread.md", "notes/rail.md", "notes/sea.md"]
+    opened.remove("notes/sea.md")
+    assert len(made.sources()) == 3
+
+
+def test_another_encoder_is_refused_by_name(notes, tiny_folder, tiny, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    place = "my.index"
+    gerund.open_index(place, tiny, chunking=SMALL).add(notes / "sea.md")
+    other = gerund.load(tiny_folder, attention="causal")
+    with pytest.raises(
+        FingerprintError, match=r"^my\.index was made with .*\(mask0-bidir k=2, mean.*not with .*\(causal, mean"
+    ):
+        gerund.open_index(place, other)
+    lazily = gerund.open_index(place, other.spec)
+    with pytest.raises(FingerprintError, match="migrate"):
+        lazily.search("sea")
+    with pytest.raises(ConfigError, match=r"is cut into chunks of 40 tokens, early, en, not 20 tokens, late, en"):
+        gerund.open_index(place, tiny, chunking=Chunking(tokens=20, late=True))
+
+
+def test_it_is_migrated_beside_and_swapped(notes, tiny_folder, tiny, tmp_path):
+    place = tmp_path / "my.index"
+    old = gerund.open_index(place, tiny, chunking=SMALL)
+    old.add(notes)
+    (notes / "sea.md").unlink()
+    other = gerund.load(tiny_folder, attention="causal")
+    index = gerund.open_index(place, other.spec)
+    assert index.migrate(chunking=Chunking(tokens=20, late=True)) == 4
+    assert index.about.fingerprint == other.fingerprint()
+    assert index.chunking == Chunking(tokens=20, late=True)
+    assert index.migrate() == 0
+    assert any(hit.source == "notes/sea.md" for hit in index.search("waves", mode="words"))
+    assert gerund.open_index(place, other).search("waves", 2) == index.search("waves", 2)
+    assert index.add(notes, prune=True).removed == 1
+    assert index.add(notes).unchanged == 3
+    with pytest.raises(DataError, match="nothing to migrate"):
+        gerund.open_index(tmp_path / "none", tiny).migrate()
+
+
+def test_the_weight_is_the_encoders_own(notes, tiny_folder, tmp_path):
+    lm = gerund.load(tiny_folder, fusion=0.8)
+    index = gerund.open_index(tmp_path / "my.index", lm, chunking=SMALL)
+    index.add(notes)
+    assert index.search("steam") == index.search("steam", weight=0.8) != index.search("steam", weight=0.3)
+    assert gerund.open_index(tmp_path / "my.index").search("steam") == index.search("steam")
+    # It is no part of the encoder: the same index, another weight.
+    other = gerund.open_index(tmp_path / "my.index", lm.with_encoder(replace(lm.encoder, fusion=None)))
+    assert other.search("steam") == index.search("steam", weight=fusion.WEIGHT)
+
+
+def test_a_model_in_memory_has_to_be_given_again(notes, tiny, tmp_path):
+    lm = gerund.LanguageModel(tiny.model, tiny.tokenizer, tiny.encoder)
+    gerund.open_index(tmp_path / "my.index", lm, chunking=SMALL).add(notes)
+    with pytest.raises(ConfigError, match=r"was made with a model in memory .*open it with that model"):
+        gerund.open_index(tmp_path / "my.index").search("sea")
+    assert gerund.open_index(tmp_path / "my.index", lm).search("sea")
+
+
+def test_what_is_no_index_model_or_document(tiny, tmp_path):
+    index = gerund.open_index(tmp_path / "my.index", tiny, chunking=SMALL)
+    for search in (index.search, index.ask):
+        with pytest.raises(DataError, match="there is no index yet; add documents first"):
+            search("bread")
+    assert not (tmp_path / "my.index").exists()
+    with pytest.raises(DataError, match="no such file or folder"):
+        index.add(tmp_path / "nowhere")
+    (tmp_path / "broken.pdf").write_text("x")
+    with pytest.raises(DataError, match=r"no file could be read: .*broken\.pdf: not a readable PDF"):
+        index.add(tmp_path / "broken.pdf")
+    with pytest.raises(ConfigError, match="NUL"):
+        gerund.open_index("a\0b", tiny)
+    with pytest.raises(ConfigError, match="the index is a folder, a store or None, not 5"):
+        gerund.open_index(5, tiny)
+    with pytest.raises(ConfigError, match="lm is a model of"):
+        gerund.open_index(None, 5)
+    with pytest.raises(ConfigError, match="chunking is a Chunking"):
+        gerund.open_index(None, tiny, chunking=64)
+    with pytest.raises(ConfigError, match="a document is a Document"):
+        gerund.open_index(None, tiny, chunking=SMALL).add_documents(["text"])
+    with pytest.raises(ConfigError, match="chunks of 64 tokens do not fit"):
+        gerund.open_index(tmp_path / "other.index", tiny).add_documents([Document("a", "One.")])
+    assert not (tmp_path / "other.index").exists()

@@ -1,0 +1,225 @@
+"""Files into a store: skipped, replaced, pruned, interrupted, by two at once."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gerund.errors import DataError
+from gerund.retrieval import indexing
+from gerund.retrieval.documents import Chunking, Document
+from gerund.retrieval.indexing import Writer
+from gerund.retrieval.lance_store import LanceStore
+from gerund.retrieval.memory_store import MemoryStore
+from gerund.retrieval.migrating import refill
+from gerund.retrieval.store import About
+from tests.retrieval.helpers import ABOUT, cut_lines, embed, index_files, vector_of
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def store():
+    found = MemoryStore()
+    found.create(ABOUT)
+    return found
+
+
+def add(store, *paths, root=None, **settings):
+    writer = Writer(store, cut_lines, embed, root)
+    writer.add_files(list(paths), **settings)
+    return writer.summary
+
+
+def write(folder: Path, **texts: str) -> Path:
+    folder.mkdir(exist_ok=True, parents=True)
+    for name, text in texts.items():
+        (folder / f"{name}.txt").write_text(text)
+    return folder
+
+
+def texts(store):
+    chunks = store.chunks_of(list(store.documents()))
+    return {source: [one.text for one in chunks if one.source == source] for source in store.documents()}
+
+
+def test_what_is_unchanged_is_passed_over_and_what_has_changed_is_replaced(store, tmp_path):
+    folder = write(tmp_path / "n", a="one\ntwo\n", b="three\n")
+    first = add(store, folder, root=tmp_path)
+    assert (first.files, first.documents, first.chunks, first.unchanged) == (2, 2, 3, 0)
+    assert texts(store) == {"n/a.txt": ["one", "two"], "n/b.txt": ["three"]}
+    again = add(store, folder, root=tmp_path)
+    assert (again.files, again.documents, again.unchanged) == (2, 0, 2)
+    write(folder, a="other\n", c="new\n")
+    third = add(store, folder, root=tmp_path)
+    assert (third.documents, third.unchanged, third.removed) == (2, 1, 0)
+    assert texts(store) == {"n/a.txt": ["other"], "n/b.txt": ["three"], "n/c.txt": ["new"]}
+
+
+def test_rows_of_a_table_are_documents_of_their_own(store, tmp_path):
+    path = tmp_path / "t.jsonl"
+    path.write_text('{"id": "a", "text": "one"}\n{"id": "b", "text": "two"}\n{"id": "c", "text": "three"}\n')
+    assert add(store, path, root=tmp_path).documents == 3
+    path.write_text('{"id": "a", "text": "one"}\n{"id": "b", "text": "changed"}\n')
+    summary = add(store, path, root=tmp_path)
+    assert (summary.documents, summary.removed) == (1, 1)
+    assert texts(store) == {"t.jsonl#a": ["one"], "t.jsonl#b": ["changed"]}
+    path.write_text('{"id": "a", "text": "one"}\n{"id": "a", "text": "two"}\n')
+    summary = add(store, path, root=tmp_path)
+    assert [one.reason for one in summary.failed] == [f"{path}: the id 'a' is there twice"]
+    assert "t.jsonl#b" in texts(store)  # nothing is removed for a file that is not understood
+
+
+def test_what_is_gone_stays_unless_it_is_pruned(store, tmp_path):
+    inside, outside = write(tmp_path / "in", a="one\n", b="two\n"), write(tmp_path / "out", c="three\n")
+    table = outside / "t.csv"
+    table.write_text("text\nrow\n")
+    add(store, inside, outside, root=tmp_path)
+    for path in (inside / "a.txt", outside / "c.txt"):
+        path.unlink()
+    assert add(store, inside, root=tmp_path).removed == 0
+    # Only what belongs to the paths that are given.
+    assert add(store, inside, root=tmp_path, prune=True).removed == 1
+    assert sorted(texts(store)) == ["in/b.txt", "out/c.txt", "out/t.csv#2"]
+    (inside / "b.txt").unlink()
+    assert add(store, inside, root=tmp_path, prune=True).removed == 1  # the folder is empty now
+    table.unlink()
+    assert add(store, table, root=tmp_path, prune=True).removed == 1  # a file that is gone itself
+    assert sorted(texts(store)) == ["out/c.txt"]
+    assert store.files().keys() == {"out/c.txt"}
+    with pytest.raises(DataError, match="no such file or folder"):
+        add(store, tmp_path / "typo", root=tmp_path, prune=True)
+
+
+def test_a_broken_file_stops_no_other(store, tmp_path):
+    folder = write(tmp_path / "n", a="one\n", c="two\n", empty=" \n")
+    (folder / "b.jsonl").write_text('{"text": "good"}\n{\n')
+    (folder / "b.pdf").write_bytes(b"%PDF-1.4 broken")
+    summary = add(store, folder, root=tmp_path)
+    assert [Path(one.file).name for one in summary.failed] == ["b.jsonl", "b.pdf", "empty.txt"]
+    assert sorted(texts(store)) == ["n/a.txt", "n/b.jsonl#1", "n/c.txt"]
+    assert store.files().keys() == {"n/a.txt", "n/c.txt"}
+    assert len(add(store, folder, root=tmp_path).failed) == 3  # and again, until it is repaired
+
+
+def test_nothing_readable(store, tmp_path):
+    (tmp_path / "picture.png").write_text("x")
+    with pytest.raises(DataError, match=r"no file in there can be read; the endings of those that can are \.txt, \.md"):
+        add(store, tmp_path)
+
+
+def test_names_hold_wherever_a_command_is_run(store, tmp_path, monkeypatch):
+    folder = write(tmp_path / "project" / "notes", a="one\n")
+    elsewhere = write(tmp_path / "elsewhere", b="two\n")
+    monkeypatch.chdir(folder)
+    add(store, Path(), elsewhere, root=tmp_path / "project")
+    assert sorted(texts(store)) == sorted([f"{elsewhere}/b.txt", "notes/a.txt"])
+    monkeypatch.chdir(tmp_path)
+    assert add(store, Path("project/notes"), Path("project/../elsewhere"), root=tmp_path / "project").unchanged == 2
+
+
+def test_documents_without_files(store):
+    writer = Writer(store, cut_lines, embed, None)
+    writer.add_documents([Document("a", "one\n"), Document("b", "two\n"), Document("a", "three\n")])
+    assert texts(store) == {"a": ["three"], "b": ["two"]}  # as it came last
+    writer = Writer(store, cut_lines, embed, None)
+    writer.add_documents([Document("a", "three\n"), Document("b", "")])
+    assert (writer.summary.documents, writer.summary.removed) == (0, 1)
+    writer.remove(["a"])
+    assert texts(store) == {}
+    with pytest.raises(DataError, match="has no document 'a'"):
+        writer.remove(["a"])
+
+
+def test_many_are_stored_at_once_and_an_interruption_says_what_is_kept(store, tmp_path, monkeypatch):
+    monkeypatch.setattr(indexing, "DOCUMENTS_AT_ONCE", 2)
+    folder = write(tmp_path / "n", **{name: f"{name}\n" for name in "abcde"})
+    seen = []
+
+    def interrupted(documents):
+        seen.append(len(documents))
+        if len(seen) == 2:
+            raise KeyboardInterrupt
+        return embed(documents)
+
+    writer = Writer(store, cut_lines, interrupted, tmp_path)
+    with pytest.raises(KeyboardInterrupt) as stop:
+        writer.add_files([folder])
+    assert "2 documents of this run are kept" in stop.value.__notes__[0]
+    assert seen == [2, 2]
+    assert add(store, folder, root=tmp_path).documents == 3
+    assert len(texts(store)) == 5
+
+
+def test_everything_is_embedded_anew_from_what_is_stored(store, tmp_path):
+    folder = write(tmp_path / "n", a="one\n\n\ntwo\n", b="three\n")
+    add(store, folder, root=tmp_path)
+    (folder / "a.txt").unlink()  # the file is not needed
+    about = About("another", "m", 3, "x", Chunking(9))
+    asked = []
+
+    def cut_words(document):
+        asked.append(document)
+        return cut_lines(document)
+
+    def embed_small(documents):
+        return np.stack([vector_of(one.text)[:3] for own in documents for one in own])
+
+    other = store.beside(about)
+    assert refill(store, other, cut_words, embed_small) == 2
+    assert [(one.source, one.text, one.title) for one in asked] == [
+        ("n/a.txt", "one\n\n\ntwo", "a"),
+        ("n/b.txt", "three", "b"),
+    ]
+    assert refill(store, other, cut_words, embed_small) == 0  # what is there is not done again
+    assert other.documents() == store.documents()
+    assert other.files() == store.files()
+    store.swap(other)
+    # The next run knows by its hash what it read before the migration.
+    assert add(store, folder, root=tmp_path).unchanged == 1
+    add(store, folder, root=tmp_path, prune=True)
+    assert texts(store) == {"n/b.txt": ["three"]}
+
+
+@pytest.mark.slow
+def test_two_writers_and_a_reader_at_once(tmp_path):
+    write(tmp_path / "a", **{f"a{place}": f"text {place}\nmore\n" for place in range(20)})
+    write(tmp_path / "b", **{f"b{place}": f"text {place}\n" for place in range(20)})
+    script = (
+        "import sys; from pathlib import Path\n"
+        "from gerund.retrieval import indexing; indexing.DOCUMENTS_AT_ONCE = 4\n"
+        "from tests.retrieval.helpers import index_files\n"
+        "index_files(Path('my.index'), [Path(one) for one in sys.argv[1:]])\n"
+    )
+    path = f"import sys; sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / 'src')!r}]\n"
+    command = [sys.executable, "-c", path + script]
+    running = [subprocess.Popen([*command, *names], cwd=tmp_path) for names in (["a", "b"], ["b", "a"])]
+    store = LanceStore(tmp_path / "my.index")
+    while any(one.poll() is None for one in running):
+        if store.about() is not None:
+            found = store.chunks_of(list(store.documents()))
+            assert len({one.id for one in found}) == len(found)
+    assert [one.returncode for one in running] == [0, 0]
+    assert len(store.documents()) == 40
+    assert store.count() == 60
+    assert index_files(tmp_path / "my.index", [tmp_path / "a", tmp_path / "b"]).unchanged == 40
+
+
+def crash(folder: Path, *arguments: object) -> int:
+    command = [sys.executable, "-m", "tests.retrieval.crashes", str(folder), *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 0, done.stderr
+    return int(done.stdout)
+
+
+@pytest.mark.slow
+def test_killed_and_repeated_the_rows_are_the_same(tmp_path):
+    assert crash(tmp_path, "steps", 7) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("how", "kills"), [("steps", 10), ("times", 10)])
+def test_killed_at_every_step_and_at_any_time(tmp_path, how, kills):
+    assert crash(tmp_path, how) >= kills

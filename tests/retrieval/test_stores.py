@@ -1,0 +1,234 @@
+"""Both stores against each other and against what a query means, written out."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gerund.errors import ConfigError, DataError, InputError
+from gerund.retrieval.documents import Chunk, Chunking
+from gerund.retrieval.lance_store import LanceStore
+from gerund.retrieval.memory_store import MemoryStore
+from gerund.retrieval.store import About, Words
+from tests.retrieval.helpers import ABOUT, DIMENSIONS, vector_of
+
+TEXTS = {
+    "bread": "Bread is baked of flour and water.",
+    "rail": "The first public railway was opened for steam locomotives.",
+    "sea": "Steam rose from the warm sea, and swallows were nesting near it.",
+    "it's": "What's quoted isn't lost.",
+}
+
+
+def chunk(source: str, text: str, number: int = 0, **changes: str) -> Chunk:
+    about = {"title": "", "heading": "", "file": f"{source}.txt", "digest": f"hash of {text}", **changes}
+    return Chunk(source, 100 * number, 100 * number + len(text), text, number, 7, **about)
+
+
+def stored(store, chunks):
+    store.replace(list(dict.fromkeys(one.source for one in chunks)), chunks, vectors([one.text for one in chunks]))
+
+
+def vectors(texts):
+    return np.stack([vector_of(text) for text in texts])
+
+
+@pytest.fixture(params=["lance", "memory"])
+def store(request, tmp_path):
+    found = LanceStore(tmp_path / "my.index") if request.param == "lance" else MemoryStore()
+    assert found.about() is None
+    assert (found.count(), found.documents(), found.files()) == (0, {}, {})
+    found.create(ABOUT)
+    return found
+
+
+@pytest.fixture
+def filled(store):
+    stored(store, [chunk(source, text) for source, text in TEXTS.items()])
+    return store
+
+
+def sources(found):
+    return [one.source for one, _ in found]
+
+
+def test_what_it_says_about_itself_is_kept(store):
+    assert store.about() == ABOUT
+    store.create(About("another", "m", 3, "x", Chunking(5)))  # there is one
+    assert store.about() == ABOUT
+
+
+def test_chunks_come_back_as_they_were(store):
+    chunks = [chunk("a", "One.", title="T", heading="H > I"), chunk("a", "Two.", 1), chunk("b", "Three's")]
+    stored(store, chunks)
+    assert store.chunks_of(["b", "a"]) == chunks
+    assert store.count() == 3
+    assert {source: (one.digest, one.file) for source, one in store.documents().items()} == {
+        "a": ("hash of One.", "a.txt"),
+        "b": ("hash of Three's", "b.txt"),
+    }
+
+
+def test_a_document_is_replaced_whole(filled):
+    stored(filled, [chunk("rail", "Trains."), chunk("rail", "More trains.", 1), chunk("new", "New.")])
+    assert filled.count() == 6
+    assert [one.text for one in filled.chunks_of(["rail"])] == ["Trains.", "More trains."]
+    assert sources(filled.words(Words("railway"), 5)) == []
+    stored(filled, [chunk("rail", "Fewer trains.")])
+    assert [one.text for one in filled.chunks_of(["rail"])] == ["Fewer trains."]
+    filled.replace(["rail", "it's", "unknown"], [], np.zeros((0, 0), dtype=np.float32))
+    assert sorted(filled.documents()) == ["bread", "new", "sea"]
+    assert filled.vectors(vector_of("Fewer trains."), 1)[0][0].source != "rail"
+
+
+def test_files_are_noted_and_forgotten(store):
+    store.note_files({"a": "1", "it's": "2"})
+    store.note_files({"a": "3", "it's": None})
+    assert store.files() == {"a": "3"}
+
+
+@pytest.mark.parametrize(
+    ("query", "wanted"),
+    [
+        ("flour", ["bread"]),
+        ("swallow nests", ["sea"]),  # stems
+        ('"public railway"', ["rail"]),
+        ('"railway public"', []),
+        ('"public railway" swallows', ["rail"]),
+        ("zebra", []),
+        ("", []),
+        ('"', []),
+        ("( OR ) AND -x :*", []),
+        ("flour)(", ["bread"]),
+        ("flour: +AND", ["bread"]),
+    ],
+)
+def test_words(filled, query, wanted):
+    assert sources(filled.words(Words.of(query), 5)) == wanted
+
+
+def test_words_are_found_in_title_and_heading_too(store):
+    stored(store, [chunk("a", "It is dark.", title="Rye", heading="Bread > Sour dough"), chunk("b", "Nothing here.")])
+    assert [sources(store.words(Words(word), 5)) for word in ("rye", "sour", "dark")] == [["a"]] * 3
+
+
+def test_of_several_the_one_with_more_words_comes_first(filled):
+    found = filled.words(Words("steam locomotives"), 5)
+    assert sources(found) == ["rail", "sea"]
+    assert found[0][1] > found[1][1] > 0
+    assert sources(filled.words(Words("steam locomotives"), 1)) == ["rail"]
+
+
+def test_vectors_are_ranked_by_their_cosine(filled):
+    query = vector_of("anything")
+    wanted = sorted(TEXTS, key=lambda source: -float(vector_of(TEXTS[source]) @ query))
+    found = filled.vectors(query, 4)
+    assert sources(found) == wanted
+    assert [score for _, score in found] == pytest.approx([float(vector_of(TEXTS[one]) @ query) for one in wanted])
+    assert sources(filled.vectors(query, 2)) == wanted[:2]
+
+
+def test_filters(filled):
+    stored(filled, [chunk("sea", "Steam at sea."), chunk("sea", "More steam at sea.", 1)])
+    query = vector_of("anything")
+    assert sources(filled.words(Words("steam"), 9, "source = 'rail' OR start > 0")) in (
+        ["rail", "sea"],
+        ["sea", "rail"],
+    )
+    assert sorted(sources(filled.vectors(query, 9, "file LIKE 's%' AND stop > 100"))) == ["sea"]
+    assert filled.vectors(query, 9, "source = 'it''s'")[0][0].source == "it's"
+    assert filled.vectors(query, 9, "source = 'nobody'") == []
+    # What a filter leaves is ranked whole: it does not thin out what was found without it.
+    assert len(filled.vectors(query, 1, "source = 'sea'")) == 1
+
+
+@pytest.mark.parametrize("where", ["nope = 3", "source =", "1); DROP TABLE chunks; --", "("])
+def test_filters_that_cannot_be_used(filled, where):
+    for search in (
+        lambda: filled.words(Words("steam"), 3, where),
+        lambda: filled.vectors(vector_of("x"), 3, where),
+    ):
+        with pytest.raises(ConfigError, match="its columns are source, file"):
+            search()
+    assert filled.count() == 4
+
+
+def test_another_takes_its_place_in_one_step(filled):
+    filled.note_files({"a": "1"})
+    about = About("other", "another model", 3, "bidir, mean", Chunking(9))
+    other = filled.beside(about)
+    other.replace(["new"], [chunk("new", "New text.")], np.eye(3, dtype=np.float32)[:1])
+    assert (filled.about(), filled.count()) == (ABOUT, 4)
+    filled.swap(other)
+    assert (filled.about(), filled.count(), filled.files()) == (about, 1, {})
+    assert sources(filled.words(Words("text"), 3)) == ["new"]
+    assert sources(filled.vectors(np.eye(3, dtype=np.float32)[0], 3)) == ["new"]
+
+
+def test_both_find_the_same_by_vectors_of_many(tmp_path):
+    lance, memory = LanceStore(tmp_path / "my.index"), MemoryStore()
+    chunks = [chunk(f"d{place}", f"word{place % 7} number {place}") for place in range(300)]
+    for one in (lance, memory):
+        one.create(ABOUT)
+        stored(one, chunks[:200])
+        one.tidy()
+        stored(one, chunks[150:])  # some again, some that no index knows yet
+    for query in ("a", "b", "c"):
+        found = [one.vectors(vector_of(query), 20) for one in (lance, memory)]
+        assert sources(found[0]) == sources(found[1])
+        words = [one.words(Words("word3 word5"), 300) for one in (lance, memory)]
+        assert set(sources(words[0])) == set(sources(words[1]))
+
+
+# ------------------------------------------------------------------------------------------- what only the folder has
+
+
+def test_it_is_opened_again_and_readers_see_what_another_wrote(tmp_path):
+    writer, reader = LanceStore(tmp_path / "my.index"), LanceStore(tmp_path / "my.index")
+    assert reader.about() is None
+    writer.create(ABOUT)
+    assert reader.about() == ABOUT
+    for place in range(3):
+        stored(writer, [chunk(f"d{place}", f"text {place}")])
+        assert reader.count() == place + 1
+        assert len(reader.words(Words("text"), 9)) == place + 1
+    writer.tidy()
+    assert len(reader.vectors(np.ones(DIMENSIONS, dtype=np.float32), 9)) == 3
+    writer.swap(writer.beside(About("other", "m", DIMENSIONS, "x", Chunking(9))))
+    with pytest.raises(InputError, match="was migrated by another process meanwhile; open it again"):
+        reader.words(Words("text"), 9)
+
+
+def test_what_is_there_and_is_no_index(tmp_path):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(DataError, match="is a file; an index is a folder"):
+        LanceStore(tmp_path / "file")
+    with pytest.raises(DataError, match="is no index: it holds file"):
+        LanceStore(tmp_path)
+    (tmp_path / "empty").mkdir()
+    assert LanceStore(tmp_path / "empty").about() is None
+
+
+def test_a_newer_format_is_refused(tmp_path):
+    with pytest.raises(DataError, match="has format 2"):
+        About.from_json(ABOUT.to_json().replace('"format": 1', '"format": 2'), "my.index")
+    for broken in ("{", "[]", "{}", '{"format": 1}', ABOUT.to_json().replace("tokens", "token")):
+        with pytest.raises(DataError, match=r"my\.index|no description of chunks"):
+            About.from_json(broken, "my.index")
+
+
+def test_without_lancedb_there_is_the_pip_line(tmp_path):
+    script = (
+        "import sys; sys.modules['lancedb'] = None\n"
+        "from gerund.retrieval.lance_store import LanceStore\n"
+        "from tests.retrieval.helpers import ABOUT\n"
+        "LanceStore('my.index').create(ABOUT)\n"
+    )
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.path[:0] = [{str(root)!r}, {str(root / 'src')!r}]\n{script}"],
+        capture_output=True, text=True, cwd=tmp_path, check=False,
+    )  # fmt: skip
+    assert "MissingDependencyError: my.index needs LanceDB: pip install 'gerund[index]'" in done.stderr

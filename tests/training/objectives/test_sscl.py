@@ -1,0 +1,152 @@
+"""Positives that are the text with words deleted, swapped or written anew."""
+
+import json
+from difflib import SequenceMatcher
+
+import pytest
+import torch
+
+from gerund import LanguageModel
+from gerund.attention.plan import AttentionPlan
+from gerund.errors import ConfigError
+from gerund.training.estimate import estimate
+from gerund.training.objectives.sscl import AlteredBatches, Rewriter, SsclConfig
+from gerund.training.objectives.vectors import ContrastiveLosses, TextGroup
+from gerund.training.recipe import load_recipe
+from gerund.training.run import train
+from tests.training.objectives import slow
+from tests.training.objectives.conftest import Rows, assert_equal_losses, assert_same_rows, doubled
+from tests.training.objectives.test_contrastive import ENCODERS, formatter_of, runtime_of
+
+
+class TestSscl:
+    def batches(self, model, tokenizer, rows, seed=3, **settings):
+        encoder = ENCODERS["magnet"]
+        runtime = runtime_of(model, tokenizer, encoder)
+        config = SsclConfig(kind="sscl", **{"length": 64, **settings})
+        options = {"tokenizer": tokenizer, "config": config, "seed": seed}
+        return AlteredBatches(Rows(rows), formatter_of(tokenizer, encoder), TextGroup(runtime, 2), **options)
+
+    def text(self, tokenizer, ids):
+        return tokenizer.decode(ids, skip_special_tokens=True).removeprefix("Find: ")
+
+    def test_positives_have_the_words_of_the_text(self, model, tokenizer, ids_of):
+        rows = ids_of(*range(20, 40))
+        batch = self.batches(model, tokenizer, rows, deletion=0.3, swap=0.2).make(0, 0, 20)
+        differing = 0
+        pairs = zip(rows, *(slow.texts_of(batch[group]) for group in ("query", "positive")), strict=True)
+        for row, query, positive in pairs:
+            one, other = (self.text(tokenizer, text["input_ids"]) for text in (query, positive))
+            assert one.strip() == tokenizer.decode(row).strip()
+            assert set(other.split()) <= set(one.split())
+            assert query["input_ids"][-1] == positive["input_ids"][-1] == tokenizer.eos_token_id
+            differing += one.split() != other.split()
+        assert differing > 15
+
+    def test_a_batch_depends_on_nothing_but_its_numbers(self, model, tokenizer, ids_of):
+        rows = ids_of(*range(20, 40))
+        whole = self.batches(model, tokenizer, rows).make(0, 4, 10)
+        for first, count in [(4, 10), (4, 1), (7, 5), (13, 1)]:
+            part = self.batches(model, tokenizer, rows).make(8, first, count)
+            for group in whole:
+                assert_same_rows(whole[group], first - 4, part[group])
+        other = self.batches(model, tokenizer, rows, seed=4).make(0, 4, 10)
+        assert other["positive"]["identity"].tolist() != whole["positive"]["identity"].tolist()
+
+    def test_blank_lines_are_their_own_positive(self, model, tokenizer):
+        blank = tokenizer("\n\n \n \n\n", add_special_tokens=False).input_ids
+        assert len(blank) > 1
+        batch = self.batches(model, tokenizer, [blank]).make(0, 0, 2)
+        assert torch.equal(batch["query"]["input_ids"], batch["positive"]["input_ids"])
+
+    def test_equals_one_pair_at_a_time(self, model, eager, tokenizer, ids_of, double):
+        batch = self.batches(model, tokenizer, ids_of(8, 12, 20, 9)).make(0, 0, 4)
+        losses = doubled(
+            ContrastiveLosses(
+                runtime_of(model, tokenizer, ENCODERS["magnet"]), temperature=0.1, similarity="cosine", projection=6
+            )
+        )
+        loss, right = losses.compare(torch.cat([losses(model, group) for group in batch.values()]), batch, gather=False)
+        own = {}
+        for name, group in batch.items():
+            ids = [text["input_ids"] for text in slow.texts_of(group)]
+            last = [slow.plan_states(eager, text, AttentionPlan("bidir"))[-1] for text in ids]
+            own[name] = [losses.projection.weight @ state for state in last]
+        names = {name: [f"{name}{i}" for i in range(4)] for name in own} | {"negative": []}
+        expected, hits = slow.contrast(own["query"], own["positive"], [], names, 0.1, "cosine")
+        assert_equal_losses({"it": loss}, {"it": expected}, model, eager, [losses.projection])
+        assert right == hits
+
+
+class TestRewriting:
+    """Positives whose words the base writes anew."""
+
+    TEXTS = ("the cat sleeps under the red house", "a small dog runs over the blue river", "cat")
+
+    @pytest.mark.slow
+    def test_some_words_are_new_and_the_others_stay(self, tmp_path):
+        texts = [
+            "The old king rode slowly through the dark forest.",
+            "She opened the door and called her little brother.",
+        ]
+        rewriter, bolder = Rewriter("default", 0.2, tmp_path), Rewriter("default", 0.8, tmp_path)
+        for text in texts:
+            kept = SequenceMatcher(None, text.split(), rewriter(text).split(), autojunk=False).get_matching_blocks()
+            assert rewriter(text) != text
+            assert len(text.split()) - 3 <= sum(block.size for block in kept) < len(text.split())
+            assert bolder(text) != rewriter(text)
+        assert len(list(tmp_path.iterdir())) == 2
+
+    def test_what_is_written_depends_on_the_text_alone_and_is_kept(self, base, tmp_path, monkeypatch):
+        first, second = Rewriter(str(base), 0.3, tmp_path / "one"), Rewriter(str(base), 0.3, None)
+        written = {text: first(text) for text in self.TEXTS}
+        assert {text: second(text) for text in reversed(self.TEXTS)} == written
+        [path] = (tmp_path / "one").iterdir()
+        # As after a crash in the middle of a line.
+        path.write_text(path.read_text("utf-8") + '{"query": "half', "utf-8")
+        monkeypatch.setattr(LanguageModel, "expand", None)  # nothing is written a second time
+        again = Rewriter(str(base), 0.3, tmp_path / "one")
+        assert {text: again(text) for text in self.TEXTS} == written
+        with pytest.raises(TypeError):
+            again("a text that is not known yet")
+
+    def test_a_text_without_a_word_stays(self, base, tmp_path):
+        assert Rewriter(str(base), 0.3, tmp_path)("... !") == "... !"
+
+    def test_positives_are_rewritten_texts(self, model, tokenizer, base, ids_of):
+        config = SsclConfig(kind="sscl", length=64, deletion=0, swap=0, rewritten=0.3)
+        group = TextGroup(runtime_of(model, tokenizer, ENCODERS["magnet"]), 2)
+        rewriter = Rewriter(str(base), 0.3, None)
+        formatter = formatter_of(tokenizer, ENCODERS["magnet"])
+        options = {"tokenizer": tokenizer, "config": config, "seed": 1, "rewriter": rewriter}
+        rows = ids_of(12, 15)
+        batch = AlteredBatches(Rows(rows), formatter, group, **options).make(0, 0, 2)
+        for row, positive in zip(rows, slow.texts_of(batch["positive"]), strict=True):
+            shown = tokenizer.decode(positive["input_ids"], skip_special_tokens=True).removeprefix("Find: ")
+            assert shown.split() == rewriter(tokenizer.decode(row)).split()
+
+    @pytest.mark.slow
+    def test_a_training_keeps_what_was_rewritten_and_goes_on_with_it(self, adapting, write_recipe, tmp_path):
+        objective = {"kind": "sscl", "batch_size": 4, "length": 32, "rewritten": 0.3}
+        encoder = {"attention": "bidir", "pooling": "last", "append_eos": True}
+        settings = {**adapting, "objectives": [objective], "encoder": encoder, "steps": 2, "save_steps": 1}
+        settings |= {
+            "log_steps": 1,
+            "output": str(tmp_path / "run"),
+            "data": {**adapting["data"], "cache": str(tmp_path)},
+        }
+        recipe = load_recipe(write_recipe(settings))
+        estimate(recipe)
+        assert not list(tmp_path.glob("rewritten-*"))  # a dry run writes nothing
+        train(recipe)
+        [path] = tmp_path.glob("rewritten-*.jsonl")
+        rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+        assert len({row["query"] for row in rows}) == len(rows) >= 4
+        assert any(row["query"] != row["positive"] for row in rows)
+
+    def test_a_model_that_has_learnt_nothing_cannot_rewrite(self, settings, write_recipe):
+        objective = {"kind": "sscl", "batch_size": 4, "length": 32, "rewritten": 0.3}
+        with pytest.raises(ConfigError, match="a model from scratch cannot write yet"):
+            load_recipe(write_recipe({**settings, "objectives": [objective]}))
+        with pytest.raises(ValueError, match="give one of them"):
+            SsclConfig(kind="sscl", rewritten=0.3, pairs={"files": ["pairs.jsonl"]})

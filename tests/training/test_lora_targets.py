@@ -1,0 +1,73 @@
+"""Where a new adapter goes: every linear layer that text goes through by its forward, and no other."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from gerund.attention.bound import BoundPlan
+from gerund.attention.interface import attach
+from gerund.attention.plan import AttentionPlan
+from gerund.attention.recurrent import read_by_weight, recurrent_modules
+from gerund.attention.streams import attach_streams, decoder_layers, text_half
+from gerund.errors import ConfigError
+from gerund.training.recipe import LoraConfig
+from gerund.training.trainable_model import _adapted
+from tests.models.test_multimodal import build
+from tests.tiny import N_LAYERS, RECURRENT, batch, tiny
+
+
+def recipe(**lora):
+    return SimpleNamespace(model=SimpleNamespace(lora=LoraConfig(rank=2, **lora)))
+
+
+def ready(name):
+    model = tiny(name)
+    attach(model)
+    attach_streams(decoder_layers(model))
+    return model
+
+
+def adapted_layers(model):
+    return {name for name, part in model.named_modules() if hasattr(part, "lora_A")}
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+def test_every_adapted_layer_of_a_hybrid_gets_a_gradient(name):
+    model = ready(name)
+    unseen = set(read_by_weight(model))
+    adapter = _adapted(model, recipe(), None)
+    adapter.train()
+    torch.manual_seed(0)
+    for key, parameter in model.named_parameters():
+        if "lora_" in key:
+            parameter.data.normal_(0, 0.1)
+    inputs = batch("both")
+    bound = BoundPlan(AttentionPlan("bidir", recurrent="both").resolve(N_LAYERS), inputs["attention_mask"])
+    states = model.base_model(**inputs, use_cache=False, attention_plan=bound).last_hidden_state
+    states[inputs["attention_mask"].bool()].square().sum().backward()
+    targets = adapted_layers(model)
+    mixers = {name for name, part in model.named_modules() if part in recurrent_modules(model)}
+    assert any(target.startswith(tuple(mixers)) for target in targets)
+    assert not targets & unseen
+    still = {key for key, value in model.named_parameters() if "lora_" in key and value.grad is None}
+    # An expert or a router that no token came to has none.
+    assert not {key for key in still if "expert" not in key and "gate" not in key}
+
+
+def test_layers_that_are_read_past_an_adapter_are_refused_by_name():
+    with pytest.raises(ConfigError, match=r"target_modules: .*out_proj"):
+        _adapted(ready("bamba"), recipe(target_modules=["out_proj"]), None)
+    with pytest.raises(ConfigError, match=r"target_modules: .*out_proj"):
+        _adapted(ready("mamba2"), recipe(target_modules=["out_proj"]), None)
+
+
+@pytest.mark.parametrize("kind", ["llava", "qwen3_vl"])
+def test_towers_get_no_adapter(kind):
+    model = build(kind)
+    half = text_half(model)
+    own = {name for name, part in model.named_modules() if part in set(half.modules())}
+    _adapted(model, recipe(), None)
+    targets = adapted_layers(model)
+    assert len(targets) >= N_LAYERS * 4
+    assert targets <= own
