@@ -34,7 +34,7 @@ ROWS = (
     ("language_model",),
     ("seq2seq_model",),
     ("entry",),
-    ("retrieval",),
+    ("engine", "retrieval"),
     ("training", "evaluation", "demo", "doctor"),
     ("reporting",),
     ("integrations",),

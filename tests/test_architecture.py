@@ -163,6 +163,8 @@ def test_public_names() -> None:
         "DataError",
         "Document",
         "EncoderConfig",
+        "Engine",
+        "EngineConfig",
         "Generation",
         "GerundError",
         "Hit",

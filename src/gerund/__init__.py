@@ -17,6 +17,8 @@ from gerund.version import __version__ as __version__
 if TYPE_CHECKING:
     from gerund.attention.plan import PLAN_NAMES, AttentionPlan
     from gerund.config import EncoderConfig, Rerank, Sampling
+    from gerund.engine.engine import Engine
+    from gerund.engine.work import EngineConfig
     from gerund.entry import load
     from gerund.errors import (
         ConfigError,
@@ -42,6 +44,8 @@ _WHERE = {
     "DataError": "gerund.errors",
     "Document": "gerund.retrieval.documents",
     "EncoderConfig": "gerund.config",
+    "Engine": "gerund.engine.engine",
+    "EngineConfig": "gerund.engine.work",
     "Generation": "gerund.types",
     "GerundError": "gerund.errors",
     "Hit": "gerund.types",
@@ -71,6 +75,8 @@ __all__ = [
     "DataError",
     "Document",
     "EncoderConfig",
+    "Engine",
+    "EngineConfig",
     "Generation",
     "GerundError",
     "Hit",

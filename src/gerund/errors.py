@@ -12,7 +12,12 @@
     ├── ModelError              the model cannot be loaded or is not a decoder-only LM   (2)
     │   └── UnsupportedModelError   the probe found that a layer disobeys the attention plan
     ├── MissingDependencyError  an optional package is needed; the message has the pip line  (2)
-    └── ResourceError           memory or disk ran out; what was complete is kept  (1)
+    ├── ResourceError           memory or disk ran out; what was complete is kept  (1)
+    └── EngineError             an engine did not do what it was asked             (1)
+        ├── QueueFullError      too much waits already; says when to try again
+        ├── TooLargeError       more than its queue ever takes; not to be tried again
+        ├── DeadlineError       it was not done in time
+        └── ClosedError         the engine takes nothing any more
 
 A message is one plain sentence that says what is wrong and what to do. On the command line it is all
 that the user sees. Whatever a message quotes, it is one line of at most 300 characters that any terminal can show.
@@ -129,6 +134,34 @@ class MissingDependencyError(GerundError):
 
 class ResourceError(GerundError):
     """Memory or disk ran out; whatever was complete before is kept."""
+
+
+class EngineError(GerundError):
+    """An engine did not do what it was asked."""
+
+
+class QueueFullError(EngineError):
+    """Too much waits for the model already.
+
+    Attributes:
+        retry_after: in how many seconds there will probably be room: 1 to 60.
+    """
+
+    def __init__(self, message: str, retry_after: int = 1) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class TooLargeError(EngineError):
+    """One request is larger than the whole queue: trying again does not help, dividing it does."""
+
+
+class DeadlineError(EngineError):
+    """A request was not done by its deadline."""
+
+
+class ClosedError(EngineError):
+    """The engine takes nothing any more, or was closed before a request was done."""
 
 
 def unknown_name(kind: str, name: object, valid: "list[str] | tuple[str, ...]") -> ConfigError:
