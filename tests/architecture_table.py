@@ -38,7 +38,8 @@ ROWS = (
     ("training", "evaluation", "demo", "doctor"),
     ("reporting",),
     ("integrations",),
-    ("cli", "serving"),
+    ("server",),
+    ("cli",),
     ("__main__",),
 )
 BASE = (

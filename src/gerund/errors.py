@@ -82,10 +82,12 @@ class TextError(InputError):
         index: which of the texts of the call it is, counted from 0; None where it has no number.
         kind: what the text is, such as ``text``, ``prompt`` or ``prefix``.
         reason: the message behind kind and number; the whole message where there is no number.
+        exceeds_context: whether it has more tokens than the model reads.
     """
 
     index: int | None = None
     kind: str = "text"
+    exceeds_context: bool = False
 
     def __init__(self, message: str) -> None:
         super().__init__(message)

@@ -32,6 +32,7 @@ from gerund.cli import (
     rerank,
     score,
     search,
+    serve,
     train,
     tune,
 )
@@ -66,6 +67,7 @@ app.command("recipes", cls=CheckedCommand)(recipes.command)
 app.command("rerank", cls=CheckedCommand)(rerank.command)
 app.command("score", cls=CheckedCommand)(score.command)
 app.command("search", cls=CheckedCommand)(search.command)
+app.command("serve", cls=CheckedCommand)(serve.command)
 app.command("train", cls=CheckedCommand)(train.command)
 app.command("tune", cls=CheckedCommand)(tune.command)
 

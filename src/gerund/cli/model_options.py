@@ -113,7 +113,7 @@ MACHINE = ("dtype", "device")
 
 
 def with_spec(
-    *fields: str, helps: Mapping[str, str] | None = None, **defaults: str
+    *fields: str, helps: Mapping[str, str] | None = None, **defaults: str | None
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command an option for each of ``fields`` and hand it what they make, as its argument ``spec``.
 

@@ -214,7 +214,9 @@ class _Framed:
 
 def _too_long(index: int, found: TextIds, room: str) -> TextError:
     count = f"{len(found.ids)}" if found.is_whole else f"at least {len(found.ids)}"
-    return TextError.about("text", index, f"has {count} tokens and {room}; shorten it, or set overflow to truncate")
+    error = TextError.about("text", index, f"has {count} tokens and {room}; shorten it, or set overflow to truncate")
+    error.exceeds_context = True
+    return error
 
 
 def _filled(texts: Sequence[str], input_format: InputFormat) -> list[int]:

@@ -123,6 +123,11 @@ def prompt_ids(
     def refused(reason: str) -> TextError:
         return TextError(f"{what} {reason}") if index is None else TextError.about(what, index, reason)
 
+    def too_long(reason: str) -> TextError:
+        error = refused(reason)
+        error.exceeds_context = True
+        return error
+
     limit = context_length(model.config, tokenizer)
     if not isinstance(prompt, str) and not is_message(prompt[0]):
         ids = [int(token) for token in prompt]  # type: ignore[arg-type]
@@ -130,7 +135,7 @@ def prompt_ids(
         wrong = next((token for token in ids if not 0 <= token < size), None)
         if wrong is not None:
             raise refused(f"has the token id {wrong}, and this model's are 0 to {size - 1}; are they another model's?")
-        return _fitting(model, ids, f"{len(ids)}", limit, refused)
+        return _fitting(model, ids, f"{len(ids)}", limit, too_long)
     text: str = prompt if isinstance(prompt, str) else render(tokenizer, prompt)  # type: ignore[arg-type]
     check_unicode(what, text, index)
     [found] = encode_texts(tokenizer, [text], most=limit)
@@ -144,13 +149,13 @@ def prompt_ids(
         if tokenizer.bos_token_id is None:
             raise refused("is empty and this model has no beginning token to start from")
         ids = [tokenizer.bos_token_id]
-    return _fitting(model, ids, f"{len(ids)}" if found.is_whole else f"at least {len(ids)}", limit, refused)
+    return _fitting(model, ids, f"{len(ids)}" if found.is_whole else f"at least {len(ids)}", limit, too_long)
 
 
-def _fitting(model: PreTrainedModel, ids: list[int], count: str, limit: int | None, refused: Any) -> list[int]:
+def _fitting(model: PreTrainedModel, ids: list[int], count: str, limit: int | None, too_long: Any) -> list[int]:
     """Return a prompt after checking that it leaves room."""
     if limit is None or len(ids) < limit or (is_encoder_decoder(model) and len(ids) == limit):
         return ids
     if is_encoder_decoder(model):
-        raise refused(f"has {count} tokens and the model reads {limit}")
-    raise refused(f"has {count} tokens and the model's context ends at {limit}")
+        raise too_long(f"has {count} tokens and the model reads {limit}")
+    raise too_long(f"has {count} tokens and the model's context ends at {limit}")

@@ -1,0 +1,85 @@
+"""The application: routes, errors in one shape, and the gate before all of it.
+
+Knows: FastAPI. Does not know: what the routes do, sockets.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response
+from starlette.exceptions import HTTPException
+
+from gerund.server.errors import GONE, ApiError, told
+from gerund.server.gate import Gate
+from gerund.server.logs import note_defect
+from gerund.server.routes import embeddings, infilling, ranking, state, tokens, writing
+from gerund.server.routes.common import ERRORS
+from gerund.server.schemas.base import worst
+from gerund.server.service import Service
+from gerund.version import __version__
+
+_CODES = {404: "not_found", 405: "method_not_allowed"}
+
+
+def make_app(service: Service, keys: Sequence[str] = ()) -> Gate:
+    """Return the application for one process's service.
+
+    Args:
+        service: the model; it may still be loading.
+        keys: who may ask; none for everybody on this machine.
+    """
+    app = FastAPI(title="gerund", version=__version__, responses=ERRORS, docs_url=None, redoc_url=None)
+    app.state.service = service
+    for part in (state, writing, infilling, embeddings, ranking, tokens):
+        app.include_router(part.router)
+    # What FastAPI would declare by itself is never sent.
+    usual = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        found = usual()
+        for path in found["paths"].values():
+            for operation in path.values():
+                operation["responses"].pop("422", None)
+        return found
+
+    app.openapi = openapi  # type: ignore[method-assign]
+    app.add_exception_handler(ApiError, _api_error)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(Exception, _any_error)
+    return Gate(app, service.settings, keys, service.metrics.done)
+
+
+async def _api_error(_request: Request, error: Exception) -> Response:
+    found = told(error)
+    return Response(status_code=GONE) if found.status == GONE else _shown(found)
+
+
+async def _invalid(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    if any(one["type"] == "json_invalid" for one in error.errors()):
+        return _shown(ApiError("the body is not valid JSON", code="invalid_json"))
+    place, message = worst(list(error.errors()), error.body)
+    said = f"{place}: {message}" if place else 'the body is a JSON object, such as {"input": "a text"}'
+    return _shown(ApiError(said, param=place or None))
+
+
+async def _http_error(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    status = 400 if error.status_code == 422 else error.status_code
+    shown = _shown(ApiError(error.detail, status, code=_CODES.get(status)))
+    shown.headers.update(error.headers or {})
+    return shown
+
+
+async def _any_error(request: Request, error: Exception) -> Response:
+    found = told(error)
+    if found.status == 500:
+        note_defect(error, route=request.url.path if "route" in request.scope else "(none)")
+    return _shown(found)
+
+
+def _shown(error: ApiError) -> JSONResponse:
+    return JSONResponse(error.body, error.status, headers=error.headers)

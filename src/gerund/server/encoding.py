@@ -1,0 +1,144 @@
+"""Requests to encode: texts or token ids become vectors.
+
+Knows: the engine, the tokenizer, the encoder's prompts. Does not know: HTTP, the form of answers.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from gerund.errors import ConfigError, TextError
+from gerund.inference.text_ids import encode_texts
+from gerund.inference.tokens import check_unicode
+from gerund.models.pooling import unit
+from gerund.server.claims import Claim
+from gerund.server.errors import ApiError, told
+from gerund.server.service import Service
+from gerund.types import EncodeResult
+
+# A token spells at least one byte of nearly every text, so that a shorter text needs no counting.
+_SPECIALS = 8
+
+
+async def encoded(
+    service: Service,
+    claim: Claim,
+    inputs: Sequence[str | list[int]],
+    *,
+    param: str,
+    prompt: str | None = None,
+    dimensions: int | None = None,
+    truncate: bool = False,
+) -> EncodeResult:
+    """Return the vectors of texts.
+
+    Args:
+        service: the model.
+        claim: the request's.
+        inputs: texts, or lists of token ids.
+        param: the field that they stand in.
+        prompt: put before every text.
+        dimensions: numbers that are kept of each vector.
+        truncate: cut texts that are too long, instead of refusing them.
+
+    Raises:
+        ApiError: the texts cannot be encoded.
+    """
+
+    def work() -> list[str]:
+        texts = [one if isinstance(one, str) else text_of_ids(service, one, param, at) for at, one in enumerate(inputs)]
+        if not truncate:
+            _demand_room(service, texts, prompt, param)
+        return texts
+
+    try:
+        texts = await claim.run(work)
+        submit = claim.hold
+        deadline = claim.deadline
+        ticket = await claim.run(
+            lambda: submit(service.engine.encode(texts, prompt=prompt, dimensions=dimensions, deadline=deadline))
+        )
+        found = await claim.result(ticket)
+    except TextError as error:
+        place = param if error.index is None or len(inputs) == 1 else f"{param}.{error.index}"
+        raise told(error, place) from error
+    except ConfigError as error:
+        raise told(error, "dimensions" if "dimensions" in str(error) else "prompt") from error
+    except Exception as error:
+        raise told(error, param) from error
+    return found
+
+
+def text_of_ids(service: Service, ids: list[int], param: str, index: int) -> str:
+    """Return the text of token ids, after making sure as far as possible that they are this tokenizer's.
+
+    Ids of another tokenizer are the worst that can come: valid numbers, vectors without a meaning.
+
+    Raises:
+        ApiError: they are not.
+    """
+    tokenizer = service.lm.tokenizer
+    size = len(tokenizer)
+    wrong = next((token for token in ids if token >= size), None)
+    hint = "send texts instead (in langchain-openai: check_embedding_ctx_length=False)"
+    if wrong is not None:
+        raise ApiError(
+            f"{param}.{index} has the token id {wrong}, and this model's are 0 to {size - 1}; {hint}",
+            param=param,
+            code="foreign_token_ids",
+        )
+    [letter] = encode_texts(tokenizer, ["a"])
+    before, after = letter.ids[: letter.before], letter.ids[len(letter.ids) - letter.after :]
+    own = list(ids)
+    if before and own[: len(before)] == before:
+        own = own[len(before) :]
+    if after and own[len(own) - len(after) :] == after:
+        own = own[: len(own) - len(after)]
+    text: str = tokenizer.decode(own, clean_up_tokenization_spaces=False)
+    try:
+        check_unicode("text", text)
+        [again] = encode_texts(tokenizer, [text], specials=False)
+    except TextError as error:
+        raise told(error, param) from error
+    if again.ids != own:
+        raise ApiError(
+            f"{param}.{index} has token ids that this model's tokenizer would not give for any text; {hint}",
+            param=param,
+            code="foreign_token_ids",
+        )
+    return text
+
+
+def _demand_room(service: Service, texts: Sequence[str], prompt: str | None, param: str) -> None:
+    """Refuse texts that would be cut."""
+    lm = service.lm
+    if lm.max_length is None or len(lm.encoder.templates) > 1:
+        return
+    before = len(lm.encoder.prompt_text(prompt).encode("utf-8", "replace"))
+    room = lm.max_length - before - _SPECIALS
+    for index, text in enumerate(texts):
+        check_unicode("text", text, index)
+        if len(text.encode()) <= room:
+            continue
+        try:
+            lm.tokens([text], prompt, overflow="error", warn=False)
+        except TextError as error:
+            if not error.exceeds_context:
+                raise TextError.about("text", index, error.reason) from error
+            reason = error.reason.partition(";")[0]
+            raise ApiError(
+                f"This model's maximum context length is {lm.max_length} tokens. However, text {index} {reason}; "
+                "shorten it, or send truncate: true",
+                code="context_length_exceeded",
+                param=param if len(texts) == 1 else f"{param}.{index}",
+            ) from error
+
+
+async def cosines(service: Service, claim: Claim, query: str, documents: Sequence[str]) -> tuple[np.ndarray, int]:
+    """Return the cosine of a query with each document ``(n,)``, and how many tokens were read; as ``rerank`` does."""
+    prompts = service.lm.encoder.prompts
+    own = {"query": "query" if "query" in prompts else None, "documents": "document" if "document" in prompts else None}
+    asked = await encoded(service, claim, [query], param="query", prompt=own["query"], truncate=True)
+    read = await encoded(service, claim, documents, param="documents", prompt=own["documents"], truncate=True)
+    found_N: np.ndarray = unit(read.vectors) @ unit(asked.vectors)[0]
+    return found_N, sum(asked.token_counts) + sum(read.token_counts)

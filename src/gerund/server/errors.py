@@ -1,0 +1,127 @@
+"""Errors as clients get them: a status, and OpenAI's ``{"error": {"message", "type", "param", "code"}}``.
+
+A client's mistake is a 4xx and never a 422; what the server cannot do now is 429 or 503 with ``Retry-After``.
+
+Knows: statuses, OpenAI's shape, the exception tree. Does not know: routes, frameworks.
+"""
+
+from typing import Any
+
+from gerund.errors import (
+    ClosedError,
+    DeadlineError,
+    FingerprintError,
+    GerundError,
+    MissingDependencyError,
+    ModelError,
+    QueueFullError,
+    ResourceError,
+    TextError,
+    TooLargeError,
+    one_line,
+)
+
+INVALID = "invalid_request_error"
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    429: "rate_limit_error",
+    503: "unavailable_error",
+    504: "timeout_error",
+}
+# What an error of the library is for a client: status, code, other words than its own, when to try again.
+_TOLD: dict[type[BaseException], tuple[int, str | None, str | None, int | None]] = {
+    TooLargeError: (413, "request_too_large", None, None),
+    DeadlineError: (504, "timeout", "this was not done in time; ask for less, or when fewer do", None),
+    ClosedError: (503, "unavailable", "the server is ending; try again", 5),
+    FingerprintError: (409, "fingerprint_mismatch", None, None),
+    MissingDependencyError: (400, "not_available", None, None),
+    ModelError: (400, "not_with_this_model", None, None),
+    ResourceError: (503, "unavailable", "the server has not enough memory for it now", 10),
+    MemoryError: (503, "unavailable", "the server has not enough memory for it now", 10),
+    GerundError: (400, None, None, None),
+}
+# A status of none, for a client that has gone; nobody reads it but the log.
+GONE = 499
+
+
+class ApiError(Exception):
+    """An error that a client is told.
+
+    Attributes:
+        status: of HTTP.
+        code: a word that programs go by.
+        param: the field of the body that is to blame.
+        retry_after: in how many seconds to try again, 1 to 60.
+
+    >>> ApiError("no such model", 404, code="model_not_found").body["error"]["type"]
+    'not_found_error'
+    """
+
+    def __init__(
+        self,
+        message: object,
+        status: int = 400,
+        *,
+        code: str | None = None,
+        param: str | None = None,
+        retry_after: int | None = None,
+    ) -> None:
+        self.message = one_line(str(message))
+        super().__init__(self.message)
+        self.status, self.code, self.param = status, code, param
+        self.retry_after = None if retry_after is None else max(1, min(60, int(retry_after)))
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """What is sent."""
+        kind = _TYPES.get(self.status, INVALID if self.status < 500 else "server_error")
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Headers that go with it."""
+        found = {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
+        if self.status == 401:
+            found["WWW-Authenticate"] = "Bearer"
+        if self.status in (408, 413):
+            found["Connection"] = "close"
+        return found
+
+
+class ClientGoneError(ApiError):
+    """Nobody waits for the answer any more."""
+
+    def __init__(self) -> None:
+        super().__init__("the client has gone", GONE)
+
+
+def unknown_model(name: str, known: str) -> ApiError:
+    """Return the error for a model that is not served."""
+    return ApiError(
+        f"The model {name!r} does not exist here; this server has {known!r}",
+        404,
+        code="model_not_found",
+        param="model",
+    )
+
+
+def told(error: BaseException, param: str | None = None) -> ApiError:
+    """Return an error of the library, or any other, as a client gets it.
+
+    Args:
+        error: what was raised.
+        param: the field of the body that it is about, where nothing better is known.
+    """
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, QueueFullError):
+        return ApiError(error, 429, code="rate_limit_exceeded", retry_after=error.retry_after)
+    if isinstance(error, TextError):
+        return ApiError(error, 400, code="context_length_exceeded" if error.exceeds_context else None, param=param)
+    for kind, (status, code, said, retry_after) in _TOLD.items():
+        if isinstance(error, kind):
+            return ApiError(said or error, status, code=code, retry_after=retry_after)
+    return ApiError("something went wrong in the server; its log says what", 500, code="server_error")

@@ -1,0 +1,193 @@
+"""What every request passes before anything is parsed: the key, the host, bounds of the body.
+
+A body is read whole here. So a chunked one, which says no length, is bounded as well, and a client that sends a byte a
+second is given up.
+
+Knows: ASGI, headers, bytes. Does not know: routes, bodies' content, models.
+"""
+
+import asyncio
+import hmac
+import json
+import re
+import time
+import uuid
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from typing import Any
+
+from gerund.server.errors import GONE, ApiError, ClientGoneError, told
+from gerund.server.logs import note, note_defect
+from gerund.server.settings import ServeSettings, is_loopback
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+_ID = re.compile(rb"[A-Za-z0-9_-]{1,64}")
+# Bodies that are held at a time, in multiples of the largest one.
+_BODIES = 32
+
+
+class Gate:
+    """An ASGI application around another one.
+
+    Args:
+        app: what answers the requests that come through.
+        settings: bounds of bodies, the address.
+        keys: who may ask; none for everybody on this machine.
+        done: takes route, status and seconds of each request.
+    """
+
+    def __init__(
+        self,
+        app: Any,
+        settings: ServeSettings,
+        keys: Sequence[str],
+        done: Callable[[str, int, float], None],
+    ) -> None:
+        self.app, self.settings, self._done = app, settings, done
+        self._keys = [key.encode("ascii") for key in keys]
+        self._held = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] == "lifespan":
+            await self.app(scope, receive, send)
+            return
+        if scope["type"] != "http":
+            return
+        headers = dict(scope["headers"])
+        given = headers.get(b"x-request-id", b"")
+        own = given.decode() if _ID.fullmatch(given) else uuid.uuid4().hex
+        answer = _Answer(send, own, self.settings.timeout)
+        began = time.perf_counter()
+        try:
+            self._admit(scope, headers)
+            await self._pass(scope, headers, receive, answer)
+        except ClientGoneError:
+            answer.status = GONE
+        except ApiError as error:
+            await answer.refuse(error)
+        except Exception as error:
+            note_defect(error, request=own)
+            await answer.refuse(told(error))
+        finally:
+            route = getattr(scope.get("route"), "path", "(none)")
+            seconds = time.perf_counter() - began
+            self._done(route, answer.status, seconds)
+            note(
+                "request",
+                method=scope["method"] if scope["method"].isalpha() else "?",
+                route=route,
+                status=answer.status,
+                ms=round(seconds * 1000),
+                request=own,
+            )
+
+    def _admit(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
+        if self._keys:
+            given = headers.get(b"authorization", b"")
+            kind, _, key = given.partition(b" ")
+            # Each is compared, so that the time says nothing of which was nearly right.
+            matches = [hmac.compare_digest(key.strip(), one) for one in self._keys]
+            if kind.lower() != b"bearer" or not any(matches):
+                raise ApiError(
+                    "Incorrect API key: send the header 'Authorization: Bearer KEY'", 401, code="invalid_api_key"
+                )
+        elif not is_loopback(_host(headers.get(b"host", b"localhost"))):
+            # A page in a browser may give its own name this machine's address; it cannot send another Host.
+            raise ApiError(
+                "without a key this server answers only to localhost by name; set a key", 403, code="host_not_allowed"
+            )
+        kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+        if scope["method"] == "POST" and not (kind == b"application/json" or kind.endswith(b"+json")):
+            raise ApiError("send JSON, with the header 'Content-Type: application/json'", 415, code="not_json")
+
+    async def _pass(self, scope: Scope, headers: dict[bytes, bytes], receive: Receive, answer: "_Answer") -> None:
+        limit = self.settings.body_limit
+        length = headers.get(b"content-length", b"0")
+        if not length.isdigit() or int(length[:20]) > limit:
+            raise self._too_large()
+        held = [0]
+        try:
+            try:
+                async with asyncio.timeout(self.settings.body_timeout):
+                    body = await self._read(receive, held)
+            except TimeoutError:
+                raise ApiError(
+                    f"the body did not arrive within {self.settings.body_timeout:g} s", 408, code="body_timeout"
+                ) from None
+            given = False
+
+            async def replay() -> Message:
+                nonlocal given
+                if given:
+                    return await receive()
+                given = True
+                return {"type": "http.request", "body": body, "more_body": False}
+
+            await self.app(scope, replay, answer)
+        finally:
+            self._held -= held[0]
+
+    async def _read(self, receive: Receive, held: list[int]) -> bytes:
+        parts: list[bytes] = []
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGoneError
+            part = message.get("body", b"")
+            parts.append(part)
+            held[0] += len(part)
+            self._held += len(part)
+            if held[0] > self.settings.body_limit:
+                raise self._too_large()
+            if self._held > _BODIES * self.settings.body_limit:
+                raise ApiError("too many large requests at a time", 429, code="rate_limit_exceeded", retry_after=1)
+            if not message.get("more_body", False):
+                return b"".join(parts)
+
+    def _too_large(self) -> ApiError:
+        return ApiError(f"the body is larger than {self.settings.body_limit} bytes", 413, code="request_too_large")
+
+
+class _Answer:
+    """The way back, which knows whether an answer has begun, and gives up a client that does not read it."""
+
+    def __init__(self, send: Send, own: str, timeout: float) -> None:
+        self._send, self._own, self._timeout = send, own.encode(), timeout
+        self.status = 500
+        self.has_begun = False
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.has_begun, self.status = True, message["status"]
+            message["headers"] = [*message.get("headers", ()), (b"x-request-id", self._own)]
+        try:
+            async with asyncio.timeout(self._timeout):
+                await self._send(message)
+        except TimeoutError:
+            raise ClientGoneError from None
+
+    async def refuse(self, error: ApiError) -> None:
+        """Send an error, where nothing was sent yet."""
+        if self.has_begun:
+            return
+        content = json.dumps(error.body).encode()
+        headers = {**error.headers, "Content-Type": "application/json", "Content-Length": str(len(content))}
+        listed = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+        await self({"type": "http.response.start", "status": error.status, "headers": listed})
+        await self({"type": "http.response.body", "body": content})
+
+
+def _host(header: bytes) -> str:
+    """Return the name in a Host header, without the port.
+
+    >>> _host(b"[::1]:8000"), _host(b"localhost:80"), _host(b"127.0.0.1")
+    ('::1', 'localhost', '127.0.0.1')
+    """
+    name = header.decode("latin-1").strip()
+    if name.startswith("["):
+        return name[1:].partition("]")[0]
+    return name.rpartition(":")[0] if name.count(":") == 1 else name

@@ -1,0 +1,89 @@
+"""``/v1/chat/completions`` and ``/v1/completions``: OpenAI's two ways to have a text written.
+
+Knows: which field means what. Does not know: how anything is written.
+"""
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+
+from gerund.inference.generate.chat import demand_template
+from gerund.server import infilling
+from gerund.server.choices import Form
+from gerund.server.errors import ApiError, told
+from gerund.server.routes.common import STREAMS, Served
+from gerund.server.schemas.writing import ChatRequest, CompletionRequest, Writing
+from gerund.server.writing import Asked, answer, stream
+
+router = APIRouter(tags=["writing"])
+
+# What OpenAI's interface writes in a completion whose request does not say.
+_USUAL_COMPLETION = 16
+
+
+@router.post("/v1/chat/completions", responses=STREAMS, response_model=None)
+async def chat(body: ChatRequest, request: Request, service: Served) -> Any:
+    """Write the next turn of a conversation, in the form of the model's own chat template."""
+    service.demand_model(body.model)
+    conversation = body.conversation()
+    try:
+        demand_template(service.lm.tokenizer)
+        most = body.asked_tokens or service.settings.max_new_tokens
+        settings = body.settings(most, body.asked_logprobs)
+    except Exception as error:
+        raise told(error) from error
+    asked = Asked(
+        [conversation],
+        settings,
+        body.choices,
+        "messages",
+        explicit=body.asked_tokens is not None,
+        ranks=body.ranks,
+        scorer=body.scorer,
+        usage=_wants_usage(body),
+    )
+    form = Form("chat", service.names[0])
+    return await (stream if body.stream else answer)(service, request, asked, form)
+
+
+@router.post("/v1/completions", responses=STREAMS, response_model=None)
+async def completions(body: CompletionRequest, request: Request, service: Served) -> Any:
+    """Continue one or several texts; with ``suffix`` fill the gap between the two."""
+    service.demand_model(body.model)
+    prompts = body.prompts
+    if body.suffix:
+        body.refuse_with_suffix()
+        if len(prompts) != 1 or not isinstance(prompts[0], str):
+            raise ApiError("beside suffix the prompt is one text", param="prompt")
+        return await infilling.complete(service, request, body, prompts[0], wants_usage=_wants_usage(body))
+    if body.echo and body.logprobs is not None:
+        raise ApiError("logprobs of the prompt are not given; leave echo out", param="echo", code="not_supported")
+    try:
+        settings = body.settings(body.max_tokens or _USUAL_COMPLETION, body.logprobs)
+        echoes = [_spelled(service, prompt) for prompt in prompts] if body.echo else []
+    except Exception as error:
+        raise told(error) from error
+    asked = Asked(
+        prompts,
+        settings,
+        body.choices,
+        "prompt",
+        ranks=body.ranks,
+        scorer=body.scorer,
+        usage=_wants_usage(body),
+    )
+    form = Form("text", service.names[0], echoes=echoes, choices=body.choices)
+    return await (stream if body.stream else answer)(service, request, asked, form)
+
+
+def _wants_usage(body: Writing) -> bool:
+    return bool(body.stream_options and body.stream_options.include_usage)
+
+
+def _spelled(service: Any, prompt: str | list[int]) -> str:
+    if isinstance(prompt, str):
+        return prompt
+    size = len(service.lm.tokenizer)
+    known = [token for token in prompt if token < size]
+    text: str = service.lm.tokenizer.decode(known, skip_special_tokens=True)
+    return text

@@ -1,0 +1,199 @@
+"""One process that serves: listens at once, loads meanwhile, and finishes what it has begun when it is asked to end.
+
+Knows: uvicorn, signals, threads. Does not know: routes, other processes.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
+
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from gerund.server.app import make_app
+from gerund.server.logs import note
+from gerund.server.service import Service, name_of
+from gerund.server.settings import ServeSettings
+from gerund.spec import ModelSpec
+
+_KEEP_ALIVE = 30
+# What was accepted before the end began has so long to say what it wants.
+_LAST_WORDS = 0.3
+# After the bound of the drain, what it takes to tell the clients.
+_FAREWELL = 5
+
+
+class Protocol(H11Protocol):
+    """HTTP, with a bound on how long the head of a request takes to arrive, which uvicorn has none for."""
+
+    _timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Expect the first request's head."""
+        super().connection_made(transport)
+        self._expect()
+
+    def data_received(self, data: bytes) -> None:
+        """Take bytes; a whole head ends the waiting for it, a part of one begins it."""
+        super().data_received(data)
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._forget()
+        elif self._timer is None and not self.transport.is_closing():
+            self._expect()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the connection."""
+        self._forget()
+        super().connection_lost(exc)
+
+    def _expect(self) -> None:
+        self._timer = self.loop.call_later(_KEEP_ALIVE, self._give_up)
+
+    def _forget(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _give_up(self) -> None:
+        self._timer = None
+        if (self.cycle is None or self.cycle.response_complete) and not self.transport.is_closing():
+            self.transport.close()
+
+
+class Server(uvicorn.Server):
+    """uvicorn, around one service.
+
+    Args:
+        config: uvicorn's.
+        service: what is served.
+        load: loads the model; runs in a thread of its own while the server answers that it is not ready.
+        ready: called when the model is loaded.
+    """
+
+    def __init__(
+        self, config: uvicorn.Config, service: Service, load: Callable[[], None], ready: Callable[[Service], None]
+    ) -> None:
+        super().__init__(config)
+        self.service, self._load, self._ready = service, load, ready
+        self.failure: BaseException | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen, and begin to load."""
+        await super().startup(sockets)
+        _ = self.service.over  # made in this loop
+        threading.Thread(target=self._load_and_tell, name="gerund-load", daemon=True).start()
+
+    def _load_and_tell(self) -> None:
+        try:
+            self._load()
+        except BaseException as error:  # the main thread raises it again
+            self.failure, self.service.phase, self.should_exit = error, "failed", True
+            return
+        if not self.should_exit:
+            self._ready(self.service)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Stop accepting, finish what runs within the bound, give up the rest and say so."""
+        if self.service.phase != "failed":
+            self.service.phase = "ending"
+        note("ending", requests=len(self.server_state.tasks))
+        for server in self.servers:
+            server.close()
+        # A connection that has just been accepted is not idle: its request is on the way.
+        await asyncio.sleep(_LAST_WORDS)
+        timer = asyncio.get_running_loop().call_later(self.service.settings.drain, self.service.end)
+        await super().shutdown(sockets)
+        timer.cancel()
+        note("ended")
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """End; when asked twice, at once."""
+        del sig, frame
+        if self.should_exit:
+            self.force_exit = True
+        self.should_exit = True
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """End on SIGTERM and SIGINT with status 0: it is the usual way for a server to end."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        numbers = (signal.SIGINT, signal.SIGTERM)
+        before = {number: signal.signal(number, self.handle_exit) for number in numbers}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def make_server(
+    spec: ModelSpec, settings: ServeSettings, keys: Sequence[str], ready: Callable[[Service], None]
+) -> Server:
+    """Return a server that is not running yet; see ``serve``."""
+    service = Service(settings, settings.name or (name_of(spec), spec.model))
+
+    def load() -> None:
+        set_threads(settings)
+        service.load(spec)
+
+    config = uvicorn.Config(
+        make_app(service, keys),
+        http=Protocol,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=_KEEP_ALIVE,
+        timeout_graceful_shutdown=int(settings.drain) + _FAREWELL,
+    )
+    return Server(config, service, load, ready)
+
+
+def serve(
+    listening: socket.socket,
+    spec: ModelSpec,
+    settings: ServeSettings,
+    keys: Sequence[str],
+    ready: Callable[[Service], None],
+    began: Callable[[Server], None] | None = None,
+) -> None:
+    """Serve until a signal ends it.
+
+    Args:
+        listening: the socket.
+        spec: the model.
+        settings: how it is served.
+        keys: who may ask; none for everybody on this machine.
+        ready: called, in another thread, when the model is loaded.
+        began: called with the server before it runs.
+
+    Raises:
+        GerundError: the model cannot be loaded.
+    """
+    server = make_server(spec, settings, keys, ready)
+    if began is not None:
+        began(server)
+    server.run(sockets=[listening])
+    server.service.close()
+    if server.failure is not None:
+        raise server.failure
+
+
+def set_threads(settings: ServeSettings) -> None:
+    """Let a process compute in as many threads as it was given; several divide the cores."""
+    import torch
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if settings.threads is not None:
+        torch.set_num_threads(settings.threads)
+    elif settings.workers > 1:
+        torch.set_num_threads(max(1, min(torch.get_num_threads(), cores // settings.workers)))

@@ -1,0 +1,58 @@
+"""What all bodies have in common: strict types, unknown fields ignored, explicit nulls accepted.
+
+Knows: pydantic. Does not know: routes, models.
+"""
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+# What a list in a body holds at most.
+MOST_TEXTS = 2048
+MOST_IDS = 65536
+
+Text = Annotated[str, Field(min_length=1)]
+Texts = Annotated[list[Text], Field(min_length=1, max_length=MOST_TEXTS)]
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+Ids = Annotated[list[TokenId], Field(min_length=1, max_length=MOST_IDS)]
+ManyIds = Annotated[list[Ids], Field(min_length=1, max_length=MOST_TEXTS)]
+Count = Annotated[int, Field(ge=1, lt=2**31)]
+ModelName = Annotated[str, Field(max_length=200)]
+
+
+class Body(BaseModel):
+    """The body of a request; a field that is not known is ignored."""
+
+    model_config = ConfigDict(extra="ignore", strict=True, frozen=True, protected_namespaces=())
+
+    model: ModelName | None = None
+    """The model's name as ``/v1/models`` lists it; left out, the one that is served."""
+
+
+def place_of(error: dict[str, Any], body: Any) -> str:
+    """Return where in a body an error of pydantic's is, such as ``input.2``, without pydantic's own names for unions.
+
+    >>> place_of({"loc": ("body", "input", "list[constrained-str]", 0), "type": "string_type"}, {"input": [5]})
+    'input.0'
+    >>> place_of({"loc": ("body", "query"), "type": "missing"}, {})
+    'query'
+    """
+    parts, here = [], body
+    for part in error["loc"][1:]:
+        is_index = isinstance(here, list) and isinstance(part, int) and part < len(here)
+        if is_index or (isinstance(here, dict) and part in here):
+            here = here[part]
+        elif error["type"] == "missing" and isinstance(here, dict):
+            here = None
+        else:
+            continue
+        parts.append(str(part))
+    return ".".join(parts)
+
+
+def worst(errors: list[dict[str, Any]], body: Any) -> tuple[str, str]:
+    """Return the place and the message of the error that says most: of those of a union, the deepest one."""
+    found = [(place_of(error, body), error["msg"]) for error in errors]
+    first = found[0][0].split(".")[0]
+    place, message = max((one for one in found if one[0].split(".")[0] == first), key=lambda one: one[0].count("."))
+    return place, message.removeprefix("Value error, ")

@@ -1,0 +1,92 @@
+"""Bodies of requests to read: embeddings, rankings, scores, tokens.
+
+Knows: the fields of OpenAI, Cohere, Jina, TEI and vLLM. Does not know: models, the engine.
+"""
+
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from gerund.server.schemas.base import MOST_TEXTS, Body, Count, Ids, ManyIds, Text, Texts, TokenId
+from gerund.server.schemas.writing import Message, ScorerName
+
+
+class EmbeddingRequest(Body):
+    """Texts, or token ids of this model's own tokenizer, to be turned into vectors."""
+
+    input: Text | Texts | Ids | ManyIds
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Count | None = None
+    prompt: Annotated[str, Field(max_length=10_000)] | None = None
+    """Put before every text: the name of one of the encoder's prompts, or the prompt itself."""
+    truncate: bool | None = None
+    """Cut a text that is too long, instead of refusing it."""
+
+    @property
+    def inputs(self) -> Sequence[str | list[int]]:
+        """What is to be read, one or many."""
+        if isinstance(self.input, str):
+            return [self.input]
+        if isinstance(self.input[0], int):
+            return [self.input]
+        return self.input
+
+
+class Document(Body):
+    """A document that is ranked."""
+
+    text: Text
+
+
+class RerankRequest(Body):
+    """Documents to be ordered by their relevance to a query."""
+
+    query: Text
+    documents: Annotated[list[Text | Document], Field(min_length=1, max_length=MOST_TEXTS)]
+    top_n: Count | None = None
+    return_documents: bool | None = None
+    max_tokens_per_doc: Count | None = None
+    by: Literal["vectors", "own", "likelihood"] | None = None
+    """How relevance is measured."""
+
+    @property
+    def texts(self) -> list[str]:
+        """The documents as texts."""
+        return [one if isinstance(one, str) else one.text for one in self.documents]
+
+
+class TeiRerankRequest(Body):
+    """The same in the form of text-embeddings-inference."""
+
+    query: Text
+    texts: Texts
+    return_text: bool | None = None
+    raw_scores: bool | None = None
+    truncate: bool | None = None
+
+
+class ScoreRequest(Body):
+    """How well texts follow a prefix, or how alike two lists of texts are."""
+
+    prefix: str | None = None
+    continuations: Texts | None = None
+    scorer: ScorerName | None = None
+    text_1: Text | Texts | None = None
+    text_2: Text | Texts | None = None
+
+
+class TokenizeRequest(Body):
+    """A text or a conversation, as the model reads it."""
+
+    prompt: str | None = None
+    content: str | None = None
+    messages: Annotated[list[Message], Field(min_length=1, max_length=4096)] | None = None
+    add_special_tokens: bool | None = None
+    add_special: bool | None = None
+
+
+class DetokenizeRequest(Body):
+    """Token ids to be spelled out."""
+
+    tokens: Annotated[list[TokenId], Field(max_length=65536)]

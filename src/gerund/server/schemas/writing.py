@@ -1,0 +1,280 @@
+"""Bodies of requests to write: chats, completions, infilling; and how they become ``Settings``.
+
+Knows: OpenAI's fields, those of llama.cpp's ``/infill``, ranges. Does not know: models, the engine.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field
+
+from gerund.config import Sampling
+from gerund.inference.generate.settings import Options, Settings
+from gerund.server.errors import ApiError
+from gerund.server.schemas.base import Body, Count, Ids, ManyIds, Text
+
+MOST_CHOICES = 128
+ScorerName = Literal["own", "pmi", "avg_cll", "cll", "avg_ull", "self_certainty", "overlap", "random"]
+
+Stop = Text | Annotated[list[Text], Field(max_length=16)]
+Choices = Annotated[int, Field(ge=1, le=MOST_CHOICES)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+Above0 = Annotated[float, Field(gt=0, le=1)]
+
+
+def _token_ids(bias: dict[str, float]) -> dict[str, float]:
+    for key in bias:
+        if not key.isascii() or not key.isdigit() or len(key) > 10:
+            raise ValueError(f"{key[:40]!r} is no token id; give ids as keys, such as {{'42': -100}}")
+    return bias
+
+
+class StreamOptions(Body):
+    """What a stream has beside its text."""
+
+    include_usage: bool | None = None
+
+
+class JsonSchema(Body):
+    """The form that an answer has to have."""
+
+    name: str | None = None
+    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    strict: bool | None = None
+
+
+class ResponseFormat(Body):
+    """The form that an answer has to have, in OpenAI's words."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    @property
+    def schema_to_follow(self) -> dict[str, Any] | None:
+        """The JSON schema; None for any text."""
+        if self.type == "text":
+            return None
+        if self.type == "json_object":
+            return {"type": "object"}
+        if self.json_schema is None or self.json_schema.schema_ is None:
+            raise ApiError("response_format of type json_schema needs json_schema.schema", param="response_format")
+        return self.json_schema.schema_
+
+
+class Sampled(Body):
+    """How tokens are chosen."""
+
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Above0 | None = None
+    top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
+    min_p: Fraction | None = None
+    typical_p: Above0 | None = None
+    repetition_penalty: Annotated[float, Field(ge=0.1, le=10)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    logit_bias: Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], AfterValidator(_token_ids)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+
+    def sampling(self, temperature: float) -> Sampling:
+        """Return how tokens are chosen, with this temperature where the request has none."""
+        return Sampling(
+            temperature=temperature if self.temperature is None else self.temperature,
+            top_p=None if self.top_p == 1 else self.top_p,
+            top_k=None if self.top_k is None or self.top_k < 1 else self.top_k,
+            min_p=self.min_p or None,
+            typical_p=None if self.typical_p == 1 else self.typical_p,
+            seed=self.seed,
+            repetition_penalty=1.0 if self.repetition_penalty is None else self.repetition_penalty,
+            frequency_penalty=self.frequency_penalty or 0.0,
+            presence_penalty=self.presence_penalty or 0.0,
+            logit_bias={int(token): bias for token, bias in (self.logit_bias or {}).items()},
+        )
+
+
+class Writing(Sampled):
+    """What chats and completions have in common."""
+
+    max_tokens: Count | None = None
+    n: Choices | None = None
+    best_of: Choices | None = None
+    """Sample so many and return the ``n`` that the scorer likes best."""
+    scorer: ScorerName | None = None
+    """Who ranks with ``best_of``; left out, the model's own scorer where it has one, else ``pmi``."""
+    stop: Stop | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = None
+
+    @property
+    def choices(self) -> int:
+        """How many texts are returned for a prompt."""
+        return self.n or 1
+
+    @property
+    def samples(self) -> int:
+        """How many texts are written for a prompt."""
+        if self.best_of is not None and self.best_of < self.choices:
+            raise ApiError(f"best_of={self.best_of} leaves fewer texts than n={self.choices}", param="best_of")
+        if self.ranks and self.stream:
+            raise ApiError("what is ranked cannot be streamed; leave best_of or stream out", param="best_of")
+        return self.best_of or self.choices
+
+    @property
+    def ranks(self) -> bool:
+        """Whether a scorer chooses among the texts."""
+        return (self.best_of or 1) > 1
+
+    def settings(self, max_new_tokens: int, logprobs: int | None) -> Settings:
+        """Return what is asked of the engine for one prompt.
+
+        Raises:
+            ConfigError: settings contradict each other.
+        """
+        form = None if self.response_format is None else self.response_format.schema_to_follow
+        options: Options = {"n": self.samples, "stop": self.stop, "logprobs": logprobs}
+        if form is not None:
+            options["schema"] = form
+        return Settings.of(max_new_tokens, self.sampling(1.0), options)
+
+
+class Part(Body):
+    """A part of a message."""
+
+    type: Text
+    text: str | None = None
+
+
+class Message(Body):
+    """One turn of a conversation."""
+
+    role: Annotated[str, Field(min_length=1, max_length=64)]
+    content: str | list[Part] | None = None
+    name: str | None = None
+    tool_calls: Any = None
+    function_call: Any = None
+
+
+class ChatRequest(Writing):
+    """A conversation to be answered."""
+
+    messages: Annotated[list[Message], Field(min_length=1, max_length=4096)]
+    max_completion_tokens: Count | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    tools: Any = None
+    tool_choice: Any = None
+    functions: Any = None
+    function_call: Any = None
+    modalities: Any = None
+    audio: Any = None
+    web_search_options: Any = None
+
+    @property
+    def asked_tokens(self) -> int | None:
+        """How much may be written; None where the request does not say."""
+        return self.max_completion_tokens or self.max_tokens
+
+    @property
+    def asked_logprobs(self) -> int | None:
+        """How many alternatives of each token are returned; None for no log-probabilities."""
+        if self.top_logprobs and not self.logprobs:
+            raise ApiError("top_logprobs needs logprobs to be true", param="top_logprobs")
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    def conversation(self) -> list[dict[str, Any]]:
+        """Return the messages as the library takes them.
+
+        Raises:
+            ApiError: something in there is not read by this version; it is named.
+        """
+        self._refuse_unread()
+        found = []
+        for number, message in enumerate(self.messages):
+            where = f"messages.{number}"
+            if message.tool_calls or message.function_call or message.role in ("tool", "function"):
+                raise ApiError(f"{where}: tools are not supported by this server", param=where, code="not_supported")
+            content: Any = message.content
+            if isinstance(content, list):
+                for place, part in enumerate(content):
+                    if part.type != "text" or part.text is None:
+                        raise ApiError(
+                            f"{where}.content.{place} is of type {part.type!r}, and this server reads text alone",
+                            param=f"{where}.content.{place}",
+                            code="not_supported",
+                        )
+                content = [{"type": "text", "text": part.text} for part in content]
+            if content is None:
+                raise ApiError(f"{where} has no content; give a text", param=f"{where}.content")
+            # What OpenAI's newer interface calls developer, templates call system.
+            role = "system" if message.role == "developer" else message.role
+            found.append({"role": role, "content": content, "name": message.name})
+        return found
+
+    def _refuse_unread(self) -> None:
+        asked = {
+            "tools": bool(self.tools) and self.tool_choice != "none",
+            "tool_choice": self.tool_choice not in (None, "none", "auto"),
+            "functions": bool(self.functions) and self.function_call != "none",
+            "modalities": self.modalities not in (None, [], ["text"]),
+            "audio": bool(self.audio),
+            "web_search_options": self.web_search_options is not None,
+        }
+        for name, is_asked in asked.items():
+            if is_asked:
+                raise ApiError(f"{name} is not supported here; leave it out", param=name, code="not_supported")
+
+
+class CompletionRequest(Writing):
+    """One or several texts to be continued; with ``suffix`` a gap to be filled."""
+
+    prompt: str | Annotated[list[str], Field(min_length=1, max_length=256)] | Ids | ManyIds
+    suffix: str | None = None
+    echo: bool | None = None
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+
+    @property
+    def prompts(self) -> list[str] | list[list[int]]:
+        """The prompts, one or many."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if isinstance(self.prompt[0], int):
+            return [self.prompt]
+        return self.prompt
+
+    def refuse_with_suffix(self) -> None:
+        """Refuse what filling a gap does not do, where it would change the answer.
+
+        Raises:
+            ApiError: something of that kind is asked for.
+        """
+        given = {
+            "n": self.choices != 1,
+            "best_of": self.ranks,
+            "stop": bool(self.stop),
+            "logprobs": self.logprobs is not None,
+            "echo": bool(self.echo),
+            "response_format": self.response_format is not None and self.response_format.type != "text",
+        }
+        for name, is_given in given.items():
+            if is_given:
+                raise ApiError(f"{name} is not supported beside suffix; leave it out", param=name, code="not_supported")
+
+
+class InfillRequest(Sampled):
+    """A text with gaps: ``text`` with blanks, ``pieces`` around the gaps, or prefix and suffix."""
+
+    text: Text | None = None
+    blank: Annotated[str, Field(min_length=1, max_length=100)] | None = None
+    pieces: Annotated[list[str], Field(min_length=2, max_length=65)] | None = None
+    input_prefix: str | None = None
+    input_suffix: str | None = None
+    max_tokens: Annotated[int, Field(ge=1, le=512)] | None = None
+    n_predict: Annotated[int, Field(ge=-1, le=512)] | None = None
+    lengths: (
+        Annotated[int, Field(ge=1, le=512)]
+        | Annotated[list[Annotated[int, Field(ge=1, le=512)]], Field(min_length=1, max_length=32)]
+        | None
+    ) = None
+    samples: Annotated[int, Field(ge=1, le=64)] | None = None
+    beams: Annotated[int, Field(ge=1, le=64)] | None = None
+    method: Literal["infill", "left-only", "blank", "contextual", "prefix-suffix", "line-by-line"] | None = None
+    stream: bool | None = None

@@ -1,0 +1,204 @@
+"""One process's model and engine, what clients call it, and where it is in its life.
+
+Knows: loading, the engine, names, the encoder's fingerprint. Does not know: routes, sockets.
+"""
+
+import asyncio
+import re
+import time
+from dataclasses import dataclass, field
+from pathlib import PurePath
+from typing import Any, Literal
+
+from starlette.requests import Request
+
+from gerund.engine.engine import Engine
+from gerund.engine.work import EngineConfig
+from gerund.errors import GerundError
+from gerund.generative_model import GenerativeModel
+from gerund.inference.generate.settings import Settings
+from gerund.inference.tokens import context_length
+from gerund.models.encoder_decoder import is_encoder_decoder
+from gerund.server.claims import Claim
+from gerund.server.errors import ApiError, unknown_model
+from gerund.server.metrics import Metrics
+from gerund.server.settings import ServeSettings
+from gerund.spec import ModelSpec
+
+Phase = Literal["loading", "ready", "ending", "failed"]
+
+
+def name_of(spec: ModelSpec) -> str:
+    """Return what clients call a model where nothing else is said: the last part of a folder or hub id.
+
+    >>> name_of(ModelSpec.of("org/Model-1B")), name_of(ModelSpec.of(None))
+    ('Model-1B', 'gerund-default')
+    """
+    name = PurePath(spec.model).name if spec.model != "default" else "gerund-default"
+    return re.sub(r"\s+", "-", name) or "gerund"
+
+
+@dataclass
+class Service:
+    """One process's model, and who may have it when.
+
+    Attributes:
+        settings: how the server is run.
+        names: what clients may call the model, the listed name first.
+        metrics: what is counted.
+        phase: where it is in its life.
+        over: done when nothing is waited for any more.
+    """
+
+    settings: ServeSettings
+    names: tuple[str, ...]
+    metrics: Metrics = field(default_factory=Metrics)
+    phase: Phase = "loading"
+    created: int = field(default_factory=lambda: int(time.time()))
+    error: GerundError | None = None
+
+    def __post_init__(self) -> None:
+        self._lm: GenerativeModel | None = None
+        self._engine: Engine | None = None
+        self._fingerprints: dict[int | None, str] = {}
+        self._over: asyncio.Future[None] | None = None
+
+    @property
+    def lm(self) -> GenerativeModel:
+        """The model.
+
+        Raises:
+            ApiError: it is not loaded yet.
+        """
+        self.demand_ready()
+        assert self._lm is not None
+        return self._lm
+
+    @property
+    def engine(self) -> Engine:
+        """What does the work.
+
+        Raises:
+            ApiError: the model is not loaded yet.
+        """
+        self.demand_ready()
+        assert self._engine is not None
+        return self._engine
+
+    def demand_ready(self) -> None:
+        """Refuse while the model is loaded.
+
+        Raises:
+            ApiError: it is not loaded yet.
+        """
+        if self._engine is None:
+            raise ApiError("the model is being loaded; try again", 503, code="loading", retry_after=2)
+
+    def demand_model(self, name: str | None) -> None:
+        """Refuse a model that is not served.
+
+        Raises:
+            ApiError: there is another model behind this server, or none yet.
+        """
+        self.demand_ready()
+        if name and name not in self.names:
+            raise unknown_model(name, self.names[0])
+
+    def load(self, spec: ModelSpec) -> None:
+        """Load the model, start the engine and have it do each kind of work once; blocks.
+
+        Raises:
+            GerundError: it cannot be loaded.
+        """
+        from gerund.entry import load
+
+        self.start(load(spec))
+
+    def start(self, lm: GenerativeModel) -> None:
+        """Start an engine for a model that is in memory; blocks until it is warm."""
+        own = self.settings
+        config = EngineConfig(
+            slots=own.slots,
+            context=own.context,
+            read_tokens=own.read_tokens,
+            share=own.share,
+            queue_tokens=own.queue_tokens,
+            exact=own.exact,
+            compile=own.compile,
+        )
+        engine = Engine(lm, config)
+        engine.start()
+        engine.encode(["A text to begin with."]).result()
+        engine.write("A text", Settings(max_new_tokens=2)).result()
+        self._fingerprints[None] = lm.fingerprint()
+        self._lm, self._engine, self.phase = lm, engine, "ready"
+
+    @property
+    def limit(self) -> int | None:
+        """The model's context in tokens; None where it has none, or reads and writes apart."""
+        if is_encoder_decoder(self.lm.model):
+            return None
+        return context_length(self.lm.model.config, self.lm.tokenizer)
+
+    @property
+    def chats(self) -> bool:
+        """Whether the model has a chat template."""
+        return bool(self.lm.tokenizer.chat_template)
+
+    def fingerprint(self, dimensions: int | None = None) -> str:
+        """Return what tells this encoder's vectors from others; it is worked out once."""
+        if dimensions not in self._fingerprints:
+            self._fingerprints[dimensions] = self.lm.fingerprint(dimensions)
+        return self._fingerprints[dimensions]
+
+    @property
+    def over(self) -> "asyncio.Future[None]":
+        """Done when the server waits for nothing any more; belongs to the running event loop."""
+        if self._over is None:
+            self._over = asyncio.get_running_loop().create_future()
+        return self._over
+
+    def end(self) -> None:
+        """Let nobody wait any more: what still runs is given up, and its clients are told."""
+        if not self.over.done():
+            self.over.set_result(None)
+
+    def claim(self, request: Request) -> Claim:
+        """Return what a request may hold of the engine."""
+        return Claim(request, self.over, self.settings.timeout)
+
+    def close(self) -> None:
+        """Stop the engine."""
+        if self._engine is not None:
+            self._engine.close()
+
+    def card(self) -> dict[str, Any]:
+        """Describe the model that is served, as ``/v1/models`` lists it."""
+        state = self.engine.state()
+        return {
+            "id": self.names[0],
+            "object": "model",
+            "created": self.created,
+            "owned_by": "gerund",
+            "max_model_len": self.limit,
+            "dimensions": self.lm.dimensions,
+            "fingerprint": self.fingerprint(),
+            "chat": self.chats,
+            "scorer": "own" if self.lm.scorer is not None else "pmi",
+            "promise": state.promise,
+            "why": state.why,
+        }
+
+    def health(self) -> dict[str, Any]:
+        """Return where the server is in its life, and what its engine promises."""
+        if self._engine is None:
+            return {"status": self.phase}
+        state = self._engine.state()
+        found: dict[str, Any] = {"status": "ok" if self.phase == "ready" else self.phase, "model": self.names[0]}
+        found |= {"promise": state.promise, "why": state.why, "fingerprint": self.fingerprint()}
+        return found | {"live_rows": state.live_rows, "queued": state.queued, "queued_tokens": state.queued_tokens}
+
+    def observe(self) -> None:
+        """Bring the counts up to what the engine says."""
+        if self._engine is not None:
+            self.metrics.observe(self._engine.state())

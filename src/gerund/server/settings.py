@@ -1,0 +1,193 @@
+"""How a server is run, as one value: where it listens, who may ask, how much it takes; and the file that says so.
+
+Knows: names, ranges, YAML, which addresses are this machine's own. Does not know: HTTP, models.
+"""
+
+import ipaddress
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from gerund.errors import ConfigError, DataError, unknown_name
+from gerund.spec import ModelSpec
+
+KEY_VARIABLE = "GERUND_API_KEY"
+MOST_WORKERS = 64
+
+Count = Annotated[int, Field(ge=1, le=10**9)]
+Seconds = Annotated[float, Field(gt=0, le=10**6, allow_inf_nan=False)]
+
+
+class ServeSettings(BaseModel):
+    """How a server is run.
+
+    >>> ServeSettings(port=9000).is_local
+    True
+    >>> ServeSettings(host="0.0.0.0").demand_safe([])
+    Traceback (most recent call last):
+    gerund.errors.ConfigError: 0.0.0.0 can be reached from other machines, so a key is needed: put one into ...
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    host: str = "127.0.0.1"
+    """The address to listen on; one that other machines can reach needs a key."""
+    port: Annotated[int, Field(ge=0, le=65535)] = 8000
+    """The port; 0 takes a free one."""
+    name: tuple[Annotated[str, Field(min_length=1, max_length=200, pattern=r"^\S+$")], ...] = ()
+    """What clients call the model; the first is the one that is listed. None takes the last part of the model's."""
+    api_key_file: str | None = None
+    """A file with one key a line."""
+    workers: Annotated[int, Field(ge=1, le=MOST_WORKERS)] = 1
+    """Processes behind the one address, each with the model in its own memory."""
+    threads: Annotated[int, Field(ge=1, le=1024)] | None = None
+    """Threads that a worker computes in; None divides the processor's cores among the workers."""
+    max_new_tokens: Count = 1024
+    """Tokens of an answer in a chat whose request does not say."""
+    timeout: Seconds = 120.0
+    """Seconds that a request may take, waiting included."""
+    drain: Seconds = 30.0
+    """Seconds that running requests get to finish when the server is asked to end."""
+    body_limit: Count = 8 * 2**20
+    """Bytes that the body of a request has at most."""
+    body_timeout: Seconds = 30.0
+    """Seconds in which a request has to have arrived whole."""
+    log: Literal["text", "json", "none"] = "text"
+    """How each request is noted on standard error; never its texts."""
+    slots: Count = 8
+    """Texts that are written at a time."""
+    context: Count | None = None
+    """Room of a slot in tokens; None takes the model's context, 2048 at most."""
+    read_tokens: Count = 256
+    """Tokens that are read between two steps of writing."""
+    share: Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)] = 1.0
+    """Seconds of writing for each second of reading while both wait."""
+    queue_tokens: Count = 65536
+    """Tokens that may wait; what comes then is asked to come again."""
+    exact: bool = False
+    """Write each text alone: bit-equal to ``generate`` on every machine, and slower for many."""
+    compile: bool = False
+    """Compile the decode step: slower to start, faster to write; texts are equal up to near ties."""
+
+    @model_validator(mode="after")
+    def _is_possible(self) -> Self:
+        if not self.host or any(letter.isspace() for letter in self.host):
+            raise ValueError(f"host={self.host!r} is no address; 127.0.0.1 is this machine alone")
+        return self
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only this machine can reach the address."""
+        return is_loopback(self.host)
+
+    def demand_safe(self, keys: "list[str]") -> None:
+        """Refuse an address that other machines can reach, without a key.
+
+        Raises:
+            ConfigError: there is no key, and others can reach the address.
+        """
+        if not keys and not self.is_local:
+            raise ConfigError(
+                f"{self.host} can be reached from other machines, so a key is needed: put one into {KEY_VARIABLE} or "
+                "into a file for --api-key-file; or listen on 127.0.0.1"
+            )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address is one that only this machine reaches.
+
+    >>> [is_loopback(host) for host in ("localhost", "127.0.0.2", "::1", "0.0.0.0", "example.org")]
+    [True, True, True, False, False]
+    """
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def read_keys(settings: ServeSettings, environment: Mapping[str, str] | None = None) -> list[str]:
+    """Return the keys of those who may ask; none where everybody on this machine may.
+
+    Args:
+        settings: names the file with the keys.
+        environment: in the place of the process's own.
+
+    Raises:
+        DataError: the file cannot be read, or holds no key.
+        ConfigError: a key cannot be sent in a header.
+    """
+    environment = os.environ if environment is None else environment
+    keys = [environment[KEY_VARIABLE]] if KEY_VARIABLE in environment else []
+    where = f"the variable {KEY_VARIABLE}"
+    if settings.api_key_file is not None:
+        where = settings.api_key_file
+        try:
+            lines = Path(where).read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise DataError(f"{where} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+        keys = [line.strip() for line in lines if line.strip()]
+        if not keys:
+            raise DataError(f"{where} holds no key; write one a line")
+    for key in keys:
+        # Never the key itself in the message.
+        if not key or not key.isascii() or not key.isprintable() or " " in key:
+            raise ConfigError(f"{where} holds a key that is empty or has other characters than visible ASCII")
+    return keys
+
+
+def read_config(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return what a configuration file says of the model, and of the server.
+
+    Args:
+        path: a YAML file with the names of the command's options, with ``_`` or ``-``.
+
+    Raises:
+        DataError: it cannot be read, or is no mapping of names to values.
+        ConfigError: there is no such name.
+    """
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror or error}") from error
+    except (UnicodeDecodeError, yaml.YAMLError, RecursionError, ValueError) as error:
+        raise DataError(f"{path} is not valid YAML: {error}") from error
+    if content is None:
+        return {}, {}
+    if not isinstance(content, Mapping):
+        raise DataError(f"{path} holds no settings: names and values, such as 'port: 8000'")
+    model: dict[str, Any] = {}
+    server: dict[str, Any] = {}
+    valid = [*ModelSpec.model_fields, *ServeSettings.model_fields]
+    for given, value in content.items():
+        name = str(given).replace("-", "_")
+        if name in ("api_key", "key"):
+            raise ConfigError(f"{path}: a key does not belong into this file; give api_key_file, or {KEY_VARIABLE}")
+        if name not in valid:
+            raise ConfigError(f"{path}: {unknown_name('setting', given, valid)}")
+        if value is not None:
+            (server if name in ServeSettings.model_fields else model)[name] = value
+    if isinstance(server.get("name"), str):
+        server["name"] = [server["name"]]
+    return model, server
+
+
+def settings_of(given: Mapping[str, Any]) -> ServeSettings:
+    """Return checked settings.
+
+    Raises:
+        ConfigError: a setting is impossible; the message names it.
+    """
+    values = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+    try:
+        return ServeSettings.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(map(str, first["loc"]))
+        said = first["msg"].removeprefix("Value error, ")
+        raise ConfigError(f"{name}={first['input']!r}: {said}" if name else said) from error
