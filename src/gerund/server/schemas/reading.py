@@ -90,3 +90,22 @@ class DetokenizeRequest(Body):
     """Token ids to be spelled out."""
 
     tokens: Annotated[list[TokenId], Field(max_length=65536)]
+
+
+class SearchRequest(Body):
+    """A query to the index that is served."""
+
+    query: Text
+    k: Annotated[int, Field(ge=1, le=1000)] | None = None
+    mode: Literal["hybrid", "words", "vectors"] | None = None
+    filter: Annotated[str, Field(min_length=1, max_length=10_000)] | None = None
+    """A condition in SQL on the columns of the index."""
+
+
+class AttentionRequest(Body):
+    """A text in which the layers look around."""
+
+    text: Annotated[str, Field(min_length=1, max_length=2000)]
+    attention: Annotated[str, Field(min_length=1, max_length=100)] | None = None
+    """A plan; left out, the encoder's own."""
+    k: Annotated[int, Field(ge=0, lt=2**31)] | None = None
