@@ -85,8 +85,7 @@ class ApiError(Exception):
         """Headers that go with it."""
         found = {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
         if self.status == 401:
-            # A browser knows the second one, and asks for a password.
-            found["WWW-Authenticate"] = 'Bearer, Basic realm="gerund: any name, the key as the password"'
+            found["WWW-Authenticate"] = "Bearer"
         if self.status in (408, 413):
             found["Connection"] = "close"
         return found

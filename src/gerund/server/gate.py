@@ -177,6 +177,9 @@ class _Answer:
         content = json.dumps(error.body).encode()
         headers = {**error.headers, "Content-Type": "application/json", "Content-Length": str(len(content))}
         listed = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+        if error.status == 401:
+            # Browsers know this one, and ask for a password; they read one scheme a header.
+            listed.append((b"www-authenticate", b'Basic realm="gerund: any name, the key as the password"'))
         await self({"type": "http.response.start", "status": error.status, "headers": listed})
         await self({"type": "http.response.body", "body": content})
 

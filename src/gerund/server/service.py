@@ -116,14 +116,17 @@ class Service:
         """
         from gerund.entry import load
 
-        lm = load(spec)
-        if self.settings.index is not None:
-            self._index = _opened(self.settings.index, lm)
-        self.start(lm)
+        self.start(load(spec))
 
     def start(self, lm: GenerativeModel) -> None:
-        """Start an engine for a model that is in memory; blocks until it is warm."""
+        """Start an engine for a model that is in memory; blocks until it is warm.
+
+        Raises:
+            GerundError: the index that is to be searched is not there, or another encoder's.
+        """
         own = self.settings
+        if own.index is not None:
+            self._index = _opened(own.index, lm)
         config = EngineConfig(
             slots=own.slots,
             context=own.context,
