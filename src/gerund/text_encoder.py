@@ -71,8 +71,7 @@ class TextEncoder(EncoderModel):
         normalize = flag_or_none("normalize", normalize)
         show_progress = flag_or_none("show_progress", show_progress)
         check_dimensions(dimensions, self.dimensions)
-        checked = check_texts(texts)
-        tokens = [self._tokens(checked, one, prompt, empty, overflow) for one in self._templates]
+        tokens = self.readings(texts, prompt, empty, overflow, warn=True)
         vectors = self._vectors_of(tokens, normalize, dimensions, batch_tokens, show_progress)
         if isinstance(texts, str):
             vectors = vectors[0]
@@ -92,10 +91,43 @@ class TextEncoder(EncoderModel):
     ) -> EncodeResult:
         """Turn texts into vectors, and say how many tokens were read and which texts were cut; as ``encode``."""
         check_dimensions(dimensions, self.dimensions)
+        tokens = self.readings(texts, prompt, empty, overflow)
+        vectors = self._vectors_of(tokens, normalize, dimensions, batch_tokens, show_progress)
+        return self.with_usage(vectors, tokens)
+
+    def readings(
+        self,
+        texts: str | Sequence[str],
+        prompt: str | None = None,
+        empty: Empty = "error",
+        overflow: Overflow = "truncate",
+        *,
+        warn: bool = False,
+    ) -> list[list[Tokens | None]]:
+        """Return the tokens of every text as ``encode`` reads them, once for each template that it reads them in.
+
+        Raises:
+            TextError: a text is empty, too long, or not a string.
+            ConfigError: there is no prompt of that name, or the transform was not fitted.
+        """
+        if self.encoder.transform != NO_TRANSFORM and self.transform is None:
+            raise self._not_fitted()
         checked = check_texts(texts)
-        tokens = [self._tokens(checked, one, prompt, empty, overflow, warn=False) for one in self._templates]
+        return [self._tokens(checked, one, prompt, empty, overflow, warn=warn) for one in self._templates]
+
+    def vectors(
+        self, found: Sequence[np.ndarray], normalize: bool | None = None, dimensions: int | None = None
+    ) -> np.ndarray:
+        """Return the vectors of ``encode`` from what ``encoding.encode`` gave for each of ``readings``."""
+        vectors = found[0] if len(found) == 1 else np.mean(found, axis=0)
+        vectors = np.ascontiguousarray(vectors[:, :dimensions])
+        return unit(vectors) if (self.encoder.normalize if normalize is None else normalize) else vectors
+
+    @staticmethod
+    def with_usage(vectors: np.ndarray, tokens: Sequence[Sequence[Tokens | None]]) -> EncodeResult:
+        """Return vectors with what was read for them, from ``readings``."""
         return EncodeResult(
-            self._vectors_of(tokens, normalize, dimensions, batch_tokens, show_progress),
+            vectors,
             [sum(0 if own is None else len(own) for own in same) for same in zip(*tokens, strict=True)],
             [any(own is not None and own.is_cut for own in same) for same in zip(*tokens, strict=True)],
         )
@@ -113,12 +145,8 @@ class TextEncoder(EncoderModel):
         show: bool | None,
     ) -> np.ndarray:
         """Return the vectors of texts that were tokenized once a template: the mean of each over its templates."""
-        if self.encoder.transform != NO_TRANSFORM and self.transform is None:
-            raise self._not_fitted()
         found = [encoding.encode(self.runtime, one, batch_tokens=batch_tokens, show=show) for one in tokens]
-        vectors = found[0] if len(found) == 1 else np.mean(found, axis=0)
-        vectors = np.ascontiguousarray(vectors[:, :dimensions])
-        return unit(vectors) if (self.encoder.normalize if normalize is None else normalize) else vectors
+        return self.vectors(found, normalize, dimensions)
 
     def _not_fitted(self) -> ConfigError:
         return ConfigError(

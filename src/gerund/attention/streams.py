@@ -1,6 +1,7 @@
 """Layouts that change what goes from layer to layer: INTER, EXTRA, EXTEND (LBW, section 3.1) and skips (Algorithm 1).
 
-Each decoder layer gets one forward hook that does nothing unless the call carries a plan with a stream or skips; those
+Each decoder layer gets one forward hook that does nothing unless the call carries a plan with a stream or skips, but
+for the pause in which a thread may do something else; those
 with recurrent modules get those of ``attention.recurrent`` as well, which do nothing unless the call carries a plan.
 The second pass of a layer is ``layer.forward`` called again with another view: no copy of a parameter, the same state
 dict.
@@ -16,6 +17,7 @@ from transformers import PreTrainedModel
 
 from gerund.attention.bound import BoundPlan
 from gerund.attention.masked import attach_masked
+from gerund.attention.pauses import pause
 from gerund.attention.plan import Stream
 from gerund.attention.recurrent import attach_recurrent, handed_down, kind_of
 from gerund.errors import ConfigError, UnsupportedModelError
@@ -82,6 +84,7 @@ def attach_streams(layers: nn.ModuleList) -> list[RemovableHandle]:
         def hook(
             layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, index: int = index
         ) -> Any:
+            pause()
             plan = kwargs.get("attention_plan")
             if plan is None:
                 return None

@@ -1,87 +1,135 @@
 """``Engine``: one thread that owns a model, and does what many others ask of it.
 
-Knows: requests, the model's verbs. Does not know: the network.
+Knows: requests, the parts of an engine, time. Does not know: the network.
 """
 
 import threading
 import time
-from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, InvalidStateError
-from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 
+from gerund.attention.pauses import pausing
+from gerund.checks import check_dimensions, flag_or_none, is_listing, whole_number
+from gerund.engine.admission import Admission, Job
+from gerund.engine.encoding import EncodeJob, text_of
+from gerund.engine.preparing import Prepared, prepare
+from gerund.engine.sharing import Share
 from gerund.engine.work import EngineConfig, EngineState, Ticket
-from gerund.errors import ClosedError, DeadlineError, QueueFullError, TextError, TooLargeError
+from gerund.engine.writing import Abandoned, Request, WriteJob
+from gerund.errors import ClosedError, ConfigError, EngineError, TextError
 from gerund.generative_model import GenerativeModel
-from gerund.inference.generate import generation
-from gerund.inference.generate.prompts import Prompt, check_prompts, prompt_ids
+from gerund.inference.generate.prompts import Prompt, check_prompts
 from gerund.inference.generate.rows import Emit
 from gerund.inference.generate.settings import Settings
-from gerund.inference.tokens import context_length
+from gerund.inference.tokens import Empty, Overflow, context_length
+from gerund.text_encoder import TextEncoder
 from gerund.types import EncodeResult, Generation
 
 T = TypeVar("T")
 
+# Seconds between two looks for requests that wait and whose time has passed.
+_LOOKS = 0.05
+# Steps of writing in a row while others wait.
+_MOST_STEPS = 16
 
-@dataclass(frozen=True)
-class _Job:
-    run: Callable[["_Job"], Any]
-    future: "Future[Any]"
-    tokens: int
-    ends: float | None
 
-    @property
-    def is_late(self) -> bool:
-        return self.ends is not None and time.monotonic() > self.ends
-
-    def is_set(self) -> bool:
-        """Whether nobody waits any more, in the words of ``threading.Event``."""
-        return self.future.done() or self.is_late
+class _CallJob(Job):
+    def __init__(self, function: Callable[[], Any], tokens: int, deadline: float | None) -> None:
+        super().__init__(tokens, deadline)
+        self.function = function
 
 
 class Engine:
-    """One model for many callers at once.
+    """One model for many callers at once: texts are written side by side, texts are encoded between two steps.
+
+    Every method may be called from any thread, and none of them waits for the model but ``start``, ``drain`` and
+    ``close``. While an engine runs, its thread should be the only one that computes with the model: others would
+    take the processor from it, though nothing would come out wrong.
 
     Args:
-        lm: the model. While the engine runs, nobody else should compute with it.
-        config: how the model is divided.
-        verify: prove at the start what can be promised; without, nothing is.
+        lm: the model.
+        config: how its time is divided, and how much may wait.
+        verify: find out at the start what can be promised (a second or so for a small model); without, nothing is.
 
     >>> import gerund
     >>> from gerund.inference.generate.settings import Settings
-    >>> with Engine(gerund.load()) as engine:
+    >>> with gerund.Engine(gerund.load()) as engine:
     ...     story = engine.write("The old man", Settings(max_new_tokens=4))
     ...     vectors = engine.encode(["a cat", "a dog"])
     ...     len(story.result()), len(vectors.result().vectors)
     (1, 2)
     """
 
-    def __init__(self, lm: GenerativeModel, config: EngineConfig | None = None, *, verify: bool = True) -> None:
-        self.lm, self.config, self._verify = lm, config or EngineConfig(), verify
-        self._jobs: deque[_Job] = deque()
-        self._changed = threading.Condition()
-        self._counts: Counter[str] = Counter()
-        self._tokens = 0
-        self._queued = 0
-        self._rate = 1000.0
-        self._accepts = False
-        self._closes = False
+    def __init__(self, lm: TextEncoder, config: EngineConfig | None = None, *, verify: bool = True) -> None:
+        if not isinstance(lm, TextEncoder):
+            raise ConfigError(f"an engine takes a model, as gerund.load returns it, not {type(lm).__name__}")
+        self.lm, self.config = lm, config or EngineConfig()
+        self._verify = verify
+        limit = context_length(lm.model.config, lm.tokenizer)
+        self._desk = Admission(self.config.queue_tokens, limit or self.config.queue_tokens)
+        self._share = Share(self.config.share)
+        self._prepared: Prepared | None = None
+        self._inbox: list[Job] = []
+        self._calls: list[_CallJob] = []
+        self._call: _CallJob | None = None
         self._thread: threading.Thread | None = None
+        self._ready = threading.Event()
+        self._trouble: BaseException | None = None
+        self._closes = False
+        self._since = 0.0  # when the reading that goes on began, or went on after a step
+        self._looked = 0.0
+
+    # -------------------------------------------------------------------------------------------- start and end
 
     def start(self) -> None:
-        """Start the thread; after this work is taken."""
-        self._accepts = True
+        """Find out what can be promised, warm the model, and take work from then on.
+
+        Raises:
+            EngineError: it was started before.
+            ResourceError: the slots do not fit the memory.
+        """
+        if self._thread is not None:
+            raise EngineError("an engine is started once; make another one")
         self._thread = threading.Thread(target=self._run, name="gerund-engine", daemon=True)
         self._thread.start()
+        self._ready.wait()
+        if self._trouble is not None:
+            self._thread.join()
+            raise self._trouble
 
     def __enter__(self) -> Self:
         self.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.drain(60)
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None:
+            self.drain(float("inf"))
         self.close()
+
+    def drain(self, timeout: float) -> bool:
+        """Take nothing new, and finish what is there.
+
+        Args:
+            timeout: seconds to wait; what is left then goes on.
+
+        Returns:
+            Whether everything was finished in time.
+        """
+        with self._desk.changed:
+            self._desk.is_open = False
+        return self._desk.wait_until_empty(min(timeout, threading.TIMEOUT_MAX))
+
+    def close(self) -> None:
+        """Stop within a token. What is not done ends with ``ClosedError``."""
+        with self._desk.changed:
+            self._desk.is_open = False
+            self._closes = True
+            self._desk.changed.notify_all()
+        self._desk.end_all(lambda: ClosedError("the engine was closed before this was done"))
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    # -------------------------------------------------------------------------------------------------- requests
 
     def write(
         self, prompt: Prompt, settings: Settings, *, emit: Emit | None = None, deadline: float | None = None
@@ -90,10 +138,10 @@ class Engine:
 
         Args:
             prompt: a text, token ids, or the messages of a conversation.
-            settings: what is asked for; ``settings.n`` texts are written.
-            emit: takes the texts as they come, in the engine's thread; must be quick. An exception that it raises ends
-                the request.
-            deadline: seconds from now after which nobody waits any more.
+            settings: what is asked for; ``settings.n`` texts are written, and the prompt is read once for all.
+            emit: takes the texts as they come. The engine waits for it, so it must be quick. An exception that it
+                raises ends this request and no other.
+            deadline: seconds from now after which nobody waits any more, in the queue or at work.
 
         Raises:
             TextError: the prompt is none, or fills the model's context.
@@ -101,20 +149,15 @@ class Engine:
             ModelError: it is a conversation, and the model has no chat template.
             QueueFullError: too much waits already.
             TooLargeError: the request is larger than the whole queue.
-            ClosedError: the engine takes nothing any more.
+            ClosedError: the engine takes nothing.
         """
-        model, tokenizer = self.lm.model, self.lm.tokenizer
-        [checked] = check_prompts([prompt])
-        ids = prompt_ids(model, tokenizer, checked)
-        generation.writing_of(model, tokenizer, settings)
-
-        def run(job: _Job) -> list[Generation]:
-            found = generation.generate(model, tokenizer, [ids], settings, emit=emit, cancelled=job)  # type: ignore[arg-type]
-            self._counts["tokens_read"] += len(ids)
-            self._counts["tokens_written"] += sum(one.usage.completion_tokens for one in found)
-            return found
-
-        return self._submit(run, len(ids) + settings.max_new_tokens * settings.n, deadline)
+        if not isinstance(self.lm, GenerativeModel):
+            raise ConfigError(f"{self.lm.name} does not write")
+        if not isinstance(settings, Settings):
+            raise ConfigError(f"settings is a Settings, such as Settings(max_new_tokens=64), not {settings!r}")
+        checked = check_prompts([prompt])
+        job = WriteJob(Request.of(self.lm, checked[0], settings, emit), deadline)
+        return self._submit(job)
 
     def encode(
         self,
@@ -122,146 +165,194 @@ class Engine:
         *,
         prompt: str | None = None,
         dimensions: int | None = None,
+        normalize: bool | None = None,
+        empty: Empty = "error",
+        overflow: Overflow = "truncate",
         deadline: float | None = None,
     ) -> Ticket[EncodeResult]:
         """Turn texts into vectors; see ``LanguageModel.encode_with_usage``.
 
         Args:
-            texts: texts, or token ids of this model's own tokenizer without special tokens.
+            texts: texts, or token ids that this model's own tokenizer gives for a text.
             prompt: as in ``encode``.
             dimensions: as in ``encode``.
+            normalize: as in ``encode``.
+            empty: as in ``encode``.
+            overflow: as in ``encode``.
             deadline: seconds from now after which nobody waits any more.
 
         Raises:
-            TextError: a text is empty, or token ids are not this tokenizer's.
+            TextError: a text is empty or too long, or token ids are not this tokenizer's.
             ConfigError: an unknown prompt or impossible number.
             QueueFullError: too much waits already.
             TooLargeError: the request is larger than the whole queue.
-            ClosedError: the engine takes nothing any more.
+            ClosedError: the engine takes nothing.
         """
-        plain = [one if isinstance(one, str) else self._decoded(index, one) for index, one in enumerate(texts)]
-        tokens = sum(map(len, self.lm.tokenizer(plain)["input_ids"]))
-
-        def run(_: _Job) -> EncodeResult:
-            found = self.lm.encode_with_usage(plain, prompt, dimensions=dimensions, show_progress=False)
-            self._counts["texts_encoded"] += len(plain)
-            return found
-
-        return self._submit(run, tokens, deadline)
-
-    def _decoded(self, index: int, ids: list[int]) -> str:
-        tokenizer = self.lm.tokenizer
-        text: str = tokenizer.decode(ids)
-        if tokenizer(text, add_special_tokens=False)["input_ids"] != list(ids):
-            raise TextError.about("text", index, "is a list of token ids that this model's tokenizer would not give")
-        return text
+        check_dimensions(dimensions, self.lm.dimensions)
+        flag_or_none("normalize", normalize)
+        if isinstance(texts, str) or not is_listing(texts) or not len(texts):
+            raise TextError("give a list of texts, such as ['a cat', 'a dog']")
+        plain = [one if isinstance(one, str) else text_of(self.lm, index, one) for index, one in enumerate(texts)]
+        tokens = self.lm.readings(plain, prompt, empty, overflow)
+        return self._submit(EncodeJob(self.lm, tokens, normalize, dimensions, deadline))
 
     def call(self, function: Callable[[], T], *, tokens: int, deadline: float | None = None) -> Ticket[T]:
-        """Run a function in the engine's thread, whole, between two steps: for work that uses the model otherwise.
+        """Run a function in the engine's thread: for work that uses the model otherwise, such as filling gaps.
+
+        It runs whole, one function at a time; texts are written on between the layers of the passes that it makes.
 
         Args:
             function: what to run.
             tokens: how much work it is about, in tokens.
-            deadline: seconds from now after which nobody waits any more; it is not interrupted once it runs.
+            deadline: seconds from now after which nobody waits any more.
 
         Raises:
+            ConfigError: ``tokens`` is no whole number, or negative.
             QueueFullError: too much waits already.
             TooLargeError: the request is larger than the whole queue.
-            ClosedError: the engine takes nothing any more.
+            ClosedError: the engine takes nothing.
         """
-        return self._submit(lambda _: function(), tokens, deadline)
+        if whole_number("tokens", tokens) < 0:
+            raise ConfigError(f"tokens={tokens} is negative")
+        return self._submit(_CallJob(function, int(tokens), deadline))
 
     def state(self) -> EngineState:
         """Return what the engine does and has done."""
-        with self._changed:
+        prepared = self._prepared
+        with self._desk.changed:
+            counts = dict(self._desk.counts)
+            counts.pop("done", None)
             return EngineState(
-                running=self._accepts,
-                promise="bits of generate",
-                why="every text is written alone",
+                running=self._desk.is_open,
+                promise="none" if prepared is None else prepared.promise,
+                why="it was not started yet" if prepared is None else prepared.why,
                 slots=self.config.slots,
-                context=context_length(self.lm.model.config, self.lm.tokenizer),
-                queued=self._queued,
-                queued_tokens=self._tokens,
-                tokens_per_second=self._rate,
-                **self._counts,
+                context=None if prepared is None else prepared.context,
+                live_rows=0 if prepared is None else prepared.writing.live,
+                queued=len(self._desk.jobs),
+                queued_tokens=self._desk.tokens,
+                tokens_per_second=self._desk.rate,
+                **counts,
             )
 
-    def drain(self, timeout: float) -> bool:
-        """Take nothing new, and finish what is there.
+    def _submit(self, job: Job) -> Ticket[Any]:
+        self._desk.admit(job, lambda: self._inbox.append(job))
+        return Ticket(job.future, job.tokens)
 
-        Args:
-            timeout: seconds to wait.
-
-        Returns:
-            Whether everything was finished in time.
-        """
-        with self._changed:
-            self._accepts = False
-            return self._changed.wait_for(lambda: not self._queued, timeout)
-
-    def close(self) -> None:
-        """Stop within a token; what is not done ends with ``ClosedError``."""
-        with self._changed:
-            self._accepts, self._closes = False, True
-            self._changed.notify_all()
-        if self._thread is not None:
-            self._thread.join()
-
-    def _submit(self, run: Callable[[_Job], Any], tokens: int, deadline: float | None) -> Ticket[Any]:
-        with self._changed:
-            if not self._accepts:
-                raise ClosedError("the engine takes nothing any more")
-            most = max(self.config.queue_tokens, context_length(self.lm.model.config, self.lm.tokenizer) or 0)
-            if tokens > most:
-                self._counts["refused"] += 1
-                raise TooLargeError(f"the request has {tokens} tokens and the queue takes {most}; divide it")
-            if self._queued and self._tokens + tokens > self.config.queue_tokens:
-                self._counts["refused"] += 1
-                wait = max(1, min(60, round(self._tokens / self._rate)))
-                raise QueueFullError(f"{self._tokens} tokens wait already; try again in {wait} s", wait)
-            ends = None if deadline is None else time.monotonic() + deadline
-            job = _Job(run, Future(), tokens, ends)
-            self._jobs.append(job)
-            self._tokens += tokens
-            self._queued += 1
-            self._changed.notify_all()
-        return Ticket(job.future, tokens)
+    # -------------------------------------------------------------------------------------------------- the thread
 
     def _run(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: bool(self._jobs) or self._closes)
-                if not self._jobs:
-                    return
-                job = self._jobs.popleft()
-            began = time.monotonic()
-            self._do(job)
-            with self._changed:
-                self._tokens -= job.tokens
-                self._queued -= 1
-                self._rate = 0.8 * self._rate + 0.2 * job.tokens / max(time.monotonic() - began, 1e-6)
-                self._changed.notify_all()
-
-    def _do(self, job: _Job) -> None:
-        error: BaseException | None = None
-        result = None
-        if self._closes:
-            error = ClosedError("the engine was closed before this was done")
-        elif not job.is_set():
-            try:
-                result = job.run(job)
-            except BaseException as failed:  # whatever it is, it is its caller's
-                error = failed
-        if job.is_late:
-            error = DeadlineError("this was not done by its deadline")
-        if job.future.cancelled():
-            self._counts["cancelled"] += 1
-            return
         try:
-            if error is not None:
-                self._counts["late" if isinstance(error, DeadlineError) else "failed"] += 1
-                job.future.set_exception(error)
-            else:
-                job.future.set_result(result)
-        except InvalidStateError:
-            self._counts["cancelled"] += 1
+            self._prepared = prepare(self.lm, self.config, self._desk.counts, verify=self._verify)
+        except BaseException as error:
+            self._trouble = error
+            self._ready.set()
+            return
+        with self._desk.changed:
+            self._desk.is_open = not self._closes
+        self._ready.set()
+        try:
+            self._work(self._prepared)
+        finally:
+            with self._desk.changed:
+                self._desk.is_open = False
+            self._prepared.writing.close()
+            self._desk.end_all(lambda: ClosedError("the engine was closed before this was done"))
+
+    def _work(self, own: Prepared) -> None:
+        while True:
+            with self._desk.changed:
+                self._desk.changed.wait_for(lambda: self._closes or self._inbox or not self._is_idle(own))
+                if self._closes:
+                    return
+                new, self._inbox = self._inbox, []
+            for job in new:
+                self._sort(own, job)
+            before, began = self._progress(own), time.perf_counter()
+            self._turn(own)
+            self._desk.worked(self._progress(own) - before, time.perf_counter() - began)
+
+    def _is_idle(self, own: Prepared) -> bool:
+        return own.writing.is_idle and not own.encoding.waits and not self._calls
+
+    @staticmethod
+    def _progress(own: Prepared) -> int:
+        return own.writing.progress + own.encoding.progress
+
+    def _sort(self, own: Prepared, job: Job) -> None:
+        if isinstance(job, WriteJob):
+            own.writing.add(job)
+        elif isinstance(job, EncodeJob):
+            own.encoding.add(job)
+        elif isinstance(job, _CallJob):
+            self._calls.append(job)
+
+    def _turn(self, own: Prepared) -> None:
+        """Write until writing has had its share, then read a little."""
+        self._look(own)
+        others = own.writing.waits or own.encoding.waits or bool(self._calls)
+        for _ in range(_MOST_STEPS):
+            if not own.writing.live:
+                self._share.forget()
+                break
+            self._step(own)
+            if not others or not self._share.is_due:
+                break
+        if not others:
+            return
+        budget = self.config.read_tokens if own.writing.live else self.config.idle_read_tokens
+        self._since = time.perf_counter()
+        with pausing(lambda: self._between(own)):
+            spent = own.writing.read(budget // 2 if own.encoding.waits else budget)
+            if own.encoding.waits:
+                own.encoding.read(max(1, budget - spent))
+            if self._calls:
+                self._call_next()
+        self._note_reading()
+
+    def _look(self, own: Prepared) -> None:
+        """End what waits and whose time has passed: it frees its room in the queue."""
+        now = time.perf_counter()
+        if now - self._looked > _LOOKS:
+            self._looked = now
+            for job in (*own.writing.pending(), *own.encoding.pending(), *self._calls):
+                _ = job.is_over
+
+    def _step(self, own: Prepared) -> None:
+        began = time.perf_counter()
+        own.writing.step()
+        self._share.wrote(time.perf_counter() - began)
+
+    def _note_reading(self) -> None:
+        now = time.perf_counter()
+        self._share.read(now - self._since)
+        self._since = now
+
+    def _between(self, own: Prepared) -> None:
+        """Let texts be written on between two layers of a pass, and end a pass for which nobody waits any more.
+
+        Raises:
+            Abandoned: nobody does.
+        """
+        called = self._call is not None and self._call.is_over
+        if self._closes or called or own.writing.is_abandoned or own.encoding.is_abandoned:
+            raise Abandoned
+        if not own.writing.live:
+            return
+        self._note_reading()
+        if self._share.is_due:
+            self._step(own)
+            self._since = time.perf_counter()
+
+    def _call_next(self) -> None:
+        self._call = job = self._calls.pop(0)
+        try:
+            if not job.is_over:
+                job.settle(job.function())
+                self._desk.counts["calls"] += 1
+        except Abandoned:
+            pass
+        except Exception as error:
+            job.fail(error)
+        finally:
+            self._call = None

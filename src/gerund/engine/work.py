@@ -5,14 +5,13 @@ Knows: numbers, futures. Does not know: models, threads.
 
 from concurrent.futures import Future
 from dataclasses import dataclass, fields
-from typing import Generic, Literal, TypeVar
+from typing import Generic, TypeVar
 
-from gerund.checks import demand_number, whole_number
+from gerund.checks import demand_number, flag, whole_number
 from gerund.errors import ConfigError
+from gerund.types import Promise
 
 T = TypeVar("T")
-
-Promise = Literal["bits of generate", "same text under any load", "none"]
 
 
 @dataclass(frozen=True)
@@ -27,7 +26,9 @@ class EngineConfig:
         idle_read_tokens: the same while nobody writes.
         share: time of writing for each second of reading.
         queue_tokens: tokens that may wait; more are refused until some are done.
-        prefix_tokens: tokens of prompts whose beginnings are kept for prompts that begin alike; 0 keeps none.
+        prefix_tokens: tokens of prompts that are kept for prompts that begin alike; 0 keeps none. None keeps 4096
+            where that was proved to change nothing, and none elsewhere. A number keeps so many in any case: where
+            it changes last bits, nothing is promised any more.
         exact: write each text alone, through transformers' own loop: bit-equal to ``generate`` always, without gain.
         compile: compile the decode step; texts are equal up to near ties.
     """
@@ -38,19 +39,21 @@ class EngineConfig:
     idle_read_tokens: int = 2048
     share: float = 1.0
     queue_tokens: int = 65536
-    prefix_tokens: int = 4096
+    prefix_tokens: int | None = None
     exact: bool = False
     compile: bool = False
 
     def __post_init__(self) -> None:
         for name in ("slots", "context", "read_tokens", "idle_read_tokens", "queue_tokens"):
             value = getattr(self, name)
-            if name == "context" and value is None:
-                continue
-            if whole_number(name, value) < 1:
+            if not (name == "context" and value is None) and whole_number(name, value) < 1:
                 raise ConfigError(f"{name}={value} leaves no room; give at least 1")
-        if whole_number("prefix_tokens", self.prefix_tokens) < 0:
+        if self.prefix_tokens is not None and whole_number("prefix_tokens", self.prefix_tokens) < 0:
             raise ConfigError(f"prefix_tokens={self.prefix_tokens} is negative; 0 keeps none")
+        for name in ("exact", "compile"):
+            flag(name, getattr(self, name))
+        if self.exact and self.compile:
+            raise ConfigError("exact and compile contradict each other: a compiled step is equal up to rounding")
         demand_number("share", self.share)
         if not 0 < self.share < float("inf"):
             raise ConfigError(f"share={self.share} is not above 0; 1 gives writing as much time as reading")

@@ -11,9 +11,9 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
+from gerund.errors import GerundError
 from gerund.server.errors import GONE, ApiError, told
 from gerund.server.gate import Gate
-from gerund.server.logs import note_defect
 from gerund.server.routes import embeddings, infilling, looking, page, ranking, state, tokens, writing
 from gerund.server.routes.common import ERRORS
 from gerund.server.schemas.base import worst
@@ -46,6 +46,7 @@ def make_app(service: Service, keys: Sequence[str] = ()) -> Gate:
 
     app.openapi = openapi  # type: ignore[method-assign]
     app.add_exception_handler(ApiError, _api_error)
+    app.add_exception_handler(GerundError, _api_error)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(Exception, _any_error)
@@ -74,11 +75,9 @@ async def _http_error(_request: Request, error: Exception) -> Response:
     return shown
 
 
-async def _any_error(request: Request, error: Exception) -> Response:
-    found = told(error)
-    if found.status == 500:
-        note_defect(error, route=request.url.path if "route" in request.scope else "(none)")
-    return _shown(found)
+async def _any_error(_request: Request, error: Exception) -> Response:
+    # It is raised again behind this answer, and the gate notes it.
+    return _shown(told(error))
 
 
 def _shown(error: ApiError) -> JSONResponse:

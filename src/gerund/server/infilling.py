@@ -30,15 +30,16 @@ async def fill(service: Service, request: Request, body: InfillRequest) -> dict[
     most = body.max_tokens or (body.n_predict if body.n_predict and body.n_predict > 0 else None) or _USUAL_INFILL
     more: dict[str, Any] = {"beams": body.beams or 1, "samples": body.samples or 1, "method": body.method or "infill"}
     found, read = await _filled(service, request, pieces, param, body, most, lengths=body.lengths, **more)
-    spans = _spans(pieces, found)
+    inserts = _inserts(pieces, found)
     return {
         "id": f"infill-{uuid.uuid4().hex}",
         "object": "infill",
         "created": int(time.time()),
         "model": service.names[0],
-        "text": "".join(piece + span for piece, span in zip(pieces, [*spans, ""], strict=True)),
-        "spans": spans,
-        "content": spans[0],
+        "text": found.text,
+        "spans": found.spans,
+        "inserts": inserts,
+        "content": inserts[0],
         "scores": [round(score, 6) for score in found.scores],
         "lengths": found.lengths,
         "usage": usage_of(read, sum(found.lengths)),
@@ -53,7 +54,7 @@ async def complete(
     pieces = [prompt, suffix]
     most = min(body.max_tokens or _USUAL_COMPLETION, 512)
     found, read = await _filled(service, request, pieces, "prompt", body, most)
-    [span] = _spans(pieces, found)
+    [span] = _inserts(pieces, found)
     usage = usage_of(read, found.lengths[0])
     one = Generation(span, found.token_ids[0], found.scores[0], True, usage=Usage(read, found.lengths[0]))
     form = Form("text", service.names[0])
@@ -141,14 +142,14 @@ def _pieces(body: InfillRequest) -> tuple[list[str], str]:
     return [body.input_prefix or "", body.input_suffix or ""], "input_prefix"
 
 
-def _spans(pieces: Sequence[str], found: Infill) -> list[str]:
-    """Return what stands between the pieces as the client gave them, so that it may put all together again.
+def _inserts(pieces: Sequence[str], found: Infill) -> list[str]:
+    """Return what a client puts between its own pieces.
 
-    The library takes spaces before a gap away and writes them with the filling.
+    The library takes spaces before a gap away and the model writes them with the filling; the client's are still there.
     """
-    spans = []
+    inserts = []
     for piece, span in zip(pieces, found.spans, strict=False):
         spaces = len(piece) - len(piece.rstrip(" \t"))
         own = len(span) - len(span.lstrip(" \t"))
-        spans.append(span[min(spaces, own) :])
-    return spans
+        inserts.append(span[min(spaces, own) :])
+    return inserts

@@ -6,13 +6,14 @@ Knows: names, ranges, YAML, which addresses are this machine's own. Does not kno
 import ipaddress
 import os
 from collections.abc import Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from gerund.errors import ConfigError, DataError, unknown_name
+from gerund.errors import ConfigError, DataError
 from gerund.spec import ModelSpec
 
 KEY_VARIABLE = "GERUND_API_KEY"
@@ -171,7 +172,9 @@ def read_config(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         if name in ("api_key", "key"):
             raise ConfigError(f"{path}: a key does not belong into this file; give api_key_file, or {KEY_VARIABLE}")
         if name not in valid:
-            raise ConfigError(f"{path}: {unknown_name('setting', given, valid)}")
+            near = get_close_matches(name, valid, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else "gerund serve --help lists them"
+            raise ConfigError(f"{path}: there is no setting {given!r}; {hint}")
         if value is not None:
             (server if name in ServeSettings.model_fields else model)[name] = value
     if isinstance(server.get("name"), str):

@@ -11,7 +11,7 @@ from gerund.config import Rerank, Sampling
 from gerund.errors import ConfigError, ModelError, TextError
 from gerund.inference.generate import reranking
 from gerund.inference.generate.detokenizing import continuation_text
-from gerund.inference.generate.generation import end_ids
+from gerund.inference.generate.own_loop import end_ids
 from gerund.inference.generate.prompts import prompt_ids
 from gerund.inference.generate.reranking import search, stream_search
 from gerund.inference.generate.sampling import chosen_tokens, filters_of, generator_for, sample_seed

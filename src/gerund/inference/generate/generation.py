@@ -9,22 +9,15 @@ Knows: models, tokenizers, ``Settings``. Does not know: attention plans: none is
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from transformers import (
-    GenerationConfig,
-    LogitsProcessor,
-    LogitsProcessorList,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    StoppingCriteria,
-    StoppingCriteriaList,
-)
+from transformers import LogitsProcessor, PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteria
 
 from gerund.config import whole_number
 from gerund.errors import ConfigError
+from gerund.inference.generate.own_loop import end_ids, own_loop
 from gerund.inference.generate.prompts import Prompt, prompt_ids
 from gerund.inference.generate.rows import Emit, Row, Vocabulary, Writing, advance
 from gerund.inference.generate.sampling import request_seeds, sample_seed
@@ -33,15 +26,12 @@ from gerund.inference.tokens import context_length
 from gerund.models.encoder_decoder import is_encoder_decoder
 from gerund.types import Generation
 
-# What a model's folder may ask of transformers by default, and the values that ask nothing: rows see plain logits.
-_PLAIN: dict[str, Any] = {
-    "repetition_penalty": 1.0,
-    "encoder_repetition_penalty": 1.0,
-    "no_repeat_ngram_size": 0,
-    "encoder_no_repeat_ngram_size": 0,
-    "min_length": 0,
-    "guidance_scale": 1.0,
-}
+
+class Asked(Protocol):
+    """What is asked after each token whether to end, as a ``threading.Event`` is."""
+
+    def is_set(self) -> bool:
+        """Return whether to end."""
 
 
 class Cancelled(Exception):  # noqa: N818 - nothing went wrong
@@ -56,7 +46,7 @@ def generate(
     *,
     batch_size: int = 16,
     emit: Emit | None = None,
-    cancelled: threading.Event | None = None,
+    cancelled: Asked | None = None,
 ) -> list[Generation]:
     """Continue each prompt.
 
@@ -88,9 +78,34 @@ def generate(
     read: list[tuple[list[int], int]] = []
     for own, seed in zip(ids, request_seeds(settings.sampling, len(ids)), strict=True):
         room = room_after(len(own), settings.max_new_tokens, limit)
-        for sample in range(settings.n):
-            rows.append(_row(model, writing, own, room, sample_seed(seed, sample), index=len(rows), emit=emit))
-            read.append((own, room))
+        rows += rows_of(model, writing, own, room, seed, index=len(rows), emit=emit)
+        read += [(own, room)] * settings.n
+    write_rows(model, tokenizer, read, rows, batch_size=batch_size, cancelled=cancelled)
+    return [row.result() for row in rows]
+
+
+def write_rows(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    read: Sequence[tuple[list[int], int]],
+    rows: Sequence[Row],
+    *,
+    batch_size: int = 16,
+    cancelled: Asked | None = None,
+) -> None:
+    """Write rows to their ends through transformers' own loop, those of about the same length together.
+
+    Args:
+        model: the language model.
+        tokenizer: its tokenizer.
+        read: for each row its prompt, and how many tokens it may have.
+        rows: the rows.
+        batch_size: rows in one pass.
+        cancelled: ends the work within a token once it is set; it is asked after each.
+
+    Raises:
+        Cancelled: ``cancelled`` was set before the end.
+    """
     order = sorted(range(len(rows)), key=lambda number: len(read[number][0]))
     for numbers in _batches(order, [room for _, room in read], batch_size):
         _run(
@@ -98,7 +113,6 @@ def generate(
             room=read[numbers[0]][1],
             cancelled=cancelled,
         )
-    return [row.result() for row in rows]
 
 
 def continue_read(
@@ -120,7 +134,7 @@ def continue_read(
     """
     room = room_after(len(ids), settings.max_new_tokens, context_length(model.config, tokenizer))
     [seed] = request_seeds(settings.sampling, 1)
-    row = _row(model, writing_of(model, tokenizer, settings), ids, room, sample_seed(seed, 0))
+    [row] = rows_of(model, writing_of(model, tokenizer, settings), ids, room, seed)
     _run(model, tokenizer, [ids], [row], room=room, decode=decode)
     return row.result()
 
@@ -133,7 +147,7 @@ def writing_of(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, setti
     return Writing(Vocabulary(tokenizer, size, tuple(end_ids(model, tokenizer))), settings)
 
 
-def _row(
+def rows_of(
     model: PreTrainedModel,
     writing: Writing,
     ids: list[int],
@@ -142,14 +156,27 @@ def _row(
     *,
     index: int = 0,
     emit: Emit | None = None,
-) -> Row:
+) -> list[Row]:
+    """Return the continuations of a prompt before anything is written, as many as ``settings.n`` says.
+
+    Args:
+        model: the language model.
+        writing: what is asked for.
+        ids: the prompt.
+        room: tokens that each may have.
+        seed: what the prompt's random numbers begin with.
+        index: the number of the first of them.
+        emit: takes the texts as they come.
+    """
     # A decoder with an encoder beside it begins with a token of its own instead of the prompt.
     before = [] if is_encoder_decoder(model) else ids
-    generator = torch.Generator().manual_seed(seed)
-    return Row(writing, before, room, generator, prompt_tokens=len(ids), index=index, emit=emit)
+    generators = (torch.Generator().manual_seed(sample_seed(seed, sample)) for sample in range(writing.settings.n))
+    return [
+        Row(writing, before, room, generator, prompt_tokens=len(ids), index=index + sample, emit=emit)
+        for sample, generator in enumerate(generators)
+    ]
 
 
-@torch.no_grad()
 def _run(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -157,36 +184,12 @@ def _run(
     rows: list[Row],
     *,
     room: int,
-    cancelled: threading.Event | None = None,
+    cancelled: Asked | None = None,
     decode: Callable[..., Tensor] | None = None,
 ) -> None:
     """Write rows to their ends, all in one batch."""
-    width = max(len(ids) for ids in prompts)
-    ends = end_ids(model, tokenizer)
-    pad = next(iter([*([tokenizer.pad_token_id] if tokenizer.pad_token_id is not None else []), *ends, 0]))
-    ids = torch.full((len(prompts), width), pad, dtype=torch.long)
-    real = torch.zeros_like(ids)
-    for row, prompt in enumerate(prompts):  # generation continues at the right: padding goes left
-        ids[row, width - len(prompt) :] = torch.tensor(prompt)
-        real[row, width - len(prompt) :] = 1
-    settings = GenerationConfig(
-        **_PLAIN,
-        do_sample=False,
-        num_beams=1,
-        max_new_tokens=room,
-        pad_token_id=pad,
-        eos_token_id=ends or None,
-        use_cache=None if decode is None else False,  # a loop of one's own brings its own cache
-    )
     stop = _Done(rows, cancelled or threading.Event())
-    model.generate(
-        ids.to(model.device),
-        attention_mask=real.to(model.device),
-        generation_config=settings,
-        logits_processor=LogitsProcessorList([_Chooser(rows)]),
-        stopping_criteria=StoppingCriteriaList([stop]),
-        custom_generate=decode,
-    )
+    own_loop(model, tokenizer, prompts, _Chooser(rows), stop, room=room, decode=decode)
     if stop.cancelled.is_set():
         raise Cancelled
 
@@ -211,7 +214,7 @@ class _Chooser(LogitsProcessor):
 class _Done(StoppingCriteria):
     """Ends rows where they end themselves, and all of them when nobody waits for them any more."""
 
-    def __init__(self, rows: Sequence[Row], cancelled: threading.Event) -> None:
+    def __init__(self, rows: Sequence[Row], cancelled: Asked) -> None:
         self.rows, self.cancelled = rows, cancelled
 
     def __call__(self, input_ids: Tensor, scores: Tensor, **kwargs: Any) -> Tensor:
@@ -230,11 +233,3 @@ def _batches(order: Sequence[int], rooms: Sequence[int], batch_size: int) -> Ite
     for _, alike in groupby(order, key=lambda row: rooms[row]):
         rows = list(alike)
         yield from (rows[start : start + batch_size] for start in range(0, len(rows), batch_size))
-
-
-def end_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Return the tokens that end a text."""
-    own = model.generation_config.eos_token_id
-    ends = list(own) if isinstance(own, (list, tuple)) else [own]
-    ends.append(tokenizer.eos_token_id)
-    return list(dict.fromkeys(end for end in ends if end is not None))

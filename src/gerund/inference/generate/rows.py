@@ -209,38 +209,73 @@ class Row:
         )
 
 
-def advance(rows: Sequence[Row], logits_BV: Tensor) -> list[int]:
+Fail = Callable[[Row, Exception], None]
+
+
+def advance(rows: Sequence[Row], logits_BV: Tensor, fail: Fail | None = None) -> list[int]:
     """Choose the next token of each row and put it there.
 
     Args:
         rows: rows that are not done.
         logits_BV: the model's logits for what comes next, a row each; they stay as they are.
+        fail: called with a row that cannot go on, and why: its form allows nothing, or whoever takes its text raised
+            an exception. The others go on. None raises the first exception.
 
     Returns:
-        The tokens.
+        The tokens; that of a row that failed means nothing.
     """
     logits_BV = logits_BV.float()
     plain_BV = torch.log_softmax(logits_BV, dim=-1)
-    scores_BV = logits_BV
-    if any(row.adjusts for row in rows):
-        scores_BV = torch.stack(
-            [row.adjusted(own) if row.adjusts else own for row, own in zip(rows, logits_BV, strict=True)]
-        )
+    failed: set[int] = set()
+
+    def no_longer(place: int, error: Exception) -> None:
+        if fail is None:
+            raise error
+        failed.add(place)
+        fail(rows[place], error)
+
+    tokens = _chosen(rows, _adjusted(rows, logits_BV, no_longer))
+    places = torch.tensor(tokens, device=plain_BV.device)[:, None]
+    logprobs = plain_BV.gather(1, places)[:, 0].tolist()
+    for place, (row, token, logprob) in enumerate(zip(rows, tokens, logprobs, strict=True)):
+        if place in failed:
+            continue
+        count = row.writing.settings.logprobs
+        try:
+            row.put(token, logprob, _best(plain_BV[place], count) if count else ())
+        except Exception as error:
+            no_longer(place, error)
+    return tokens
+
+
+def _adjusted(rows: Sequence[Row], logits_BV: Tensor, no_longer: Callable[[int, Exception], None]) -> Tensor:
+    """Return logits after what each row does to its own."""
+    if not any(row.adjusts for row in rows):
+        return logits_BV
+    scores = list(logits_BV)
+    for place, row in enumerate(rows):
+        try:
+            if row.adjusts:
+                scores[place] = row.adjusted(scores[place])
+        except Exception as error:
+            no_longer(place, error)
+    return torch.stack(scores)
+
+
+def _chosen(rows: Sequence[Row], scores_BV: Tensor) -> list[int]:
+    """Return a token for each row."""
     groups: dict[Sampling, list[int]] = {}
     for place, row in enumerate(rows):
         groups.setdefault(row.writing.sampling, []).append(place)
-    chosen_B = torch.empty(len(rows), dtype=torch.long, device=logits_BV.device)
+    chosen = [0] * len(rows)
     for sampling, places in groups.items():
         own_BV = scores_BV if len(groups) == 1 else scores_BV[places]
         for filter_ in rows[places[0]].writing.filters:
             own_BV = filter_(None, own_BV)
         generators = None if sampling.is_greedy else [rows[place].generator for place in places]
-        chosen_B[places] = chosen_tokens(own_BV, generators)
-    tokens: list[int] = chosen_B.tolist()
-    logprobs = plain_BV.gather(1, chosen_B[:, None])[:, 0].tolist()
-    for row, own_V, token, logprob in zip(rows, plain_BV, tokens, logprobs, strict=True):
-        row.put(token, logprob, _best(own_V, row.writing.settings.logprobs or 0))
-    return tokens
+        for place, token in zip(places, chosen_tokens(own_BV, generators).tolist(), strict=True):
+            chosen[place] = token
+    return chosen
 
 
 def _best(logprobs_V: Tensor, count: int) -> list[tuple[int, float]]:

@@ -1,0 +1,49 @@
+"""Pauses between two layers of a model, in which a thread may do something else, with the same model too.
+
+Whoever has one thread for all work, some of which must not wait for the end of a long pass, lets it in here. Nothing
+that a pass computes depends on its pauses.
+
+Knows: threads, contexts. Does not know: models, what is done in a pause.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import Context
+from threading import local
+
+
+class _Pausing(local):
+    work: Callable[[], None] | None = None
+
+
+_pausing = _Pausing()
+
+
+@contextmanager
+def pausing(work: Callable[[], None]) -> Iterator[None]:
+    """Let a function run after every decoder layer that this thread runs until the block ends.
+
+    It is not called while it runs itself. An exception that it raises ends the pass.
+
+    >>> with pausing(lambda: print("between two layers")):
+    ...     pause()
+    between two layers
+    """
+    before, _pausing.work = _pausing.work, work
+    try:
+        yield
+    finally:
+        _pausing.work = before
+
+
+def pause() -> None:
+    """Do what is to be done between two layers: nothing, mostly."""
+    work = _pausing.work
+    if work is None:
+        return
+    _pausing.work = None
+    try:
+        # Which adapter is active, and what a pass collects, are matters of the pass that is interrupted.
+        Context().run(work)
+    finally:
+        _pausing.work = work

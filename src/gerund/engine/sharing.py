@@ -1,0 +1,48 @@
+"""How an engine divides its time: writing gets its share of what reading took, step by step.
+
+Knows: seconds. Does not know: what is done in them.
+"""
+
+# Steps that writing may be behind at most: after a long pass that could not be interrupted, texts do not catch up with
+# all that they missed while others wait.
+_MOST_BEHIND = 16
+
+
+class Share:
+    """Counts what reading owes to writing.
+
+    Args:
+        share: seconds of writing for each second of reading.
+
+    >>> share = Share(1.0)
+    >>> share.wrote(0.01)
+    >>> share.read(0.004)
+    >>> share.is_due
+    False
+    >>> share.read(0.007)
+    >>> share.is_due
+    True
+    """
+
+    def __init__(self, share: float) -> None:
+        self._share = share
+        self._step = 0.0  # seconds of one step of writing, lately
+        self._owed = 0.0
+
+    def read(self, seconds: float) -> None:
+        """Note a time of reading."""
+        self._owed = min(self._owed + self._share * seconds, _MOST_BEHIND * self._step)
+
+    def wrote(self, seconds: float) -> None:
+        """Note the time of one step."""
+        self._step = 0.8 * self._step + 0.2 * seconds if self._step else seconds
+        self._owed = max(0.0, self._owed - seconds)
+
+    def forget(self) -> None:
+        """Nobody writes any more, so nothing is owed."""
+        self._owed = 0.0
+
+    @property
+    def is_due(self) -> bool:
+        """Whether a step of writing should come next."""
+        return self._owed >= self._step

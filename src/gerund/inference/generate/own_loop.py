@@ -1,0 +1,89 @@
+"""transformers' own generation loop, told to choose nothing by itself.
+
+What it would choose reads torch's global random state, which threads would share, and the defaults of the model's
+folder. Here whoever calls it says which token comes next.
+
+Knows: models, tokenizers. Does not know: rows, requests.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import (
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
+
+# What a model's folder may ask of transformers by default, and the values that ask nothing: logits stay plain.
+_PLAIN: dict[str, Any] = {
+    "repetition_penalty": 1.0,
+    "encoder_repetition_penalty": 1.0,
+    "no_repeat_ngram_size": 0,
+    "encoder_no_repeat_ngram_size": 0,
+    "min_length": 0,
+    "guidance_scale": 1.0,
+}
+
+
+@torch.no_grad()
+def own_loop(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[Sequence[int]],
+    choose: LogitsProcessor,
+    stop: StoppingCriteria,
+    *,
+    room: int,
+    decode: Callable[..., Tensor] | None = None,
+) -> None:
+    """Continue prompts, all in one batch.
+
+    Args:
+        model: the language model.
+        tokenizer: its tokenizer.
+        prompts: token ids.
+        choose: takes the logits ``(B, V)`` and leaves of each row what it chose.
+        stop: says which rows are over.
+        room: tokens to write at most.
+        decode: a loop that transformers calls in place of its own (``custom_generate``).
+    """
+    width = max(len(ids) for ids in prompts)
+    ends = end_ids(model, tokenizer)
+    pad = next(iter([*([tokenizer.pad_token_id] if tokenizer.pad_token_id is not None else []), *ends, 0]))
+    ids = torch.full((len(prompts), width), pad, dtype=torch.long)
+    real = torch.zeros_like(ids)
+    for row, prompt in enumerate(prompts):  # generation continues at the right: padding goes left
+        ids[row, width - len(prompt) :] = torch.tensor(prompt)
+        real[row, width - len(prompt) :] = 1
+    settings = GenerationConfig(
+        **_PLAIN,
+        do_sample=False,
+        num_beams=1,
+        max_new_tokens=room,
+        pad_token_id=pad,
+        eos_token_id=ends or None,
+        use_cache=None if decode is None else False,  # a loop of one's own brings its own cache
+    )
+    model.generate(
+        ids.to(model.device),
+        attention_mask=real.to(model.device),
+        generation_config=settings,
+        logits_processor=LogitsProcessorList([choose]),
+        stopping_criteria=StoppingCriteriaList([stop]),
+        custom_generate=decode,
+    )
+
+
+def end_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Return the tokens that end a text."""
+    own = model.generation_config.eos_token_id
+    ends = list(own) if isinstance(own, (list, tuple)) else [own]
+    ends.append(tokenizer.eos_token_id)
+    return list(dict.fromkeys(end for end in ends if end is not None))

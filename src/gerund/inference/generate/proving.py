@@ -1,0 +1,234 @@
+"""What can be promised of texts that are written side by side on this machine, found out by trying it.
+
+Whether a row of a product comes out the same, to the bit, whatever rows are beside it is a matter of kernels: of the
+processor, the type of the weights, the number of threads. So it is proved, with the model itself.
+
+Knows: slots, transformers' own loop. Does not know: requests.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+from transformers import LogitsProcessor, PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteria
+
+from gerund.errors import GerundError
+from gerund.inference.generate.own_loop import own_loop
+from gerund.inference.generate.slots import Slots, unfit
+from gerund.types import Promise
+
+# Tokens of a prompt that are read at least where the rest is known: fewer take other kernels.
+LEAST_READ = 16
+# Rows of a step at least, in types that few rows are computed another way in.
+_FEW = 4
+# Prompts that are compared with transformers' own loop, in tokens, and how much is written behind each.
+_PROMPTS = (3, 18, 45)
+_WRITTEN = 6
+# Prompts that are read at once and in two parts: their tokens, and those that are read where the others are known.
+_PARTS = ((60, (LEAST_READ, 28, 44)), (150, (20, 80)), (300, (LEAST_READ, 40, 100, 236)))
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_experts_per_tok")
+
+
+@dataclass(frozen=True)
+class Proof:
+    """How texts are written side by side, and what holds for them.
+
+    Attributes:
+        fits: whether slots hold what the model keeps; where not, each text is written alone.
+        promise: what holds.
+        why: how that was found out, or why nothing is promised.
+        alone: each row attends in a call of its own.
+        at_least: rows of a step at least.
+        recalls: a prompt whose beginning is known gives the same to the bit when only its rest is read.
+    """
+
+    fits: bool
+    promise: Promise
+    why: str
+    alone: bool = False
+    at_least: int = 1
+    recalls: bool = False
+
+    def slots(self, model: PreTrainedModel, count: int, room: int) -> Slots:
+        """Return slots for texts that are written this way."""
+        return Slots(model, count, room, alone=self.alone, at_least=self.at_least)
+
+
+def prove(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, count: int, room: int) -> Proof:
+    """Find out how a model writes side by side and what can be promised; once for a model, its slots and threads.
+
+    Args:
+        model: the language model.
+        tokenizer: its tokenizer.
+        count: how many texts at a time.
+        room: tokens of each.
+    """
+    key = (count, room, torch.get_num_threads(), model.dtype)
+    known = _known.setdefault(model, {})
+    if key not in known:
+        known[key] = _proved(model, tokenizer, count, room)
+    return known[key]
+
+
+_known: WeakKeyDictionary[PreTrainedModel, dict[object, Proof]] = WeakKeyDictionary()
+
+
+def _proved(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, count: int, room: int) -> Proof:
+    reason = unfit(model)
+    if reason is None:
+        try:
+            with evaluating(model):
+                return _tried(model, tokenizer, count, room)
+        except (GerundError, AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
+            reason = f"this {model.config.model_type} model cannot be written with in slots ({error})"
+    return Proof(False, "bits of generate", f"{reason}; each text is written alone, through transformers' own loop")
+
+
+def _tried(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, count: int, room: int) -> Proof:
+    size = int(model.get_input_embeddings().weight.shape[0])
+    prompts = [_tokens(length, size) for length in _PROMPTS[:count] if length + _WRITTEN < room] or [[size // 2]]
+    written = _tokens(_WRITTEN, size)
+    own = [_by_own_loop(model, tokenizer, ids, written) for ids in prompts]
+    alone = Slots(model, count, room, alone=True)
+    found = _by_slots(alone, prompts, written)
+    spread = max(1.0, float(own[0].std(dim=-1).max()))
+    deviation = max(float((one - other).abs().max()) for one, other in zip(own, found, strict=True))
+    if not deviation < spread * (1e-3 if model.dtype == torch.float32 else 0.15):
+        raise ValueError(f"logits differ by {deviation:.1e} from those of transformers' own loop")
+    if _has_experts(model):
+        return Proof(True, "none", "which experts compute together depends on what else is written")
+    if all(map(torch.equal, own, found)) and _is_steady(alone, size):
+        why = "proved at the start: each row attends alone, with logits bit-equal to those of transformers' own loop"
+        return Proof(True, "bits of generate", why, alone=True, recalls=_recalls(alone, size))
+    few = _FEW if model.dtype == torch.float32 else 1
+    for is_alone, at_least in ((False, few), (True, few), (False, count), (True, count)):
+        slots = Slots(model, count, room, alone=is_alone, at_least=at_least)
+        slots.read(prompts[0])
+        if _is_steady(slots, size):
+            why = "proved at the start: a row's logits are bit-equal whatever rows are beside it"
+            return Proof(True, "same text under any load", why, is_alone, slots.at_least, _recalls(slots, size))
+    why = "what a row computes depends, in its last bits, on the rows beside it on this machine"
+    return Proof(True, "none", why)
+
+
+def _has_experts(model: PreTrainedModel) -> bool:
+    """Whether tokens share matrix products with those that happen to take the same expert."""
+    config = model.config.get_text_config(decoder=True)
+    return any((getattr(config, name, None) or 0) > 1 for name in _EXPERTS)
+
+
+def _tokens(count: int, size: int) -> list[int]:
+    """Return tokens of no meaning."""
+    return [(17 * place + 5) % size for place in range(count)]
+
+
+def _by_own_loop(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, ids: list[int], written: Sequence[int]
+) -> Tensor:
+    """Return the logits ``(tokens, V)`` that transformers' own loop sees while these tokens are written."""
+    dictated = _Dictated(written)
+    own_loop(model, tokenizer, [ids], dictated, _Never(), room=len(written))
+    return torch.stack(dictated.seen)
+
+
+class _Dictated(LogitsProcessor):
+    """Writes what it was told, and keeps the logits."""
+
+    def __init__(self, tokens: Sequence[int]) -> None:
+        self.tokens, self.seen = list(tokens), list[Tensor]()
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        del input_ids
+        self.seen.append(scores[0].float().clone())
+        chosen = torch.full_like(scores, float("-inf"))
+        chosen[0, self.tokens[len(self.seen) - 1]] = 0
+        return chosen
+
+
+class _Never(StoppingCriteria):
+    """Ends nothing."""
+
+    def __call__(self, input_ids: Tensor, scores: Tensor, **_: object) -> Tensor:
+        del scores
+        return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
+
+
+def _by_slots(slots: Slots, prompts: Sequence[list[int]], written: Sequence[int]) -> list[Tensor]:
+    """Return the same of each prompt, all of them side by side."""
+    seen = []
+    for ids in prompts:
+        seen.append([slots.read(ids).float()])
+        slots.join(len(ids))
+    for token in written[:-1]:
+        for own, logits_V in zip(seen, slots.step([token] * len(prompts)).float(), strict=True):
+            own.append(logits_V)
+    return [torch.stack(own) for own in seen]
+
+
+def _is_steady(slots: Slots, size: int) -> bool:
+    """Whether a row's logits are the same, to the bit, whatever rows are beside it and wherever it stands."""
+    generator = torch.Generator().manual_seed(0)
+    most, count = slots.room - 2, slots.count
+    if most < 1:
+        return False
+    tokens = _tokens(count, size)
+    for trial in range(2):
+        lengths = torch.randint(1, most + 1, (count,), generator=generator).tolist()
+        lengths[0], lengths[-1] = min(most, 20), most
+        slots.fill(lengths, trial)
+        all_BV = slots.step(tokens)
+        for rows in sorted({1, 2, 3, 5, count - 1} & set(range(1, count)), reverse=True):
+            slots.lengths = lengths[:rows]
+            if not torch.equal(slots.step(tokens[:rows]), all_BV[:rows]):
+                return False
+        slots.fill(lengths, trial)
+        order = list(range(count))
+        while len(order) > 1:  # rows leave, and the last one takes their place
+            slots.leave(0)
+            order = [order[-1], *order[1:-1]]
+            if len(order) in (1, 2, count - 1):
+                before = list(slots.lengths)
+                if not torch.equal(slots.step([tokens[row] for row in order]), all_BV[order]):
+                    return False
+                slots.lengths = before
+    slots.lengths = []
+    return True
+
+
+def _recalls(slots: Slots, size: int) -> bool:
+    """Whether reading the rest of a prompt gives what reading all of it gives, to the bit."""
+    slots.lengths = []
+    parts = [(length, rests) for length, rests in _PARTS if length < slots.room]
+    try:
+        return bool(parts) and all(_recalled(slots, _tokens(length, size), rests) for length, rests in parts)
+    except (GerundError, RuntimeError, TypeError, ValueError):
+        return False
+
+
+def _recalled(slots: Slots, ids: list[int], rests: Sequence[int]) -> bool:
+    whole_V = slots.read(ids)
+    kept = slots.remember(0, len(ids))
+    for rest in rests:
+        known = len(ids) - rest
+        slots.read(ids[::-1])  # something else lies there now
+        slots.recall([(keys[:, :known], values[:, :known]) for keys, values in kept], 0)
+        if not torch.equal(slots.read(ids, known), whole_V):
+            return False
+        again = slots.remember(0, len(ids))
+        if not all(torch.equal(*both) for pair in zip(kept, again, strict=True) for both in zip(*pair, strict=True)):
+            return False
+    return True
+
+
+@contextmanager
+def evaluating(model: PreTrainedModel) -> Iterator[None]:
+    """Let a model compute without dropout until the block ends."""
+    training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(training)

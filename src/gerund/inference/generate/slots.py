@@ -1,0 +1,290 @@
+"""Slots: keys and values of texts that are written side by side, which join and leave without moving the others.
+
+A slot has room for one text, its tokens at the left. Rows ``0`` to ``live - 1`` are being written; the slot behind all
+of them holds a prompt while it is read. What stands behind a row's tokens is left over from others, and is never seen.
+
+Knows: models, their caches, ``SideBySide``. Does not know: what is written, who asked for it.
+"""
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import Cache, DynamicCache, PreTrainedModel
+from transformers.cache_utils import CacheLayerMixin, DynamicLayer
+
+from gerund.attention.interface import ADDITIVE, FUSED
+from gerund.attention.masked import has_indexer, way_of
+from gerund.attention.shared import hands_on
+from gerund.attention.side_by_side import STEP, Rest, SideBySide
+from gerund.attention.streams import decoder_layers
+from gerund.errors import ResourceError
+from gerund.inference.encode.runtime import takes_positions
+from gerund.models.encoder_decoder import is_encoder_decoder
+
+# By layer, keys and values ``(key heads, T, head_dim)`` of some tokens of a text.
+Kept = list[tuple[Tensor, Tensor]]
+
+
+def unfit(model: PreTrainedModel) -> str | None:
+    """Say why slots cannot hold what a model keeps of a text; None where nothing is known against it.
+
+    Whether a model that they can hold gives what it should is for ``side_by_side.proof`` to find out.
+    """
+    kind = model.config.model_type
+    if is_encoder_decoder(model):
+        return f"this {kind} model has an encoder beside the text that it writes"
+    config = model.config.get_text_config(decoder=True)
+    layers = decoder_layers(model)
+    implementation = config._attn_implementation
+    if implementation not in (FUSED, ADDITIVE) or has_indexer(model) or any(map(way_of, model.modules())):
+        return f"the attention of this {kind} model takes no plan by itself"
+    if hands_on(layers):
+        return f"the layers of this {kind} model hand each other more than hidden states"
+    try:
+        kinds = {type(layer) for layer in DynamicCache(config=config).layers}
+    except (AttributeError, TypeError, ValueError):
+        kinds = set()
+    if kinds != {DynamicLayer} or len(DynamicCache(config=config).layers) != len(layers):
+        return f"this {kind} model keeps more of a text than keys and values, or forgets what lies behind a window"
+    if "past_key_values" not in inspect.signature(model.forward).parameters or not takes_positions(model):
+        return f"this {kind} model cannot be told where in its text a token stands"
+    return None
+
+
+class Slots:
+    """Room for texts that are written side by side.
+
+    Args:
+        model: a model that ``unfit`` says nothing against.
+        count: how many texts.
+        room: tokens of each.
+        alone: as in ``SideBySide``.
+        at_least: rows of a step at least, empty ones included: some kernels compute few rows another way than many.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, count: int, room: int, *, alone: bool = False, at_least: int = 1
+    ) -> None:
+        self.model, self.count, self.room = model, count, room
+        self.alone, self.at_least = alone, min(at_least, count)
+        self.lengths: list[int] = []
+        whole = -(-room // STEP) * STEP
+        self._layers = [_Layer(count + 1, whole) for _ in decoder_layers(model)]
+        self._device = model.get_input_embeddings().weight.device
+        self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
+        self._writing = Cache(layers=[_Writing(layer) for layer in self._layers])
+
+    @property
+    def live(self) -> int:
+        """How many rows are being written."""
+        return len(self.lengths)
+
+    @torch.inference_mode()
+    def read(self, ids: Sequence[int], known: int = 0) -> Tensor:
+        """Read a prompt into the slot behind the rows, as ``generate`` begins; return its logits ``(V,)``.
+
+        Args:
+            ids: the prompt.
+            known: how many of its tokens ``recall`` has put there.
+        """
+        rest = list(ids[known:])
+        own = Cache(layers=[_Reading(layer, known) for layer in self._layers])
+        inputs: dict[str, Any] = {"input_ids": torch.tensor([rest], device=self._device)}
+        if self._keeps_logits:
+            inputs["logits_to_keep"] = 1
+        if known:
+            inputs["position_ids"] = torch.arange(known, len(ids), device=self._device)[None]
+            inputs["attention_plan"] = Rest(len(self._layers), known)
+            # The plan makes no use of it, and without one the model would make a mask.
+            inputs["attention_mask"] = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=self._device)
+        with torch.autocast(self._device.type, enabled=False):
+            logits: Tensor = self.model(**inputs, past_key_values=own, use_cache=True).logits
+        return logits[0, -1].clone()
+
+    def join(self, length: int) -> int:
+        """Make a row of the prompt that was read last; return its number. It may be done several times."""
+        row = self.live
+        for layer in self._layers:
+            layer.copy(self.count, row, length)
+        self.lengths.append(length)
+        return row
+
+    def leave(self, row: int) -> None:
+        """Free a row. The last row takes its number."""
+        last = self.live - 1
+        if row != last:
+            for layer in self._layers:
+                layer.copy(last, row, self.lengths[last])
+            self.lengths[row] = self.lengths[last]
+        del self.lengths[last]
+
+    @torch.inference_mode()
+    def step(self, tokens: Sequence[int]) -> Tensor:
+        """Write one token into every row; return the logits of what comes next ``(rows, V)``."""
+        empty = max(0, self.at_least - self.live)
+        where = [*self.lengths, *[0] * empty]
+        plan = SideBySide(len(self._layers), [place + 1 for place in where], alone=self.alone, device=self._device)
+        place_B = torch.tensor(where, device=self._device)
+        for layer in self._writing.layers:
+            layer.expect(place_B, plan.width)
+        with torch.autocast(self._device.type, enabled=False):
+            logits: Tensor = self.model(
+                input_ids=torch.tensor([*tokens, *[0] * empty], device=self._device)[:, None],
+                position_ids=place_B[:, None],
+                attention_mask=plan.real_B11W,
+                past_key_values=self._writing,
+                use_cache=True,
+                attention_plan=plan,
+            ).logits
+        self.lengths = [length + 1 for length in self.lengths]
+        return logits[: self.live, -1]
+
+    def remember(self, first: int, behind: int) -> Kept:
+        """Return copies of what some tokens of the prompt that was read last left."""
+        return [layer.taken(self.count, first, behind) for layer in self._layers]
+
+    def recall(self, kept: Kept, first: int) -> None:
+        """Put what ``remember`` returned into the slot behind the rows, from this token on."""
+        for layer, (keys, values) in zip(self._layers, kept, strict=True):
+            layer.put(self.count, first, keys, values)
+
+    def fill(self, lengths: Sequence[int], seed: int) -> None:
+        """Make rows of these lengths out of random keys and values, for trials."""
+        self.lengths = list(lengths)
+        generator = torch.Generator().manual_seed(seed)
+        for layer in self._layers:
+            layer.fill(generator)
+
+    @property
+    def bytes(self) -> int:
+        """Memory of keys and values, once a prompt was read."""
+        return sum(layer.bytes for layer in self._layers)
+
+
+class _Layer:
+    """Keys and values of one layer in all slots, ``(slots, key heads, room, head_dim)``."""
+
+    def __init__(self, slots: int, room: int) -> None:
+        self.slots, self.room = slots, room
+        self.keys: Tensor | None = None
+        self.values: Tensor | None = None
+
+    def tensors(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Return both, made when the first keys and values show their sizes and type."""
+        if self.keys is None or self.values is None:
+            try:
+                self.keys, self.values = (self._made(like) for like in (keys, values))
+            except (RuntimeError, MemoryError) as error:
+                raise ResourceError(
+                    f"{self.slots} texts of {self.room} tokens do not fit the memory; take fewer slots, or less context"
+                ) from error
+        return self.keys, self.values
+
+    def _made(self, like: Tensor) -> Tensor:
+        # Zeros: what is hidden is multiplied by 0, which must not be 0 times infinity.
+        return like.new_zeros((self.slots, like.shape[1], self.room, like.shape[3]))
+
+    @property
+    def bytes(self) -> int:
+        return sum(one.nbytes for one in (self.keys, self.values) if one is not None)
+
+    @torch.inference_mode()
+    def copy(self, source: int, target: int, length: int) -> None:
+        for own in self._both():
+            own[target, :, :length] = own[source, :, :length]
+
+    def taken(self, slot: int, first: int, behind: int) -> tuple[Tensor, Tensor]:
+        keys, values = (own[slot, :, first:behind].clone() for own in self._both())
+        return keys, values
+
+    @torch.inference_mode()
+    def put(self, slot: int, first: int, keys: Tensor, values: Tensor) -> None:
+        for own, new in zip(self.tensors(keys[None], values[None]), (keys, values), strict=True):
+            own[slot, :, first : first + new.shape[1]] = new
+
+    @torch.inference_mode()
+    def fill(self, generator: torch.Generator) -> None:
+        for own in self._both():
+            own.copy_(torch.randn(own.shape[1:], generator=generator).expand(own.shape))
+
+    def _both(self) -> tuple[Tensor, Tensor]:
+        assert self.keys is not None
+        assert self.values is not None
+        return self.keys, self.values
+
+
+class _Part(CacheLayerMixin):
+    """What transformers sees of a layer."""
+
+    is_sliding = False
+
+    def __init__(self, layer: _Layer) -> None:
+        super().__init__()
+        self.layer = layer
+        self.is_initialized = True
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Do nothing: there is room already."""
+
+    def get_max_length(self) -> int:
+        """Return the room of a slot."""
+        return self.layer.room
+
+
+class _Reading(_Part):
+    """A layer while a prompt is read, some tokens of which are there."""
+
+    def __init__(self, layer: _Layer, known: int) -> None:
+        super().__init__(layer)
+        self.length = known
+
+    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """Append keys and values ``(1, H, T, D)`` and return all of them."""
+        both = self.layer.tensors(key_states, value_states)
+        before, slot = self.length, self.layer.slots - 1
+        self.length += key_states.shape[2]
+        for own, new in zip(both, (key_states, value_states), strict=True):
+            own[slot, :, before : self.length] = new[0]
+        keys, values = (own[slot : slot + 1, :, : self.length] for own in both)
+        return keys, values
+
+    def get_seq_length(self) -> int:
+        """Return how many tokens are there."""
+        return self.length
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Return how many keys there will be, and which is the first of them."""
+        return self.length + query_length, 0
+
+
+class _Writing(_Part):
+    """A layer while each row gets one token."""
+
+    place_B: Tensor
+    row_B: Tensor
+    width = 0
+
+    def expect(self, place_B: Tensor, width: int) -> None:
+        """Say where in its slot the next token of each row goes, and how many keys are looked at."""
+        self.place_B, self.width = place_B, width
+        self.row_B = torch.arange(len(place_B), device=place_B.device)
+
+    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """Put each row's keys and values ``(B, H, 1, D)`` in their place and return those of all of its tokens."""
+        both = self.layer.tensors(key_states, value_states)
+        for own, new in zip(both, (key_states, value_states), strict=True):
+            own[self.row_B, :, self.place_B] = new[:, :, 0]
+        keys, values = (own[: len(self.row_B), :, : self.width] for own in both)
+        return keys, values
+
+    def get_seq_length(self) -> int:
+        """Return how many tokens the longest row has."""
+        return self.width - 1
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Return how many keys are looked at, and which is the first of them."""
+        del query_length
+        return self.width, 0

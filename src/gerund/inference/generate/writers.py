@@ -1,0 +1,92 @@
+"""Rows that are written side by side in slots: each gets a token a step; who is done makes room for the next.
+
+Knows: slots, rows, beginnings that are kept. Does not know: who asked for a text, what else the model does.
+"""
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from gerund.inference.generate.prefixes import Prefixes
+from gerund.inference.generate.rows import Fail, Row, advance
+from gerund.inference.generate.slots import Slots
+
+
+class Writers:
+    """Rows and their slots.
+
+    Args:
+        slots: the slots.
+        prefixes: beginnings of prompts that are kept; None keeps none.
+    """
+
+    def __init__(self, slots: Slots, prefixes: Prefixes | None = None) -> None:
+        self.slots, self.prefixes = slots, prefixes
+        self.rows: list[Row] = []
+        self._last: list[int] = []  # the token of each row that the model has not read yet
+
+    @property
+    def free(self) -> int:
+        """How many rows may join."""
+        return self.slots.count - len(self.rows)
+
+    def read(self, ids: Sequence[int]) -> tuple[Tensor, int]:
+        """Read a prompt; return its logits ``(V,)`` and how many of its tokens were known."""
+        known = 0 if self.prefixes is None else self.prefixes.recall(self.slots, ids)
+        logits_V = self.slots.read(ids, known)
+        if self.prefixes is not None:
+            self.prefixes.keep(self.slots, ids)
+        return logits_V, known
+
+    def begin(self, row: Row, length: int, logits_V: Tensor, fail: Fail | None = None) -> None:
+        """Write the first token behind the prompt that was read last; let the row join unless that was all.
+
+        Args:
+            row: a row of that prompt.
+            length: tokens of the prompt.
+            logits_V: what reading it gave.
+            fail: as for ``advance``.
+        """
+        failed: list[Row] = []
+
+        def note(row: Row, error: Exception) -> None:
+            if fail is None:
+                raise error
+            failed.append(row)
+            fail(row, error)
+
+        [token] = advance([row], logits_V[None], note)
+        if not row.is_done and not failed:
+            self.slots.join(length)
+            self.rows.append(row)
+            self._last.append(token)
+
+    def step(self, fail: Fail | None = None) -> list[Row]:
+        """Write one token into every row; return the rows that are done, which have left.
+
+        Args:
+            fail: as for ``advance``; a row that failed has left.
+        """
+        if not self.rows:
+            return []
+        failed: set[int] = set()
+
+        def note(row: Row, error: Exception) -> None:
+            if fail is None:
+                raise error
+            failed.add(id(row))
+            fail(row, error)
+
+        self._last = advance(self.rows, self.slots.step(self._last), note)
+        over = [row for row in self.rows if row.is_done or id(row) in failed]
+        for row in over:
+            self.drop(row)
+        return [row for row in over if id(row) not in failed]
+
+    def drop(self, row: Row) -> None:
+        """Let a row leave."""
+        place = next(place for place, own in enumerate(self.rows) if own is row)
+        self.slots.leave(place)
+        row, token = self.rows.pop(), self._last.pop()
+        if place < len(self.rows):
+            self.rows[place], self._last[place] = row, token

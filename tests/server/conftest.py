@@ -1,0 +1,117 @@
+"""A tiny model behind a real server on loopback, in a thread of the tests' own process."""
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+pytest.importorskip("fastapi", reason="needs gerund[serve]")
+pytest.importorskip("uvicorn", reason="needs gerund[serve]")
+
+import uvicorn  # noqa: E402
+
+from gerund.entry import load  # noqa: E402
+from gerund.server.app import make_app  # noqa: E402
+from gerund.server.listening import address_of, listen  # noqa: E402
+from gerund.server.running import Protocol, Server  # noqa: E402
+from gerund.server.service import Service  # noqa: E402
+from gerund.server.settings import ServeSettings  # noqa: E402
+from tests.tiny import byte_tokenizer, tiny  # noqa: E402
+
+TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}"
+    "{% if message['content'] == 'raise' %}{{ raise_exception('no such turn') }}{% endif %}"
+    "{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}assistant:"
+)
+
+
+def save_served(folder: Path, *, template: str | None = TEMPLATE, context: int = 512) -> Path:
+    """Save a tiny Llama of two layers that chats, with room for a few hundred tokens."""
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = template
+    tokenizer.model_max_length = context
+    model = tiny("llama", vocab_size=len(tokenizer), max_position_embeddings=context, num_hidden_layers=2)
+    model.generation_config.pad_token_id = 0
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+class Running:
+    """A server in a thread.
+
+    Attributes:
+        url: its address.
+        lm: its model.
+        service: what is behind it.
+    """
+
+    def __init__(self, lm: Any, settings: ServeSettings, keys: list[str]) -> None:
+        self.lm = lm
+        self.service = Service(settings, settings.name or ("tiny",))
+        listening = listen("127.0.0.1", 0)
+        self.url = address_of(listening)
+        ready = threading.Event()
+        config = uvicorn.Config(
+            make_app(self.service, keys), http=Protocol, ws="none", lifespan="off", log_config=None, access_log=False,
+            timeout_graceful_shutdown=10,
+        )  # fmt: skip
+        self._server = Server(config, self.service, lambda: self.service.start(lm), lambda _: ready.set())
+        self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [listening]}, daemon=True)
+        self._thread.start()
+        if not ready.wait(60):
+            raise TimeoutError(f"the server is not ready: {self._server.failure}")
+        self.client = httpx.Client(
+            base_url=self.url, timeout=60, headers={"Authorization": f"Bearer {keys[0]}"} if keys else {}
+        )
+
+    def post(self, route: str, **body: Any) -> httpx.Response:
+        """Send a JSON body."""
+        return self.client.post(route, json=body)
+
+    def ok(self, route: str, **body: Any) -> Any:
+        """Send a JSON body that is to be answered, and return the answer."""
+        found = self.post(route, **body)
+        assert found.status_code == 200, found.text
+        return found.json()
+
+    def idle(self, seconds: float = 10) -> bool:
+        """Whether the engine comes to have nothing to do."""
+        ends = time.monotonic() + seconds
+        while time.monotonic() < ends:
+            state = self.service.engine.state()
+            if not state.queued and not state.live_rows:
+                return True
+            time.sleep(0.02)
+        return False
+
+    def stop(self) -> None:
+        """End it."""
+        self.client.close()
+        self._server.should_exit = True
+        self._thread.join(20)
+        self.service.close()
+
+
+@pytest.fixture(scope="session")
+def served_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of the tiny model that is served."""
+    return save_served(tmp_path_factory.mktemp("served") / "tiny")
+
+
+@pytest.fixture(scope="session")
+def served_lm(served_folder: Path) -> Any:
+    """The tiny model itself, to compare with; nobody else computes with it."""
+    return load(served_folder)
+
+
+@pytest.fixture(scope="session")
+def live(served_folder: Path) -> Iterator[Running]:
+    """A server with a tiny model, for all tests that leave it as it is."""
+    running = Running(load(served_folder), ServeSettings(max_new_tokens=32), [])
+    yield running
+    running.stop()

@@ -1,0 +1,256 @@
+"""What every request passes first: keys, hosts, bounds of bodies; and what is noted of it."""
+
+import asyncio
+import json
+import logging
+import socket
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from gerund.entry import load
+from gerund.errors import (
+    ClosedError,
+    ConfigError,
+    DeadlineError,
+    FingerprintError,
+    MissingDependencyError,
+    ModelError,
+    QueueFullError,
+    ResourceError,
+    TextError,
+    TooLargeError,
+)
+from gerund.server import running as running_module
+from gerund.server.errors import ApiError, told
+from gerund.server.gate import Gate
+from gerund.server.schemas.base import worst
+from gerund.server.settings import ServeSettings
+from tests.server.conftest import Running
+
+
+@pytest.fixture(scope="module")
+def guarded(served_folder: Any) -> Iterator[Running]:
+    """A server with two keys and small bounds."""
+    settings = ServeSettings(body_limit=2000, body_timeout=0.4, timeout=30)
+    found = Running(load(served_folder), settings, ["first-key", "second-key"])
+    yield found
+    found.stop()
+
+
+def raw(running: Running, request: bytes, *, more: bytes = b"", pause: float = 0.0, most: float = 5.0) -> bytes:
+    """Send bytes as they are and return what comes back until the server closes the connection."""
+    host, port = running.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=most) as made:
+        made.sendall(request)
+        for byte in more:
+            time.sleep(pause)
+            try:
+                made.sendall(bytes([byte]))
+            except OSError:
+                break
+        found = b""
+        try:
+            while part := made.recv(65536):
+                found += part
+        except OSError:
+            pass
+        return found
+
+
+def routes(running: Running) -> list[tuple[str, str]]:
+    paths = running.client.get("/openapi.json").json()["paths"]
+    return [(method.upper(), path) for path, own in paths.items() for method in own]
+
+
+def test_every_route_needs_the_key(guarded: Running) -> None:
+    listed = [*routes(guarded), ("GET", "/openapi.json"), ("GET", "/nothing")]
+    assert len(listed) > 12
+    for method, path in listed:
+        for header in ({"Authorization": ""}, {"Authorization": "Bearer wrong"}, {"Authorization": "first-key"}):
+            found = guarded.client.request(method, path, headers=header)
+            assert found.status_code == 401, (method, path)
+            assert found.json()["error"]["code"] == "invalid_api_key"
+            assert "first-key" not in found.text
+    for key in ("first-key", "second-key"):
+        found = guarded.client.get("/health", headers={"Authorization": f"bearer {key}"})
+        assert found.status_code == 200
+
+
+def test_a_body_has_a_bound_with_and_without_a_length(guarded: Running) -> None:
+    small, large = {"prompt": "a"}, {"prompt": "a" * 3000}
+    assert guarded.post("/tokenize", **small).status_code == 200
+    found = guarded.post("/tokenize", **large)
+    assert (found.status_code, found.json()["error"]["code"]) == (413, "request_too_large")
+
+    def parts() -> Iterator[bytes]:
+        content = json.dumps(large).encode()
+        for start in range(0, len(content), 500):
+            yield content[start : start + 500]
+
+    chunked = guarded.client.post("/tokenize", content=parts(), headers={"Content-Type": "application/json"})
+    assert (chunked.status_code, chunked.json()["error"]["code"]) == (413, "request_too_large")
+    assert guarded.post("/tokenize", **small).status_code == 200
+
+
+HEAD = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer first-key\r\nContent-Type: application/json\r\n"
+
+
+def test_a_body_that_comes_too_slowly_is_given_up(guarded: Running) -> None:
+    began = time.monotonic()
+    found = raw(guarded, HEAD + b"Content-Length: 1000\r\n\r\n", more=b"{" + b" " * 30, pause=0.05)
+    assert b" 408 " in found.splitlines()[0]
+    assert time.monotonic() - began < 4
+    assert b"body_timeout" in found
+
+
+def test_a_head_that_comes_too_slowly_is_given_up(
+    served_folder: Any, monkeypatch: pytest.MonkeyPatch, live: Running
+) -> None:
+    monkeypatch.setattr(running_module, "_KEEP_ALIVE", 0.3)
+    began = time.monotonic()
+    assert raw(live, b"GET /health HT", more=b"TP/1.1\r\nHost: l" * 4, pause=0.05) == b""
+    assert time.monotonic() - began < 3
+    whole = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+    assert b" 200 " in raw(live, whole).splitlines()[0]
+
+
+@pytest.mark.parametrize(
+    "length", [b"Content-Length: 99999999999999999999999999", b"Content-Length: -5", b"Content-Length: x"]
+)
+def test_absurd_lengths(guarded: Running, length: bytes) -> None:
+    assert raw(guarded, HEAD + length + b"\r\n\r\n").split(b" ")[1] in (b"400", b"413")
+
+
+def test_without_a_key_only_this_machines_names_are_answered(live: Running) -> None:
+    assert live.client.get("/health", headers={"Host": "localhost:1234"}).status_code == 200
+    assert live.client.get("/health", headers={"Host": "[::1]:1234"}).status_code == 200
+    found = live.client.get("/health", headers={"Host": "attacker.example"})
+    assert (found.status_code, found.json()["error"]["code"]) == (403, "host_not_allowed")
+
+
+def test_with_a_key_any_name_is_answered(guarded: Running) -> None:
+    assert guarded.client.get("/health", headers={"Host": "models.example"}).status_code == 200
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", ""])
+def test_only_json_is_read(live: Running, kind: str) -> None:
+    found = live.client.post("/tokenize", content=b'{"prompt": "a"}', headers={"Content-Type": kind})
+    assert (found.status_code, found.json()["error"]["code"]) == (415, "not_json")
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[" * 100_000, b'{"prompt": ' + b"9" * 5000 + b"}", b"\xff\xfe", b"null"])
+def test_bodies_that_are_no_object(live: Running, body: bytes) -> None:
+    found = live.client.post("/tokenize", content=body, headers={"Content-Type": "application/json"})
+    assert found.status_code == 400, found.text
+    assert set(found.json()["error"]) == {"message", "type", "param", "code"}
+
+
+def test_request_ids(live: Running) -> None:
+    assert live.client.get("/health", headers={"X-Request-Id": "mine-1"}).headers["x-request-id"] == "mine-1"
+    assert live.client.get("/health", headers={"X-Request-Id": "no; good"}).headers["x-request-id"] != "no; good"
+
+
+def test_no_text_and_no_key_is_noted(
+    guarded: Running, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logger = logging.getLogger("gerund.server")
+    monkeypatch.setattr(logger, "propagate", True)
+    with caplog.at_level(logging.INFO, "gerund.server"):
+        guarded.post("/tokenize", prompt="confidential words")
+        guarded.post("/v1/completions", prompt="confidential words", max_tokens=-1)
+        guarded.client.get("/confidential?words=confidential")
+
+        def fails(*_: object, **__: object) -> None:
+            raise RuntimeError("confidential words")
+
+        monkeypatch.setattr(type(guarded.lm.tokenizer), "decode", fails)
+        found = guarded.post("/detokenize", tokens=[5])
+    assert (found.status_code, found.json()["error"]["type"]) == (500, "server_error")
+    assert "confidential" not in found.text
+    said = [f"{record.getMessage()} {record.__dict__.get('fields')}" for record in caplog.records]
+    assert len(said) == 5
+    assert any("RuntimeError" in line and "fails" in line for line in said), "where it happened is noted"
+    assert not any("confidential" in line or "first-key" in line for line in said)
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "code", "retry"),
+    [
+        (QueueFullError("full", 900), 429, "rate_limit_exceeded", "60"),
+        (QueueFullError("full", 0), 429, "rate_limit_exceeded", "1"),
+        (TooLargeError("large"), 413, "request_too_large", None),
+        (DeadlineError("late"), 504, "timeout", None),
+        (ClosedError("closed"), 503, "unavailable", "5"),
+        (FingerprintError("other"), 409, "fingerprint_mismatch", None),
+        (MissingDependencyError("pip"), 400, "not_available", None),
+        (ModelError("no template"), 400, "not_with_this_model", None),
+        (ResourceError("memory"), 503, "unavailable", "10"),
+        (MemoryError(), 503, "unavailable", "10"),
+        (TextError("empty"), 400, None, None),
+        (ConfigError("n"), 400, None, None),
+        (ZeroDivisionError("a text"), 500, "server_error", None),
+        (ApiError("mine", 418), 418, None, None),
+    ],
+)
+def test_errors_as_clients_get_them(error: Exception, status: int, code: str | None, retry: str | None) -> None:
+    found = told(error, "input")
+    assert (found.status, found.code, found.headers.get("Retry-After")) == (status, code, retry)
+    assert "a text" not in found.message
+
+
+def test_of_a_unions_errors_the_deepest_is_told() -> None:
+    errors = [
+        {"loc": ("body", "input", "constrained-str"), "type": "string_type", "msg": "a string"},
+        {"loc": ("body", "input", "list[constrained-str]", 1), "type": "string_type", "msg": "Value error, no string"},
+        {"loc": ("body", "other"), "type": "missing", "msg": "missing"},
+    ]
+    assert worst(errors, {"input": ["a", 5]}) == ("input.1", "no string")
+
+
+def test_bodies_that_are_held_together_have_a_bound() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        raise AssertionError("no request is to come through")
+
+    async def ask(gate: Gate) -> list[Any]:
+        gate._held = 32 * 100
+        sent: list[Any] = []
+
+        async def receive() -> Any:
+            return {"type": "http.request", "body": b"x" * 50, "more_body": True}
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        scope = {"type": "http", "method": "GET", "path": "/", "headers": []}
+        await gate(scope, receive, send)
+        assert gate._held == 32 * 100, "what was read of a refused request is let go of"
+        return sent
+
+    sent = asyncio.run(ask(Gate(app, ServeSettings(body_limit=100), [], lambda *_: None)))
+    assert sent[0]["status"] == 429
+    assert (b"retry-after", b"1") in sent[0]["headers"]
+
+
+def test_a_client_that_does_not_read_is_given_up() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    async def ask() -> float:
+        async def receive() -> Any:
+            return {"type": "http.request", "body": b""}
+
+        async def send(message: Any) -> None:
+            await asyncio.sleep(60)
+
+        statuses: list[int] = []
+        gate = Gate(app, ServeSettings(timeout=0.1), [], lambda route, status, seconds: statuses.append(status))
+        began = time.monotonic()
+        await gate({"type": "http", "method": "GET", "path": "/", "headers": []}, receive, send)
+        assert statuses == [499]
+        return time.monotonic() - began
+
+    assert asyncio.run(ask()) < 5

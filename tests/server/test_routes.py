@@ -1,0 +1,372 @@
+"""Each route against the library's own answer."""
+
+import base64
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gerund.config import Sampling
+from gerund.inference.generate.prompts import prompt_text
+from gerund.server import infilling
+from gerund.server.choices import Form
+from gerund.types import Generation, TokenLogprob
+from tests.server.conftest import Running
+
+HELLO: list[dict[str, Any]] = [{"role": "user", "content": "Hello"}]
+
+
+def events(running: Running, route: str, **body: Any) -> list[Any]:
+    """Return the events of a stream, after making sure that it ends as one."""
+    with running.client.stream("POST", route, json={**body, "stream": True}) as found:
+        assert found.headers["content-type"].startswith("text/event-stream")
+        lines = [line for line in found.iter_lines() if line]
+    assert all(line.startswith("data: ") for line in lines)
+    assert lines[-1] == "data: [DONE]"
+    return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+
+
+def test_chat(live: Running, served_lm: Any) -> None:
+    how: dict[str, Any] = {"temperature": 0.9, "top_p": 0.8, "min_p": 0.01, "top_k": 20, "frequency_penalty": 0.5,
+                           "presence_penalty": 0.25, "repetition_penalty": 1.1, "seed": 3}  # fmt: skip
+    found = live.ok("/v1/chat/completions", messages=HELLO, max_tokens=8, n=3, logit_bias={"70": -5}, **how)
+    expected = served_lm.chat(HELLO, 8, Sampling(**how, logit_bias={70: -5}), n=3)
+    assert [one["message"]["content"] for one in found["choices"]] == [one.text for one in expected]
+    assert len({one.text for one in expected}) == 3
+    assert found["usage"]["completion_tokens"] == sum(one.usage.completion_tokens for one in expected)
+    assert found["usage"]["prompt_tokens"] == expected[0].usage.prompt_tokens, "the prompt is read once"
+
+
+def test_seeds_repeat_and_their_absence_does_not(live: Running) -> None:
+    def text(**more: Any) -> str:
+        found = live.ok("/v1/chat/completions", messages=HELLO, max_tokens=12, **more)
+        return str(found["choices"][0]["message"]["content"])
+
+    assert text(seed=1) == text(seed=1) != text(seed=2)
+    assert len({text() for _ in range(4)}) > 1, "as in OpenAI's interface the temperature is 1 unless it is said"
+    assert text(temperature=0) == text(temperature=0, seed=9)
+
+
+def test_fields_that_are_null_or_unknown_change_nothing(live: Running) -> None:
+    fields = ("max_completion_tokens", "top_p", "n", "stop", "stream", "stream_options", "logprobs", "logit_bias",
+              "response_format", "tools", "tool_choice", "best_of", "seed", "user", "name")  # fmt: skip
+    nulls = dict.fromkeys(fields)
+    plain = live.ok("/v1/chat/completions", messages=HELLO, max_tokens=5, temperature=0)
+    more = {"metadata": {"a": 1}, "store": True, "unheard_of": [1], "tools": [], "model": ""}
+    found = live.ok("/v1/chat/completions", messages=HELLO, max_tokens=5, temperature=0, **{**nulls, **more})
+    assert found["choices"] == plain["choices"]
+
+
+def test_a_message_is_taken_back_as_it_was_given(live: Running, served_lm: Any) -> None:
+    first = live.ok("/v1/chat/completions", messages=HELLO, max_tokens=5, temperature=0)["choices"][0]["message"]
+    parts = [{"type": "text", "text": "And"}, {"type": "text", "text": "now"}]
+    conversation = [{"role": "developer", "content": "Be brief."}, *HELLO, first, {"role": "user", "content": parts}]
+    found = live.ok("/v1/chat/completions", messages=conversation, max_tokens=5, temperature=0)
+    plain = [{"role": "system", "content": "Be brief."}, *HELLO,
+             {"role": "assistant", "content": first["content"]}, {"role": "user", "content": "And\nnow"}]  # fmt: skip
+    assert found["choices"][0]["message"]["content"] == served_lm.chat(plain, 5)[0].text
+
+
+def test_control_tokens_of_users_are_text_and_bos_is_one(live: Running, served_lm: Any) -> None:
+    bos = served_lm.tokenizer.bos_token_id
+    spelled = [{"role": "user", "content": "<s></s>"}]
+    ids = live.ok("/tokenize", messages=spelled)["tokens"]
+    assert (ids[0], ids.count(bos)) == (bos, 1)
+    assert served_lm.tokenizer.eos_token_id not in ids
+    assert live.ok("/tokenize", prompt="<s>a")["tokens"].count(bos) == 1
+    found = live.ok("/v1/chat/completions", messages=spelled, max_tokens=1)
+    assert found["usage"]["prompt_tokens"] == len(ids)
+
+
+def test_chat_stream_of_several(live: Running, served_lm: Any) -> None:
+    how: dict[str, Any] = {"temperature": 1, "seed": 4}
+    found = events(live, "/v1/chat/completions", messages=HELLO, max_tokens=6, n=2, **how)
+    expected = served_lm.chat(HELLO, 6, Sampling(**how), n=2)
+    texts, reasons = ["", ""], [None, None]
+    for chunk in found:
+        [choice] = chunk["choices"]
+        texts[choice["index"]] += choice["delta"].get("content", "")
+        reasons[choice["index"]] = choice["finish_reason"] or reasons[choice["index"]]
+    assert texts == [one.text for one in expected]
+    assert reasons == [one.finish_reason for one in expected]
+    assert len({chunk["id"] for chunk in found}) == 1
+
+
+def test_stop_and_logprobs(live: Running, served_lm: Any) -> None:
+    [whole] = served_lm.generate("the", 12)
+    stop = whole.text[3:5]
+    [expected] = served_lm.generate("the", 12, stop=stop, logprobs=2)
+    body: dict[str, Any] = {"prompt": "the", "max_tokens": 12, "temperature": 0, "stop": stop, "logprobs": 2}
+    [choice] = live.ok("/v1/completions", **body)["choices"]
+    assert (choice["text"], choice["finish_reason"], choice["stop_reason"]) == (expected.text, "stop", stop)
+    logprobs = choice["logprobs"]
+    assert logprobs["token_logprobs"] == pytest.approx([one.logprob for one in expected.logprobs], abs=1e-4)
+    assert all(len(top) <= 2 for top in logprobs["top_logprobs"])
+    starts = [sum(len(token) for token in logprobs["tokens"][:at]) for at in range(len(logprobs["tokens"]))]
+    assert logprobs["text_offset"] == starts
+    chunks = events(live, "/v1/completions", **body)
+    assert "".join(one["choices"][0]["text"] for one in chunks) == expected.text
+    streamed = [one["choices"][0]["logprobs"] for one in chunks if one["choices"][0]["logprobs"]]
+    for name in ("tokens", "token_logprobs", "text_offset"):
+        assert [value for one in streamed for value in one[name]] == logprobs[name]
+
+
+def test_completions_of_texts_and_ids(live: Running, served_lm: Any) -> None:
+    prompts = ["the ant", "a"]
+    ids = [live.ok("/tokenize", prompt=one)["tokens"] for one in prompts]
+    body: dict[str, Any] = {"max_tokens": 5, "seed": 2, "n": 2}
+    by_text = live.ok("/v1/completions", prompt=prompts, **body)
+    by_ids = live.ok("/v1/completions", prompt=ids, **body)
+    expected = served_lm.generate(prompts, 5, Sampling(temperature=1, seed=2), n=2)
+    assert [one["text"] for one in by_text["choices"]] == [one.text for one in expected]
+    assert [one["index"] for one in by_text["choices"]] == [0, 1, 2, 3]
+    assert by_ids["choices"] == by_text["choices"]
+    assert by_ids["usage"] == by_text["usage"]
+
+
+def test_echo(live: Running) -> None:
+    body: dict[str, Any] = {"prompt": ["the", "a"], "max_tokens": 4, "temperature": 0}
+    plain = [one["text"] for one in live.ok("/v1/completions", **body)["choices"]]
+    assert [one["text"] for one in live.ok("/v1/completions", **body, echo=True)["choices"]] == [
+        "the" + plain[0], "a" + plain[1]]  # fmt: skip
+    texts = ["", ""]
+    for chunk in events(live, "/v1/completions", **body, echo=True):
+        texts[chunk["choices"][0]["index"]] += chunk["choices"][0]["text"]
+    assert texts == ["the" + plain[0], "a" + plain[1]]
+
+
+def test_usage_at_the_end_of_a_stream(live: Running) -> None:
+    body: dict[str, Any] = {"prompt": ["the", "a"], "max_tokens": 4, "temperature": 0}
+    *others, last = events(live, "/v1/completions", **body, stream_options={"include_usage": True})
+    assert last["choices"] == []
+    assert last["usage"] == live.ok("/v1/completions", **body)["usage"]
+    assert all(one["choices"] for one in others)
+    assert all(one["choices"] for one in events(live, "/v1/completions", **body))
+
+
+def test_more_tokens_than_there_is_room_for(live: Running, served_lm: Any) -> None:
+    found = live.ok("/v1/completions", prompt="the " * 126, max_tokens=3000, temperature=0)
+    [expected] = served_lm.generate("the " * 126, 3000)
+    assert found["choices"][0]["text"] == expected.text
+    assert found["usage"]["total_tokens"] <= 513
+
+
+def test_best_of_is_what_the_scorer_likes_best(live: Running, served_lm: Any) -> None:
+    body: dict[str, Any] = {"max_tokens": 6, "seed": 8, "best_of": 5, "n": 2}
+    for prompt, route in (("the ant", "/v1/completions"), (HELLO, "/v1/chat/completions")):
+        named = {"prompt": prompt} if isinstance(prompt, str) else {"messages": prompt}
+        found = live.ok(route, **named, **body)
+        written = served_lm.generate([prompt], 6, Sampling(temperature=1, seed=8), n=5)
+        prefix = prompt_text(served_lm.tokenizer, prompt)
+        texts = [one.text for one in written if one.text.strip()]
+        [scores] = served_lm.score([prefix], [texts], scorer="avg_cll")
+        by_score = live.ok(route, **named, **body, scorer="avg_cll")
+        best = [text for _, text in sorted(zip(scores, texts, strict=True), reverse=True)][:2]
+        shown = [one.get("text", one.get("message", {}).get("content")) for one in by_score["choices"]]
+        assert shown == best, route
+        assert by_score["choices"][0]["rank_score"] >= by_score["choices"][1]["rank_score"]
+        assert len(found["choices"]) == 2
+        assert found["usage"]["completion_tokens"] == sum(one.usage.completion_tokens for one in written)
+
+
+def test_forms(live: Running, served_lm: Any) -> None:
+    pytest.importorskip("llguidance")
+    schema = {"enum": ["yes", "no"]}
+    form = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": True}}
+    body: dict[str, Any] = {"messages": HELLO, "max_tokens": 64, "temperature": 0}
+    found = live.ok("/v1/chat/completions", **body, response_format=form)
+    [expected] = served_lm.chat(HELLO, 64, schema=schema)
+    assert found["choices"][0]["message"]["content"] == expected.text
+    assert json.loads(expected.text) in ("yes", "no")
+    text = live.ok("/v1/chat/completions", **{**body, "max_tokens": 5}, response_format={"type": "json_object"})
+    assert text["choices"][0]["message"]["content"].startswith("{")
+    plain = live.ok("/v1/chat/completions", **{**body, "max_tokens": 5}, response_format={"type": "text"})
+    assert plain["choices"] == live.ok("/v1/chat/completions", **{**body, "max_tokens": 5})["choices"]
+
+
+# ---------------------------------------------------------------------------------------------------------- embedding
+
+
+def test_embeddings(live: Running, served_lm: Any) -> None:
+    texts = ["the ant", "a", "rain in the sun"]
+    expected = served_lm.encode_with_usage(texts)
+    found = live.ok("/v1/embeddings", input=texts)
+    assert np.allclose([one["embedding"] for one in found["data"]], expected.vectors, atol=1e-5)
+    assert found["usage"]["prompt_tokens"] == sum(expected.token_counts)
+    coded = live.ok("/v1/embeddings", input=texts, encoding_format="base64")
+    vectors = [np.frombuffer(base64.b64decode(one["embedding"]), "<f4") for one in coded["data"]]
+    assert np.array_equal(np.float32([one["embedding"] for one in found["data"]]), vectors)
+    cut = live.ok("/v1/embeddings", input=texts, dimensions=5)
+    assert np.allclose([one["embedding"] for one in cut["data"]], served_lm.encode(texts, dimensions=5), atol=1e-5)
+    asked = live.ok("/v1/embeddings", input=texts[0], prompt="Question: ")
+    assert np.allclose(asked["data"][0]["embedding"], served_lm.encode(texts[0], prompt="Question: "), atol=1e-5)
+
+
+def test_token_ids_are_read_as_their_text(live: Running, served_lm: Any) -> None:
+    text = "the ant in rain"
+    with_specials = live.ok("/tokenize", prompt=text)["tokens"]
+    without = live.ok("/tokenize", content=text)["tokens"]
+    assert len(with_specials) == len(without) + 1
+    for ids in (with_specials, without):
+        [found] = live.ok("/v1/embeddings", input=ids)["data"]
+        assert np.allclose(found["embedding"], served_lm.encode(text), atol=1e-5)
+    assert live.ok("/detokenize", tokens=without)["content"] == text
+
+
+@pytest.mark.parametrize("ids", [[57668, 53901], [70, 1, 70], [71, 107], [2]])
+def test_token_ids_of_another_tokenizer_are_refused(live: Running, ids: list[int]) -> None:
+    # Beyond the vocabulary; control tokens inside; letters that merge; a control token alone.
+    if ids == [71, 107]:
+        ids = [live.ok("/tokenize", content=letter)["tokens"][0] for letter in "th"]
+    found = live.post("/v1/embeddings", input=[ids])
+    assert (found.status_code, found.json()["error"]["code"]) == (400, "foreign_token_ids"), found.text
+    assert "check_embedding_ctx_length=False" in found.json()["error"]["message"]
+
+
+def test_vectors_of_another_encoder_are_refused(live: Running, served_lm: Any) -> None:
+    own = served_lm.fingerprint()
+    header = {"X-Gerund-Fingerprint": own}
+    found = live.client.post("/v1/embeddings", json={"input": "a"}, headers=header)
+    assert found.headers["X-Gerund-Fingerprint"] == found.json()["fingerprint"] == own
+    cut = live.client.post("/v1/embeddings", json={"input": "a", "dimensions": 4}, headers=header)
+    assert (cut.status_code, cut.json()["error"]["code"]) == (409, "fingerprint_mismatch")
+    header = {"X-Gerund-Fingerprint": served_lm.fingerprint(4)}
+    cut = live.client.post("/v1/embeddings", json={"input": "a", "dimensions": 4}, headers=header)
+    assert cut.json()["fingerprint"] == served_lm.fingerprint(4) != own
+
+
+def test_long_texts_are_cut_only_on_request(live: Running, served_lm: Any) -> None:
+    long = "the ant " * 400
+    found = live.post("/v1/embeddings", input=["a", long])
+    assert (found.status_code, found.json()["error"]["code"]) == (400, "context_length_exceeded")
+    assert found.json()["error"]["param"] == "input.1"
+    cut = live.ok("/v1/embeddings", input=["a", long], truncate=True)
+    with pytest.warns(UserWarning, match="were cut"):
+        expected = served_lm.encode(["a", long])
+    assert np.allclose([one["embedding"] for one in cut["data"]], expected, atol=1e-5)
+
+
+# -------------------------------------------------------------------------------------------------- rerank and scores
+
+DOCUMENTS = ["rain in the sun", "the ant", "thin air"]
+
+
+@pytest.mark.parametrize("by", [None, "vectors", "likelihood"])
+def test_rerank(live: Running, served_lm: Any, by: Any) -> None:
+    expected = served_lm.rerank("the ants", DOCUMENTS, by=by)
+    body: dict[str, Any] = {"query": "the ants", "by": by}
+    for route, documents in (("/v1/rerank", DOCUMENTS), ("/v2/rerank", [{"text": one} for one in DOCUMENTS]),
+                             ("/rerank", DOCUMENTS)):  # fmt: skip
+        found = live.ok(route, **body, documents=documents, return_documents=True)
+        assert [one["index"] for one in found["results"]] == expected.indices
+        assert [one["relevance_score"] for one in found["results"]] == pytest.approx(expected.scores, abs=1e-5)
+        assert [one["document"]["text"] for one in found["results"]] == [DOCUMENTS[at] for at in expected.indices]
+    top = live.ok("/v1/rerank", **body, documents=DOCUMENTS, top_n=1)
+    assert [one["index"] for one in top["results"]] == expected.indices[:1]
+    assert "document" not in top["results"][0]
+
+
+def test_rerank_in_the_form_of_text_embeddings_inference(live: Running, served_lm: Any) -> None:
+    expected = served_lm.rerank("the ants", DOCUMENTS)
+    found = live.ok("/rerank", query="the ants", texts=DOCUMENTS, return_text=True)
+    assert [one["index"] for one in found] == expected.indices
+    assert [one["text"] for one in found] == [DOCUMENTS[at] for at in expected.indices]
+
+
+def test_score(live: Running, served_lm: Any) -> None:
+    texts = [" ant", " rain in"]
+    for scorer in (None, "avg_cll", "overlap"):
+        found = live.ok("/v1/score", prefix="the thin", continuations=texts, scorer=scorer)
+        [expected] = served_lm.score(["the thin"], [texts], scorer=scorer)
+        assert [one["score"] for one in found["data"]] == pytest.approx(expected, abs=1e-5)
+    alike = live.ok("/v1/score", text_1="the ant", text_2=DOCUMENTS)
+    assert [one["score"] for one in alike["data"]] == pytest.approx(
+        served_lm.similarity("the ant", DOCUMENTS)[0].tolist(), abs=1e-5
+    )
+    pairs = live.ok("/v1/score", text_1=DOCUMENTS, text_2=DOCUMENTS)
+    assert [one["score"] for one in pairs["data"]] == pytest.approx([1.0] * 3, abs=1e-5)
+
+
+# ---------------------------------------------------------------------------------------------------------- infilling
+
+
+def test_infill(live: Running, served_lm: Any) -> None:
+    text = "the ant [blank] in the [blank] air"
+    expected = served_lm.infill(text, lengths=[1, 2])
+    found = live.ok("/infill", text=text, lengths=[1, 2])
+    assert (found["text"], found["lengths"]) == (expected.text, expected.lengths)
+    pieces = text.split("[blank]")
+    again = live.ok("/infill", pieces=pieces, lengths=[1, 2])
+    assert (again["text"], again["spans"]) == (found["text"], found["spans"])
+    assert [one.lstrip(" ") for one in found["inserts"]] == [one.lstrip(" ") for one in expected.spans]
+    assert not any(one.startswith(" ") and piece.endswith(" ") and not span.startswith("  ")
+                   for one, piece, span in zip(found["inserts"], pieces, expected.spans, strict=False))  # fmt: skip
+    llama = live.ok("/infill", input_prefix="the ant", input_suffix=" air", n_predict=2)
+    assert llama["content"] == served_lm.infill("the ant[blank] air", max_tokens=2).spans[0]
+    other = live.ok("/infill", text="the [blank] ____ air", blank="____", lengths=1)
+    assert other["text"].startswith("the [blank]"), "what is no gap stays as it is"
+
+
+def test_suffix_is_infill(live: Running, served_lm: Any) -> None:
+    body: dict[str, Any] = {"prompt": "the [blank] ant ", "suffix": " air", "max_tokens": 3}
+    expected = served_lm.infill("the [blank] ant @@ air", blank="@@", max_tokens=3)
+    found = live.ok("/v1/completions", **body)
+    assert found["choices"][0]["text"] == expected.spans[0].removeprefix(" ")
+    assert found["usage"]["completion_tokens"] == expected.lengths[0]
+    *chunks, usage = events(live, "/v1/completions", **body, stream_options={"include_usage": True})
+    assert "".join(one["choices"][0]["text"] for one in chunks) == found["choices"][0]["text"]
+    assert usage["usage"] == found["usage"]
+
+
+def test_markers_stand_in_no_piece() -> None:
+    assert infilling.marker(["a", "b"]) == "[blank]"
+    for pieces in (["a [blank]", "b"], ["[blan", "k]"], ["[blank", "[blank 1] [blank]"], ["[blank]" * 3] * 3):
+        found = infilling.marker(pieces)
+        assert found.join(pieces).split(found) == pieces
+
+
+# -------------------------------------------------------------------------------------------------------------- state
+
+
+def test_state(live: Running, served_lm: Any) -> None:
+    card = live.client.get("/v1/models").json()["data"][0]
+    assert (card["id"], card["max_model_len"], card["dimensions"]) == ("tiny", 512, served_lm.dimensions)
+    assert live.client.get("/v1/models/tiny").json() == card
+    assert live.client.get("/v1/models/other").status_code == 404
+    health = live.client.get("/health").json()
+    assert health["status"] == "ok"
+    assert health["promise"] in ("bits of generate", "same text under any load", "none")
+    assert health["fingerprint"] == served_lm.fingerprint()
+
+
+def test_metrics(live: Running) -> None:
+    def number(name: str) -> float:
+        lines = live.client.get("/metrics").text.splitlines()
+        return sum(float(line.split()[-1]) for line in lines if line.startswith(name) and not line.startswith("#"))
+
+    texts, written = number("gerund_texts_encoded_total"), number("gerund_tokens_written_total")
+    live.ok("/v1/embeddings", input=["confidential", "b"])
+    live.ok("/v1/completions", prompt="confidential", max_tokens=3, logit_bias={"2": -100}, temperature=0)
+    assert number("gerund_texts_encoded_total") == texts + 2
+    assert number("gerund_tokens_written_total") == written + 3
+    assert number('gerund_requests_total{route="/v1/embeddings",status="200"}') >= 1
+    assert "confidential" not in live.client.get("/metrics").text
+
+
+def test_openapi_says_what_is_sent(live: Running) -> None:
+    found = live.client.get("/openapi.json").json()
+    for path, own in found["paths"].items():
+        for operation in own.values():
+            assert "422" not in operation["responses"], path
+            assert {"400", "401", "404", "413", "429", "503", "504"} <= set(operation["responses"]), path
+    for path in ("/v1/chat/completions", "/v1/completions"):
+        assert "text/event-stream" in found["paths"][path]["post"]["responses"]["200"]["content"]
+
+
+def test_impossible_logprobs_are_json() -> None:
+    token = TokenLogprob(1, b"\xf0", float("-inf"), (TokenLogprob(2, b"b", float("-inf")),))
+    one = Generation("b", [1], 0.0, True, logprobs=[token])
+    for kind in ("chat", "text"):
+        shown = Form(kind, "m").whole([one], {})  # type: ignore[arg-type]
+        assert "-9999.0" in json.dumps(shown, allow_nan=False)
