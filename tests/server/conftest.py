@@ -12,19 +12,19 @@ import pytest
 pytest.importorskip("fastapi", reason="needs gerund[serve]")
 pytest.importorskip("uvicorn", reason="needs gerund[serve]")
 
-import uvicorn  # noqa: E402
+import uvicorn
 
-from gerund.entry import load  # noqa: E402
-from gerund.server.app import make_app  # noqa: E402
-from gerund.server.listening import address_of, listen  # noqa: E402
-from gerund.server.running import Protocol, Server  # noqa: E402
-from gerund.server.service import Service  # noqa: E402
-from gerund.server.settings import ServeSettings  # noqa: E402
-from tests.tiny import byte_tokenizer, tiny  # noqa: E402
+from gerund.entry import load
+from gerund.server.app import make_app
+from gerund.server.listening import address_of, listen
+from gerund.server.running import Protocol, Server
+from gerund.server.service import Service
+from gerund.server.settings import ServeSettings
+from tests.tiny import byte_tokenizer, tiny
 
 TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}"
-    "{% if message['content'] == 'raise' %}{{ raise_exception('no such turn') }}{% endif %}"
+    "{% if message['role'] == 'raise' %}{{ raise_exception('no such turn') }}{% endif %}"
     "{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}assistant:"
 )
 
