@@ -8,7 +8,7 @@ Knows: slots, transformers' own loop. Does not know: requests.
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from weakref import WeakKeyDictionary
 
 import torch
@@ -25,7 +25,7 @@ LEAST_READ = 16
 # Rows of a step at least, in types that few rows are computed another way in.
 _FEW = 4
 # Prompts that are compared with transformers' own loop, in tokens, and how much is written behind each.
-_PROMPTS = (3, 18, 45)
+_PROMPTS = (3, 18, 45, 130)
 _WRITTEN = 6
 # Prompts that are read at once and in two parts: their tokens, and those that are read where the others are known.
 _PARTS = ((60, (LEAST_READ, 28, 44)), (150, (20, 80)), (300, (LEAST_READ, 40, 100, 236)))
@@ -92,26 +92,49 @@ def _tried(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, count: in
     prompts = [_tokens(length, size) for length in _PROMPTS[:count] if length + _WRITTEN < room] or [[size // 2]]
     written = _tokens(_WRITTEN, size)
     own = [_by_own_loop(model, tokenizer, ids, written) for ids in prompts]
-    alone = Slots(model, count, room, alone=True)
-    found = _by_slots(alone, prompts, written)
+    slots = Slots(model, count, room, alone=True)
+    found = _by_slots(slots, prompts, written)
     spread = max(1.0, float(own[0].std(dim=-1).max()))
     deviation = max(float((one - other).abs().max()) for one, other in zip(own, found, strict=True))
     if not deviation < spread * (1e-3 if model.dtype == torch.float32 else 0.15):
         raise ValueError(f"logits differ by {deviation:.1e} from those of transformers' own loop")
     if _has_experts(model):
         return Proof(True, "none", "which experts compute together depends on what else is written")
-    if all(map(torch.equal, own, found)) and _is_steady(alone, size):
+    if all(map(torch.equal, own, found)) and _is_steady(slots, size):
         why = "proved at the start: each row attends alone, with logits bit-equal to those of transformers' own loop"
-        return Proof(True, "bits of generate", why, alone=True, recalls=_recalls(alone, size))
+        return Proof(True, "bits of generate", why, alone=True, recalls=_recalls(slots, size))
     few = _FEW if model.dtype == torch.float32 else 1
     for is_alone, at_least in ((False, few), (True, few), (False, count), (True, count)):
-        slots = Slots(model, count, room, alone=is_alone, at_least=at_least)
-        slots.read(prompts[0])
+        slots.alone, slots.at_least = is_alone, min(at_least, count)
         if _is_steady(slots, size):
             why = "proved at the start: a row's logits are bit-equal whatever rows are beside it"
             return Proof(True, "same text under any load", why, is_alone, slots.at_least, _recalls(slots, size))
     why = "what a row computes depends, in its last bits, on the rows beside it on this machine"
     return Proof(True, "none", why)
+
+
+def prove_compiled(proof: Proof, model: PreTrainedModel, count: int, room: int) -> tuple[Slots, Proof]:
+    """Return slots with a compiled step, warm, and what can be promised of it; plain ones where nothing is compiled.
+
+    Args:
+        proof: what was found out about the plain step.
+        model: the language model.
+        count: how many texts at a time.
+        room: tokens of each.
+    """
+    slots = Slots(model, count, room, at_least=count, compiled=True)
+    size = int(model.get_input_embeddings().weight.shape[0])
+    try:
+        with evaluating(model):
+            slots.read(_tokens(3, size))
+            steady = _is_steady(slots, size)
+    except Exception as error:  # whatever a compiler and what it calls raise
+        return proof.slots(model, count, room), replace(proof, why=f"{proof.why}; nothing was compiled ({error})")
+    own = replace(proof, alone=False, at_least=count)
+    if proof.promise == "none" or not steady:
+        return slots, replace(own, promise="none", why="the step is compiled, and its texts are equal up to near ties")
+    why = "proved at the start: a row's logits are bit-equal whatever rows are beside it, in a compiled step"
+    return slots, replace(own, promise="same text under any load", why=why)
 
 
 def _has_experts(model: PreTrainedModel) -> bool:

@@ -7,7 +7,7 @@ Knows: models, their caches, ``SideBySide``. Does not know: what is written, who
 """
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from gerund.attention.side_by_side import STEP, Rest, SideBySide
 from gerund.attention.streams import decoder_layers
 from gerund.errors import ResourceError
 from gerund.inference.encode.runtime import takes_positions
+from gerund.inference.generate.bare import bare
 from gerund.models.encoder_decoder import is_encoder_decoder
 
 # By layer, keys and values ``(key heads, T, head_dim)`` of some tokens of a text.
@@ -63,12 +64,21 @@ class Slots:
         room: tokens of each.
         alone: as in ``SideBySide``.
         at_least: rows of a step at least, empty ones included: some kernels compute few rows another way than many.
+        compiled: let torch compile the step, which it does in the first steps and keeps on the disk.
     """
 
     def __init__(
-        self, model: PreTrainedModel, count: int, room: int, *, alone: bool = False, at_least: int = 1
+        self,
+        model: PreTrainedModel,
+        count: int,
+        room: int,
+        *,
+        alone: bool = False,
+        at_least: int = 1,
+        compiled: bool = False,
     ) -> None:
         self.model, self.count, self.room = model, count, room
+        self.compiled = compiled
         self.alone, self.at_least = alone, min(at_least, count)
         self.lengths: list[int] = []
         whole = -(-room // STEP) * STEP
@@ -76,6 +86,11 @@ class Slots:
         self._device = model.get_input_embeddings().weight.device
         self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._writing = Cache(layers=[_Writing(layer) for layer in self._layers])
+        # Reading goes through the model's own hooks, which let other work in between two layers.
+        self._bare = bare(model)
+        self._pass: Callable[[Tensor, Tensor, SideBySide], Tensor] = self._one_pass
+        if compiled:
+            self._pass = torch.compile(self._one_pass)
 
     @property
     def live(self) -> int:
@@ -131,16 +146,21 @@ class Slots:
         for layer in self._writing.layers:
             layer.expect(place_B, plan.width)
         with torch.autocast(self._device.type, enabled=False):
-            logits: Tensor = self.model(
-                input_ids=torch.tensor([*tokens, *[0] * empty], device=self._device)[:, None],
-                position_ids=place_B[:, None],
-                attention_mask=plan.real_B11W,
-                past_key_values=self._writing,
-                use_cache=True,
-                attention_plan=plan,
-            ).logits
+            ids_B1 = torch.tensor([*tokens, *[0] * empty], device=self._device)[:, None]
+            logits = self._pass(ids_B1, place_B[:, None], plan)
         self.lengths = [length + 1 for length in self.lengths]
         return logits[: self.live, -1]
+
+    def _one_pass(self, ids_B1: Tensor, place_B1: Tensor, plan: SideBySide) -> Tensor:
+        logits: Tensor = self._bare(
+            input_ids=ids_B1,
+            position_ids=place_B1,
+            attention_mask=plan.real_B11W,
+            past_key_values=self._writing,
+            use_cache=True,
+            attention_plan=plan,
+        ).logits
+        return logits
 
     def remember(self, first: int, behind: int) -> Kept:
         """Return copies of what some tokens of the prompt that was read last left."""
