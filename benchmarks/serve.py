@@ -44,6 +44,7 @@ TRANSFORMERS, BATCHING = "transformers serve", "transformers serve, batching"
 FASTAPI = "sentence-transformers + FastAPI"
 OURS = "gerund serve"
 _TICKS = os.sysconf("SC_CLK_TCK")
+Task = Callable[[httpx.AsyncClient], Awaitable[Any]]
 
 
 class Served:
@@ -127,10 +128,10 @@ def transformers(folder: Path, *options: str, name: str) -> Any:
     return serving(name, [program, "serve", folder, *how, *options], port, str(folder))
 
 
-def fastapi(folder: Path) -> Any:
+def fastapi(folder: Path, width: int) -> Any:
     """Return sentence-transformers behind FastAPI."""
     port = free_port()
-    child = json.dumps({"folder": str(folder), "port": port})
+    child = json.dumps({"folder": str(folder), "width": width, "port": port})
     return serving(FASTAPI, [sys.executable, __file__, "--child", child], port, "model")
 
 
@@ -140,13 +141,13 @@ def run_fastapi(case: dict[str, Any]) -> None:
     from fastapi import FastAPI
     from pydantic import BaseModel
     from sentence_transformers import SentenceTransformer
-    from sentence_transformers.models import Pooling, Transformer
+    from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 
     class Body(BaseModel):
         input: list[str]
 
     body = Transformer(case["folder"], max_seq_length=1024)
-    encoder = SentenceTransformer(modules=[body, Pooling(body.get_word_embedding_dimension(), "mean")], device="cpu")
+    encoder = SentenceTransformer(modules=[body, Pooling(case["width"], "mean")], device="cpu")
     app = FastAPI()
 
     @app.get("/health")
@@ -164,17 +165,22 @@ def run_fastapi(case: dict[str, Any]) -> None:
 def save_plain(folder: Path) -> Any:
     """Write the bundled model's base with a chat template, and return it as the library reads it."""
     lm = gerund.load(attention="causal", adapter="none", dtype="float32")
+    # With a template sentence-transformers would take a text for a conversation.
+    lm.save(plain_beside(folder))
     lm.tokenizer.chat_template = TEMPLATE
     lm.save(folder)
     return gerund.load(folder, attention="causal", dtype="float32")
 
 
+def plain_beside(folder: Path) -> Path:
+    """Return where the model lies without a chat template."""
+    return folder.with_name("plain")
+
+
 # ------------------------------------------------------------------------------------------------------------- clients
 
 
-async def in_turn(
-    own: Served, clients: int, tasks: Sequence[Callable[[httpx.AsyncClient], Awaitable[Any]]]
-) -> list[Any]:
+async def in_turn(own: Served, clients: int, tasks: Sequence[Task]) -> list[Any]:
     """Have so many clients do tasks, each the next one that is left; return what they found, in the tasks' order."""
     found: list[Any] = [None] * len(tasks)
     left = iter(enumerate(tasks))
@@ -345,8 +351,11 @@ def chats(options: Any, folder: Path, lm: Any) -> list[Table]:
         for clients in (1, 8):
             count = len(texts) * (1 if clients == 1 else 2)
             load = [texts[number % len(texts)] for number in range(count)]
-            rounds, gaps = _alternated(servers, options.rounds, lambda own, n=clients, load=load: in_turn(
-                own, n, _chats(own, load, options.tokens)))  # fmt: skip
+
+            def ask(own: Served, clients: int = clients, load: Sequence[str] = load) -> Awaitable[Any]:
+                return in_turn(own, clients, _chats(own, load, options.tokens))
+
+            rounds, gaps = _alternated(servers, options.rounds, ask)
             tokens = sum(written[number % len(texts)] for number in range(count))
             for row in rounds.rows(TRANSFORMERS, clients=clients):
                 name = str(row["system"])
@@ -354,7 +363,8 @@ def chats(options: Any, folder: Path, lm: Any) -> list[Table]:
                 waits = [gap for _, own in gaps[name] for gap in own]
                 rows.append({**row, "rate": rate, "gap": 1000 * float(np.median(waits)) if waits else None})
     columns = harness.time_columns(
-        TRANSFORMERS, Column("clients", "clients"), Column("rate", "tokens a second of processor time", "", 0, "higher"),
+        TRANSFORMERS, Column("clients", "clients"),
+        Column("rate", "tokens a second of processor time", "", 0, "higher"),
         Column("gap", "median gap between pieces", "ms", 1),
     )  # fmt: skip
     same = "; ".join(f"{name} {count} of {len(texts)}" for name, count in alike.items())
@@ -365,7 +375,7 @@ def chats(options: Any, folder: Path, lm: Any) -> list[Table]:
     return [Table("chat", caption, columns, rows, checks=[f"texts equal to the library's: {same}"])]
 
 
-def _chats(own: Served, texts: Sequence[str], tokens: int) -> list[Callable[[httpx.AsyncClient], Awaitable[Any]]]:
+def _chats(own: Served, texts: Sequence[str], tokens: int) -> list[Task]:
     return [lambda client, text=text: chat(client, own.model, text, tokens) for text in texts]
 
 
@@ -392,17 +402,17 @@ def embeddings(options: Any, folder: Path, lm: Any) -> list[Table]:
     }
     rows: list[Row] = []
     with ExitStack() as stack:
-        servers = [stack.enter_context(fastapi(folder)), stack.enter_context(ours(folder))]
+        servers = [stack.enter_context(fastapi(plain_beside(folder), lm.dimensions)), stack.enter_context(ours(folder))]
         probe = sets["60 words"][:8]
-        difference = 0.0
-        for own in servers:
-            vectors = asyncio.run(in_turn(own, 4, [lambda client, text=text, own=own: embed(client, own.model, text)
-                                                   for text in probe]))  # fmt: skip
-            difference = max(difference, harness.largest_difference(vectors, lm.encode(probe)))
+        vectors = [asyncio.run(in_turn(own, 4, _embeds(own, probe))) for own in servers]
+        difference = max(harness.largest_difference(own, lm.encode(probe)) for own in vectors)
         check = harness.require("largest difference of the vectors", difference, 1e-4)
         for name, texts in sets.items():
-            rounds, _ = _alternated(servers, options.rounds, lambda own, texts=texts: in_turn(
-                own, options.clients, [lambda client, text=text: embed(client, own.model, text) for text in texts]))  # fmt: skip
+
+            def load(own: Served, texts: Sequence[str] = texts) -> Awaitable[Any]:
+                return in_turn(own, options.clients, _embeds(own, texts))
+
+            rounds, _ = _alternated(servers, options.rounds, load)
             for row in rounds.rows(FASTAPI, texts=name):
                 rate = median_of([len(texts) / one.cpu for one in rounds.spent[str(row["system"])]])
                 rows.append({**row, "rate": rate})
@@ -414,6 +424,10 @@ def embeddings(options: Any, folder: Path, lm: Any) -> list[Table]:
         "bundled model's base in float32, read causally with the mean of the states."
     )
     return [Table("embeddings", caption, columns, rows, checks=[check])]
+
+
+def _embeds(own: Served, texts: Sequence[str]) -> list[Task]:
+    return [lambda client, text=text: embed(client, own.model, text) for text in texts]
 
 
 def mix(options: Any, folder: Path, lm: Any) -> list[Table]:
