@@ -131,6 +131,7 @@ def test_beginnings_that_are_known_are_not_read_again() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch, in what its compiler imports
 def test_a_compiled_step_writes_the_same_texts() -> None:
     lm = tiny_lm(num_hidden_layers=2)
     asked = requests(6)
@@ -438,7 +439,7 @@ def test_many_threads_at_once(bundled, dtype) -> None:
     """A tenth is cancelled; of the others none is lost and none is wrong."""
     lm = gerund.load(dtype=dtype)
     chance = random.Random(0)
-    words = ["the", "old", "man", "looked", "at", "sea", "and", "first", "railway", "opened", "in", "year", "of", "king"]
+    words = ["the", "old", "man", "looked", "at", "sea", "and", "first", "railway", "opened", "in", "year", "of"]
 
     def text() -> str:
         return " ".join(chance.choices(words, k=chance.randint(1, 30)))
