@@ -5,7 +5,8 @@ Knows: requests, the parts of an engine, time. Does not know: the network.
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from numbers import Integral
 from typing import Any, Self, TypeVar
 
 import torch
@@ -157,9 +158,10 @@ class Engine:
             raise ConfigError(f"{self.lm.name} does not write")
         if not isinstance(settings, Settings):
             raise ConfigError(f"settings is a Settings, such as Settings(max_new_tokens=64), not {settings!r}")
-        checked = check_prompts([prompt])
-        job = WriteJob(Request.of(self.lm, checked[0], settings, emit), deadline)
-        return self._submit(job)
+        if isinstance(prompt, Integral | Mapping):
+            raise TextError(f"a prompt is a text, token ids or the messages of a conversation, not {prompt!r}")
+        [checked] = check_prompts([prompt])
+        return self._submit(WriteJob(Request.of(self.lm, checked, settings, emit), deadline))
 
     def encode(
         self,

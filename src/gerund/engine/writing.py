@@ -14,6 +14,7 @@ from gerund.engine.stepwise import Stepwise
 from gerund.errors import EngineError, ModelError
 from gerund.generative_model import GenerativeModel
 from gerund.inference.generate import generation
+from gerund.inference.generate.own_loop import Asked
 from gerund.inference.generate.prompts import Prompt, prompt_ids
 from gerund.inference.generate.rows import Emit, Piece, Row
 from gerund.inference.generate.sampling import request_seeds
@@ -258,7 +259,7 @@ class WritingPart:
             return
         request, lm = job.request, self._lm
 
-        def work(asked: generation.Asked) -> None:
+        def work(asked: Asked) -> None:
             read = [(request.ids, request.room)] * len(request.rows)
             generation.write_rows(lm.model, lm.tokenizer, read, request.rows, cancelled=asked)
 

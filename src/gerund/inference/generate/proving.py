@@ -57,7 +57,9 @@ class Proof:
         return Slots(model, count, room, alone=self.alone, at_least=self.at_least)
 
 
-def prove(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, count: int, room: int) -> Proof:
+def prove(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, count: int, room: int, *, recalling: bool = True
+) -> Proof:
     """Find out how a model writes side by side and what can be promised; once for a model, its slots and threads.
 
     Args:
@@ -65,29 +67,32 @@ def prove(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, count: int
         tokenizer: its tokenizer.
         count: how many texts at a time.
         room: tokens of each.
+        recalling: whether to find out about ``recalls`` too, which takes about as long as reading 2000 tokens.
     """
-    key = (count, room, torch.get_num_threads(), model.dtype)
+    key = (count, room, recalling, torch.get_num_threads(), model.dtype)
     known = _known.setdefault(model, {})
     if key not in known:
-        known[key] = _proved(model, tokenizer, count, room)
+        known[key] = _proved(model, tokenizer, count, room, recalling)
     return known[key]
 
 
 _known: WeakKeyDictionary[PreTrainedModel, dict[object, Proof]] = WeakKeyDictionary()
 
 
-def _proved(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, count: int, room: int) -> Proof:
+def _proved(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, count: int, room: int, recalling: bool
+) -> Proof:
     reason = unfit(model)
     if reason is None:
         try:
             with evaluating(model):
-                return _tried(model, tokenizer, count, room)
+                return _tried(model, tokenizer, count, room, recalling)
         except (GerundError, AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
             reason = f"this {model.config.model_type} model cannot be written with in slots ({error})"
     return Proof(False, "bits of generate", f"{reason}; each text is written alone, through transformers' own loop")
 
 
-def _tried(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, count: int, room: int) -> Proof:
+def _tried(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, count: int, room: int, recalling: bool) -> Proof:
     size = int(model.get_input_embeddings().weight.shape[0])
     prompts = [_tokens(length, size) for length in _PROMPTS[:count] if length + _WRITTEN < room] or [[size // 2]]
     written = _tokens(_WRITTEN, size)
@@ -102,13 +107,14 @@ def _tried(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, count: in
         return Proof(True, "none", "which experts compute together depends on what else is written")
     if all(map(torch.equal, own, found)) and _is_steady(slots, size):
         why = "proved at the start: each row attends alone, with logits bit-equal to those of transformers' own loop"
-        return Proof(True, "bits of generate", why, alone=True, recalls=_recalls(slots, size))
+        return Proof(True, "bits of generate", why, alone=True, recalls=recalling and _recalls(slots, size))
     few = _FEW if model.dtype == torch.float32 else 1
     for is_alone, at_least in ((False, few), (True, few), (False, count), (True, count)):
         slots.alone, slots.at_least = is_alone, min(at_least, count)
         if _is_steady(slots, size):
             why = "proved at the start: a row's logits are bit-equal whatever rows are beside it"
-            return Proof(True, "same text under any load", why, is_alone, slots.at_least, _recalls(slots, size))
+            recalls = recalling and _recalls(slots, size)
+            return Proof(True, "same text under any load", why, is_alone, slots.at_least, recalls)
     why = "what a row computes depends, in its last bits, on the rows beside it on this machine"
     return Proof(True, "none", why)
 
