@@ -342,9 +342,14 @@ def chats(options: Any, folder: Path, lm: Any) -> list[Table]:
             stack.enter_context(transformers(folder, "--continuous-batching", name=BATCHING)),
             stack.enter_context(ours(folder)),
         ]
-        alike = {}
-        for own in servers:
-            found = asyncio.run(in_turn(own, 1, _chats(own, texts, options.tokens)))
+        alike, failed = {}, []
+        for own in list(servers):
+            try:
+                found = asyncio.run(in_turn(own, 1, _chats(own, texts, options.tokens)))
+            except httpx.HTTPError as error:
+                servers.remove(own)
+                failed.append(f"{own.name} is left out: it answers a streamed chat by {type(error).__name__}")
+                continue
             alike[own.name] = sum(text == one.text for (text, _), one in zip(found, expected, strict=True))
         if alike[OURS] < len(texts):
             raise harness.NotTheSame(f"{OURS}: {alike[OURS]} of {len(texts)} texts are the library's")
@@ -372,7 +377,7 @@ def chats(options: Any, folder: Path, lm: Any) -> list[Table]:
         f"Streamed greedy chats of {options.tokens} tokens, the bundled model's base in float32, "
         f"{len(texts)} by one client and {2 * len(texts)} by eight; processor time of the server's process."
     )
-    return [Table("chat", caption, columns, rows, checks=[f"texts equal to the library's: {same}"])]
+    return [Table("chat", caption, columns, rows, checks=[f"texts equal to the library's: {same}", *failed])]
 
 
 def _chats(own: Served, texts: Sequence[str], tokens: int) -> list[Task]:
@@ -498,7 +503,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--tokens", type=int, default=48, help="of an answer")
     parser.add_argument("--texts", type=int, default=256, help="of the table `embeddings`")
     parser.add_argument("--seconds", type=float, default=8, help="of a round of the table `mix`")
-    quick = {"tables": "correct,mix", "requests": 24, "clients": 8, "tokens": 8, "texts": 8, "seconds": 1}
+    quick = {"tables": "correct", "requests": 24, "clients": 8, "tokens": 8, "texts": 8, "seconds": 1}
     options = harness.parse(parser, argv, quick=quick)
     if options.child is not None:
         run_fastapi(options.child)
