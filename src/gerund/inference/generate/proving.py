@@ -17,13 +17,14 @@ from transformers import LogitsProcessor, PreTrainedModel, PreTrainedTokenizerBa
 
 from gerund.errors import GerundError
 from gerund.inference.generate.own_loop import own_loop
-from gerund.inference.generate.slots import Slots, unfit
+from gerund.inference.generate.slots import MOST_ROWS_MORE, Slots, unfit
 from gerund.types import Promise
 
 # Tokens of a prompt that are read at least where the rest is known: fewer take other kernels.
 LEAST_READ = 16
 # Rows of a step at least, in types that few rows are computed another way in.
 _FEW = 4
+_ALL_ALIKE = ((_FEW, _FEW), (MOST_ROWS_MORE, MOST_ROWS_MORE))
 # Prompts that are compared with transformers' own loop, in tokens, and how much is written behind each.
 _PROMPTS = (3, 18, 45, 130)
 _WRITTEN = 6
@@ -42,6 +43,7 @@ class Proof:
         why: how that was found out, or why nothing is promised.
         alone: each row attends in a call of its own.
         at_least: rows of a step at least.
+        multiple: rows of a step are a multiple of this.
         recalls: a prompt whose beginning is known gives the same to the bit when only its rest is read.
     """
 
@@ -50,11 +52,12 @@ class Proof:
     why: str
     alone: bool = False
     at_least: int = 1
+    multiple: int = 1
     recalls: bool = False
 
     def slots(self, model: PreTrainedModel, count: int, room: int) -> Slots:
         """Return slots for texts that are written this way."""
-        return Slots(model, count, room, alone=self.alone, at_least=self.at_least)
+        return Slots(model, count, room, alone=self.alone, at_least=self.at_least, multiple=self.multiple)
 
 
 def prove(
@@ -108,13 +111,14 @@ def _tried(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, count: in
     if all(map(torch.equal, own, found)) and _is_steady(slots, size):
         why = "proved at the start: each row attends alone, with logits bit-equal to those of transformers' own loop"
         return Proof(True, "bits of generate", why, alone=True, recalls=recalling and _recalls(slots, size))
-    few = _FEW if model.dtype == torch.float32 else 1
-    for is_alone, at_least in ((False, few), (True, few), (False, count), (True, count)):
-        slots.alone, slots.at_least = is_alone, min(at_least, count)
-        if _is_steady(slots, size):
-            why = "proved at the start: a row's logits are bit-equal whatever rows are beside it"
-            recalls = recalling and _recalls(slots, size)
-            return Proof(True, "same text under any load", why, is_alone, slots.at_least, recalls)
+    few = min(_FEW, count) if model.dtype == torch.float32 else 1
+    for slots.at_least, slots.multiple in ((few, 1), *_ALL_ALIKE):
+        for slots.alone in (False, True):
+            if _is_steady(slots, size):
+                why = "proved at the start: a row's logits are bit-equal whatever rows are beside it"
+                recalls = recalling and _recalls(slots, size)
+                way = slots.alone, slots.at_least, slots.multiple
+                return Proof(True, "same text under any load", why, *way, recalls)
     why = "what a row computes depends, in its last bits, on the rows beside it on this machine"
     return Proof(True, "none", why)
 
@@ -136,7 +140,7 @@ def prove_compiled(proof: Proof, model: PreTrainedModel, count: int, room: int) 
             steady = _is_steady(slots, size)
     except Exception as error:  # whatever a compiler and what it calls raise
         return proof.slots(model, count, room), replace(proof, why=f"{proof.why}; nothing was compiled ({error})")
-    own = replace(proof, alone=False, at_least=count)
+    own = replace(proof, alone=False, at_least=count, multiple=1)
     if proof.promise == "none" or not steady:
         return slots, replace(own, promise="none", why="the step is compiled, and its texts are equal up to near ties")
     why = "proved at the start: a row's logits are bit-equal whatever rows are beside it, in a compiled step"
@@ -209,7 +213,8 @@ def _is_steady(slots: Slots, size: int) -> bool:
         lengths[0], lengths[-1] = min(most, 20), most
         slots.fill(lengths, trial)
         all_BV = slots.step(tokens)
-        for rows in sorted({1, 2, 3, 5, count - 1} & set(range(1, count)), reverse=True):
+        # Every number of rows that may occur, and with it every place in a product that a row may have.
+        for rows in range(count - 1, 0, -1) if trial == 0 else sorted({1, 2, count - 1} - {0, count}, reverse=True):
             slots.lengths = lengths[:rows]
             if not torch.equal(slots.step(tokens[:rows]), all_BV[:rows]):
                 return False

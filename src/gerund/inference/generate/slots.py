@@ -25,6 +25,8 @@ from gerund.inference.encode.runtime import takes_positions
 from gerund.inference.generate.bare import bare
 from gerund.models.encoder_decoder import is_encoder_decoder
 
+# Rows are filled up to a multiple of this at most.
+MOST_ROWS_MORE = 8
 # By layer, keys and values ``(key heads, T, head_dim)`` of some tokens of a text.
 Kept = list[tuple[Tensor, Tensor]]
 
@@ -64,6 +66,7 @@ class Slots:
         room: tokens of each.
         alone: as in ``SideBySide``.
         at_least: rows of a step at least, empty ones included: some kernels compute few rows another way than many.
+        multiple: rows of a step are a multiple of this: some kernels compute the last rows another way than the others.
         compiled: let torch compile the step, which it does in the first steps and keeps on the disk.
     """
 
@@ -75,14 +78,17 @@ class Slots:
         *,
         alone: bool = False,
         at_least: int = 1,
+        multiple: int = 1,
         compiled: bool = False,
     ) -> None:
         self.model, self.count, self.room = model, count, room
         self.compiled = compiled
-        self.alone, self.at_least = alone, min(at_least, count)
+        self.alone, self.at_least, self.multiple = alone, at_least, multiple
         self.lengths: list[int] = []
         whole = -(-room // STEP) * STEP
-        self._layers = [_Layer(count + 1, whole) for _ in decoder_layers(model)]
+        # The last slot is read into; rows that only fill a step up have some of their own, where there are not enough.
+        self._last = -(-count // MOST_ROWS_MORE) * MOST_ROWS_MORE
+        self._layers = [_Layer(self._last + 1, whole) for _ in decoder_layers(model)]
         self._device = model.get_input_embeddings().weight.device
         self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._writing = Cache(layers=[_Writing(layer) for layer in self._layers])
@@ -123,7 +129,7 @@ class Slots:
         """Make a row of the prompt that was read last; return its number. It may be done several times."""
         row = self.live
         for layer in self._layers:
-            layer.copy(self.count, row, length)
+            layer.copy(self._last, row, length)
         self.lengths.append(length)
         return row
 
@@ -139,7 +145,7 @@ class Slots:
     @torch.inference_mode()
     def step(self, tokens: Sequence[int]) -> Tensor:
         """Write one token into every row; return the logits of what comes next ``(rows, V)``."""
-        empty = max(0, self.at_least - self.live)
+        empty = max(self.at_least, -(-self.live // self.multiple) * self.multiple) - self.live
         where = [*self.lengths, *[0] * empty]
         plan = SideBySide(len(self._layers), [place + 1 for place in where], alone=self.alone, device=self._device)
         place_B = torch.tensor(where, device=self._device)
@@ -164,19 +170,19 @@ class Slots:
 
     def remember(self, first: int, behind: int) -> Kept:
         """Return copies of what some tokens of the prompt that was read last left."""
-        return [layer.taken(self.count, first, behind) for layer in self._layers]
+        return [layer.taken(self._last, first, behind) for layer in self._layers]
 
     def recall(self, kept: Kept, first: int) -> None:
         """Put what ``remember`` returned into the slot behind the rows, from this token on."""
         for layer, (keys, values) in zip(self._layers, kept, strict=True):
-            layer.put(self.count, first, keys, values)
+            layer.put(self._last, first, keys, values)
 
     def fill(self, lengths: Sequence[int], seed: int) -> None:
         """Make rows of these lengths out of random keys and values, for trials."""
         self.lengths = list(lengths)
         generator = torch.Generator().manual_seed(seed)
         for layer in self._layers:
-            layer.fill(generator)
+            layer.fill(len(self.lengths), generator)
 
     @property
     def bytes(self) -> int:
@@ -226,9 +232,9 @@ class _Layer:
             own[slot, :, first : first + new.shape[1]] = new
 
     @torch.inference_mode()
-    def fill(self, generator: torch.Generator) -> None:
+    def fill(self, rows: int, generator: torch.Generator) -> None:
         for own in self._both():
-            own.copy_(torch.randn(own.shape[1:], generator=generator).expand(own.shape))
+            own[:rows] = torch.randn(own.shape[1:], generator=generator).to(own)
 
     def _both(self) -> tuple[Tensor, Tensor]:
         assert self.keys is not None
