@@ -30,7 +30,7 @@ FILES = sorted(results.RESULTS.glob("*.json"))
 # What `--quick` needs beside the library: arguments, whether it reads ../shared/data, and a peer.
 STUDIES = {"training": ("unimae",), "scorers": (), "gur": (), "decoding": (), "training_free": ()}
 DATA = {"relevance"}  # reads ../shared/data and keeps nothing
-PEERS = {"encode": "sentence_transformers", "relevance": "mteb", "index": "sentence_transformers"}
+PEERS = {"encode": "sentence_transformers", "serve": "fastapi", "relevance": "mteb", "index": "sentence_transformers"}
 RUN = Run(command="python benchmarks/speed.py", machine="2 cores", date="2026-11-23")
 
 

@@ -46,7 +46,7 @@ def test_what_says_which_model_comes_from_one_table_and_goes_on_as_a_spec():
     with_model = {
         name: command for name, command in COMMANDS.items() if any(one.name == "device" for one in command.params)
     }
-    names = "ask chat demo doctor embed eval generate index infill inspect negatives rerank score search tune"
+    names = "ask chat demo doctor embed eval generate index infill inspect negatives rerank score search serve tune"
     assert " ".join(with_model) == names
     others = {("generate", "prompt"), ("demo", "prompt"), ("embed", "prompt"), ("tune", "pooling"), ("score", "scorer")}
     others |= {("negatives", "scorer"), ("eval", "sample"), ("inspect", "layers"), ("tune", "sample")}

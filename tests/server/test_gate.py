@@ -65,6 +65,7 @@ def routes(running: Running) -> list[tuple[str, str]]:
     return [(method.upper(), path) for path, own in paths.items() for method in own]
 
 
+@pytest.mark.slow
 def test_every_route_needs_the_key(guarded: Running) -> None:
     listed = [*routes(guarded), ("GET", "/openapi.json"), ("GET", "/nothing")]
     assert len(listed) > 12
@@ -95,7 +96,10 @@ def test_a_body_has_a_bound_with_and_without_a_length(guarded: Running) -> None:
     assert guarded.post("/tokenize", **small).status_code == 200
 
 
-HEAD = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer first-key\r\nContent-Type: application/json\r\n"
+HEAD = (
+    b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer first-key\r\n"
+    b"Content-Type: application/json\r\n"
+)
 
 
 def test_a_body_that_comes_too_slowly_is_given_up(guarded: Running) -> None:

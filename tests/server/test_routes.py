@@ -145,6 +145,7 @@ def test_usage_at_the_end_of_a_stream(live: Running) -> None:
     assert all(one["choices"] for one in events(live, "/v1/completions", **body))
 
 
+@pytest.mark.slow
 def test_more_tokens_than_there_is_room_for(live: Running, served_lm: Any) -> None:
     found = live.ok("/v1/completions", prompt="the " * 126, max_tokens=3000, temperature=0)
     [expected] = served_lm.generate("the " * 126, 3000)

@@ -84,3 +84,9 @@ def test_an_address_for_others_needs_a_key(host: str) -> None:
         own.demand_safe([])
     own.demand_safe(["a-key"])
     ServeSettings(host="::1").demand_safe([])
+
+
+def test_the_example_is_a_file_of_settings() -> None:
+    model, server = read_config(Path(__file__).resolve().parents[2] / "examples" / "serve" / "serve.yaml")
+    assert model == {"model": "default"}
+    assert settings_of(server) == ServeSettings(name=("gerund",), log="json"), "it shows the defaults"

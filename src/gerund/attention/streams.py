@@ -104,6 +104,11 @@ def attach_streams(layers: nn.ModuleList) -> list[RemovableHandle]:
     return handles
 
 
+def is_stream_hook(hook: Any) -> bool:
+    """Whether a hook is one of those that ``attach_streams`` gives the layers."""
+    return getattr(hook, _MARK, False)
+
+
 def _after_layer(
     plan: BoundPlan,
     stream: Stream,

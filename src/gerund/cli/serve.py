@@ -88,7 +88,6 @@ def command(
         gerund serve --config serve.yaml
     """
     from gerund.server.settings import read_config, read_keys, settings_of
-    from gerund.spec import ModelSpec
 
     typed = {
         "host": host, "port": port, "api_key_file": None if api_key_file is None else str(api_key_file),
@@ -101,11 +100,11 @@ def command(
     settings = settings_of({**of_server, **{key: value for key, value in typed.items() if value is not None}})
     if config is not None:
         spec = _with_file(spec, of_model)
-        _demand_place(spec)
     keys = read_keys(settings)
     settings.demand_safe(keys)
     _demand_libraries()
-    _serve(ModelSpec.of(spec), settings, keys)
+    _demand_place(spec)
+    _serve(spec, settings, keys)
 
 
 def _with_file(spec: "ModelSpec", of_model: dict[str, Any]) -> "ModelSpec":
@@ -123,7 +122,7 @@ def _with_file(spec: "ModelSpec", of_model: dict[str, Any]) -> "ModelSpec":
 
 
 def _demand_place(spec: "ModelSpec") -> None:
-    """Say before anything is imported that a model is not there."""
+    """Say before a port is opened that a model is not there."""
     from gerund.models.sources import find
 
     find(spec.model).demand_reachable()

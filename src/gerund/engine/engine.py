@@ -5,8 +5,11 @@ Knows: requests, the parts of an engine, time. Does not know: the network.
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from numbers import Integral
 from typing import Any, Self, TypeVar
+
+import torch
 
 from gerund.attention.pauses import pausing
 from gerund.checks import check_dimensions, flag_or_none, is_listing, whole_number
@@ -155,9 +158,10 @@ class Engine:
             raise ConfigError(f"{self.lm.name} does not write")
         if not isinstance(settings, Settings):
             raise ConfigError(f"settings is a Settings, such as Settings(max_new_tokens=64), not {settings!r}")
-        checked = check_prompts([prompt])
-        job = WriteJob(Request.of(self.lm, checked[0], settings, emit), deadline)
-        return self._submit(job)
+        if isinstance(prompt, Integral | Mapping):
+            raise TextError(f"a prompt is a text, token ids or the messages of a conversation, not {prompt!r}")
+        [checked] = check_prompts([prompt])
+        return self._submit(WriteJob(Request.of(self.lm, checked, settings, emit), deadline))
 
     def encode(
         self,
@@ -265,9 +269,7 @@ class Engine:
                 self._desk.changed.wait_for(lambda: self._closes or self._inbox or not self._is_idle(own))
                 if self._closes:
                     return
-                new, self._inbox = self._inbox, []
-            for job in new:
-                self._sort(own, job)
+            self._take_new(own)
             before, began = self._progress(own), time.perf_counter()
             self._turn(own)
             self._desk.worked(self._progress(own) - before, time.perf_counter() - began)
@@ -279,13 +281,16 @@ class Engine:
     def _progress(own: Prepared) -> int:
         return own.writing.progress + own.encoding.progress
 
-    def _sort(self, own: Prepared, job: Job) -> None:
-        if isinstance(job, WriteJob):
-            own.writing.add(job)
-        elif isinstance(job, EncodeJob):
-            own.encoding.add(job)
-        elif isinstance(job, _CallJob):
-            self._calls.append(job)
+    def _take_new(self, own: Prepared) -> None:
+        with self._desk.changed:
+            new, self._inbox = self._inbox, []
+        for job in new:
+            if isinstance(job, WriteJob):
+                own.writing.add(job)
+            elif isinstance(job, EncodeJob):
+                own.encoding.add(job)
+            elif isinstance(job, _CallJob):
+                self._calls.append(job)
 
     def _turn(self, own: Prepared) -> None:
         """Write until writing has had its share, then read a little."""
@@ -337,12 +342,23 @@ class Engine:
         called = self._call is not None and self._call.is_over
         if self._closes or called or own.writing.is_abandoned or own.encoding.is_abandoned:
             raise Abandoned
-        if not own.writing.live:
-            return
         self._note_reading()
-        if self._share.is_due:
-            self._step(own)
-            self._since = time.perf_counter()
+        # What a pass computes in is its own matter.
+        with torch.autocast(self.lm.device.type, enabled=False):
+            if own.writing.live and self._share.is_due:
+                self._step(own)
+            if self._call is not None and self._share.is_due:
+                self._let_in(own)
+        self._since = time.perf_counter()
+
+    def _let_in(self, own: Prepared) -> None:
+        """Read a little while a function runs, which may take long."""
+        self._take_new(own)
+        began = time.perf_counter()
+        spent = own.writing.read(1) if own.writing.waits else 0
+        if own.encoding.waits:
+            own.encoding.read(max(1, self.config.read_tokens - spent))
+        self._share.let_in(time.perf_counter() - began)
 
     def _call_next(self) -> None:
         self._call = job = self._calls.pop(0)
@@ -350,9 +366,7 @@ class Engine:
             if not job.is_over:
                 job.settle(job.function())
                 self._desk.counts["calls"] += 1
-        except Abandoned:
-            pass
-        except Exception as error:
+        except BaseException as error:  # whatever it is, it is the caller's
             job.fail(error)
         finally:
             self._call = None

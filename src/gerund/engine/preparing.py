@@ -11,7 +11,7 @@ from gerund.engine.work import EngineConfig
 from gerund.engine.writing import WritingPart
 from gerund.generative_model import GenerativeModel
 from gerund.inference.generate.prefixes import Prefixes
-from gerund.inference.generate.proving import LEAST_READ, Proof, prove
+from gerund.inference.generate.proving import LEAST_READ, Proof, prove, prove_compiled
 from gerund.inference.generate.slots import unfit
 from gerund.inference.generate.writers import Writers
 from gerund.inference.tokens import context_length
@@ -62,7 +62,11 @@ def prepare(lm: TextEncoder, config: EngineConfig, counts: "Counter[str]", *, ve
     if tokens is None:
         tokens = _PREFIX_TOKENS if proof.recalls else 0
     prefixes = Prefixes(tokens, LEAST_READ) if tokens else None
-    writers = Writers(proof.slots(lm.model, config.slots, room), prefixes)
+    if config.compile:
+        slots, proof = prove_compiled(proof, lm.model, config.slots, room)
+    else:
+        slots = proof.slots(lm.model, config.slots, room)
+    writers = Writers(slots, prefixes)
     promise, why = proof.promise, proof.why
     if prefixes is not None and not proof.recalls:
         promise, why = "none", "beginnings of prompts are kept, and on this machine that changes last bits"

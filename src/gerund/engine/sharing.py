@@ -38,6 +38,10 @@ class Share:
         self._step = 0.8 * self._step + 0.2 * seconds if self._step else seconds
         self._owed = max(0.0, self._owed - seconds)
 
+    def let_in(self, seconds: float) -> None:
+        """Note a time of other work that was let into a long piece of reading; it has to be made up for."""
+        self._owed -= seconds
+
     def forget(self) -> None:
         """Nobody writes any more, so nothing is owed."""
         self._owed = 0.0

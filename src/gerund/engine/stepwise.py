@@ -9,7 +9,7 @@ Knows: threads. Does not know: models, texts.
 import threading
 from collections.abc import Callable
 
-from gerund.inference.generate.generation import Asked
+from gerund.inference.generate.own_loop import Asked
 
 
 class Stepwise:

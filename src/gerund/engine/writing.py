@@ -11,11 +11,12 @@ from torch import Tensor
 
 from gerund.engine.admission import Job
 from gerund.engine.stepwise import Stepwise
-from gerund.errors import ModelError
+from gerund.errors import EngineError, ModelError
 from gerund.generative_model import GenerativeModel
 from gerund.inference.generate import generation
+from gerund.inference.generate.own_loop import Asked
 from gerund.inference.generate.prompts import Prompt, prompt_ids
-from gerund.inference.generate.rows import Emit, Row
+from gerund.inference.generate.rows import Emit, Piece, Row
 from gerund.inference.generate.sampling import request_seeds
 from gerund.inference.generate.settings import Settings
 from gerund.inference.generate.writers import Writers
@@ -57,12 +58,27 @@ class Request:
         limit = None if is_encoder_decoder(lm.model) else context_length(lm.model.config, lm.tokenizer)
         room = generation.room_after(len(ids), settings.max_new_tokens, limit)
         [seed] = request_seeds(settings.sampling, 1)
-        return cls(ids, settings, generation.rows_of(lm.model, writing, ids, room, seed, emit=emit), room)
+        given = None if emit is None else _contained(emit)
+        return cls(ids, settings, generation.rows_of(lm.model, writing, ids, room, seed, emit=given), room)
 
     @property
     def tokens(self) -> int:
         """What it counts: its prompt, and all that it may become."""
         return len(self.ids) + len(self.rows) * self.room
+
+
+def _contained(emit: Emit) -> Emit:
+    """Return the same, with what would end a thread turned into an error of its request."""
+
+    def give(piece: Piece) -> None:
+        try:
+            emit(piece)
+        except Exception:
+            raise
+        except BaseException as error:
+            raise EngineError(f"what takes the text ended with {error!r}") from error
+
+    return give
 
 
 class WriteJob(Job):
@@ -243,7 +259,7 @@ class WritingPart:
             return
         request, lm = job.request, self._lm
 
-        def work(asked: generation.Asked) -> None:
+        def work(asked: Asked) -> None:
             read = [(request.ids, request.room)] * len(request.rows)
             generation.write_rows(lm.model, lm.tokenizer, read, request.rows, cancelled=asked)
 

@@ -97,6 +97,11 @@ def base_state(model: PreTrainedModel) -> dict[str, Tensor]:
     return _state(model, {name: _own_part(layer) for name, layer in _gated_layers(model).items()})
 
 
+def own_module(module: nn.Module) -> nn.Module:
+    """Return what stands in a module's place without adapters: itself, unless adapters put it there."""
+    return _own_part(module) if type(module) in _gated.values() else module
+
+
 def count_parameters(model: PreTrainedModel) -> int:
     """Return how many numbers the model's own weights hold: tied ones once, an adapter's not at all.
 

@@ -4,9 +4,11 @@ Knows: the engine, the tokenizer, the encoder's prompts. Does not know: HTTP, th
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
+from gerund.engine.work import Ticket
 from gerund.errors import ConfigError, TextError
 from gerund.inference.text_ids import encode_texts
 from gerund.inference.tokens import check_unicode
@@ -15,9 +17,6 @@ from gerund.server.claims import Claim
 from gerund.server.errors import ApiError, told
 from gerund.server.service import Service
 from gerund.types import EncodeResult
-
-# A token spells at least one byte of nearly every text, so that a shorter text needs no counting.
-_SPECIALS = 8
 
 
 async def encoded(
@@ -45,22 +44,22 @@ async def encoded(
         ApiError: the texts cannot be encoded.
     """
 
-    def work() -> list[str]:
+    def work() -> Ticket[EncodeResult]:
         texts = [one if isinstance(one, str) else text_of_ids(service, one, param, at) for at, one in enumerate(inputs)]
-        if not truncate:
-            _demand_room(service, texts, prompt, param)
-        return texts
+        how: dict[str, Any] = {"prompt": prompt, "dimensions": dimensions, "deadline": claim.deadline}
+        return claim.hold(service.engine.encode(texts, overflow="truncate" if truncate else "error", **how))
 
     try:
-        texts = await claim.run(work)
-        submit = claim.hold
-        deadline = claim.deadline
-        ticket = await claim.run(
-            lambda: submit(service.engine.encode(texts, prompt=prompt, dimensions=dimensions, deadline=deadline))
-        )
-        found = await claim.result(ticket)
+        found = await claim.result(await claim.run(work))
     except TextError as error:
         place = param if error.index is None or len(inputs) == 1 else f"{param}.{error.index}"
+        if error.exceeds_context:
+            raise ApiError(
+                f"This model's maximum context length is {service.lm.max_length} tokens. However, "
+                f"{str(error).partition(';')[0]}; shorten it, or send truncate: true",
+                code="context_length_exceeded",
+                param=place,
+            ) from error
         raise told(error, place) from error
     except ConfigError as error:
         raise told(error, "dimensions" if "dimensions" in str(error) else "prompt") from error
@@ -107,31 +106,6 @@ def text_of_ids(service: Service, ids: list[int], param: str, index: int) -> str
             code="foreign_token_ids",
         )
     return text
-
-
-def _demand_room(service: Service, texts: Sequence[str], prompt: str | None, param: str) -> None:
-    """Refuse texts that would be cut."""
-    lm = service.lm
-    if lm.max_length is None or len(lm.encoder.templates) > 1:
-        return
-    before = len(lm.encoder.prompt_text(prompt).encode("utf-8", "replace"))
-    room = lm.max_length - before - _SPECIALS
-    for index, text in enumerate(texts):
-        check_unicode("text", text, index)
-        if len(text.encode()) <= room:
-            continue
-        try:
-            lm.tokens([text], prompt, overflow="error", warn=False)
-        except TextError as error:
-            if not error.exceeds_context:
-                raise TextError.about("text", index, error.reason) from error
-            reason = error.reason.partition(";")[0]
-            raise ApiError(
-                f"This model's maximum context length is {lm.max_length} tokens. However, text {index} {reason}; "
-                "shorten it, or send truncate: true",
-                code="context_length_exceeded",
-                param=param if len(texts) == 1 else f"{param}.{index}",
-            ) from error
 
 
 async def cosines(service: Service, claim: Claim, query: str, documents: Sequence[str]) -> tuple[np.ndarray, int]:

@@ -99,9 +99,10 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop accepting, finish what runs within the bound, give up the rest and say so."""
-        if self.service.phase != "failed":
+        has_failed = self.service.phase == "failed"
+        if not has_failed:
             self.service.phase = "ending"
-        note("ending", requests=len(self.server_state.tasks))
+            note("ending", requests=len(self.server_state.tasks))
         for server in self.servers:
             server.close()
         # A connection that has just been accepted is not idle: its request is on the way.
@@ -109,7 +110,8 @@ class Server(uvicorn.Server):
         timer = asyncio.get_running_loop().call_later(self.service.settings.drain, self.service.end)
         await super().shutdown(sockets)
         timer.cancel()
-        note("ended")
+        if not has_failed:
+            note("ended")
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """End; when asked twice, at once."""

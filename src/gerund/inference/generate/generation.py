@@ -9,7 +9,7 @@ Knows: models, tokenizers, ``Settings``. Does not know: attention plans: none is
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +17,8 @@ from transformers import LogitsProcessor, PreTrainedModel, PreTrainedTokenizerBa
 
 from gerund.config import whole_number
 from gerund.errors import ConfigError
-from gerund.inference.generate.own_loop import end_ids, own_loop
+from gerund.inference.generate.in_turn import write_in_turn
+from gerund.inference.generate.own_loop import Asked, Cancelled, end_ids, own_loop
 from gerund.inference.generate.prompts import Prompt, prompt_ids
 from gerund.inference.generate.rows import Emit, Row, Vocabulary, Writing, advance
 from gerund.inference.generate.sampling import request_seeds, sample_seed
@@ -25,17 +26,6 @@ from gerund.inference.generate.settings import Settings
 from gerund.inference.tokens import context_length
 from gerund.models.encoder_decoder import is_encoder_decoder
 from gerund.types import Generation
-
-
-class Asked(Protocol):
-    """What is asked after each token whether to end, as a ``threading.Event`` is."""
-
-    def is_set(self) -> bool:
-        """Return whether to end."""
-
-
-class Cancelled(Exception):  # noqa: N818 - nothing went wrong
-    """Nobody waits for the text any more."""
 
 
 def generate(
@@ -56,7 +46,8 @@ def generate(
         prompts: any number of texts, token ids or conversations, of any lengths.
         settings: how much is written, how tokens are chosen, and so on. A continuation depends on its prompt, its
             seed and the number of the sample, and on nothing that is generated beside it.
-        batch_size: continuations in one pass.
+        batch_size: continuations in one pass. Where there are many more, and it was proved that texts do not depend on
+            what is written beside them, one that ends makes room for the next.
         emit: takes the texts as they come; called in this thread.
         cancelled: ends the work within a token once it is set.
 
@@ -80,7 +71,8 @@ def generate(
         room = room_after(len(own), settings.max_new_tokens, limit)
         rows += rows_of(model, writing, own, room, seed, index=len(rows), emit=emit)
         read += [(own, room)] * settings.n
-    write_rows(model, tokenizer, read, rows, batch_size=batch_size, cancelled=cancelled)
+    if not write_in_turn(model, tokenizer, read, rows, batch_size, cancelled):
+        write_rows(model, tokenizer, read, rows, batch_size=batch_size, cancelled=cancelled)
     return [row.result() for row in rows]
 
 

@@ -7,7 +7,7 @@ Knows: models, tokenizers. Does not know: rows, requests.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -30,6 +30,17 @@ _PLAIN: dict[str, Any] = {
     "min_length": 0,
     "guidance_scale": 1.0,
 }
+
+
+class Asked(Protocol):
+    """What is asked after each token whether to end, as a ``threading.Event`` is."""
+
+    def is_set(self) -> bool:
+        """Return whether to end."""
+
+
+class Cancelled(Exception):  # noqa: N818 - nothing went wrong
+    """Nobody waits for the text any more."""
 
 
 @torch.no_grad()

@@ -8,7 +8,7 @@ Knows: slots, transformers' own loop. Does not know: requests.
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from weakref import WeakKeyDictionary
 
 import torch
@@ -17,15 +17,16 @@ from transformers import LogitsProcessor, PreTrainedModel, PreTrainedTokenizerBa
 
 from gerund.errors import GerundError
 from gerund.inference.generate.own_loop import own_loop
-from gerund.inference.generate.slots import Slots, unfit
+from gerund.inference.generate.slots import MOST_ROWS_MORE, Slots, unfit
 from gerund.types import Promise
 
 # Tokens of a prompt that are read at least where the rest is known: fewer take other kernels.
 LEAST_READ = 16
 # Rows of a step at least, in types that few rows are computed another way in.
 _FEW = 4
+_ALL_ALIKE = ((_FEW, _FEW), (MOST_ROWS_MORE, MOST_ROWS_MORE))
 # Prompts that are compared with transformers' own loop, in tokens, and how much is written behind each.
-_PROMPTS = (3, 18, 45)
+_PROMPTS = (3, 18, 45, 130)
 _WRITTEN = 6
 # Prompts that are read at once and in two parts: their tokens, and those that are read where the others are known.
 _PARTS = ((60, (LEAST_READ, 28, 44)), (150, (20, 80)), (300, (LEAST_READ, 40, 100, 236)))
@@ -42,6 +43,7 @@ class Proof:
         why: how that was found out, or why nothing is promised.
         alone: each row attends in a call of its own.
         at_least: rows of a step at least.
+        multiple: rows of a step are a multiple of this.
         recalls: a prompt whose beginning is known gives the same to the bit when only its rest is read.
     """
 
@@ -50,14 +52,17 @@ class Proof:
     why: str
     alone: bool = False
     at_least: int = 1
+    multiple: int = 1
     recalls: bool = False
 
     def slots(self, model: PreTrainedModel, count: int, room: int) -> Slots:
         """Return slots for texts that are written this way."""
-        return Slots(model, count, room, alone=self.alone, at_least=self.at_least)
+        return Slots(model, count, room, alone=self.alone, at_least=self.at_least, multiple=self.multiple)
 
 
-def prove(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, count: int, room: int) -> Proof:
+def prove(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, count: int, room: int, *, recalling: bool = True
+) -> Proof:
     """Find out how a model writes side by side and what can be promised; once for a model, its slots and threads.
 
     Args:
@@ -65,53 +70,81 @@ def prove(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, count: int
         tokenizer: its tokenizer.
         count: how many texts at a time.
         room: tokens of each.
+        recalling: whether to find out about ``recalls`` too, which takes about as long as reading 2000 tokens.
     """
-    key = (count, room, torch.get_num_threads(), model.dtype)
+    key = (count, room, recalling, torch.get_num_threads(), model.dtype)
     known = _known.setdefault(model, {})
     if key not in known:
-        known[key] = _proved(model, tokenizer, count, room)
+        known[key] = _proved(model, tokenizer, count, room, recalling)
     return known[key]
 
 
 _known: WeakKeyDictionary[PreTrainedModel, dict[object, Proof]] = WeakKeyDictionary()
 
 
-def _proved(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, count: int, room: int) -> Proof:
+def _proved(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, count: int, room: int, recalling: bool
+) -> Proof:
     reason = unfit(model)
     if reason is None:
         try:
             with evaluating(model):
-                return _tried(model, tokenizer, count, room)
+                return _tried(model, tokenizer, count, room, recalling)
         except (GerundError, AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
             reason = f"this {model.config.model_type} model cannot be written with in slots ({error})"
     return Proof(False, "bits of generate", f"{reason}; each text is written alone, through transformers' own loop")
 
 
-def _tried(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, count: int, room: int) -> Proof:
+def _tried(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, count: int, room: int, recalling: bool) -> Proof:
     size = int(model.get_input_embeddings().weight.shape[0])
     prompts = [_tokens(length, size) for length in _PROMPTS[:count] if length + _WRITTEN < room] or [[size // 2]]
     written = _tokens(_WRITTEN, size)
     own = [_by_own_loop(model, tokenizer, ids, written) for ids in prompts]
-    alone = Slots(model, count, room, alone=True)
-    found = _by_slots(alone, prompts, written)
+    slots = Slots(model, count, room, alone=True)
+    found = _by_slots(slots, prompts, written)
     spread = max(1.0, float(own[0].std(dim=-1).max()))
     deviation = max(float((one - other).abs().max()) for one, other in zip(own, found, strict=True))
     if not deviation < spread * (1e-3 if model.dtype == torch.float32 else 0.15):
         raise ValueError(f"logits differ by {deviation:.1e} from those of transformers' own loop")
     if _has_experts(model):
         return Proof(True, "none", "which experts compute together depends on what else is written")
-    if all(map(torch.equal, own, found)) and _is_steady(alone, size):
+    if all(map(torch.equal, own, found)) and _is_steady(slots, size):
         why = "proved at the start: each row attends alone, with logits bit-equal to those of transformers' own loop"
-        return Proof(True, "bits of generate", why, alone=True, recalls=_recalls(alone, size))
-    few = _FEW if model.dtype == torch.float32 else 1
-    for is_alone, at_least in ((False, few), (True, few), (False, count), (True, count)):
-        slots = Slots(model, count, room, alone=is_alone, at_least=at_least)
-        slots.read(prompts[0])
-        if _is_steady(slots, size):
-            why = "proved at the start: a row's logits are bit-equal whatever rows are beside it"
-            return Proof(True, "same text under any load", why, is_alone, slots.at_least, _recalls(slots, size))
+        return Proof(True, "bits of generate", why, alone=True, recalls=recalling and _recalls(slots, size))
+    few = min(_FEW, count) if model.dtype == torch.float32 else 1
+    for slots.at_least, slots.multiple in ((few, 1), *_ALL_ALIKE):
+        for slots.alone in (False, True):
+            if _is_steady(slots, size):
+                why = "proved at the start: a row's logits are bit-equal whatever rows are beside it"
+                recalls = recalling and _recalls(slots, size)
+                way = slots.alone, slots.at_least, slots.multiple
+                return Proof(True, "same text under any load", why, *way, recalls)
     why = "what a row computes depends, in its last bits, on the rows beside it on this machine"
     return Proof(True, "none", why)
+
+
+def prove_compiled(proof: Proof, model: PreTrainedModel, count: int, room: int) -> tuple[Slots, Proof]:
+    """Return slots with a compiled step, warm, and what can be promised of it; plain ones where nothing is compiled.
+
+    Args:
+        proof: what was found out about the plain step.
+        model: the language model.
+        count: how many texts at a time.
+        room: tokens of each.
+    """
+    slots = Slots(model, count, room, at_least=count, compiled=True)
+    size = int(model.get_input_embeddings().weight.shape[0])
+    try:
+        with evaluating(model):
+            slots.read(_tokens(3, size))
+            steady = _is_steady(slots, size)
+    except Exception as error:  # whatever a compiler and what it calls raise
+        return proof.slots(model, count, room), replace(proof, why=f"{proof.why}; nothing was compiled ({error})")
+    own = replace(proof, alone=False, at_least=count, multiple=1)
+    if proof.promise == "none" or not steady:
+        return slots, replace(own, promise="none", why="the step is compiled, and its texts are equal up to near ties")
+    why = "proved at the start: a row's logits are bit-equal whatever rows are beside it, in a compiled step"
+    return slots, replace(own, promise="same text under any load", why=why)
 
 
 def _has_experts(model: PreTrainedModel) -> bool:
@@ -180,7 +213,8 @@ def _is_steady(slots: Slots, size: int) -> bool:
         lengths[0], lengths[-1] = min(most, 20), most
         slots.fill(lengths, trial)
         all_BV = slots.step(tokens)
-        for rows in sorted({1, 2, 3, 5, count - 1} & set(range(1, count)), reverse=True):
+        # Every number of rows that may occur, and with it every place in a product that a row may have.
+        for rows in range(count - 1, 0, -1) if trial == 0 else sorted({1, 2, count - 1} - {0, count}, reverse=True):
             slots.lengths = lengths[:rows]
             if not torch.equal(slots.step(tokens[:rows]), all_BV[:rows]):
                 return False

@@ -7,7 +7,7 @@ Knows: models, their caches, ``SideBySide``. Does not know: what is written, who
 """
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -22,8 +22,11 @@ from gerund.attention.side_by_side import STEP, Rest, SideBySide
 from gerund.attention.streams import decoder_layers
 from gerund.errors import ResourceError
 from gerund.inference.encode.runtime import takes_positions
+from gerund.inference.generate.bare import bare
 from gerund.models.encoder_decoder import is_encoder_decoder
 
+# Rows are filled up to a multiple of this at most.
+MOST_ROWS_MORE = 8
 # By layer, keys and values ``(key heads, T, head_dim)`` of some tokens of a text.
 Kept = list[tuple[Tensor, Tensor]]
 
@@ -63,19 +66,37 @@ class Slots:
         room: tokens of each.
         alone: as in ``SideBySide``.
         at_least: rows of a step at least, empty ones included: some kernels compute few rows another way than many.
+        multiple: rows of a step are a multiple of this: some kernels compute the last rows another way than the others.
+        compiled: let torch compile the step, which it does in the first steps and keeps on the disk.
     """
 
     def __init__(
-        self, model: PreTrainedModel, count: int, room: int, *, alone: bool = False, at_least: int = 1
+        self,
+        model: PreTrainedModel,
+        count: int,
+        room: int,
+        *,
+        alone: bool = False,
+        at_least: int = 1,
+        multiple: int = 1,
+        compiled: bool = False,
     ) -> None:
         self.model, self.count, self.room = model, count, room
-        self.alone, self.at_least = alone, min(at_least, count)
+        self.compiled = compiled
+        self.alone, self.at_least, self.multiple = alone, at_least, multiple
         self.lengths: list[int] = []
         whole = -(-room // STEP) * STEP
-        self._layers = [_Layer(count + 1, whole) for _ in decoder_layers(model)]
+        # The last slot is read into; rows that only fill a step up have some of their own, where there are not enough.
+        self._last = -(-count // MOST_ROWS_MORE) * MOST_ROWS_MORE
+        self._layers = [_Layer(self._last + 1, whole) for _ in decoder_layers(model)]
         self._device = model.get_input_embeddings().weight.device
         self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._writing = Cache(layers=[_Writing(layer) for layer in self._layers])
+        # Reading goes through the model's own hooks, which let other work in between two layers.
+        self._bare = bare(model)
+        self._pass: Callable[[Tensor, Tensor, SideBySide], Tensor] = self._one_pass
+        if compiled:
+            self._pass = torch.compile(self._one_pass)
 
     @property
     def live(self) -> int:
@@ -108,7 +129,7 @@ class Slots:
         """Make a row of the prompt that was read last; return its number. It may be done several times."""
         row = self.live
         for layer in self._layers:
-            layer.copy(self.count, row, length)
+            layer.copy(self._last, row, length)
         self.lengths.append(length)
         return row
 
@@ -124,39 +145,44 @@ class Slots:
     @torch.inference_mode()
     def step(self, tokens: Sequence[int]) -> Tensor:
         """Write one token into every row; return the logits of what comes next ``(rows, V)``."""
-        empty = max(0, self.at_least - self.live)
+        empty = max(self.at_least, -(-self.live // self.multiple) * self.multiple) - self.live
         where = [*self.lengths, *[0] * empty]
         plan = SideBySide(len(self._layers), [place + 1 for place in where], alone=self.alone, device=self._device)
         place_B = torch.tensor(where, device=self._device)
         for layer in self._writing.layers:
             layer.expect(place_B, plan.width)
         with torch.autocast(self._device.type, enabled=False):
-            logits: Tensor = self.model(
-                input_ids=torch.tensor([*tokens, *[0] * empty], device=self._device)[:, None],
-                position_ids=place_B[:, None],
-                attention_mask=plan.real_B11W,
-                past_key_values=self._writing,
-                use_cache=True,
-                attention_plan=plan,
-            ).logits
+            ids_B1 = torch.tensor([*tokens, *[0] * empty], device=self._device)[:, None]
+            logits = self._pass(ids_B1, place_B[:, None], plan)
         self.lengths = [length + 1 for length in self.lengths]
         return logits[: self.live, -1]
 
+    def _one_pass(self, ids_B1: Tensor, place_B1: Tensor, plan: SideBySide) -> Tensor:
+        logits: Tensor = self._bare(
+            input_ids=ids_B1,
+            position_ids=place_B1,
+            attention_mask=plan.real_B11W,
+            past_key_values=self._writing,
+            use_cache=True,
+            attention_plan=plan,
+        ).logits
+        return logits
+
     def remember(self, first: int, behind: int) -> Kept:
         """Return copies of what some tokens of the prompt that was read last left."""
-        return [layer.taken(self.count, first, behind) for layer in self._layers]
+        return [layer.taken(self._last, first, behind) for layer in self._layers]
 
     def recall(self, kept: Kept, first: int) -> None:
         """Put what ``remember`` returned into the slot behind the rows, from this token on."""
         for layer, (keys, values) in zip(self._layers, kept, strict=True):
-            layer.put(self.count, first, keys, values)
+            layer.put(self._last, first, keys, values)
 
     def fill(self, lengths: Sequence[int], seed: int) -> None:
         """Make rows of these lengths out of random keys and values, for trials."""
         self.lengths = list(lengths)
         generator = torch.Generator().manual_seed(seed)
         for layer in self._layers:
-            layer.fill(generator)
+            layer.fill(len(self.lengths), generator)
 
     @property
     def bytes(self) -> int:
@@ -206,9 +232,9 @@ class _Layer:
             own[slot, :, first : first + new.shape[1]] = new
 
     @torch.inference_mode()
-    def fill(self, generator: torch.Generator) -> None:
+    def fill(self, rows: int, generator: torch.Generator) -> None:
         for own in self._both():
-            own.copy_(torch.randn(own.shape[1:], generator=generator).expand(own.shape))
+            own[:rows] = torch.randn(own.shape[1:], generator=generator).to(own)
 
     def _both(self) -> tuple[Tensor, Tensor]:
         assert self.keys is not None

@@ -11,7 +11,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, TypeVar
 
-from gerund.inference.generate.generation import Cancelled
+from gerund.inference.generate.own_loop import Cancelled
 from gerund.inference.generate.rows import Emit, Piece
 from gerund.types import Generation
 

@@ -1,0 +1,522 @@
+"""A server under load: whether every answer is right, and what it costs beside other servers with the same weights.
+
+    python benchmarks/serve.py [--tables correct,chat,embeddings,mix] [--requests 400] [--clients 32] [--rounds 3]
+
+`correct`: mixed requests of many clients, a tenth of which go away in the midst; each answer is compared with the
+library's own, and the server's memory is read before and after.
+
+`chat`: streamed chats of 1 and 8 clients, beside `transformers serve` with and without its continuous batching.
+
+`embeddings`: requests of one text by 32 clients, beside sentence-transformers behind FastAPI.
+
+`mix`: 2 clients that chat while 6 embed; tokens, texts and the gaps between two pieces of a text.
+
+Each server is a process of its own; all stay up, and are asked in turn. Processor time is that of the server's
+process, from the operating system. The model is the bundled one's base, read causally, with a chat template.
+"""
+
+import asyncio
+import json
+import os
+import random
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+
+import gerund
+import harness
+from gerund import Sampling
+from harness import Rounds, Spent
+from inputs import demo_texts
+from results import Column, Row, Table, median_of
+
+TEMPLATE = "{{ bos_token }}{% for one in messages %}{{ one['role'] }}: {{ one['content'] }}\n{% endfor %}assistant:"
+TRANSFORMERS, BATCHING = "transformers serve", "transformers serve, batching"
+FASTAPI = "sentence-transformers + FastAPI"
+OURS = "gerund serve"
+_TICKS = os.sysconf("SC_CLK_TCK")
+Task = Callable[[httpx.AsyncClient], Awaitable[Any]]
+
+
+class Served:
+    """A server in a process of its own.
+
+    Attributes:
+        name: what the tables call it.
+        url: its address.
+    """
+
+    def __init__(self, name: str, process: subprocess.Popen[bytes], port: int, model: str) -> None:
+        self.name, self.process, self.model = name, process, model
+        self.url = f"http://127.0.0.1:{port}"
+
+    def cpu(self) -> float:
+        """Return the processor time that the process has spent, in seconds."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / _TICKS
+
+    def memory(self) -> float:
+        """Return its resident size in MiB."""
+        pages = int(Path(f"/proc/{self.process.pid}/statm").read_text(encoding="utf-8").split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+    def spend(self, work: Callable[["Served"], Awaitable[Any]]) -> tuple[Spent, Any]:
+        """Load it, and return what it spent and what the load found."""
+        cpu, wall = self.cpu(), time.perf_counter()
+        found = asyncio.run(work(self))  # type: ignore[arg-type]
+        return Spent(self.cpu() - cpu, time.perf_counter() - wall), found
+
+
+@contextmanager
+def serving(name: str, command: Sequence[object], port: int, model: str) -> Iterator[Served]:
+    """Start a server, wait until it is healthy, and end it."""
+    with tempfile.TemporaryFile() as log:
+        process = subprocess.Popen([str(part) for part in command], stdout=log, stderr=log)
+        own = Served(name, process, port, model)
+        try:
+            ends = time.monotonic() + 120
+            while not _is_healthy(own):
+                if process.poll() is not None or time.monotonic() > ends:
+                    log.seek(0)
+                    raise SystemExit(f"{name} did not start: {log.read()[-1500:].decode(errors='replace')}")
+                time.sleep(0.2)
+            yield own
+        finally:
+            process.terminate()
+            try:
+                process.wait(40)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def _is_healthy(own: Served) -> bool:
+    try:
+        return httpx.get(f"{own.url}/health", timeout=5).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def free_port() -> int:
+    """Return a port that nobody listens on."""
+    with socket.socket() as made:
+        made.bind(("127.0.0.1", 0))
+        return int(made.getsockname()[1])
+
+
+def ours(folder: Path, *options: object, name: str = OURS) -> Any:
+    """Return gerund's server."""
+    port = free_port()
+    how = ["--log", "none", "--attention", "causal", "--dtype", "float32", "--queue-tokens", 10**6, "--timeout", 600]
+    command = [sys.executable, "-m", "gerund", "serve", folder, "--port", port, "--name", "model", *how, *options]
+    return serving(name, command, port, "model")
+
+
+def transformers(folder: Path, *options: str, name: str) -> Any:
+    """Return the server that comes with transformers."""
+    port = free_port()
+    program = Path(sys.executable).with_name("transformers")
+    how = ["--host", "127.0.0.1", "--port", port, "--device", "cpu", "--dtype", "float32", "--log-level", "error"]
+    return serving(name, [program, "serve", folder, *how, *options], port, str(folder))
+
+
+def fastapi(folder: Path, width: int) -> Any:
+    """Return sentence-transformers behind FastAPI."""
+    port = free_port()
+    child = json.dumps({"folder": str(folder), "width": width, "port": port})
+    return serving(FASTAPI, [sys.executable, __file__, "--child", child], port, "model")
+
+
+def run_fastapi(case: dict[str, Any]) -> None:
+    """Serve embeddings as many do: an endpoint in the thread pool, around `encode`."""
+    import uvicorn
+    from fastapi import FastAPI
+    from pydantic import BaseModel
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
+
+    class Body(BaseModel):
+        input: list[str]
+
+    body = Transformer(case["folder"], max_seq_length=1024)
+    encoder = SentenceTransformer(modules=[body, Pooling(case["width"], "mean")], device="cpu")
+    app = FastAPI()
+
+    @app.get("/health")
+    def health() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @app.post("/v1/embeddings")
+    def embeddings(asked: Body) -> dict[str, Any]:
+        vectors = encoder.encode(asked.input, normalize_embeddings=True, show_progress_bar=False)
+        return {"data": [{"embedding": vector.tolist()} for vector in vectors]}
+
+    uvicorn.run(app, host="127.0.0.1", port=case["port"], log_level="error")
+
+
+def save_plain(folder: Path) -> Any:
+    """Write the bundled model's base with a chat template, and return it as the library reads it."""
+    lm = gerund.load(attention="causal", adapter="none", dtype="float32")
+    # With a template sentence-transformers would take a text for a conversation.
+    lm.save(plain_beside(folder))
+    lm.tokenizer.chat_template = TEMPLATE
+    lm.save(folder)
+    return gerund.load(folder, attention="causal", dtype="float32")
+
+
+def plain_beside(folder: Path) -> Path:
+    """Return where the model lies without a chat template."""
+    return folder.with_name("plain")
+
+
+# ------------------------------------------------------------------------------------------------------------- clients
+
+
+async def in_turn(own: Served, clients: int, tasks: Sequence[Task]) -> list[Any]:
+    """Have so many clients do tasks, each the next one that is left; return what they found, in the tasks' order."""
+    found: list[Any] = [None] * len(tasks)
+    left = iter(enumerate(tasks))
+    limits = httpx.Limits(max_connections=clients, max_keepalive_connections=clients)
+    async with httpx.AsyncClient(base_url=own.url, timeout=600, limits=limits) as client:
+
+        async def work() -> None:
+            for number, task in left:
+                found[number] = await task(client)
+
+        await asyncio.gather(*(work() for _ in range(clients)))
+    return found
+
+
+async def chat(client: httpx.AsyncClient, model: str, text: str, tokens: int) -> tuple[str, list[float]]:
+    """Have an answer streamed; return it, and the seconds until each of its pieces since the one before."""
+    body = {"model": model, "messages": [{"role": "user", "content": text}], "stream": True, "temperature": 0,
+            "max_tokens": tokens}  # fmt: skip
+    parts, gaps, last = [], [], time.perf_counter()
+    async with client.stream("POST", "/v1/chat/completions", json=body) as answer:
+        answer.raise_for_status()
+        async for line in answer.aiter_lines():
+            content = _content(line)
+            if content:
+                parts.append(content)
+                now = time.perf_counter()
+                gaps.append(now - last)
+                last = now
+    return "".join(parts), gaps
+
+
+def _content(line: str) -> str:
+    if not line.startswith("data: ") or line == "data: [DONE]":
+        return ""
+    choices = json.loads(line[6:]).get("choices") or [{}]
+    return choices[0].get("delta", {}).get("content") or ""
+
+
+async def embed(client: httpx.AsyncClient, model: str, text: str) -> list[float]:
+    """Have a text embedded."""
+    answer = await client.post("/v1/embeddings", json={"model": model, "input": [text]})
+    answer.raise_for_status()
+    vector: list[float] = answer.json()["data"][0]["embedding"]
+    return vector
+
+
+# ------------------------------------------------------------------------------------------------------------- tables
+
+
+def correct(options: Any, folder: Path, lm: Any) -> list[Table]:
+    """Compare every answer under load with the library's own."""
+    texts = demo_texts(24)
+    kinds = ("chat", "stream", "sampled", "embedding", "rerank", "infill")
+    expected = {(kind, number): _expected(lm, kind, texts, number) for kind in kinds for number in range(8)}
+    draw = random.Random(0)
+    plan = [(kinds[draw.randrange(len(kinds))], draw.randrange(8), draw.random() < 0.1)
+            for _ in range(options.requests)]  # fmt: skip
+    counts = {kind: {"sent": 0, "right": 0, "wrong": 0, "lost": 0, "gone": 0} for kind in kinds}
+
+    async def one(client: httpx.AsyncClient, kind: str, number: int, goes: bool) -> None:
+        own = counts[kind]
+        own["sent"] += 1
+        try:
+            async with asyncio.timeout(draw.uniform(0.01, 0.3) if goes else 600):
+                found = await _ask(client, kind, texts, number)
+        except TimeoutError:
+            own["gone"] += 1
+            return
+        except (httpx.HTTPError, KeyError, ValueError):
+            own["lost"] += 1
+            return
+        own["right" if _same(kind, found, expected[kind, number]) else "wrong"] += 1
+
+    memory = []
+    with ours(folder) as server:
+        for quarter in range(4):
+            part = plan[quarter * len(plan) // 4 : (quarter + 1) * len(plan) // 4]
+            asyncio.run(in_turn(server, options.clients, [lambda client, p=p: one(client, *p) for p in part]))
+            memory.append(server.memory())
+        health = httpx.get(f"{server.url}/health", timeout=10).json()
+    rows: list[Row] = [{"kind": kind, **own, "memory": None} for kind, own in counts.items()]
+    total = {key: sum(own[key] for own in counts.values()) for key in counts["chat"]}
+    rows.append({"kind": "all", **total, "memory": memory[-1] - memory[0], "reference": True})
+    columns = [
+        Column("kind", "request"), Column("sent", "sent"), Column("right", "right"), Column("wrong", "wrong"),
+        Column("lost", "lost"), Column("gone", "given up by the client"),
+        Column("memory", "growth of the server's memory from the first quarter to the last", "MiB", 1),
+    ]  # fmt: skip
+    caption = (
+        f"{options.requests} mixed requests of {options.clients} clients, a tenth of which go away in the midst; each "
+        f"answer is compared with the library's own. The engine's promise here: {health['promise']}."
+    )
+    return [Table("correct", caption, columns, rows)]
+
+
+def _expected(lm: Any, kind: str, texts: Sequence[str], number: int) -> Any:
+    messages, text = [{"role": "user", "content": texts[number]}], texts[number]
+    if kind in ("chat", "stream"):
+        return lm.chat(messages, 24)[0].text
+    if kind == "sampled":
+        return [one.text for one in lm.generate(text, 16, Sampling(temperature=0.9, top_p=0.9, seed=number), n=2)]
+    if kind == "embedding":
+        return lm.encode(texts[number : number + 4])
+    if kind == "rerank":
+        return lm.rerank(text, texts[8:16]).indices
+    return lm.infill(f"{text} [blank] {texts[number + 8]}", lengths=[1, 2]).text
+
+
+async def _ask(client: httpx.AsyncClient, kind: str, texts: Sequence[str], number: int) -> Any:
+    text = texts[number]
+    if kind == "stream":
+        return (await chat(client, "model", text, 24))[0]
+    routes: dict[str, tuple[str, dict[str, Any], Callable[[Any], Any]]] = {
+        "chat": (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": text}], "temperature": 0, "max_tokens": 24},
+            lambda found: found["choices"][0]["message"]["content"],
+        ),
+        "sampled": (
+            "/v1/completions",
+            {"prompt": text, "temperature": 0.9, "top_p": 0.9, "seed": number, "max_tokens": 16, "n": 2},
+            lambda found: [one["text"] for one in found["choices"]],
+        ),
+        "embedding": (
+            "/v1/embeddings",
+            {"input": texts[number : number + 4]},
+            lambda found: np.float32([one["embedding"] for one in found["data"]]),
+        ),
+        "rerank": (
+            "/v2/rerank",
+            {"query": text, "documents": list(texts[8:16])},
+            lambda found: [one["index"] for one in found["results"]],
+        ),
+        "infill": (
+            "/infill",
+            {"text": f"{text} [blank] {texts[number + 8]}", "lengths": [1, 2]},
+            lambda found: found["text"],
+        ),
+    }
+    route, body, read = routes[kind]
+    answer = await client.post(route, json=body)
+    answer.raise_for_status()
+    return read(answer.json())
+
+
+def _same(kind: str, found: Any, expected: Any) -> bool:
+    return np.allclose(found, expected, atol=1e-5) if kind == "embedding" else bool(found == expected)
+
+
+def chats(options: Any, folder: Path, lm: Any) -> list[Table]:
+    """Stream chats from servers in turn."""
+    texts = demo_texts(8)
+    expected = [lm.chat([{"role": "user", "content": text}], options.tokens)[0] for text in texts]
+    written = [one.usage.completion_tokens for one in expected]
+    rows: list[Row] = []
+    with ExitStack() as stack:
+        servers = [
+            stack.enter_context(transformers(folder, name=TRANSFORMERS)),
+            stack.enter_context(transformers(folder, "--continuous-batching", name=BATCHING)),
+            stack.enter_context(ours(folder)),
+        ]
+        alike, failed = {}, []
+        for own in list(servers):
+            try:
+                found = asyncio.run(in_turn(own, 1, _chats(own, texts, options.tokens)))
+            except httpx.HTTPError as error:
+                servers.remove(own)
+                failed.append(f"{own.name} is left out: it answers a streamed chat by {type(error).__name__}")
+                continue
+            alike[own.name] = sum(text == one.text for (text, _), one in zip(found, expected, strict=True))
+        if alike[OURS] < len(texts):
+            raise harness.NotTheSame(f"{OURS}: {alike[OURS]} of {len(texts)} texts are the library's")
+        for clients in (1, 8):
+            count = len(texts) * (1 if clients == 1 else 2)
+            load = [texts[number % len(texts)] for number in range(count)]
+
+            def ask(own: Served, clients: int = clients, load: Sequence[str] = load) -> Awaitable[Any]:
+                return in_turn(own, clients, _chats(own, load, options.tokens))
+
+            rounds, gaps = _alternated(servers, options.rounds, ask)
+            tokens = sum(written[number % len(texts)] for number in range(count))
+            for row in rounds.rows(TRANSFORMERS, clients=clients):
+                name = str(row["system"])
+                rate = median_of([tokens / one.cpu for one in rounds.spent[name]])
+                waits = [gap for _, own in gaps[name] for gap in own]
+                rows.append({**row, "rate": rate, "gap": 1000 * float(np.median(waits)) if waits else None})
+    columns = harness.time_columns(
+        TRANSFORMERS, Column("clients", "clients"),
+        Column("rate", "tokens a second of processor time", "", 0, "higher"),
+        Column("gap", "median gap between pieces", "ms", 1),
+    )  # fmt: skip
+    same = "; ".join(f"{name} {count} of {len(texts)}" for name, count in alike.items())
+    caption = (
+        f"Streamed greedy chats of {options.tokens} tokens, the bundled model's base in float32, "
+        f"{len(texts)} by one client and {2 * len(texts)} by eight; processor time of the server's process."
+    )
+    return [Table("chat", caption, columns, rows, checks=[f"texts equal to the library's: {same}", *failed])]
+
+
+def _chats(own: Served, texts: Sequence[str], tokens: int) -> list[Task]:
+    return [lambda client, text=text: chat(client, own.model, text, tokens) for text in texts]
+
+
+def _alternated(
+    servers: Sequence[Served], rounds: int, load: Callable[[Served], Awaitable[Any]]
+) -> tuple[Rounds, dict[str, list[Any]]]:
+    """Load servers in turn, in reversed order every second round; return what they spent and what was found."""
+    spent: dict[str, list[Spent]] = {own.name: [] for own in servers}
+    found: dict[str, list[Any]] = {own.name: [] for own in servers}
+    for number in range(rounds):
+        for own in list(servers)[:: -1 if number % 2 else 1]:
+            seconds, answers = own.spend(load)
+            spent[own.name].append(seconds)
+            found[own.name] += answers
+    return Rounds(spent), found
+
+
+def embeddings(options: Any, folder: Path, lm: Any) -> list[Table]:
+    """Have one text a request embedded by many clients."""
+    words = " ".join(demo_texts(60)).split()
+    sets = {
+        "6 words": [" ".join(words[at : at + 6]) for at in range(options.texts)],
+        "60 words": [" ".join(words[at : at + 60]) for at in range(options.texts // 2)],
+    }
+    rows: list[Row] = []
+    with ExitStack() as stack:
+        servers = [stack.enter_context(fastapi(plain_beside(folder), lm.dimensions)), stack.enter_context(ours(folder))]
+        probe = sets["60 words"][:8]
+        vectors = [asyncio.run(in_turn(own, 4, _embeds(own, probe))) for own in servers]
+        difference = max(harness.largest_difference(own, lm.encode(probe)) for own in vectors)
+        check = harness.require("largest difference of the vectors", difference, 1e-4)
+        for name, texts in sets.items():
+
+            def load(own: Served, texts: Sequence[str] = texts) -> Awaitable[Any]:
+                return in_turn(own, options.clients, _embeds(own, texts))
+
+            rounds, _ = _alternated(servers, options.rounds, load)
+            for row in rounds.rows(FASTAPI, texts=name):
+                rate = median_of([len(texts) / one.cpu for one in rounds.spent[str(row["system"])]])
+                rows.append({**row, "rate": rate})
+    columns = harness.time_columns(
+        FASTAPI, Column("texts", "texts"), Column("rate", "texts a second of processor time", "", 0, "higher")
+    )
+    caption = (
+        f"{options.texts} short and {options.texts // 2} long texts, one a request, by {options.clients} clients; the "
+        "bundled model's base in float32, read causally with the mean of the states."
+    )
+    return [Table("embeddings", caption, columns, rows, checks=[check])]
+
+
+def _embeds(own: Served, texts: Sequence[str]) -> list[Task]:
+    return [lambda client, text=text: embed(client, own.model, text) for text in texts]
+
+
+def mix(options: Any, folder: Path, lm: Any) -> list[Table]:
+    """Chat while others embed, under several shares of the time."""
+    del lm
+    texts, rows = demo_texts(40), []
+    with ExitStack() as stack:
+        servers = [
+            stack.enter_context(ours(folder, "--share", share, name=f"share {share}")) for share in ("0.3", "1", "3")
+        ]
+        found: dict[str, list[dict[str, float]]] = {own.name: [] for own in servers}
+        for number in range(options.rounds):
+            for own in servers[:: -1 if number % 2 else 1]:
+                _, answers = own.spend(lambda own: _mixed(own, texts, options))
+                found[own.name].append(answers)
+    for name, answers in found.items():
+        cells = {key: median_of([one[key] for one in answers]) for key in answers[0]}
+        rows.append({"system": name, **cells})
+    columns = [
+        Column("system", "time of writing for each second of reading"),
+        Column("tokens", "tokens a second", "", 1), Column("texts", "texts a second", "", 1),
+        Column("gap", "median gap between pieces", "ms", 1), Column("worst", "greatest gap", "ms", 0),
+    ]  # fmt: skip
+    caption = (
+        f"2 clients chat ({options.tokens} tokens an answer) while 6 embed one text of about 60 words a request, for "
+        f"{options.seconds:g} s by the clock; tokens are counted as pieces of the streams."
+    )
+    return [Table("mix", caption, columns, rows)]
+
+
+async def _mixed(own: Served, texts: Sequence[str], options: Any) -> dict[str, float]:
+    gaps: list[float] = []
+    done = [0]
+    ends = time.perf_counter() + options.seconds
+    passages = [" ".join(texts[at : at + 5]) for at in range(len(texts) - 5)]
+    async with httpx.AsyncClient(base_url=own.url, timeout=600) as client:
+
+        async def writes(number: int) -> None:
+            while time.perf_counter() < ends:
+                # The first gap is the wait for the prompt to be read.
+                gaps.extend((await chat(client, own.model, texts[number], options.tokens))[1][1:])
+
+        async def reads(number: int) -> None:
+            while time.perf_counter() < ends:
+                await embed(client, own.model, passages[(done[0] + number) % len(passages)])
+                done[0] += 1
+
+        began = time.perf_counter()
+        await asyncio.gather(*(writes(number) for number in range(2)), *(reads(number) for number in range(6)))
+        seconds = time.perf_counter() - began
+    return {
+        "tokens": len(gaps) / seconds,
+        "texts": done[0] / seconds,
+        "gap": 1000 * float(np.median(gaps)),
+        "worst": 1000 * max(gaps),
+    }
+
+
+TABLES = {"correct": correct, "chat": chats, "embeddings": embeddings, "mix": mix}
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Measure."""
+    parser = harness.parser(__doc__)
+    parser.add_argument("--tables", default=",".join(TABLES), help="which of them, with commas")
+    parser.add_argument("--requests", type=int, default=400, help="of the table `correct`")
+    parser.add_argument("--clients", type=int, default=32, help="at a time, in `correct` and `embeddings`")
+    parser.add_argument("--tokens", type=int, default=48, help="of an answer")
+    parser.add_argument("--texts", type=int, default=256, help="of the table `embeddings`")
+    parser.add_argument("--seconds", type=float, default=8, help="of a round of the table `mix`")
+    quick = {"tables": "correct", "requests": 24, "clients": 8, "tokens": 8, "texts": 8, "seconds": 1}
+    options = harness.parse(parser, argv, quick=quick)
+    if options.child is not None:
+        run_fastapi(options.child)
+        return
+    with tempfile.TemporaryDirectory() as work:
+        folder = Path(work) / "model"
+        lm = save_plain(folder)
+        tables = [
+            table for name, make in TABLES.items() if name in options.tables.split(",")
+            for table in make(options, folder, lm)
+        ]  # fmt: skip
+    harness.report(options, __file__, tables, libraries=["fastapi", "uvicorn", "sentence-transformers"])
+
+
+if __name__ == "__main__":
+    main()

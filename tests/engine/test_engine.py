@@ -1,0 +1,496 @@
+"""The engine: the same text whatever else is served, and what happens to requests that do not end well."""
+
+import random
+import threading
+import time
+from concurrent.futures import CancelledError
+
+import numpy as np
+import pytest
+import torch
+
+import gerund
+from gerund import ConfigError, Engine, EngineConfig, Sampling, TextError
+from gerund.engine.work import EngineState, Ticket
+from gerund.errors import ClosedError, DeadlineError, EngineError, ModelError, QueueFullError, TooLargeError
+from gerund.inference.generate.rows import Piece
+from gerund.inference.generate.settings import Settings
+from tests.engine.common import PROMPTS, SEEDED, alone, held, requests, tiny_lm
+
+LONG = Settings.of(40, Sampling(temperature=1.0, seed=1), {})
+
+
+@pytest.fixture(scope="module", params=[torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def lm(request):
+    return tiny_lm(dtype=request.param)
+
+
+@pytest.fixture(scope="module")
+def plain():
+    return tiny_lm()
+
+
+@pytest.fixture
+def engine(plain):
+    with Engine(plain, EngineConfig(slots=4, queue_tokens=200)) as running:
+        yield running
+        running.close()
+
+
+def rows_of(found):
+    """Everything that a result says."""
+    return [(one.text, one.token_ids, one.score, one.finished, one.stop, one.logprobs, one.usage) for one in found]
+
+
+# ---------------------------------------------------------------------------------------- the same text under any load
+
+
+@pytest.mark.slow
+def test_a_request_gives_the_same_alone_and_beside_others(lm) -> None:
+    asked = requests()
+    with Engine(lm) as engine:
+        promise = engine.state().promise
+        one_by_one = [engine.write(*request).result(30) for request in asked]
+        first, second = [engine.write(*request) for request in asked], []
+        for request in asked:  # join while others leave
+            time.sleep(0.005)
+            second.append(engine.write(*request))
+        together = [[ticket.result(30) for ticket in tickets] for tickets in (first, second)]
+    assert promise != "none", engine.state().why
+    for found in together:
+        assert list(map(rows_of, found)) == list(map(rows_of, one_by_one))
+    library = [alone(lm, *request) for request in asked]
+    assert [[own.text for own in found] for found in one_by_one] == [[own.text for own in found] for found in library]
+    if promise == "bits of generate":
+        # Several samples of a prompt are read together by `generate`, which is another product.
+        pairs = [pair for pair in zip(one_by_one, library, strict=True) if len(pair[0]) == 1]
+        assert all(rows_of(found) == rows_of(expected) for found, expected in pairs)
+
+
+def test_bfloat16_has_the_bits_of_generate_where_that_is_proved() -> None:
+    lm = tiny_lm(dtype=torch.bfloat16)
+    asked = [(prompt, Settings.of(6, None, {"logprobs": 1})) for prompt in PROMPTS[:3]]
+    with Engine(lm, EngineConfig(slots=3)) as engine:
+        if engine.state().promise != "bits of generate":
+            pytest.skip(engine.state().why)
+        tickets = [engine.write(*request) for request in asked]
+        for ticket, request in zip(tickets, asked, strict=True):
+            assert rows_of(ticket.result(30)) == rows_of(alone(lm, *request))
+
+
+@pytest.mark.parametrize("kind", ["gemma3_text", "lfm2", "stablelm"])
+def test_what_slots_cannot_hold_is_written_alone(kind) -> None:
+    lm = tiny_lm(kind)
+    asked = [("the cat", Settings.of(5, None, {"logprobs": 1})), ("in", Settings.of(4, SEEDED, {"n": 2}))]
+    with Engine(lm) as engine:
+        state = engine.state()
+        tickets = [engine.write(*request) for request in asked]
+        for ticket, request in zip(tickets, asked, strict=True):
+            assert rows_of(ticket.result(30)) == rows_of(alone(lm, *request))
+    assert state.promise == "bits of generate"
+    assert "alone" in state.why
+
+
+def test_exact_engines_write_as_generate_does(plain) -> None:
+    with Engine(plain, EngineConfig(exact=True)) as engine:
+        tickets = [engine.write(*request) for request in requests()]
+        for ticket, request in zip(tickets, requests(), strict=True):
+            assert rows_of(ticket.result(30)) == rows_of(alone(plain, *request))
+
+
+def test_a_text_that_no_slot_has_room_for_is_written_alone(plain) -> None:
+    settings = Settings.of(30, None, {})
+    with Engine(plain, EngineConfig(context=16)) as engine:
+        short, long = engine.write("in", Settings.of(4, None, {})), engine.write("the cat", settings)
+        assert rows_of(long.result(30)) == rows_of(alone(plain, "the cat", settings))
+        assert len(short.result(30)[0].token_ids) <= 4
+        assert engine.state().context == 16
+
+
+def test_a_prompt_is_read_once_for_several_texts(engine, plain) -> None:
+    [one, two] = engine.write("the cat", Settings.of(5, SEEDED, {"n": 2})).result(30)
+    assert engine.state().tokens_read == len(plain.tokenizer("the cat")["input_ids"])
+    assert one.text != two.text
+
+
+def test_beginnings_that_are_known_are_not_read_again() -> None:
+    lm = tiny_lm(max_position_embeddings=512)
+    lm.tokenizer.model_max_length = 512
+    system, settings = "the end in the " * 20, Settings.of(4, None, {"logprobs": 0})
+    prompts = [f"{system}{end}" for end in ("and this is a question", "and that is another one", "thin ice in the air")]
+    with Engine(lm, EngineConfig(prefix_tokens=0)) as engine:
+        fresh = [engine.write(prompt, settings).result(30) for prompt in prompts]
+        assert engine.state().tokens_reused == 0
+    with Engine(lm) as engine:
+        known = [engine.write(prompt, settings).result(30) for prompt in prompts]
+        state = engine.state()
+    if state.promise == "none":
+        pytest.skip(state.why)
+    assert state.tokens_reused > 0
+    assert list(map(rows_of, known)) == list(map(rows_of, fresh))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch, in what its compiler imports
+def test_a_compiled_step_writes_the_same_texts() -> None:
+    lm = tiny_lm(num_hidden_layers=2)
+    asked = requests(6)
+    with Engine(lm, EngineConfig(slots=4, compile=True)) as engine:
+        tickets = [engine.write(*request) for request in asked]
+        found = [[one.text for one in ticket.result(60)] for ticket in tickets]
+    assert "compiled" in engine.state().why
+    assert found == [[one.text for one in alone(lm, *request)] for request in asked]
+
+
+# -------------------------------------------------------------------------------------------- pieces, vectors, calls
+
+
+def test_pieces_are_the_text(engine) -> None:
+    pieces: list[Piece] = []
+    [one, two] = engine.write("the cat", Settings.of(9, SEEDED, {"n": 2}), emit=pieces.append).result(30)
+    for number, whole in enumerate((one, two)):
+        own = [piece for piece in pieces if piece.index == number]
+        assert "".join(piece.text for piece in own) == whole.text
+        assert own[-1].result == whole
+
+
+def test_texts_of_many_requests_share_batches_and_keep_their_order(engine, plain) -> None:
+    lists = [list(PROMPTS[:count]) for count in (1, 5, 2, 8)]
+    with held(engine):
+        tickets = [engine.encode(texts) for texts in lists]
+    for ticket, texts in zip(tickets, lists, strict=True):
+        found, expected = ticket.result(30), plain.encode_with_usage(texts)
+        np.testing.assert_allclose(found.vectors, expected.vectors, atol=1e-5)
+        assert (found.token_counts, found.truncated) == (expected.token_counts, expected.truncated)
+    assert engine.state().texts_encoded == sum(map(len, lists))
+
+
+def test_token_ids_are_encoded_as_their_text(engine, plain) -> None:
+    text = "the cat in a hat"
+    with_specials = plain.tokenizer(text)["input_ids"]
+    without = plain.tokenizer(text, add_special_tokens=False)["input_ids"]
+    found = engine.encode([text, with_specials, without], dimensions=8).result(30).vectors
+    assert found.shape == (3, 8)
+    np.testing.assert_allclose(found[1:], found[[0, 0]], atol=1e-5)
+    for wrong in ([5, 100000], [-1], [3, 3, 2, 1]):
+        with pytest.raises(TextError, match="text 1 is a list of token ids that are not this model's"):
+            engine.encode(["a", wrong])
+
+
+def test_calls_run_whole_and_texts_are_written_on_meanwhile(engine, plain) -> None:
+    pieces: list[Piece] = []
+    before = []
+    ticket = engine.write("the cat", LONG, emit=pieces.append)
+
+    def fill() -> str:
+        before.append(len(pieces))
+        text = plain.infill("the [blank] in the end", lengths=[1, 2, 3]).text
+        before.append(len(pieces))
+        return text
+
+    assert engine.call(fill, tokens=20).result(30) == plain.infill("the [blank] in the end", lengths=[1, 2, 3]).text
+    ticket.result(30)
+    assert before[1] > before[0], "nothing was written while the gap was filled"
+
+
+def test_short_requests_do_not_wait_for_a_long_call(engine, plain) -> None:
+    ends = threading.Event()
+
+    def long() -> int:
+        passes = 0
+        while not ends.is_set():
+            plain.encode(["the cat in the hat"])
+            passes += 1
+        return passes
+
+    call = engine.call(long, tokens=10)
+    try:
+        assert engine.write("the cat", Settings.of(3, None, {})).result(30)
+        assert engine.encode(["in"]).result(30).vectors.shape[0] == 1
+    finally:
+        ends.set()
+    assert call.result(30) > 0
+
+
+# ------------------------------------------------------------------------------------- what does not end well
+
+
+def test_one_row_that_fails_ends_alone(engine, plain) -> None:
+    def broken(piece: Piece) -> None:
+        raise SystemExit(3)
+
+    # No token of the model spells this letter.
+    impossible = Settings.of(9, None, {"regex": "[a-c]{9}"})
+    form = engine.write("in", impossible)
+    bad = engine.write("the cat", LONG, emit=broken)
+    good = engine.write("the cat", LONG)
+    with pytest.raises(EngineError, match="SystemExit"):
+        bad.result(30)
+    assert rows_of(good.result(30)) == rows_of(engine.write("the cat", LONG).result(30))
+    assert form.result(30)
+    assert engine.state().failed == 1
+
+
+def test_a_form_that_allows_nothing_ends_its_request_alone(engine, monkeypatch) -> None:
+    from gerund.inference.generate.constraints import Follower
+
+    def nothing(self, size):
+        raise ModelError("no token fits")
+
+    good = engine.write("the cat", LONG)
+    monkeypatch.setattr(Follower, "allowed", nothing)
+    with pytest.raises(ModelError, match="no token fits"):
+        engine.write("in", Settings.of(4, None, {"choice": ["a"]})).result(30)
+    assert len(good.result(30)[0].token_ids) > 5
+
+
+def test_a_step_that_fails_ends_those_who_took_part_and_no_others(engine, monkeypatch) -> None:
+    from gerund.inference.generate.slots import Slots
+
+    plain_step = Slots.step
+
+    def failing(self, tokens):
+        monkeypatch.setattr(Slots, "step", plain_step)
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(Slots, "step", failing)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        engine.write("the cat", LONG).result(30)
+    assert engine.write("the cat", LONG).result(30)
+    assert engine.state().live_rows == 0
+
+
+def test_callbacks_that_fail_disturb_nobody(engine) -> None:
+    ticket = engine.write("in", Settings.of(3, None, {}))
+    ticket.future.add_done_callback(lambda _: 1 / 0)
+    assert ticket.result(30)
+    assert engine.encode(["a"]).result(30)
+
+
+def test_a_request_is_cancelled_in_the_queue_and_at_work(engine) -> None:
+    with held(engine):
+        waiting = engine.write("the cat", LONG)
+        tokens = engine.state().queued_tokens
+        assert waiting.cancel()
+        assert engine.state().queued_tokens == tokens - waiting.tokens
+    came = threading.Event()
+    at_work = engine.write("the cat", LONG, emit=lambda _: came.set())
+    assert came.wait(20)
+    at_work.cancel()
+    for ticket in (waiting, at_work):
+        with pytest.raises(CancelledError):
+            ticket.result(30)
+    engine.encode(["a"]).result(30)
+    engine.encode(["a"]).result(30)
+    assert engine.state().live_rows == 0
+    assert engine.state().cancelled == 2
+    assert not at_work.cancel() or at_work.future.cancelled()
+
+
+def test_cancelling_ends_the_reading_of_a_prompt(plain, monkeypatch) -> None:
+    from gerund.engine.writing import WritingPart
+
+    tickets: list[Ticket] = []
+    passes = []
+    abandoned = WritingPart.is_abandoned.fget
+
+    def cancel_first(self):
+        if self._read is not None and self._read.logits_V is None and tickets:
+            passes.append(len(passes))
+            tickets[0].cancel()
+        return abandoned(self)
+
+    with Engine(plain) as engine:
+        monkeypatch.setattr(WritingPart, "is_abandoned", property(cancel_first))
+        with held(engine):
+            tickets.append(engine.write("the cat", LONG))
+        other = engine.write("in", Settings.of(3, None, {}))
+        assert other.result(30)
+    with pytest.raises(CancelledError):
+        tickets[0].result(30)
+
+
+def test_deadlines_hold_in_the_queue_and_at_work(engine) -> None:
+    with held(engine):
+        late = [engine.write("in", LONG, deadline=0.01), engine.encode(["a"], deadline=0.01)]
+        late.append(engine.call(lambda: 1, tokens=1, deadline=0.01))
+        time.sleep(0.05)
+    slow = engine.write("the cat", LONG, emit=lambda _: time.sleep(0.02), deadline=0.1)
+    for ticket in (*late, slow):
+        with pytest.raises(DeadlineError):
+            ticket.result(30)
+    assert engine.state().late == 4
+    assert engine.encode(["a"], deadline=30).result(30)
+
+
+def test_a_full_queue_says_when_to_come_back(engine) -> None:
+    with held(engine):
+        tickets = [engine.write("the cat", LONG)]  # a queue with room takes it
+        tickets += [engine.write("the cat", LONG) for _ in range((200 - tickets[0].tokens) // tickets[0].tokens)]
+        with pytest.raises(QueueFullError, match="tokens wait already") as refused:
+            engine.write("the cat", LONG)
+        assert 1 <= refused.value.retry_after <= 60
+        with pytest.raises(QueueFullError):  # a list counts its sum
+            engine.encode(["the cat in the hat"] * 8)
+        small = engine.encode(["a"])
+    assert small.result(30)
+    assert all(ticket.result(30) for ticket in tickets)
+    assert engine.state().refused == 2
+
+
+def test_what_never_fits_is_told_apart_from_what_does_not_fit_now(engine) -> None:
+    with pytest.raises(TooLargeError, match="divide it"):
+        engine.encode(["the cat in the hat"] * 200)
+    with pytest.raises(TooLargeError):
+        engine.write("the cat", Settings.of(30, SEEDED, {"n": 20}))
+    with pytest.raises(TextError, match="context ends at 64"):
+        engine.write("the cat " * 40, LONG)
+
+
+def test_an_empty_queue_takes_what_fits_the_context(plain) -> None:
+    with Engine(plain, EngineConfig(queue_tokens=10)) as engine:
+        assert engine.write("the cat", LONG).tokens > 10
+        with pytest.raises(QueueFullError):
+            engine.write("the cat", LONG)
+
+
+def test_bad_requests_fail_at_once_and_in_a_sentence(engine) -> None:
+    for prompt, settings, error in (
+        (3, LONG, TextError),
+        ([], LONG, TextError),
+        ("in", "long", ConfigError),
+        ("in", Settings.of(3, Sampling(logit_bias={9999: 1.0}), {}), ConfigError),
+        ("in", Settings.of(3, Sampling(temperature=1.0, seed=[1, 2]), {}), ConfigError),
+        ("in", Settings.of(3, None, {"regex": "("}), ConfigError),
+        ([{"role": "user", "content": "hello"}], LONG, ModelError),
+    ):
+        with pytest.raises(error):
+            engine.write(prompt, settings)
+    for texts, options in (("in", {}), ([], {}), ([""], {}), ([7], {}), (["a"], {"dimensions": 0})):
+        with pytest.raises((TextError, ConfigError)):
+            engine.encode(texts, **options)
+    with pytest.raises(ConfigError):
+        engine.call(lambda: 1, tokens=-1)
+    assert engine.state().queued == 0
+
+
+# ------------------------------------------------------------------------------------------------- start and end
+
+
+def test_draining_finishes_what_is_there_and_takes_nothing_new(plain) -> None:
+    engine = Engine(plain)
+    engine.start()
+    tickets = [engine.write(prompt, LONG) for prompt in PROMPTS]
+    assert not engine.drain(0.0)
+    with pytest.raises(ClosedError):
+        engine.write("in", LONG)
+    assert engine.drain(30)
+    assert all(ticket.future.done() for ticket in tickets)
+    engine.close()
+    assert not engine.state().running
+
+
+def test_closing_ends_what_waits_and_what_is_at_work(plain) -> None:
+    for config in (EngineConfig(slots=2), EngineConfig(slots=2, exact=True)):
+        engine = Engine(plain, config)
+        engine.start()
+        came = threading.Event()
+        tickets = [engine.write(prompt, LONG, emit=lambda _, came=came: came.set()) for prompt in PROMPTS]
+        tickets.append(engine.encode(["a"] * 9))
+        assert came.wait(20)
+        engine.close()
+        ended = [ticket.future.exception(0) for ticket in tickets if ticket.future.exception(0) is not None]
+        assert ended
+        assert all(isinstance(error, ClosedError) for error in ended)
+        assert engine.state().live_rows == 0
+        assert threading.active_count() < 20
+        engine.close()
+
+
+def test_an_engine_is_started_once_and_says_what_it_is(plain) -> None:
+    engine = Engine(plain, verify=False)
+    assert engine.state().promise == "none"
+    with pytest.raises(ClosedError):
+        engine.encode(["a"])
+    with engine:
+        assert engine.state().why == "nothing was proved at the start"
+        with pytest.raises(EngineError, match="started once"):
+            engine.start()
+        assert rows_of(engine.write("in", LONG).result(30))[0][1] == alone(plain, "in", LONG)[0].token_ids
+    state = engine.state()
+    assert EngineState(**state.to_dict()) == state
+    with pytest.raises(ConfigError, match="an engine takes a model"):
+        Engine("model")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"slots": 0}, {"context": 0}, {"read_tokens": 1.5}, {"share": 0}, {"share": "x"}, {"queue_tokens": True},
+     {"prefix_tokens": -1}, {"exact": "yes"}, {"exact": True, "compile": True}],
+)  # fmt: skip
+def test_impossible_settings_are_refused(settings) -> None:
+    with pytest.raises(ConfigError):
+        EngineConfig(**settings)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_many_threads_at_once(bundled, dtype) -> None:
+    """A tenth is cancelled; of the others none is lost and none is wrong."""
+    lm = gerund.load(dtype=dtype)
+    chance = random.Random(0)
+    words = ["the", "old", "man", "looked", "at", "sea", "and", "first", "railway", "opened", "in", "year", "of"]
+
+    def text() -> str:
+        return " ".join(chance.choices(words, k=chance.randint(1, 30)))
+
+    samplings = [None, Sampling(temperature=1.0, seed=3), Sampling(temperature=0.7, top_p=0.9, seed=4),
+                 Sampling(repetition_penalty=1.3)]  # fmt: skip
+    jobs = []
+    for number in range(80):
+        if number % 3 == 2:
+            jobs.append([text() for _ in range(chance.randint(1, 3))])
+        else:
+            options = chance.choice([{}, {}, {"stop": [" the", "."]}, {"logprobs": 1}, {"regex": "[a-z ]{4,12}"}])
+            jobs.append((text(), Settings.of(chance.randint(1, 16), chance.choice(samplings), options)))
+    expected = [alone(lm, *job) if isinstance(job, tuple) else lm.encode(job) for job in jobs]
+    found: dict[int, object] = {}
+
+    def client(number: int) -> None:
+        own = random.Random(number)
+        tickets = {}
+        for index in range(number, len(jobs), 4):
+            job = jobs[index]
+            tickets[index] = engine.write(*job) if isinstance(job, tuple) else engine.encode(job)
+            if own.random() < 0.1:
+                time.sleep(own.random() * 0.05)
+                tickets[index].cancel()
+            elif own.random() < 0.3:
+                time.sleep(own.random() * 0.02)
+        for index, ticket in tickets.items():
+            try:
+                found[index] = ticket.result(60)
+            except CancelledError:
+                found[index] = None
+
+    with Engine(lm, EngineConfig(slots=6)) as engine:
+        bits = engine.state().promise == "bits of generate"
+        clients = [threading.Thread(target=client, args=(number,)) for number in range(4)]
+        for one in clients:
+            one.start()
+        for one in clients:
+            one.join()
+    assert sorted(found) == list(range(len(jobs))), "some were lost"
+    assert sum(one is None for one in found.values()) < 20
+    for index, job in enumerate(jobs):
+        got, wanted = found[index], expected[index]
+        if got is None:
+            continue
+        if isinstance(job, list):
+            np.testing.assert_allclose(got.vectors, wanted, atol=1e-4 if dtype == "float32" else 0.03)
+        elif bits:
+            assert rows_of(got) == rows_of(wanted), job
+        else:
+            assert [one.text for one in got] == [one.text for one in wanted], job
+    state = engine.state()
+    assert (state.live_rows, state.queued, state.queued_tokens) == (0, 0, 0)

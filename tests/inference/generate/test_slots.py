@@ -1,0 +1,204 @@
+"""Texts side by side in slots, against transformers' own cache; proofs, against what they are to find out."""
+
+import pytest
+import torch
+
+from gerund.attention.pauses import pause, pausing
+from gerund.attention.side_by_side import SideBySide
+from gerund.inference.generate import proving
+from gerund.inference.generate.bare import bare
+from gerund.inference.generate.prefixes import BLOCK, Prefixes
+from gerund.inference.generate.proving import prove
+from gerund.inference.generate.slots import Slots, unfit
+from gerund.language_model import LanguageModel
+from tests.tiny import byte_tokenizer, tiny
+
+FIT = ["llama", "qwen3", "gpt2", "gpt_neox", "olmo2", "phi", "opt", "cohere", "qwen2_moe", "deepseek_v2"]
+UNFIT = ["mistral", "gemma2", "gpt_oss", "lfm2", "qwen3_next", "bloom", "longcat_flash", "gemma3n_text"]
+
+
+def model_of(kind: str, dtype: torch.dtype = torch.float32, **changes: object):
+    tokenizer = byte_tokenizer()
+    return LanguageModel(tiny(kind, vocab_size=len(tokenizer), **changes).to(dtype), tokenizer).model
+
+
+@torch.no_grad()
+def logits_alone(model, ids: list[int]) -> torch.Tensor:
+    """The slow way: read everything anew."""
+    return model(torch.tensor([ids]), use_cache=False).logits[0, -1]
+
+
+@pytest.mark.parametrize("kind", FIT)
+@pytest.mark.parametrize("alone", [True, False])
+def test_rows_that_join_and_leave_get_what_a_pass_over_their_text_gives(kind, alone) -> None:
+    model = model_of(kind)
+    assert unfit(model) is None
+    slots = Slots(model, 3, 40, alone=alone, at_least=2)
+    texts = [[5, 6, 7], [9], [11, 12, 13, 14, 15]]
+    live: list[list[int]] = []
+
+    def check(logits_V: torch.Tensor, ids: list[int]) -> None:
+        torch.testing.assert_close(logits_V, logits_alone(model, ids), atol=2e-4, rtol=1e-3)
+
+    def join(ids: list[int]) -> None:
+        check(slots.read(ids), ids)
+        assert slots.join(len(ids)) == len(live)
+        live.append(list(ids))
+
+    def step(*tokens: int) -> None:
+        for row, token in enumerate(tokens):
+            live[row].append(token)
+        for logits_V, ids in zip(slots.step(tokens), live, strict=True):
+            check(logits_V, ids)
+
+    join(texts[0])
+    step(21)
+    join(texts[1])
+    join(texts[2])
+    step(22, 23, 24)
+    slots.leave(0)
+    live[0] = live.pop()
+    step(25, 26)
+    join(texts[0])
+    step(27, 28, 29)
+    slots.leave(2)
+    live.pop()
+    step(30, 31)
+
+
+@pytest.mark.parametrize("kind", UNFIT)
+def test_models_that_keep_something_else_are_not_fit_and_the_proof_says_so(kind) -> None:
+    model = model_of(kind)
+    assert unfit(model)
+    proof = prove(model, byte_tokenizer(), 4, 64)
+    assert (proof.fits, proof.promise) == (False, "bits of generate")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_is_promised_holds(dtype) -> None:
+    model = model_of("llama", dtype)
+    proof = prove(model, byte_tokenizer(), 4, 64)
+    assert proof.fits
+    if proof.promise == "none":
+        pytest.skip(proof.why)
+    found = []
+    for beside in ([], [[7, 8, 9] * 9], [[3], [4, 5] * 12, [6] * 30]):
+        slots = proof.slots(model, 4, 64)
+        logits_V = slots.read([5, 6, 7, 8])
+        slots.join(4)
+        for ids in beside:
+            slots.read(ids)
+            slots.join(len(ids))
+        found.append(torch.stack([logits_V, *(slots.step([20 + k] * slots.live)[0] for k in range(6))]))
+    assert all(torch.equal(one, found[0]) for one in found)
+
+
+def test_the_proof_finds_out_that_rows_depend_on_each_other(monkeypatch) -> None:
+    plain = Slots.step
+    monkeypatch.setattr(Slots, "step", lambda self, tokens: plain(self, tokens) * (1 + 1e-6 * len(tokens)))
+    model = model_of("llama")
+    proof = prove(model, byte_tokenizer(), 4, 64)
+    assert (proof.fits, proof.promise) == (True, "none")
+    assert "depends" in proof.why
+
+
+def test_the_proof_finds_out_that_slots_give_something_else(monkeypatch) -> None:
+    plain = Slots.step
+    monkeypatch.setattr(Slots, "step", lambda self, tokens: plain(self, tokens).flip(-1))
+    proof = prove(model_of("llama"), byte_tokenizer(), 4, 64)
+    assert not proof.fits
+    assert "logits differ" in proof.why
+
+
+def test_a_proof_is_made_once(monkeypatch) -> None:
+    model = model_of("llama")
+    first = prove(model, byte_tokenizer(), 2, 64)
+    monkeypatch.setattr(proving, "_proved", None)
+    assert prove(model, byte_tokenizer(), 2, 64) is first
+
+
+def test_experts_make_rows_depend_on_each_other() -> None:
+    proof = prove(model_of("qwen2_moe"), byte_tokenizer(), 3, 64)
+    assert (proof.fits, proof.promise) == (True, "none")
+
+
+def test_a_bare_model_computes_the_same_and_hooks_of_others_stay(bundled) -> None:
+    ids = torch.tensor([[5, 6, 7]])
+    seen = []
+    own = model_of("llama")
+    handle = own.model.layers[1].register_forward_hook(lambda *_: seen.append(1))
+    with torch.no_grad():
+        for model in (bundled.model, own):
+            assert torch.equal(bare(model)(ids).logits, model(ids).logits)
+    handle.remove()
+    assert len(seen) == 2
+    assert "lora" in str(bundled.model).lower()
+    assert "lora" not in str(bare(bundled.model)).lower()
+
+
+# ----------------------------------------------------------------------------------------------------------- prefixes
+
+
+def test_beginnings_are_shared_by_blocks_and_the_least_useful_go() -> None:
+    model = model_of("llama", max_position_embeddings=512)
+    slots = Slots(model, 2, 200)
+    kept = Prefixes(4 * BLOCK, least=4)
+    first = [3 + number % 50 for number in range(3 * BLOCK + 5)]
+    other = [*first[: 2 * BLOCK], *([7] * 20)]
+    whole_V = slots.read(first)
+    kept.keep(slots, first)
+    assert len(kept) == 3 * BLOCK
+    assert kept.recall(slots, other) == 2 * BLOCK
+    torch.testing.assert_close(slots.read(other, 2 * BLOCK), logits_alone(model, other), atol=2e-4, rtol=1e-3)
+    assert kept.recall(slots, first) == 3 * BLOCK
+    torch.testing.assert_close(slots.read(first, 3 * BLOCK), whole_V, atol=2e-4, rtol=1e-3)
+    assert kept.recall(slots, first[: 3 * BLOCK]) == 2 * BLOCK, "some of a prompt is always read"
+    assert kept.recall(slots, [9, *first]) == 0
+    third = [60] * (2 * BLOCK + 1)
+    slots.read(third)
+    kept.keep(slots, third)
+    assert len(kept) == 4 * BLOCK
+    assert kept.recall(slots, [*first, 5]) == 2 * BLOCK, "the end of a beginning goes before what it stands on"
+
+
+# ------------------------------------------------------------------------------------------------------------- pauses
+
+
+def test_pauses_come_after_every_layer_and_change_nothing() -> None:
+    model = model_of("llama")
+    ids = torch.tensor([[5, 6, 7, 8]])
+    paused = []
+
+    def other() -> None:
+        paused.append(model(torch.tensor([[9, 9]])).logits)
+        pause()  # not within itself
+
+    with torch.no_grad():
+        plain = model(ids).logits
+        with pausing(other):
+            assert torch.equal(model(ids).logits, plain)
+        assert len(paused) == 4
+        model(ids)
+    assert len(paused) == 4
+
+
+def test_an_error_in_a_pause_ends_the_pass_and_leaves_the_next_one_alone() -> None:
+    model = model_of("llama")
+    ids = torch.tensor([[5, 6]])
+
+    def fail() -> None:
+        raise LookupError
+
+    with torch.no_grad():
+        with pausing(fail), pytest.raises(LookupError):
+            model(ids)
+        assert model(ids).logits.shape[1] == 2
+
+
+def test_hidden_keys_are_never_seen() -> None:
+    plan = SideBySide(2, [1, 5, 17], alone=False, device=torch.device("cpu"))
+    assert plan.width == 32
+    assert plan.real_B11W.sum(-1).flatten().tolist() == [1, 5, 17]
+    added = plan.mask(0, torch.zeros(3, 1, 1, 4), None, torch.float32)
+    assert added is not None
+    assert torch.equal(added == 0, plan.real_B11W)

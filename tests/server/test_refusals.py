@@ -1,0 +1,153 @@
+"""What clients get wrong: each mistake is a 4xx that names the field, never a 422 and never a 5xx."""
+
+from typing import Any
+
+import pytest
+
+from gerund.entry import load
+from gerund.server.settings import ServeSettings
+from tests.server.conftest import Running, save_served
+
+CHAT, COMPLETE, EMBED = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
+HELLO = [{"role": "user", "content": "Hello"}]
+IMAGE = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}]
+HUGE = 10**30
+
+REFUSED: list[tuple[str, dict[str, Any], int, str | None, str | None]] = [
+    # route, body, status, param, code
+    (CHAT, {}, 400, "messages", None),
+    (CHAT, {"messages": []}, 400, "messages", None),
+    (CHAT, {"messages": "Hello"}, 400, "messages", None),
+    (CHAT, {"messages": [{"content": "no role"}]}, 400, "messages.0.role", None),
+    (CHAT, {"messages": [{"role": "a b", "content": "x"}]}, 400, "messages", None),
+    (CHAT, {"messages": [{"role": "user"}]}, 400, "messages.0.content", None),
+    (CHAT, {"messages": [{"role": "raise", "content": "x"}]}, 400, "messages", None),
+    (CHAT, {"messages": [{"role": "user", "content": "\ud800"}]}, 400, "messages", None),
+    (CHAT, {"messages": [{"role": "user", "content": "the " * 600}]}, 400, "messages", "context_length_exceeded"),
+    (CHAT, {"messages": IMAGE}, 400, "messages.0.content.0", "not_supported"),
+    (CHAT, {"messages": [{"role": "tool", "content": "5"}]}, 400, "messages.0", "not_supported"),
+    (CHAT, {"messages": HELLO, "tools": [{"type": "function"}]}, 400, "tools", "not_supported"),
+    (CHAT, {"messages": HELLO, "functions": [{"name": "f"}]}, 400, "functions", "not_supported"),
+    (CHAT, {"messages": HELLO, "tool_choice": "required"}, 400, "tool_choice", "not_supported"),
+    (CHAT, {"messages": HELLO, "modalities": ["audio"]}, 400, "modalities", "not_supported"),
+    (CHAT, {"messages": HELLO, "model": "gpt-4"}, 404, "model", "model_not_found"),
+    (CHAT, {"messages": HELLO, "model": "\ud800"}, 400, "model", None),
+    (CHAT, {"messages": HELLO, "temperature": -1}, 400, "temperature", None),
+    (CHAT, {"messages": HELLO, "temperature": 3}, 400, "temperature", None),
+    (CHAT, {"messages": HELLO, "temperature": "1"}, 400, "temperature", None),
+    (CHAT, {"messages": HELLO, "top_p": 0}, 400, "top_p", None),
+    (CHAT, {"messages": HELLO, "n": 0}, 400, "n", None),
+    (CHAT, {"messages": HELLO, "n": True}, 400, "n", None),
+    (CHAT, {"messages": HELLO, "n": 2, "temperature": 0}, 400, None, None),
+    (CHAT, {"messages": HELLO, "seed": HUGE}, 400, "seed", None),
+    (CHAT, {"messages": HELLO, "max_tokens": HUGE}, 400, "max_tokens", None),
+    (CHAT, {"messages": HELLO, "max_tokens": 10**6}, 413, None, "request_too_large"),
+    (CHAT, {"messages": HELLO, "max_tokens": 10**4, "n": 100}, 413, None, "request_too_large"),
+    (CHAT, {"messages": HELLO, "stop": [""]}, 400, "stop.0", None),
+    (CHAT, {"messages": HELLO, "stop": ["a"] * 50}, 400, "stop", None),
+    (CHAT, {"messages": HELLO, "top_logprobs": 3}, 400, "top_logprobs", None),
+    (CHAT, {"messages": HELLO, "logprobs": True, "top_logprobs": 21}, 400, "top_logprobs", None),
+    (CHAT, {"messages": HELLO, "logit_bias": {"a": 1}}, 400, "logit_bias", None),
+    (CHAT, {"messages": HELLO, "logit_bias": {"99999": 1}}, 400, None, None),
+    (CHAT, {"messages": HELLO, "logit_bias": {"5": 101}}, 400, "logit_bias.5", None),
+    (CHAT, {"messages": HELLO, "response_format": {"type": "xml"}}, 400, "response_format.type", None),
+    (CHAT, {"messages": HELLO, "response_format": {"type": "json_schema"}}, 400, "response_format", None),
+    (CHAT, {"messages": HELLO, "best_of": 2, "n": 3}, 400, "best_of", None),
+    (CHAT, {"messages": HELLO, "best_of": 2, "stream": True}, 400, "best_of", None),
+    (CHAT, {"messages": HELLO, "best_of": 2, "scorer": "own"}, 400, None, None),
+    (CHAT, {"messages": HELLO, "best_of": 2, "scorer": "/etc"}, 400, "scorer", None),
+    (COMPLETE, {}, 400, "prompt", None),
+    (COMPLETE, {"prompt": []}, 400, "prompt", None),
+    (COMPLETE, {"prompt": [[]]}, 400, "prompt.0", None),
+    (COMPLETE, {"prompt": [5, "a"]}, 400, "prompt.0", None),
+    (COMPLETE, {"prompt": [-1]}, 400, "prompt.0", None),
+    (COMPLETE, {"prompt": [5000]}, 400, "prompt", None),
+    (COMPLETE, {"prompt": "a", "max_tokens": 0}, 400, "max_tokens", None),
+    (COMPLETE, {"prompt": ["a"] * 256, "max_tokens": 300}, 413, None, "request_too_large"),
+    (COMPLETE, {"prompt": "a", "echo": True, "logprobs": 1}, 400, "echo", "not_supported"),
+    (COMPLETE, {"prompt": ["a", "b"], "suffix": "c"}, 400, "prompt", None),
+    (COMPLETE, {"prompt": "a", "suffix": "c", "n": 2}, 400, "n", "not_supported"),
+    (COMPLETE, {"prompt": "a", "suffix": "c", "stop": "x"}, 400, "stop", "not_supported"),
+    (EMBED, {}, 400, "input", None),
+    (EMBED, {"input": ""}, 400, "input", None),
+    (EMBED, {"input": " "}, 400, "input", None),
+    (EMBED, {"input": ["a", "\n"]}, 400, "input.1", None),
+    (EMBED, {"input": "\ud800"}, 400, "input", None),
+    (EMBED, {"input": ["a", None]}, 400, "input.1", None),
+    (EMBED, {"input": "a", "dimensions": 0}, 400, "dimensions", None),
+    (EMBED, {"input": "a", "dimensions": 33}, 400, None, None),
+    (EMBED, {"input": "a", "encoding_format": "int8"}, 400, "encoding_format", None),
+    (EMBED, {"input": "a", "model": "ada"}, 404, "model", "model_not_found"),
+    (EMBED, {"input": ["the " * 120] * 1400}, 413, None, "request_too_large"),
+    ("/v1/rerank", {"query": "a", "documents": []}, 400, "documents", None),
+    ("/v1/rerank", {"query": " ", "documents": ["a"]}, 400, "query", None),
+    ("/v1/rerank", {"query": "a", "documents": ["a", " "]}, 400, "documents", None),
+    ("/v2/rerank", {"query": "a", "documents": ["a"], "top_n": 0}, 400, "top_n", None),
+    ("/v2/rerank", {"query": "a", "documents": ["a"], "by": "own"}, 400, None, None),
+    ("/rerank", {"query": "a"}, 400, None, None),
+    ("/v1/score", {}, 400, "prefix", None),
+    ("/v1/score", {"prefix": "a"}, 400, "continuations", None),
+    ("/v1/score", {"prefix": "a", "continuations": [" "]}, 400, "continuations", None),
+    ("/v1/score", {"text_1": ["a", "b"], "text_2": ["a", "b", "c"]}, 400, "text_2", None),
+    ("/infill", {}, 400, "text", None),
+    ("/infill", {"text": "no gap"}, 400, "text", None),
+    ("/infill", {"text": "a [blank]", "pieces": ["a", "b"]}, 400, "pieces", None),
+    ("/infill", {"text": "[blank] [blank]"}, 400, "text", None),
+    ("/infill", {"pieces": ["", ""]}, 400, "pieces", None),
+    ("/infill", {"text": "a [blank]", "samples": 2}, 400, None, None),
+    ("/infill", {"text": "a [blank]", "lengths": 10**6}, 400, "lengths", None),
+    ("/tokenize", {}, 400, "prompt", None),
+    ("/tokenize", {"prompt": "a", "content": "b"}, 400, "content", None),
+    ("/tokenize", {"prompt": "\ud800"}, 400, "prompt", None),
+    ("/detokenize", {"tokens": [10**6]}, 400, "tokens", None),
+    ("/detokenize", {"tokens": [-5]}, 400, "tokens.0", None),
+]
+
+
+@pytest.mark.parametrize(("route", "body", "status", "param", "code"), REFUSED)
+def test_mistakes(live: Running, route: str, body: Any, status: int, param: Any, code: Any) -> None:
+    import json
+
+    found = live.client.post(route, content=json.dumps(body), headers={"Content-Type": "application/json"})
+    assert found.status_code == status, found.text
+    error = found.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert len(error["message"]) <= 320
+    assert code is None or error["code"] == code, error
+    assert param is None or error["param"] == param, error
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [{"type": "nonsense"}, {"type": 5}, {"$ref": "#/nowhere"}, {"pattern": "("}, {"$ref": "http://example.com/s"}],
+)
+def test_a_schema_that_is_none(live: Running, schema: Any) -> None:
+    pytest.importorskip("llguidance")
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    for stream in (False, True):
+        found = live.post(CHAT, messages=HELLO, response_format=form, stream=stream, max_tokens=4)
+        assert found.status_code == 400, found.text
+
+
+def test_after_all_of_them_the_server_answers(live: Running) -> None:
+    assert live.idle()
+    assert live.ok(COMPLETE, prompt="a", max_tokens=2)["choices"]
+
+
+@pytest.mark.parametrize("method", ["GET", "PUT", "DELETE"])
+def test_other_methods(live: Running, method: str) -> None:
+    found = live.client.request(method, CHAT)
+    assert (found.status_code, found.json()["error"]["code"]) == (405, "method_not_allowed")
+    assert found.headers["Allow"] == "POST"
+
+
+def test_a_model_without_a_template_says_so(tmp_path: Any) -> None:
+    folder = save_served(tmp_path / "plain", template=None)
+    running = Running(load(folder), ServeSettings(), [])
+    try:
+        found = running.post(CHAT, messages=HELLO)
+        assert (found.status_code, found.json()["error"]["code"]) == (400, "not_with_this_model")
+        assert "no chat template" in found.json()["error"]["message"]
+        assert running.ok(COMPLETE, prompt="a", max_tokens=2)["choices"]
+    finally:
+        running.stop()

@@ -1,0 +1,386 @@
+"""Real processes from start to end: signals under load, clients that go, full queues, workers."""
+
+import asyncio
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from gerund.entry import load
+from gerund.server.listening import listen
+from gerund.server.settings import ServeSettings
+from tests.server.conftest import Running
+
+SOURCE = Path(__file__).resolve().parents[2] / "src"
+
+
+class Process:
+    """``gerund serve`` as a program.
+
+    Attributes:
+        url: its address.
+        said: the lines of its standard output so far.
+    """
+
+    def __init__(self, *arguments: object, **environment: str) -> None:
+        command = [sys.executable, "-m", "gerund", "serve", *map(str, arguments), "--port", "0"]
+        env = {**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1", **environment}
+        self.process = subprocess.Popen(
+            command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1
+        )
+        self.said: list[str] = []
+        self.errors: list[str] = []
+        self._readers = [
+            threading.Thread(target=self._read, args=(self.process.stdout, self.said), daemon=True),
+            threading.Thread(target=self._read, args=(self.process.stderr, self.errors), daemon=True),
+        ]
+        for reader in self._readers:
+            reader.start()
+
+    @staticmethod
+    def _read(stream: Any, into: list[str]) -> None:
+        with stream:
+            for line in stream:
+                into.append(line)
+
+    def ready(self, seconds: float = 90) -> "Process":
+        """Wait until it serves."""
+        ends = time.monotonic() + seconds
+        while not any("ready:" in line for line in self.said):
+            if time.monotonic() > ends or self.process.poll() is not None:
+                raise AssertionError(f"it did not start: {self.said} {self.errors}")
+            time.sleep(0.05)
+        found = re.search(r"http://\S+", self.said[0])
+        assert found is not None
+        self.url = found.group().rstrip(";")
+        return self
+
+    def end(self, number: int = signal.SIGTERM, seconds: float = 40) -> int:
+        """Send a signal and return the status."""
+        self.process.send_signal(number)
+        status = self.process.wait(seconds)
+        for reader in self._readers:
+            reader.join(5)
+        return status
+
+    def __enter__(self) -> "Process":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        for reader in self._readers:
+            reader.join(5)
+
+
+def refusal(*arguments: object, **environment: str) -> str:
+    """Return the one sentence with which the command refuses to start."""
+    with Process(*arguments, **environment) as own:
+        assert own.process.wait(60) == 2
+        for reader in own._readers:
+            reader.join(5)
+        [line] = own.errors
+        return line
+
+
+# ----------------------------------------------------------------------------------------------------------- the start
+
+
+@pytest.mark.slow
+def test_what_cannot_be_served_is_one_sentence(tmp_path: Path, served_folder: Path) -> None:
+    with listen("127.0.0.1", 0) as taken:
+        port = taken.getsockname()[1]
+        command = [sys.executable, "-m", "gerund", "serve", str(served_folder), "--port", str(port)]
+        env = {**os.environ, "PYTHONPATH": str(SOURCE)}
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert f"port {port} of 127.0.0.1 is in use" in done.stderr
+    assert "a key is needed" in refusal(served_folder, "--host", "0.0.0.0")
+    assert "no address host.invalid" in refusal(served_folder, "--host", "host.invalid", GERUND_API_KEY="a-key")
+    assert "slots=0" in refusal(served_folder, "--slots", "0")
+    assert "secret" not in refusal(served_folder, GERUND_API_KEY="se cret")
+    assert "nowhere" in refusal(tmp_path / "nowhere")
+    assert "unknown pooling" in refusal(served_folder, "--pooling", "medium")
+    assert "there is no setting" in refusal("--config", write(tmp_path / "serve.yaml", "ports: 1"))
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.slow
+def test_a_model_that_cannot_be_loaded_ends_the_server(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text('{"model_type": "llama"}')
+    with Process(tmp_path / "model") as own:
+        assert own.process.wait(60) == 2
+        for reader in own._readers:
+            reader.join(5)
+        assert "gerund: error:" in own.errors[-1]
+        assert not any("Traceback" in line for line in own.errors)
+
+
+@pytest.mark.slow
+def test_a_file_says_it_all(tmp_path: Path, served_folder: Path) -> None:
+    keys = write(tmp_path / "keys", "the-key\n")
+    content = f"model: {served_folder}\nname: [mine, other]\nattention: causal\napi_key_file: {keys}\nlog: json\n"
+    config = write(tmp_path / "serve.yaml", content)
+    with Process("--config", config, "--name", "typed") as own:
+        own.ready()
+        said = "".join(own.said)
+        assert "typed" in said
+        assert "key: needed on every route" in said
+        assert "the-key" not in said
+        header = {"Authorization": "Bearer the-key"}
+        assert httpx.get(f"{own.url}/health").status_code == 401
+        assert httpx.get(f"{own.url}/v1/models", headers=header).json()["data"][0]["id"] == "typed"
+        assert own.end() == 0
+    noted = [json.loads(line) for line in own.errors]
+    assert {"request", "ending", "ended"} <= {one["event"] for one in noted}
+    assert "the-key" not in "".join(own.errors)
+
+
+def test_while_the_model_is_loaded_all_else_is_503(served_lm: Any) -> None:
+    from gerund.server.app import make_app
+    from gerund.server.service import Service
+
+    service = Service(ServeSettings(), ("tiny",))
+
+    async def ask() -> list[httpx.Response]:
+        transport = httpx.ASGITransport(app=make_app(service))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            return [
+                await client.get("/health"),
+                await client.get("/v1/models"),
+                await client.post("/v1/embeddings", json={"input": "a"}),
+                await client.get("/metrics"),
+            ]
+
+    health, models, embeddings, metrics = asyncio.run(ask())
+    assert (health.status_code, health.json()) == (503, {"status": "loading"})
+    for found in (models, embeddings):
+        assert (found.status_code, found.json()["error"]["code"]) == (503, "loading")
+        assert 1 <= int(found.headers["Retry-After"]) <= 60
+    assert metrics.status_code == 200
+
+
+# ------------------------------------------------------------------------------------------------------------- the end
+
+
+@pytest.mark.slow
+def test_sigterm_drops_no_request_that_was_taken(served_folder: Path) -> None:
+    lm = load(served_folder)
+    expected = lm.generate("the", 60)[0].text
+    vector = lm.encode("the ant")
+    with Process(served_folder, "--drain", "30", "--log", "none") as own:
+        own.ready()
+        found: list[Any] = []
+
+        def ask(number: int) -> None:
+            with httpx.Client(base_url=own.url, timeout=60) as client:
+                for _ in range(50):
+                    try:
+                        if number % 3 == 0:
+                            body: dict[str, Any] = {"prompt": "the", "max_tokens": 60, "temperature": 0}
+                            answer = client.post("/v1/completions", json=body)
+                            found.append(answer.json()["choices"][0]["text"] == expected)
+                        elif number % 3 == 1:
+                            answer = client.post("/v1/embeddings", json={"input": "the ant"})
+                            near = abs(vector - answer.json()["data"][0]["embedding"]).max() < 1e-5
+                            found.append(bool(near))
+                        else:
+                            body = {"prompt": "the", "max_tokens": 60, "temperature": 0, "stream": True}
+                            with client.stream("POST", "/v1/completions", json=body) as stream:
+                                lines = [line for line in stream.iter_lines() if line]
+                            texts = [json.loads(line[6:])["choices"][0]["text"] for line in lines[:-1]]
+                            found.append(lines[-1] == "data: [DONE]" and "".join(texts) == expected)
+                    except (httpx.ConnectError, httpx.ReadError, httpx.RemoteProtocolError) as error:
+                        # Refused or closed before it was taken; what was taken is answered.
+                        found.append(type(error).__name__)
+                        return
+
+        threads = [threading.Thread(target=ask, args=(number,)) for number in range(9)]
+        for thread in threads:
+            thread.start()
+        time.sleep(1.5)
+        began = time.monotonic()
+        assert own.end() == 0
+        assert time.monotonic() - began < 30
+        for thread in threads:
+            thread.join(30)
+    answers = [one for one in found if isinstance(one, bool)]
+    assert len(answers) > 9
+    assert all(answers)
+    assert len(found) - len(answers) == 9, "every client was refused once, when the server had ended"
+
+
+def test_what_is_not_done_by_the_end_is_told(served_folder: Path) -> None:
+    # A drain of no time at all: what runs is given up, and its client hears of it.
+    running = Running(load(served_folder), ServeSettings(drain=0.01), [])
+    try:
+        found: list[Any] = []
+
+        def stream() -> None:
+            body = {"prompt": "the", "max_tokens": 500, "temperature": 0, "logit_bias": {"2": -100}, "stream": True}
+            with running.client.stream("POST", "/v1/completions", json=body) as answer:
+                found.extend(line for line in answer.iter_lines() if line)
+
+        thread = threading.Thread(target=stream)
+        thread.start()
+        ends = time.monotonic() + 20
+        while not running.service.engine.state().live_rows and time.monotonic() < ends:
+            time.sleep(0.01)
+        running._server.should_exit = True
+        thread.join(20)
+        assert json.loads(found[-1].removeprefix("data: "))["error"]["code"] == "unavailable"
+        assert running.service.phase == "ending"
+    finally:
+        running.stop()
+
+
+# ------------------------------------------------------------------------------------------------------------ the load
+
+
+@pytest.fixture
+def small(served_folder: Path) -> Iterator[Running]:
+    """A server with a small queue and one slot."""
+    running = Running(load(served_folder), ServeSettings(queue_tokens=700, slots=1, timeout=20), [])
+    yield running
+    running.stop()
+
+
+LONG: dict[str, Any] = {"prompt": "the", "max_tokens": 400, "temperature": 0, "logit_bias": {"2": -100}}
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_client_that_goes_cancels_its_request(small: Running, streams: bool) -> None:
+    before = small.service.engine.state().cancelled
+    client = httpx.Client(base_url=small.url, timeout=0.3)
+    if streams:
+        with client.stream("POST", "/v1/completions", json={**LONG, "stream": True}) as answer:
+            next(answer.iter_lines())
+    else:
+        with pytest.raises(httpx.ReadTimeout):
+            client.post("/v1/completions", json=LONG)
+    client.close()
+    assert small.idle(5)
+    assert small.service.engine.state().cancelled == before + 1
+
+
+def test_a_full_queue_says_when_to_come_again(small: Running) -> None:
+    answers: list[httpx.Response] = []
+    threads = [threading.Thread(target=lambda: answers.append(small.post("/v1/completions", **LONG))) for _ in range(5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    statuses = sorted(one.status_code for one in answers)
+    assert statuses[0] == 200
+    assert statuses[-1] == 429
+    assert set(statuses) == {200, 429}
+    for one in answers:
+        if one.status_code == 429:
+            assert 1 <= int(one.headers["Retry-After"]) <= 60
+            assert one.json()["error"]["code"] == "rate_limit_exceeded"
+    many = small.post("/v1/embeddings", input=["the ant in the sun"] * 100)
+    assert many.status_code == 413, "a list counts as its sum, and this one never fits"
+
+
+@pytest.mark.slow
+def test_a_request_has_a_deadline(served_folder: Path) -> None:
+    running = Running(load(served_folder), ServeSettings(timeout=0.2), [])
+    try:
+        found = running.post("/v1/completions", **{**LONG, "n": 8, "temperature": 1})
+        assert (found.status_code, found.json()["error"]["code"]) == (504, "timeout")
+        assert running.idle()
+        assert running.ok("/v1/completions", prompt="a", max_tokens=1)
+    finally:
+        running.stop()
+
+
+# --------------------------------------------------------------------------------------------------------- the workers
+
+
+@pytest.mark.slow
+def test_workers_share_a_port_and_are_replaced(served_folder: Path) -> None:
+    with Process(served_folder, "--workers", "2", "--log", "none") as own:
+        own.ready()
+        children = children_of(own.process.pid)
+        assert len(children) >= 2
+
+        def ask() -> int:
+            try:
+                body = {"prompt": "the", "max_tokens": 3, "temperature": 0}
+                return httpx.post(f"{own.url}/v1/completions", json=body, timeout=30).status_code
+            except httpx.TransportError:
+                return 0
+
+        assert [ask() for _ in range(8)] == [200] * 8
+        text = httpx.get(f"{own.url}/metrics", timeout=30).text
+        counted = re.search(r'gerund_requests_total\{route="/v1/completions",status="200"\} (\S+)', text)
+        assert counted is not None
+        assert float(counted.group(1)) == 8, "whichever worker is asked adds up what all have done"
+        os.kill(workers_of(children)[0], signal.SIGKILL)
+        ends = time.monotonic() + 60
+        while time.monotonic() < ends and len(workers_of(children_of(own.process.pid))) < 2:
+            time.sleep(0.2)
+        assert len(workers_of(children_of(own.process.pid))) == 2
+        assert own.end() == 0
+    assert children_of(own.process.pid) == []
+
+
+@pytest.mark.slow
+def test_workers_end_with_the_process_that_started_them(served_folder: Path) -> None:
+    with Process(served_folder, "--workers", "2", "--log", "none") as own:
+        own.ready()
+        workers = workers_of(children_of(own.process.pid))
+        own.process.kill()
+        own.process.wait()
+        ends = time.monotonic() + 30
+        while time.monotonic() < ends and any(Path(f"/proc/{one}").exists() for one in workers):
+            time.sleep(0.2)
+        assert not any(Path(f"/proc/{one}").exists() for one in workers)
+
+
+@pytest.mark.slow
+def test_workers_that_cannot_load_end_the_server(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text('{"model_type": "llama"}')
+    with Process(tmp_path / "model", "--workers", "2") as own:
+        assert own.process.wait(90) == 2
+        for reader in own._readers:
+            reader.join(5)
+        assert "gerund: error:" in own.errors[-1]
+        assert "Traceback" not in "".join(own.errors)
+
+
+def children_of(process: int) -> list[int]:
+    """Return the processes that a process has started."""
+    try:
+        return [int(one) for one in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+    except OSError:
+        return []
+
+
+def workers_of(processes: list[int]) -> list[int]:
+    """Return those that serve: not what multiprocessing starts for itself."""
+    found = []
+    for one in processes:
+        try:
+            if "spawn_main" in Path(f"/proc/{one}/cmdline").read_text():
+                found.append(one)
+        except OSError:
+            continue
+    return found
