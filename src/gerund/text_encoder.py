@@ -17,6 +17,7 @@ from gerund.inference.encode import runtime as encoding
 from gerund.inference.encode import spans as stretches
 from gerund.inference.encode.words import WordPooling, check_words, word_token_states, word_vectors
 from gerund.inference.tokens import Empty, InputFormat, Overflow, Tokens, check_texts, tokenize
+from gerund.jobs.unfinished import Unfinished
 from gerund.methods import NO_FRAME, NO_TRANSFORM, Template
 from gerund.models.pooling import unit
 from gerund.models.transforms import fit
@@ -40,6 +41,7 @@ class TextEncoder(EncoderModel):
         *,
         empty: Empty = "error",
         overflow: Overflow = "truncate",
+        kept: Unfinished | None = None,
     ) -> Any:
         """Turn texts into vectors.
 
@@ -55,6 +57,7 @@ class TextEncoder(EncoderModel):
             output: ``numpy`` or ``torch``.
             empty: ``error``, or ``zeros`` for a zero vector where a text is empty.
             overflow: ``truncate`` cuts an over-long text at its end, with one warning; or ``error``.
+            kept: where finished batches are kept, so that whoever is interrupted goes on with the very same vectors.
 
         Returns:
             ``(n, dimensions)`` float32 in the order of ``texts``; ``(dimensions,)`` for a single string.
@@ -73,7 +76,7 @@ class TextEncoder(EncoderModel):
         check_dimensions(dimensions, self.dimensions)
         checked = check_texts(texts)
         tokens = [self._tokens(checked, one, prompt, empty, overflow) for one in self._templates]
-        vectors = self._vectors_of(tokens, normalize, dimensions, batch_tokens, show_progress)
+        vectors = self._vectors_of(tokens, normalize, dimensions, batch_tokens, show_progress, kept)
         if isinstance(texts, str):
             vectors = vectors[0]
         return torch.from_numpy(vectors) if output == "torch" else vectors
@@ -89,13 +92,14 @@ class TextEncoder(EncoderModel):
         *,
         empty: Empty = "error",
         overflow: Overflow = "truncate",
+        kept: Unfinished | None = None,
     ) -> EncodeResult:
         """Turn texts into vectors, and say how many tokens were read and which texts were cut; as ``encode``."""
         check_dimensions(dimensions, self.dimensions)
         checked = check_texts(texts)
         tokens = [self._tokens(checked, one, prompt, empty, overflow, warn=False) for one in self._templates]
         return EncodeResult(
-            self._vectors_of(tokens, normalize, dimensions, batch_tokens, show_progress),
+            self._vectors_of(tokens, normalize, dimensions, batch_tokens, show_progress, kept),
             [sum(0 if own is None else len(own) for own in same) for same in zip(*tokens, strict=True)],
             [any(own is not None and own.is_cut for own in same) for same in zip(*tokens, strict=True)],
         )
@@ -111,11 +115,15 @@ class TextEncoder(EncoderModel):
         dimensions: int | None,
         batch_tokens: int | None,
         show: bool | None,
+        kept: Unfinished | None,
     ) -> np.ndarray:
         """Return the vectors of texts that were tokenized once a template: the mean of each over its templates."""
         if self.encoder.transform != NO_TRANSFORM and self.transform is None:
             raise self._not_fitted()
-        found = [encoding.encode(self.runtime, one, batch_tokens=batch_tokens, show=show) for one in tokens]
+        found = []
+        for number, one in enumerate(tokens):
+            reading = None if kept is None else kept.reading(number, len(tokens))
+            found.append(encoding.encode(self.runtime, one, batch_tokens=batch_tokens, show=show, kept=reading))
         vectors = found[0] if len(found) == 1 else np.mean(found, axis=0)
         vectors = np.ascontiguousarray(vectors[:, :dimensions])
         return unit(vectors) if (self.encoder.normalize if normalize is None else normalize) else vectors

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gerund.cli import model_options as options
-from gerund.cli.command import interruption_told
 
 if TYPE_CHECKING:
     from gerund.data.embedding_job import EmbeddingSummary, Encoded
+    from gerund.jobs.unfinished import Unfinished
     from gerund.language_model import LanguageModel
     from gerund.spec import ModelSpec
 
@@ -47,7 +47,7 @@ def command(
     overflow: Annotated[str, typer.Option(help="A text that is too long: truncate (its end) or error.")] = "truncate",
     keep_text: Annotated[bool, typer.Option("--keep-text", help="Store the texts too.")] = False,
     batch_tokens: Annotated[int | None, typer.Option(help="Tokens a batch, padding included.")] = None,
-    shard_rows: Annotated[int, typer.Option(help="Rows a part at most: what an interruption costs.")] = 4096,
+    shard_rows: Annotated[int, typer.Option(help="Rows a part; batches are made of texts of one part.")] = 4096,
     force: Annotated[
         bool, typer.Option("--force", help="Replace OUT, and begin anew where unfinished work does not fit.")
     ] = False,
@@ -60,9 +60,9 @@ def command(
     ids in OUT.ids.jsonl (line i belongs to row i) and the encoder in OUT.meta.json. A .tsv file has no quoting, a
     .csv file has.
 
-    Finished parts are kept in OUT.parts until the end. When the command was interrupted, even by a power cut,
-    the same command goes on from there, and the output is the same as without the interruption. While the parts
-    are joined the disk holds the vectors twice.
+    Finished rows are kept in OUT.parts until the end, those of the last seconds excepted. When the command was
+    interrupted, even by a power cut, the same command goes on from there, and the output is the same to the byte as
+    without the interruption. While the parts are joined the disk holds the vectors twice.
 
     For example:
 
@@ -82,7 +82,7 @@ def command(
         raise unknown_name("--overflow", overflow, ["truncate", "error"])
     config = EmbeddingConfig(empty=empty, keep_text=keep_text, shard_rows=shard_rows, force=force)  # type: ignore[arg-type]
     table = open_table(source, format=format, column=column, id_column=id_column)
-    with interruption_told(), embedding_job(table, output, config) as job:
+    with embedding_job(table, output, config) as job:
         from gerund.entry import load
 
         lm = load(spec)
@@ -102,18 +102,18 @@ def command(
             "overflow": overflow,
         }
         summary = job.run(
-            lambda texts: _encode(lm, texts, settings),
+            lambda texts, kept: _encode(lm, texts, kept, settings),
             _about(lm, prompt, dimensions, normalize),
             computing=computing,
         )
     _tell(summary, lm, dimensions, as_json)
 
 
-def _encode(lm: "LanguageModel", texts: list[str], settings: dict[str, Any]) -> "Encoded":
+def _encode(lm: "LanguageModel", texts: list[str], kept: "Unfinished", settings: dict[str, Any]) -> "Encoded":
     """Encode one shard, counting the texts that were cut."""
     from gerund.data.embedding_job import Encoded
 
-    found = lm.encode_with_usage(texts, show_progress=False, **settings)
+    found = lm.encode_with_usage(texts, show_progress=False, kept=kept, **settings)
     return Encoded(found.vectors, sum(found.truncated))
 
 

@@ -147,6 +147,10 @@ class ResultStore:
         found = [_read(path) for path in sorted(self.folder.glob("*.json"))]
         return sorted(found, key=lambda result: result.date)
 
+    def count(self) -> int:
+        """Return how many finished scores there are."""
+        return sum(1 for _ in self.folder.glob("*.json"))
+
     def _path(self, task: str, key: str) -> Path:
         return self.folder / f"{task.replace('/', '.')}-{key}.json"
 

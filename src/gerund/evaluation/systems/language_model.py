@@ -16,6 +16,7 @@ from gerund.types import Scorer
 
 if TYPE_CHECKING:
     from gerund.evaluation.systems.embeddings import EmbeddingCache
+    from gerund.jobs.unfinished import Unfinished
     from gerund.language_model import LanguageModel
 
 
@@ -110,9 +111,13 @@ class LanguageModelSystem(Encoder):
             "compute_dtype": _name(lm.compute_dtype),
         }
 
-    def compute(self, texts: list[str], prompt: str | None, show: bool | None) -> np.ndarray:
-        """Compute vectors ``(n, D)`` float32 as they were pooled."""
-        vectors: np.ndarray = self.lm.encode(texts, prompt=prompt, normalize=False, empty="zeros", show_progress=show)
+    def compute(
+        self, texts: list[str], prompt: str | None, show: bool | None, kept: "Unfinished | None" = None
+    ) -> np.ndarray:
+        """Compute vectors ``(n, D)`` float32 as they were pooled, keeping finished batches where it is said."""
+        vectors: np.ndarray = self.lm.encode(
+            texts, prompt=prompt, normalize=False, empty="zeros", show_progress=show, kept=kept
+        )
         return vectors
 
     def prompt_text(self, prompt: str | None) -> str:
