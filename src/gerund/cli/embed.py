@@ -20,8 +20,8 @@ def command(
         str,
         typer.Argument(
             metavar="INPUT",
-            help="A .txt (one text a line), .jsonl, .csv, .tsv or .parquet file; or - for standard input. "
-            "Text formats may also be .gz or .xz.",
+            help="A .txt (one text a line), .jsonl, .csv, .tsv or .parquet file; a folder of them, where a .txt file "
+            "is one text; or - for standard input. Text formats may also be .gz or .xz.",
             show_default=False,
         ),
     ],
@@ -29,13 +29,16 @@ def command(
     column: Annotated[str | None, typer.Option(help="Column with the texts; left out, text.")] = None,
     id_column: Annotated[
         str | None,
-        typer.Option(help="Column with the ids; left out, id where there is one; '' numbers the rows from 0."),
+        typer.Option(help="Column with the ids; left out, id or _id where there is one; '' numbers the rows from 0."),
     ] = None,
     format: Annotated[
         str | None, typer.Option(help="txt, jsonl, csv, tsv or parquet, where the file's ending does not say it.")
     ] = None,
     prompt: Annotated[
-        str | None, typer.Option(help="Put before every text and not pooled: a prompt, or the name of a stored one.")
+        str | None, typer.Option(help="A text put before every text and not pooled; left out, the model's own.")
+    ] = None,
+    prompt_name: Annotated[
+        str | None, typer.Option(help="The name of one of the model's prompts, such as query, in its place.")
     ] = None,
     dimensions: Annotated[int | None, typer.Option(help="Keep only the first so many numbers of a vector.")] = None,
     no_normalize: Annotated[
@@ -68,6 +71,8 @@ def command(
 
         gerund embed notes.txt -o notes.parquet
 
+        gerund embed notes/ -o notes.parquet
+
         gerund embed tickets.csv --column body --id-column key -m ./model --prompt "Find similar: " -o tickets.npy
 
         zcat crawl.jsonl.gz | gerund embed - --format jsonl -m ./model --empty skip -o crawl.parquet
@@ -76,16 +81,18 @@ def command(
     from gerund.data.embedding_job import EmbeddingConfig, embedding_job
     from gerund.data.tables import open_table
     from gerund.errors import unknown_name
+    from gerund.methods import PromptText
 
     check_dimensions(dimensions)
     if overflow not in ("truncate", "error"):
         raise unknown_name("--overflow", overflow, ["truncate", "error"])
     config = EmbeddingConfig(empty=empty, keep_text=keep_text, shard_rows=shard_rows, force=force)  # type: ignore[arg-type]
-    table = open_table(source, format=format, column=column, id_column=id_column)
+    table = open_table(source, format=format, column=column, id_column=id_column, folders=True)
     with embedding_job(table, output, config) as job:
         from gerund.entry import load
 
         lm = load(spec)
+        before = PromptText(lm.encoder.prompt_text(prompt, prompt_name))
         normalize = lm.encoder.normalize and not no_normalize
         computing = {
             "dtype": str(lm.compute_dtype).removeprefix("torch."),
@@ -94,7 +101,7 @@ def command(
             "overflow": overflow,
         }
         settings = {
-            "prompt": prompt,
+            "prompt": before,
             "dimensions": dimensions,
             "normalize": normalize,
             "batch_tokens": batch_tokens,
@@ -103,7 +110,7 @@ def command(
         }
         summary = job.run(
             lambda texts, kept: _encode(lm, texts, kept, settings),
-            _about(lm, prompt, dimensions, normalize),
+            _about(lm, before, dimensions, normalize),
             computing=computing,
         )
     _tell(summary, lm, dimensions, as_json)
@@ -117,7 +124,7 @@ def _encode(lm: "LanguageModel", texts: list[str], kept: "Unfinished", settings:
     return Encoded(found.vectors, sum(found.truncated))
 
 
-def _about(lm: "LanguageModel", prompt: str | None, dimensions: int | None, normalize: bool) -> dict[str, Any]:
+def _about(lm: "LanguageModel", prompt: str, dimensions: int | None, normalize: bool) -> dict[str, Any]:
     from gerund.checks import check_dimensions
 
     check_dimensions(dimensions, lm.dimensions)
@@ -127,7 +134,7 @@ def _about(lm: "LanguageModel", prompt: str | None, dimensions: int | None, norm
         "dimensions": dimensions or lm.dimensions,
         "attention": lm.encoder.attention.with_defaults(lm.n_layers).to_dict(),
         "pooling": lm.encoder.pooling,
-        "prompt": lm.encoder.prompt_text(prompt),
+        "prompt": str(prompt),
         "normalize": normalize,
         "max_length": lm.max_length,
     }

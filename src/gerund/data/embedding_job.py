@@ -33,7 +33,8 @@ from gerund.data.embedding_files import (
 )
 from gerund.data.embedding_survey import EMPTY, EmptyTexts, Survey, digest_of, shards_of, survey_of
 from gerund.data.files import COMPRESSED
-from gerund.data.tables import Rows, Table
+from gerund.data.table_readers import Table
+from gerund.data.tables import Rows
 from gerund.errors import ConfigError, DataError, FingerprintError, InputError, ModelError, TextError, unknown_name
 from gerund.jobs.files import refuse_existing, refuse_special, whole_file
 from gerund.jobs.manifest import FINGERPRINT, Manifest
@@ -118,6 +119,8 @@ def embedding_job(table: Table, output: Path, config: EmbeddingConfig) -> Iterat
             raise InputError(f"{file} is the input itself; choose another output")
         if file.is_dir():
             raise InputError(f"{file} is a folder; choose another output")
+        if table.path is not None and table.path.is_dir() and file.resolve().is_relative_to(table.path.resolve()):
+            raise InputError(f"{file} would lie in the folder that is read; choose a place outside of {table.path}")
         refuse_special(file)
     with working_folder(output) as folder:
         if not config.force and not folder.placing():
@@ -319,7 +322,7 @@ class EmbeddingJob:
 
 def _spooled(table: Table, folder: WorkingFolder) -> Table:
     """Copy an input that can be read only once into the working folder."""
-    if table.path is not None and table.path.is_file():
+    if table.path is not None and (table.path.is_file() or table.path.is_dir()):
         return table
     packed = table.path.suffix if table.path is not None and table.path.suffix in COMPRESSED else ""
     spool = folder.spool(f".{table.format}{packed}")

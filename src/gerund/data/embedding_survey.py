@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gerund.data.embedding_files import IdType
-from gerund.data.tables import Rows, Table, read_rows
+from gerund.data.table_readers import Table
+from gerund.data.tables import Rows, read_rows
 from gerund.errors import DataError, TextError
 
 EmptyTexts = Literal["error", "zeros", "skip"]
