@@ -115,7 +115,7 @@ def test_a_long_command_that_is_interrupted_before_its_work_says_so(tmp_path):
     with started(SMALL_PARTS, "embed", pipe, "-o", tmp_path / "out.parquet") as process, pipe.open("w"):
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=600)
-    told = "nothing was done yet that could be kept; run the same command again"
+    told = "nothing new was done yet; run the same command again"
     assert err.count(f"gerund: interrupted; {told}\n") == 1
     assert "Traceback" not in err
     assert not (tmp_path / "out.parquet.parts").exists()

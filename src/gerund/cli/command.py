@@ -103,6 +103,6 @@ class LongCommand(CheckedCommand):
             return super().invoke(ctx)
         except KeyboardInterrupt as stop:
             notes = getattr(stop, "__notes__", None)
-            for note in notes or ["nothing was done yet that could be kept; run the same command again"]:
+            for note in notes or ["nothing new was done yet; run the same command again"]:
                 typer.echo(f"gerund: interrupted; {note}", err=True)
             raise
