@@ -27,6 +27,7 @@ ROWS = (
     ("inference",),
     ("exporting",),
     ("encoder_model",),
+    ("token_encoder",),
     ("text_encoder",),
     ("seq2seq_encoder",),
     ("scoring",),

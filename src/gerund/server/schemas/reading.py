@@ -19,7 +19,9 @@ class EmbeddingRequest(Body):
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Count | None = None
     prompt: Annotated[str, Field(max_length=10_000)] | None = None
-    """Put before every text: the name of one of the encoder's prompts, or the prompt itself."""
+    """Put before every text."""
+    prompt_name: Annotated[str, Field(max_length=200)] | None = None
+    """The name of one of the encoder's prompts, which is put there."""
     truncate: bool | None = None
     """Cut a text that is too long, instead of refusing it."""
 
