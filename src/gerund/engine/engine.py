@@ -55,9 +55,8 @@ class Engine:
         verify: find out at the start what can be promised (a second or so for a small model); without, nothing is.
 
     >>> import gerund
-    >>> from gerund.inference.generate.settings import Settings
     >>> with gerund.Engine(gerund.load()) as engine:
-    ...     story = engine.write("The old man", Settings(max_new_tokens=4))
+    ...     story = engine.write("The old man", gerund.Settings(max_new_tokens=4))
     ...     vectors = engine.encode(["a cat", "a dog"])
     ...     len(story.result()), len(vectors.result().vectors)
     (1, 2)
