@@ -3,7 +3,8 @@
     python benchmarks/engine.py [--tokens 32] [--writers 1,8,32] [--dtypes float32,bfloat16] [--rounds 3]
 
 The bundled model; prompts of 5 to 40 words, sampled with a seed each, all of `--tokens` tokens. Checks first that texts
-are those of `lm.generate` one by one (in float32 up to near ties, which the check counts). Then, in turn:
+are those of `lm.generate` one by one: all of them where an engine promises that; where it promises less, the check
+counts those that differ. Then, in turn:
 
 - writing: the texts one by one through `lm.generate`, and through engines with so many slots, plain and compiled;
 - a mix: 2 writers and 6 who encode, each asking again as soon as it is answered, for some seconds: what both get, and
@@ -51,7 +52,7 @@ def endless(tokens: int, seed: int = 0) -> Iterator[tuple[str, Settings]]:
     for number in count():
         length = chance.randint(5, 40)
         start = chance.randrange(len(words()) - length)
-        sampling = Sampling(temperature=1.0, seed=number)
+        sampling = Sampling(temperature=1.0, top_p=0.9, seed=number)
         yield " ".join(words()[start : start + length]), Settings.of(tokens, sampling, {})
 
 
@@ -88,8 +89,9 @@ def writing(options: argparse.Namespace, dtype: str) -> tuple[list[Row], list[st
         expected = systems[ONE_BY_ONE]()
         for name, engine in engines.items():
             others = sum(one.text != other.text for one, other in zip(systems[name](), expected, strict=True))
-            bits = engine.state().promise == "bits of generate"
-            allowed = 0 if bits else 0.1 * len(asked)
+            # Another last bit of bfloat16 is another text.
+            allowed = {"float32": 1 + 0.1 * len(asked)}.get(dtype, len(asked))
+            allowed = 0 if engine.state().promise == "bits of generate" else allowed
             what = f"{dtype}, {writers} writers, {name} ({engine.state().promise}): texts of {len(asked)} that differ"
             checks.append(harness.require(what, others, allowed))
         rounds = harness.alternate(systems, options.rounds)
@@ -204,7 +206,7 @@ def mix(options: argparse.Namespace) -> list[Row]:
 def batches(options: argparse.Namespace) -> tuple[list[Row], list[str]]:
     """Compare many prompts in batches with the same in turn."""
     rows, checks = [], []
-    settings = Settings.of(64, Sampling(temperature=1.0, seed=5), {"stop": ["."]})
+    settings = Settings.of(64, Sampling(temperature=1.0, top_p=0.9, seed=5), {"stop": ["."]})
     prompts = [prompt for prompt, _ in requests(options.prompts, 1)]
     for dtype in options.dtypes:
         lm = gerund.load(dtype=dtype)
@@ -220,7 +222,7 @@ def batches(options: argparse.Namespace) -> tuple[list[Row], list[str]]:
         systems = {BATCHES: lambda run=run: run(sys.maxsize), IN_TURN: lambda run=run: run(1)}
         alone = [generation.generate(lm.model, lm.tokenizer, [one], settings)[0].text for one in prompts]
         same = {name: sum(map(str.__eq__, work(), alone)) for name, work in systems.items()}
-        allowed = 0.15 * len(prompts)
+        allowed = 1 + 0.1 * len(prompts)
         what = f"{dtype}: texts of {len(prompts)} that differ from those of one by one when they are written in turn"
         checks.append(harness.require(what, len(prompts) - same[IN_TURN], allowed))
         rounds = harness.alternate(systems, options.rounds)
