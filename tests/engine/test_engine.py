@@ -260,6 +260,19 @@ def test_a_step_that_fails_ends_those_who_took_part_and_no_others(engine, monkey
     assert engine.state().live_rows == 0
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_an_engine_that_breaks_leaves_nobody_waiting(engine, monkeypatch) -> None:
+    def broken(own) -> None:
+        raise LookupError("a mistake of ours")
+
+    monkeypatch.setattr(engine, "_look", broken)
+    with pytest.raises(EngineError, match="a mistake of ours"):
+        engine.write("the cat", LONG).result(30)
+    with pytest.raises(ClosedError):
+        engine.encode(["a"])
+    assert not engine.state().running
+
+
 def test_callbacks_that_fail_disturb_nobody(engine) -> None:
     ticket = engine.write("in", Settings.of(3, None, {}))
     ticket.future.add_done_callback(lambda _: 1 / 0)
