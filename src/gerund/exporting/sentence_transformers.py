@@ -24,15 +24,15 @@ from transformers import PreTrainedTokenizerBase
 
 from gerund.attention.plan import Direction, View
 from gerund.attention.recurrent import recurrent_modules
-from gerund.config import EncoderConfig
-from gerund.exporting.folders import change_json, write_json, write_merged
+from gerund.exporting.files import change_json, write_json
+from gerund.exporting.folders import write_merged
+from gerund.exporting.modules import OWN_CLASS, prompt_settings, write_modules
 from gerund.inference.encode.precision import SAMPLE_TEXTS
 from gerund.inference.encode.runtime import EncoderRuntime, encode, encode_tokens
 from gerund.inference.tokens import InputFormat, Tokens, tokenize
 from gerund.models import loading
 from gerund.models.adapters import merged_state
 
-OWN_CLASS = "gerund.integrations.sentence_transformers.Transformer"
 _POOLING = {
     "mean": "pooling_mode_mean_tokens",
     "weighted-mean": "pooling_mode_weightedmean_tokens",
@@ -60,7 +60,7 @@ def write(runtime: EncoderRuntime, folder: Path) -> str:
         why_custom = _differs(runtime, folder)
     if why_custom:
         _empty(folder)
-        write_custom(runtime, folder)
+        write_merged(runtime, folder)
     (folder / "README.md").write_text(_readme(runtime, why_custom), encoding="utf-8")
     return why_custom
 
@@ -119,43 +119,11 @@ def write_plain(runtime: EncoderRuntime, folder: Path) -> None:
     modes = {mode: name == config.pooling for name, mode in _POOLING.items()}
     pooling = {"word_embedding_dimension": runtime.width, **modes, "include_prompt": config.pool_prompt}
     write_json(folder / "1_Pooling" / "config.json", pooling)
-    _write_modules(folder, config, [(path, f"sentence_transformers.models.{name}") for path, name in modules])
-    if _is_bidirectional(runtime):
-        needs = {"specifier": ">=5.2", "reason": "older versions ignore is_causal and read from left to right"}
-        change_json(folder / "config_sentence_transformers.json", requirements={"transformers": needs})
-
-
-def write_custom(runtime: EncoderRuntime, folder: Path) -> None:
-    """Write a merged model with ``gerund.json``, read by gerund's own class."""
-    write_merged(runtime, folder)
-    _write_modules(folder, runtime.config, [("", OWN_CLASS)])
-
-
-def prompt_settings(config: EncoderConfig) -> tuple[dict[str, str], str | None]:
-    """Return the prompts by name, and the name of the default one.
-
-    >>> prompt_settings(EncoderConfig(prompt="Query: ", prompts={"document": "Text: "}))
-    ({'document': 'Text: ', 'default': 'Query: '}, 'default')
-    """
-    prompts = dict(config.prompts)
-    if not config.prompt:
-        return prompts, None
-    name = next((name for name, text in prompts.items() if text == config.prompt), None)
-    if name is None:
-        name = "default" if "default" not in prompts else "gerund-default"
-        prompts[name] = config.prompt
-    return prompts, name
-
-
-def _write_modules(folder: Path, config: EncoderConfig, modules: list[tuple[str, str]]) -> None:
-    if config.normalize:
-        modules = [*modules, (f"{len(modules)}_Normalize", "sentence_transformers.models.Normalize")]
-        (folder / modules[-1][0]).mkdir()
-    listed = [{"idx": i, "name": str(i), "path": path, "type": kind} for i, (path, kind) in enumerate(modules)]
-    write_json(folder / "modules.json", listed)
-    prompts, default = prompt_settings(config)
-    settings = {"prompts": prompts, "default_prompt_name": default, "similarity_fn_name": "cosine"}
-    write_json(folder / "config_sentence_transformers.json", {"model_type": "SentenceTransformer", **settings})
+    older = {"specifier": ">=5.2", "reason": "older versions ignore is_causal and read from left to right"}
+    needs = {"transformers": older} if _is_bidirectional(runtime) else None
+    write_modules(
+        folder, config, [(path, f"sentence_transformers.models.{name}") for path, name in modules], needs=needs
+    )
 
 
 def _is_bidirectional(runtime: EncoderRuntime) -> bool:
@@ -294,8 +262,8 @@ def _readme(runtime: EncoderRuntime, why_custom: str) -> str:
         load = 'from gerund.integrations.sentence_transformers import load\n\nmodel = load("PATH/TO/THIS/FOLDER")'
         note = (
             f"It needs gerund (`pip install 'gerund[st]'`): {why_custom}.\n\n"
-            "`SentenceTransformer(folder, trust_remote_code=True)` loads it too; the flag lets sentence-transformers "
-            f"use a class that is not its own, `{OWN_CLASS}` of the installed package. The folder itself holds no code."
+            "Plain `SentenceTransformer(folder)` refuses it and offers a flag, which lets it use a class that is not "
+            f"its own: `{OWN_CLASS}` of the installed package. `load` needs no flag. The folder itself holds no code."
         )
     else:
         load = "from sentence_transformers import SentenceTransformer\n\n"
