@@ -31,7 +31,7 @@ HELLO = [SystemMessage("Be kind."), HumanMessage("the cat")]
 PLAIN_HELLO = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "the cat"}]
 
 # What is asynchronous in the standard tests runs by anyio's plugin.
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 
 @pytest.fixture

@@ -24,6 +24,8 @@ with warnings.catch_warnings():
 
     from gerund.integrations.llama_index import GerundEmbedding, GerundLLM, GerundRerank, GerundRetriever
 
+pytestmark = pytest.mark.slow
+
 TEXTS = ["Bread is made of flour.", "Trains need rails.", "Swallows nest in barns."]
 HELLO = [ChatMessage(role="system", content="Be kind."), ChatMessage(role="user", content="the cat")]
 PLAIN_HELLO = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "the cat"}]

@@ -188,6 +188,7 @@ def _read(path: Path, kind: type) -> Any:
         data = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise DataError(f"{path} is no JSON: {error}") from error
-    if not isinstance(data, kind) or (kind is list and not all(isinstance(item, dict) for item in data)):
+    is_kind = isinstance(data, kind)
+    if not is_kind or (kind is list and not all(isinstance(item, dict) for item in data)):
         raise DataError(f"{path} does not hold what sentence-transformers writes there")
     return data
