@@ -7,10 +7,8 @@ place. For everything else the folder names ``gerund.integrations.sentence_trans
 Knows: the layout of such folders. Does not know: where they go.
 """
 
-import copy
 import importlib.util
 import logging
-import string
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,14 +18,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import PreTrainedTokenizerBase
 
 from gerund.attention.plan import Direction, View
 from gerund.attention.recurrent import recurrent_modules
 from gerund.exporting.files import change_json, write_json
 from gerund.exporting.folders import write_merged
 from gerund.exporting.modules import OWN_CLASS, prompt_settings, write_modules
-from gerund.inference.encode.precision import SAMPLE_TEXTS
+from gerund.exporting.tokenizers import TEXTS, is_fused, plain_tokenizer
 from gerund.inference.encode.runtime import EncoderRuntime, encode, encode_tokens
 from gerund.inference.tokens import InputFormat, Tokens, tokenize
 from gerund.models import loading
@@ -43,9 +40,6 @@ _POOLING = {
 _NEAR = {torch.float32: 1e-4, torch.float64: 1e-4}
 _NEAR_HALF = 2e-3
 _LONG_TEXT_TOKENS = 1024
-# How many of the vocabulary's tokens are tried as the beginning of a text.
-_BEGINNINGS = 4096
-_TEXTS = (*SAMPLE_TEXTS, "zürich 数据库", '"3.5 km," she said.')
 
 
 def write(runtime: EncoderRuntime, folder: Path) -> str:
@@ -92,7 +86,7 @@ def _obstacle_in_pooling(runtime: EncoderRuntime) -> str:
         return ""
     if config.pooling == "weighted-mean":
         return "sentence-transformers counts the prompt's tokens in the weights of a weighted mean"
-    fused = next((prompt for prompt in prompts if _is_fused(runtime, prompt)), None)
+    fused = next((prompt for prompt in prompts if is_fused(runtime, prompt)), None)
     if fused is None:
         return ""
     return (
@@ -108,7 +102,7 @@ def write_plain(runtime: EncoderRuntime, folder: Path) -> None:
     state = merged_state(model, runtime.adapter)
     if body is not model:
         state = {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
-    loading.save_model(body, _tokenizer(runtime), state, folder)
+    loading.save_model(body, plain_tokenizer(runtime), state, folder)
     if _is_bidirectional(runtime):
         change_json(folder / "config.json", is_causal=False)
     limit = {} if runtime.max_length is None else {"max_seq_length": runtime.max_length}
@@ -141,40 +135,6 @@ def _window(runtime: EncoderRuntime) -> int | None:
     return getattr(config, "sliding_window", None)
 
 
-def _tokenizer(runtime: EncoderRuntime) -> PreTrainedTokenizerBase:
-    """Return a tokenizer that by itself does what gerund does: pad, cut, and append the end token."""
-    from tokenizers import processors
-
-    tokenizer = copy.deepcopy(runtime.tokenizer)
-    # sentence-transformers gives no positions, and with padding on the right none are needed.
-    tokenizer.padding_side = "right"
-    if tokenizer.pad_token is None:
-        spare = (tokenizer.eos_token, tokenizer.bos_token, tokenizer.unk_token)
-        tokenizer.pad_token = next(filter(None, spare), None) or tokenizer.convert_ids_to_tokens(0)
-    if runtime.max_length is not None:
-        tokenizer.model_max_length = runtime.max_length
-    if runtime.config.append_eos and tokenizer("a").input_ids[-1] != tokenizer.eos_token_id:
-        end = tokenizer.eos_token
-        special = [(end, tokenizer.eos_token_id)]
-        closing = processors.TemplateProcessing(single=["$A", end], pair=["$A", "$B", end], special_tokens=special)
-        core = tokenizer.backend_tokenizer
-        before = core.post_processor
-        core.post_processor = closing if before is None else processors.Sequence([before, closing])
-    return tokenizer
-
-
-def _is_fused(runtime: EncoderRuntime, prompt: str) -> bool:
-    """Tell whether sentence-transformers may draw the line between prompt and text elsewhere than we do."""
-    tokenizer = _tokenizer(runtime)
-    alone = tokenizer(prompt).input_ids
-    length = len(alone) - int(alone[-1] in tokenizer.all_special_ids)
-    step = max(1, len(tokenizer) // _BEGINNINGS)
-    begins = tokenizer.batch_decode([[token] for token in range(0, len(tokenizer), step)])
-    texts = [*_TEXTS, *string.ascii_letters, *string.digits, *(text for text in begins if text[:1].isalnum())]
-    tokens = tokenize(runtime.tokenizer, texts, InputFormat(prompt=prompt))
-    return any(item is not None and item.text_from != length for item in tokens)
-
-
 def _differs(runtime: EncoderRuntime, folder: Path) -> str:
     """Try the written folder; return what is wrong with it, the empty string if nothing is."""
     near = _NEAR.get(runtime.model.dtype, _NEAR_HALF)
@@ -195,7 +155,7 @@ def _distance(runtime: EncoderRuntime, folder: Path) -> float:
     from sentence_transformers import SentenceTransformer
 
     theirs = SentenceTransformer(str(folder), device="cpu", local_files_only=True)
-    texts = list(_TEXTS)
+    texts = list(TEXTS)
     if runtime.max_length is not None and runtime.max_length <= _LONG_TEXT_TOKENS:
         texts.append(" so on" * runtime.max_length)
     worst = 0.0
@@ -212,12 +172,12 @@ def _distance_of_bodies(runtime: EncoderRuntime, folder: Path) -> float:
     body = AutoModel.from_pretrained(folder, local_files_only=True).eval()
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     cut = {} if runtime.max_length is None else {"truncation": True, "max_length": runtime.max_length}
-    batch = tokenizer(list(_TEXTS), padding=True, return_tensors="pt", **cut)
+    batch = tokenizer(list(TEXTS), padding=True, return_tensors="pt", **cut)
     real_BT = batch["attention_mask"][..., None]
     with torch.no_grad():
         hidden_BTD = body(**batch, use_cache=False).last_hidden_state.float()
     theirs = ((hidden_BTD * real_BT).sum(1) / real_BT.sum(1)).numpy()
-    states = encode_tokens(replace(runtime, autocast=None), _tokens(runtime, list(_TEXTS), ""), show=False)
+    states = encode_tokens(replace(runtime, autocast=None), _tokens(runtime, list(TEXTS), ""), show=False)
     return _farthest(np.stack([item.mean(axis=0) for item in states]), theirs)
 
 
