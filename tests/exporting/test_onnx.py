@@ -106,6 +106,6 @@ def test_refusals(tiny_folder: Path, tmp_path: Path) -> None:
 
 def test_without_the_libraries(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if "onnx" in name else FIND_SPEC(name))
-    with pytest.raises(MissingDependencyError, match=r"needs onnx and .*pip install 'gerund\[onnx\]'"):
+    with pytest.raises(MissingDependencyError, match=r"needs onnx, .*pip install 'gerund\[onnx\]'"):
         gerund.load(tiny_folder).export(tmp_path / "out", "onnx")
     assert "pip install 'gerund[onnx]'" in run_cli("export", tiny_folder, tmp_path / "out", "--format", "onnx").mistake
