@@ -113,8 +113,8 @@ def test_full_disk(tiny_folder: Path, tmp_path: Path, format: str, monkeypatch) 
 
 
 def test_unknown_format(tiny_folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="unknown format 'onnx'; valid are: sentence-transformers, merged"):
-        load(tiny_folder).export(tmp_path / "out", "onnx")
+    with pytest.raises(ConfigError, match="unknown format 'gguf'; valid are: sentence-transformers, merged, onnx"):
+        load(tiny_folder).export(tmp_path / "out", "gguf")
     assert not (tmp_path / "out").exists()
 
 

@@ -79,7 +79,7 @@ def refuse(runtime: EncoderRuntime) -> None:
     """Refuse what cannot be a graph, or what no program but gerund could prepare the input of."""
     absent = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if absent:
-        raise MissingDependencyError(f"an export to ONNX needs {", ".join(absent)}: pip install 'gerund[onnx]'")
+        raise MissingDependencyError(f"an export to ONNX needs {', '.join(absent)}: pip install 'gerund[onnx]'")
     if runtime.plan.repeats_text:
         raise ConfigError(f"the plan {runtime.config.attention.name!r} reads a text twice; ONNX is for the other plans")
     if recurrent_modules(runtime.model):
