@@ -190,14 +190,15 @@ class LanguageModel(GenerativeModel):
         return each(fill, text)
 
     def export(
-        self, folder: str | Path, format: Literal["sentence-transformers", "merged"], *, overwrite: bool = False
+        self, folder: str | Path, format: Literal["sentence-transformers", "merged", "onnx"], *, overwrite: bool = False
     ) -> Export:
         """Write the encoder for other tools, in the type in which its weights are held here.
 
         Args:
             folder: where to.
-            format: ``sentence-transformers``, a folder for ``SentenceTransformer``; or ``merged``, a plain
-                model with its scorer where that reads as the encoder does. Either has the encoder's adapter merged in.
+            format: ``sentence-transformers``, a folder for ``SentenceTransformer``; ``merged``, a plain
+                model with its scorer where that reads as the encoder does; or ``onnx``, a graph from token ids to
+                vectors in float32. Each has the encoder's adapter merged in.
             overwrite: replace what is there.
 
         Returns:
@@ -205,8 +206,8 @@ class LanguageModel(GenerativeModel):
             encoders; other plans need ``gerund.integrations.sentence_transformers.load``.
 
         Raises:
-            ConfigError: an unknown format.
-            ModelError: the adapter cannot be merged into the weights.
+            ConfigError: an unknown format, or a plan that it has no place for.
+            ModelError: torch cannot export the architecture, or the adapter cannot be merged into the weights.
             OutputExistsError: there is something already.
             ResourceError: the disk is full; nothing is left behind.
         """

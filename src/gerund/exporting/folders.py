@@ -1,13 +1,13 @@
-"""The files of a model's folder: weights with the adapter merged in, ``gerund.json``, other JSON.
+"""The files of a model's folder: weights with the adapter merged in, ``gerund.json``, and who may read it.
 
 Knows: which file holds what. Does not know: which format asked for it.
 """
 
-import json
 from pathlib import Path
-from typing import Any
 
 from gerund.config import CONFIG_FILE, EncoderConfig
+from gerund.exporting.files import change_json
+from gerund.exporting.modules import write_own_modules
 from gerund.inference.encode.runtime import EncoderRuntime
 from gerund.models import loading
 from gerund.models.adapters import Adapters, merged_state, merging_unties
@@ -37,6 +37,8 @@ def write_settings(
 ) -> None:
     """Write ``gerund.json``, with k worked out, and copy adapters into folders of their own.
 
+    sentence-transformers is told that only gerund's own class reads the folder as it is meant.
+
     Args:
         folder: a model's folder.
         encoder: how the model is read.
@@ -47,14 +49,4 @@ def write_settings(
     places = (adapters or Adapters()).copy_into(folder)
     text = settings_text(EncoderSettings.of_config(encoder, n_layers), identity, places)
     (folder / CONFIG_FILE).write_text(text, encoding="utf-8")
-
-
-def change_json(path: Path, **values: Any) -> None:
-    """Set some fields of a JSON file."""
-    data = json.loads(path.read_text(encoding="utf-8"))
-    write_json(path, {**data, **values})
-
-
-def write_json(path: Path, data: Any) -> None:
-    """Write a JSON file as transformers writes its own."""
-    path.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_own_modules(folder, encoder)
