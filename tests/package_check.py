@@ -16,7 +16,20 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 CONSTRAINTS = ROOT / "constraints.txt"
 # What a user may ask for; the others are for developers.
-EXTRAS = ("plot", "st", "eval", "train", "structured", "index", "documents", "serve")
+EXTRAS = (
+    "plot",
+    "st",
+    "eval",
+    "train",
+    "structured",
+    "index",
+    "documents",
+    "serve",
+    "langchain",
+    "llama-index",
+    "haystack",
+    "onnx",
+)
 IN_SOURCES = ("tests/tiny.py", "constraints.txt", "Makefile", "CITATION.cff", "SECURITY.md", "LICENSE")
 TYPED = """
 import gerund

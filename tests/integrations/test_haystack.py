@@ -64,7 +64,7 @@ def test_embedders(documents: list[Document]) -> None:
     lm = chat_model()
     found = GerundDocumentEmbedder(lm).run(documents)
     np.testing.assert_allclose(
-        [one.embedding for one in found["documents"]], lm.encode(TEXTS, prompt="document"), atol=1e-5
+        [one.embedding for one in found["documents"]], lm.encode(TEXTS, prompt_name="document"), atol=1e-5
     )
     assert found["meta"] == {"model": lm.name}
     assert documents[0].embedding is None
@@ -72,7 +72,7 @@ def test_embedders(documents: list[Document]) -> None:
     wanted = lm.encode(f"Bread\n{TEXTS[0]}", prompt="P:")
     np.testing.assert_allclose(titled["documents"][0].embedding, wanted, atol=1e-5)
     own = GerundTextEmbedder(lm).run("bread")["embedding"]
-    np.testing.assert_allclose(own, lm.encode("bread", prompt="query"), atol=1e-5)
+    np.testing.assert_allclose(own, lm.encode("bread", prompt_name="query"), atol=1e-5)
     with pytest.raises(ConfigError, match="embeds one text"):
         GerundTextEmbedder(lm).run(["bread"])
     with pytest.raises(ConfigError, match="embeds a list of documents"):

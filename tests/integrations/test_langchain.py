@@ -201,8 +201,8 @@ class TestEmbeddings:
     def test_prompts_of_queries_and_documents(self) -> None:
         lm = chat_model()
         model = GerundEmbeddings(lm=lm)
-        np.testing.assert_allclose(model.embed_documents(TEXTS), lm.encode(TEXTS, prompt="document"), atol=1e-5)
-        np.testing.assert_allclose(model.embed_query("bread"), lm.encode("bread", prompt="query"), atol=1e-5)
+        np.testing.assert_allclose(model.embed_documents(TEXTS), lm.encode(TEXTS, prompt_name="document"), atol=1e-5)
+        np.testing.assert_allclose(model.embed_query("bread"), lm.encode("bread", prompt_name="query"), atol=1e-5)
         other = GerundEmbeddings(lm=lm, query_prompt="Ask:")
         np.testing.assert_allclose(other.embed_query("bread"), lm.encode("bread", prompt="Ask:"), atol=1e-5)
         assert model.embed_documents([]) == []

@@ -41,10 +41,10 @@ def index(bundled: gerund.LanguageModel) -> gerund.Index:
 def test_embeddings() -> None:
     lm = chat_model()
     model = GerundEmbedding(lm)
-    wanted = lm.encode(TEXTS, prompt="document")
+    wanted = lm.encode(TEXTS, prompt_name="document")
     np.testing.assert_allclose(model.get_text_embedding_batch(TEXTS), wanted, atol=1e-5)
     np.testing.assert_allclose(model.get_text_embedding(TEXTS[0]), wanted[0], atol=1e-5)
-    np.testing.assert_allclose(model.get_query_embedding("bread"), lm.encode("bread", prompt="query"), atol=1e-5)
+    np.testing.assert_allclose(model.get_query_embedding("bread"), lm.encode("bread", prompt_name="query"), atol=1e-5)
     np.testing.assert_allclose(asyncio.run(model.aget_text_embedding_batch(TEXTS)), wanted, atol=1e-5)
     found = asyncio.run(GerundEmbedding(lm, query_prompt="Ask:").aget_query_embedding("bread"))
     np.testing.assert_allclose(found, lm.encode("bread", prompt="Ask:"), atol=1e-5)

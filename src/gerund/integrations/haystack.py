@@ -98,7 +98,7 @@ class GerundTextEmbedder(_WithModel):
 
         Args:
             model: a model in memory, or what ``gerund.load`` takes; None for the bundled one.
-            prompt: put before the text, or the name of a prompt; None for the encoder's own prompt for queries.
+            prompt: put before the text; None for the encoder's own prompt for queries.
         """
         self.model, self.prompt = model, prompt
 
@@ -131,7 +131,7 @@ class GerundDocumentEmbedder(_WithModel):
 
         Args:
             model: a model in memory, or what ``gerund.load`` takes; None for the bundled one.
-            prompt: put before each text, or the name of a prompt; None for the encoder's own prompt for documents.
+            prompt: put before each text; None for the encoder's own prompt for documents.
             meta_fields_to_embed: fields of ``meta`` that are read before a document's text, a line each.
         """
         self.model, self.prompt, self.meta_fields_to_embed = model, prompt, list(meta_fields_to_embed)

@@ -131,12 +131,12 @@ def vectors(lm: LanguageModel, texts: Sequence[str], job: Job, prompt: str | Non
         lm: the model.
         texts: the texts.
         job: whose prompt is put before each, where the encoder has one of that name; else its default prompt.
-        prompt: another one, or its name; None for that.
+        prompt: another text to put before each; None for that.
     """
     if not texts:
         return []
-    own = job if prompt is None and job in lm.encoder.prompts else prompt
-    found: np.ndarray = lm.encode(list(texts), prompt=own, empty="zeros", show_progress=False)
+    name = job if prompt is None and job in lm.encoder.prompts else None
+    found: np.ndarray = lm.encode(list(texts), prompt, empty="zeros", show_progress=False, prompt_name=name)
     return [[float(number) for number in row] for row in found]
 
 
