@@ -76,13 +76,13 @@ def by_engine(engine: Engine, asked: Asked) -> list[Generation]:
 def writing(options: argparse.Namespace, dtype: str) -> tuple[list[Row], list[str]]:
     """Compare texts of so many writers."""
     lm, rows, checks = gerund.load(dtype=dtype), list[Row](), list[str]()
+    engines = {ENGINE: Engine(lm, EngineConfig(slots=options.slots))}
+    if not options.not_compiled:
+        engines[COMPILED] = Engine(lm, EngineConfig(slots=options.slots, compile=True))
+    for engine in engines.values():
+        engine.start()
     for writers in options.writers:
         asked = requests(max(writers, 8), options.tokens)
-        engines = {ENGINE: Engine(lm, EngineConfig(slots=min(writers, options.slots)))}
-        if not options.not_compiled:
-            engines[COMPILED] = Engine(lm, EngineConfig(slots=min(writers, options.slots), compile=True))
-        for engine in engines.values():
-            engine.start()
         systems: dict[str, Callable[[], Any]] = {ONE_BY_ONE: lambda asked=asked: one_by_one(lm, asked)}
         for name, engine in engines.items():
             systems[name] = lambda engine=engine, asked=asked, writers=writers: in_groups(engine, asked, writers)
@@ -95,13 +95,13 @@ def writing(options: argparse.Namespace, dtype: str) -> tuple[list[Row], list[st
             what = f"{dtype}, {writers} writers, {name} ({engine.state().promise}): texts of {len(asked)} that differ"
             checks.append(harness.require(what, others, allowed))
         rounds = harness.alternate(systems, options.rounds)
+        tokens = sum(one.usage.completion_tokens for one in expected)
         for name in systems:
-            tokens = sum(one.usage.completion_tokens for one in expected)
             rate = median_of([tokens / spent.cpu for spent in rounds.spent[name]])
             ratio = None if name == ONE_BY_ONE else rounds.times_as_fast(name, ONE_BY_ONE)
             rows.append({"system": name, "dtype": dtype, "writers": writers, "rate": rate, "ratio": ratio})
-        for engine in engines.values():
-            engine.close()
+    for engine in engines.values():
+        engine.close()
     return rows, checks
 
 
