@@ -56,6 +56,7 @@ PAGE = (
     Section("## What a plan costs", ("plan_overhead",)),
     Section("## Memory", ("memory",)),
     Section("## The command line", ("command-line",)),
+    Section("## Serving", ("serve",)),
     Section("## Choosing a plan", ("sweep",)),
     Section("## The papers' plans on two small models", ("quality-plans",)),
     Section("## Methods without training", ("training_free",)),

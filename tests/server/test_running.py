@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import os
 import re
 import signal
@@ -265,7 +266,10 @@ LONG: dict[str, Any] = {"prompt": "the", "max_tokens": 400, "temperature": 0, "l
 
 
 @pytest.mark.parametrize("streams", [False, True])
-def test_a_client_that_goes_cancels_its_request(small: Running, streams: bool) -> None:
+def test_a_client_that_goes_cancels_its_request(
+    small: Running, streams: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("gerund.server"), "propagate", True)
     before = small.service.engine.state().cancelled
     client = httpx.Client(base_url=small.url, timeout=0.3)
     if streams:
@@ -277,6 +281,10 @@ def test_a_client_that_goes_cancels_its_request(small: Running, streams: bool) -
     client.close()
     assert small.idle(5)
     assert small.service.engine.state().cancelled == before + 1
+    ends = time.monotonic() + 5
+    while not any(record.getMessage() == "request" for record in caplog.records) and time.monotonic() < ends:
+        time.sleep(0.02)
+    assert [record.getMessage() for record in caplog.records] == ["request"], "to go is no defect of the server"
 
 
 def test_a_full_queue_says_when_to_come_again(small: Running) -> None:

@@ -53,7 +53,7 @@ class EventStream(Response):
                 await send({"type": "http.response.body", "body": event(content), "more_body": True})
             await send({"type": "http.response.body", "body": DONE, "more_body": False})
         except ClientGoneError:
-            raise
+            return  # nobody reads the end; the connection is closed behind what was sent
         except Exception as error:
             failed = told(error)
             if failed.status >= 500 and failed.code == "server_error":

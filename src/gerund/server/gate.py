@@ -71,8 +71,11 @@ class Gate:
         except ApiError as error:
             await answer.refuse(error)
         except Exception as error:
-            note_defect(error, request=own)
-            await answer.refuse(told(error))
+            if answer.is_gone:  # on its way here the reason has become another error
+                answer.status = GONE
+            else:
+                note_defect(error, request=own)
+                await answer.refuse(told(error))
         finally:
             route = getattr(scope.get("route"), "path", "(none)")
             seconds = time.perf_counter() - began
@@ -158,7 +161,7 @@ class _Answer:
     def __init__(self, send: Send, own: str, timeout: float) -> None:
         self._send, self._own, self._timeout = send, own.encode(), timeout
         self.status = 500
-        self.has_begun = False
+        self.has_begun = self.is_gone = False
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -168,6 +171,7 @@ class _Answer:
             async with asyncio.timeout(self._timeout):
                 await self._send(message)
         except TimeoutError:
+            self.is_gone = True
             raise ClientGoneError from None
 
     async def refuse(self, error: ApiError) -> None:
