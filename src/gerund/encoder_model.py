@@ -212,6 +212,19 @@ class EncoderModel:
         return fingerprint(self.weights_hash, self.adapter_hash, self.encoder, self.n_layers, dimensions=dimensions)
 
     @property
+    def space(self) -> str:
+        """What tells the space of its vectors: that of the teacher that it was trained to agree with, or its own.
+
+        Vectors of two encoders can be compared where this is the same.
+
+        >>> lm = gerund.load()
+        >>> lm.space == lm.fingerprint()
+        True
+        """
+        declared = None if self.head is None else self.head.settings.space
+        return declared or self.fingerprint()
+
+    @property
     def weights_hash(self) -> str:
         """Hash of the base weights: what everything that is written depends on."""
         state = self._hashed_state()
