@@ -162,9 +162,12 @@ class EncoderModel:
         other = copy(self)
         other.encoder = encoder
         layer_numbers(encoder.layers, self.n_layers)
-        other.transform = self.transform if vectors_alike(encoder, self.encoder) else None
+        alike = vectors_alike(encoder, self.encoder)
+        other.transform = self.transform if alike else None
+        other.head = self.head if self.head is None or alike else self.head.without_space()
         other.runtime = replace(
             self.runtime,
+            head=other.head,
             config=encoder,
             plan=plan,
             sends_plan=self._sends_plan(plan, encoder),

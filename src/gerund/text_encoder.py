@@ -19,6 +19,7 @@ from gerund.inference.encode.words import WordPooling, check_words, word_token_s
 from gerund.inference.tokens import Empty, InputFormat, Overflow, Tokens, check_texts, tokenize
 from gerund.methods import NO_FRAME, NO_TRANSFORM, Template
 from gerund.models.pooling import unit
+from gerund.models.precision import Precision, check_precision, quantize
 from gerund.models.transforms import fit
 from gerund.types import EncodeResult
 
@@ -40,6 +41,8 @@ class TextEncoder(EncoderModel):
         *,
         empty: Empty = "error",
         overflow: Overflow = "truncate",
+        precision: Precision = "float32",
+        ranges: np.ndarray | None = None,
     ) -> Any:
         """Turn texts into vectors.
 
@@ -55,9 +58,14 @@ class TextEncoder(EncoderModel):
             output: ``numpy`` or ``torch``.
             empty: ``error``, or ``zeros`` for a zero vector where a text is empty.
             overflow: ``truncate`` cuts an over-long text at its end, with one warning; or ``error``.
+            precision: ``float32``, or fewer bits a number: ``int8``, ``uint8``, ``binary``, ``ubinary`` (see
+                ``gerund.models.precision``, which finds the nearest of such vectors).
+            ranges: for ``int8`` and ``uint8`` the smallest and the largest value of each number ``(2, dimensions)``,
+                as ``ranges_of`` finds them; None takes those of these very texts.
 
         Returns:
-            ``(n, dimensions)`` float32 in the order of ``texts``; ``(dimensions,)`` for a single string.
+            ``(n, dimensions)`` float32 in the order of ``texts``; ``(dimensions,)`` for a single string. In bits, an
+            eighth of the numbers.
 
         Raises:
             TextError: a text is empty, too long, or not a string.
@@ -70,10 +78,13 @@ class TextEncoder(EncoderModel):
         one_of("output", output, ["numpy", "torch"])
         normalize = flag_or_none("normalize", normalize)
         show_progress = flag_or_none("show_progress", show_progress)
+        check_precision(precision)
         check_dimensions(dimensions, self.dimensions)
         checked = check_texts(texts)
         tokens = [self._tokens(checked, one, prompt, empty, overflow) for one in self._templates]
         vectors = self._vectors_of(tokens, normalize, dimensions, batch_tokens, show_progress)
+        if precision != "float32" and len(vectors):
+            vectors = quantize(vectors, precision, ranges)
         if isinstance(texts, str):
             vectors = vectors[0]
         return torch.from_numpy(vectors) if output == "torch" else vectors

@@ -121,8 +121,11 @@ def _about(lm: "LanguageModel", prompt: str | None, dimensions: int | None, norm
     from gerund.checks import check_dimensions
 
     check_dimensions(dimensions, lm.dimensions)
+    # Of vectors that were cut nothing is known.
+    declared = {} if dimensions or lm.space == lm.fingerprint() else {"space": lm.space}
     return {
         "fingerprint": lm.fingerprint(dimensions),
+        **declared,
         "model": lm.name,
         "dimensions": dimensions or lm.dimensions,
         "attention": lm.encoder.attention.with_defaults(lm.n_layers).to_dict(),

@@ -10,7 +10,8 @@ Shapes: B texts, T tokens, D numbers of a state, E numbers of a vector.
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from copy import copy
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +139,14 @@ class ProjectionHead(nn.Module):
             raise ConfigError("this model's head adds vectors of tokens, and is asked without any tokens")
         assert self.tokens is not None
         return pool(self.tokens(ids_BT), pooled_BT, "mean")
+
+    def without_space(self) -> "ProjectionHead":
+        """Return the same head, with the same weights, that declares no space: of an encoder that is read otherwise."""
+        if self.settings.space is None:
+            return self
+        other = copy(self)
+        other.settings = replace(self.settings, space=None)
+        return other
 
     @property
     def fingerprint(self) -> str:

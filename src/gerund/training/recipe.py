@@ -261,7 +261,13 @@ def _check_objectives(recipe: Recipe) -> None:
         objective.check(recipe)
 
 
-def load_recipe(recipe: str | Path, overrides: list[str] | None = None, *, texts: list[Path] | None = None) -> Recipe:
+def load_recipe(
+    recipe: str | Path,
+    overrides: list[str] | None = None,
+    *,
+    texts: list[Path] | None = None,
+    teacher: str | None = None,
+) -> Recipe:
     """Read a recipe and apply ``key=value`` overrides.
 
     Args:
@@ -270,12 +276,15 @@ def load_recipe(recipe: str | Path, overrides: list[str] | None = None, *, texts
             says which item is meant, as in ``data.sources.0.weight=2`` or ``objectives.mntp.rate=0.3``. Values are
             read as YAML.
         texts: Files and folders of texts to train on, in the place of the recipe's sources.
+        teacher: Whose vectors are learned, in the place of the one that the recipe names.
 
     Raises:
         ConfigError: The file is missing or no YAML, a field is unknown, or settings contradict each other.
     """
     path = find_recipe(recipe)
     content = read_settings(path, overrides or [], texts=corpus_files(texts or []))
+    if teacher is not None:
+        _take_teacher(content, teacher, str(recipe))
     try:
         found = Recipe.model_validate(content)
     except ValidationError as error:
@@ -283,6 +292,20 @@ def load_recipe(recipe: str | Path, overrides: list[str] | None = None, *, texts
     if texts:
         _check_texts(found, texts, str(recipe))
     return found
+
+
+def _take_teacher(content: dict[str, Any], teacher: str, name: str) -> None:
+    """Put another teacher into a recipe that distils."""
+    objectives = content.get("objectives")
+    distilling = [
+        one
+        for one in (objectives if isinstance(objectives, list) else [])
+        if isinstance(one, dict) and "teacher" in one
+    ]
+    if not distilling:
+        raise ConfigError(f"{name} learns from no teacher; --teacher is for recipes that distil, such as align-default")
+    for one in distilling:
+        one["teacher"] = teacher
 
 
 def _explained(error: ValidationError) -> list[str]:

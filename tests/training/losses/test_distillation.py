@@ -23,9 +23,9 @@ def slow_cosine(student, teacher):
 
 
 def slow_squared(student, teacher):
-    return sum(sum((a - b) ** 2 for a, b in zip(s, t, strict=True)) for s, t in zip(student, teacher, strict=True)) / len(
-        student
-    )
+    return sum(
+        sum((a - b) ** 2 for a, b in zip(s, t, strict=True)) for s, t in zip(student, teacher, strict=True)
+    ) / len(student)
 
 
 def slow_similarity(student, teacher, temperature):

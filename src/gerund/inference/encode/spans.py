@@ -93,9 +93,7 @@ def encode_spans(
     return vectors
 
 
-def _pooled(
-    runtime: EncoderRuntime, text: Tokens, hidden_TD: Tensor, begin: int, spans: Sequence[Span]
-) -> np.ndarray:
+def _pooled(runtime: EncoderRuntime, text: Tokens, hidden_TD: Tensor, begin: int, spans: Sequence[Span]) -> np.ndarray:
     """Pool stretches of one text's states: ``(S, D)`` float32."""
     longest = max(end - start for start, end in spans)
     place_L = torch.arange(longest, device=hidden_TD.device)

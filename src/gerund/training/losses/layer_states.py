@@ -72,6 +72,7 @@ class DistillReader(VectorReader):
         found = [super().vectors(last_BTD, part)]
         with torch.autocast(hidden_BTD.device.type, enabled=False):
             found += [
-                head(pool(own_BTD, part["pooled"], self.pooling)) for head, own_BTD in zip(self.further, below, strict=True)
+                head(pool(own_BTD, part["pooled"], self.pooling))
+                for head, own_BTD in zip(self.further, below, strict=True)
             ]
         return torch.cat(found, dim=-1)

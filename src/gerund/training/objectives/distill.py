@@ -123,7 +123,9 @@ class DistillConfig(TextConfig, VectorConfig):
         from gerund.training.losses.layer_states import DistillReader
 
         if max(self.matryoshka, default=0) > dimensions:
-            raise ConfigError(f"distill: matryoshka {max(self.matryoshka)}, and the teacher has {dimensions} dimensions")
+            raise ConfigError(
+                f"distill: matryoshka {max(self.matryoshka)}, and the teacher has {dimensions} dimensions"
+            )
         runtime = context.model.runtime
         if max(self.layers, default=0) > context.model.n_layers:
             raise ConfigError(f"distill: layers {max(self.layers)}, and the model has {context.model.n_layers}")

@@ -176,9 +176,7 @@ class ContrastiveLosses(PairLosses):
 
         return self.nested(cut, vectors_ND)
 
-    def nested(
-        self, compare: "Callable[[Tensor], tuple[Tensor, int]]", vectors_ND: "Tensor"
-    ) -> "tuple[Tensor, int]":
+    def nested(self, compare: "Callable[[Tensor], tuple[Tensor, int]]", vectors_ND: "Tensor") -> "tuple[Tensor, int]":
         """Return the mean loss over all nested sizes, and what whole vectors get right."""
         from gerund.training.losses.distillation import prefixes
 
