@@ -19,8 +19,8 @@ from gerund.inference.encode.words import WordPooling, check_words, word_token_s
 from gerund.inference.tokens import Empty, InputFormat, Overflow, Tokens, check_texts, tokenize
 from gerund.methods import NO_FRAME, NO_TRANSFORM, Template
 from gerund.models.pooling import unit
-from gerund.models.precision import Precision, check_precision, quantize
 from gerund.models.transforms import fit
+from gerund.precision import Precision, check_precision, quantize
 from gerund.types import EncodeResult
 
 Output = Literal["numpy", "torch"]
@@ -59,7 +59,7 @@ class TextEncoder(EncoderModel):
             empty: ``error``, or ``zeros`` for a zero vector where a text is empty.
             overflow: ``truncate`` cuts an over-long text at its end, with one warning; or ``error``.
             precision: ``float32``, or fewer bits a number: ``int8``, ``uint8``, ``binary``, ``ubinary`` (see
-                ``gerund.models.precision``, which finds the nearest of such vectors).
+                ``gerund.precision``, which finds the nearest of such vectors).
             ranges: for ``int8`` and ``uint8`` the smallest and the largest value of each number ``(2, dimensions)``,
                 as ``ranges_of`` finds them; None takes those of these very texts.
 

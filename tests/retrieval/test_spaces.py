@@ -48,7 +48,7 @@ def test_student_and_teacher_search_each_other_s_index(tmp_path, teacher, kept):
             opened = gerund.open_index(index.store if where is None else where, searcher)
             hits = opened.search("flour", k=2, mode="vectors")
             wanted = maker.encode([hit.text for hit in hits]) @ searcher.encode("flour")
-            assert [hit.similarity for hit in hits] == pytest.approx(wanted.tolist(), abs=1e-4)
+            assert [hit.similarity for hit in hits] == pytest.approx(wanted.tolist(), abs=2e-3)
 
 
 def test_documents_are_added_by_the_maker_alone(tmp_path, teacher):

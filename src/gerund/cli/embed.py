@@ -38,6 +38,9 @@ def command(
         str | None, typer.Option(help="Put before every text and not pooled: a prompt, or the name of a stored one.")
     ] = None,
     dimensions: Annotated[int | None, typer.Option(help="Keep only the first so many numbers of a vector.")] = None,
+    precision: Annotated[
+        str, typer.Option(help="Bits of a number: float32, int8, uint8, binary or ubinary.")
+    ] = "float32",
     no_normalize: Annotated[
         bool, typer.Option("--no-normalize", help="Leave the vectors as long as they are.")
     ] = False,
@@ -60,6 +63,9 @@ def command(
     ids in OUT.ids.jsonl (line i belongs to row i) and the encoder in OUT.meta.json. A .tsv file has no quoting, a
     .csv file has.
 
+    With --precision int8 or uint8 each number takes a byte, by its range over all rows, which is stored beside the
+    encoder; with binary or ubinary a bit, eight of them a byte.
+
     Finished parts are kept in OUT.parts until the end. When the command was interrupted, even by a power cut,
     the same command goes on from there, and the output is the same as without the interruption. While the parts
     are joined the disk holds the vectors twice.
@@ -76,10 +82,12 @@ def command(
     from gerund.data.embedding_job import EmbeddingConfig, embedding_job
     from gerund.data.tables import open_table
     from gerund.errors import unknown_name
+    from gerund.precision import check_precision
 
     check_dimensions(dimensions)
     if overflow not in ("truncate", "error"):
         raise unknown_name("--overflow", overflow, ["truncate", "error"])
+    check_precision(precision)
     config = EmbeddingConfig(empty=empty, keep_text=keep_text, shard_rows=shard_rows, force=force)  # type: ignore[arg-type]
     table = open_table(source, format=format, column=column, id_column=id_column)
     with interruption_told(), embedding_job(table, output, config) as job:
@@ -103,7 +111,7 @@ def command(
         }
         summary = job.run(
             lambda texts: _encode(lm, texts, settings),
-            _about(lm, prompt, dimensions, normalize),
+            _about(lm, prompt, dimensions, normalize, precision),
             computing=computing,
         )
     _tell(summary, lm, dimensions, as_json)
@@ -117,7 +125,9 @@ def _encode(lm: "LanguageModel", texts: list[str], settings: dict[str, Any]) -> 
     return Encoded(found.vectors, sum(found.truncated))
 
 
-def _about(lm: "LanguageModel", prompt: str | None, dimensions: int | None, normalize: bool) -> dict[str, Any]:
+def _about(
+    lm: "LanguageModel", prompt: str | None, dimensions: int | None, normalize: bool, precision: str
+) -> dict[str, Any]:
     from gerund.checks import check_dimensions
 
     check_dimensions(dimensions, lm.dimensions)
@@ -133,6 +143,7 @@ def _about(lm: "LanguageModel", prompt: str | None, dimensions: int | None, norm
         "prompt": lm.encoder.prompt_text(prompt),
         "normalize": normalize,
         "max_length": lm.max_length,
+        **({"precision": precision} if precision != "float32" else {}),
     }
 
 

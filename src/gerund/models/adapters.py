@@ -34,7 +34,7 @@ _PLACE = "adapter"
 _CHECK_LENGTH = 8
 
 _active: ContextVar[str | None] = ContextVar("gerund_adapter_active", default=None)
-_gated: dict[type, type] = {}
+_gated: dict[type[nn.Module], type[nn.Module]] = {}
 
 
 @contextmanager
@@ -186,7 +186,7 @@ def _gated_layers(model: PreTrainedModel) -> dict[str, nn.Module]:
     return found
 
 
-def _gate(kind: type) -> type:
+def _gate(kind: type[nn.Module]) -> type[nn.Module]:
     """Return ``kind`` with PEFT's switch replaced by the context variable."""
     if kind not in _gated:
         switches = {"disable_adapters": property(_all_inactive), "active_adapters": property(_those_active)}

@@ -297,11 +297,8 @@ def load_recipe(
 def _take_teacher(content: dict[str, Any], teacher: str, name: str) -> None:
     """Put another teacher into a recipe that distils."""
     objectives = content.get("objectives")
-    distilling = [
-        one
-        for one in (objectives if isinstance(objectives, list) else [])
-        if isinstance(one, dict) and "teacher" in one
-    ]
+    listed = objectives if isinstance(objectives, list) else []
+    distilling = [one for one in listed if isinstance(one, dict) and one.get("kind") == "distill"]
     if not distilling:
         raise ConfigError(f"{name} learns from no teacher; --teacher is for recipes that distil, such as align-default")
     for one in distilling:

@@ -201,7 +201,7 @@ def test_it_comes_before_what_trains_its_head(settings):
 
 @pytest.mark.parametrize("name", ["./nowhere", "/no/such/teacher"])
 def test_a_teacher_that_is_not_there(name):
-    with pytest.raises(ModelError, match="nowhere|no/such"):
+    with pytest.raises(ModelError, match=r"nowhere|no/such"):
         open_teacher(name)
 
 

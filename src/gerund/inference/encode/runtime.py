@@ -278,16 +278,15 @@ def pooled(runtime: EncoderRuntime, batch: Sequence[Tokens], hidden_BTD: Tensor,
     vectors_BD = pool(hidden_BTD, pooled_BT, runtime.config.pooling)
     if runtime.head is not None:
         vectors_BD = runtime.head(vectors_BD, _ids(batch, begin, hidden_BTD.shape[1]), pooled_BT)
-    found_BD = np.asarray(vectors_BD.cpu().numpy())
+    found_BD: np.ndarray = vectors_BD.cpu().numpy()
     return found_BD if runtime.transform is None else runtime.transform(found_BD)
 
 
 def _ids(batch: Sequence[Tokens], begin: Tensor, longest: int) -> Tensor:
     """Return the tokens of a batch ``(B, T)`` where their states lie; 0 for padding."""
-    ids_BT = torch.zeros(len(batch), longest, dtype=torch.long)
-    for row, (text, start) in enumerate(zip(batch, begin.tolist(), strict=True)):
-        ids_BT[row, start : start + len(text)] = torch.tensor(text.ids)
-    return ids_BT.to(begin.device)
+    placed = zip(batch, begin.tolist(), strict=True)
+    rows = [[0] * start + [*text.ids] + [0] * (longest - start - len(text)) for text, start in placed]
+    return torch.tensor(rows, device=begin.device)
 
 
 def token_states(batch: Sequence[Tokens], hidden_BTD: Tensor, begin: Tensor) -> Iterator[np.ndarray]:

@@ -32,10 +32,14 @@ class Teacher(Protocol):
 
     name: str
     """What messages call it."""
-    space: str
-    """What tells its vectors from those of others: equal for two encoders whose vectors can be compared."""
-    dimensions: int
-    """Numbers of a vector."""
+
+    @property
+    def space(self) -> str:
+        """What tells its vectors from those of others: equal for two encoders whose vectors can be compared."""
+
+    @property
+    def dimensions(self) -> int:
+        """Numbers of a vector."""
 
     def encode(self, texts: Sequence[str]) -> np.ndarray:
         """Return the vectors ``(n, dimensions)``, float32."""

@@ -75,7 +75,7 @@ class VectorReader(nn.Module):
         with torch.autocast(hidden_BTD.device.type, enabled=False):
             pooled_BD = pool(hidden_BTD, part["pooled"], self.pooling)
             if isinstance(self.projection, ProjectionHead):
-                return self.projection(pooled_BD, part["input_ids"], part["pooled"])  # type: ignore[no-any-return]
+                return self.projection(pooled_BD, part["input_ids"], part["pooled"])
             vectors_BD: Tensor = self.projection(pooled_BD)
         return vectors_BD
 

@@ -5,7 +5,7 @@ import pytest
 
 from gerund.errors import ConfigError
 from gerund.models.pooling import unit
-from gerund.models.precision import PRECISIONS, nearest, quantize, ranges_of, restore
+from gerund.precision import PRECISIONS, nearest, quantize, ranges_of, restore
 
 VECTORS = unit(np.random.default_rng(0).normal(size=(200, 37))).astype(np.float32)
 QUERIES = unit(VECTORS[:20] + 0.1 * np.random.default_rng(1).normal(size=(20, 37))).astype(np.float32)
@@ -81,8 +81,7 @@ def test_encode_in_fewer_bits(bundled):
     texts = ["a cat", "a dog", "the sea"]
     plain = bundled.encode(texts)
     ranges = ranges_of(plain)
-    np.testing.assert_array_equal(
-        bundled.encode(texts, precision="int8", ranges=ranges), quantize(plain, "int8", ranges)
-    )
+    small = bundled.encode(texts, precision="int8", ranges=ranges)
+    np.testing.assert_array_equal(small, quantize(plain, "int8", ranges))
     np.testing.assert_array_equal(bundled.encode("a cat", precision="binary"), quantize(plain[:1], "binary")[0])
     assert bundled.encode(texts, precision="ubinary", output="torch").shape == (3, bundled.dimensions // 8)
