@@ -101,7 +101,7 @@ class Transformer(InputModule):
         rows = zip(features["input_ids"], real_BT, features["text_from"], features["specials_before"], strict=True)
         tokens = [Tokens(ids[real].tolist(), int(text), int(before)) for ids, real, text, before in rows]
         full = [row for row, item in enumerate(tokens) if item.ids]
-        hidden_BTD = torch.zeros(*real_BT.shape, runtime.width, device=real_BT.device)
+        hidden_BTD = torch.zeros(*real_BT.shape, runtime.state_width, device=real_BT.device)
         if full:
             states_BTD, begin_B = runtime.states([tokens[row] for row in full])
             for row, states_TD, begin in zip(full, states_BTD, begin_B.tolist(), strict=True):
@@ -111,7 +111,11 @@ class Transformer(InputModule):
         place_T = torch.arange(real_BT.shape[1], device=real_BT.device)
         pooled_BT = real_BT & (place_T >= first_B[:, None])
         features["token_embeddings"] = hidden_BTD
-        features["sentence_embedding"] = pool(hidden_BTD, pooled_BT, runtime.config.pooling)
+        vectors_BD = pool(hidden_BTD, pooled_BT, runtime.config.pooling)
+        if runtime.head is not None:
+            # An empty text stays a zero vector, which a head with biases would not leave.
+            vectors_BD = runtime.head(vectors_BD, features["input_ids"], pooled_BT) * pooled_BT.any(1, keepdim=True)
+        features["sentence_embedding"] = vectors_BD
         return features
 
     def get_embedding_dimension(self) -> int:

@@ -259,3 +259,28 @@ def test_a_teacher_of_sentence_transformers(tmp_path):
     one, other = open_teacher(str(tmp_path / "teacher")), open_teacher(str(tmp_path / "teacher"), "query: ")
     assert one.space == open_teacher(str(tmp_path / "teacher")).space != other.space
     assert one.encode(["the cat", "x"]).shape == (2, one.dimensions)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("token_vectors", [False, True])
+def test_a_student_is_saved_and_exported_with_its_head(run, tmp_path, token_vectors):
+    lm = gerund.load(run("out", "steps=4", f"objectives.distill.token_vectors={str(token_vectors).lower()}"))
+    texts = ["the cat", "a small dog runs under the river stone", "red"]
+    right = lm.encode(texts)
+    merged = lm.export(tmp_path / "merged", "merged")
+    found = gerund.load(merged.folder)
+    np.testing.assert_allclose(found.encode(texts), right, atol=1e-4)
+    assert found.space == lm.space
+    assert found.fingerprint() == merged.fingerprint
+    load = pytest.importorskip("gerund.integrations.sentence_transformers").load
+    exported = lm.export(tmp_path / "st", "sentence-transformers")
+    assert "head" in exported.why_custom
+    theirs = load(exported.folder)
+    np.testing.assert_allclose(theirs.encode([*texts, ""])[:3], right, atol=1e-4)
+    assert not theirs.encode([""]).any()
+
+
+def test_another_adapter_leaves_the_head_behind(run, teacher, tmp_path):
+    folder = run("out", "steps=4")
+    assert gerund.load(folder, adapter="none").head is None
+    assert gerund.load(folder, adapter=folder / "adapter").head is None

@@ -21,7 +21,7 @@ from gerund.attention.shared import counts_rows
 from gerund.config import EncoderConfig, whole_number
 from gerund.errors import ConfigError, ResourceError
 from gerund.inference.encode.beside import Beside
-from gerund.inference.tokens import Tokens, context_length, token_batches
+from gerund.inference.tokens import Tokens, context_length, placed_ids, token_batches
 from gerund.methods import LAST_LAYER
 from gerund.models.adapters import active_adapter
 from gerund.models.encoder_decoder import encoder_of, is_encoder_decoder
@@ -276,17 +276,11 @@ def pooled(runtime: EncoderRuntime, batch: Sequence[Tokens], hidden_BTD: Tensor,
     place_T = torch.arange(hidden_BTD.shape[1], device=begin.device)
     pooled_BT = (place_T >= first[:, None]) & (place_T < end[:, None])
     vectors_BD = pool(hidden_BTD, pooled_BT, runtime.config.pooling)
-    if runtime.head is not None:
-        vectors_BD = runtime.head(vectors_BD, _ids(batch, begin, hidden_BTD.shape[1]), pooled_BT)
-    found_BD: np.ndarray = vectors_BD.cpu().numpy()
-    return found_BD if runtime.transform is None else runtime.transform(found_BD)
-
-
-def _ids(batch: Sequence[Tokens], begin: Tensor, longest: int) -> Tensor:
-    """Return the tokens of a batch ``(B, T)`` where their states lie; 0 for padding."""
-    placed = zip(batch, begin.tolist(), strict=True)
-    rows = [[0] * start + [*text.ids] + [0] * (longest - start - len(text)) for text, start in placed]
-    return torch.tensor(rows, device=begin.device)
+    if (head := runtime.head) is not None:
+        ids_BT = torch.tensor(placed_ids(batch, begin.tolist(), hidden_BTD.shape[1]), device=begin.device)
+        vectors_BD = head(vectors_BD, ids_BT, pooled_BT)
+    found = np.asarray(vectors_BD.cpu())
+    return runtime.transform(found) if runtime.transform else found
 
 
 def token_states(batch: Sequence[Tokens], hidden_BTD: Tensor, begin: Tensor) -> Iterator[np.ndarray]:
