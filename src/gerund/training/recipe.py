@@ -4,6 +4,7 @@ Knows: which fields there are, what they mean and what contradicts what. Does no
 training is carried out. An unknown field is refused with the valid ones listed.
 """
 
+import os
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -301,6 +302,13 @@ def _take_teacher(content: dict[str, Any], teacher: str, name: str) -> None:
     distilling = [one for one in listed if isinstance(one, dict) and one.get("kind") == "distill"]
     if not distilling:
         raise ConfigError(f"{name} learns from no teacher; --teacher is for recipes that distil, such as align-default")
+    data = content.get("data")
+    if teacher.lower().endswith(".parquet"):
+        # Named from where the command is given, and looked for in the folder of all files.
+        folder = str(data.get("folder", ".")) if isinstance(data, dict) else "."
+        teacher = os.path.relpath(teacher, folder)
+        if isinstance(data, dict) and len(objectives or []) == 1:
+            data.pop("sources", None)  # the file has the texts as well
     for one in distilling:
         one["teacher"] = teacher
 

@@ -284,3 +284,19 @@ def test_another_adapter_leaves_the_head_behind(run, teacher, tmp_path):
     folder = run("out", "steps=4")
     assert gerund.load(folder, adapter="none").head is None
     assert gerund.load(folder, adapter=folder / "adapter").head is None
+
+
+def test_the_teacher_of_the_command_line(write_recipe, settings, tmp_path, monkeypatch, gerund_command):
+    monkeypatch.chdir(tmp_path)
+    recipe = write_recipe(settings)
+    assert load_recipe(recipe, teacher="./another").objectives[0].teacher == "./another"
+    found = load_recipe(recipe, ["data.folder=elsewhere"], teacher="vectors.parquet")
+    # It lies where the command is given, and brings the texts.
+    assert (tmp_path / found.data.folder / found.objectives[0].teacher).resolve() == tmp_path / "vectors.parquet"
+    assert not found.data.sources
+    code, err = gerund_command("train", recipe, "--teacher", "vectors.parquet", f"output={tmp_path / 'out'}")
+    assert code == 2
+    assert "vectors.parquet: no such file" in err
+    code, err = gerund_command("train", "unimae-default", "--teacher", "x")
+    assert code == 2
+    assert "learns from no teacher" in err
