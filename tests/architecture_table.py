@@ -17,6 +17,7 @@ PAGE = ROOT / "docs" / "explanation" / "design.md"
 ROWS = (
     ("errors", "types", "progress", "version"),
     ("checks",),
+    ("precision",),
     ("jobs",),
     ("attention.plan",),
     ("methods",),
@@ -44,7 +45,7 @@ ROWS = (
     ("__main__",),
 )
 BASE = (
-    *("errors", "types", "progress", "version", "checks", "jobs", "attention.plan", "methods", "config"),
+    *("errors", "types", "progress", "version", "checks", "precision", "jobs", "attention.plan", "methods", "config"),
     "spec",
 )
 # `data` imports only the base, and is imported by this part, its row and those above.

@@ -176,9 +176,12 @@ class EncoderModel:
         other = copy(self)
         other.encoder = encoder
         layer_numbers(encoder.layers, self.n_layers)
-        other.transform = self.transform if vectors_alike(encoder, self.encoder) else None
+        alike = vectors_alike(encoder, self.encoder)
+        other.transform = self.transform if alike else None
+        other.head = self.head if self.head is None or alike else self.head.without_space()
         other.runtime = replace(
             self.runtime,
+            head=other.head,
             config=encoder,
             plan=plan,
             sends_plan=self._sends_plan(plan, encoder),
@@ -224,6 +227,19 @@ class EncoderModel:
         if dimensions == self.dimensions:
             dimensions = None
         return fingerprint(self.weights_hash, self.adapter_hash, self.encoder, self.n_layers, dimensions=dimensions)
+
+    @property
+    def space(self) -> str:
+        """What tells the space of its vectors: that of the teacher that it was trained to agree with, or its own.
+
+        Vectors of two encoders can be compared where this is the same.
+
+        >>> lm = gerund.load()
+        >>> lm.space == lm.fingerprint()
+        True
+        """
+        declared = None if self.head is None else self.head.settings.space
+        return declared or self.fingerprint()
 
     @property
     def weights_hash(self) -> str:

@@ -18,6 +18,7 @@ from gerund.jobs.unfinished import Unfinished
 from gerund.methods import NO_TRANSFORM, PromptText
 from gerund.models.pooling import unit
 from gerund.models.transforms import fit
+from gerund.precision import Precision, check_precision, quantize
 from gerund.token_encoder import TokenEncoder
 from gerund.types import EncodeResult
 
@@ -41,6 +42,8 @@ class TextEncoder(TokenEncoder):
         overflow: Overflow = "truncate",
         kept: Unfinished | None = None,
         prompt_name: str | None = None,
+        precision: Precision = "float32",
+        ranges: np.ndarray | None = None,
     ) -> Any:
         """Turn texts into vectors.
 
@@ -57,9 +60,14 @@ class TextEncoder(TokenEncoder):
             overflow: ``truncate`` cuts an over-long text at its end, with one warning; or ``error``.
             kept: where finished batches are kept, so that whoever is interrupted goes on with the very same vectors.
             prompt_name: the name of one of the encoder's prompts, which is taken in the place of ``prompt``.
+            precision: ``float32``, or fewer bits a number: ``int8``, ``uint8``, ``binary``, ``ubinary`` (see
+                ``gerund.precision``, which finds the nearest of such vectors).
+            ranges: for ``int8`` and ``uint8`` the smallest and the largest value of each number ``(2, dimensions)``,
+                as ``ranges_of`` finds them; None takes those of these very texts.
 
         Returns:
-            ``(n, dimensions)`` float32 in the order of ``texts``; ``(dimensions,)`` for a single string.
+            ``(n, dimensions)`` float32 in the order of ``texts``; ``(dimensions,)`` for a single string. In bits, an
+            eighth of the numbers.
 
         Raises:
             TextError: a text is empty, too long, or not a string.
@@ -72,9 +80,12 @@ class TextEncoder(TokenEncoder):
         one_of("output", output, ["numpy", "torch"])
         normalize = flag_or_none("normalize", normalize)
         show_progress = flag_or_none("show_progress", show_progress)
+        check_precision(precision)
         check_dimensions(dimensions, self.dimensions)
         tokens = self.readings(texts, prompt, empty, overflow, prompt_name=prompt_name, warn=True)
         vectors = self._vectors_of(tokens, normalize, dimensions, batch_tokens, show_progress, kept)
+        if precision != "float32" and len(vectors):
+            vectors = quantize(vectors, precision, ranges)
         if isinstance(texts, str):
             vectors = vectors[0]
         return torch.from_numpy(vectors) if output == "torch" else vectors

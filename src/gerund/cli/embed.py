@@ -41,6 +41,9 @@ def command(
         str | None, typer.Option(help="The name of one of the model's prompts, such as query, in its place.")
     ] = None,
     dimensions: Annotated[int | None, typer.Option(help="Keep only the first so many numbers of a vector.")] = None,
+    precision: Annotated[
+        str, typer.Option(help="Bits of a number: float32, int8, uint8, binary or ubinary.")
+    ] = "float32",
     no_normalize: Annotated[
         bool, typer.Option("--no-normalize", help="Leave the vectors as long as they are.")
     ] = False,
@@ -63,6 +66,9 @@ def command(
     ids in OUT.ids.jsonl (line i belongs to row i) and the encoder in OUT.meta.json. A .tsv file has no quoting, a
     .csv file has.
 
+    With --precision int8 or uint8 each number takes a byte, by its range over all rows, which is stored beside the
+    encoder; with binary or ubinary a bit, eight of them a byte.
+
     Finished rows are kept in OUT.parts until the end, those of the last seconds excepted. When the command was
     interrupted, even by a power cut, the same command goes on from there, and the output is the same to the byte as
     without the interruption. While the parts are joined the disk holds the vectors twice.
@@ -82,10 +88,12 @@ def command(
     from gerund.data.tables import open_table
     from gerund.errors import unknown_name
     from gerund.methods import PromptText
+    from gerund.precision import check_precision
 
     check_dimensions(dimensions)
     if overflow not in ("truncate", "error"):
         raise unknown_name("--overflow", overflow, ["truncate", "error"])
+    check_precision(precision)
     config = EmbeddingConfig(empty=empty, keep_text=keep_text, shard_rows=shard_rows, force=force)  # type: ignore[arg-type]
     table = open_table(source, format=format, column=column, id_column=id_column, folders=True)
     with embedding_job(table, output, config) as job:
@@ -110,7 +118,7 @@ def command(
         }
         summary = job.run(
             lambda texts, kept: _encode(lm, texts, kept, settings),
-            _about(lm, before, dimensions, normalize),
+            _about(lm, before, dimensions, normalize, precision),
             computing=computing,
         )
     _tell(summary, lm, dimensions, as_json)
@@ -124,12 +132,15 @@ def _encode(lm: "LanguageModel", texts: list[str], kept: "Unfinished", settings:
     return Encoded(found.vectors, sum(found.truncated))
 
 
-def _about(lm: "LanguageModel", prompt: str, dimensions: int | None, normalize: bool) -> dict[str, Any]:
+def _about(lm: "LanguageModel", prompt: str, dimensions: int | None, normalize: bool, precision: str) -> dict[str, Any]:
     from gerund.checks import check_dimensions
 
     check_dimensions(dimensions, lm.dimensions)
+    # Of vectors that were cut nothing is known.
+    declared = {} if dimensions or lm.space == lm.fingerprint() else {"space": lm.space}
     return {
         "fingerprint": lm.fingerprint(dimensions),
+        **declared,
         "model": lm.name,
         "dimensions": dimensions or lm.dimensions,
         "attention": lm.encoder.attention.with_defaults(lm.n_layers).to_dict(),
@@ -137,6 +148,7 @@ def _about(lm: "LanguageModel", prompt: str, dimensions: int | None, normalize: 
         "prompt": str(prompt),
         "normalize": normalize,
         "max_length": lm.max_length,
+        **({"precision": precision} if precision != "float32" else {}),
     }
 
 

@@ -27,8 +27,11 @@ def write_merged(runtime: EncoderRuntime, folder: Path) -> str:
     loading.save_model(runtime.model, runtime.tokenizer, state, folder)
     if merging_unties(runtime.model, runtime.adapter):
         change_json(folder / "config.json", tie_word_embeddings=False)
-    identity = fingerprint(hashed, "", runtime.config, runtime.n_layers)
+    head = runtime.head
+    identity = fingerprint(hashed, "" if head is None else head.fingerprint, runtime.config, runtime.n_layers)
     write_settings(folder, runtime.config, runtime.n_layers, identity)
+    if head is not None:
+        head.save(folder)
     return identity
 
 

@@ -67,8 +67,6 @@ def export(
     """
     one_of("format", format, EXPORT_FORMATS)
     _refuse_hybrid(runtime)
-    if runtime.head is not None:
-        raise ConfigError(f"a model with a projection head cannot be exported as {format}; save() keeps the head")
     runtime.config.refuse_methods(f"an export as {format}")
     folder = place("the folder to write", folder)
     with atomic_folder(folder, overwrite=overwrite) as work:

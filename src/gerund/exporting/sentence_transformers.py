@@ -61,6 +61,8 @@ def write(runtime: EncoderRuntime, folder: Path) -> str:
 
 def obstacle(runtime: EncoderRuntime) -> str:
     """Return what keeps plain sentence-transformers from reading this encoder; the empty string if nothing does."""
+    if runtime.head is not None:
+        return "sentence-transformers has no such projection head"
     return _obstacle_in_attention(runtime) or _obstacle_in_pooling(runtime)
 
 

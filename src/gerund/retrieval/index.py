@@ -327,12 +327,22 @@ class Index:
         from gerund.retrieval.migrating import describe_encoder
 
         about = self._about
-        if about is None or lm.fingerprint() == about.fingerprint:
+        if about is None or about.is_searched_by(lm.fingerprint(), lm.space, lm.dimensions):
             return
         raise FingerprintError(
             f"{self.store.name} was made with {about.model} ({about.encoder}, {about.fingerprint}), not with "
             f"{lm.name} ({describe_encoder(lm)}, {lm.fingerprint()}); open it with that model, or migrate it "
             "(gerund index --migrate)"
+        )
+
+    def _demand_own_encoder(self, lm: "LanguageModel") -> None:
+        """Refuse to write with another encoder, were its vectors in the same space: near is not the same."""
+        about = self._about
+        if about is None or lm.fingerprint() == about.fingerprint:
+            return
+        raise FingerprintError(
+            f"{lm.name} lies in the space of {self.store.name} and may search it; documents are embedded by the model "
+            f"that it was made with, {about.model}: add them with that one, or migrate it (gerund index --migrate)"
         )
 
     def _writer(self) -> Writer:
@@ -343,9 +353,9 @@ class Index:
             embedder = self._demand_embedder()  # what does not fit the model makes no index
             self.store.create(about_of(self.lm, embedder.chunking))
             self._about = self.store.about()
-            self._demand_encoder(self.lm)  # another process may have made it meanwhile
+            self._demand_own_encoder(self.lm)  # another process may have made it meanwhile
         elif not self._is_its_own():
-            self._demand_encoder(self.lm)
+            self._demand_own_encoder(self.lm)
         return Writer(
             self.store,
             self._cut,

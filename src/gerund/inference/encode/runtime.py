@@ -19,7 +19,7 @@ from gerund.config import EncoderConfig, whole_number
 from gerund.errors import ConfigError, ResourceError
 from gerund.inference.encode.beside import Beside
 from gerund.inference.encode.positions import takes_positions
-from gerund.inference.tokens import Tokens, context_length, token_batches
+from gerund.inference.tokens import Tokens, context_length, placed_ids, token_batches
 from gerund.jobs.unfinished import Reading
 from gerund.methods import LAST_LAYER
 from gerund.models.adapters import active_adapter
@@ -280,8 +280,11 @@ def pooled(runtime: EncoderRuntime, batch: Sequence[Tokens], hidden_BTD: Tensor,
     place_T = torch.arange(hidden_BTD.shape[1], device=begin.device)
     pooled_BT = (place_T >= first[:, None]) & (place_T < end[:, None])
     vectors_BD = pool(hidden_BTD, pooled_BT, runtime.config.pooling)
-    found_BD = np.asarray((vectors_BD if runtime.head is None else runtime.head(vectors_BD)).cpu().numpy())
-    return found_BD if runtime.transform is None else runtime.transform(found_BD)
+    if (head := runtime.head) is not None:
+        ids_BT = torch.tensor(placed_ids(batch, begin.tolist(), hidden_BTD.shape[1]), device=begin.device)
+        vectors_BD = head(vectors_BD, ids_BT, pooled_BT)
+    found = np.asarray(vectors_BD.cpu())
+    return runtime.transform(found) if runtime.transform else found
 
 
 def token_states(batch: Sequence[Tokens], hidden_BTD: Tensor, begin: Tensor) -> Iterator[np.ndarray]:
