@@ -175,10 +175,12 @@ def test_public_names() -> None:
         "Rendered",
         "Rerank",
         "Sampling",
+        "Session",
         "Source",
         "TextError",
         "UnsupportedModelError",
         "load",
+        "open_document",
         "open_index",
     ]
     for name in gerund.__all__:

@@ -26,9 +26,11 @@ if TYPE_CHECKING:
         TextError,
         UnsupportedModelError,
     )
+    from gerund.inference.generate.session import Session
     from gerund.language_model import LanguageModel
     from gerund.retrieval.documents import Chunking, Document
     from gerund.retrieval.index import Index
+    from gerund.retrieval.open_document import open_document
     from gerund.retrieval.opening import open_index
     from gerund.spec import ModelSpec
     from gerund.types import Answer, Generation, Hit, Infill, Ranked, Rendered, Source
@@ -55,10 +57,12 @@ _WHERE = {
     "Rendered": "gerund.types",
     "Rerank": "gerund.config",
     "Sampling": "gerund.config",
+    "Session": "gerund.inference.generate.session",
     "Source": "gerund.types",
     "TextError": "gerund.errors",
     "UnsupportedModelError": "gerund.errors",
     "load": "gerund.entry",
+    "open_document": "gerund.retrieval.open_document",
     "open_index": "gerund.retrieval.opening",
 }
 
@@ -83,10 +87,12 @@ __all__ = [
     "Rendered",
     "Rerank",
     "Sampling",
+    "Session",
     "Source",
     "TextError",
     "UnsupportedModelError",
     "load",
+    "open_document",
     "open_index",
 ]
 
