@@ -5,7 +5,7 @@
 Collections are in BEIR's layout and go through the store that `gerund search` asks; a document scores as its best
 chunk. What it costs is measured by `index_cost.py`.
 
-`quality`: whole documents, early and late chunks, with and without the title in front. With `--outside` a folder of
+`quality`: whole documents, early and late chunks, with `--titles` also behind their titles. With `--outside` a folder of
 sentence-transformers embeds the same chunks.
 
 `reranked`: the first queries of each collection, their first hits in the order of `lm.rerank`'s measures.
@@ -176,7 +176,9 @@ def quality(options: Any) -> Table:
     for name in options.sets.split(","):
         own = Set.read(name, options)
         for encoder in encoders:
-            for way, chunking in ways(encoder, [int(one) for one in options.tokens.split(",")], titles=own.has_titles):
+            for way, chunking in ways(
+                encoder, [int(one) for one in options.tokens.split(",")], titles=options.titles and own.has_titles
+            ):
                 with indexed(encoder, chunking, own) as store:
                     sides = sides_of(store, encoder, own)
                 row = {"set": name, "encoder": encoder.name, "plan": encoder.plan, "way": way, **scored(own, sides)}
@@ -261,6 +263,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--model", default="default", help="(%(default)s)")
     parser.add_argument("--outside", type=Path, help="a folder of sentence-transformers, all-MiniLM-L6-v2's")
     parser.add_argument("--causal", action="store_true", help="measure the plan `causal` too")
+    parser.add_argument("--titles", action="store_true", help="also chunks that are read behind their titles")
     parser.add_argument("--tables", default="quality,reranked")
     parser.add_argument("--sets", default="medline,cranfield,cisi")
     parser.add_argument("--tokens", default="64", help="tokens of a chunk (%(default)s)")
