@@ -5,8 +5,8 @@
 Collections are in BEIR's layout and go through the store that `gerund search` asks; a document scores as its best
 chunk. What it costs is measured by `index_cost.py`.
 
-`quality`: whole documents, early and late chunks, with `--titles` also behind their titles. With `--outside` a folder of
-sentence-transformers embeds the same chunks.
+`quality`: whole documents, early and late chunks, with `--titles` also behind their titles. With `--outside`
+a folder of sentence-transformers embeds the same chunks.
 
 `reranked`: the first queries of each collection, their first hits in the order of `lm.rerank`'s measures.
 """
@@ -176,9 +176,8 @@ def quality(options: Any) -> Table:
     for name in options.sets.split(","):
         own = Set.read(name, options)
         for encoder in encoders:
-            for way, chunking in ways(
-                encoder, [int(one) for one in options.tokens.split(",")], titles=options.titles and own.has_titles
-            ):
+            titles = options.titles and own.has_titles
+            for way, chunking in ways(encoder, [int(one) for one in options.tokens.split(",")], titles=titles):
                 with indexed(encoder, chunking, own) as store:
                     sides = sides_of(store, encoder, own)
                 row = {"set": name, "encoder": encoder.name, "plan": encoder.plan, "way": way, **scored(own, sides)}
