@@ -168,16 +168,18 @@ def quality(options: Any) -> Table:
     """Measure nDCG@10."""
     rows = []
     lm = gerund.load(options.model)
-    encoders = [own_encoder(lm, OWN)]
+    encoders = [own_encoder(lm, OWN)] if "own" in options.encoders else []
     if options.causal:
         encoders.append(own_encoder(lm.with_encoder(replace(lm.encoder, attention=CAUSAL)), "causal"))
-    if options.outside is not None:
+    if options.outside is not None and "outside" in options.encoders:
         encoders.append(outside_encoder(options.outside, lm.tokenizer))
     for name in options.sets.split(","):
         own = Set.read(name, options)
         for encoder in encoders:
             titles = options.titles and own.has_titles
             for way, chunking in ways(encoder, [int(one) for one in options.tokens.split(",")], titles=titles):
+                if way.split()[0] not in options.ways:
+                    continue
                 with indexed(encoder, chunking, own) as store:
                     sides = sides_of(store, encoder, own)
                 row = {"set": name, "encoder": encoder.name, "plan": encoder.plan, "way": way, **scored(own, sides)}
@@ -262,6 +264,8 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--model", default="default", help="(%(default)s)")
     parser.add_argument("--outside", type=Path, help="a folder of sentence-transformers, all-MiniLM-L6-v2's")
     parser.add_argument("--causal", action="store_true", help="measure the plan `causal` too")
+    parser.add_argument("--encoders", default="own,outside", help="whose chunks (%(default)s)")
+    parser.add_argument("--ways", default="whole,early,late", help="what chunks (%(default)s)")
     parser.add_argument("--titles", action="store_true", help="also chunks that are read behind their titles")
     parser.add_argument("--tables", default="quality,reranked")
     parser.add_argument("--sets", default="medline,cranfield,cisi")

@@ -270,8 +270,8 @@ def first_token(options: Any) -> Table:
         rounds = harness.alternate(systems, options.rounds)
         size = session.n_bytes / 2**20
     caption = (
-        f"512 tokens of a document and 32 of a question, up to the logits of the answer's first token; a random Llama of "
-        f"{size_of(model) / 4 * 2**20 / 1e6:.0f} million parameters in float32; {size:.1f} MiB are kept."
+        f"512 tokens of a document and 32 of a question, up to the logits of the answer's first token; a random Llama "
+        f"of {size_of(model) / 4 * 2**20 / 1e6:.0f} million parameters in float32; {size:.1f} MiB are kept."
     )
     return rounds.table("first-token", caption, base=FRESH, checks=checks)
 

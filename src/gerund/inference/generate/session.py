@@ -132,7 +132,7 @@ class Session:
             raise TextError("there is nothing to read: no token ids were given")
         ids = prompt_ids(self._model, self._tokenizer, [*self.token_ids, *token_ids], "the text")
         more = ids[len(self.token_ids) :]
-        cache, logits_BV, _ = _read(self._model, more, copy.deepcopy(self._cache))
+        cache, logits_BV, _ = _read(self._model, more, _copied(self._cache))
         text = self.text + self._tokenizer.decode(more)
         return replace(self, text=text, token_ids=ids, _cache=cache, _logits_BV=logits_BV)
 
@@ -208,6 +208,13 @@ class Session:
             if stopping_criteria(input_ids, None).all():
                 return input_ids
             logits_BV = model(input_ids=chosen_BT, past_key_values=cache, use_cache=True).logits[:, -1]
+
+
+def _copied(cache: Cache) -> Cache:
+    """Return a cache that grows by itself; its layers put new tensors in the place of those that they share so far."""
+    own = copy.copy(cache)
+    own.layers = [copy.copy(layer) for layer in cache.layers]
+    return own
 
 
 def _one_of(max_new_tokens: int, sampling: Sampling | None, options: Options) -> Settings:
