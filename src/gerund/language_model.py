@@ -19,7 +19,7 @@ from gerund.generative_model import GenerativeModel
 from gerund.inference.generate.prompts import Prompt, plain_text, prompt_text
 from gerund.inference.generate.reranking import Judge, search, stream_search
 from gerund.inference.generate.rows import Piece
-from gerund.inference.generate.session import Session, encode_and_keep
+from gerund.inference.generate.session import Session, encode_and_keep, read_prompt
 from gerund.inference.generate.settings import Settings
 from gerund.inference.infill import infilling
 from gerund.inference.infill.infilling import BLANK, Method
@@ -214,6 +214,26 @@ class LanguageModel(GenerativeModel):
         scorer = None if self.scorer is None or self.scorer.has_own_config else self.scorer
         return formats.export(self.runtime, folder, format, scorer=scorer, overwrite=overwrite)
 
+    def read(self, prompt: Prompt) -> Session:
+        """Read a prompt with the untouched model and keep its keys and values, so that nothing is read twice.
+
+        Args:
+            prompt: as in ``generate``: a text, token ids, or the messages of a conversation.
+
+        Returns:
+            The session: ``generate`` and ``stream`` continue the prompt, ``read`` reads on, ``save`` keeps it.
+
+        Raises:
+            TextError: the prompt is none, or fills the model's context.
+            ModelError: it is a conversation, and the model has no chat template.
+
+        >>> lm = gerund.load()
+        >>> session = lm.read("The old man looked at")
+        >>> session.generate(4).text == lm.generate("The old man looked at", 4)[0].text
+        True
+        """
+        return read_prompt(self.model, self.tokenizer, prompt, lambda: self.weights_hash)
+
     def encode_and_keep(
         self, text: str, prompt: str | None = None, *, prompt_name: str | None = None
     ) -> tuple[np.ndarray, Session]:
@@ -243,4 +263,6 @@ class LanguageModel(GenerativeModel):
                 "this model encodes with an adapter and writes without it, so generation cannot go on from what "
                 'encoding computed; load it with adapter="none", or merge the adapter (gerund convert --merge)'
             )
-        return encode_and_keep(self.runtime, self.encoder.prompt_text(prompt, prompt_name), *check_texts([text]))
+        [checked] = check_texts([text])
+        before = self.encoder.prompt_text(prompt, prompt_name)
+        return encode_and_keep(self.runtime, before, checked, lambda: self.weights_hash)

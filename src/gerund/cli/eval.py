@@ -43,7 +43,9 @@ def command(
             metavar="[MODEL]",
             help="Folders or hub ids; default for the bundled model; bm25 for BM25, which only ranks; hybrid for "
             "each model once more, its ranking joined with BM25's (hybrid:rrf by places, hybrid:0.4 with that weight "
-            "of the vectors); st:FOLDER or st:ID for a model of sentence-transformers, which only encodes.",
+            "of the vectors); index for each model's index, as gerund search asks it (index:words, index:vectors, "
+            "index:rerank, with ,whole or ,late behind it); st:FOLDER or st:ID for a model of "
+            "sentence-transformers, which only encodes.",
             show_default=False,
         ),
     ] = None,
@@ -204,11 +206,12 @@ def _check_names(names: list[str]) -> None:
     """Find a slip in any of the names before the first model is loaded."""
     from gerund.evaluation.systems.bm25 import BM25
     from gerund.evaluation.systems.hybrid import fusion_named
+    from gerund.evaluation.systems.index import way_named
     from gerund.evaluation.systems.sentence_transformers import PREFIX
     from gerund.models.sources import find
 
     for name in names:
-        if name != BM25 and not name.startswith(PREFIX) and fusion_named(name) is None:
+        if name != BM25 and not name.startswith(PREFIX) and fusion_named(name) is None and way_named(name) is None:
             find(name)
 
 
@@ -216,10 +219,11 @@ def _systems(names: list[str], spec: "ModelSpec") -> list["ModelSpec | SentenceT
     """Return what the names stand for: for each language model the spec that says which one, and how it is read."""
     from gerund.evaluation.systems.bm25 import BM25
     from gerund.evaluation.systems.hybrid import fusion_named
+    from gerund.evaluation.systems.index import way_named
     from gerund.evaluation.systems.sentence_transformers import PREFIX, SentenceTransformersSystem
 
     def one(name: str) -> "ModelSpec | SentenceTransformersSystem | str":
-        if name == BM25 or fusion_named(name) is not None:
+        if name == BM25 or fusion_named(name) is not None or way_named(name) is not None:
             return name
         if name.startswith(PREFIX):
             longest = spec.max_length if isinstance(spec.max_length, int) else None

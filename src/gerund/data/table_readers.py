@@ -1,4 +1,4 @@
-"""Readers of tables by format: the rows of a file, one after the other, with their ids and the lines they stood on.
+"""Readers of tables by format: the rows of a file, one after the other, one text each or all that they hold.
 
 Knows: JSON lines, CSV, TSV, Parquet, columns. Does not know: folders, shards.
 """
@@ -6,7 +6,7 @@ Knows: JSON lines, CSV, TSV, Parquet, columns. Does not know: folders, shards.
 import csv
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,6 +44,33 @@ class Table:
     id_column: str | None = None
 
 
+def read_records(table: Table, wanted: Sequence[str]) -> Iterator[tuple[int, str, Mapping[str, Any]]]:
+    """Yield what each row of a table holds, in order, blank lines apart.
+
+    Args:
+        table: of JSON lines, CSV, TSV or Parquet.
+        wanted: columns; of a Parquet file only those that are there are read, ``table.column`` must be.
+
+    Yields:
+        The number of the line (or row), what messages call it, and the values by column.
+
+    Raises:
+        DataError: a malformed row.
+    """
+    if table.format == "parquet":
+        yield from _parquet_records(table, wanted)
+    elif table.format == "jsonl":
+        for number, row in _json_records(table):
+            yield number, f"{table.name}, line {number}", row
+    else:
+        records = _CSV_RECORDS[table.format](table)
+        _, header = next(records, (0, []))
+        for number, fields in records:
+            where = f"{table.name}, line {number}"
+            _demand_width(fields, header, where)
+            yield number, where, dict(zip(header, fields, strict=True))
+
+
 @contextmanager
 def _bytes_of(table: Table) -> Iterator[BinaryIO]:
     if table.path is None:
@@ -76,9 +103,7 @@ def _read_txt(table: Table) -> Iterator[Row]:
         yield number - 1, line, number
 
 
-def _read_jsonl(table: Table) -> Iterator[Row]:
-    column, id_column = table.column, table.id_column
-    count = 0
+def _json_records(table: Table) -> Iterator[tuple[int, dict[str, Any]]]:
     for number, line in lines_of(table):
         if line.isspace():
             continue
@@ -89,6 +114,13 @@ def _read_jsonl(table: Table) -> Iterator[Row]:
             raise DataError(f"{where}: not valid JSON ({error})") from error
         if not isinstance(row, dict):
             raise DataError(f"{where}: expected a JSON object, found {type(row).__name__}")
+        yield number, row
+
+
+def _read_jsonl(table: Table) -> Iterator[Row]:
+    column, id_column = table.column, table.id_column
+    for count, (number, row) in enumerate(_json_records(table)):
+        where = f"{table.name}, line {number}"
         if id_column is None:
             id_column = next((name for name in _ID_COLUMNS if name in row), "")
         for name in (column, id_column):
@@ -98,35 +130,33 @@ def _read_jsonl(table: Table) -> Iterator[Row]:
         if text is not None:
             text = checked_text(text, where, column)
         yield _id(row[id_column], where, id_column) if id_column else count, text or "", number
-        count += 1
 
 
-def _read_csv(table: Table) -> Iterator[Row]:
+def _csv_records(table: Table) -> Iterator[tuple[int, list[str]]]:
     # The module's limit of 131,072 characters a field would refuse long documents.
     csv.field_size_limit(max(csv.field_size_limit(), 2**31 - 1))
     reader = csv.reader((line for _, line in lines_of(table)), strict=True)
-
-    def records() -> Iterator[tuple[int, list[str]]]:
-        while True:
-            number = reader.line_num + 1  # a quoted field may span lines: name the first
-            try:
-                fields = next(reader)
-            except StopIteration:
-                return
-            except csv.Error as error:
-                raise DataError(f"{table.name}, line {number}: malformed row ({error})") from error
-            if fields:
-                yield number, fields
-
-    return _with_header(table, records())
+    while True:
+        number = reader.line_num + 1  # a quoted field may span lines: name the first
+        try:
+            fields = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            raise DataError(f"{table.name}, line {number}: malformed row ({error})") from error
+        if fields:
+            yield number, fields
 
 
-def _read_tsv(table: Table) -> Iterator[Row]:
-    lines = lines_of(table, ends=False)
-    return _with_header(table, ((number, line.split("\t")) for number, line in lines if line))
+def _tsv_records(table: Table) -> Iterator[tuple[int, list[str]]]:
+    return ((number, line.split("\t")) for number, line in lines_of(table, ends=False) if line)
 
 
-def _with_header(table: Table, records: Iterator[tuple[int, list[str]]]) -> Iterator[Row]:
+_CSV_RECORDS = {"csv": _csv_records, "tsv": _tsv_records}
+
+
+def _read_with_header(table: Table) -> Iterator[Row]:
+    records = _CSV_RECORDS[table.format](table)
     number, header = next(records, (0, []))
     if not header:
         return
@@ -135,14 +165,17 @@ def _with_header(table: Table, records: Iterator[tuple[int, list[str]]]) -> Iter
     id_column = _id_column(table, header)
     id_at = _column_at(header, id_column, where) if id_column else None
     for count, (number, fields) in enumerate(records):
-        if len(fields) != len(header):
-            raise DataError(
-                f"{table.name}, line {number}: malformed row ({len(fields)} fields, and the header has {len(header)})"
-            )
+        _demand_width(fields, header, f"{table.name}, line {number}")
         yield count if id_at is None else fields[id_at], fields[text_at], number
 
 
-def _read_parquet(table: Table) -> Iterator[Row]:
+def _demand_width(fields: list[str], header: list[str], where: str) -> None:
+    if len(fields) != len(header):
+        raise DataError(f"{where}: malformed row ({len(fields)} fields, and the header has {len(header)})")
+
+
+@contextmanager
+def _parquet_file(table: Table) -> Iterator[Any]:
     if table.path is None:
         raise ConfigError("parquet cannot be read from standard input here; give a file")
     import pyarrow as pa
@@ -150,24 +183,40 @@ def _read_parquet(table: Table) -> Iterator[Row]:
 
     try:
         with pq.ParquetFile(table.path) as file:
-            schema = file.schema_arrow
-            _column_at(schema.names, table.column, table.name)
-            id_column = _id_column(table, schema.names)
-            if id_column:
-                _column_at(schema.names, id_column, table.name)
-            _check_parquet_text(table, schema.field(table.column).type)
-            columns = list(dict.fromkeys(name for name in (table.column, id_column) if name))
-            count = 0
-            for batch in file.iter_batches(batch_size=1024, columns=columns):
-                texts = _values(batch.column(table.column), table, count)
-                ids = _values(batch.column(id_column), table, count) if id_column else range(count, count + len(texts))
-                for id_, text in zip(ids, texts, strict=True):
-                    count += 1
-                    if id_column and type(id_) is not int and type(id_) is not str:
-                        id_ = _id(id_, f"{table.name}, row {count}", id_column)
-                    yield id_, text or "", count
+            yield file
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"{table.name}: not a readable parquet file ({' '.join(str(error).split())})") from error
+
+
+def _parquet_records(table: Table, wanted: Sequence[str]) -> Iterator[tuple[int, str, Mapping[str, Any]]]:
+    with _parquet_file(table) as file:
+        present = file.schema_arrow.names
+        _column_at(present, table.column, table.name)
+        columns, count = [name for name in wanted if name in present], 0
+        for batch in file.iter_batches(batch_size=256, columns=columns):
+            for row in zip(*(_values(batch.column(name), table, count) for name in columns), strict=True):
+                count += 1
+                yield count, f"{table.name}, row {count}", dict(zip(columns, row, strict=True))
+
+
+def _read_parquet(table: Table) -> Iterator[Row]:
+    with _parquet_file(table) as file:
+        schema = file.schema_arrow
+        _column_at(schema.names, table.column, table.name)
+        id_column = _id_column(table, schema.names)
+        if id_column:
+            _column_at(schema.names, id_column, table.name)
+        _check_parquet_text(table, schema.field(table.column).type)
+        columns = list(dict.fromkeys(name for name in (table.column, id_column) if name))
+        count = 0
+        for batch in file.iter_batches(batch_size=1024, columns=columns):
+            texts = _values(batch.column(table.column), table, count)
+            ids = _values(batch.column(id_column), table, count) if id_column else range(count, count + len(texts))
+            for id_, text in zip(ids, texts, strict=True):
+                count += 1
+                if id_column and type(id_) is not int and type(id_) is not str:
+                    id_ = _id(id_, f"{table.name}, row {count}", id_column)
+                yield id_, text or "", count
 
 
 def _check_parquet_text(table: Table, kind: Any) -> None:
@@ -221,7 +270,7 @@ def _id(value: object, where: str, column: str) -> int | str:
 READERS: dict[str, Callable[[Table], Iterator[Row]]] = {
     "txt": _read_txt,
     "jsonl": _read_jsonl,
-    "csv": _read_csv,
-    "tsv": _read_tsv,
+    "csv": _read_with_header,
+    "tsv": _read_with_header,
     "parquet": _read_parquet,
 }

@@ -141,6 +141,11 @@ class Window:
         return cls(text, spans, repeated)
 
 
+def largest_chunk(lm: TextEncoder) -> int | None:
+    """Return how many tokens a chunk may have at most; None where there is no limit."""
+    return _room(lm, DOCUMENT if DOCUMENT in lm.encoder.prompts else None)
+
+
 def _room(lm: Any, prompt: str | None) -> int | None:
     """Return how many tokens a chunk may have; None where there is no limit."""
     if lm.max_length is None:
