@@ -37,7 +37,7 @@ ROWS = (
     ("retrieval",),
     ("training", "evaluation", "demo", "doctor"),
     ("reporting",),
-    ("integrations",),
+    ("integrations", "adaptation"),
     ("cli", "serving"),
     ("__main__",),
 )

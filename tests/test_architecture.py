@@ -178,6 +178,7 @@ def test_public_names() -> None:
         "Source",
         "TextError",
         "UnsupportedModelError",
+        "adapt",
         "load",
         "open_index",
     ]

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from gerund.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from gerund.adaptation.running import adapt
     from gerund.attention.plan import PLAN_NAMES, AttentionPlan
     from gerund.config import EncoderConfig, Rerank, Sampling
     from gerund.entry import load
@@ -58,6 +59,7 @@ _WHERE = {
     "Source": "gerund.types",
     "TextError": "gerund.errors",
     "UnsupportedModelError": "gerund.errors",
+    "adapt": "gerund.adaptation.running",
     "load": "gerund.entry",
     "open_index": "gerund.retrieval.opening",
 }
@@ -86,6 +88,7 @@ __all__ = [
     "Source",
     "TextError",
     "UnsupportedModelError",
+    "adapt",
     "load",
     "open_index",
 ]
