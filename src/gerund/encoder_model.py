@@ -3,11 +3,11 @@
 Knows: plans, adapters, heads, transforms, fingerprints. Does not know: texts.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import replace
 from threading import Lock
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -37,6 +37,8 @@ class EncoderModel:
 
     job: Job = "encode"
     """Whose adapter is active while texts are read."""
+    load_again: Callable[[ModelSpec], Any] | None = None
+    """Loads a model by its spec; set where it was loaded so."""
 
     def __init__(
         self,
@@ -116,6 +118,18 @@ class EncoderModel:
     @staticmethod
     def _sends_plan(plan: ResolvedPlan, encoder: EncoderConfig) -> bool:
         return not plan.is_causal or encoder.layers != LAST_LAYER or bool(encoder.prepend)
+
+    def __reduce__(self) -> tuple[Callable[[ModelSpec], Any], tuple[ModelSpec]]:
+        """Go to another process as the spec, by which it is loaded there."""
+        if self.load_again is None or self.job != EncoderModel.job:
+            raise ConfigError(f"{self.name} is not pickled: only a model that gerund.load gave is, by its spec")
+        return self.load_again, (self.spec,)
+
+    def __copy__(self) -> Self:
+        # Not by what __reduce__ says: a copy is the same model in the same memory.
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__)
+        return other
 
     @property
     def spec(self) -> ModelSpec:

@@ -4,9 +4,10 @@ Knows: which function does what. Does not know: how any of it is done.
 """
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from threading import Event
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -22,12 +23,13 @@ from gerund.inference.generate.session import Session, encode_and_keep
 from gerund.inference.generate.settings import Settings
 from gerund.inference.infill import infilling
 from gerund.inference.infill.infilling import BLANK, Method
+from gerund.inference.infill.several import each
 from gerund.inference.likelihood.spans import SpanMode, SpannedText, span_logprobs
 from gerund.inference.tokens import check_texts
 from gerund.scoring.dual import DualScorer
 from gerund.scoring.likelihood import LikelihoodScorer
 from gerund.scoring.registry import find_scorer
-from gerund.types import Infill, Ranked
+from gerund.types import Ranked
 
 
 class LanguageModel(GenerativeModel):
@@ -113,7 +115,7 @@ class LanguageModel(GenerativeModel):
 
     def infill(
         self,
-        text: str,
+        text: str | Sequence[str],
         *,
         blank: str = BLANK,
         max_tokens: int = 32,
@@ -123,7 +125,7 @@ class LanguageModel(GenerativeModel):
         samples: int = 1,
         method: Method = "infill",
         shots: int = 0,
-    ) -> Infill:
+    ) -> Any:
         """Fill the gaps of a text, seeing both sides of them (MAGNET, sections 3.1 and 3.2.3).
 
         Where the right side stands depends on how long the gap is, so a gap is filled once for each candidate
@@ -139,7 +141,8 @@ class LanguageModel(GenerativeModel):
         special token.
 
         Args:
-            text: the text. Spaces before a gap are written by the model; all else stays as it is.
+            text: the text, or several, each filled by itself. Spaces before a gap are written by the model; all else
+                stays as it is.
             blank: what marks a gap in it.
             max_tokens: the longest length that is tried when ``lengths`` is None: 1, 2, 3, 4, 6, 8, 12, ... up to it.
                 The other methods write until the model ends its text, and so much at most.
@@ -156,7 +159,7 @@ class LanguageModel(GenerativeModel):
             shots: solved examples in the prompt, 0 or 5.
 
         Returns:
-            The whole text and the spans in it.
+            The whole text and the spans in it: an ``Infill``, or for several texts a list of them.
 
         Raises:
             TextError: the text is no string or not valid Unicode, has no gap or nothing else, two gaps stand next to
@@ -170,10 +173,10 @@ class LanguageModel(GenerativeModel):
         >>> filled.text == "The old man looked at" + filled.spans[0] + " and went home."
         True
         """
-        return infilling.infill(
+        fill = partial(
+            infilling.infill,
             self.model,
             self.tokenizer,
-            text,
             blank=blank,
             max_tokens=max_tokens,
             lengths=lengths,
@@ -184,6 +187,7 @@ class LanguageModel(GenerativeModel):
             shots=shots,
             adapter=self.adapters.name("infill"),
         )
+        return each(fill, text)
 
     def export(
         self, folder: str | Path, format: Literal["sentence-transformers", "merged"], *, overwrite: bool = False
@@ -209,12 +213,15 @@ class LanguageModel(GenerativeModel):
         scorer = None if self.scorer is None or self.scorer.has_own_config else self.scorer
         return formats.export(self.runtime, folder, format, scorer=scorer, overwrite=overwrite)
 
-    def encode_and_keep(self, text: str, prompt: str | None = None) -> tuple[np.ndarray, Session]:
+    def encode_and_keep(
+        self, text: str, prompt: str | None = None, *, prompt_name: str | None = None
+    ) -> tuple[np.ndarray, Session]:
         """Encode one text causally and keep what the pass computed, so that generation continues without reading again.
 
         Args:
             text: the text.
             prompt: put before the text, as in ``encode``: not pooled, but part of what is continued.
+            prompt_name: as in ``encode``.
 
         Returns:
             The vector ``(dimensions,)`` float32 of ``encode``, computed in the type of the weights; and the
@@ -235,4 +242,4 @@ class LanguageModel(GenerativeModel):
                 "this model encodes with an adapter and writes without it, so generation cannot go on from what "
                 'encoding computed; load it with adapter="none", or merge the adapter (gerund convert --merge)'
             )
-        return encode_and_keep(self.runtime, self.encoder.prompt_text(prompt), *check_texts([text]))
+        return encode_and_keep(self.runtime, self.encoder.prompt_text(prompt, prompt_name), *check_texts([text]))

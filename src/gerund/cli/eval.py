@@ -1,6 +1,5 @@
 """``gerund eval``: measure models, plans and BM25 on tasks, and write a report."""
 
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,8 +8,6 @@ import typer
 from gerund.cli import model_options as options
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from gerund.evaluation.results import Result
     from gerund.evaluation.run import Evaluation
     from gerund.evaluation.systems.base import System
@@ -126,7 +123,7 @@ def command(
     from gerund.evaluation.systems.selection import systems_of
 
     systems = systems_of(_systems(models, spec), columns, cache=cache_in(output), sample=texts)
-    with lock, goes_on():
+    with lock:
         done = evaluate(systems, chosen, config, folder=output, reporter=ProgressReporter(len(chosen) * len(systems)))
         _write(output, done, pictures=pictures, as_json=as_json)
 
@@ -251,16 +248,6 @@ class ProgressReporter:
         value = shown(result.score.value, result.unit)
         how = f"{result.seconds:.1f} s" if (task.name, system.label) in self.begun else "known already"
         typer.echo(f"gerund: [{self.done}{self.of}] {task.name}, {system.label}: {value} ({how})", err=True)
-
-
-@contextmanager
-def goes_on() -> "Iterator[None]":
-    """Say what becomes of the work when it is interrupted."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        typer.echo("gerund: interrupted; the same command goes on with what is finished", err=True)
-        raise
 
 
 def _write(output: Path, done: "Evaluation", *, pictures: bool, as_json: bool) -> None:

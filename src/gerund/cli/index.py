@@ -7,7 +7,6 @@ import typer
 
 from gerund.cli import index_options
 from gerund.cli import model_options as options
-from gerund.cli.command import interruption_told
 
 if TYPE_CHECKING:
     from gerund.retrieval.documents import Chunking
@@ -95,20 +94,19 @@ def command(
     about = store.about()
     chunking = _chunking(None if about is None else about.chunking, chunk_tokens, late, context, language)
     given = spec if about is None or _says_something(spec) else index_options.own_model(about, output, spec)
-    with interruption_told():
-        if migrate:
-            if about is None:
-                raise ConfigError(f"{output}: there is no index yet, so nothing to migrate")
-            from gerund.entry import load
-            from gerund.retrieval.migrating import migrate_index
+    if migrate:
+        if about is None:
+            raise ConfigError(f"{output}: there is no index yet, so nothing to migrate")
+        from gerund.entry import load
+        from gerund.retrieval.migrating import migrate_index
 
-            lm = load(given or about.model_spec(output))
-            count = migrate_index(store, lm, chunking)
-            typer.echo(f"gerund: {count} documents embedded anew: {output}", err=True)
-            index = open_index(output, lm)
-        else:
-            index = open_index(output, given, chunking=chunking)
-        summary = index.add(paths, prune=prune) if paths else None
+        lm = load(given or about.model_spec(output))
+        count = migrate_index(store, lm, chunking)
+        typer.echo(f"gerund: {count} documents embedded anew: {output}", err=True)
+        index = open_index(output, lm)
+    else:
+        index = open_index(output, given, chunking=chunking)
+    summary = index.add(paths, prune=prune) if paths else None
     if summary is not None:
         _tell(summary, output, len(index), as_json=as_json)
 
