@@ -7,7 +7,7 @@ Knows: indexes, rankings, three measures. Does not know: training, reports, stat
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
 from gerund.adaptation.queries import Query, Split
@@ -62,6 +62,12 @@ class Measured:
         return cls(found, values["documents"], values["chunks"], values["weight"])
 
 
+def chunking_for(lm: "LanguageModel", language: str) -> Chunking:
+    """Return how documents are cut: as by default, and smaller for a model that reads less at a time."""
+    usual = Chunking(language=language)
+    return usual if lm.max_length is None else replace(usual, tokens=max(1, min(usual.tokens, lm.max_length // 2)))
+
+
 def measure(
     lm: "LanguageModel", found: Split, language: str = "en", label: str = "measuring", *, show: bool | None = None
 ) -> Measured:
@@ -78,7 +84,7 @@ def measure(
     """
     from gerund.retrieval import fusion
 
-    index = open_index(None, lm, chunking=Chunking(language=language))
+    index = open_index(None, lm, chunking=chunking_for(lm, language))
     corpus, chunks = found.corpus, 0
     with progress(len(corpus) + len(found.queries), label, show=show) as advance:
         for first in range(0, len(corpus), _DOCUMENTS_AT_ONCE):

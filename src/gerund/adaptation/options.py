@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gerund.checks import demand_number, whole_number
+from gerund.checks import demand_number, one_of, whole_number
 from gerund.errors import ConfigError
 
 MINUTES = 10.0
 """How long is trained when nobody says."""
+
+ASKED = ("titles", "sentences")
 
 LEAST_QUERIES, MOST_QUERIES = 30, 500
 """How many queries are measured on: fewer tell nothing, and more cost time without telling much more."""
@@ -43,6 +45,9 @@ class AdaptOptions:
     questions: Path | None = None
     """A .jsonl file of questions with the documents that answer them (``question``, ``source``), in the place of titles
     and first sentences."""
+    ask: str = "titles"
+    """What documents are asked by: ``titles``, and first sentences where there is none; or ``sentences``, first
+    sentences alone, where titles stand word for word in the text, so that words find them by themselves."""
     recipe: str | Path | None = None
     """Another recipe than ``gur-adapt``: a file, or the name of a bundled one."""
     minutes: float | None = None
@@ -55,6 +60,7 @@ class AdaptOptions:
     """Determines which documents are put aside, the order of the pairs, and the training."""
 
     def __post_init__(self) -> None:
+        one_of("way to ask", self.ask, ASKED)
         demand_number("held_out", self.held_out)
         if not 0 < self.held_out <= 0.5:
             raise ConfigError(f"held_out={self.held_out} is not a share above 0 and at most 0.5")
@@ -74,6 +80,6 @@ class AdaptOptions:
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-ready dict; of files the names, as they were given."""
-        own = {name: getattr(self, name) for name in ("held_out", "minutes", "steps", "language", "seed")}
+        own = {name: getattr(self, name) for name in ("held_out", "ask", "minutes", "steps", "language", "seed")}
         files = {name: getattr(self, name) for name in ("questions", "recipe")}
         return own | {name: None if value is None else str(value) for name, value in files.items()}

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gerund.adaptation.measuring import chunking_for
 from gerund.adaptation.options import LEAST_PAIRS, AdaptOptions
 from gerund.adaptation.queries import Split, common_titles, made_query, order_of
 from gerund.data.files import opened
@@ -22,10 +23,10 @@ from gerund.data.passages import sentence_bounds
 from gerund.errors import DataError
 from gerund.jobs.files import whole_file
 from gerund.retrieval.chunking import cut
-from gerund.retrieval.documents import Chunking, Document
+from gerund.retrieval.documents import Document
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from gerund.language_model import LanguageModel
 
 PAIRS, TEXTS = "pairs.jsonl", "texts.jsonl"
 
@@ -73,7 +74,7 @@ def make_pairs(
     found: Split,
     folder: Path,
     options: AdaptOptions,
-    tokenizer: "PreTrainedTokenizerBase",
+    lm: "LanguageModel",
     *,
     show: bool | None = None,
 ) -> Pairs:
@@ -83,7 +84,7 @@ def make_pairs(
         found: documents and queries.
         folder: where ``pairs.jsonl`` and ``texts.jsonl`` are written.
         options: language and seed.
-        tokenizer: of the model, by whose tokens an index cuts documents.
+        lm: the model, by whose tokens an index cuts documents.
         show: whether to show progress; None only on a terminal.
 
     Raises:
@@ -97,7 +98,7 @@ def make_pairs(
     kinds = {
         "sentences": _mined(folder, "all", options, show),
         "titles": _mined(folder, "title", options, show),
-        "chunks": list(chunk_pairs(found.training, tokenizer, options)),
+        "chunks": list(chunk_pairs(found.training, lm, options)),
     }
     forbidden = texts_put_aside(found, options.language)
     counts, left_out = dict.fromkeys(kinds, 0), 0
@@ -120,17 +121,15 @@ def make_pairs(
     return pairs_found
 
 
-def chunk_pairs(
-    documents: Sequence[Document], tokenizer: "PreTrainedTokenizerBase", options: AdaptOptions
-) -> Iterator[tuple[str, str]]:
+def chunk_pairs(documents: Sequence[Document], lm: "LanguageModel", options: AdaptOptions) -> Iterator[tuple[str, str]]:
     """Yield what a document is asked by with some of its chunks: titles and first sentences are made as for queries."""
-    common, chunking = common_titles(documents), Chunking(language=options.language)
+    common, chunking = common_titles(documents), chunking_for(lm, options.language)
     for document in documents:
-        made = made_query(document, common, options.language)
+        made = made_query(document, common, options)
         if made is None:
             continue
         query, rest = made
-        chunks = [one.text for one in cut(rest, tokenizer, chunking)]
+        chunks = [one.text for one in cut(rest, lm.tokenizer, chunking)]
         rng = np.random.default_rng(int.from_bytes(order_of(document, options.seed), "little"))
         # The first one always: it says most often what the document is about.
         others = rng.permutation(len(chunks) - 1)[: _CHUNKS - 1] + 1 if len(chunks) > 1 else []

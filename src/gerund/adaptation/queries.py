@@ -89,27 +89,36 @@ class Split:
     def told(self) -> str:
         """Say what is measured on."""
         parts = [f"{count} {kind}{'s' if count > 1 else ''}" for kind, count in self.kinds.items()]
-        return f"{len(self.held_out):,} documents put aside; queries: {' and '.join(parts)}"
+        told = f"{len(self.held_out):,} documents put aside; queries: {' and '.join(parts)}"
+        return f"{told}, {self.verbatim} of them word for word in their document" if self.verbatim else told
+
+    @cached_property
+    def verbatim(self) -> int:
+        """How many queries stand word for word in what answers them, which words find by themselves."""
+        texts = {one.source: f" {_plain(one.text)} " for one in (*self.training, *self.held_out)}
+        return sum(any(f" {_plain(one.text)} " in texts[name] for name in one.sources) for one in self.queries)
 
 
-def made_query(document: Document, common: frozenset[str], language: str) -> tuple[Query, Document] | None:
+def made_query(document: Document, common: frozenset[str], options: AdaptOptions) -> tuple[Query, Document] | None:
     r"""Return a document's query and the document without it; None where there is nothing to ask or nothing left.
 
     Args:
         document: the document.
         common: titles that too many documents share.
-        language: what it is written in.
+        options: what is asked by, and the language.
 
-    >>> made_query(Document("a", "Bread\n\n" + 9 * "It is made of flour. ", "Bread"), frozenset(), "en")[0].text
-    'Bread'
+    >>> document = Document("a", "Bread\n\n" + 9 * "It is made of flour. ", "Bread")
+    >>> query, rest = made_query(document, frozenset(), AdaptOptions())
+    >>> query.text, rest.text.strip()[:20]
+    ('Bread', 'It is made of flour.')
     """
     text, title = document.text, " ".join(document.title.split())
-    if title and title not in common and re.search(r"\w{2}", title):
+    if options.ask == "titles" and title and title not in common and re.search(r"\w{2}", title):
         line = re.match(r"\s*[^\n]*", text)
         begins = line is not None and _plain(line[0]) == _plain(title)
         rest = without_beginning(document, line.end() if begins and line is not None else 0)
         return _query(document, title, TITLE, rest)
-    bounds = sentence_bounds(text[:_BEGINNING], language)
+    bounds = sentence_bounds(text[:_BEGINNING], options.language)
     if not bounds:
         return None
     start, end = bounds[0]
@@ -174,7 +183,7 @@ def split(documents: Sequence[Document], options: AdaptOptions, roots: Sequence[
     wanted = min(max(round(options.held_out * len(documents)), LEAST_QUERIES), MOST_QUERIES)
     chosen: dict[str, tuple[Query, Document]] = {}
     for one in sorted(documents, key=lambda one: order_of(one, options.seed)):
-        made = made_query(one, common, options.language)
+        made = made_query(one, common, options)
         if made is not None:
             chosen[one.source] = made
         if len(chosen) == wanted:

@@ -78,7 +78,8 @@ class Adapted:
     def advice(self) -> list[str]:
         """What to try next."""
         minutes = MINUTES if self.options.minutes is None else self.options.minutes
-        facts = {"queries": len(self.split.queries), "bound": self.choice.bound, "minutes": minutes}
+        asked = {"queries": len(self.split.queries), "verbatim": self.split.verbatim}
+        facts = asked | {"bound": self.choice.bound, "minutes": minutes}
         return advice(self.compared, facts)
 
     def next_commands(self, texts: Sequence[str | Path]) -> list[str]:
@@ -117,7 +118,7 @@ class Adapted:
                 "searched": self.after.documents,
                 "chunks": self.after.chunks,
             },
-            "queries": {"count": len(self.split.queries), "kinds": self.split.kinds},
+            "queries": {"count": len(self.split.queries), "kinds": self.split.kinds, "verbatim": self.split.verbatim},
             "pairs": {"sentences": self.pairs.sentences, "titles": self.pairs.titles, "chunks": self.pairs.chunks,
                       "left_out": self.pairs.left_out},
             "training": {

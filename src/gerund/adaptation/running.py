@@ -42,6 +42,7 @@ from gerund.jobs.files import make_folder, write_whole
 from gerund.jobs.locks import LOCK, hold
 from gerund.jobs.working_folder import kept_work_told
 from gerund.training.recipe import load_recipe
+from gerund.training.recipe_files import find_recipe
 from gerund.training.run_folder import newest_checkpoint, step_of
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ def adapt(
     *,
     held_out: float = 0.2,
     questions: str | Path | None = None,
+    ask: str = "titles",
     recipe: str | Path | None = None,
     minutes: float | None = None,
     steps: int | None = None,
@@ -79,6 +81,7 @@ def adapt(
         output: the folder of the finished model, the report, and everything on the way.
         held_out: share of the documents that is put aside to measure on; at least 30 and at most 500 of them.
         questions: a .jsonl file with ``question`` and ``source``, to measure on instead of titles and first sentences.
+        ask: what documents are asked by: ``titles``, and first sentences where there is none; or ``sentences`` alone.
         recipe: another recipe than ``gur-adapt``: a file, or the name of a bundled one.
         minutes: how long is trained at most; None for 10, or with a recipe of your own for its steps.
         steps: how many steps are trained, in the place of minutes.
@@ -99,7 +102,7 @@ def adapt(
         ResourceError: memory or disk ran out; what was finished is kept.
         KeyboardInterrupt: with a note that says what is kept.
     """
-    options = options_of(held_out, questions, recipe, minutes, steps, language, seed)
+    options = options_of(held_out, questions, ask, recipe, minutes, steps, language, seed)
     job = _Job(_name(model), _paths(texts), place("output", output), options, show_progress, say or _silent)
     return job.run(resume=resume)
 
@@ -129,6 +132,7 @@ def plan(
 def options_of(
     held_out: float = 0.2,
     questions: str | Path | None = None,
+    ask: str = "titles",
     recipe: str | Path | None = None,
     minutes: float | None = None,
     steps: int | None = None,
@@ -143,6 +147,7 @@ def options_of(
     return AdaptOptions(
         held_out=held_out,
         questions=None if questions is None else place("questions", questions),
+        ask=ask,
         recipe=recipe,
         minutes=minutes,
         steps=steps,
@@ -171,6 +176,8 @@ class _Job:
         """Do what is not done yet."""
         require_statistics()
         self._demand_place(resume)
+        if self.options.recipe is not None:
+            find_recipe(self.options.recipe)
         demand_adaptable(self.model)
         begin = time.perf_counter()
         found = self.read()
@@ -220,7 +227,7 @@ class _Job:
 
     def pairs(self, found: Split, lm: "LanguageModel") -> Pairs:
         """Make the pairs."""
-        pairs = make_pairs(found, self.output / "data", self.options, lm.tokenizer, show=self.show)
+        pairs = make_pairs(found, self.output / "data", self.options, lm, show=self.show)
         self.say(pairs.told)
         return pairs
 

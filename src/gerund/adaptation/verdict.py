@@ -127,7 +127,7 @@ def advice(compared: Sequence[Compared], facts: Mapping[str, Any]) -> list[str]:
 
     Args:
         compared: before and after.
-        facts: ``queries``; ``bound``, what decided the number of steps; ``minutes``.
+        facts: ``queries``, and ``verbatim`` ones of them; ``bound``, what decided the number of steps; ``minutes``.
     """
     vectors, both, words = (main_of(compared, mode) for mode in ("vectors", "hybrid", "words"))
     found = []
@@ -142,7 +142,12 @@ def advice(compared: Sequence[Compared], facts: Mapping[str, Any]) -> list[str]:
             f"Try {more}, or another recipe: --recipe unimae-default trains on the texts themselves, without pairs."
         )
         found.append("Keep the model that you had: its folder was not changed.")
-    if vectors.after < words.after and both.after <= words.after:
+    if 2 * facts["verbatim"] > facts["queries"]:
+        found.append(
+            f"{facts['verbatim']} of {facts['queries']} queries stand word for word in their documents, which flatters "
+            "words: measure with --ask sentences, or with questions as people ask them (--questions)."
+        )
+    elif vectors.after < words.after and both.after <= words.after:
         found.append(
             "On these queries words alone do as well as words and vectors: `gerund search --mode words` needs no "
             "model, and `gerund tune --fusion` finds what the vectors should count."

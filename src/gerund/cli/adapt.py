@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gerund.cli.command import interruption_told
 from gerund.cli.model_options import DEFAULT_MODEL
 
 if TYPE_CHECKING:
@@ -24,7 +23,7 @@ def command(
     ],
     model: Annotated[
         str,
-        typer.Argument(metavar="[MODEL]", help="A folder or hub id; left out, the bundled model.", show_default=False),
+        typer.Argument(metavar="MODEL", help="A folder or hub id; left out, the bundled model.", show_default=False),
     ] = DEFAULT_MODEL,
     output: Annotated[
         Path | None,
@@ -47,6 +46,12 @@ def command(
             show_default=False,
         ),
     ] = None,
+    ask: Annotated[
+        str,
+        typer.Option(
+            help="What documents are asked by: titles (first sentences where there is none), or sentences alone."
+        ),
+    ] = "titles",
     recipe: Annotated[
         str | None,
         typer.Option(help="Another recipe than gur-adapt: a YAML file, or a bundled one.", show_default=False),
@@ -86,27 +91,29 @@ def command(
         typer.echo(f"gerund: {sentence}", err=True)
 
     if dry_run:
-        choice = plan(model, texts, options_of(held_out, questions, recipe, minutes, steps, language, seed), say=say)
+        choice = plan(
+            model, texts, options_of(held_out, questions, ask, recipe, minutes, steps, language, seed), say=say
+        )
         if as_json:
             typer.echo(choice.to_json())
         return
     if output is None:
         raise ConfigError("name the folder for the model and the report: -o OUT")
-    with interruption_told():
-        done = adapt(
-            model,
-            texts,
-            output,
-            held_out=held_out,
-            questions=questions,
-            recipe=recipe,
-            minutes=minutes,
-            steps=steps,
-            language=language,
-            seed=seed,
-            resume=resume,
-            say=say,
-        )
+    done = adapt(
+        model,
+        texts,
+        output,
+        held_out=held_out,
+        questions=questions,
+        ask=ask,
+        recipe=recipe,
+        minutes=minutes,
+        steps=steps,
+        language=language,
+        seed=seed,
+        resume=resume,
+        say=say,
+    )
     _tell(done, texts, as_json=as_json)
 
 
