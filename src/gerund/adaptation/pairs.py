@@ -93,8 +93,8 @@ def make_pairs(
     """
     folder.mkdir(parents=True, exist_ok=True)
     with whole_file(folder / TEXTS) as file:
-        for one in found.training:
-            file.write(_line({"title": one.title, "text": one.text}))
+        for document in found.training:
+            file.write(_line({"title": document.title, "text": document.text}))
     kinds = {
         "sentences": _mined(folder, "all", options, show),
         "titles": _mined(folder, "title", options, show),
@@ -132,8 +132,8 @@ def chunk_pairs(documents: Sequence[Document], lm: "LanguageModel", options: Ada
         chunks = [one.text for one in cut(rest, lm.tokenizer, chunking)]
         rng = np.random.default_rng(int.from_bytes(order_of(document, options.seed), "little"))
         # The first one always: it says most often what the document is about.
-        others = rng.permutation(len(chunks) - 1)[: _CHUNKS - 1] + 1 if len(chunks) > 1 else []
-        yield from ((query.text, chunks[place]) for place in [0, *map(int, others)][: len(chunks)])
+        others = (rng.permutation(max(len(chunks) - 1, 0))[: _CHUNKS - 1] + 1).tolist()
+        yield from ((query.text, chunks[place]) for place in [0, *others][: len(chunks)])
 
 
 def texts_put_aside(found: Split, language: str) -> frozenset[str]:
