@@ -87,6 +87,12 @@ def test_quotes_ask_for_no_phrase():
     assert query.text == "The Old Man sat by the sea."
 
 
+def test_a_sentence_without_spaces_has_words():
+    text = "斯蒂芬森的铁路在一八二五年开通。" + 3 * "这座桥建于一八二五年，现在已经没有人走过它了。"
+    query, _ = made_query(Document("a", text), frozenset(), AdaptOptions(language="zh"))
+    assert query.text == "斯蒂芬森的铁路在一八二五年开通。"
+
+
 def test_what_stands_word_for_word_in_its_document_is_counted():
     found = split(read(), AdaptOptions())
     assert found.verbatim == 30

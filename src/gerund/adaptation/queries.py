@@ -123,7 +123,7 @@ def made_query(document: Document, common: frozenset[str], options: AdaptOptions
         return None
     start, end = bounds[0]
     sentence = _MARKS.sub("", " ".join(text[start:end].split()))
-    if not _FEWEST_WORDS <= len(sentence.split()) <= _MOST_WORDS:
+    if not _FEWEST_WORDS <= _words(sentence) <= _MOST_WORDS:
         return None
     return _query(document, sentence, FIRST_SENTENCE, without_beginning(document, end))
 
@@ -133,6 +133,11 @@ def _query(document: Document, text: str, kind: str, rest: Document) -> tuple[Qu
         return None
     # In a search, what stands in double quotes must stand so in a chunk.
     return Query(" ".join(text.replace('"', " ").split()), (document.source,), kind), rest
+
+
+def _words(sentence: str) -> int:
+    """Return how many words a sentence has; where none are set apart, as in Chinese, of two letters each."""
+    return len(sentence.split()) if " " in sentence else len(sentence) // 2
 
 
 def _plain(text: str) -> str:

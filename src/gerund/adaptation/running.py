@@ -124,7 +124,7 @@ def plan(
     with TemporaryDirectory(prefix="gerund-") as folder:
         job = _Job(_name(model), _paths(texts), Path(folder) / "out", options, show_progress, say or _silent)
         job.output.mkdir()
-        found, lm = job.read(), job.open()
+        found, lm = job.read(None), job.open()
         pairs = job.pairs(found, lm)
         return job.choose(pairs.count, measured=True)
 
@@ -180,7 +180,7 @@ class _Job:
             find_recipe(self.options.recipe)
         demand_adaptable(self.model)
         begin = time.perf_counter()
-        found = self.read()
+        found = self.read(self.output)
         with hold(self.output), kept_work_told(self._how_to_go_on):
             self._note(found)
             opened, pairs, choice = self._prepared(found)
@@ -208,9 +208,9 @@ class _Job:
         self.say(done.verdict)
         return done
 
-    def read(self) -> Split:
-        """Read the documents and put some aside."""
-        self.collected = read_documents(self.texts, self.output, show=self.show)
+    def read(self, output: Path | None) -> Split:
+        """Read the documents, in whose folders the output must not lie, and put some aside."""
+        self.collected = read_documents(self.texts, output, show=self.show)
         self.say(f"read {self.collected.told}")
         for one in self.collected.failed[:5]:
             self.say(f"warning: {one.reason}")
@@ -234,7 +234,9 @@ class _Job:
     def choose(self, pairs: int, *, measured: bool) -> Choice:
         """Choose the recipe."""
         machine = Machine.this()
-        settings = settings_for(self.base, machine, self.options, self.output / "data", self.output / "run")
+        # Whole paths, so that a resumed run may be started from another folder.
+        whole = self.output.resolve()
+        settings = settings_for(self.base, machine, self.options, whole / "data", whole / "run")
         file = self.output / "recipe.yaml"
         try:
             choice = choose(settings, self.options, pairs, machine, file, measured=measured)
@@ -361,18 +363,9 @@ def told_choice(choice: Choice) -> str:
 
 
 def _name(model: Any) -> str:
-    return DEFAULT_MODEL if model is None else str(find_name(model))
-
-
-def find_name(model: Any) -> str | Path:
-    """Return what names a model.
-
-    Raises:
-        ConfigError: it is neither a text nor a path.
-    """
-    if not isinstance(model, str | Path):
+    if model is not None and not isinstance(model, str | Path):
         raise ConfigError(f"a model is given by its name or its folder, not as {model!r}")
-    return model
+    return DEFAULT_MODEL if model is None else str(model)
 
 
 def _paths(texts: Any) -> list[Path]:
