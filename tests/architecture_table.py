@@ -39,7 +39,7 @@ ROWS = (
     ("engine", "retrieval"),
     ("training", "evaluation", "demo", "doctor"),
     ("reporting",),
-    ("integrations",),
+    ("integrations", "adaptation"),
     ("server",),
     ("cli",),
     ("__main__",),

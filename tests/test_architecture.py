@@ -186,6 +186,7 @@ def test_public_names() -> None:
         "Source",
         "TextError",
         "UnsupportedModelError",
+        "adapt",
         "load",
         "open_document",
         "open_index",

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from gerund.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from gerund.adaptation.running import adapt
     from gerund.attention.plan import PLAN_NAMES, AttentionPlan
     from gerund.config import EncoderConfig, Rerank, Sampling
     from gerund.engine.engine import Engine
@@ -67,6 +68,7 @@ _WHERE = {
     "Source": "gerund.types",
     "TextError": "gerund.errors",
     "UnsupportedModelError": "gerund.errors",
+    "adapt": "gerund.adaptation.running",
     "load": "gerund.entry",
     "open_document": "gerund.retrieval.open_document",
     "open_index": "gerund.retrieval.opening",
@@ -100,6 +102,7 @@ __all__ = [
     "Source",
     "TextError",
     "UnsupportedModelError",
+    "adapt",
     "load",
     "open_document",
     "open_index",

@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 
 from gerund.cli import (
+    adapt,
     ask,
     chat,
     convert,
@@ -49,6 +50,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.command("adapt", cls=CheckedCommand)(adapt.command)
 app.command("ask", cls=CheckedCommand)(ask.command)
 app.command("chat", cls=CheckedCommand)(chat.command)
 app.command("convert", cls=CheckedCommand)(convert.command)
