@@ -70,6 +70,7 @@ PAGE = (
     ),
     Section("### What the trainings bring", ("training",)),
     Section("## Writing guided by a score", ("guided_search",)),
+    Section("## Many callers at once", ("engine",)),
     Section("## Scorers of continuations", ("scorers",)),
     Section("### Writing by a scorer", ("decoding:writing",)),
     Section("## Mining pairs", ("mining",)),
