@@ -181,6 +181,7 @@ def test_public_names() -> None:
         "Rendered",
         "Rerank",
         "Sampling",
+        "Settings",
         "Source",
         "TextError",
         "UnsupportedModelError",

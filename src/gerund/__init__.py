@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         TextError,
         UnsupportedModelError,
     )
+    from gerund.inference.generate.settings import Settings
     from gerund.language_model import LanguageModel
     from gerund.retrieval.documents import Chunking, Document
     from gerund.retrieval.index import Index
@@ -59,6 +60,7 @@ _WHERE = {
     "Rendered": "gerund.types",
     "Rerank": "gerund.config",
     "Sampling": "gerund.config",
+    "Settings": "gerund.inference.generate.settings",
     "Source": "gerund.types",
     "TextError": "gerund.errors",
     "UnsupportedModelError": "gerund.errors",
@@ -89,6 +91,7 @@ __all__ = [
     "Rendered",
     "Rerank",
     "Sampling",
+    "Settings",
     "Source",
     "TextError",
     "UnsupportedModelError",

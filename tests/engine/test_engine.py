@@ -229,6 +229,7 @@ def test_one_row_that_fails_ends_alone(engine, plain) -> None:
     assert rows_of(good.result(30)) == rows_of(engine.write("the cat", LONG).result(30))
     assert form.result(30)
     assert engine.state().failed == 1
+    assert not engine._prepared.writing._job_of
 
 
 def test_a_form_that_allows_nothing_ends_its_request_alone(engine, monkeypatch) -> None:
@@ -258,6 +259,19 @@ def test_a_step_that_fails_ends_those_who_took_part_and_no_others(engine, monkey
         engine.write("the cat", LONG).result(30)
     assert engine.write("the cat", LONG).result(30)
     assert engine.state().live_rows == 0
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_an_engine_that_breaks_leaves_nobody_waiting(engine, monkeypatch) -> None:
+    def broken(own) -> None:
+        raise LookupError("a mistake of ours")
+
+    monkeypatch.setattr(engine, "_look", broken)
+    with pytest.raises(EngineError, match="a mistake of ours"):
+        engine.write("the cat", LONG).result(30)
+    with pytest.raises(ClosedError):
+        engine.encode(["a"])
+    assert not engine.state().running
 
 
 def test_callbacks_that_fail_disturb_nobody(engine) -> None:
@@ -349,9 +363,13 @@ def test_what_never_fits_is_told_apart_from_what_does_not_fit_now(engine) -> Non
 
 def test_an_empty_queue_takes_what_fits_the_context(plain) -> None:
     with Engine(plain, EngineConfig(queue_tokens=10)) as engine:
+        with held(engine):
+            assert engine.encode(["in"]).tokens < 10
+            with pytest.raises(QueueFullError):
+                engine.write("the cat", LONG)
+        assert engine.drain(20)
+        engine._desk.is_open = True
         assert engine.write("the cat", LONG).tokens > 10
-        with pytest.raises(QueueFullError):
-            engine.write("the cat", LONG)
 
 
 def test_bad_requests_fail_at_once_and_in_a_sentence(engine) -> None:
@@ -494,3 +512,4 @@ def test_many_threads_at_once(bundled, dtype) -> None:
             assert [one.text for one in got] == [one.text for one in wanted], job
     state = engine.state()
     assert (state.live_rows, state.queued, state.queued_tokens) == (0, 0, 0)
+    assert not engine._prepared.writing._job_of

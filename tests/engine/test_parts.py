@@ -145,3 +145,25 @@ def test_work_is_ended_before_it_began_within_a_step_and_after_an_error() -> Non
     assert steps.step()
     assert isinstance(steps.error, ValueError)
     steps.end()
+
+
+def test_long_steps_are_interrupted_between_two_layers(monkeypatch) -> None:
+    from gerund.attention.pauses import pause
+    from gerund.engine import stepwise
+
+    monkeypatch.setattr(stepwise, "_PATIENCE", 0.0)
+    done: list[int] = []
+
+    def work(asked) -> None:
+        for layer in range(9):
+            done.append(layer)
+            pause()
+
+    steps = Stepwise(work)
+    assert not steps.step()
+    assert done == [0]
+    assert not steps.step()
+    assert done == [0, 1]
+    steps.end()
+    assert done == [0, 1]
+    assert isinstance(steps.error, stepwise.Cancelled)

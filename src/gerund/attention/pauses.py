@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from contextvars import Context
 from threading import local
 
+import torch
+
 
 class _Pausing(local):
     work: Callable[[], None] | None = None
@@ -37,7 +39,9 @@ def pausing(work: Callable[[], None]) -> Iterator[None]:
 
 
 def pause() -> None:
-    """Do what is to be done between two layers: nothing, mostly."""
+    """Do what is to be done between two layers: nothing, mostly, and never in a layer that is compiled."""
+    if torch.compiler.is_compiling():
+        return
     work = _pausing.work
     if work is None:
         return

@@ -19,6 +19,10 @@ _GUESSED = 1.0
 # Seconds of work after which older ones count half.
 _MEMORY = 20.0
 _LONGEST_WAIT = 60
+_COUNTED = (
+    *("tokens_read", "tokens_reused", "tokens_written", "texts_encoded", "tokens_encoded"),
+    *("calls", "done", "cancelled", "late", "failed", "refused"),
+)
 
 
 class Job:
@@ -63,7 +67,8 @@ class Admission:
     def __init__(self, most: int, largest: int) -> None:
         self._most, self._largest = most, max(most, largest)
         self.changed = threading.Condition(threading.RLock())
-        self.counts: Counter[str] = Counter()
+        # All names from the beginning: whoever asks for the state reads them while the engine counts.
+        self.counts: Counter[str] = Counter(dict.fromkeys(_COUNTED, 0))
         self.is_open = False
         self.jobs: dict[int, Job] = {}
         self.tokens = 0

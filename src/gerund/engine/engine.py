@@ -55,9 +55,8 @@ class Engine:
         verify: find out at the start what can be promised (a second or so for a small model); without, nothing is.
 
     >>> import gerund
-    >>> from gerund.inference.generate.settings import Settings
     >>> with gerund.Engine(gerund.load()) as engine:
-    ...     story = engine.write("The old man", Settings(max_new_tokens=4))
+    ...     story = engine.write("The old man", gerund.Settings(max_new_tokens=4))
     ...     vectors = engine.encode(["a cat", "a dog"])
     ...     len(story.result()), len(vectors.result().vectors)
     (1, 2)
@@ -75,6 +74,7 @@ class Engine:
         self._inbox: list[Job] = []
         self._calls: list[_CallJob] = []
         self._call: _CallJob | None = None
+        self._called = 0  # tokens of functions that were run
         self._thread: threading.Thread | None = None
         self._ready = threading.Event()
         self._trouble: BaseException | None = None
@@ -255,13 +255,17 @@ class Engine:
         with self._desk.changed:
             self._desk.is_open = not self._closes
         self._ready.set()
+        end: EngineError = ClosedError("the engine was closed before this was done")
         try:
             self._work(self._prepared)
+        except BaseException as trouble:
+            end = EngineError(f"the engine stopped at an error: {trouble!r}")
+            raise
         finally:
             with self._desk.changed:
                 self._desk.is_open = False
             self._prepared.writing.close()
-            self._desk.end_all(lambda: ClosedError("the engine was closed before this was done"))
+            self._desk.end_all(lambda: end)
 
     def _work(self, own: Prepared) -> None:
         while True:
@@ -277,9 +281,8 @@ class Engine:
     def _is_idle(self, own: Prepared) -> bool:
         return own.writing.is_idle and not own.encoding.waits and not self._calls
 
-    @staticmethod
-    def _progress(own: Prepared) -> int:
-        return own.writing.progress + own.encoding.progress
+    def _progress(self, own: Prepared) -> int:
+        return own.writing.progress + own.encoding.progress + self._called
 
     def _take_new(self, own: Prepared) -> None:
         with self._desk.changed:
@@ -365,6 +368,7 @@ class Engine:
         try:
             if not job.is_over:
                 job.settle(job.function())
+                self._called += job.tokens
                 self._desk.counts["calls"] += 1
         except BaseException as error:  # whatever it is, it is the caller's
             job.fail(error)

@@ -7,9 +7,14 @@ Knows: threads. Does not know: models, texts.
 """
 
 import threading
+import time
 from collections.abc import Callable
 
-from gerund.inference.generate.own_loop import Asked
+from gerund.attention.pauses import pausing
+from gerund.inference.generate.own_loop import Asked, Cancelled
+
+# Seconds of a step, after which the work is interrupted between two layers.
+_PATIENCE = 0.02
 
 
 class Stepwise:
@@ -23,6 +28,7 @@ class Stepwise:
         self._work = work
         self._go, self._came_back = threading.Semaphore(0), threading.Semaphore(0)
         self._ends = False
+        self._since = 0.0
         self.is_over = False
         self.result: object = None
         self.error: BaseException | None = None
@@ -30,7 +36,7 @@ class Stepwise:
         self._thread.start()
 
     def step(self) -> bool:
-        """Let the work go on to the end of its next step, and wait for it; return whether it is over."""
+        """Let the work go on to the end of its next step, or for a while; return whether it is over."""
         if not self.is_over:
             self._go.release()
             self._came_back.acquire()
@@ -48,13 +54,21 @@ class Stepwise:
         if not self._ends:
             self._came_back.release()
             self._go.acquire()
+            self._since = time.perf_counter()
         return self._ends
+
+    def _between(self) -> None:
+        """Wait for the next step where this one takes long: the reading of a long prompt is not done at once."""
+        if time.perf_counter() - self._since > _PATIENCE and self.is_set():
+            raise Cancelled
 
     def _run(self) -> None:
         self._go.acquire()
+        self._since = time.perf_counter()
         try:
             if not self._ends:
-                self.result = self._work(self)
+                with pausing(self._between):
+                    self.result = self._work(self)
         except BaseException as error:
             self.error = error
         finally:

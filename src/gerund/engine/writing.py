@@ -4,7 +4,7 @@ Knows: models, slots, rows. Does not know: admission, time, what else is done be
 """
 
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -171,6 +171,7 @@ class WritingPart:
             self._count("tokens_written", len(rows))
             for row in done:
                 self._finished(row)
+            self._forget(rows)
             self._sweep()
         for job, work in list(self._own):
             if work.step():
@@ -188,6 +189,14 @@ class WritingPart:
             if job.is_over:
                 work.end()
                 self._own.remove((job, work))
+
+    def _forget(self, rows: Sequence[Row]) -> None:
+        """Forget rows that failed, and have left."""
+        assert self._writers is not None
+        live = {id(row) for row in self._writers.rows}
+        for row in rows:
+            if id(row) not in live:
+                self._job_of.pop(id(row), None)
 
     def _fail(self, row: Row, error: Exception) -> None:
         self._job_of[id(row)].fail(error)
@@ -243,12 +252,14 @@ class WritingPart:
         while job.todo and writers.free and not job.is_over:
             row = job.todo.popleft()
             self._job_of[id(row)] = job
-            writers.begin(row, len(job.request.ids), self._read.logits_V, self._fail)
+            try:
+                writers.begin(row, len(job.request.ids), self._read.logits_V, self._fail)
+            except Exception as error:
+                job.fail(error)
             self._count("tokens_written", 1)
-            if row.is_done and not job.is_over:
+            if row.is_done:
                 self._finished(row)
-            elif job.is_over and all(own is not row for own in writers.rows):
-                del self._job_of[id(row)]
+            self._forget([row])
         if not job.todo or job.is_over:
             self._read = None
 

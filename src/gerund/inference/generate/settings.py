@@ -59,7 +59,10 @@ class Options(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Settings:
-    """One request but for its prompt.
+    """One request but for its prompt; ``of`` makes checked ones.
+
+    >>> Settings.of(20, Sampling(temperature=1.0, seed=1), {"n": 2, "stop": "END"}).stop
+    ('END',)
 
     Attributes:
         max_new_tokens: how much to write at most.
@@ -80,6 +83,11 @@ class Settings:
     @classmethod
     def of(cls, max_new_tokens: int, sampling: Sampling | None, options: Options) -> Self:
         """Return checked settings.
+
+        Args:
+            max_new_tokens: how much to write at most.
+            sampling: how tokens are chosen; None is greedy.
+            options: everything else, as keywords of ``LanguageModel.generate`` by name.
 
         Raises:
             ConfigError: a setting is impossible, or contradicts another.
