@@ -2,8 +2,9 @@
 #
 #   make demo     see it work, on short texts that come with it   (make demo MODEL=path/to/a/model)
 #   make test     run the quick tests      (make test PYTEST_ARGS="-k plan -x"; -m slow for the slow ones)
+#   make package  build the packages of a release and try one in an empty environment
 #   make docs     build the documentation as a site in site/, without a network
-#   make check    style, types, documentation and all tests: what a change has to pass
+#   make check    style, types, documentation, packages and all tests: what a change has to pass
 #   make format   let ruff put the code into its form
 #   make benchmark-page   render docs/benchmarks.md from benchmarks/results/
 #   make clean    remove what the targets above have made
@@ -22,7 +23,7 @@ USABLE := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11 python; do \
 	if $$python -c '$(USABLE)' >/dev/null 2>&1; then echo $$python; break; fi; done)
 
-.PHONY: help demo test check lint docs format benchmark-page clean
+.PHONY: help demo test check lint docs package format benchmark-page clean
 .DEFAULT_GOAL := help
 
 help:
@@ -35,7 +36,7 @@ test: $(READY)
 	$(PYTEST) $(PYTEST_ARGS)
 
 # All tests, the slow ones too. They come last, so that their summary is the last line.
-check: lint docs
+check: lint docs package
 	$(PYTEST) -m "not gpu" $(PYTEST_ARGS)
 
 lint: $(READY)
@@ -46,6 +47,9 @@ lint: $(READY)
 # Strict: a warning is an error. The variable silences an advertisement for another program.
 docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+package: $(READY)
+	$(BIN)/python -m tests.package_check dist
 
 format: $(READY)
 	$(BIN)/ruff format .

@@ -1,21 +1,20 @@
-"""What an index finds, how quickly it is made, and how quickly it answers.
+"""What an index finds: nDCG@10 of words, vectors, both joined, and of both put into a new order by a model.
 
-    python benchmarks/index.py --data ../shared/data [--sets medline,cranfield,cisi] [--tables quality,making,asking]
+    python benchmarks/index.py --data ../shared/data [--sets medline,cranfield,cisi] [--outside ./all-MiniLM-L6-v2]
 
-`quality`: nDCG@10 on collections in BEIR's layout, through the store that `gerund search` asks: words, vectors, both
-joined with the usual weight and with the best of eleven, and by reciprocal ranks; whole documents, early and late
-chunks, with and without the title in front, under the model's own plan and under `causal`. A document scores as its
-best chunk.
+Collections are in BEIR's layout and go through the store that `gerund search` asks; a document scores as its best
+chunk. What it costs is measured by `index_cost.py`.
 
-`making`: documents a second, beside sentence-transformers and LanceDB with the same weights, plan and chunks.
+`quality`: whole documents, early and late chunks, with `--titles` also behind their titles. With `--outside`
+a folder of sentence-transformers embeds the same chunks.
 
-`asking`: time of one query to an index of random vectors, and which part of the nearest ten it finds.
+`reranked`: the first queries of each collection, their first hits in the order of `lm.rerank`'s measures.
 """
 
 import tempfile
-import time
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,87 +26,182 @@ import harness
 from gerund import Chunking, Document
 from gerund.evaluation.sets.beir import collection_files, read_collection
 from gerund.retrieval import fusion
-from gerund.retrieval.documents import Chunk
+from gerund.retrieval.chunking import cut
+from gerund.retrieval.embedding import Embedder
 from gerund.retrieval.lance_store import LanceStore
-from gerund.retrieval.searching import found_by_vectors, found_by_words
-from gerund.retrieval.store import About, Words
-from inputs import demo_texts, random_llama, save
+from gerund.retrieval.searching import found_by_vectors, found_by_words, joined
+from gerund.retrieval.store import About, Found
+from gerund.scoring.relevance import RELEVANCE_MEASURES
 from results import Column, Row, Table
 
 WEIGHTS = [place / 10 for place in range(11)]
-PEER = "sentence-transformers + LanceDB"
+OWN, CAUSAL = "own", gerund.AttentionPlan("causal")
+AS_FOUND = "as found"
 _SPARE = 16
 
+# What words and what vectors find for a query.
+Sides = tuple[list[Found], list[Found]]
 
-def ways(lm: Any, tokens: Sequence[int]) -> Iterator[tuple[str, Chunking]]:
+
+@dataclass(frozen=True)
+class Set:
+    """A collection: its documents, queries, and which documents are relevant."""
+
+    name: str
+    documents: list[Document]
+    queries: dict[str, str]
+    judgements: dict[str, Any]
+
+    @classmethod
+    def read(cls, name: str, options: Any) -> "Set":
+        """Read one from the data folder, or as much of it as is asked for."""
+        collection = read_collection(collection_files(options.data / "retrieval" / name)).first(options.queries)
+        documents = [Document(one, collection.bodies[one], title) for one, title in collection.titles.items()]
+        documents = documents[: options.documents]
+        kept = {one.source for one in documents}
+        judgements = {query: grades for query, grades in collection.judgements.items() if kept & grades.keys()}
+        return cls(name, documents, collection.queries, judgements)
+
+    @property
+    def has_titles(self) -> bool:
+        """Whether any document has one."""
+        return any(one.title for one in self.documents)
+
+    def ndcg(self, scores: Mapping[str, Mapping[str, float]]) -> float:
+        """Return the mean nDCG@10 of the documents' scores, in percent; of the queries that are scored."""
+        import pytrec_eval
+
+        evaluator = pytrec_eval.RelevanceEvaluator(self.judgements, {"ndcg_cut.10"})
+        found = evaluator.evaluate({query: dict(own) for query, own in scores.items()})
+        return 100 * float(np.mean([found[one]["ndcg_cut_10"] if scores[one] else 0.0 for one in scores]))
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """What embeds: chunks of documents, and queries."""
+
+    name: str
+    plan: str
+    tokenizer: Any
+    max_length: int
+    chunks: Callable[[Chunking, list[list[Any]]], np.ndarray]
+    queries: Callable[[list[str]], np.ndarray]
+    dimensions: int
+    is_own: bool = True
+
+
+def own_encoder(lm: Any, plan: str) -> Encoder:
+    """Return one of gerund's models."""
+    return Encoder(
+        lm.name, plan, lm.tokenizer, lm.max_length,
+        lambda chunking, documents: Embedder(lm, chunking).chunks(documents),
+        lambda texts: Embedder(lm, Chunking()).queries(texts), lm.dimensions,
+    )  # fmt: skip
+
+
+def outside_encoder(folder: Path, tokenizer: Any) -> Encoder:
+    """Return one of sentence-transformers, for the same chunks."""
+    from sentence_transformers import SentenceTransformer
+
+    model = SentenceTransformer(str(folder), device="cpu", local_files_only=True)
+
+    def encode(texts: list[str]) -> np.ndarray:
+        return np.asarray(model.encode(texts, normalize_embeddings=True, show_progress_bar=False), dtype=np.float32)
+
+    def chunks(chunking: Chunking, documents: list[list[Any]]) -> np.ndarray:
+        listed = [one for own in documents for one in own]
+        return encode(
+            [f"{one.context}\n{one.text}" if chunking.context and one.context else one.text for one in listed]
+        )
+
+    size = int(model.get_embedding_dimension())
+    return Encoder("all-MiniLM-L6-v2", "its own", tokenizer, 1024, chunks, encode, size, is_own=False)
+
+
+def ways(encoder: Encoder, tokens: Sequence[int], *, titles: bool) -> Iterator[tuple[str, Chunking]]:
     """Yield the ways to cut and embed that are compared, with their names."""
-    yield "whole", Chunking(tokens=lm.max_length - _SPARE, context=True)
+    yield "whole", Chunking(tokens=encoder.max_length - _SPARE, context=True)
     for most in tokens:
-        for late in (False, True):
-            for context in (False, True):
+        for late in (False, True) if encoder.is_own else (False,):
+            for context in (False, True) if titles else (False,):
                 name = f"{'late' if late else 'early'} {most}{', with title' if context else ''}"
                 yield name, Chunking(tokens=most, late=late, context=context)
+
+
+@contextmanager
+def indexed(encoder: Encoder, chunking: Chunking, own: Set) -> Iterator[LanceStore]:
+    """Yield a store of a collection's chunks."""
+    with tempfile.TemporaryDirectory() as folder:
+        store = LanceStore(Path(folder) / "my.index")
+        store.create(About("fingerprint", encoder.name, encoder.dimensions, "", chunking))
+        for first in range(0, len(own.documents), 128):
+            listed = [cut(one, encoder.tokenizer, chunking) for one in own.documents[first : first + 128]]
+            chunks = [one for chunks in listed for one in chunks]
+            vectors_ND = encoder.chunks(chunking, listed)
+            store.replace([one.source for one in own.documents[first : first + 128]], chunks, vectors_ND)
+        store.tidy()
+        yield store
+
+
+def sides_of(store: LanceStore, encoder: Encoder, own: Set) -> dict[str, Sides]:
+    """Return what words and vectors find for each query that is scored."""
+    vectors_ND = encoder.queries([own.queries[one] for one in own.judgements])
+    return {
+        one: (
+            found_by_words(store, [own.queries[one]], fusion.DEPTH, None),
+            found_by_vectors(store, vector_D[None], fusion.DEPTH, None),
+        )
+        for one, vector_D in zip(own.judgements, vectors_ND, strict=True)
+    }
+
+
+def by_document(scores: Mapping[str, float], sides: Sides) -> dict[str, float]:
+    """Return each document's best score, of those of its chunks."""
+    sources = {chunk.id: chunk.source for side in sides for chunk, _ in side}
+    best: dict[str, float] = {}
+    for id_, score in scores.items():
+        best[sources[id_]] = max(score, best.get(sources[id_], float("-inf")))
+    return best
 
 
 def quality(options: Any) -> Table:
     """Measure nDCG@10."""
     rows = []
-    own = gerund.load(options.model)
+    lm = gerund.load(options.model)
+    encoders = [own_encoder(lm, OWN)] if "own" in options.encoders else []
+    if options.causal:
+        encoders.append(own_encoder(lm.with_encoder(replace(lm.encoder, attention=CAUSAL)), "causal"))
+    if options.outside is not None and "outside" in options.encoders:
+        encoders.append(outside_encoder(options.outside, lm.tokenizer))
     for name in options.sets.split(","):
-        collection = read_collection(collection_files(options.data / "retrieval" / name)).first(options.queries)
-        documents = [Document(one, collection.bodies[one], title) for one, title in collection.titles.items()][
-            : options.documents
-        ]
-        kept = {one.source for one in documents}
-        judgements = {query: grades for query, grades in collection.judgements.items() if kept & grades.keys()}
-        for plan, lm in (("own", own), ("causal", own.with_encoder(replace(own.encoder, attention=CAUSAL)))):
-            for way, chunking in ways(lm, [int(one) for one in options.tokens.split(",")]):
-                scores = scored(lm, chunking, documents, collection.queries, judgements)
-                rows.append({"set": name, "plan": plan, "way": way, **scores})
+        own = Set.read(name, options)
+        for encoder in encoders:
+            titles = options.titles and own.has_titles
+            for way, chunking in ways(encoder, [int(one) for one in options.tokens.split(",")], titles=titles):
+                if way.split()[0] not in options.ways:
+                    continue
+                with indexed(encoder, chunking, own) as store:
+                    sides = sides_of(store, encoder, own)
+                row = {"set": name, "encoder": encoder.name, "plan": encoder.plan, "way": way, **scored(own, sides)}
+                print(row, flush=True)
+                rows.append(row)
     columns = [
-        Column("way", "chunks"), Column("set", "collection"), Column("plan", "plan"),
-        Column("words", "words", "%", 1), Column("vectors", "vectors", "%", 1, "higher"),
-        Column("fused", f"joined, weight {fusion.WEIGHT}", "%", 1, "higher"), Column("best", "best weight", "", 1),
+        Column("way", "chunks"), Column("set", "collection"), Column("encoder", "encoder"), Column("plan", "plan"),
+        Column("words", "words", "%", 1), Column("vectors", "vectors", "%", 1),
+        Column("fused", f"joined, weight {fusion.WEIGHT}", "%", 1), Column("best", "best weight", "", 1),
         Column("tuned", "joined, best weight", "%", 1), Column("rrf", "reciprocal ranks", "%", 1),
     ]  # fmt: skip
     caption = "nDCG@10 of an index; the best weight is chosen on the very queries that are scored."
     return Table("quality", caption, columns, rows)
 
 
-CAUSAL = gerund.AttentionPlan("causal")
-
-
-def scored(
-    lm: Any, chunking: Chunking, documents: Sequence[Document], queries: dict[str, str], judgements: dict[str, Any]
-) -> Row:
+def scored(own: Set, sides: Mapping[str, Sides]) -> Row:
     """Return the scores of one way."""
-    import pytrec_eval
 
-    evaluator = pytrec_eval.RelevanceEvaluator(judgements, {"ndcg_cut.10"})
-    with tempfile.TemporaryDirectory() as folder:
-        index = gerund.open_index(Path(folder) / "my.index", lm, chunking=chunking)
-        index.add_documents(documents)
-        ids = list(judgements)
-        vectors_ND = index._demand_embedder().queries([queries[one] for one in ids])
-        sides = {
-            one: (
-                {chunk.id: (chunk, score) for chunk, score in found_by_words(index.store, [queries[one]], 100, None)},
-                {chunk.id: (chunk, score) for chunk, score in found_by_vectors(index.store, vector[None], 100, None)},
-            )
-            for one, vector in zip(ids, vectors_ND, strict=True)
-        }  # fmt: skip
-
-    def ndcg(join: Any) -> float:
-        run = {}
-        for query, (words, vectors) in sides.items():
-            scores = join({id_: score for id_, (_, score) in words.items()}, {i: s for i, (_, s) in vectors.items()})
-            best: dict[str, float] = {}
-            for id_, score in scores.items():
-                source = (words.get(id_) or vectors[id_])[0].source
-                best[source] = max(score, best.get(source, -1.0))
-            run[query] = best
-        found = evaluator.evaluate(run)
-        return 100 * float(np.mean([found[query]["ndcg_cut_10"] if run[query] else 0.0 for query in judgements]))
+    def ndcg(join: Callable[[dict[str, float], dict[str, float]], Mapping[str, float]]) -> float:
+        return own.ndcg(
+            {query: by_document(join(*map(_scores, found)), found) for query, found in sides.items()}
+        )  # fmt: skip
 
     by_weight = {weight: ndcg(lambda w, v, weight=weight: fusion.convex(w, v, weight)) for weight in WEIGHTS}
     best = max(by_weight, key=lambda weight: by_weight[weight])
@@ -118,136 +212,73 @@ def scored(
     }  # fmt: skip
 
 
-def making(options: Any) -> Table:
-    """Time indexing, with the embedding of the same chunks by sentence-transformers as the peer."""
-    import lancedb
-    from sentence_transformers import SentenceTransformer
-    from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
-
-    texts = demo_texts(8 * options.making)
-    documents = [Document(f"d{row}", " ".join(texts[8 * row : 8 * row + 8])) for row in range(options.making)]
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        sizes = {"hidden_size": 384, "intermediate_size": 1024, "num_hidden_layers": 6, "num_attention_heads": 6}
-        save(random_llama(**sizes, num_key_value_heads=6), folder / "model")
-        lm = gerund.load(folder / "model", attention="causal", dtype="float32", max_length=512)
-        body = Transformer(str(folder / "model"), max_seq_length=512)
-        peer = SentenceTransformer(modules=[body, Pooling(384, "mean")], device="cpu")
-        count = 0
-
-        def ours(late: bool) -> list[str]:
-            nonlocal count
-            count += 1
-            index = gerund.open_index(folder / f"{count}.index", lm, chunking=Chunking(late=late))
-            index.add_documents(documents)
-            return [one.text for one in index.store.chunks_of([document.source for document in documents])]
-
-        chunks = ours(False)
-
-        def theirs() -> None:
-            nonlocal count
-            count += 1
-            vectors = peer.encode(chunks, normalize_embeddings=True)
-            rows = [{"text": text, "vector": vector} for text, vector in zip(chunks, vectors, strict=True)]
-            table = lancedb.connect(folder / f"{count}.lance").create_table("chunks", rows)
-            table.create_index("text", config=lancedb.index.FTS())
-
-        theirs()
-        difference = harness.largest_difference(
-            peer.encode(chunks[:32], normalize_embeddings=True), lm.encode(chunks[:32])
-        )
-        check = harness.require("largest difference of the vectors", difference, 1e-4)
-        systems = {PEER: theirs, "gerund, early": lambda: ours(False), "gerund, late": lambda: ours(True)}
-        rounds = harness.alternate(systems, options.rounds)
-    caption = (
-        f"Making an index of {len(documents)} documents ({len(chunks)} chunks of at most 64 tokens), a random 6-layer "
-        "Llama of width 384; the peer is given the chunks, ours cuts them too."
-    )
-    return rounds.table("making", caption, base=PEER, checks=[check])
+def _scores(side: Sequence[Found]) -> dict[str, float]:
+    return {chunk.id: score for chunk, score in side}
 
 
-def asking(options: Any) -> Table:
-    """Time queries to many chunks, and compare what is found with a comparison of every vector."""
+def reranked(options: Any) -> Table:
+    """Measure what a new order of the first hits brings."""
     rows = []
-    draw = np.random.default_rng(0)
-    words = [f"word{number}" for number in range(5000)]
-    for size in [int(one) for one in options.chunks.split(",")]:
-        centres_CD = draw.normal(size=(100, options.width)).astype(np.float32)
-        vectors_ND = centres_CD[draw.integers(100, size=size)]
-        vectors_ND += draw.normal(size=(size, options.width)).astype(np.float32)
-        vectors_ND /= np.linalg.norm(vectors_ND, axis=1, keepdims=True)
-        with tempfile.TemporaryDirectory() as folder:
-            store = LanceStore(Path(folder) / "my.index")
-            store.create(About("fingerprint", "random", options.width, "", Chunking()))
-            for first in range(0, size, 20_000):
-                own = range(first, min(first + 20_000, size))
-                texts = [" ".join(words[place] for place in draw.zipf(1.3, size=40) % 5000) for _ in own]
-                chunks = [_chunk(row, text) for row, text in zip(own, texts, strict=True)]
-                store.replace([one.source for one in chunks], chunks, vectors_ND[own.start : own.stop])
-            begin = time.perf_counter()
-            store.tidy()
-            tidied = time.perf_counter() - begin
-            queries_QD = vectors_ND[draw.integers(size, size=options.queries_timed)]
-            queries_QD = queries_QD + 0.5 * draw.normal(size=queries_QD.shape).astype(np.float32) / options.width**0.5
-            queries_QD /= np.linalg.norm(queries_QD, axis=1, keepdims=True)
-            recall = np.mean([_recall(store, vectors_ND, query_D) for query_D in queries_QD])
-
-            def by_words(store: LanceStore = store) -> None:
-                for number in range(options.queries_timed):
-                    store.words(Words(f"word{number % 50} word{number % 500} word{number}"), fusion.DEPTH)
-
-            def by_vectors(store: LanceStore = store, queries_QD: np.ndarray = queries_QD) -> None:
-                for query_D in queries_QD:
-                    store.vectors(query_D, fusion.DEPTH)
-
-            rounds = harness.alternate({"words": by_words, "vectors": by_vectors}, options.rounds)
-        scale = 1000 / options.queries_timed
-        for row in rounds.rows(scale=scale, chunks=size):
-            found = {"recall": float(recall)} if row["system"] == "vectors" else {}
-            rows.append({**row, **found, "tidied": tidied, "memory": harness.peak_memory()})
+    lm = gerund.load(options.model)
+    measures = [one for one in RELEVANCE_MEASURES if one != "own" or lm.scorer is not None]
+    for name in options.sets.split(","):
+        own = Set.read(name, options)
+        own = replace(own, judgements=dict(list(own.judgements.items())[: options.reranked_queries]))
+        encoder = own_encoder(lm, OWN)
+        with indexed(encoder, Chunking(), own) as store:
+            sides = sides_of(store, encoder, own)
+        for measure in (AS_FOUND, *measures):
+            runs = {
+                one: _in_order(lm, own.queries[one], found, measure, options.rerank) for one, found in sides.items()
+            }
+            row = {"set": name, "by": measure, "queries": len(runs), "ndcg": own.ndcg(runs)}
+            print(row, flush=True)
+            rows.append(row)
     columns = [
-        Column("system", "search"), Column("chunks", "chunks"), Column("cpu", "processor time a query", "ms", 1),
-        Column("wall", "wall time a query", "ms", 1), Column("recall", "recall@10", "", 3),
-        Column("tidied", "putting into shape", "s", 1), Column("memory", "peak memory so far", "MiB", 0),
-        Column("ratio", "ratio"),
+        Column("by", "order of the first hits"), Column("set", "collection"), Column("queries", "queries"),
+        Column("ndcg", "nDCG@10", "%", 1),
     ]  # fmt: skip
-    return Table(
-        "asking",
-        f"One query for 100 chunks, random vectors of {options.width} numbers around 100 centres.",
-        columns,
-        rows,
+    caption = (
+        f"The first {options.rerank} hits of `gerund search` (chunks of 64 tokens, words and vectors joined) in a new "
+        "order; a document stands where its first chunk stands."
     )
+    return Table("reranked", caption, columns, rows)
 
 
-def _chunk(row: int, text: str) -> Chunk:
-    return Chunk(f"d{row}", 0, len(text), text, 0, 40, "", "", "", "")
-
-
-def _recall(store: LanceStore, vectors_ND: np.ndarray, query_D: np.ndarray) -> float:
-    wanted = {f"d{row}" for row in np.argsort(-(vectors_ND @ query_D))[:10]}
-    return len(wanted & {chunk.source for chunk, _ in store.vectors(query_D, 10)}) / 10
+def _in_order(lm: Any, query: str, sides: Sides, measure: str, count: int) -> dict[str, float]:
+    """Return the documents' scores: minus the place of the first chunk of each."""
+    hits = joined(*sides, "hybrid", fusion.WEIGHT)
+    if measure != AS_FOUND:
+        order = lm.rerank(query, [one.text for one in hits[:count]], by=measure).indices
+        hits = [*(hits[place] for place in order), *hits[count:]]
+    places: dict[str, float] = {}
+    for place, one in enumerate(hits):
+        places.setdefault(one.source, -float(place))
+    return places
 
 
 def main(argv: list[str] | None = None) -> None:
     """Measure what is asked for."""
-    parser = harness.parser(__doc__, rounds=5)
-    parser.add_argument("--data", type=Path, help="a folder with retrieval/; without one `quality` is left out")
-    parser.add_argument("--model", default="default", help="for `quality` (%(default)s)")
-    parser.add_argument("--tables", default="quality,making,asking")
+    parser = harness.parser(__doc__, rounds=1)
+    parser.add_argument("--data", type=Path, required=True, help="a folder with retrieval/")
+    parser.add_argument("--model", default="default", help="(%(default)s)")
+    parser.add_argument("--outside", type=Path, help="a folder of sentence-transformers, all-MiniLM-L6-v2's")
+    parser.add_argument("--causal", action="store_true", help="measure the plan `causal` too")
+    parser.add_argument("--encoders", default="own,outside", help="whose chunks (%(default)s)")
+    parser.add_argument("--ways", default="whole,early,late", help="what chunks (%(default)s)")
+    parser.add_argument("--titles", action="store_true", help="also chunks that are read behind their titles")
+    parser.add_argument("--tables", default="quality,reranked")
     parser.add_argument("--sets", default="medline,cranfield,cisi")
-    parser.add_argument("--tokens", default="64,128", help="tokens of a chunk (%(default)s)")
+    parser.add_argument("--tokens", default="64", help="tokens of a chunk (%(default)s)")
     parser.add_argument("--documents", type=int, help="at most so many of a collection")
     parser.add_argument("--queries", type=int, help="at most so many of a collection")
-    parser.add_argument("--making", type=int, default=500, help="documents that are indexed (%(default)s)")
-    parser.add_argument("--chunks", default="10000,100000", help="sizes of the index that is asked (%(default)s)")
-    parser.add_argument("--width", type=int, default=256, help="numbers in a vector that is asked for (%(default)s)")
-    parser.add_argument("--queries-timed", type=int, default=50)
-    small = {"sets": "medline", "tokens": "64", "documents": 20, "queries": 5, "making": 6, "chunks": "300"}
-    options = harness.parse(parser, argv, quick={**small, "queries_timed": 3, "width": 16})
+    parser.add_argument("--rerank", type=int, default=20, help="hits that are put into a new order (%(default)s)")
+    parser.add_argument("--reranked-queries", type=int, default=30, help="of each collection (%(default)s)")
+    small = {"sets": "medline", "documents": 20, "queries": 5, "reranked_queries": 2, "rerank": 3}
+    options = harness.parse(parser, argv, quick=small)
     torch.set_num_threads(options.threads)
-    makers = {"quality": quality, "making": making, "asking": asking}
-    wanted = [name for name in options.tables.split(",") if name != "quality" or options.data is not None]
-    tables = [makers[name](options) for name in wanted]
+    makers = {"quality": quality, "reranked": reranked}
+    tables = [makers[name](options) for name in options.tables.split(",")]
     harness.report(options, __file__, tables, libraries=("lancedb", "sentence-transformers"))
 
 

@@ -17,6 +17,7 @@ PAGE = ROOT / "docs" / "explanation" / "design.md"
 ROWS = (
     ("errors", "types", "progress", "version"),
     ("checks",),
+    ("precision",),
     ("jobs",),
     ("attention.plan",),
     ("methods",),
@@ -27,6 +28,7 @@ ROWS = (
     ("inference",),
     ("exporting",),
     ("encoder_model",),
+    ("token_encoder",),
     ("text_encoder",),
     ("seq2seq_encoder",),
     ("scoring",),
@@ -37,13 +39,13 @@ ROWS = (
     ("engine", "retrieval"),
     ("training", "evaluation", "demo", "doctor"),
     ("reporting",),
-    ("integrations",),
+    ("integrations", "adaptation"),
     ("server",),
     ("cli",),
     ("__main__",),
 )
 BASE = (
-    *("errors", "types", "progress", "version", "checks", "jobs", "attention.plan", "methods", "config"),
+    *("errors", "types", "progress", "version", "checks", "precision", "jobs", "attention.plan", "methods", "config"),
     "spec",
 )
 # `data` imports only the base, and is imported by this part, its row and those above.

@@ -181,11 +181,14 @@ def test_public_names() -> None:
         "Rendered",
         "Rerank",
         "Sampling",
+        "Session",
         "Settings",
         "Source",
         "TextError",
         "UnsupportedModelError",
+        "adapt",
         "load",
+        "open_document",
         "open_index",
     ]
     for name in gerund.__all__:

@@ -19,6 +19,7 @@ from typer.main import get_command
 
 import gerund
 from gerund.cli.main import app
+from gerund.errors import MissingDependencyError
 from gerund.training.recipe import Recipe
 from tests.architecture_table import PAGE, PICTURES, with_pictures
 from tests.cli.helpers import run_cli
@@ -59,6 +60,8 @@ HOSTS = {
     "www.w3.org",
 }
 README_LINES = 150
+# What a page's examples need beyond gerund.
+LIBRARIES = {DOCS / "how-to" / "frameworks.md": ("langchain_core", "llama_index.core", "haystack")}
 
 
 def read(path: Path) -> str:
@@ -81,7 +84,12 @@ def room(path: Path) -> str:
     return module_name(path).split(".")[0] or "gerund"
 
 
+def slow_where(condition: bool, value: Any) -> Any:
+    return pytest.param(value, marks=pytest.mark.slow) if condition else value
+
+
 WITH_EXAMPLES = [path for path in FILES if ">>>" in read(path)]
+PARTS = sorted({room(path) for path in WITH_EXAMPLES})  # integrations import one framework after the other
 
 
 @pytest.fixture
@@ -95,13 +103,17 @@ def loaded_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(gerund, "load", give)
 
 
-@pytest.mark.parametrize("part", sorted({room(path) for path in WITH_EXAMPLES}))
+@pytest.mark.parametrize("part", [slow_where(part == "integrations", part) for part in PARTS])
 @pytest.mark.usefixtures("loaded_once")
 def test_docstring_examples(part: str) -> None:
     said: list[str] = []
     for path in (path for path in WITH_EXAMPLES if room(path) == part):
         name = f"gerund.{module_name(path)}".rstrip(".")
-        for test in doctest.DocTestFinder(exclude_empty=True).find(importlib.import_module(name), name):
+        try:
+            module = importlib.import_module(name)
+        except MissingDependencyError:  # an integration with what is not installed
+            continue
+        for test in doctest.DocTestFinder(exclude_empty=True).find(module, name):
             if not HAS_DEFAULT and "gerund.load()" in (test.docstring or ""):
                 continue
             test.globs["gerund"] = gerund
@@ -112,7 +124,7 @@ def test_docstring_examples(part: str) -> None:
 
 def quick_or_slow(page: Path) -> Any:
     """Return the page; the guides, of which each loads models, are slow."""
-    return pytest.param(page, marks=pytest.mark.slow) if page.parent.name == "how-to" else page
+    return slow_where(page.parent.name == "how-to", page)
 
 
 @needs_default
@@ -122,6 +134,9 @@ def test_python_examples_run_as_they_stand(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HAYSTACK_TELEMETRY_ENABLED", "False")
+    for library in LIBRARIES.get(page, ()):
+        pytest.importorskip(library, reason=f"{library} is not installed")
     names: dict[str, object] = {}
     for line, _, body in blocks(page, "python"):
         # Blank lines in front, so that an error names the page's own line.

@@ -70,7 +70,7 @@ def test_prompts_plans_and_poolings_that_are_mistyped(lm):
         gerund.EncoderConfig(pooling="weighted_mean")
     named = lm.with_encoder(gerund.EncoderConfig(prompts={"query": "Q: ", "document": "D: "}))
     with pytest.raises(gerund.ConfigError, match=r"unknown prompt 'qurey'; valid are: query, document; did you mean"):
-        named.encode("a", prompt="qurey")
+        named.encode("a", prompt_name="qurey")
 
 
 class TestUsage:

@@ -37,6 +37,32 @@ def test_search(tiny_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture
         run("search.py", tmp_path / "empty", "what is bread", "--model", tiny_folder)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "library"),
+    [
+        ("langchain_answers.py", "langchain_core"),
+        ("llama_index_answers.py", "llama_index.core"),
+        ("haystack_search.py", "haystack"),
+    ],
+)
+def test_frameworks(
+    name: str, library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HAYSTACK_TELEMETRY_ENABLED", "False")
+    pytest.importorskip(library, reason=f"{library} is not installed")
+    (tmp_path / "bread.txt").write_text("Bread is made of flour, water, salt and yeast.")
+    (tmp_path / "more.txt").write_text("Trains need rails.\n\nSwallows nest in barns.")
+    run(name, tmp_path, "what is bread made of")
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) >= 3
+    assert "bread.txt" in lines[0]
+    if name != "langchain_answers.py":
+        (tmp_path / "empty").mkdir()
+        with pytest.raises(SystemExit, match=r"has no \.txt file"):
+            run(name, tmp_path / "empty", "what is bread made of")
+
+
 def test_threads(tiny_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run("threads.py", "--model", tiny_folder)
     output = capsys.readouterr().out

@@ -317,8 +317,10 @@ def test_a_decoder_only_model_may_have_a_head(tmp_path):
     ProjectionHead(HeadSettings(width=32, dimensions=8)).save(folder)
     lm = gerund.load(folder, dtype="float32")
     assert lm.encode("the cat").shape == (8,)
-    with pytest.raises(ConfigError, match="projection head cannot be exported"):
-        lm.export(tmp_path / "st", "sentence-transformers")
+    merged = lm.export(tmp_path / "merged", "merged")
+    np.testing.assert_allclose(
+        gerund.load(merged.folder, dtype="float32").encode("the cat"), lm.encode("the cat"), atol=1e-5
+    )
 
 
 class TestCommandLine:

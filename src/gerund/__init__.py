@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from gerund.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from gerund.adaptation.running import adapt
     from gerund.attention.plan import PLAN_NAMES, AttentionPlan
     from gerund.config import EncoderConfig, Rerank, Sampling
     from gerund.engine.engine import Engine
@@ -28,10 +29,12 @@ if TYPE_CHECKING:
         TextError,
         UnsupportedModelError,
     )
+    from gerund.inference.generate.session import Session
     from gerund.inference.generate.settings import Settings
     from gerund.language_model import LanguageModel
     from gerund.retrieval.documents import Chunking, Document
     from gerund.retrieval.index import Index
+    from gerund.retrieval.open_document import open_document
     from gerund.retrieval.opening import open_index
     from gerund.spec import ModelSpec
     from gerund.types import Answer, Generation, Hit, Infill, Ranked, Rendered, Source
@@ -60,11 +63,14 @@ _WHERE = {
     "Rendered": "gerund.types",
     "Rerank": "gerund.config",
     "Sampling": "gerund.config",
+    "Session": "gerund.inference.generate.session",
     "Settings": "gerund.inference.generate.settings",
     "Source": "gerund.types",
     "TextError": "gerund.errors",
     "UnsupportedModelError": "gerund.errors",
+    "adapt": "gerund.adaptation.running",
     "load": "gerund.entry",
+    "open_document": "gerund.retrieval.open_document",
     "open_index": "gerund.retrieval.opening",
 }
 
@@ -91,11 +97,14 @@ __all__ = [
     "Rendered",
     "Rerank",
     "Sampling",
+    "Session",
     "Settings",
     "Source",
     "TextError",
     "UnsupportedModelError",
+    "adapt",
     "load",
+    "open_document",
     "open_index",
 ]
 

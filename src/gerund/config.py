@@ -6,14 +6,22 @@ Knows: names, ranges, JSON. Does not know: torch.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from gerund.attention.plan import AttentionPlan
 from gerund.checks import demand_number, read_json, whole_number
 from gerund.errors import ConfigError, DataError, unknown_name
-from gerund.methods import LAST_LAYER, NO_TEMPLATE, NO_TRANSFORM, Template, check_layers, templates_of, transform_parts
+from gerund.methods import (
+    LAST_LAYER,
+    NO_TEMPLATE,
+    NO_TRANSFORM,
+    Template,
+    check_layers,
+    choose_prompt,
+    templates_of,
+    transform_parts,
+)
 from gerund.types import Scorer
 
 CONFIG_FILE = "gerund.json"
@@ -22,7 +30,7 @@ DEFAULT_MODEL = "default"
 FORMAT = 1
 MOST_AT_ONCE = 10_000
 """Texts that are written for one at a time; more are a slip."""
-EXPORT_FORMATS = ("sentence-transformers", "merged")
+EXPORT_FORMATS = ("sentence-transformers", "merged", "onnx")
 InfillMethod = Literal["infill", "left-only", "blank", "contextual", "prefix-suffix", "line-by-line"]
 INFILL_METHODS: tuple[InfillMethod, ...] = get_args(InfillMethod)
 DTYPE_NAMES = ("float32", "bfloat16", "float16")
@@ -190,23 +198,18 @@ class EncoderConfig:
         """Return the same config with the plan's k (and k0) worked out for ``n_layers`` layers."""
         return replace(self, attention=self.attention.with_defaults(n_layers))
 
-    def prompt_text(self, prompt: str | None) -> str:
-        """Return the prompt to use: None for the default, a name from ``prompts``, or the text itself.
+    def prompt_text(self, prompt: str | None = None, prompt_name: str | None = None) -> str:
+        """Return the prompt to use: the text given, that of a name from ``prompts``, or the default.
 
         Raises:
-            ConfigError: no text; or a single word that is all but one of the names: a slip, which would be read as a
-                text.
+            ConfigError: as ``choose_prompt``.
 
-        >>> EncoderConfig(prompts={"query": "Question: "}).prompt_text("query")
+        >>> EncoderConfig(prompts={"query": "Question: "}).prompt_text(prompt_name="query")
         'Question: '
         """
-        if prompt is None:
+        if prompt is None and prompt_name is None:
             return self.prompt
-        if not isinstance(prompt, str):
-            raise ConfigError(f"a prompt is a text or the name of one, not {prompt!r}")
-        if prompt not in self.prompts and prompt.isidentifier() and get_close_matches(prompt, self.prompts, cutoff=0.6):
-            raise unknown_name("prompt", prompt, list(self.prompts))
-        return self.prompts.get(prompt, prompt)
+        return choose_prompt(self.prompts, prompt, prompt_name)
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-ready dict."""

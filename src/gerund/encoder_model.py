@@ -3,11 +3,11 @@
 Knows: plans, adapters, heads, transforms, fingerprints. Does not know: texts.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import replace
 from threading import Lock
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -37,6 +37,8 @@ class EncoderModel:
 
     job: Job = "encode"
     """Whose adapter is active while texts are read."""
+    load_again: Callable[[ModelSpec], Any] | None = None
+    """Loads a model by its spec; set where it was loaded so."""
 
     def __init__(
         self,
@@ -117,6 +119,18 @@ class EncoderModel:
     def _sends_plan(plan: ResolvedPlan, encoder: EncoderConfig) -> bool:
         return not plan.is_causal or encoder.layers != LAST_LAYER or bool(encoder.prepend)
 
+    def __reduce__(self) -> tuple[Callable[[ModelSpec], Any], tuple[ModelSpec]]:
+        """Go to another process as the spec, by which it is loaded there."""
+        if self.load_again is None or self.job != EncoderModel.job:
+            raise ConfigError(f"{self.name} is not pickled: only a model that gerund.load gave is, by its spec")
+        return self.load_again, (self.spec,)
+
+    def __copy__(self) -> Self:
+        # Not by what __reduce__ says: a copy is the same model in the same memory.
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__)
+        return other
+
     @property
     def spec(self) -> ModelSpec:
         """What loads this model again: where it came from, and every setting of its encoder worked out.
@@ -162,9 +176,12 @@ class EncoderModel:
         other = copy(self)
         other.encoder = encoder
         layer_numbers(encoder.layers, self.n_layers)
-        other.transform = self.transform if vectors_alike(encoder, self.encoder) else None
+        alike = vectors_alike(encoder, self.encoder)
+        other.transform = self.transform if alike else None
+        other.head = self.head if self.head is None or alike else self.head.without_space()
         other.runtime = replace(
             self.runtime,
+            head=other.head,
             config=encoder,
             plan=plan,
             sends_plan=self._sends_plan(plan, encoder),
@@ -210,6 +227,19 @@ class EncoderModel:
         if dimensions == self.dimensions:
             dimensions = None
         return fingerprint(self.weights_hash, self.adapter_hash, self.encoder, self.n_layers, dimensions=dimensions)
+
+    @property
+    def space(self) -> str:
+        """What tells the space of its vectors: that of the teacher that it was trained to agree with, or its own.
+
+        Vectors of two encoders can be compared where this is the same.
+
+        >>> lm = gerund.load()
+        >>> lm.space == lm.fingerprint()
+        True
+        """
+        declared = None if self.head is None else self.head.settings.space
+        return declared or self.fingerprint()
 
     @property
     def weights_hash(self) -> str:

@@ -3,6 +3,7 @@
 Knows: what the user may say. Does not know: which setting wins, or what is done with the model.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, cast
 
@@ -36,6 +37,7 @@ def load(
     recurrent: Literal["causal", "both"] | None = None,
     pooling: str | None = None,
     prompt: str | None = None,
+    prompts: Mapping[str, str] | None = None,
     adapter: str | Path | None = None,
     infill_adapter: str | Path | None = None,
     scorer: str | Path | None = None,
@@ -66,7 +68,9 @@ def load(
         recurrent: in models with layers without attention, whether the converted ones of these stay ``causal`` or run
             on the text and on the text reversed (``both``).
         pooling: ``mean``, ``weighted-mean``, ``last`` or ``first``.
-        prompt: default prompt of ``encode``.
+        prompt: default prompt of ``encode``: the text itself.
+        prompts: prompts by name, for ``encode(..., prompt_name=NAME)``, in the place of the model's own; searches and
+            ``rerank`` take those named ``query`` and ``document``.
         adapter: a PEFT folder, active while encoding and infilling and never while generating; ``none`` leaves the
             folder's own ones aside, and with them the head and the scorer that were trained with them.
         infill_adapter: another one to infill with: a PEFT folder, or a model trained from the same weights, whose
@@ -114,6 +118,7 @@ def load(
         recurrent=recurrent,
         pooling=pooling,
         prompt=prompt,
+        prompts=None if prompts is None else dict(prompts) if isinstance(prompts, Mapping) else prompts,
         adapter=adapter,
         infill_adapter=infill_adapter,
         scorer=scorer,
@@ -132,6 +137,7 @@ def load(
     opened = open_model(spec)
     kind = cast("type[LanguageModel]", Seq2SeqModel if opened.is_seq2seq else LanguageModel)
     lm = kind(opened.model, opened.tokenizer, opened.encoder, **opened.options)
+    lm.load_again = load
     for given in (spec.infill_adapter, spec.scorer):
         if given is not None and given != NO_ADAPTER:
             _demand_same_weights(lm, given)

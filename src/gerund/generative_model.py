@@ -16,7 +16,7 @@ from gerund.config import EncoderConfig, Rerank, Sampling, sampling_or
 from gerund.errors import ConfigError
 from gerund.exporting.folders import write_settings
 from gerund.inference.generate import generation
-from gerund.inference.generate.prompts import Prompt, check_conversation, check_prompts
+from gerund.inference.generate.prompts import Prompt, check_conversation, check_prompts, prompt_ids
 from gerund.inference.generate.rows import Emit, Piece
 from gerund.inference.generate.settings import Options, Settings
 from gerund.inference.generate.streams import AsyncTextStream, TextStream, Work, in_thread
@@ -28,10 +28,11 @@ from gerund.models import loading
 from gerund.models.adapters import base_state
 from gerund.models.encoder_decoder import is_encoder_decoder
 from gerund.scoring.dual import DualScorer
+from gerund.scoring.likelihood import LikelihoodScorer
 from gerund.scoring.registry import find_scorer
 from gerund.scoring.relevance import DEFAULT_MEASURE, RelevanceMeasure, check_relevance, rank
 from gerund.text_encoder import TextEncoder
-from gerund.types import Generation, Infill, Ranked, Ranking, Scorer
+from gerund.types import Generation, Ranked, Ranking, Scorer
 
 # How tokens are sampled where several fillings or continuations are ranked and nothing else is said (RankGen,
 # section 3.2).
@@ -265,7 +266,9 @@ class GenerativeModel(TextEncoder):
             can be compared, others not.
 
         Raises:
-            TextError: a text is no string, a candidate is blank, or there are not as many lists as prefixes.
+            TextError: a text is no string, a candidate is blank, there are not as many lists as prefixes, or a prefix
+                fills the context of a model whose likelihoods are read. (Where prefix and candidate together are too
+                long for it, the prefix loses its beginning.)
             ConfigError: there is no such scorer.
 
         >>> lm = gerund.load()
@@ -274,7 +277,12 @@ class GenerativeModel(TextEncoder):
         True
         """
         checked, texts = check_candidates(prefixes, continuations)
-        return find_scorer(scorer, self, own=self.scorer).score(checked, texts)
+        found = find_scorer(scorer, self, own=self.scorer)
+        if isinstance(found, LikelihoodScorer) and found.reads_model:
+            for index, prefix in enumerate(checked):
+                if prefix:
+                    prompt_ids(self.model, self.tokenizer, prefix, "prefix", index)
+        return found.score(checked, texts)
 
     def rerank(
         self, query: str, documents: Sequence[str], top_k: int | None = None, *, by: RelevanceMeasure | None = None
@@ -304,7 +312,7 @@ class GenerativeModel(TextEncoder):
     @abstractmethod
     def infill(
         self,
-        text: str,
+        text: str | Sequence[str],
         *,
         blank: str = BLANK,
         max_tokens: int = 32,
@@ -314,7 +322,7 @@ class GenerativeModel(TextEncoder):
         samples: int = 1,
         method: Method = "infill",
         shots: int = 0,
-    ) -> Infill:
+    ) -> Any:
         """Fill the gaps of a text; the models say how, and which of the settings are theirs."""
 
     def expand(

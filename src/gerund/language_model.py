@@ -4,9 +4,10 @@ Knows: which function does what. Does not know: how any of it is done.
 """
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from threading import Event
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -18,16 +19,17 @@ from gerund.generative_model import GenerativeModel
 from gerund.inference.generate.prompts import Prompt, plain_text, prompt_text
 from gerund.inference.generate.reranking import Judge, search, stream_search
 from gerund.inference.generate.rows import Piece
-from gerund.inference.generate.session import Session, encode_and_keep
+from gerund.inference.generate.session import Session, encode_and_keep, read_prompt
 from gerund.inference.generate.settings import Settings
 from gerund.inference.infill import infilling
 from gerund.inference.infill.infilling import BLANK, Method
+from gerund.inference.infill.several import each
 from gerund.inference.likelihood.spans import SpanMode, SpannedText, span_logprobs
 from gerund.inference.tokens import check_texts
 from gerund.scoring.dual import DualScorer
 from gerund.scoring.likelihood import LikelihoodScorer
 from gerund.scoring.registry import find_scorer
-from gerund.types import Infill, Ranked
+from gerund.types import Ranked
 
 
 class LanguageModel(GenerativeModel):
@@ -113,7 +115,7 @@ class LanguageModel(GenerativeModel):
 
     def infill(
         self,
-        text: str,
+        text: str | Sequence[str],
         *,
         blank: str = BLANK,
         max_tokens: int = 32,
@@ -123,7 +125,7 @@ class LanguageModel(GenerativeModel):
         samples: int = 1,
         method: Method = "infill",
         shots: int = 0,
-    ) -> Infill:
+    ) -> Any:
         """Fill the gaps of a text, seeing both sides of them (MAGNET, sections 3.1 and 3.2.3).
 
         Where the right side stands depends on how long the gap is, so a gap is filled once for each candidate
@@ -139,7 +141,8 @@ class LanguageModel(GenerativeModel):
         special token.
 
         Args:
-            text: the text. Spaces before a gap are written by the model; all else stays as it is.
+            text: the text, or several, each filled by itself. Spaces before a gap are written by the model; all else
+                stays as it is.
             blank: what marks a gap in it.
             max_tokens: the longest length that is tried when ``lengths`` is None: 1, 2, 3, 4, 6, 8, 12, ... up to it.
                 The other methods write until the model ends its text, and so much at most.
@@ -156,7 +159,7 @@ class LanguageModel(GenerativeModel):
             shots: solved examples in the prompt, 0 or 5.
 
         Returns:
-            The whole text and the spans in it.
+            The whole text and the spans in it: an ``Infill``, or for several texts a list of them.
 
         Raises:
             TextError: the text is no string or not valid Unicode, has no gap or nothing else, two gaps stand next to
@@ -170,10 +173,10 @@ class LanguageModel(GenerativeModel):
         >>> filled.text == "The old man looked at" + filled.spans[0] + " and went home."
         True
         """
-        return infilling.infill(
+        fill = partial(
+            infilling.infill,
             self.model,
             self.tokenizer,
-            text,
             blank=blank,
             max_tokens=max_tokens,
             lengths=lengths,
@@ -184,16 +187,18 @@ class LanguageModel(GenerativeModel):
             shots=shots,
             adapter=self.adapters.name("infill"),
         )
+        return each(fill, text)
 
     def export(
-        self, folder: str | Path, format: Literal["sentence-transformers", "merged"], *, overwrite: bool = False
+        self, folder: str | Path, format: Literal["sentence-transformers", "merged", "onnx"], *, overwrite: bool = False
     ) -> Export:
         """Write the encoder for other tools, in the type in which its weights are held here.
 
         Args:
             folder: where to.
-            format: ``sentence-transformers``, a folder for ``SentenceTransformer``; or ``merged``, a plain
-                model with its scorer where that reads as the encoder does. Either has the encoder's adapter merged in.
+            format: ``sentence-transformers``, a folder for ``SentenceTransformer``; ``merged``, a plain
+                model with its scorer where that reads as the encoder does; or ``onnx``, a graph from token ids to
+                vectors in float32. Each has the encoder's adapter merged in.
             overwrite: replace what is there.
 
         Returns:
@@ -201,20 +206,43 @@ class LanguageModel(GenerativeModel):
             encoders; other plans need ``gerund.integrations.sentence_transformers.load``.
 
         Raises:
-            ConfigError: an unknown format.
-            ModelError: the adapter cannot be merged into the weights.
+            ConfigError: an unknown format, or a plan that it has no place for.
+            ModelError: torch cannot export the architecture, or the adapter cannot be merged into the weights.
             OutputExistsError: there is something already.
             ResourceError: the disk is full; nothing is left behind.
         """
         scorer = None if self.scorer is None or self.scorer.has_own_config else self.scorer
         return formats.export(self.runtime, folder, format, scorer=scorer, overwrite=overwrite)
 
-    def encode_and_keep(self, text: str, prompt: str | None = None) -> tuple[np.ndarray, Session]:
+    def read(self, prompt: Prompt) -> Session:
+        """Read a prompt with the untouched model and keep its keys and values, so that nothing is read twice.
+
+        Args:
+            prompt: as in ``generate``: a text, token ids, or the messages of a conversation.
+
+        Returns:
+            The session: ``generate`` and ``stream`` continue the prompt, ``read`` reads on, ``save`` keeps it.
+
+        Raises:
+            TextError: the prompt is none, or fills the model's context.
+            ModelError: it is a conversation, and the model has no chat template.
+
+        >>> lm = gerund.load()
+        >>> session = lm.read("The old man looked at")
+        >>> session.generate(4).text == lm.generate("The old man looked at", 4)[0].text
+        True
+        """
+        return read_prompt(self.model, self.tokenizer, prompt, lambda: self.weights_hash)
+
+    def encode_and_keep(
+        self, text: str, prompt: str | None = None, *, prompt_name: str | None = None
+    ) -> tuple[np.ndarray, Session]:
         """Encode one text causally and keep what the pass computed, so that generation continues without reading again.
 
         Args:
             text: the text.
             prompt: put before the text, as in ``encode``: not pooled, but part of what is continued.
+            prompt_name: as in ``encode``.
 
         Returns:
             The vector ``(dimensions,)`` float32 of ``encode``, computed in the type of the weights; and the
@@ -235,4 +263,6 @@ class LanguageModel(GenerativeModel):
                 "this model encodes with an adapter and writes without it, so generation cannot go on from what "
                 'encoding computed; load it with adapter="none", or merge the adapter (gerund convert --merge)'
             )
-        return encode_and_keep(self.runtime, self.encoder.prompt_text(prompt), *check_texts([text]))
+        [checked] = check_texts([text])
+        before = self.encoder.prompt_text(prompt, prompt_name)
+        return encode_and_keep(self.runtime, before, checked, lambda: self.weights_hash)

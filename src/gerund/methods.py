@@ -1,4 +1,4 @@
-"""Methods that need no training, by name: templates around a text, layers that are mixed, transforms of vectors.
+"""What is said of an encoder by name: prompts, templates around a text, layers that are mixed, transforms of vectors.
 
 Sources of the templates: PromptEOL (Jiang et al., 2023, "Scaling Sentence Embeddings with Large Language Models") with
 its in-context form; pretended chain of thought and knowledge enhancement (Zhang et al., 2024, "Simple Techniques for
@@ -9,6 +9,7 @@ Knows: names, numbers, texts around texts. Does not know: tokens, tensors, model
 """
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gerund.errors import ConfigError, unknown_name
@@ -186,3 +187,44 @@ def transform_parts(name: str) -> tuple[str, int | None]:
     if found is None or found[2] == "0":
         raise unknown_name("transform", name, [NO_TRANSFORM, WHITENING, ALL_BUT_THE_TOP, f"{WHITENING}-256"])
     return found[1], None if found[2] is None else int(found[2])
+
+
+class PromptText(str):
+    """A prompt that is known to be a text, although it may be a word that stands alone."""
+
+    __slots__ = ()
+
+
+def choose_prompt(stored: Mapping[str, str], prompt: str | None, prompt_name: str | None) -> str:
+    """Return the text that a prompt given by itself, or by the name of a stored one, puts before every text.
+
+    A word that stands alone is refused as a text: it would be glued to the first word of every text, and whoever
+    writes it means a name.
+
+    Raises:
+        ConfigError: both are given, or none; there is no prompt of that name; or the text is none, or a word alone.
+
+    >>> choose_prompt({"query": "Question: "}, None, "query")
+    'Question: '
+    """
+    if (prompt is None) == (prompt_name is None):
+        raise ConfigError("give a text as prompt or the name of a stored one as prompt_name, not both")
+    given = prompt_name if prompt is None else prompt
+    if not isinstance(given, str):
+        raise ConfigError(f"a prompt is a text, and so is the name of one, not {given!r}")
+    if prompt is None:
+        if given in stored:
+            return stored[given]
+        if stored:
+            raise unknown_name("prompt", given, list(stored))
+        raise ConfigError(
+            f"unknown prompt {given!r}: this encoder has none by name; store some (load(prompts={{{given!r}: TEXT}})) "
+            "or give the text itself as prompt"
+        )
+    alone = given in stored or (given.isascii() and given.isidentifier())
+    if alone and not isinstance(given, PromptText):
+        raise ConfigError(
+            f"prompt={given!r} would put this very word before every text; a stored prompt is named by prompt_name, "
+            f"and a text that is put before others ends in a space or a colon, such as {given + ': '!r}"
+        )
+    return given

@@ -6,7 +6,7 @@ Knows: which part does what. Does not know: how any of it is done.
 """
 
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from gerund.config import Sampling, sampling_or
 from gerund.errors import ConfigError, UnsupportedModelError
@@ -14,6 +14,7 @@ from gerund.generative_model import GenerativeModel
 from gerund.inference.encode.classifier import TextClassifier
 from gerund.inference.infill import sentinels
 from gerund.inference.infill.infilling import BLANK, Method
+from gerund.inference.infill.several import each
 from gerund.inference.tokens import check_texts
 from gerund.models.encoder_decoder import copy_weights, encoder_of
 from gerund.seq2seq_encoder import Seq2SeqEncoder
@@ -33,7 +34,7 @@ class Seq2SeqModel(Seq2SeqEncoder, GenerativeModel):
 
     def infill(
         self,
-        text: str,
+        text: str | Sequence[str],
         *,
         blank: str = BLANK,
         max_tokens: int = 32,
@@ -43,14 +44,14 @@ class Seq2SeqModel(Seq2SeqEncoder, GenerativeModel):
         samples: int = 1,
         method: Method = "infill",
         shots: int = 0,
-    ) -> Infill:
+    ) -> Any:
         """Fill the gaps of a text by sentinels, all of them at once (T5; GUR, section V-C).
 
         The model determines how long a filling is. With ``samples`` several are sampled, and that with the highest mean
         log-probability is kept.
 
         Args:
-            text: the text. Spaces before a gap are written by the model; all else stays as it is.
+            text: the text, or several. Spaces before a gap are written by the model; all else stays as it is.
             blank: what marks a gap in it.
             max_tokens: tokens of a filling at most.
             lengths: must be None: the model determines it.
@@ -69,16 +70,20 @@ class Seq2SeqModel(Seq2SeqEncoder, GenerativeModel):
         for name, given in other.items():
             if given:
                 raise ConfigError(f"{name} is for decoder-only models; {self.name} fills gaps by sentinels")
-        [checked] = check_texts([text])
-        return sentinels.fill(
-            self.model,
-            self.tokenizer,
-            checked,
-            blank=blank,
-            max_tokens=max_tokens,
-            sampling=sampling_or(sampling),
-            samples=samples,
-        )[0]
+
+        def fill(one: str) -> Infill:
+            [checked] = check_texts([one])
+            return sentinels.fill(
+                self.model,
+                self.tokenizer,
+                checked,
+                blank=blank,
+                max_tokens=max_tokens,
+                sampling=sampling_or(sampling),
+                samples=samples,
+            )[0]
+
+        return each(fill, text)
 
     def for_representation(self) -> Seq2SeqEncoder:
         """Return encoder and head alone (GUR, section V-A: GurForSequenceRepresentation).

@@ -265,7 +265,11 @@ class Answer(_Plain):
         found: whether anything relevant was found.
         sources: what was read, by their numbers; none where nothing relevant was found.
         cited: the numbers of the sources that the answer rests on.
-        method: how it was made, such as ``extractive``: a sentence of a source, as it stands there.
+        method: how it was made: ``extractive``, a sentence of a source as it stands there, or ``generate``, written by
+            the model.
+        dropped: numbers that the model cited and no source has; they were taken out of the text.
+        finished: whether a written answer came to its end, rather than running out of tokens.
+        usage: how many tokens were read and written for it.
 
     >>> answer = Answer("When?", "In 1825.", True, [Source(1, "rail.txt", 0, 8, "In 1825.")], [1], "extractive")
     >>> Answer.from_dict(answer.to_dict()) == answer
@@ -278,12 +282,17 @@ class Answer(_Plain):
     sources: list[Source] = field(repr=False)
     cited: list[int]
     method: str
+    dropped: list[int] = field(default_factory=list)
+    finished: bool = True
+    usage: Usage = field(default=Usage(), repr=False)
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> Self:
         """Return the answer that ``to_dict`` described."""
         sources = [Source.from_dict(one) for one in fields["sources"]]
-        return cls(**{**fields, "sources": sources, "cited": list(fields["cited"])})
+        more = {name: list(fields[name]) for name in ("cited", "dropped") if name in fields}
+        usage = {"usage": Usage(**fields["usage"])} if "usage" in fields else {}
+        return cls(**{**fields, "sources": sources, **more, **usage})
 
 
 class Scorer(Protocol):

@@ -140,3 +140,35 @@ class TestGenerate:
     def test_mistakes(self, tiny_folder, arguments, words):
         with no_loading():
             assert words in run_cli("generate", "x", "-m", tiny_folder, *arguments).mistake
+
+
+def test_questions_on_a_terminal(folder, tmp_path, monkeypatch):
+    lm = gerund.load(folder)
+    index = gerund.open_index(tmp_path / "my.index", lm, chunking=gerund.Chunking(tokens=100))
+    index.add_documents([gerund.Document("rail", "The railway opened in 1825.")])
+    lines = iter(["railway?", "", "zebra quarks?", "railway " * 45, "And opened when?"])
+
+    def typed(_prompt):
+        try:
+            return next(lines)
+        except StopIteration:
+            raise EOFError from None
+
+    class Terminal(io.TextIOWrapper):
+        def isatty(self):
+            return True
+
+    monkeypatch.setattr("builtins.input", typed)
+    monkeypatch.setattr("tests.cli.helpers.io.TextIOWrapper", Terminal)
+    ran = run_cli("ask", tmp_path / "my.index", "--max-new-tokens", 6, "--sources")
+    assert ran.code == 0, ran.err
+    first = index.ask("railway?", max_new_tokens=6)
+    history = [{"role": "user", "content": "railway?"}, {"role": "assistant", "content": first.text}]
+    second = index.ask("And opened when?", max_new_tokens=6, history=history)
+    assert ran.out.startswith(f"{first.text}\n\n[1] rail:0-27")
+    assert "Nothing in the index is about this question.\n" in ran.out
+    assert f"{second.text}\n" in ran.out
+    assert second.text != first.text
+    assert "the question is too long" in ran.err
+    assert ran.err.count("the answer was cut off") == 2
+    assert "--json is for one answer" in run_cli("ask", tmp_path / "my.index", "--json").mistake

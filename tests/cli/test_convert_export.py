@@ -214,8 +214,8 @@ def test_models_that_are_none(tmp_path: Path, command: list[str]) -> None:
 
 
 def test_unknown_format(tiny_folder: Path, tmp_path: Path) -> None:
-    ran = run_cli("export", tiny_folder, tmp_path / "out", "--format", "onnx")
-    assert ran.mistake == "unknown format 'onnx'; valid are: sentence-transformers, merged"
+    ran = run_cli("export", tiny_folder, tmp_path / "out", "--format", "gguf")
+    assert ran.mistake == "unknown format 'gguf'; valid are: sentence-transformers, merged, onnx"
 
 
 @pytest.mark.slow
@@ -241,3 +241,10 @@ def test_a_model_named_by_its_hub_id(tiny_folder: Path, tmp_path: Path, monkeypa
     assert two.encoder.attention.name == "inplace-back"
     assert json.loads(ran.out)["fingerprint"] == one.fingerprint() == two.fingerprint()
     assert (tmp_path / "two" / "model.safetensors").read_bytes() == (tiny_folder / "model.safetensors").read_bytes()
+
+
+def test_an_end_token_behind_every_text(tiny_folder, tmp_path):
+    for flag, wanted in (("--append-eos", True), ("--no-append-eos", False)):
+        ran = run_cli("convert", tiny_folder, tmp_path / flag, flag)
+        assert ran.code == 0, ran.err
+        assert gerund.load(tmp_path / flag).encoder.append_eos is wanted

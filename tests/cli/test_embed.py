@@ -16,6 +16,7 @@ import pytest
 import gerund
 from gerund.data.embedding_files import read_embeddings
 from gerund.errors import ResourceError
+from gerund.precision import quantize, ranges_of
 from tests.cli.helpers import no_loading, run_cli
 
 TEXTS = [f"{'the cat and ' * (i % 4)}text {i}" for i in range(12)]
@@ -241,3 +242,27 @@ def test_real_texts(stories_folder, data_folder, tmp_path):
     vectors = np.load(tmp_path / "out.npy")
     assert vectors.shape == (200, 64)
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
+
+
+@pytest.mark.parametrize("ending", ["parquet", "npy"])
+@pytest.mark.parametrize("precision", ["int8", "uint8", "binary", "ubinary"])
+def test_vectors_in_fewer_bits(source, tiny_folder, tmp_path, ending, precision):
+    plain, small = tmp_path / f"plain.{ending}", tmp_path / f"small.{ending}"
+    arguments = ("embed", source, "-m", tiny_folder, "--shard-rows", 5)
+    assert run_cli(*arguments, "-o", plain).code == 0
+    # In several parts: the ranges are those of all rows.
+    ran = run_cli(*arguments, "-o", small, "--precision", precision)
+    assert ran.code == 0, ran.err
+    whole, found = read_embeddings(plain), read_embeddings(small)
+    assert found.ids == whole.ids
+    assert found.info["precision"] == precision
+    ranges = ranges_of(whole.vectors)
+    np.testing.assert_array_equal(found.vectors, quantize(whole.vectors, precision, ranges))
+    if "int8" in precision:
+        np.testing.assert_allclose(found.info["ranges"], ranges)
+
+
+def test_a_precision_that_there_is_not(source, tmp_path):
+    with no_loading():
+        mistake = run_cli("embed", source, "-o", tmp_path / "x.npy", "--precision", "int4").mistake
+    assert "unknown precision 'int4'" in mistake

@@ -81,10 +81,15 @@ def test_an_interruption_says_what_becomes_of_the_work(tiny_folder, data, tmp_pa
     def interrupt(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("gerund.evaluation.run.evaluate", interrupt)
-    ran = run_cli("eval", tiny_folder, "--data", data, "-o", tmp_path / "r", "--tasks", "sts")
+    command = ["eval", tiny_folder, "--data", data, "-o", tmp_path / "r", "--tasks", "sts"]
+    with monkeypatch.context() as patch:
+        patch.setattr("gerund.evaluation.systems.selection.systems_of", interrupt)
+        ran = run_cli(*command)
     assert ran.code != 0
-    assert "gerund: interrupted; the same command goes on with what is finished" in ran.err
+    assert "gerund: interrupted; nothing new was done yet; run the same command again\n" in ran.err
+    monkeypatch.setattr("gerund.evaluation.run._measure", interrupt)
+    told = f"0 finished scores, and the vectors of texts that were encoded for others, are kept in {tmp_path / 'r'}"
+    assert f"gerund: interrupted; {told}: run the same command again to go on from there\n" in run_cli(*command).err
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ import pytest
 
 import gerund
 from gerund.config import Rerank, Sampling
+from gerund.errors import TextError
 from tests.cli.helpers import no_loading, run_cli
 
 
@@ -130,3 +131,19 @@ class TestGenerate:
     )
     def test_mistakes(self, tiny_folder, options, message):
         assert message in run_cli("generate", "a", "-m", tiny_folder, *options).mistake
+
+
+def test_a_prefix_beyond_the_context_is_refused_as_generate_does(lm, tiny_folder, tmp_path):
+    limit = lm.model.config.max_position_embeddings
+    prefix = "x" * limit
+    with pytest.raises(TextError) as generated:
+        lm.generate([prefix], 1)
+    with pytest.raises(TextError) as scored:
+        lm.score(["a", prefix], [[" b"], [" b"]], "avg_cll")
+    assert str(scored.value) == str(generated.value).replace("prompt 0", "prefix 1").replace("the prompt", "prefix 1")
+    assert lm.score([prefix, ""], [[" x"], [" b"]], "overlap")[1] == [0.0]
+    path = tmp_path / "pairs.jsonl"
+    path.write_text(json.dumps({"prefix": prefix, "continuations": ["b"]}) + "\n")
+    told = run_cli("score", "--file", path, "-m", tiny_folder).mistake
+    assert told.startswith(f"{path}, line 1: the prefix has ")
+    assert told.endswith(f"the model's context ends at {limit}")

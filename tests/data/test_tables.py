@@ -181,3 +181,62 @@ class TestMistakes:
     def test_parquet_with_bytes_that_are_no_text(self, tmp_path):
         broken = pa.array([b"ok", b"\xff"]).view(pa.string())
         assert "row 2: not valid UTF-8 at byte 0" in refused(parquet(tmp_path / "a.parquet", text=broken))
+
+
+class TestFolders:
+    @pytest.fixture
+    def folder(self, tmp_path):
+        (tmp_path / "deep" / "out.parquet.parts").mkdir(parents=True)
+        write(tmp_path / "b.txt", "one\ntwo\n\n")
+        write(tmp_path / "deep" / "a.txt.gz", gzip.compress(b"three"))
+        write(tmp_path / "deep" / "rows.jsonl", '{"text": "four", "_id": "x"}\n{"text": "five", "_id": "y"}\n')
+        write(tmp_path / "deep" / "out.parquet.parts" / "c.txt", "never")
+        for ignored in (".hidden.txt", "picture.png", "notes.md~"):
+            write(tmp_path / ignored, "never")
+        return tmp_path
+
+    def test_a_txt_file_is_a_text_and_a_row_of_others_is_one(self, folder):
+        found = pairs(folder, folders=True)
+        assert found == [
+            ("b.txt", "one\ntwo"),
+            ("deep/a.txt.gz", "three"),
+            ("deep/rows.jsonl#x", "four"),
+            ("deep/rows.jsonl#y", "five"),
+        ]
+
+    def test_places_name_the_file(self, folder):
+        [rows] = read(folder, folders=True)
+        assert rows.place(0) == str(folder / "b.txt")
+        assert rows.place(3) == f"{folder / 'deep' / 'rows.jsonl'}, line 2"
+        write(folder / "deep" / "rows.jsonl", '{"text": 4}\n')
+        assert refused(folder, folders=True) == "/deep/rows.jsonl, line 1: 'text' is not a text but int"
+
+    def test_a_single_file_keeps_its_ids(self, folder):
+        assert pairs(folder / "deep", folders=True)[1][0] == "rows.jsonl#x"
+        (folder / "deep" / "a.txt.gz").unlink()
+        assert pairs(folder / "deep", folders=True) == [("x", "four"), ("y", "five")]
+
+    def test_of_a_collection_the_documents_are_read(self, tmp_path):
+        (tmp_path / "qrels").mkdir()
+        write(tmp_path / "qrels" / "test.tsv", "query-id\tcorpus-id\tscore\n")
+        write(tmp_path / "queries.jsonl", '{"_id": "q", "text": "who"}\n')
+        write(tmp_path / "corpus.jsonl", '{"_id": "d", "title": "T", "text": "what"}\n')
+        assert pairs(tmp_path, folders=True) == [("d", "what")]
+
+    def test_only_for_those_who_ask(self, folder, tmp_path):
+        assert refused(folder) == " is a folder, not a file"
+        (tmp_path / "empty").mkdir()
+        assert "no file of texts in it; valid endings are: .ndjson, .txt" in refused(tmp_path / "empty", folders=True)
+        with pytest.raises(ConfigError, match="what format its files have is said by their endings"):
+            open_table(folder, folders=True, format="txt")
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "csv", "parquet"])
+def test_ids_may_be_called_as_beir_calls_them(tmp_path, ending):
+    path = tmp_path / f"a.{ending}"
+    if ending == "parquet":
+        parquet(path, _id=["x"], text=["one"])
+    else:
+        write(path, '{"_id": "x", "text": "one"}\n' if ending == "jsonl" else "_id,text\nx,one\n")
+    assert pairs(path) == [("x", "one")]
+    assert pairs(path, id_column="") == [(0, "one")]

@@ -27,5 +27,5 @@ class FakeEncoder(Encoder):
     def prompt_text(self, prompt: str | None) -> str:
         return prompt or ""
 
-    def compute(self, texts: list[str], prompt: str | None, show: bool | None) -> np.ndarray:
+    def compute(self, texts: list[str], prompt: str | None, show: bool | None, kept: Any = None) -> np.ndarray:
         return np.ones((len(texts), self.dimensions), np.float32)

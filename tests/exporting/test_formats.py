@@ -23,6 +23,8 @@ from tests.tiny import save_tiny
 
 TEXTS = ["the cat", "a dog in the garden and another thing", "x"]
 IDS = torch.arange(3, 20)[None]
+# What a converted folder has beside the checkpoint's own files.
+OURS = {"gerund.json", "modules.json", "config_sentence_transformers.json"}
 
 
 def load(folder: Path, **options) -> gerund.LanguageModel:
@@ -111,8 +113,8 @@ def test_full_disk(tiny_folder: Path, tmp_path: Path, format: str, monkeypatch) 
 
 
 def test_unknown_format(tiny_folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="unknown format 'onnx'; valid are: sentence-transformers, merged"):
-        load(tiny_folder).export(tmp_path / "out", "onnx")
+    with pytest.raises(ConfigError, match="unknown format 'gguf'; valid are: sentence-transformers, merged, onnx"):
+        load(tiny_folder).export(tmp_path / "out", "gguf")
     assert not (tmp_path / "out").exists()
 
 
@@ -124,7 +126,7 @@ def test_converting_copies_every_byte(tmp_path: Path, dtype: torch.dtype, tied: 
     lm = converted(base, tmp_path / "out", attention="mask0+bidir", k=3, k0=1, prompt="Q: ")
     for path in base.iterdir():
         assert (tmp_path / "out" / path.name).read_bytes() == path.read_bytes()
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {*(p.name for p in base.iterdir()), "gerund.json"}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {*(p.name for p in base.iterdir()), *OURS}
     assert torch.equal(plain_logits(tmp_path / "out"), plain_logits(base))
     again = gerund.load(tmp_path / "out")
     assert again.encoder == lm.encoder

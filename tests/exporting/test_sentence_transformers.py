@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 import gerund
 from gerund import PLAN_NAMES, AttentionPlan, EncoderConfig, LanguageModel
 from gerund.errors import ModelError
+from gerund.exporting import modules
 from gerund.exporting import sentence_transformers as layout
 from tests.adapters import PEFT_WARNINGS, make_adapter
 from tests.tiny import CONFIGS, REFUSED, byte_tokenizer, save_tiny, tiny
@@ -38,8 +39,8 @@ def with_settings(folder: Path, **settings) -> LanguageModel:
 
 def assert_same(lm: LanguageModel, model: SentenceTransformer, prompts: tuple[str | None, ...] = (None,)) -> None:
     for prompt in prompts:
-        theirs = model.encode(TEXTS, prompt=None if prompt is None else lm.encoder.prompt_text(prompt), batch_size=3)
-        np.testing.assert_allclose(theirs, lm.encode(TEXTS, prompt=prompt), atol=NEAR)
+        given = {"prompt_name": prompt} if prompt in lm.encoder.prompts else {"prompt": prompt}
+        np.testing.assert_allclose(model.encode(TEXTS, batch_size=3, **given), lm.encode(TEXTS, **given), atol=NEAR)
 
 
 def plain(lm: LanguageModel, folder: Path) -> SentenceTransformer:
@@ -107,16 +108,19 @@ def test_prompts(tiny_folder: Path, tmp_path: Path) -> None:
     assert {name: model.prompts[name] for name in (*PROMPTS, "default")} == {**PROMPTS, "default": "Read:"}
     assert model.default_prompt_name == "default"
     assert_same(lm, model, (None, "", "query", "document"))
-    np.testing.assert_allclose(model.encode_query(TEXTS), lm.encode(TEXTS, prompt="query"), atol=NEAR)
-    np.testing.assert_allclose(model.encode_document(TEXTS), lm.encode(TEXTS, prompt="document"), atol=NEAR)
+    np.testing.assert_allclose(model.encode_query(TEXTS), lm.encode(TEXTS, prompt_name="query"), atol=NEAR)
+    np.testing.assert_allclose(model.encode_document(TEXTS), lm.encode(TEXTS, prompt_name="document"), atol=NEAR)
 
 
 def test_the_default_prompt_may_have_a_name() -> None:
     named = EncoderConfig(prompts=PROMPTS, prompt="Query:")
-    assert layout.prompt_settings(named) == (PROMPTS, "query")
+    assert modules.prompt_settings(named) == (PROMPTS, "query")
     taken = EncoderConfig(prompts={"default": "x"}, prompt="Query:")
-    assert layout.prompt_settings(taken) == ({"default": "x", "gerund-default": "Query:"}, "gerund-default")
-    assert layout.prompt_settings(EncoderConfig(prompts=PROMPTS)) == (PROMPTS, None)
+    jobs = {"query": "Query:", "document": "Query:"}
+    assert modules.prompt_settings(taken) == ({"default": "x", **jobs, "gerund-default": "Query:"}, "gerund-default")
+    other = EncoderConfig(prompts=PROMPTS, prompt="Read:")
+    assert modules.prompt_settings(other) == ({**PROMPTS, "default": "Read:"}, "default")
+    assert modules.prompt_settings(EncoderConfig(prompts=PROMPTS)) == (PROMPTS, None)
 
 
 def test_pooled_prompts(tiny_folder: Path, tmp_path: Path) -> None:
@@ -130,7 +134,7 @@ def test_prompts_that_fuse_with_the_text(tiny_folder: Path, tmp_path: Path) -> N
     model = custom(lm, tmp_path / "out", "the last token of the prompt 'Say t' can reach into the text")
     words = ["he cat", "hen", "cat"]
     theirs = model.encode(words, prompt_name="query")
-    np.testing.assert_allclose(theirs, lm.encode(words, prompt="query"), atol=NEAR)
+    np.testing.assert_allclose(theirs, lm.encode(words, prompt_name="query"), atol=NEAR)
 
 
 def test_a_weighted_mean_with_prompts(tiny_folder: Path, tmp_path: Path) -> None:

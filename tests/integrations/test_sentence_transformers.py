@@ -5,6 +5,7 @@ import json
 import pickle
 import shutil
 import sys
+from importlib.resources import files
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,10 @@ import pytest
 import torch
 
 import gerund
-from gerund.errors import DataError, MissingDependencyError
+from gerund.errors import ConfigError, DataError, MissingDependencyError
+from gerund.models.heads import HeadSettings, ProjectionHead
+from tests.cli.helpers import run_cli
+from tests.tiny import save_tiny, save_tiny_t5
 
 pytest.importorskip("sentence_transformers")
 from sentence_transformers import SentenceTransformer
@@ -60,9 +64,82 @@ def test_with_the_flag(lm: gerund.LanguageModel, folder: Path) -> None:
     assert_same(lm, model)
 
 
-def test_the_flag_is_needed_otherwise(folder: Path) -> None:
-    with pytest.raises(ValueError, match="trust_remote_code=True"):
+def refused(folder: Path) -> bool:
+    """Whether plain sentence-transformers refuses a folder, and names the module that opens it."""
+    with pytest.raises(ValueError, match=r"'gerund\.integrations\.sentence_transformers\.Transformer'"):
         SentenceTransformer(str(folder), device="cpu")
+    return True
+
+
+def test_every_folder_is_refused_without_the_flag(
+    lm: gerund.LanguageModel, folder: Path, tiny_folder, tmp_path
+) -> None:
+    """Taken for a plain checkpoint, each of them would be read from left to right, without a word."""
+    lm.save(tmp_path / "saved")
+    lm.export(tmp_path / "merged", "merged")
+    gave = run_cli("convert", tiny_folder, tmp_path / "converted", "--k", "2", "--prompt", "Query:")
+    assert gave.code == 0
+    for one in (folder, *(tmp_path / name for name in ("saved", "merged", "converted"))):
+        assert refused(one)
+        model = load(one, device="cpu", model_kwargs=FLOAT32)
+        assert_same(lm, model)
+        assert len(model) == 2
+        np.testing.assert_allclose(model.encode_query(TEXTS), lm.encode(TEXTS), atol=1e-5)
+        np.testing.assert_allclose(model.encode_document(TEXTS), lm.encode(TEXTS), atol=1e-5)
+
+
+def test_without_gerund_it_is_named(folder: Path, monkeypatch) -> None:
+    monkeypatch.setattr("sentence_transformers.util.environment.get_installed_version", lambda name: None)
+    with pytest.raises(ImportError, match=r"(?s)gerund>=0\.1, but it is not installed.*sentence_transformers\.load"):
+        SentenceTransformer(str(folder), device="cpu")
+
+
+def test_a_folder_of_an_earlier_version(lm: gerund.LanguageModel, tmp_path: Path) -> None:
+    lm.save(tmp_path / "old")
+    for name in ("modules.json", "config_sentence_transformers.json"):
+        (tmp_path / "old" / name).unlink()
+    model = load(tmp_path / "old", device="cpu", model_kwargs=FLOAT32)
+    assert_same(lm, model)
+    assert model.default_prompt_name == "default"
+
+
+@pytest.mark.slow
+def test_a_projection_head(tmp_path: Path) -> None:
+    folder = save_tiny(tmp_path / "base")
+    base = gerund.load(folder, k=2, dtype="float32")
+    head = ProjectionHead(HeadSettings(width=base.dimensions, dimensions=8))
+    lm = gerund.LanguageModel(base.model, base.tokenizer, base.encoder, head=head)
+    lm.save(tmp_path / "headed")
+    assert refused(tmp_path / "headed")
+    model = load(tmp_path / "headed", device="cpu", model_kwargs=FLOAT32)
+    assert model.get_embedding_dimension() == 8
+    assert_same(lm, model)
+
+
+def test_the_encoder_of_a_t5(tmp_path: Path) -> None:
+    lm = gerund.load(save_tiny_t5(tmp_path / "base"), dtype="float32", prompt="Query:")
+    lm.save(tmp_path / "out")
+    assert refused(tmp_path / "out")
+    assert_same(lm, load(tmp_path / "out", device="cpu", model_kwargs=FLOAT32))
+
+
+def test_the_bundled_model() -> None:
+    assert refused(files("gerund") / "assets" / "default")
+
+
+def test_methods_that_have_no_place_there(tiny_folder: Path, tmp_path: Path) -> None:
+    gerund.load(tiny_folder, template="prompteol").save(tmp_path / "out")
+    assert refused(tmp_path / "out")
+    with pytest.raises(ConfigError, match="sentence-transformers takes no template"):
+        load(tmp_path / "out")
+
+
+@pytest.mark.parametrize("text", ["{", "{}", "[1]"])
+def test_broken_modules(folder: Path, tmp_path: Path, text: str) -> None:
+    shutil.copytree(folder, tmp_path / "out")
+    (tmp_path / "out" / "modules.json").write_text(text)
+    with pytest.raises(DataError, match=r"modules\.json (is no JSON|does not hold)"):
+        load(tmp_path / "out")
 
 
 def test_options(folder: Path, lm: gerund.LanguageModel) -> None:
@@ -128,7 +205,7 @@ def test_left_padding(tiny_folder: Path) -> None:
 
 def test_folders_of_another_kind(tiny_folder: Path, tmp_path: Path) -> None:
     for folder in (tiny_folder, tmp_path / "absent"):
-        with pytest.raises(DataError, match="was not exported for sentence-transformers"):
+        with pytest.raises(DataError, match="is no folder of gerund's"):
             load(folder)
 
 

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -88,3 +89,33 @@ def test_a_command_says_what_is_kept(tmp_path, number):
     assert "Traceback" not in err
     assert process.returncode == (-signal.SIGTERM if number == signal.SIGTERM else 130)
     assert not (parts / "lock").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+def test_embed_and_eval_killed_in_the_middle_of_a_lot(tmp_path):
+    root = Path(__file__).resolve().parents[2]
+    ran = subprocess.run(
+        [sys.executable, "-m", "tests.jobs.killed_commands", str(tmp_path)],
+        check=False,
+        cwd=root,
+        env={**os.environ, "PYTHONPATH": str(root / "src"), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    assert ran.stdout.count("passes") == 2
+
+
+@pytest.mark.slow
+def test_a_long_command_that_is_interrupted_before_its_work_says_so(tmp_path):
+    """The command waits for its input; nothing was begun."""
+    pipe = tmp_path / "in.txt"
+    os.mkfifo(pipe)
+    with started(SMALL_PARTS, "embed", pipe, "-o", tmp_path / "out.parquet") as process, pipe.open("w"):
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=600)
+    told = "nothing new was done yet; run the same command again"
+    assert err.count(f"gerund: interrupted; {told}\n") == 1
+    assert "Traceback" not in err
+    assert not (tmp_path / "out.parquet.parts").exists()

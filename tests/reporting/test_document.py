@@ -37,7 +37,7 @@ def test_everything_reads_back():
 
 def test_what_else_it_says():
     found = document(several())
-    assert found["format"] == FORMAT == 2
+    assert found["format"] == FORMAT == 3
     assert found["gerund"] == __version__
     assert found["config"] == SETTINGS.to_dict()
     assert found["packages"] == versions()

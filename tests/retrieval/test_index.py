@@ -3,7 +3,6 @@
 import json
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 import gerund
@@ -86,17 +85,23 @@ def test_other_ways_to_ask_join_the_query(index, bundled, monkeypatch):
     assert index.search("zzz", 1, mode="vectors", expand=2)[0].source == "birds"
 
 
-def test_the_models_own_scorer_puts_the_first_into_a_new_order(index, bundled, tiny):
+@pytest.mark.parametrize("by", [None, "likelihood", "own", "vectors"])
+def test_the_model_puts_the_first_into_a_new_order(index, bundled, by):
     plain = index.search("bread", 4)
-    found = index.search("bread", 4, rerank=3)
-    [scores] = bundled.score(["bread"], [[f" {hit.text}" for hit in plain[:3]]], "own")
-    wanted = [plain[place].source for place in np.argsort([-one for one in scores], kind="stable")]
-    assert [hit.source for hit in found] == [*wanted, plain[3].source]
+    found = index.search("bread", 4, rerank=3, rerank_by=by)
+    order = bundled.rerank("bread", [hit.text for hit in plain[:3]], by=by or "likelihood").indices
+    assert [hit.source for hit in found] == [*(plain[place].source for place in order), plain[3].source]
     assert [hit.rank for hit in found] == [1, 2, 3, 4]
+    assert index.search("?!", 4, mode="words", rerank=3, rerank_by=by) == []
+
+
+def test_a_new_order_that_the_model_does_not_know(tiny):
     other = gerund.open_index(None, tiny, chunking=SMALL)
     other.add_documents([Document("a", "One.")])
-    with pytest.raises(ConfigError, match="was not trained to be a scorer"):
-        other.search("one", rerank=1)
+    with pytest.raises(ConfigError, match="was not trained to score"):
+        other.search("one", rerank=1, rerank_by="own")
+    with pytest.raises(ConfigError, match="likelihood"):
+        other.search("one", rerank=1, rerank_by="magic")
 
 
 def test_hits_and_answers_serialise(index):
@@ -136,7 +141,9 @@ def test_coverage_is_that_of_one_chunk():
 @pytest.mark.parametrize("bad", ["", "  ", 5, None, "\ud800"])
 def test_questions_that_are_none(index, bad):
     for ask in (index.search, index.ask):
-        with pytest.raises(TextError, match=r"the query (is empty|is not valid)|a query is a text"):
+        with pytest.raises(
+            TextError, match=r"the (query|question) (is empty|is not valid)|a (query|question) is a text"
+        ):
             ask(bad)
     with pytest.raises(TextError, match="query 1 is"):
         index.search_all(["bread", bad])

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from gerund.errors import ConfigError, DataError, InputError
-from gerund.retrieval.documents import Chunk, Chunking
+from gerund.retrieval.documents import Chunk, Chunking, Document
 from gerund.retrieval.lance_store import LanceStore
 from gerund.retrieval.memory_store import MemoryStore
 from gerund.retrieval.store import About, Words
-from tests.retrieval.helpers import ABOUT, DIMENSIONS, vector_of
+from tests.retrieval.helpers import ABOUT, DIMENSIONS, cut_lines, embed, vector_of
 
 TEXTS = {
     "bread": "Bread is baked of flour and water.",
@@ -232,3 +232,18 @@ def test_without_lancedb_there_is_the_pip_line(tmp_path):
         capture_output=True, text=True, cwd=tmp_path, check=False,
     )  # fmt: skip
     assert "MissingDependencyError: my.index needs LanceDB: pip install 'gerund[index]'" in done.stderr
+
+
+@pytest.mark.parametrize("place", ["file://{folder}/my.index", "memory://{name}/my.index"])
+def test_paths_of_object_stores_are_lancedbs(tmp_path, place):
+    store = LanceStore(place.format(folder=tmp_path, name=tmp_path.name))
+    assert store.about() is None
+    store.create(ABOUT)
+    document = Document("a", "one cat\ntwo dogs")
+    chunks = cut_lines(document)
+    store.replace(["a"], chunks, embed([chunks]))
+    store.tidy()
+    assert [chunk.text for chunk, _ in store.words(Words("cat"), 5)] == ["one cat"]
+    assert store.vectors(embed([chunks])[1], 1)[0][0].text == "two dogs"
+    store.replace(["a"], [], embed([chunks])[:0])
+    assert store.count() == 0

@@ -11,7 +11,7 @@ import yaml
 from gerund.data.corpus import corpus_files
 from gerund.errors import ConfigError
 from gerund.training.recipe import load_recipe
-from gerund.training.recipe_files import bundled_recipes, find_recipe
+from gerund.training.recipe_files import bundled_recipes, find_recipe, recipes_by_purpose
 
 
 def test_every_recipe_says_what_it_is():
@@ -19,6 +19,17 @@ def test_every_recipe_says_what_it_is():
     assert {"unimae-default", "magnet-llama-2-7b", "llm2vec-mntp-default", "default-base"} <= set(found)
     assert all(summary.endswith(".") or summary.endswith(":") or len(summary) > 20 for summary in found.values())
     assert found["unimae-llama-3.2-1b"].startswith("UniMAE with the paper's settings (Appendix C.2)")
+
+
+def test_every_recipe_has_one_purpose():
+    by_purpose = recipes_by_purpose()
+    names = [name for own in by_purpose.values() for name in own]
+    assert sorted(names) == sorted(bundled_recipes())
+    purposes = {name: purpose for purpose, own in by_purpose.items() for name in own}
+    assert "Others" not in by_purpose
+    assert purposes["rankgen-generator-llama-3.2-1b"] == purposes["default-base"] == "Make a language model"
+    assert purposes["gur-unimae-default"].startswith("Embed, by pairs")
+    assert purposes["unimae-causal-default"].startswith("Embed, by texts")
 
 
 @pytest.mark.parametrize(("size", "batch"), [("base", 4096), ("large", 4096), ("xl", 1536)])

@@ -23,9 +23,11 @@ class TestWhole:
         assert model_folder == tmp_path / "out" / "model"
         assert sorted(path.name for path in model_folder.iterdir()) == [
             "config.json",
+            "config_sentence_transformers.json",
             "generation_config.json",
             "gerund.json",
             "model.safetensors",
+            "modules.json",
             "tokenizer.json",
             "tokenizer_config.json",
             "training.json",

@@ -1,70 +1,199 @@
-"""``gerund ask``: answer a question out of an index."""
+"""``gerund ask``: answer questions out of an index, or out of one document."""
 
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gerund.cli import index_options, streams
+from gerund.cli import generation_options, index_options
 from gerund.cli import model_options as options
 
 if TYPE_CHECKING:
+    from gerund.retrieval.asking import Asking
     from gerund.spec import ModelSpec
     from gerund.types import Answer
 
+_HELPS = {
+    "model": "What the index was made with, by another name, or what reads the document; left out, the index's own."
+}
 
-@options.with_spec("model", *options.MACHINE, helps=index_options.HELPS)
+
+@options.with_spec("model", *options.MACHINE, helps=_HELPS)
 def command(
-    where: index_options.Place,
-    question: Annotated[str, typer.Argument(help="What is asked; - for standard input.", show_default=False)],
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="INDEX [QUESTION]",
+            help="An index, unless there is --document, and what is asked; - for standard input. Without a question a "
+            "terminal asks for one after the other.",
+            show_default=False,
+        ),
+    ] = None,
     *,
     spec: "ModelSpec",
+    document: Annotated[
+        Path | None,
+        typer.Option(help="Ask this file instead of an index: it is read whole, and kept.", show_default=False),
+    ] = None,
     extractive: Annotated[
-        bool,
+        bool | None,
         typer.Option(
-            "--extractive",
-            help="Answer by the best sentence of the documents, as it stands there: the only way so far.",
+            "--extractive/--generate",
+            help="Quote the best sentence of the documents, or let the model write the answer from them; left out, it "
+            "writes if it was trained to chat.",
+            show_default=False,
         ),
-    ] = True,
-    k: Annotated[int, typer.Option("--k", "-k", help="How many chunks are looked through.")] = 8,
+    ] = None,
+    max_new_tokens: Annotated[int, typer.Option(help="How much to write at most.")] = 256,
+    temperature: generation_options.Temperature = None,
+    top_p: generation_options.TopP = None,
+    seed: generation_options.Seed = None,
+    k: Annotated[int, typer.Option("--k", "-k", help="How many chunks are read at most.")] = 8,
     filter: index_options.Filter = None,
     weight: index_options.Weight = None,
-    sources: Annotated[bool, typer.Option("--sources", help="Show all chunks that were looked through.")] = False,
+    rerank: index_options.Rerank = 0,
+    rerank_by: index_options.RerankBy = None,
+    cache: Annotated[
+        Path | None,
+        typer.Option(help="Keep what was read of a --document here. [default: the user's caches]", show_default=False),
+    ] = None,
+    cache_size: Annotated[
+        str, typer.Option(help="What is kept takes this much at most; 0 keeps nothing. What is unused longest goes.")
+    ] = "2GB",
+    sources: Annotated[bool, typer.Option("--sources", help="Show everything that was read.")] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the answer with its sources as a JSON object.")
     ] = False,
 ) -> None:
-    """Answer a question by the sentence of an index's documents that fits it best, with its source.
+    """Answer a question out of the documents of an index, with its sources.
 
-    The sentence is quoted as it stands in its document; nothing is written by the model. Where nothing in the index is
-    about the question, the answer says so, and the exit status is 1.
+    A model that was trained to chat (it has a chat template) writes the answer from the chunks that fit the question
+    best, as many as its context has room for, and cites them by numbers; a number that no source has is taken out and
+    reported. With any other model, such as the bundled one, the answer is the best sentence, quoted as it stands in its
+    document. --extractive and --generate choose. Where nothing in the index is about the question, the answer says so,
+    and the exit status is 1.
+
+    Without a question, a terminal takes one a line until Ctrl-D; each may refer to the one before. Through a pipe comes
+    one question.
+
+    With --document there is no index: the model reads the whole file, and what it computed is kept on the disk, so that
+    the next question about it starts at once. The kept files hold the document's text.
 
     For example:
 
         gerund ask my.index "When was the first railway opened?"
 
-        gerund ask my.index "What makes bread rise?" --sources --json
+        gerund ask my.index
+
+        gerund ask --document contract.pdf "When does it end?" -m ./chat-model
     """
-    del extractive  # there is no other way yet
-    [rows] = streams.one_text(question, "question")
-    index = index_options.open_existing(where, spec)
-    answer = index.ask(rows.texts[0], k, filter=filter, weight=weight)
+    from gerund.jobs.disk_cache import bytes_of
+
+    where, question = _divided(words or [], document, as_json=as_json)
+    more = generation_options.penalties_of(None, None, None, None, None)
+    asked: dict[str, Any] = {
+        "method": None if extractive is None else "extractive" if extractive else "generate",
+        "max_new_tokens": max_new_tokens,
+        "sampling": generation_options.sampling_of(temperature, top_p, None, None, seed, more),
+        "filter": filter,
+        "weight": weight,
+        "rerank": rerank,
+        "rerank_by": rerank_by,
+    }
+    _checked(question, k, asked)
+    most_bytes = bytes_of(cache_size)
+    reader = (
+        index_options.open_existing(where, spec)
+        if document is None
+        else _document(document, spec, cache, most_bytes)
+    )  # fmt: skip
+    _warn(reader, asked["method"])
+    if question is None:
+        _talk(reader, k, asked, every=sources)
+        return
     if as_json:
         import json
 
+        answer = reader.ask(question, k, **asked)
         typer.echo(json.dumps(answer.to_dict(), ensure_ascii=False))
     else:
-        _print(answer, every=sources)
+        answer = _answered(reader, question, k, asked, every=sources)
     if not answer.found:
         raise typer.Exit(1)
 
 
-def _print(answer: "Answer", *, every: bool) -> None:
+def _divided(words: list[str], document: Path | None, *, as_json: bool) -> tuple[str, str | None]:
+    """Return the index, empty where there is a document, and the question; None where a terminal is to ask for it."""
+    import sys
+
+    from gerund.cli import streams
+    from gerund.errors import ConfigError
+
+    expected = 1 if document is None else 0
+    if len(words) < expected:
+        raise ConfigError("name an index, or a file with --document")
+    if len(words) > expected + 1:
+        raise ConfigError(f"one question at a time, in quotes: {words[expected]!r} {words[expected + 1]!r}")
+    where = words[0] if document is None else ""
+    question = words[expected] if len(words) > expected else None
+    if question is None and sys.stdin.isatty():
+        if as_json:
+            raise ConfigError("--json is for one answer; give a question")
+        return where, None
+    [rows] = streams.one_text("-" if question is None else question, "question")
+    return where, rows.texts[0]
+
+
+def _checked(question: str | None, k: int, asked: dict[str, Any]) -> None:
+    """Refuse what cannot be asked, before any model is loaded."""
+    from gerund.retrieval.asking import Asked
+
+    Asked.of("a question" if question is None else question, k, asked)  # type: ignore[arg-type]
+
+
+def _document(path: Path, spec: "ModelSpec", cache: Path | None, most_bytes: int) -> "Asking":
+    from gerund.retrieval.open_document import open_document, usual_cache
+
+    return open_document(path, spec, cache=usual_cache(cache, most_bytes) if most_bytes else None)
+
+
+def _warn(reader: "Asking", method: str | None) -> None:
+    """Say that an answer may be made up, where a model writes it that was not trained to answer."""
+    if method == "generate" and not reader.lm.tokenizer.chat_template:
+        typer.echo(
+            f"gerund: {reader.lm.name} was not trained to answer questions (it has no chat template): what it "
+            "writes may be made up",
+            err=True,
+        )
+
+
+def _answered(reader: "Asking", question: str, k: int, asked: dict[str, Any], *, every: bool) -> "Answer":
+    """Print the answer as it comes, and its sources behind it."""
+    stream = reader.stream(question, k, **asked)
+    for piece in stream:
+        typer.echo(piece, nl=False)
+    answer = stream.result
+    assert answer is not None
+    quoted = answer.method == "extractive"
+    typer.echo("".join(f" [{number}]" for number in answer.cited) if quoted else "")
+    _print_sources(answer, every=every)
+    if quoted or not answer.found:
+        return answer
+    if answer.dropped:
+        numbers = "".join(f"[{number}]" for number in answer.dropped)
+        typer.echo(f"gerund: the model cited {numbers}, which no source has; taken out of the answer", err=True)
+    if not answer.cited:
+        typer.echo("gerund: the answer cites no source; --sources shows what the model read", err=True)
+    if not answer.finished:
+        typer.echo("gerund: the answer was cut off; --max-new-tokens lets it be longer", err=True)
+    return answer
+
+
+def _print_sources(answer: "Answer", *, every: bool) -> None:
     from rich.console import Console
     from rich.text import Text
 
     console = Console(highlight=False, soft_wrap=True)
-    cited = "".join(f" [{number}]" for number in answer.cited)
-    console.print(Text(f"{answer.text}{cited}"))
     shown = [one for one in answer.sources if every or one.number in answer.cited]
     if shown:
         console.print()
@@ -73,3 +202,26 @@ def _print(answer: "Answer", *, every: bool) -> None:
         console.print(line.append(f"  {one.heading or one.title}", style="dim"))
         if every:
             console.print(Text("    ").append_text(index_options.highlighted(one.text, answer.question)))
+
+
+def _talk(reader: "Asking", k: int, asked: dict[str, Any], *, every: bool) -> None:
+    """Answer one question after the other until the user ends it; one that cannot be answered is told and left out."""
+    from gerund.errors import TextError
+
+    typer.echo("Type a question; Ctrl-D ends.", err=True)
+    history: list[dict[str, str]] = []
+    while True:
+        try:
+            question = input("> ")
+        except EOFError:
+            typer.echo()
+            return
+        if not question.strip():
+            continue
+        try:
+            answer = _answered(reader, question, k, {**asked, "history": history}, every=every)
+        except TextError as error:
+            typer.echo(f"gerund: error: {error}", err=True)
+            continue
+        if answer.found:
+            history += [{"role": "user", "content": question}, {"role": "assistant", "content": answer.text}]

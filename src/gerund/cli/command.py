@@ -4,7 +4,6 @@ Knows: typer's commands, what options of one name mean in every command. Does no
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from copy import copy
 from pathlib import Path
 from typing import Any
@@ -95,12 +94,15 @@ def _is_there(name: str) -> bool:
         return False
 
 
-@contextmanager
-def interruption_told() -> Iterator[None]:
-    """Say what was kept and how to go on, where the interrupted work has noted it on its ``KeyboardInterrupt``."""
-    try:
-        yield
-    except KeyboardInterrupt as stop:
-        for note in getattr(stop, "__notes__", ()):
-            typer.echo(f"gerund: interrupted; {note}", err=True)
-        raise
+class LongCommand(CheckedCommand):
+    """A command whose work may take hours: whoever interrupts it is told what was kept and how to go on."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; the work itself notes on its ``KeyboardInterrupt`` what it has kept."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as stop:
+            notes = getattr(stop, "__notes__", None)
+            for note in notes or ["nothing new was done yet; run the same command again"]:
+                typer.echo(f"gerund: interrupted; {note}", err=True)
+            raise

@@ -82,7 +82,10 @@ def _print_model(console: "Console", found: "Diagnosis") -> None:
     console.print(f"  {found.architecture} ({found.model_class}), {found.parameters:,} parameters")
     console.print(f"  {found.n_layers} layers, {heads}, width {found.width}, context {context}")
     adapter = ", with its adapter while encoding" if found.adapter else ""
-    console.print(f"  stored as {found.stored_dtype}, examined in {found.dtype} on {found.device}{adapter}\n")
+    console.print(f"  stored as {found.stored_dtype}, examined in {found.dtype} on {found.device}{adapter}")
+    if found.adapter_reading:
+        console.print(f"  {found.adapter_reading}")
+    console.print()
 
 
 def _print_plan(console: "Console", found: "Diagnosis") -> None:

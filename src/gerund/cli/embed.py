@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gerund.cli import model_options as options
-from gerund.cli.command import interruption_told
 
 if TYPE_CHECKING:
     from gerund.data.embedding_job import EmbeddingSummary, Encoded
+    from gerund.jobs.unfinished import Unfinished
     from gerund.language_model import LanguageModel
     from gerund.spec import ModelSpec
 
@@ -20,8 +20,8 @@ def command(
         str,
         typer.Argument(
             metavar="INPUT",
-            help="A .txt (one text a line), .jsonl, .csv, .tsv or .parquet file; or - for standard input. "
-            "Text formats may also be .gz or .xz.",
+            help="A .txt (one text a line), .jsonl, .csv, .tsv or .parquet file; a folder of them, where a .txt file "
+            "is one text; or - for standard input. Text formats may also be .gz or .xz.",
             show_default=False,
         ),
     ],
@@ -29,15 +29,21 @@ def command(
     column: Annotated[str | None, typer.Option(help="Column with the texts; left out, text.")] = None,
     id_column: Annotated[
         str | None,
-        typer.Option(help="Column with the ids; left out, id where there is one; '' numbers the rows from 0."),
+        typer.Option(help="Column with the ids; left out, id or _id where there is one; '' numbers the rows from 0."),
     ] = None,
     format: Annotated[
         str | None, typer.Option(help="txt, jsonl, csv, tsv or parquet, where the file's ending does not say it.")
     ] = None,
     prompt: Annotated[
-        str | None, typer.Option(help="Put before every text and not pooled: a prompt, or the name of a stored one.")
+        str | None, typer.Option(help="A text put before every text and not pooled; left out, the model's own.")
+    ] = None,
+    prompt_name: Annotated[
+        str | None, typer.Option(help="The name of one of the model's prompts, such as query, in its place.")
     ] = None,
     dimensions: Annotated[int | None, typer.Option(help="Keep only the first so many numbers of a vector.")] = None,
+    precision: Annotated[
+        str, typer.Option(help="Bits of a number: float32, int8, uint8, binary or ubinary.")
+    ] = "float32",
     no_normalize: Annotated[
         bool, typer.Option("--no-normalize", help="Leave the vectors as long as they are.")
     ] = False,
@@ -47,7 +53,7 @@ def command(
     overflow: Annotated[str, typer.Option(help="A text that is too long: truncate (its end) or error.")] = "truncate",
     keep_text: Annotated[bool, typer.Option("--keep-text", help="Store the texts too.")] = False,
     batch_tokens: Annotated[int | None, typer.Option(help="Tokens a batch, padding included.")] = None,
-    shard_rows: Annotated[int, typer.Option(help="Rows a part at most: what an interruption costs.")] = 4096,
+    shard_rows: Annotated[int, typer.Option(help="Rows a part; batches are made of texts of one part.")] = 4096,
     force: Annotated[
         bool, typer.Option("--force", help="Replace OUT, and begin anew where unfinished work does not fit.")
     ] = False,
@@ -60,13 +66,18 @@ def command(
     ids in OUT.ids.jsonl (line i belongs to row i) and the encoder in OUT.meta.json. A .tsv file has no quoting, a
     .csv file has.
 
-    Finished parts are kept in OUT.parts until the end. When the command was interrupted, even by a power cut,
-    the same command goes on from there, and the output is the same as without the interruption. While the parts
-    are joined the disk holds the vectors twice.
+    With --precision int8 or uint8 each number takes a byte, by its range over all rows, which is stored beside the
+    encoder; with binary or ubinary a bit, eight of them a byte.
+
+    Finished rows are kept in OUT.parts until the end, those of the last seconds excepted. When the command was
+    interrupted, even by a power cut, the same command goes on from there, and the output is the same to the byte as
+    without the interruption. While the parts are joined the disk holds the vectors twice.
 
     For example:
 
         gerund embed notes.txt -o notes.parquet
+
+        gerund embed notes/ -o notes.parquet
 
         gerund embed tickets.csv --column body --id-column key -m ./model --prompt "Find similar: " -o tickets.npy
 
@@ -76,16 +87,20 @@ def command(
     from gerund.data.embedding_job import EmbeddingConfig, embedding_job
     from gerund.data.tables import open_table
     from gerund.errors import unknown_name
+    from gerund.methods import PromptText
+    from gerund.precision import check_precision
 
     check_dimensions(dimensions)
     if overflow not in ("truncate", "error"):
         raise unknown_name("--overflow", overflow, ["truncate", "error"])
+    check_precision(precision)
     config = EmbeddingConfig(empty=empty, keep_text=keep_text, shard_rows=shard_rows, force=force)  # type: ignore[arg-type]
-    table = open_table(source, format=format, column=column, id_column=id_column)
-    with interruption_told(), embedding_job(table, output, config) as job:
+    table = open_table(source, format=format, column=column, id_column=id_column, folders=True)
+    with embedding_job(table, output, config) as job:
         from gerund.entry import load
 
         lm = load(spec)
+        before = PromptText(lm.encoder.prompt_text(prompt, prompt_name))
         normalize = lm.encoder.normalize and not no_normalize
         computing = {
             "dtype": str(lm.compute_dtype).removeprefix("torch."),
@@ -94,7 +109,7 @@ def command(
             "overflow": overflow,
         }
         settings = {
-            "prompt": prompt,
+            "prompt": before,
             "dimensions": dimensions,
             "normalize": normalize,
             "batch_tokens": batch_tokens,
@@ -102,34 +117,38 @@ def command(
             "overflow": overflow,
         }
         summary = job.run(
-            lambda texts: _encode(lm, texts, settings),
-            _about(lm, prompt, dimensions, normalize),
+            lambda texts, kept: _encode(lm, texts, kept, settings),
+            _about(lm, before, dimensions, normalize, precision),
             computing=computing,
         )
     _tell(summary, lm, dimensions, as_json)
 
 
-def _encode(lm: "LanguageModel", texts: list[str], settings: dict[str, Any]) -> "Encoded":
+def _encode(lm: "LanguageModel", texts: list[str], kept: "Unfinished", settings: dict[str, Any]) -> "Encoded":
     """Encode one shard, counting the texts that were cut."""
     from gerund.data.embedding_job import Encoded
 
-    found = lm.encode_with_usage(texts, show_progress=False, **settings)
+    found = lm.encode_with_usage(texts, show_progress=False, kept=kept, **settings)
     return Encoded(found.vectors, sum(found.truncated))
 
 
-def _about(lm: "LanguageModel", prompt: str | None, dimensions: int | None, normalize: bool) -> dict[str, Any]:
+def _about(lm: "LanguageModel", prompt: str, dimensions: int | None, normalize: bool, precision: str) -> dict[str, Any]:
     from gerund.checks import check_dimensions
 
     check_dimensions(dimensions, lm.dimensions)
+    # Of vectors that were cut nothing is known.
+    declared = {} if dimensions or lm.space == lm.fingerprint() else {"space": lm.space}
     return {
         "fingerprint": lm.fingerprint(dimensions),
+        **declared,
         "model": lm.name,
         "dimensions": dimensions or lm.dimensions,
         "attention": lm.encoder.attention.with_defaults(lm.n_layers).to_dict(),
         "pooling": lm.encoder.pooling,
-        "prompt": lm.encoder.prompt_text(prompt),
+        "prompt": str(prompt),
         "normalize": normalize,
         "max_length": lm.max_length,
+        **({"precision": precision} if precision != "float32" else {}),
     }
 
 

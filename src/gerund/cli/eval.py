@@ -1,6 +1,5 @@
 """``gerund eval``: measure models, plans and BM25 on tasks, and write a report."""
 
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,8 +8,6 @@ import typer
 from gerund.cli import model_options as options
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from gerund.evaluation.results import Result
     from gerund.evaluation.run import Evaluation
     from gerund.evaluation.systems.base import System
@@ -46,7 +43,9 @@ def command(
             metavar="[MODEL]",
             help="Folders or hub ids; default for the bundled model; bm25 for BM25, which only ranks; hybrid for "
             "each model once more, its ranking joined with BM25's (hybrid:rrf by places, hybrid:0.4 with that weight "
-            "of the vectors); st:FOLDER or st:ID for a model of sentence-transformers, which only encodes.",
+            "of the vectors); index for each model's index, as gerund search asks it (index:words, index:vectors, "
+            "index:rerank, with ,whole or ,late behind it); st:FOLDER or st:ID for a model of "
+            "sentence-transformers, which only encodes.",
             show_default=False,
         ),
     ] = None,
@@ -126,7 +125,7 @@ def command(
     from gerund.evaluation.systems.selection import systems_of
 
     systems = systems_of(_systems(models, spec), columns, cache=cache_in(output), sample=texts)
-    with lock, goes_on():
+    with lock:
         done = evaluate(systems, chosen, config, folder=output, reporter=ProgressReporter(len(chosen) * len(systems)))
         _write(output, done, pictures=pictures, as_json=as_json)
 
@@ -207,11 +206,12 @@ def _check_names(names: list[str]) -> None:
     """Find a slip in any of the names before the first model is loaded."""
     from gerund.evaluation.systems.bm25 import BM25
     from gerund.evaluation.systems.hybrid import fusion_named
+    from gerund.evaluation.systems.index import way_named
     from gerund.evaluation.systems.sentence_transformers import PREFIX
     from gerund.models.sources import find
 
     for name in names:
-        if name != BM25 and not name.startswith(PREFIX) and fusion_named(name) is None:
+        if name != BM25 and not name.startswith(PREFIX) and fusion_named(name) is None and way_named(name) is None:
             find(name)
 
 
@@ -219,10 +219,11 @@ def _systems(names: list[str], spec: "ModelSpec") -> list["ModelSpec | SentenceT
     """Return what the names stand for: for each language model the spec that says which one, and how it is read."""
     from gerund.evaluation.systems.bm25 import BM25
     from gerund.evaluation.systems.hybrid import fusion_named
+    from gerund.evaluation.systems.index import way_named
     from gerund.evaluation.systems.sentence_transformers import PREFIX, SentenceTransformersSystem
 
     def one(name: str) -> "ModelSpec | SentenceTransformersSystem | str":
-        if name == BM25 or fusion_named(name) is not None:
+        if name == BM25 or fusion_named(name) is not None or way_named(name) is not None:
             return name
         if name.startswith(PREFIX):
             longest = spec.max_length if isinstance(spec.max_length, int) else None
@@ -251,16 +252,6 @@ class ProgressReporter:
         value = shown(result.score.value, result.unit)
         how = f"{result.seconds:.1f} s" if (task.name, system.label) in self.begun else "known already"
         typer.echo(f"gerund: [{self.done}{self.of}] {task.name}, {system.label}: {value} ({how})", err=True)
-
-
-@contextmanager
-def goes_on() -> "Iterator[None]":
-    """Say what becomes of the work when it is interrupted."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        typer.echo("gerund: interrupted; the same command goes on with what is finished", err=True)
-        raise
 
 
 def _write(output: Path, done: "Evaluation", *, pictures: bool, as_json: bool) -> None:

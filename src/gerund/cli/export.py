@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 @options.with_spec("MODEL", *options.ENCODER)
 def command(
     output: options.Output,
-    format: Annotated[str, typer.Option(help="sentence-transformers or merged.", show_default=False)],
+    format: Annotated[str, typer.Option(help="sentence-transformers, merged or onnx.", show_default=False)],
     spec: "ModelSpec",
     force: options.Force = False,
     as_json: options.Json = False,
@@ -28,6 +28,10 @@ def command(
 
     merged: a plain model with the encoder's adapter merged into its weights, for tools that know no adapters.
 
+    onnx: model.onnx, from token ids to vectors in float32, with the attention plan baked in, its tokenizer, and
+    a README.md with ten lines of Python that need only onnxruntime and tokenizers. onnxruntime has to compute what
+    gerund does before the folder is put in place. It needs the extra onnx.
+
     For example:
 
         gerund export ./encoder ./exported --format sentence-transformers
@@ -35,6 +39,8 @@ def command(
         gerund export ./model ./exported --format sentence-transformers --attention bidir --max-length 512
 
         gerund export ./model ./merged --format merged --adapter ./lora
+
+        gerund export ./encoder ./graph --format onnx
     """
     from gerund.checks import one_of
     from gerund.config import EXPORT_FORMATS

@@ -7,10 +7,10 @@ import typer
 
 from gerund.cli import index_options
 from gerund.cli import model_options as options
-from gerund.cli.command import interruption_told
 
 if TYPE_CHECKING:
     from gerund.retrieval.documents import Chunking
+    from gerund.retrieval.index import Index
     from gerund.retrieval.indexing import IndexSummary
     from gerund.spec import ModelSpec
 
@@ -56,6 +56,10 @@ def command(
         str | None, typer.Option(help="What the documents are written in; en for a new index.", show_default=False)
     ] = None,
     prune: Annotated[bool, typer.Option("--prune", help="Remove what lay in PATHS and is gone.")] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Stay, and take over what changes in PATHS, until Ctrl-C.")
+    ] = False,
+    interval: Annotated[float, typer.Option(help="With --watch: seconds between two looks.")] = 2.0,
     migrate: Annotated[
         bool,
         typer.Option(
@@ -72,6 +76,9 @@ def command(
     stored with their words and vectors. Files that have not changed are passed over; what has changed is replaced in
     one step.
 
+    With --watch the command stays and follows PATHS until Ctrl-C or SIGTERM. A file that somebody is writing waits
+    until it was left alone for as long as lies between two looks.
+
     A file that cannot be read is reported, the others are indexed, and the exit status is 2. When the command was
     interrupted, even by a power cut, the same command goes on from there. Other commands may search the index
     meanwhile.
@@ -82,6 +89,8 @@ def command(
 
         gerund index notes/ -o my.index --prune
 
+        gerund index notes/ -o my.index --prune --watch
+
         gerund index -o my.index --migrate -m ./model --late
     """
     from gerund.errors import ConfigError
@@ -91,26 +100,44 @@ def command(
         raise ConfigError("name the files or folders to index; without any, only --migrate has something to do")
     if prune and not paths:
         raise ConfigError("--prune removes what lay in PATHS and is gone; name them")
+    if watch and not paths:
+        raise ConfigError("--watch follows what lies in PATHS; name them")
     store = store_at(output)
     about = store.about()
     chunking = _chunking(None if about is None else about.chunking, chunk_tokens, late, context, language)
     given = spec if about is None or _says_something(spec) else index_options.own_model(about, output, spec)
-    with interruption_told():
-        if migrate:
-            if about is None:
-                raise ConfigError(f"{output}: there is no index yet, so nothing to migrate")
-            from gerund.entry import load
-            from gerund.retrieval.migrating import migrate_index
+    if migrate:
+        if about is None:
+            raise ConfigError(f"{output}: there is no index yet, so nothing to migrate")
+        from gerund.entry import load
+        from gerund.retrieval.migrating import migrate_index
 
-            lm = load(given or about.model_spec(output))
-            count = migrate_index(store, lm, chunking)
-            typer.echo(f"gerund: {count} documents embedded anew: {output}", err=True)
-            index = open_index(output, lm)
-        else:
-            index = open_index(output, given, chunking=chunking)
-        summary = index.add(paths, prune=prune) if paths else None
+        lm = load(given or about.model_spec(output))
+        count = migrate_index(store, lm, chunking)
+        typer.echo(f"gerund: {count} documents embedded anew: {output}", err=True)
+        index = open_index(output, lm)
+    else:
+        index = open_index(output, given, chunking=chunking)
+    if watch and paths:
+        _watch(index, paths, output, prune=prune, interval=interval, as_json=as_json)
+        return
+    summary = index.add(paths, prune=prune) if paths else None
     if summary is not None:
         _tell(summary, output, len(index), as_json=as_json)
+
+
+def _watch(index: "Index", paths: list[Path], output: str, *, prune: bool, interval: float, as_json: bool) -> None:
+    """Follow files until the user ends it, which is no mistake."""
+    from gerund.retrieval.watching import watch
+
+    def report(summary: "IndexSummary") -> None:
+        _print_summary(summary, output, len(index), as_json=as_json)
+
+    typer.echo(f"gerund: watching {', '.join(map(str, paths))}; Ctrl-C ends it", err=True)
+    try:
+        watch(index, paths, prune=prune, interval=interval, report=report)
+    except KeyboardInterrupt:
+        typer.echo(f"gerund: stopped; everything that was stored is kept in {output}", err=True)
 
 
 def _says_something(spec: "ModelSpec") -> bool:
@@ -132,9 +159,15 @@ def _chunking(
 
 def _tell(summary: "IndexSummary", output: str, chunks: int, *, as_json: bool) -> None:
     """Say what was done; files that failed make the exit status that of bad input."""
-    from dataclasses import asdict
-
     from gerund.errors import InputError
+
+    _print_summary(summary, output, chunks, as_json=as_json)
+    if summary.failed:
+        raise typer.Exit(InputError.exit_code)
+
+
+def _print_summary(summary: "IndexSummary", output: str, chunks: int, *, as_json: bool) -> None:
+    from dataclasses import asdict
 
     for one in summary.failed:
         typer.echo(f"gerund: error: {one.reason}", err=True)
@@ -150,5 +183,3 @@ def _tell(summary: "IndexSummary", output: str, chunks: int, *, as_json: bool) -
         import json
 
         typer.echo(json.dumps({"index": output, "chunks_in_all": chunks, **asdict(summary)}, ensure_ascii=False))
-    if summary.failed:
-        raise typer.Exit(InputError.exit_code)

@@ -37,6 +37,17 @@ Weight = Annotated[
         show_default=False,
     ),
 ]
+Rerank = Annotated[
+    int, typer.Option(help="Let the model put so many first hits into a new order; it rarely helps small models.")
+]
+RerankBy = Annotated[
+    str | None,
+    typer.Option(
+        help="likelihood (of the query behind the chunk), own (the model's own scorer) or vectors. "
+        "[default: likelihood]",
+        show_default=False,
+    ),
+]
 HELPS = {"model": "Another name of the model that the index was made with; left out, what the index says."}
 
 _WORD = re.compile(r"\w+")

@@ -155,6 +155,7 @@ def _layers(spec: str | None, n_layers: int) -> list[int] | None:
 
 
 def _draw(lm: "LanguageModel", found: "AttentionInspection", shown: list[int] | None, output: Path, kind: str) -> None:
+    from gerund.inference.inspection import token_labels
     from gerund.jobs.files import whole_file
     from gerund.reporting.plots.attention import attention_figure
     from gerund.reporting.plots.style import picture
@@ -167,23 +168,12 @@ def _draw(lm: "LanguageModel", found: "AttentionInspection", shown: list[int] | 
         title += f"; mean of {len(found.ids)} texts"
     figure = attention_figure(
         found.before, found.after, title=title, even=found.even, layers=shown,
-        labels=_labels(lm, found.ids[0]) if len(found.ids) == 1 else None,
+        labels=token_labels(lm.tokenizer, found.ids[0]) if len(found.ids) == 1 else None,
     )  # fmt: skip
     data = picture(figure, kind)
     output.parent.mkdir(parents=True, exist_ok=True)
     with whole_file(output) as sink:
         sink.write(data)
-
-
-def _labels(lm: "LanguageModel", ids: list[int]) -> list[str]:
-    """Return each token as it is read; a part of a character, by its name in the vocabulary."""
-    labels = []
-    for token in ids:
-        label = lm.tokenizer.decode([token]).strip()
-        if "\N{REPLACEMENT CHARACTER}" in label:
-            label = str(lm.tokenizer.convert_ids_to_tokens(token))
-        labels.append(label if len(label) <= 12 else f"{label[:11]}…")
-    return [label if label else "␣" for label in labels]
 
 
 def _report(lm: "LanguageModel", found: "AttentionInspection", output: Path | None) -> dict[str, Any]:

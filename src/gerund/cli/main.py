@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 
 from gerund.cli import (
+    adapt,
     ask,
     chat,
     convert,
@@ -36,7 +37,7 @@ from gerund.cli import (
     train,
     tune,
 )
-from gerund.cli.command import CheckedCommand
+from gerund.cli.command import CheckedCommand, LongCommand
 from gerund.errors import GerundError, InputError, ResourceError, one_line
 from gerund.jobs.interruption import interrupt_on_termination
 
@@ -49,27 +50,28 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.command("adapt", cls=CheckedCommand)(adapt.command)
 app.command("ask", cls=CheckedCommand)(ask.command)
 app.command("chat", cls=CheckedCommand)(chat.command)
 app.command("convert", cls=CheckedCommand)(convert.command)
 app.command("demo", cls=CheckedCommand)(demo.command)
 app.command("doctor", cls=CheckedCommand)(doctor.command)
-app.command("embed", cls=CheckedCommand)(embed.command)
-app.command("eval", cls=CheckedCommand)(eval.command)
+app.command("embed", cls=LongCommand)(embed.command)
+app.command("eval", cls=LongCommand)(eval.command)
 app.command("export", cls=CheckedCommand)(export.command)
 app.command("generate", cls=CheckedCommand)(generate.command)
-app.command("index", cls=CheckedCommand)(index.command)
+app.command("index", cls=LongCommand)(index.command)
 app.command("infill", cls=CheckedCommand)(infill.command)
 app.command("inspect", cls=CheckedCommand)(inspect.command)
-app.command("mine", cls=CheckedCommand)(mine.command)
-app.command("negatives", cls=CheckedCommand)(negatives.command)
+app.command("mine", cls=LongCommand)(mine.command)
+app.command("negatives", cls=LongCommand)(negatives.command)
 app.command("recipes", cls=CheckedCommand)(recipes.command)
 app.command("rerank", cls=CheckedCommand)(rerank.command)
 app.command("score", cls=CheckedCommand)(score.command)
 app.command("search", cls=CheckedCommand)(search.command)
 app.command("serve", cls=CheckedCommand)(serve.command)
-app.command("train", cls=CheckedCommand)(train.command)
-app.command("tune", cls=CheckedCommand)(tune.command)
+app.command("train", cls=LongCommand)(train.command)
+app.command("tune", cls=LongCommand)(tune.command)
 
 
 def _version(value: bool) -> None:

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gerund.cli.command import interruption_told
-
 if TYPE_CHECKING:
     from gerund.data.mining import Mined
 
@@ -107,17 +105,16 @@ def command(
         context=context,
         seed=seed,
     )
-    with interruption_told():
-        mined = mine(
-            corpus_files(corpus),
-            output,
-            config,
-            text_column=text_column,
-            title_column=title_column,
-            workers=workers,
-            resume=resume,
-            force=force,
-        )
+    mined = mine(
+        corpus_files(corpus),
+        output,
+        config,
+        text_column=text_column,
+        title_column=title_column,
+        workers=workers,
+        resume=resume,
+        force=force,
+    )
     _tell(mined, as_json)
 
 

@@ -55,6 +55,10 @@ OPTIONS: dict[str, Any] = {
     ],
     "pooling": Annotated[str | None, typer.Option(help="mean, weighted-mean, last or first.", show_default=False)],
     "prompt": Annotated[str | None, typer.Option(help="Put before every text, and not pooled.", show_default=False)],
+    "append_eos": Annotated[
+        bool | None,
+        typer.Option("--append-eos/--no-append-eos", help="Put an end token after every text.", show_default=False),
+    ],
     "max_length": Annotated[int | None, typer.Option(help="Longest text in tokens.", show_default=False)],
     "adapter": Annotated[
         str | None,

@@ -9,7 +9,6 @@ import typer
 
 from gerund.cli import generation_options as options
 from gerund.cli import model_options
-from gerund.cli.command import interruption_told
 
 if TYPE_CHECKING:
     from gerund.spec import ModelSpec
@@ -117,18 +116,17 @@ def command(
     judge: Scorer | None = None
     if scorer is not None:
         judge = fixed_scorer(scorer) if lm is None else find_scorer(scorer, lm, seed=seed)
-    with interruption_told():
-        made = make_negatives(
-            files,
-            output,
-            config,
-            lm=lm,
-            scorer=judge,
-            text_column=text_column,
-            batch_size=batch_size,
-            resume=resume,
-            force=force,
-        )
+    made = make_negatives(
+        files,
+        output,
+        config,
+        lm=lm,
+        scorer=judge,
+        text_column=text_column,
+        batch_size=batch_size,
+        resume=resume,
+        force=force,
+    )
     if as_json:
         typer.echo(json.dumps({"folder": str(output), **asdict(made)}))
         return

@@ -10,7 +10,7 @@ def command(
     name: Annotated[str | None, typer.Argument(help="Print this recipe's YAML.", show_default=False)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print names and descriptions as JSON.")] = False,
 ) -> None:
-    """List the bundled recipes, or print one to start from.
+    """List the bundled recipes by what they are for, or print one to start from.
 
     For example:
 
@@ -18,7 +18,7 @@ def command(
 
         gerund recipes unimae-default > mine.yaml
     """
-    from gerund.training.recipe_files import bundled_recipes, find_recipe
+    from gerund.training.recipe_files import bundled_recipes, find_recipe, recipes_by_purpose
 
     if name is not None:
         typer.echo(find_recipe(name).read_text("utf-8"), nl=False)
@@ -28,5 +28,10 @@ def command(
         typer.echo(json.dumps(found, indent=1))
         return
     width = max(map(len, found))
-    for own, summary in found.items():
-        typer.echo(f"{own:{width}}  {summary}")
+    for number, (purpose, recipes) in enumerate(recipes_by_purpose().items()):
+        typer.echo(("\n" if number else "") + purpose)
+        for own, summary in recipes.items():
+            typer.echo(f"  {own:{width}}  {summary}")
+    typer.echo(
+        "\nmodel.base=MODEL puts your model in the place of a recipe's; gerund adapt --recipe NAME your texts too."
+    )

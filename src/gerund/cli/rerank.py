@@ -63,7 +63,7 @@ def command(
     from gerund.scoring.relevance import check_relevance
 
     streams.refuse_existing(output, force=force)
-    asked = _asked(query, documents or [], file)
+    asked = streams.one_or_file(query, documents or [], file, ("query", "documents"))
     for one, texts, where in asked:
         _checked(where, lambda one=one, texts=texts: check_relevance(one, texts, top_k, by))
     from gerund.entry import load
@@ -79,26 +79,6 @@ def command(
             typer.echo(f"{score:10.4f}  {texts[index].strip()}")
         return
     streams.write(streams.as_lines(found), output, len(asked), "ranking")
-
-
-def _asked(query: str | None, documents: list[str], file: Path | None) -> list[Asked]:
-    """Read all queries at once: what is wrong with the last shows before the first is answered."""
-    from gerund.errors import ConfigError, DataError
-    from gerund.evaluation.sets.rows import read_json_lines
-
-    if (query is None) == (file is None):
-        raise ConfigError("give either a query with its documents or --file" + (", not both" if file else ""))
-    if file is None:
-        if not documents:
-            raise ConfigError("give at least one document behind the query")
-        return [(query or "", documents, "")]
-    found = []
-    for row in read_json_lines(file):
-        texts = row.values.get("documents")
-        if not isinstance(texts, list):
-            raise DataError(f"{row.where}: needs 'documents', a list of texts")
-        found.append((row.text("query"), texts, row.where))
-    return found
 
 
 def _checked(where: str, check: Any) -> Any:

@@ -89,24 +89,15 @@ def command(
 
 
 def _pairs(prefix: str | None, continuations: list[str], file: Path | None) -> list[Pair]:
-    """Read all prefixes at once: what is wrong with the last shows before the first is scored."""
     from gerund.data.files import checked_text
-    from gerund.errors import ConfigError, DataError
-    from gerund.evaluation.sets.rows import read_json_lines
+    from gerund.errors import DataError
 
-    if (prefix is None) == (file is None):
-        raise ConfigError("give either a prefix with its continuations or --file" + (", not both" if file else ""))
-    if file is None:
-        if not continuations:
-            raise ConfigError("give at least one continuation behind the prefix")
-        return [_spaced(prefix or "", continuations, "")]
     pairs = []
-    for row in read_json_lines(file):
-        texts = row.values.get("continuations")
-        if not isinstance(texts, list) or not texts:
-            raise DataError(f"{row.where}: needs 'continuations', a list of texts")
-        checked = [checked_text(text, row.where, "continuations") for text in texts]
-        pairs.append(_spaced(row.text("prefix"), checked, row.where))
+    for text, texts, where in streams.one_or_file(prefix, continuations, file, ("prefix", "continuations")):
+        if not texts:
+            raise DataError(f"{where}: needs 'continuations', a list of texts")
+        checked = [checked_text(one, where, "continuations") for one in texts] if where else texts
+        pairs.append(_spaced(text, checked, where))
     return pairs
 
 

@@ -30,9 +30,8 @@ def command(
     filter: index_options.Filter = None,
     weight: index_options.Weight = None,
     expand: Annotated[int, typer.Option(help="Let the model write so many other ways to ask.")] = 0,
-    rerank: Annotated[
-        int, typer.Option(help="Let the model's own scorer put so many first hits into a new order.")
-    ] = 0,
+    rerank: index_options.Rerank = 0,
+    rerank_by: index_options.RerankBy = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object a hit.")] = False,
 ) -> None:
     """Find the chunks of documents that fit a query.
@@ -54,7 +53,8 @@ def command(
     """
     asked = _queries(queries)
     index = index_options.open_existing(where, spec)
-    found = index.search_all(asked, k, mode=mode, filter=filter, weight=weight, expand=expand, rerank=rerank)  # type: ignore[arg-type]
+    how = {"filter": filter, "weight": weight, "expand": expand, "rerank": rerank, "rerank_by": rerank_by}
+    found = index.search_all(asked, k, mode=mode, **how)  # type: ignore[arg-type]
     if as_json:
         _print_lines(asked, found)
     else:

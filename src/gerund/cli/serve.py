@@ -34,6 +34,7 @@ def command(
     name: Annotated[
         list[str] | None, _option("What clients call the model; repeated, the first is listed. [default: MODEL's]")
     ] = None,
+    index: Annotated[str | None, _option("An index of documents to search with this model; see gerund index.")] = None,
     workers: Annotated[
         int | None, _option("Processes behind the one port, each with a copy of the model. [default: 1]")
     ] = None,
@@ -90,7 +91,7 @@ def command(
 
     typed = {
         "host": host, "port": port, "api_key_file": None if api_key_file is None else str(api_key_file),
-        "name": name or None, "workers": workers, "threads": threads, "max_new_tokens": max_new_tokens,
+        "name": name or None, "index": index, "workers": workers, "threads": threads, "max_new_tokens": max_new_tokens,
         "timeout": timeout, "drain": drain, "slots": slots, "context": context, "read_tokens": read_tokens,
         "share": share, "queue_tokens": queue_tokens, "exact": exact or None, "compile": compile or None,
         "body_limit": body_limit, "body_timeout": body_timeout, "log": log,
@@ -185,7 +186,8 @@ def welcome(where: str, card: dict[str, Any], *, has_key: bool, workers: int) ->
         f"  /v1/completions       texts, streams; with suffix a gap; best_of by {judge}",
         f"  /v1/embeddings        {card['dimensions']} dimensions, or fewer",
         "  /v1/rerank /v2/rerank /rerank /v1/score /infill /tokenize /detokenize",
-        "  /v1/models /health /metrics",
+        "  /v1/models /health /metrics /v1/attention /v1/search (with --index)",
+        f"  {where}/ is a page to try all of it in a browser",
         f"  key: {'needed on every route' if has_key else 'none; this machine alone may ask'}",
         "Try:",
         f"  curl {where}/v1/embeddings -H 'Content-Type: application/json'{key} -d '{body}'",

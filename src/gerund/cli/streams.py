@@ -70,6 +70,44 @@ def one_text(text: str, what: str) -> "list[Rows]":
     return [Rows([0], [text], [1], f"the {what}", unit="")]
 
 
+def one_or_file(
+    text: str | None, others: list[str], file: Path | None, names: tuple[str, str]
+) -> "list[tuple[str, list[Any], str]]":
+    """Return a text with those that belong to it, from the command line, or of each row of a .jsonl file.
+
+    All rows are read at once: what is wrong with the last shows before anything is done with the first.
+
+    Args:
+        text: the text; None with a file.
+        others: what belongs to it.
+        file: the file.
+        names: what the text and the others (many) are called, also in the file.
+
+    Returns:
+        The text, the others, and where they stood, empty for the command line.
+
+    Raises:
+        ConfigError: both, neither, or a text alone.
+        DataError: the file is malformed.
+    """
+    from gerund.errors import ConfigError, DataError
+    from gerund.evaluation.sets.rows import read_json_lines
+
+    own, many = names
+    if (text is None) == (file is None):
+        raise ConfigError(f"give either a {own} with its {many} or --file" + (", not both" if file else ""))
+    if file is None:
+        if not others:
+            raise ConfigError(f"give at least one {many.removesuffix('s')} behind the {own}")
+        return [(text or "", others, "")]
+    found = []
+    for row in read_json_lines(file):
+        if not isinstance(listed := row.values.get(many), list):
+            raise DataError(f"{row.where}: needs {many!r}, a list of texts")
+        found.append((row.text(own), listed, row.where))
+    return found
+
+
 def refuse_existing(output: Path | None, *, force: bool) -> None:
     """Refuse to write over a file, or to where no file can be written whole.
 

@@ -25,6 +25,15 @@ def command(
             show_default=False,
         ),
     ] = None,
+    teacher: Annotated[
+        str | None,
+        typer.Option(
+            "--teacher",
+            help="For recipes that distil: whose vectors are learned. A folder or hub id of a model that "
+            "sentence-transformers or gerund reads, or a file of `gerund embed --keep-text`.",
+            show_default=False,
+        ),
+    ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on from the newest whole checkpoint of the output folder.")
     ] = False,
@@ -49,11 +58,13 @@ def command(
 
         gerund train unimae-default --texts notes/ output=runs/mine --resume
 
+        gerund train align-default --teacher sentence-transformers/all-MiniLM-L6-v2 --texts notes/ output=runs/aligned
+
         torchrun --nproc-per-node 2 -m gerund train magnet-llama-2-7b --texts notes/ --texts books.jsonl
     """
     from gerund.training.recipe import load_recipe
 
-    settings = load_recipe(recipe, overrides, texts=texts)
+    settings = load_recipe(recipe, overrides, texts=texts, teacher=teacher)
     if dry_run:
         from gerund.training.estimate import estimate
 

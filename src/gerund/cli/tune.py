@@ -89,7 +89,7 @@ def command(
         gerund tune ./model --data ./data --tasks retrieval --fusion -o fused --save ./encoder
     """
     from gerund.checks import read_sample
-    from gerund.cli.eval import ProgressReporter, goes_on, report_folder
+    from gerund.cli.eval import ProgressReporter, report_folder
     from gerund.jobs import folders
 
     if save is not None:
@@ -119,7 +119,7 @@ def command(
             "--adapter none tunes the weights alone",
             err=True,
         )
-    with lock, goes_on():
+    with lock:
         from gerund.reporting.pages.tuning import write_tuning
 
         done = tune(
@@ -213,7 +213,7 @@ def _tune_fusion(
     import json
     from dataclasses import replace
 
-    from gerund.cli.eval import ProgressReporter, goes_on, report_folder
+    from gerund.cli.eval import ProgressReporter, report_folder
     from gerund.entry import load
     from gerund.evaluation.fusion_tuning import demand_rankings, tune_fusion
     from gerund.reporting.pages.tuning import write_fusion
@@ -221,7 +221,7 @@ def _tune_fusion(
     demand_rankings(tasks)
     lock = report_folder(output)
     lm = load(spec)
-    with lock, goes_on():
+    with lock:
         done = tune_fusion(lm, tasks, config, folder=output, reporter=ProgressReporter())
         chosen = lm.with_encoder(replace(lm.encoder, fusion=done.best.weight))
         told = write_fusion(output, done, chosen, config)

@@ -17,6 +17,7 @@ import numpy as np
 
 from gerund.errors import ConfigError, DataError, FingerprintError
 from gerund.jobs.files import whole_file
+from gerund.precision import Precision, check_precision, quantize, ranges_of
 
 METADATA_KEY = "gerund"
 FORMAT = 1
@@ -47,7 +48,8 @@ class Embeddings:
 
     Attributes:
         ids: ``n`` ids.
-        vectors: ``(n, d)`` float32; of an npy file it is mapped, not read.
+        vectors: ``(n, d)`` float32, or in fewer bits as ``gerund.precision`` makes them, where ``info`` says so
+            (``precision``, ``ranges``); of an npy file it is mapped, not read.
         info: what the file says about its encoder: ``fingerprint``, ``model``, ``attention`` and more.
     """
 
@@ -148,7 +150,9 @@ def join_parquet(parts: Sequence[Path], target: Path, info: dict[str, Any]) -> N
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    schema = _opened_schema(parts[0]).with_metadata({METADATA_KEY: json.dumps(info, ensure_ascii=False)})
+    precision, ranges = _precision_of(parts, info)
+    schema = _converted(_opened_schema(parts[0]).empty_table(), precision, ranges).schema
+    schema = schema.with_metadata({METADATA_KEY: json.dumps(info, ensure_ascii=False)})
     small = [name for name in schema.names if name != "embedding"]
     with whole_file(target) as file:
         # Vectors neither repeat nor compress: to try would only cost time.
@@ -157,7 +161,8 @@ def join_parquet(parts: Sequence[Path], target: Path, info: dict[str, Any]) -> N
             file, schema, compression=compression, use_dictionary=False, write_statistics=["id"]
         ) as writer:
             for tables in _grouped(parts):
-                writer.write_table(pa.concat_tables(tables).replace_schema_metadata(schema.metadata))
+                kept = _converted(pa.concat_tables(tables), precision, ranges)
+                writer.write_table(kept.replace_schema_metadata(schema.metadata))
 
 
 def join_npy(parts: Sequence[Path], targets: Sequence[Path], info: dict[str, Any], rows: int) -> None:
@@ -167,16 +172,47 @@ def join_npy(parts: Sequence[Path], targets: Sequence[Path], info: dict[str, Any
         ResourceError: the disk is full.
     """
     about, names, vectors = targets
+    precision, ranges = _precision_of(parts, info)
     with whole_file(about) as file:
         file.write((json.dumps(info, indent=2, ensure_ascii=False) + "\n").encode())
     with whole_file(vectors) as file, whole_file(names) as lines:
-        shape = (rows, _opened_schema(parts[0]).field("embedding").type.list_size)
-        np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": shape})
+        wide = _opened_schema(parts[0]).field("embedding").type.list_size
+        sample = quantize(np.zeros((1, wide), np.float32), precision, ranges)
+        descr = np.lib.format.dtype_to_descr(sample.dtype.newbyteorder("<"))
+        shape = (rows, sample.shape[1])
+        np.lib.format.write_array_header_1_0(file, {"descr": descr, "fortran_order": False, "shape": shape})
         for tables in _grouped(parts):
             for table in tables:
-                file.write(_vectors(table).astype("<f4", copy=False).data)
-                kept = table.drop_columns(["embedding"]).to_pylist()
-                lines.write("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in kept).encode())
+                kept = quantize(_vectors(table), precision, ranges)
+                file.write(np.ascontiguousarray(kept, dtype=sample.dtype.newbyteorder("<")).data)
+                others = table.drop_columns(["embedding"]).to_pylist()
+                lines.write("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in others).encode())
+
+
+def _precision_of(parts: Sequence[Path], info: dict[str, Any]) -> tuple[Precision, np.ndarray | None]:
+    """Return in what precision vectors are kept, and the ranges of all parts, which are noted in ``info``."""
+    precision = check_precision(info.get("precision", "float32"))
+    if precision not in ("int8", "uint8"):
+        return precision, None
+    own = [ranges_of(_vectors(table)) for tables in _grouped(parts) for table in tables if len(table)]
+    ranges = np.stack([np.min([low for low, _ in own], axis=0), np.max([high for _, high in own], axis=0)])
+    info["ranges"] = ranges.tolist()
+    return precision, ranges
+
+
+def _converted(table: Any, precision: Precision, ranges: np.ndarray | None) -> Any:
+    """Return a table with its vectors in another precision."""
+    import pyarrow as pa
+
+    if precision == "float32":
+        return table
+    kept = quantize(_vectors(table), precision, ranges)
+    wide = kept.shape[1]
+    kind = pa.int8() if kept.dtype == np.int8 else pa.uint8()
+    flat = pa.array(np.ascontiguousarray(kept).reshape(-1), type=kind)
+    column = pa.FixedSizeListArray.from_arrays(flat, type=pa.list_(pa.field("element", kind, nullable=False), wide))
+    place = table.schema.get_field_index("embedding")
+    return table.set_column(place, pa.field("embedding", column.type, nullable=False), column)
 
 
 def _schema(id_type: IdType, with_text: bool, d: int) -> Any:
@@ -218,7 +254,7 @@ def _vectors(table: Any) -> np.ndarray:
     d = table.schema.field("embedding").type.list_size
     chunks = [chunk.flatten().to_numpy(zero_copy_only=True) for chunk in table.column("embedding").chunks]
     flat = chunks[0] if len(chunks) == 1 else np.concatenate([np.zeros(0, np.float32), *chunks])
-    return flat.reshape(-1, d)
+    return flat.reshape(-1, d)  # of an empty table a matrix without rows
 
 
 def _read_parquet(path: Path) -> Embeddings:

@@ -2,14 +2,14 @@
 
 First the whole table is read once: what is wrong with it shows before hours of work, and its rows are counted and
 hashed, shard by shard. Then shard after shard is encoded and kept as a finished part in ``OUT.parts``; while one is
-encoded the next is read and the last is written. At the end the parts are joined. Shards depend on the table alone,
-and each is compared with its hash, so a resumed job gives the very bytes that an uninterrupted one gives, or an error.
+encoded the next is read, the last is written, and every few seconds the rows of finished batches are kept. At the end
+the parts are joined. Shards depend on the table alone, and each is compared with its hash; batches depend on the shard
+alone, whichever of them are done already. So a resumed job gives the very bytes that an uninterrupted one gives, or an
+error.
 
 Knows: tables, parts, resuming. Does not know: models: whoever calls brings a function from texts to vectors.
 """
 
-import hashlib
-import json
 import shutil
 import sys
 import time
@@ -18,13 +18,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from gerund.data.embedding_files import (
     FORMAT,
-    IdType,
     Part,
     join_npy,
     join_parquet,
@@ -32,31 +31,34 @@ from gerund.data.embedding_files import (
     read_facts,
     write_part,
 )
+from gerund.data.embedding_survey import EMPTY, EmptyTexts, Survey, digest_of, shards_of, survey_of
 from gerund.data.files import COMPRESSED
-from gerund.data.tables import Rows, Table, read_rows
+from gerund.data.table_readers import Table
+from gerund.data.tables import Rows
 from gerund.errors import ConfigError, DataError, FingerprintError, InputError, ModelError, TextError, unknown_name
 from gerund.jobs.files import refuse_existing, refuse_special, whole_file
 from gerund.jobs.manifest import FINGERPRINT, Manifest
+from gerund.jobs.unfinished import Unfinished
 from gerund.jobs.working_folder import MAKING, PLACING, WorkingFolder, kept_work_told, working_folder
 from gerund.progress import progress
 
 Item = TypeVar("Item")
-EMPTY = ("error", "zeros", "skip")
-_PIECE = 2**16
+# From the texts of a shard and its rows that are done to its vectors.
+Encode = Callable[[list[str], Unfinished], "Encoded"]
 
 
 @dataclass(frozen=True)
 class EmbeddingConfig:
     """How a table becomes a file."""
 
-    empty: Literal["error", "zeros", "skip"] = "error"
+    empty: EmptyTexts = "error"
     """What becomes of a row whose text is empty: an error, a vector of zeros, or nothing."""
 
     keep_text: bool = False
     """Whether the texts are stored too."""
 
     shard_rows: int = 4096
-    """Rows a part; what an interruption costs at most."""
+    """Rows a part; batches are made of texts of one part."""
 
     force: bool = False
     """Replace an output that is there, and begin anew where unfinished work does not fit."""
@@ -74,22 +76,6 @@ class Encoded:
 
     vectors: np.ndarray
     truncated: int = 0
-
-
-@dataclass(frozen=True)
-class Survey:
-    """What a first reading of the whole table found."""
-
-    rows: int = 0
-    """Rows that get a vector."""
-    empty: int = 0
-    """Rows without a text."""
-    id_type: IdType = "int"
-    """Whether all ids are whole numbers."""
-    digest: str = ""
-    """A hash of every id and text."""
-    shards: tuple[str, ...] = ()
-    """A hash of each shard's."""
 
 
 @dataclass(frozen=True)
@@ -133,13 +119,15 @@ def embedding_job(table: Table, output: Path, config: EmbeddingConfig) -> Iterat
             raise InputError(f"{file} is the input itself; choose another output")
         if file.is_dir():
             raise InputError(f"{file} is a folder; choose another output")
+        if table.path is not None and table.path.is_dir() and file.resolve().is_relative_to(table.path.resolve()):
+            raise InputError(f"{file} would lie in the folder that is read; choose a place outside of {table.path}")
         refuse_special(file)
     with working_folder(output) as folder:
         if not config.force and not folder.placing():
             refuse_existing(*files)
         table = _spooled(table, folder)
         with progress(None, "reading"):
-            survey = _survey(table, config)
+            survey = survey_of(table, max_rows=config.shard_rows, empty=config.empty)
         yield EmbeddingJob(table, files, config, survey, folder)
 
 
@@ -153,15 +141,18 @@ class EmbeddingJob:
     survey: Survey
     folder: WorkingFolder
     _parts: dict[int, dict[str, Any]] = field(default_factory=dict)
+    _begun: dict[int, Unfinished] = field(default_factory=dict)
+    _resumed: int = 0
 
     @property
     def rows_done(self) -> int:
-        """Rows that are in finished parts."""
-        return sum(facts["rows"] for facts in self._parts.values())
+        """Rows that are kept: in finished parts, and of those that are not."""
+        begun = sum(rows.rows for index, rows in self._begun.items() if index not in self._parts)
+        return begun + sum(facts["rows"] for facts in self._parts.values())
 
     def run(
         self,
-        encode: Callable[[list[str]], Encoded],
+        encode: Encode,
         encoder: Mapping[str, Any],
         *,
         computing: Mapping[str, Any] | None = None,
@@ -170,7 +161,8 @@ class EmbeddingJob:
         """Encode what is not done yet, and put the output in its place.
 
         Args:
-            encode: turns a shard's texts into vectors; equal texts must give equal vectors.
+            encode: turns a shard's texts into vectors; equal texts must give equal vectors. It may keep finished rows
+                in what it is given with them.
             encoder: what the output says about the encoder; ``fingerprint`` and ``model`` are in there.
             computing: what else the vectors depend on, such as the batch size: kept only while unfinished.
             show_progress: None shows a bar on a terminal.
@@ -187,7 +179,7 @@ class EmbeddingJob:
         begin = time.perf_counter()
         manifest = self._manifest(encoder, computing or {})
         placed = self._adopt(manifest)
-        resumed = self.rows_done
+        self._resumed = self.rows_done
         with kept_work_told(self.how_to_go_on):
             if not placed:
                 self._encode_rest(encode, manifest.key, show_progress)
@@ -197,7 +189,7 @@ class EmbeddingJob:
         return EmbeddingSummary(
             files=self.files,
             rows=self.survey.rows,
-            resumed_rows=self.survey.rows if placed else resumed,
+            resumed_rows=self.survey.rows if placed else self._resumed,
             truncated=finished.facts.get("truncated", 0) if finished is not None else 0,
             empty=self.survey.empty,
             dimensions=int(encoder["dimensions"]),
@@ -250,7 +242,7 @@ class EmbeddingJob:
         gone = earlier.stage == PLACING and len(self._parts) < len(shards)
         return gone and all(file.exists() for file in self.files)
 
-    def _encode_rest(self, encode: Callable[[list[str]], Encoded], key: str, show_progress: bool | None) -> None:
+    def _encode_rest(self, encode: Encode, key: str, show_progress: bool | None) -> None:
         if len(self._parts) == len(self.survey.shards):
             return
         writing: Future[None] | None = None
@@ -259,20 +251,43 @@ class EmbeddingJob:
             ThreadPoolExecutor(1) as reader,
             ThreadPoolExecutor(1) as writer,
         ):
-            for index, rows in enumerate(_ahead(_shards(self.table, self.config), reader)):
+            for index, rows in enumerate(
+                _ahead(shards_of(self.table, max_rows=self.config.shard_rows, empty=self.config.empty), reader)
+            ):
                 if index not in self._parts:
                     self._demand_unchanged(index, rows)
-                    encoded = _encoded(encode, rows)
+                    encoded = self._encoded(encode, index, rows, key, advance)
                     if writing is not None:
                         writing.result()
                     writing = writer.submit(self._write, index, rows, encoded, key)
-                advance(len(rows))
+                else:
+                    advance(len(rows))
             if writing is not None:
                 writing.result()
 
+    def _encoded(self, encode: Encode, index: int, rows: Rows, key: str, advance: Callable[[int], None]) -> Encoded:
+        lot = f"{key} {self.survey.shards[index]}"
+        kept = Unfinished(self.folder.unfinished(index), lot, advance=advance)
+        self._begun[index] = kept
+        try:
+            with kept:
+                encoded = encode(rows.texts, kept)
+        except TextError as error:
+            raise rows.named(error) from error
+        finally:
+            self._resumed += kept.resumed
+        advance(len(rows) - kept.rows)
+        finite = np.isfinite(encoded.vectors).all(axis=1)
+        if not finite.all():
+            kept.forget()
+            raise ModelError(
+                f"{rows.place(int(finite.argmin()))}: the vector has values that are not finite; try --dtype float32"
+            )
+        return encoded
+
     def _demand_unchanged(self, index: int, rows: Rows | None) -> None:
         """Refuse a shard that is no longer what the survey found."""
-        if rows is None or self.survey.shards[index : index + 1] != (_digest_of(rows),):
+        if rows is None or self.survey.shards[index : index + 1] != (digest_of(rows),):
             raise DataError(
                 f"{self.table.name} has changed since this command began to read it; run the command again when it no "
                 "longer changes, with --force to begin anew"
@@ -284,6 +299,8 @@ class EmbeddingJob:
         facts = {"job": key, "shard": self.survey.shards[index], "rows": len(rows), "truncated": encoded.truncated}
         write_part(self.folder.part(index), part, self.survey.id_type, facts)
         self._parts[index] = facts
+        if index in self._begun:
+            self._begun[index].forget()
 
     def _place(self, info: dict[str, Any], manifest: Manifest) -> None:
         """Join the parts and put the output in its place."""
@@ -305,7 +322,7 @@ class EmbeddingJob:
 
 def _spooled(table: Table, folder: WorkingFolder) -> Table:
     """Copy an input that can be read only once into the working folder."""
-    if table.path is not None and table.path.is_file():
+    if table.path is not None and (table.path.is_file() or table.path.is_dir()):
         return table
     packed = table.path.suffix if table.path is not None and table.path.suffix in COMPRESSED else ""
     spool = folder.spool(f".{table.format}{packed}")
@@ -318,73 +335,9 @@ def _spooled(table: Table, folder: WorkingFolder) -> Table:
     return replace(table, path=spool)
 
 
-def _survey(table: Table, config: EmbeddingConfig) -> Survey:
-    # Together they do not depend on where one shard ends and the next begins.
-    ids, lengths, texts = (hashlib.blake2b(digest_size=16) for _ in range(3))
-    shards: list[str] = []
-    count = empty = 0
-    whole_numbers = True
-    for rows in read_rows(table, max_rows=config.shard_rows):
-        if config.empty == "error" and (index := rows.first_empty()) is not None:
-            raise TextError(
-                f"{rows.place(index)}: the text is empty; give --empty zeros for a vector of zeros, "
-                "or --empty skip to leave such rows out"
-            )
-        kept = rows.without_empty()
-        empty += len(rows) - len(kept)
-        # Of all rows: whether ids are stored as numbers is decided by those that are left out too.
-        whole_numbers = whole_numbers and all(type(id_) is int and -(2**63) <= id_ < 2**63 for id_ in rows.ids)
-        ids.update(json.dumps(rows.ids)[1:-1].encode() + b", ")
-        lengths.update(json.dumps([len(text) for text in rows.texts])[1:-1].encode() + b", ")
-        for text in rows.texts:
-            _add(texts, text)
-        rows = kept if config.empty == "skip" else rows
-        if len(rows):
-            count += len(rows)
-            shards.append(_digest_of(rows))
-    if count == 0:
-        raise DataError(f"{table.name} has no rows" + (" with a text" if empty else ""))
-    digest = hashlib.blake2b(ids.digest() + lengths.digest() + texts.digest(), digest_size=16).hexdigest()
-    return Survey(count, empty, "int" if whole_numbers else "text", digest, tuple(shards))
-
-
-def _digest_of(rows: Rows) -> str:
-    """Return a hash of a shard's ids and texts; with the lengths, no two shards give the same bytes."""
-    digest = hashlib.blake2b(json.dumps([rows.ids, [len(text) for text in rows.texts]]).encode(), digest_size=8)
-    for text in rows.texts:
-        _add(digest, text)
-    return digest.hexdigest()
-
-
-def _add(digest: "hashlib.blake2b", text: str) -> None:
-    # A text may have many megabytes: piece by piece, it is not copied as a whole.
-    for start in range(0, len(text), _PIECE):
-        digest.update(text[start : start + _PIECE].encode())
-
-
-def _shards(table: Table, config: EmbeddingConfig) -> Iterator[Rows]:
-    for rows in read_rows(table, max_rows=config.shard_rows):
-        kept = rows.without_empty() if config.empty == "skip" else rows
-        if len(kept):
-            yield kept
-
-
 def _ahead(items: Iterator[Item], pool: ThreadPoolExecutor) -> Iterator[Item]:
     """Yield ``items``, each fetched while the one before is in use."""
     coming = pool.submit(next, items, None)
     while (item := coming.result()) is not None:
         coming = pool.submit(next, items, None)
         yield item
-
-
-def _encoded(encode: Callable[[list[str]], Encoded], rows: Rows) -> Encoded:
-    try:
-        encoded = encode(rows.texts)
-    except TextError as error:
-        raise rows.named(error) from error
-    finite = np.isfinite(encoded.vectors).all(axis=1)
-    if not finite.all():
-        raise ModelError(
-            f"{rows.place(int(finite.argmin()))}: the vector has values that are not finite; try --dtype float32"
-        )
-    return encoded

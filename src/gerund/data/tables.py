@@ -4,45 +4,20 @@ Knows: file formats, columns, and where in a file a row stood, so that an error 
 know: what the texts are for. A table is never held in memory whole. (``corpus`` reads whole documents.)
 """
 
-import csv
-import json
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO
 
-from gerund.data.files import COMPRESSED, checked_text, decode, opened
+from gerund.data.files import COMPRESSED
+from gerund.data.table_readers import DEFAULT_COLUMN, FORMATS, READERS, Row, Table, lines_of
 from gerund.errors import ConfigError, DataError, InputError, TextError, unknown_name
 
-FORMATS = ("txt", "jsonl", "csv", "tsv", "parquet")
-DEFAULT_COLUMN = "text"
-DEFAULT_ID_COLUMN = "id"
 STDIN = "-"
+_FOLDER = "folder"
+# The documents of a collection in BEIR's form.
+_COLLECTION = "corpus.jsonl"
 _ENDINGS = {"ndjson": "jsonl"} | {name: name for name in FORMATS}
-# What every reader yields: the id, the text, and the number of the line (or row) that it stood on.
-Row = tuple[int | str, str, int]
-
-
-@dataclass(frozen=True)
-class Table:
-    """A file of rows and the columns that count.
-
-    Attributes:
-        path: the file; None for standard input.
-        format: one of ``FORMATS``.
-        name: what messages call it.
-        column: the column with the texts; a txt file has none.
-        id_column: the column with the ids; None takes ``id`` where the first row has one, and "" (or a table
-            without that column) numbers the rows from 0.
-    """
-
-    path: Path | None
-    format: str
-    name: str
-    column: str = DEFAULT_COLUMN
-    id_column: str | None = None
 
 
 @dataclass(frozen=True)
@@ -52,14 +27,14 @@ class Rows:
     Attributes:
         ids: their ids.
         texts: their texts; empty where the table has none (a null).
-        lines: where each stood, counted from 1.
+        lines: where each stood, counted from 1; or its whole place, where a table has several files.
         name: what messages call the table.
         unit: ``line`` or ``row``, whichever ``lines`` counts; "" where there is only one text.
     """
 
     ids: list[int | str]
     texts: list[str]
-    lines: list[int]
+    lines: list[int | str]
     name: str
     unit: str = "line"
 
@@ -72,7 +47,10 @@ class Rows:
         >>> Rows([0], ["hello"], [7], "notes.txt").place(0)
         'notes.txt, line 7'
         """
-        return f"{self.name}, {self.unit} {self.lines[index]}" if self.unit else self.name
+        line = self.lines[index]
+        if isinstance(line, str):
+            return line
+        return f"{self.name}, {self.unit} {line}" if self.unit else self.name
 
     def placed(self, index: int, error: InputError) -> InputError:
         """Return an error about one of these texts with the text's place in front; alone in its table it needs none."""
@@ -98,15 +76,21 @@ class Rows:
 
 
 def open_table(
-    source: str | Path, *, format: str | None = None, column: str | None = None, id_column: str | None = None
+    source: str | Path,
+    *,
+    format: str | None = None,
+    column: str | None = None,
+    id_column: str | None = None,
+    folders: bool = False,
 ) -> Table:
     """Say what table a path is, without reading it.
 
     Args:
-        source: a file, whose ending says the format (``.gz`` or ``.xz`` may follow), or ``-``.
+        source: a file, whose ending says the format (``.gz`` or ``.xz`` may follow); a folder of such files; or ``-``.
         format: one of ``FORMATS``; needed where the ending does not say it. Standard input is ``txt`` by default.
         column: the column with the texts; None for ``text``.
         id_column: the column with the ids; see ``Table``.
+        folders: take a folder too.
 
     Raises:
         DataError: there is no such file, or its format is not known.
@@ -119,13 +103,23 @@ def open_table(
     else:
         path, name = Path(source), str(source)
         if path.is_dir():
-            raise DataError(f"{path} is a folder, not a file")
+            if not folders:
+                raise DataError(f"{path} is a folder, not a file")
+            return _folder(path, format, column, id_column)
         if not path.exists():
             raise DataError(f"{path}: no such file")
         format = format or _format_of(path)
     if format == "txt" and (column or id_column):
         raise ConfigError(f"{name}: a txt file has one text a line and no column {column or id_column!r}")
     return Table(path, format, name, column or DEFAULT_COLUMN, id_column)
+
+
+def _folder(path: Path, format: str | None, column: str | None, id_column: str | None) -> Table:
+    if format is not None:
+        raise ConfigError(f"{path} is a folder; what format its files have is said by their endings")
+    table = Table(path, _FOLDER, str(path), column or DEFAULT_COLUMN, id_column)
+    next(files_below(table))
+    return table
 
 
 def read_rows(table: Table, *, max_rows: int, max_characters: int = 2**20) -> Iterator[Rows]:
@@ -144,9 +138,9 @@ def read_rows(table: Table, *, max_rows: int, max_characters: int = 2**20) -> It
     unit = "row" if table.format == "parquet" else "line"
     ids: list[int | str] = []
     texts: list[str] = []
-    lines: list[int] = []
+    lines: list[int | str] = []
     size = 0
-    for id_, text, line in _READERS[table.format](table):
+    for id_, text, line in _read(table):
         size += len(text)
         if texts and (len(texts) == max_rows or size > max_characters):
             yield Rows(ids, texts, lines, table.name, unit)
@@ -156,6 +150,10 @@ def read_rows(table: Table, *, max_rows: int, max_characters: int = 2**20) -> It
         lines.append(line)
     if texts:
         yield Rows(ids, texts, lines, table.name, unit)
+
+
+def _read(table: Table) -> Iterator[Row]:
+    return _read_folder(table) if table.format == _FOLDER else READERS[table.format](table)
 
 
 def _format_of(path: Path) -> str:
@@ -168,184 +166,52 @@ def _format_of(path: Path) -> str:
     return _ENDINGS[ending]
 
 
-@contextmanager
-def _bytes_of(table: Table) -> Iterator[BinaryIO]:
-    if table.path is None:
-        yield sys.stdin.buffer
-    else:
-        with opened(table.path) as file:
-            yield file
+def files_below(table: Table) -> Iterator[Path]:
+    """Yield the files of a folder that are read as its tables, in order, without hidden ones and unfinished work.
 
+    Of a collection in BEIR's form these are its documents.
 
-def _lines(table: Table, *, ends: bool = True) -> Iterator[tuple[int, str]]:
-    """Yield the lines with their numbers, without their line ends if those are not wanted.
-
-    A line may have many megabytes: while somebody works with it, no other copy of it is held here.
+    Raises:
+        DataError: there is none, or a folder cannot be listed.
     """
-    number = 0  # enumerate would hold on to the last line
-    with _bytes_of(table) as file:
-        for raw in file:
-            number += 1
-            if not ends:
-                raw = raw.rstrip(b"\r\n")
-            line = [decode(raw, f"{table.name}, line {number}")]
-            del raw
-            if number == 1:
-                line[0] = line[0].removeprefix("\ufeff")
-            yield number, line.pop()
+    assert table.path is not None
+    found: list[Path] = []
 
+    def refuse(error: OSError) -> None:
+        raise DataError(f"{error.filename}: cannot be read ({error.strerror})") from error
 
-def _read_txt(table: Table) -> Iterator[Row]:
-    for number, line in _lines(table, ends=False):
-        yield number - 1, line, number
-
-
-def _read_jsonl(table: Table) -> Iterator[Row]:
-    column, id_column = table.column, table.id_column
-    count = 0
-    for number, line in _lines(table):
-        if line.isspace():
-            continue
-        where = f"{table.name}, line {number}"
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise DataError(f"{where}: not valid JSON ({error})") from error
-        if not isinstance(row, dict):
-            raise DataError(f"{where}: expected a JSON object, found {type(row).__name__}")
-        if id_column is None:
-            id_column = DEFAULT_ID_COLUMN if DEFAULT_ID_COLUMN in row else ""
-        for name in (column, id_column):
-            if name and name not in row:
-                raise _no_column(where, name, list(row))
-        text = row[column]
-        if text is not None:
-            text = checked_text(text, where, column)
-        yield _id(row[id_column], where, id_column) if id_column else count, text or "", number
-        count += 1
-
-
-def _read_csv(table: Table) -> Iterator[Row]:
-    # The module's limit of 131,072 characters a field would refuse long documents.
-    csv.field_size_limit(max(csv.field_size_limit(), 2**31 - 1))
-    reader = csv.reader((line for _, line in _lines(table)), strict=True)
-
-    def records() -> Iterator[tuple[int, list[str]]]:
-        while True:
-            number = reader.line_num + 1  # a quoted field may span lines: name the first
-            try:
-                fields = next(reader)
-            except StopIteration:
-                return
-            except csv.Error as error:
-                raise DataError(f"{table.name}, line {number}: malformed row ({error})") from error
-            if fields:
-                yield number, fields
-
-    return _with_header(table, records())
-
-
-def _read_tsv(table: Table) -> Iterator[Row]:
-    lines = _lines(table, ends=False)
-    return _with_header(table, ((number, line.split("\t")) for number, line in lines if line))
-
-
-def _with_header(table: Table, records: Iterator[tuple[int, list[str]]]) -> Iterator[Row]:
-    number, header = next(records, (0, []))
-    if not header:
-        return
-    where = f"{table.name}, line {number}"
-    text_at = _column_at(header, table.column, where)
-    id_column = _id_column(table, header)
-    id_at = _column_at(header, id_column, where) if id_column else None
-    for count, (number, fields) in enumerate(records):
-        if len(fields) != len(header):
-            raise DataError(
-                f"{table.name}, line {number}: malformed row ({len(fields)} fields, and the header has {len(header)})"
-            )
-        yield count if id_at is None else fields[id_at], fields[text_at], number
-
-
-def _read_parquet(table: Table) -> Iterator[Row]:
-    if table.path is None:
-        raise ConfigError("parquet cannot be read from standard input here; give a file")
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        with pq.ParquetFile(table.path) as file:
-            schema = file.schema_arrow
-            _column_at(schema.names, table.column, table.name)
-            id_column = _id_column(table, schema.names)
-            if id_column:
-                _column_at(schema.names, id_column, table.name)
-            _check_parquet_text(table, schema.field(table.column).type)
-            columns = list(dict.fromkeys(name for name in (table.column, id_column) if name))
-            count = 0
-            for batch in file.iter_batches(batch_size=1024, columns=columns):
-                texts = _values(batch.column(table.column), table, count)
-                ids = _values(batch.column(id_column), table, count) if id_column else range(count, count + len(texts))
-                for id_, text in zip(ids, texts, strict=True):
-                    count += 1
-                    if id_column and type(id_) is not int and type(id_) is not str:
-                        id_ = _id(id_, f"{table.name}, row {count}", id_column)
-                    yield id_, text or "", count
-    except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{table.name}: not a readable parquet file ({' '.join(str(error).split())})") from error
-
-
-def _check_parquet_text(table: Table, kind: Any) -> None:
-    import pyarrow as pa
-
-    value = kind.value_type if pa.types.is_dictionary(kind) else kind
-    text_like = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view, pa.types.is_null)
-    if not any(check(value) for check in text_like):
-        raise DataError(f"{table.name}, row 1: {table.column!r} is not a text but {kind}")
-
-
-def _values(column: Any, table: Table, before: int) -> list[Any]:
-    try:
-        return list(column.to_pylist())
-    except UnicodeDecodeError:
-        for index in range(len(column)):
-            try:
-                column[index].as_py()
-            except UnicodeDecodeError as error:
-                raise DataError(
-                    f"{table.name}, row {before + index + 1}: not valid UTF-8 at byte {error.start}"
-                ) from error
-        raise
-
-
-def _id_column(table: Table, present: list[str]) -> str:
-    if table.id_column is not None:
-        return table.id_column
-    return DEFAULT_ID_COLUMN if DEFAULT_ID_COLUMN in present else ""
-
-
-def _column_at(header: list[str], column: str, where: str) -> int:
-    found = [index for index, name in enumerate(header) if name == column]
+    for place, folders, names in os.walk(table.path, onerror=refuse):
+        folders[:] = [name for name in folders if not name.startswith(".") and not name.endswith(".parts")]
+        found += [Path(place, name) for name in names if not name.startswith(".") and _is_table(Path(name))]
+    collection = table.path / _COLLECTION
+    if collection in found and (table.path / "queries.jsonl").is_file():
+        found = [collection]
     if not found:
-        raise _no_column(where, column, header)
-    if len(found) > 1:
-        raise DataError(f"{where}: {len(found)} columns are called {column!r}")
-    return found[0]
+        known = ", ".join(f".{name}" for name in _ENDINGS)
+        raise DataError(
+            f"{table.path}: no file of texts in it; valid endings are: {known} (text formats also .gz, .xz)"
+        )
+    yield from sorted(found)
 
 
-def _no_column(where: str, column: str, present: list[str]) -> DataError:
-    return DataError(f"{where}: no column {column!r}; present are: {', '.join(present) or 'none'}")
+def _is_table(path: Path) -> bool:
+    try:
+        return bool(_format_of(path))
+    except DataError:
+        return False
 
 
-def _id(value: object, where: str, column: str) -> int | str:
-    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
-        raise DataError(f"{where}: the id {column!r} is neither a text nor a number but {type(value).__name__}")
-    return value if isinstance(value, int) else checked_text(str(value), where, column)
-
-
-_READERS: dict[str, Callable[[Table], Iterator[Row]]] = {
-    "txt": _read_txt,
-    "jsonl": _read_jsonl,
-    "csv": _read_csv,
-    "tsv": _read_tsv,
-    "parquet": _read_parquet,
-}
+def _read_folder(table: Table) -> Iterator[Row]:
+    """Read file after file: of a .txt file the whole is a text, of others each row."""
+    assert table.path is not None
+    files = list(files_below(table))
+    for path in files:
+        own = replace(table, path=path, name=str(path), format=_format_of(path))
+        file = path.relative_to(table.path).as_posix()
+        if own.format == "txt":
+            # Line ends as they are, but for the last.
+            yield file, "".join(line for _, line in lines_of(own)).rstrip("\r\n"), str(path)
+            continue
+        unit = "row" if own.format == "parquet" else "line"
+        for id_, text, line in READERS[own.format](own):
+            yield id_ if len(files) == 1 else f"{file}#{id_}", text, f"{path}, {unit} {line}"

@@ -168,6 +168,7 @@ class Engine:
         texts: Sequence[str | list[int]],
         *,
         prompt: str | None = None,
+        prompt_name: str | None = None,
         dimensions: int | None = None,
         normalize: bool | None = None,
         empty: Empty = "error",
@@ -179,6 +180,7 @@ class Engine:
         Args:
             texts: texts, or token ids that this model's own tokenizer gives for a text.
             prompt: as in ``encode``.
+            prompt_name: as in ``encode``.
             dimensions: as in ``encode``.
             normalize: as in ``encode``.
             empty: as in ``encode``.
@@ -197,7 +199,7 @@ class Engine:
         if isinstance(texts, str) or not is_listing(texts) or not len(texts):
             raise TextError("give a list of texts, such as ['a cat', 'a dog']")
         plain = [one if isinstance(one, str) else text_of(self.lm, index, one) for index, one in enumerate(texts)]
-        tokens = self.lm.readings(plain, prompt, empty, overflow)
+        tokens = self.lm.readings(plain, prompt, empty, overflow, prompt_name=prompt_name)
         return self._submit(EncodeJob(self.lm, tokens, normalize, dimensions, deadline))
 
     def call(self, function: Callable[[], T], *, tokens: int, deadline: float | None = None) -> Ticket[T]:

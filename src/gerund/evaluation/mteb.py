@@ -10,7 +10,7 @@ import random
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib import import_module
 from typing import Any
@@ -21,7 +21,7 @@ import torch
 from gerund.errors import ModelError
 from gerund.evaluation.systems.base import Encoder, Ranks, System
 from gerund.evaluation.systems.language_model import language_model_system
-from gerund.evaluation.task import EvaluationConfig, Score
+from gerund.evaluation.task import EvaluationConfig, Examples, Score
 from gerund.language_model import LanguageModel
 
 # MTEB seeds its own tasks with 42, so that our default seed 0 samples what MTEB samples.
@@ -30,6 +30,11 @@ _MTEB_SEED = 42
 _ROWS = 256
 _SUBSET = "default"
 _DOCUMENT = "document"
+# Where the scores of single queries stand among MTEB's, the names that trec_eval has for the main metrics, and how far
+# MTEB rounds their means.
+_BY_QUERY = "by_query"
+_TREC_EVAL = {"ndcg_at_10": "ndcg_cut_10", "map_at_1000": "map_cut_1000"}
+_ROUNDING = 1e-5
 
 # What is said about results that are expected and handled: MTEB stops the logistic regression after 100 iterations
 # on purpose, few-shot classifiers leave classes unpredicted, constant embeddings make correlations undefined, and
@@ -216,9 +221,19 @@ def score_of(scores: Mapping[str, Any], main: str, others: Sequence[str] = (), *
     metrics = {name: float(scores[name]) for name in (main, *others)}
     undefined = [name for name, value in metrics.items() if not math.isfinite(value)]
     notes = tuple(known.pop("notes", ()))
+    known.setdefault("examples", _examples(scores, main))
     if undefined:
         notes += (f"{', '.join(undefined)} cannot be computed (all similarities or all ratings are equal); shown as 0",)
     return Score(main, {name: 0.0 if name in undefined else metrics[name] for name in metrics}, notes=notes, **known)
+
+
+def _examples(scores: Mapping[str, Any], main: str) -> Examples | None:
+    """Return what the queries contribute to the main metric; None where its mean over them is another number."""
+    measured = _TREC_EVAL.get(main)
+    by_query = {query: own[measured] for query, own in scores.get(_BY_QUERY, {}).items() if measured in own}
+    if not by_query or abs(float(np.mean(list(by_query.values()))) - float(scores[main])) > _ROUNDING:
+        return None
+    return Examples.of_mean(by_query.values(), by_query)
 
 
 def evaluate(model: Any, task: Any) -> Any:
@@ -284,13 +299,20 @@ def _scores(
     local: LocalTask, dataset: Any, system: Ranks, config: EvaluationConfig, prompt: str | None
 ) -> Mapping[str, Any]:
     with own_random_state():
-        task = _task(local, mteb_seed(config))
+        by_query: dict[str, Mapping[str, float]] = {}
+
+        def note(_task: Any, found: Mapping[str, Mapping[str, float]], *_: Any, **__: Any) -> dict[str, float]:
+            by_query.update(found)
+            return {}
+
+        # Called with what pytrec_eval has measured, query by query; MTEB keeps the means alone.
+        task = _task(replace(local, attributes={**local.attributes, "task_specific_scores": note}), mteb_seed(config))
         task.dataset = dataset
         task.data_loaded = True
         model = system.search_model({} if prompt is None else {local.name: prompt}, show=config.show_progress)
         result = evaluate(model, task)
     scores: Mapping[str, Any] = result.scores["test"][0]
-    return scores
+    return {**scores, _BY_QUERY: by_query}
 
 
 def _task(local: LocalTask, seed: int) -> Any:

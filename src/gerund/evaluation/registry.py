@@ -37,6 +37,7 @@ TASKS = (
     "suffix_identification",
     "human_or_generated",
     "writing",
+    "asking",
     "lm_eval",
 )
 """Modules in ``tasks``, in the order of tables."""

@@ -21,7 +21,9 @@ from gerund.evaluation.task import EvaluationConfig, Score, Task
 from gerund.jobs.files import write_whole
 from gerund.version import __version__
 
-FORMAT = 2
+# The second format has no examples in its scores, and is read all the same.
+FORMAT = 3
+_READ = (2, FORMAT)
 # Names of the first format, and what they are called now.
 _RENAMED = {"contender": "system", "reading": "description", "settings": "config"}
 _FOLDER = "scores"
@@ -147,6 +149,10 @@ class ResultStore:
         found = [_read(path) for path in sorted(self.folder.glob("*.json"))]
         return sorted(found, key=lambda result: result.date)
 
+    def count(self) -> int:
+        """Return how many finished scores there are."""
+        return sum(1 for _ in self.folder.glob("*.json"))
+
     def _path(self, task: str, key: str) -> Path:
         return self.folder / f"{task.replace('/', '.')}-{key}.json"
 
@@ -162,7 +168,7 @@ def _read(path: Path) -> Result:
         if written == 1:
             data = {_RENAMED.get(name, name): value for name, value in data.items()}
             data["unit"] = "fraction" if data["unit"] == "share" else data["unit"]
-        elif written != FORMAT:
+        elif written not in _READ:
             raise DataError(f"{path} was written by another version of gerund; choose another output folder")
         return Result.from_dict(data)
     except (ValueError, KeyError, TypeError) as error:

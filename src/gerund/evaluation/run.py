@@ -62,6 +62,7 @@ def evaluate(
     Raises:
         ConfigError: no system, no task, two systems of one name, or no system that can take part in any task.
         DataError: a task's data are malformed.
+        KeyboardInterrupt: with a note that says what is kept.
     """
     if not systems or not tasks:
         raise ConfigError("an evaluation needs at least one model and one task")
@@ -71,8 +72,16 @@ def evaluate(
         raise ConfigError(why_nobody(systems, [task.capability for task in tasks]))
     done = Evaluation([], list(systems), list(tasks), config or EvaluationConfig())
     store = None if folder is None else ResultStore(folder)
-    for task in tasks:
-        _measure(task, done, store, reporter or (lambda *_: None))
+    try:
+        for task in tasks:
+            _measure(task, done, store, reporter or (lambda *_: None))
+    except KeyboardInterrupt as stop:
+        if store is not None:
+            stop.add_note(
+                f"{store.count()} finished scores, and the vectors of texts that were encoded for others, are kept in "
+                f"{folder}: run the same command again to go on from there"
+            )
+        raise
     return done
 
 

@@ -9,7 +9,7 @@ Knows: names, files, metrics, what systems can do. Does not know: models.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -57,6 +57,45 @@ class EvaluationConfig:
 
 
 @dataclass(frozen=True)
+class Examples:
+    """What a main metric is made of, example by example.
+
+    Attributes:
+        statistic: ``mean`` of the values; or ``spearman``, the correlation of their order with that of the targets.
+        ids: of the examples: of queries the data's own, else their numbers.
+        values: one an example.
+        targets: what a correlation is with; None for a mean.
+    """
+
+    statistic: Literal["mean", "spearman"]
+    ids: tuple[str, ...]
+    values: tuple[float, ...]
+    targets: tuple[float, ...] | None = None
+
+    @classmethod
+    def of_mean(cls, values: Any, ids: Iterable[str] | None = None) -> "Examples":
+        """Return examples whose mean is the metric; without ids they are numbered from 0."""
+        numbers = tuple(round(float(value), 6) for value in values)
+        return cls("mean", tuple(map(str, range(len(numbers)))) if ids is None else tuple(ids), numbers)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a JSON-ready dict that ``from_dict`` reads back."""
+        found = {"statistic": self.statistic, "ids": list(self.ids), "values": list(self.values)}
+        return found if self.targets is None else {**found, "targets": list(self.targets)}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> "Examples":
+        """Read examples back."""
+        targets = data.get("targets")
+        return cls(
+            data["statistic"],
+            tuple(data["ids"]),
+            tuple(data["values"]),
+            None if targets is None else tuple(targets),
+        )
+
+
+@dataclass(frozen=True)
 class Score:
     """What a task measured.
 
@@ -68,6 +107,7 @@ class Score:
         runs: number of repetitions.
         size: number of examples scored.
         notes: sentences that a reader of the number has to know.
+        examples: what the main metric is made of; None where it is not made of single examples.
     """
 
     main: str
@@ -76,6 +116,7 @@ class Score:
     runs: int = 1
     size: int | None = None
     notes: tuple[str, ...] = ()
+    examples: Examples | None = None
 
     def __post_init__(self) -> None:
         bad = [name for name, value in self.metrics.items() if not np.isfinite(value)]
@@ -96,12 +137,15 @@ class Score:
             "runs": self.runs,
             "size": self.size,
             "notes": list(self.notes),
+            "examples": None if self.examples is None else self.examples.to_dict(),
         }
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "Score":
         """Read a score back."""
-        return cls(**{**data, "notes": tuple(data["notes"])})
+        examples = data.get("examples")
+        own = {"notes": tuple(data["notes"]), "examples": None if examples is None else Examples.from_dict(examples)}
+        return cls(**{**data, **own})
 
 
 @dataclass(frozen=True)

@@ -372,15 +372,15 @@ def _measured(
     folder: Path | None,
     reporter: ProgressReporter | None,
 ) -> list[Trial]:
-    cache = EmbeddingCache()  # in memory, and gone afterwards: every plan has vectors of its own
+    cache = EmbeddingCache(unfinished=folder and folder / "unfinished")  # every plan has its own: kept no longer
     labels = [label_of(encoder, lm.n_layers) for encoder in configs]
     systems = [
         language_model_system(label, read_as(lm, encoder, sample), cache)
         for label, encoder in zip(labels, configs, strict=True)
     ]
-    scores: dict[str, dict[str, float]] = {label: {} for label in labels}
-    for result in evaluate(systems, tasks, config, folder=folder, reporter=reporter).results:
-        scores[result.system][result.task] = result.score.value
+    results = evaluate(systems, tasks, config, folder=folder, reporter=reporter).results
+    cache.forget_unfinished()
+    scores = {label: {one.task: one.score.value for one in results if one.system == label} for label in labels}
     return [Trial(encoder, label, scores[label]) for label, encoder in zip(labels, configs, strict=True)]
 
 

@@ -1,13 +1,13 @@
-"""The files of a model's folder: weights with the adapter merged in, ``gerund.json``, other JSON.
+"""The files of a model's folder: weights with the adapter merged in, ``gerund.json``, and who may read it.
 
 Knows: which file holds what. Does not know: which format asked for it.
 """
 
-import json
 from pathlib import Path
-from typing import Any
 
 from gerund.config import CONFIG_FILE, EncoderConfig
+from gerund.exporting.files import change_json
+from gerund.exporting.modules import write_own_modules
 from gerund.inference.encode.runtime import EncoderRuntime
 from gerund.models import loading
 from gerund.models.adapters import Adapters, merged_state, merging_unties
@@ -27,8 +27,11 @@ def write_merged(runtime: EncoderRuntime, folder: Path) -> str:
     loading.save_model(runtime.model, runtime.tokenizer, state, folder)
     if merging_unties(runtime.model, runtime.adapter):
         change_json(folder / "config.json", tie_word_embeddings=False)
-    identity = fingerprint(hashed, "", runtime.config, runtime.n_layers)
+    head = runtime.head
+    identity = fingerprint(hashed, "" if head is None else head.fingerprint, runtime.config, runtime.n_layers)
     write_settings(folder, runtime.config, runtime.n_layers, identity)
+    if head is not None:
+        head.save(folder)
     return identity
 
 
@@ -36,6 +39,8 @@ def write_settings(
     folder: Path, encoder: EncoderConfig, n_layers: int, identity: str, *, adapters: Adapters | None = None
 ) -> None:
     """Write ``gerund.json``, with k worked out, and copy adapters into folders of their own.
+
+    sentence-transformers is told that only gerund's own class reads the folder as it is meant.
 
     Args:
         folder: a model's folder.
@@ -47,14 +52,4 @@ def write_settings(
     places = (adapters or Adapters()).copy_into(folder)
     text = settings_text(EncoderSettings.of_config(encoder, n_layers), identity, places)
     (folder / CONFIG_FILE).write_text(text, encoding="utf-8")
-
-
-def change_json(path: Path, **values: Any) -> None:
-    """Set some fields of a JSON file."""
-    data = json.loads(path.read_text(encoding="utf-8"))
-    write_json(path, {**data, **values})
-
-
-def write_json(path: Path, data: Any) -> None:
-    """Write a JSON file as transformers writes its own."""
-    path.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_own_modules(folder, encoder)

@@ -13,7 +13,7 @@ from gerund.attention.plan import Direction
 from gerund.checks import one_of, place
 from gerund.config import EXPORT_FORMATS
 from gerund.errors import ConfigError
-from gerund.exporting import sentence_transformers
+from gerund.exporting import onnx, sentence_transformers
 from gerund.exporting.folders import write_merged, write_settings
 from gerund.inference.encode.runtime import EncoderRuntime
 from gerund.jobs.folders import atomic_folder
@@ -67,8 +67,6 @@ def export(
     """
     one_of("format", format, EXPORT_FORMATS)
     _refuse_hybrid(runtime)
-    if runtime.head is not None:
-        raise ConfigError(f"a model with a projection head cannot be exported as {format}; save() keeps the head")
     runtime.config.refuse_methods(f"an export as {format}")
     folder = place("the folder to write", folder)
     with atomic_folder(folder, overwrite=overwrite) as work:
@@ -77,6 +75,9 @@ def export(
             if scorer is not None:
                 scorer.save(work)
             return Export(folder, f"gerund.load({str(folder)!r})", fingerprint=identity)
+        if format == "onnx":
+            onnx.write(runtime, work)
+            return Export(folder, f"onnxruntime.InferenceSession({str(folder / onnx.MODEL_FILE)!r})")
         why_custom = sentence_transformers.write(runtime, work)
     name = "sentence_transformers.SentenceTransformer"
     if why_custom:

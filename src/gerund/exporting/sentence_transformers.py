@@ -7,10 +7,8 @@ place. For everything else the folder names ``gerund.integrations.sentence_trans
 Knows: the layout of such folders. Does not know: where they go.
 """
 
-import copy
 import importlib.util
 import logging
-import string
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,19 +18,18 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import PreTrainedTokenizerBase
 
 from gerund.attention.plan import Direction, View
 from gerund.attention.recurrent import recurrent_modules
-from gerund.config import EncoderConfig
-from gerund.exporting.folders import change_json, write_json, write_merged
-from gerund.inference.encode.precision import SAMPLE_TEXTS
+from gerund.exporting.files import change_json, write_json
+from gerund.exporting.folders import write_merged
+from gerund.exporting.modules import OWN_CLASS, prompt_settings, write_modules
+from gerund.exporting.tokenizers import TEXTS, is_fused, plain_tokenizer
 from gerund.inference.encode.runtime import EncoderRuntime, encode, encode_tokens
 from gerund.inference.tokens import InputFormat, Tokens, tokenize
 from gerund.models import loading
 from gerund.models.adapters import merged_state
 
-OWN_CLASS = "gerund.integrations.sentence_transformers.Transformer"
 _POOLING = {
     "mean": "pooling_mode_mean_tokens",
     "weighted-mean": "pooling_mode_weightedmean_tokens",
@@ -43,9 +40,6 @@ _POOLING = {
 _NEAR = {torch.float32: 1e-4, torch.float64: 1e-4}
 _NEAR_HALF = 2e-3
 _LONG_TEXT_TOKENS = 1024
-# How many of the vocabulary's tokens are tried as the beginning of a text.
-_BEGINNINGS = 4096
-_TEXTS = (*SAMPLE_TEXTS, "zürich 数据库", '"3.5 km," she said.')
 
 
 def write(runtime: EncoderRuntime, folder: Path) -> str:
@@ -60,13 +54,15 @@ def write(runtime: EncoderRuntime, folder: Path) -> str:
         why_custom = _differs(runtime, folder)
     if why_custom:
         _empty(folder)
-        write_custom(runtime, folder)
+        write_merged(runtime, folder)
     (folder / "README.md").write_text(_readme(runtime, why_custom), encoding="utf-8")
     return why_custom
 
 
 def obstacle(runtime: EncoderRuntime) -> str:
     """Return what keeps plain sentence-transformers from reading this encoder; the empty string if nothing does."""
+    if runtime.head is not None:
+        return "sentence-transformers has no such projection head"
     return _obstacle_in_attention(runtime) or _obstacle_in_pooling(runtime)
 
 
@@ -92,7 +88,7 @@ def _obstacle_in_pooling(runtime: EncoderRuntime) -> str:
         return ""
     if config.pooling == "weighted-mean":
         return "sentence-transformers counts the prompt's tokens in the weights of a weighted mean"
-    fused = next((prompt for prompt in prompts if _is_fused(runtime, prompt)), None)
+    fused = next((prompt for prompt in prompts if is_fused(runtime, prompt)), None)
     if fused is None:
         return ""
     return (
@@ -108,7 +104,7 @@ def write_plain(runtime: EncoderRuntime, folder: Path) -> None:
     state = merged_state(model, runtime.adapter)
     if body is not model:
         state = {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
-    loading.save_model(body, _tokenizer(runtime), state, folder)
+    loading.save_model(body, plain_tokenizer(runtime), state, folder)
     if _is_bidirectional(runtime):
         change_json(folder / "config.json", is_causal=False)
     limit = {} if runtime.max_length is None else {"max_seq_length": runtime.max_length}
@@ -119,43 +115,11 @@ def write_plain(runtime: EncoderRuntime, folder: Path) -> None:
     modes = {mode: name == config.pooling for name, mode in _POOLING.items()}
     pooling = {"word_embedding_dimension": runtime.width, **modes, "include_prompt": config.pool_prompt}
     write_json(folder / "1_Pooling" / "config.json", pooling)
-    _write_modules(folder, config, [(path, f"sentence_transformers.models.{name}") for path, name in modules])
-    if _is_bidirectional(runtime):
-        needs = {"specifier": ">=5.2", "reason": "older versions ignore is_causal and read from left to right"}
-        change_json(folder / "config_sentence_transformers.json", requirements={"transformers": needs})
-
-
-def write_custom(runtime: EncoderRuntime, folder: Path) -> None:
-    """Write a merged model with ``gerund.json``, read by gerund's own class."""
-    write_merged(runtime, folder)
-    _write_modules(folder, runtime.config, [("", OWN_CLASS)])
-
-
-def prompt_settings(config: EncoderConfig) -> tuple[dict[str, str], str | None]:
-    """Return the prompts by name, and the name of the default one.
-
-    >>> prompt_settings(EncoderConfig(prompt="Query: ", prompts={"document": "Text: "}))
-    ({'document': 'Text: ', 'default': 'Query: '}, 'default')
-    """
-    prompts = dict(config.prompts)
-    if not config.prompt:
-        return prompts, None
-    name = next((name for name, text in prompts.items() if text == config.prompt), None)
-    if name is None:
-        name = "default" if "default" not in prompts else "gerund-default"
-        prompts[name] = config.prompt
-    return prompts, name
-
-
-def _write_modules(folder: Path, config: EncoderConfig, modules: list[tuple[str, str]]) -> None:
-    if config.normalize:
-        modules = [*modules, (f"{len(modules)}_Normalize", "sentence_transformers.models.Normalize")]
-        (folder / modules[-1][0]).mkdir()
-    listed = [{"idx": i, "name": str(i), "path": path, "type": kind} for i, (path, kind) in enumerate(modules)]
-    write_json(folder / "modules.json", listed)
-    prompts, default = prompt_settings(config)
-    settings = {"prompts": prompts, "default_prompt_name": default, "similarity_fn_name": "cosine"}
-    write_json(folder / "config_sentence_transformers.json", {"model_type": "SentenceTransformer", **settings})
+    older = {"specifier": ">=5.2", "reason": "older versions ignore is_causal and read from left to right"}
+    needs = {"transformers": older} if _is_bidirectional(runtime) else None
+    write_modules(
+        folder, config, [(path, f"sentence_transformers.models.{name}") for path, name in modules], needs=needs
+    )
 
 
 def _is_bidirectional(runtime: EncoderRuntime) -> bool:
@@ -171,40 +135,6 @@ def _window(runtime: EncoderRuntime) -> int | None:
     if types is not None and "sliding_attention" not in types:
         return None
     return getattr(config, "sliding_window", None)
-
-
-def _tokenizer(runtime: EncoderRuntime) -> PreTrainedTokenizerBase:
-    """Return a tokenizer that by itself does what gerund does: pad, cut, and append the end token."""
-    from tokenizers import processors
-
-    tokenizer = copy.deepcopy(runtime.tokenizer)
-    # sentence-transformers gives no positions, and with padding on the right none are needed.
-    tokenizer.padding_side = "right"
-    if tokenizer.pad_token is None:
-        spare = (tokenizer.eos_token, tokenizer.bos_token, tokenizer.unk_token)
-        tokenizer.pad_token = next(filter(None, spare), None) or tokenizer.convert_ids_to_tokens(0)
-    if runtime.max_length is not None:
-        tokenizer.model_max_length = runtime.max_length
-    if runtime.config.append_eos and tokenizer("a").input_ids[-1] != tokenizer.eos_token_id:
-        end = tokenizer.eos_token
-        special = [(end, tokenizer.eos_token_id)]
-        closing = processors.TemplateProcessing(single=["$A", end], pair=["$A", "$B", end], special_tokens=special)
-        core = tokenizer.backend_tokenizer
-        before = core.post_processor
-        core.post_processor = closing if before is None else processors.Sequence([before, closing])
-    return tokenizer
-
-
-def _is_fused(runtime: EncoderRuntime, prompt: str) -> bool:
-    """Tell whether sentence-transformers may draw the line between prompt and text elsewhere than we do."""
-    tokenizer = _tokenizer(runtime)
-    alone = tokenizer(prompt).input_ids
-    length = len(alone) - int(alone[-1] in tokenizer.all_special_ids)
-    step = max(1, len(tokenizer) // _BEGINNINGS)
-    begins = tokenizer.batch_decode([[token] for token in range(0, len(tokenizer), step)])
-    texts = [*_TEXTS, *string.ascii_letters, *string.digits, *(text for text in begins if text[:1].isalnum())]
-    tokens = tokenize(runtime.tokenizer, texts, InputFormat(prompt=prompt))
-    return any(item is not None and item.text_from != length for item in tokens)
 
 
 def _differs(runtime: EncoderRuntime, folder: Path) -> str:
@@ -227,7 +157,7 @@ def _distance(runtime: EncoderRuntime, folder: Path) -> float:
     from sentence_transformers import SentenceTransformer
 
     theirs = SentenceTransformer(str(folder), device="cpu", local_files_only=True)
-    texts = list(_TEXTS)
+    texts = list(TEXTS)
     if runtime.max_length is not None and runtime.max_length <= _LONG_TEXT_TOKENS:
         texts.append(" so on" * runtime.max_length)
     worst = 0.0
@@ -244,12 +174,12 @@ def _distance_of_bodies(runtime: EncoderRuntime, folder: Path) -> float:
     body = AutoModel.from_pretrained(folder, local_files_only=True).eval()
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     cut = {} if runtime.max_length is None else {"truncation": True, "max_length": runtime.max_length}
-    batch = tokenizer(list(_TEXTS), padding=True, return_tensors="pt", **cut)
+    batch = tokenizer(list(TEXTS), padding=True, return_tensors="pt", **cut)
     real_BT = batch["attention_mask"][..., None]
     with torch.no_grad():
         hidden_BTD = body(**batch, use_cache=False).last_hidden_state.float()
     theirs = ((hidden_BTD * real_BT).sum(1) / real_BT.sum(1)).numpy()
-    states = encode_tokens(replace(runtime, autocast=None), _tokens(runtime, list(_TEXTS), ""), show=False)
+    states = encode_tokens(replace(runtime, autocast=None), _tokens(runtime, list(TEXTS), ""), show=False)
     return _farthest(np.stack([item.mean(axis=0) for item in states]), theirs)
 
 
@@ -294,8 +224,8 @@ def _readme(runtime: EncoderRuntime, why_custom: str) -> str:
         load = 'from gerund.integrations.sentence_transformers import load\n\nmodel = load("PATH/TO/THIS/FOLDER")'
         note = (
             f"It needs gerund (`pip install 'gerund[st]'`): {why_custom}.\n\n"
-            "`SentenceTransformer(folder, trust_remote_code=True)` loads it too; the flag lets sentence-transformers "
-            f"use a class that is not its own, `{OWN_CLASS}` of the installed package. The folder itself holds no code."
+            "Plain `SentenceTransformer(folder)` refuses it and offers a flag, which lets it use a class that is not "
+            f"its own: `{OWN_CLASS}` of the installed package. `load` needs no flag. The folder itself holds no code."
         )
     else:
         load = "from sentence_transformers import SentenceTransformer\n\n"

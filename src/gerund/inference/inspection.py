@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gerund.attention.bound import BoundPlan, Record
 from gerund.attention.plan import Direction, ResolvedPlan, View
@@ -336,3 +336,14 @@ def _maps(runtime: EncoderRuntime, ids: list[list[int]]) -> tuple[list[Attention
         before = mean_maps(runtime.model, ids, None)
         return before, before
     return before, mean_maps(runtime.model, ids, runtime.plan, adapter=runtime.adapter)
+
+
+def token_labels(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list[str]:
+    """Return each token as it is read, in twelve characters; a part of a character, by its name in the vocabulary."""
+    labels = []
+    for token in ids:
+        label = tokenizer.decode([token]).strip()
+        if "\N{REPLACEMENT CHARACTER}" in label:
+            label = str(tokenizer.convert_ids_to_tokens(token))
+        labels.append(label if len(label) <= 12 else f"{label[:11]}…")
+    return [label if label else "␣" for label in labels]

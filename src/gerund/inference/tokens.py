@@ -361,3 +361,13 @@ def token_batches(lengths: Sequence[int], budget: int, min_tokens: int = 512) ->
     if batch:
         batches.append(batch)
     return batches
+
+
+def placed_ids(texts: Sequence[Tokens], begin: Sequence[int], longest: int) -> list[list[int]]:
+    """Return the tokens of a batch where their states lie, rows of ``longest`` with 0 for padding.
+
+    >>> placed_ids([Tokens([7, 8], 0, 0)], [1], 4)
+    [[0, 7, 8, 0]]
+    """
+    placed = zip(texts, begin, strict=True)
+    return [[0] * at + [*own.ids] + [0] * (longest - at - len(own)) for own, at in placed]

@@ -1,5 +1,8 @@
 """gerund's encoders inside sentence-transformers.
 
+sentence-transformers imports classes that are not its own only where it is told to trust them, so the plain
+``SentenceTransformer(folder)`` refuses a folder of gerund's by the name of this module; ``load`` opens it.
+
 >>> from gerund.integrations.sentence_transformers import load
 >>> model = load("exported/")                                # doctest: +SKIP
 >>> model.encode(["a cat", "a dog"]).shape                   # doctest: +SKIP
@@ -15,11 +18,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gerund.config import CONFIG_FILE
 from gerund.entry import load as load_language_model
 from gerund.errors import DataError, MissingDependencyError
+from gerund.exporting.modules import MODULES_FILE, OWN_CLASS, SETTINGS_FILE, prompt_settings
+from gerund.inference.encode.runtime import pooled
 from gerund.inference.tokens import InputFormat, Tokens, tokenize
 from gerund.language_model import LanguageModel
-from gerund.models.pooling import pool
 
 try:
     from sentence_transformers import SentenceTransformer
@@ -101,17 +106,17 @@ class Transformer(InputModule):
         rows = zip(features["input_ids"], real_BT, features["text_from"], features["specials_before"], strict=True)
         tokens = [Tokens(ids[real].tolist(), int(text), int(before)) for ids, real, text, before in rows]
         full = [row for row, item in enumerate(tokens) if item.ids]
-        hidden_BTD = torch.zeros(*real_BT.shape, runtime.width, device=real_BT.device)
+        hidden_BTD = torch.zeros(*real_BT.shape, runtime.state_width, device=real_BT.device)
+        vectors_BD = torch.zeros(len(tokens), runtime.width, device=real_BT.device)
         if full:
-            states_BTD, begin_B = runtime.states([tokens[row] for row in full])
+            batch = [tokens[row] for row in full]
+            states_BTD, begin_B = runtime.states(batch)
             for row, states_TD, begin in zip(full, states_BTD, begin_B.tolist(), strict=True):
                 length = len(tokens[row])
                 hidden_BTD[row, :length] = states_TD[begin : begin + length].to(hidden_BTD)
-        first_B = torch.tensor([runtime.pool_from(item) for item in tokens], device=real_BT.device)
-        place_T = torch.arange(real_BT.shape[1], device=real_BT.device)
-        pooled_BT = real_BT & (place_T >= first_B[:, None])
+            vectors_BD[full] = torch.from_numpy(pooled(runtime, batch, states_BTD, begin_B)).to(vectors_BD)
         features["token_embeddings"] = hidden_BTD
-        features["sentence_embedding"] = pool(hidden_BTD, pooled_BT, runtime.config.pooling)
+        features["sentence_embedding"] = vectors_BD
         return features
 
     def get_embedding_dimension(self) -> int:
@@ -145,26 +150,45 @@ class Transformer(InputModule):
 
 
 def load(folder: str | Path, **options: Any) -> SentenceTransformer:
-    """Load a folder that gerund exported, whichever class it needs.
+    """Load a folder that gerund saved, converted, trained or exported, whichever class it needs.
 
     Args:
-        folder: from ``LanguageModel.export(folder, "sentence-transformers")``.
+        folder: from ``LanguageModel.save``, ``gerund convert``, a training, or
+            ``LanguageModel.export(folder, "sentence-transformers")``.
         **options: for ``SentenceTransformer``, such as ``device``, ``truncate_dim``, or
             ``model_kwargs={"dtype": "float32"}``.
 
     Raises:
-        DataError: the folder was not exported for sentence-transformers.
+        DataError: the folder is none of gerund's, or its ``modules.json`` cannot be read.
+        ConfigError: the encoder has a template, or another method that sentence-transformers has no place for.
     """
     path = Path(folder)
-    modules, settings = path / "modules.json", path / "config_sentence_transformers.json"
-    if not modules.is_file() or not settings.is_file():
-        raise DataError(f"{path} was not exported for sentence-transformers: it has no modules.json")
-    kinds = [item["type"] for item in json.loads(modules.read_text(encoding="utf-8"))]
-    if kinds[0] != f"{__name__}.{Transformer.__name__}":
+    modules, stored = path / MODULES_FILE, path / SETTINGS_FILE
+    is_ours = (path / CONFIG_FILE).is_file()
+    kinds = [str(item.get("type")) for item in _read(modules, list)] if modules.is_file() else []
+    if not is_ours and not (kinds and stored.is_file()):
+        raise DataError(f"{path} is no folder of gerund's: it has neither {CONFIG_FILE} nor {MODULES_FILE}")
+    if kinds and kinds[0] != OWN_CLASS:
         return SentenceTransformer(str(path), **options)
-    stored = json.loads(settings.read_text(encoding="utf-8"))
     first = Transformer.load(str(path), model_kwargs=options.get("model_kwargs"))
-    others = [Normalize() for kind in kinds[1:] if kind.endswith(".Normalize")]
-    given = {key: stored.get(key) for key in ("default_prompt_name", "similarity_fn_name")}
-    prompts = {**stored.get("prompts", {}), **options.pop("prompts", {})}
-    return SentenceTransformer(modules=[first, *others], prompts=prompts, **{**given, **options})
+    encoder = first.lm.encoder
+    prompts, default = prompt_settings(encoder)
+    settings: dict[str, Any] = {"prompts": prompts, "default_prompt_name": default, "similarity_fn_name": "cosine"}
+    if stored.is_file():
+        settings |= {name: value for name, value in _read(stored, dict).items() if name in settings}
+    # A folder from before gerund wrote these files is read by what gerund.json says.
+    normalizes = any(kind.endswith(".Normalize") for kind in kinds[1:]) if kinds else encoder.normalize
+    given = {**settings, **options, "prompts": {**settings["prompts"], **(options.get("prompts") or {})}}
+    return SentenceTransformer(modules=[first, *([Normalize()] if normalizes else [])], **given)
+
+
+def _read(path: Path, kind: type) -> Any:
+    """Return what a JSON file holds."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise DataError(f"{path} is no JSON: {error}") from error
+    is_kind = isinstance(data, kind)
+    if not is_kind or (kind is list and not all(isinstance(item, dict) for item in data)):
+        raise DataError(f"{path} does not hold what sentence-transformers writes there")
+    return data

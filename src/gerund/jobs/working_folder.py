@@ -1,6 +1,7 @@
 """The folder ``OUT.parts``: finished parts of a long job, its manifest, and the lock of who works on it.
 
-A part is whole or absent. ``manifest.json`` says what the parts belong to, and at which stage the job is:
+A part is whole or absent; ``unfinished-000003`` holds the rows of the part that is being made, for jobs that keep such.
+``manifest.json`` says what the parts belong to, and at which stage the job is:
 ``making`` while parts are added, ``placing`` once all are there and the output is put in its place. The folder goes
 away when the output is there; its manifest goes last, so that a job killed in between is known as finished.
 
@@ -18,6 +19,7 @@ from gerund.errors import InputError, ResourceError
 from gerund.jobs.files import flush_names, refuse_special, whole_file
 from gerund.jobs.locks import give_back, take
 from gerund.jobs.manifest import Manifest
+from gerund.jobs.unfinished import has_rows
 
 MAKING = "making"
 PLACING = "placing"
@@ -74,8 +76,12 @@ class WorkingFolder:
         return dict(sorted((int(name[1]), path) for name, path in found if name))
 
     def begun(self) -> bool:
-        """Tell whether there is a finished part."""
-        return any(self.path.glob(f"part-*{self.ending}"))
+        """Tell whether there is a finished part, or a row of one."""
+        return any(self.path.glob(f"part-*{self.ending}")) or any(map(has_rows, self._unfinished()))
+
+    def unfinished(self, index: int) -> Path:
+        """Return the place of a folder for the rows of a part that is not finished."""
+        return self.path / f"unfinished-{index:06d}"
 
     def placing(self) -> bool:
         """Tell whether the output is being put in its place, or is there already."""
@@ -87,6 +93,7 @@ class WorkingFolder:
         (self.path / _MANIFEST).unlink(missing_ok=True)
         for path in self.path.glob(f"part-*{self.ending}"):
             path.unlink()
+        self._remove_unfinished()
         flush_names(self.path)
 
     def joined(self, name: str) -> Path:
@@ -116,11 +123,19 @@ class WorkingFolder:
 
     def remove(self) -> None:
         """Delete the folder's content: everything else, then the manifest. The lock goes when it is released."""
+        self._remove_unfinished()
         for pattern in (f"part-*{self.ending}", "joined-*", "input*", ".*.part"):
             for path in self.path.glob(pattern):
                 path.unlink()
         flush_names(self.path)
         (self.path / _MANIFEST).unlink(missing_ok=True)
+
+    def _unfinished(self) -> Iterator[Path]:
+        return self.path.glob("unfinished-*")
+
+    def _remove_unfinished(self) -> None:
+        for path in self._unfinished():
+            shutil.rmtree(path)
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from transformers import PreTrainedModel
 from gerund.config import JOBS, Job
 from gerund.errors import ConfigError, DataError, ModelError
 from gerund.models.fingerprint import adapter_hash
+from gerund.models.quick_lora import Reading, make_quick, quick_forward
 
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 
@@ -33,7 +34,7 @@ _PLACE = "adapter"
 _CHECK_LENGTH = 8
 
 _active: ContextVar[str | None] = ContextVar("gerund_adapter_active", default=None)
-_gated: dict[type, type] = {}
+_gated: dict[type[nn.Module], type[nn.Module]] = {}
 
 
 @contextmanager
@@ -163,12 +164,21 @@ def _gate_layers(model: PreTrainedModel) -> None:
     from peft.tuners.tuners_utils import BaseTunerLayer
     from peft.utils.other import AuxiliaryTrainingWrapper, ModulesToSaveWrapper
 
+    changed: list[Any] = []
     for name, module in model.named_modules():
         if isinstance(module, AuxiliaryTrainingWrapper) and not isinstance(module, ModulesToSaveWrapper):
             raise ModelError(f"the adapter trains single tokens of {name}, which is not supported")
         if isinstance(module, (BaseTunerLayer, ModulesToSaveWrapper)):
             module.gerund_inside = frozenset(_names(module))  # asked for in every pass
             module.__class__ = _gate(type(module))
+            changed.append(module)
+    make_quick(changed, {id(module): module.gerund_inside for module in changed})
+
+
+def reading_of(model: PreTrainedModel) -> Reading | None:
+    """Return how the adapters in a model are read; None where it has none."""
+    changed = [module for module in model.modules() if type(module) in _gated.values()]
+    return make_quick(changed, {id(module): module.gerund_inside for module in changed}) if changed else None
 
 
 def _gated_layers(model: PreTrainedModel) -> dict[str, nn.Module]:
@@ -181,12 +191,23 @@ def _gated_layers(model: PreTrainedModel) -> dict[str, nn.Module]:
     return found
 
 
-def _gate(kind: type) -> type:
+def _gate(kind: type[nn.Module]) -> type[nn.Module]:
     """Return ``kind`` with PEFT's switch replaced by the context variable."""
     if kind not in _gated:
         switches = {"disable_adapters": property(_all_inactive), "active_adapters": property(_those_active)}
         switches["active_adapter"] = switches["active_adapters"]
-        _gated[kind] = type(kind.__name__, (kind,), {**switches, "__module__": kind.__module__})
+
+        def forward(layer: Any, input_: Any, *args: Any, **kwargs: Any) -> Any:
+            """Compute quickly what PEFT would, where that is possible."""
+            name = _active.get()
+            if name is not None and layer.gerund_quick.get(name) and not (args or kwargs):
+                found = quick_forward(layer, name, input_)
+                if found is not None:
+                    return found
+            return kind.forward(layer, input_, *args, **kwargs)
+
+        own = {**switches, "__module__": kind.__module__, "forward": forward}
+        _gated[kind] = type(kind.__name__, (kind,), own)
     return _gated[kind]
 
 

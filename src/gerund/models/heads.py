@@ -1,14 +1,17 @@
-"""Projection heads: what makes a pooled state into a shorter vector that is trained for comparison.
+"""Projection heads: what makes a pooled state into a vector that is trained for comparison.
 
 A folder with a head has ``head.json`` and ``head.safetensors`` beside the model's own files.
 
 Knows: the layers of a head, its files. Does not know: how texts become states.
+
+Shapes: B texts, T tokens, D numbers of a state, E numbers of a vector.
 """
 
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from copy import copy
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +21,11 @@ from torch import Tensor, nn
 
 from gerund.config import FORMAT, read_settings
 from gerund.errors import ConfigError, DataError, unknown_name
+from gerund.models.pooling import pool
 
 HEAD_FILE = "head.json"
 WEIGHTS_FILE = "head.safetensors"
-VARIANTS = ("paper", "released")
+VARIANTS = ("paper", "released", "linear")
 _EPSILON = 1e-6
 
 
@@ -34,11 +38,18 @@ class HeadSettings:
         dimensions: numbers of a vector; GUR has 128 (Table I).
         variant: ``paper``: "a non-linear projection head" as SimCLR's, to which GUR's section III-C refers: two linear
             maps with a ReLU between. ``released``: GUR's code: a gated GELU, a linear map, an RMS norm, no biases.
+            ``linear``: one linear map without a bias, into a teacher's space.
+        vocabulary: of a ``linear`` head, how many tokens have a vector of their own: the mean over a text's pooled
+            tokens is added to its projected state. None for no such vectors.
+        space: what tells the space that it leads into from others: a teacher's fingerprint. None for a space of its
+            own.
     """
 
     width: int
     dimensions: int = 128
     variant: str = "paper"
+    vocabulary: int | None = None
+    space: str | None = None
 
     def __post_init__(self) -> None:
         if self.variant not in VARIANTS:
@@ -47,6 +58,17 @@ class HeadSettings:
             value = getattr(self, name)
             if type(value) is not int or value < 1:
                 raise ConfigError(f"a head's {name} is a whole number above 0, not {value!r}")
+        if self.vocabulary is not None:
+            if type(self.vocabulary) is not int or self.vocabulary < 1:
+                raise ConfigError(f"a head's vocabulary is a whole number above 0, not {self.vocabulary!r}")
+            if self.variant != "linear":
+                raise ConfigError(f"a head of the variant {self.variant!r} has no vectors of tokens; linear has")
+        if self.space is not None and not (isinstance(self.space, str) and self.space):
+            raise ConfigError(f"a head's space is the fingerprint of an encoder, not {self.space!r}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what stands in ``head.json``: what is left out there was not known to earlier versions."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "HeadSettings":
@@ -65,7 +87,7 @@ class HeadSettings:
 
 
 class ProjectionHead(nn.Module):
-    """A projection head (GUR, section III-C).
+    """A projection head (GUR, section III-C), or a linear map into a teacher's space.
 
     Args:
         settings: its shape.
@@ -79,26 +101,57 @@ class ProjectionHead(nn.Module):
         super().__init__()
         self.settings = settings
         width, dimensions = settings.width, settings.dimensions
-        released = settings.variant == "released"
-        self.inner = nn.Linear(width, width, bias=not released)
+        released, linear = settings.variant == "released", settings.variant == "linear"
+        self.inner = None if linear else nn.Linear(width, width, bias=not released)
         self.gate = nn.Linear(width, width, bias=False) if released else None
-        self.outer = nn.Linear(width, dimensions, bias=not released)
+        self.outer = nn.Linear(width, dimensions, bias=not (released or linear))
         self.scale = nn.Parameter(torch.ones(dimensions)) if released else None
+        self.tokens: nn.Embedding | None = None
+        if settings.vocabulary is not None:
+            self.tokens = nn.Embedding(settings.vocabulary, dimensions)
+            nn.init.zeros_(self.tokens.weight)
 
-    def forward(self, states_BD: Tensor) -> Tensor:
-        """Return vectors ``(B, dimensions)`` of pooled states ``(B, width)``."""
+    def forward(self, states_BD: Tensor, ids_BT: Tensor | None = None, pooled_BT: Tensor | None = None) -> Tensor:
+        """Return vectors ``(B, E)`` of pooled states ``(B, D)``.
+
+        Args:
+            states_BD: the pooled states.
+            ids_BT: the texts' tokens; a head without vectors of tokens does not look at them.
+            pooled_BT: True for the tokens that were pooled.
+
+        Raises:
+            ConfigError: a head with vectors of tokens is given none, or one that it has no vector for.
+        """
+        if self.inner is None:
+            vectors_BE: Tensor = self.outer(states_BD)
+            return vectors_BE if self.tokens is None else vectors_BE + self._of_tokens(ids_BT, pooled_BT)
         if self.gate is None or self.scale is None:
-            vectors_BE: Tensor = self.outer(torch.relu(self.inner(states_BD)))
-            return vectors_BE
+            projected_BE: Tensor = self.outer(torch.relu(self.inner(states_BD)))
+            return projected_BE
         gated_BD = nn.functional.gelu(self.inner(states_BD), approximate="tanh") * self.gate(states_BD)
         plain_BE = self.outer(gated_BD)
         size_B1 = plain_BE.float().pow(2).mean(-1, keepdim=True).add(_EPSILON).rsqrt()
         return self.scale * plain_BE * size_B1
 
+    def _of_tokens(self, ids_BT: Tensor | None, pooled_BT: Tensor | None) -> Tensor:
+        """Return the mean ``(B, E)`` of the vectors of the tokens that were pooled."""
+        if ids_BT is None or pooled_BT is None:
+            raise ConfigError("this model's head adds vectors of tokens, and is asked without any tokens")
+        assert self.tokens is not None
+        return pool(self.tokens(ids_BT), pooled_BT, "mean")
+
+    def without_space(self) -> "ProjectionHead":
+        """Return the same head, with the same weights, that declares no space: of an encoder that is read otherwise."""
+        if self.settings.space is None:
+            return self
+        other = copy(self)
+        other.settings = replace(self.settings, space=None)
+        return other
+
     @property
     def fingerprint(self) -> str:
         """Hash of shape and weights."""
-        digest = hashlib.blake2b(json.dumps(asdict(self.settings), sort_keys=True).encode(), digest_size=16)
+        digest = hashlib.blake2b(json.dumps(self.settings.to_dict(), sort_keys=True).encode(), digest_size=16)
         for name, tensor in sorted(self.state_dict().items()):
             digest.update(name.encode())
             digest.update(tensor.detach().float().cpu().contiguous().numpy().tobytes())
@@ -108,7 +161,7 @@ class ProjectionHead(nn.Module):
         """Write the head's files into a model's folder."""
         state = {name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()}
         save_file(state, folder / WEIGHTS_FILE)
-        data = {"format": FORMAT, "head": asdict(self.settings)}
+        data = {"format": FORMAT, "head": self.settings.to_dict()}
         (folder / HEAD_FILE).write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
 
 

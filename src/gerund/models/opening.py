@@ -100,9 +100,11 @@ def open_model(spec: ModelSpec) -> Opened:
         given = [own_adapters.get("encode"), spec.adapter, spec.infill_adapter, spec.scorer]
         _check_seq2seq(encoder, source.name, given)
     adapters = _adapters(own_adapters, spec)
-    if spec.leaves_adapters and "encode" in own_adapters:
+    if spec.adapter is not None and "encode" in own_adapters:
         # A head that was trained with the adapter means nothing without it.
         head = None
+    if head is not None and not vectors_alike(encoder, stored):
+        head = head.without_space()
     if weights_type is None and where.type == "cpu" and not loading.cpu_has_bfloat16():
         # Half precision would be emulated, slowly; float32 holds the same values.
         stored_type = loading.dtype_of(config)

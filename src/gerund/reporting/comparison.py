@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from statistics import fmean, geometric_mean
 from typing import Any
 
+from gerund.attention.plan import AttentionPlan
 from gerund.evaluation.results import Result
 from gerund.evaluation.systems.bm25 import BM25
 from gerund.evaluation.task import Side
@@ -304,7 +305,22 @@ def _sentences(result: Result) -> list[str]:
         sentences.append(f"Scored on at most {limit} examples.")
     if result.config.get("split") == "validation":
         sentences.append("Scored on the validation split.")
+    trained, read = (result.description.get(name) for name in ("adapter_plan", "attention"))
+    if result.reads_plan and trained is not None and trained != read:
+        name = result.description.get("adapter_name")
+        sentences.append(f"The adapter {name} was trained under {plan_text(trained)}, and is read under another plan.")
     return sentences
+
+
+def plan_text(plan: Mapping[str, Any]) -> str:
+    """Return a plan's name, and whatever is not as usual.
+
+    >>> plan_text({"name": "mask0-bidir", "k": 3, "k0": None})
+    'mask0-bidir k=3'
+    """
+    usual = AttentionPlan("causal").to_dict()
+    others = [f"{key}={item}" for key, item in plan.items() if key != "name" and item != usual.get(key)]
+    return " ".join([str(plan.get("name", "")), *others])
 
 
 def _otherwise(result: Result, comparable: bool) -> list[str]:

@@ -12,15 +12,16 @@ from typing import Any
 from gerund.evaluation.results import Result
 from gerund.evaluation.task import EvaluationConfig
 from gerund.reporting.comparison import Comparison
+from gerund.reporting.significance import NOTHING, Significance
 from gerund.version import __version__
 
-FORMAT = 2
+FORMAT = 3
 _PACKAGES = ("torch", "transformers", "tokenizers", "mteb", "scikit-learn", "scipy", "bm25s", "lm-eval")
 # What no two runs have in common, at the end of the document.
 _FLEETING = ("seconds", "date")
 
 
-def results_json(comparison: Comparison, config: EvaluationConfig) -> str:
+def results_json(comparison: Comparison, config: EvaluationConfig, significance: Significance = NOTHING) -> str:
     """Return the document as text.
 
     ``scores`` are sorted by side, kind, task and system; how long each took and when stands in ``runs``, so that
@@ -29,6 +30,7 @@ def results_json(comparison: Comparison, config: EvaluationConfig) -> str:
     Args:
         comparison: what was measured.
         config: of the last evaluation; each score has its own, too.
+        significance: intervals of scores, and differences.
     """
     ordered = sorted(comparison.results, key=lambda result: (result.side, result.kind, result.task, result.system))
     document = {
@@ -40,6 +42,8 @@ def results_json(comparison: Comparison, config: EvaluationConfig) -> str:
             {"label": column.label, "description": shareable(column.description)} for column in comparison.columns
         ],
         "scores": [_lasting(result) for result in ordered],
+        "intervals": significance.intervals_of(ordered),
+        "differences": significance.to_dict(),
         "runs": [
             {"task": result.task, "system": result.system, **{name: getattr(result, name) for name in _FLEETING}}
             for result in ordered

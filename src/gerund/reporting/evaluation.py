@@ -19,6 +19,7 @@ from gerund.reporting.document import bare_name, results_json
 from gerund.reporting.pages.evaluation import write_page
 from gerund.reporting.pages.pictures import pictures_for
 from gerund.reporting.pages.rendering import Gallery
+from gerund.reporting.significance import NOTHING, Significance, significance_of
 from gerund.reporting.terminal import render
 
 _PIPE_WIDTH = 120
@@ -33,12 +34,14 @@ class Report:
         json: the file with all that was measured.
         page: the page to look at.
         left_out: how many scores of the folder are not shown, since they were measured with other settings.
+        significance: how sure the table's scores and differences are.
     """
 
     comparison: Comparison
     json: Path
     page: Path
     left_out: int = 0
+    significance: Significance = NOTHING
 
     def print(self) -> None:
         """Print the table on stdout; in a pipe plain and 120 characters wide."""
@@ -47,7 +50,7 @@ class Report:
         console = Console(highlight=False, markup=False, emoji=False)
         if not console.is_terminal:
             console = Console(highlight=False, markup=False, emoji=False, width=_PIPE_WIDTH)
-        render(self.comparison, console)
+        render(self.comparison, console, self.significance)
 
 
 def write_report(folder: str | Path, done: Evaluation, *, pictures: bool = True) -> Report:
@@ -69,13 +72,15 @@ def write_report(folder: str | Path, done: Evaluation, *, pictures: bool = True)
     stored = ResultStore(folder).all()
     results = _named_by_model(joined(done, stored), done.systems)
     comparison = compare(results)
+    significance = significance_of(comparison)
     gallery = pictures_for(comparison, done.systems, done.tasks, done.config) if pictures else Gallery()
     folder.mkdir(parents=True, exist_ok=True)
     target = folder / "results.json"
-    write_whole(target, results_json(comparison, done.config))
+    write_whole(target, results_json(comparison, done.config, significance))
     files = {task.name: [path.name for path in task.files] for task in done.tasks}
     left_out = sum(not _same_config(result.config, done.config.to_dict()) for result in stored)
-    return Report(comparison, target, write_page(folder, comparison, gallery, files), left_out)
+    page = write_page(folder, comparison, gallery, files, significance)
+    return Report(comparison, target, page, left_out, significance)
 
 
 def joined(done: Evaluation, stored: Sequence[Result]) -> list[Result]:

@@ -6,6 +6,7 @@ Knows: rich, the console's width. Does not know: how scores come about.
 from typing import TYPE_CHECKING
 
 from gerund.reporting.comparison import Comparison, Group, Mean, Row, Section
+from gerund.reporting.significance import NOTHING, Significance
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -13,12 +14,14 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 _GAP = 2
+# Differences that are printed; a page has room for all.
+_MOST_LEADS = 12
 # Names of systems wrap beyond this, names of tasks beyond this fraction of the console.
 _WIDEST_LABEL = 20
 _FRACTION_OF_NAMES = 0.4
 
 
-def render(comparison: Comparison, console: "Console") -> None:
+def render(comparison: Comparison, console: "Console", significance: Significance = NOTHING) -> None:
     """Print the table; in several blocks of systems where the console is too narrow for all, and notes below.
 
     The best of a row has a star. In a pipe there are no colours and no spaces at the ends of lines.
@@ -29,6 +32,7 @@ def render(comparison: Comparison, console: "Console") -> None:
             console.print(_block(comparison, places, layout))
             console.print()
         _print_legend(comparison, console, layout)
+        _print_leads(significance, console)
     text = captured.get()
     if not console.is_terminal:
         text = "\n".join(line.rstrip() for line in text.splitlines()) + "\n"
@@ -149,6 +153,27 @@ def _number(shown: str, best: bool, layout: _Layout) -> "Text":
     from rich.text import Text
 
     return Text(shown.rjust(layout.number) + ("*" if best else " "), style="bold green" if best else "")
+
+
+def _print_leads(significance: Significance, console: "Console") -> None:
+    """Print how sure the differences to the best are, the least sure first: these a reader has to know."""
+    from rich.table import Table
+    from rich.text import Text
+
+    apart = [lead for lead in significance.leads if lead.verdict != "equal"]
+    leads = sorted(apart, key=lambda lead: -lead.p)
+    if not leads:
+        return
+    table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold", title_justify="left")
+    for name in ("difference to the best", "better", "than", "by (95% interval), chance"):
+        table.add_column(Text(name), overflow="fold")
+    for lead in leads[:_MOST_LEADS]:
+        words = (lead.task, lead.best, lead.other, lead.text)
+        table.add_row(*map(Text, words), style="" if lead.is_sure else "yellow")
+    console.print()
+    console.print(table)
+    if len(leads) > _MOST_LEADS:
+        console.print(Text(f"{len(leads) - _MOST_LEADS} more, all of them surer, in report.html", style="dim"))
 
 
 def _print_legend(comparison: Comparison, console: "Console", layout: _Layout) -> None:

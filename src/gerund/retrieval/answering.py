@@ -10,16 +10,13 @@ import numpy as np
 
 from gerund.data.passages import sentence_bounds
 from gerund.retrieval import fusion
+from gerund.retrieval.asking import EXTRACTIVE, sources_of
 from gerund.retrieval.documents import Chunk, Chunking
 from gerund.retrieval.memory_store import MemoryStore
 from gerund.retrieval.store import About, Words, content_words
-from gerund.types import Answer, Hit, Source
+from gerund.types import Answer, Hit
 
-EXTRACTIVE = "extractive"
 NOTHING = "Nothing in the index is about this question."
-
-ANSWER_HITS = 8
-"""Chunks whose sentences are compared."""
 
 COVERAGE = 0.34
 """Fraction of a question's words that one chunk must have for anything to be relevant: more than a third.
@@ -60,6 +57,11 @@ def is_relevant(question: str, hits: Sequence[Hit], language: str) -> bool:
     return coverage(question, hits, language) >= COVERAGE
 
 
+def no_answer(question: str, method: str) -> Answer:
+    """Return the answer to a question that nothing that was found is about."""
+    return Answer(question, NOTHING, found=False, sources=[], cited=[], method=method)
+
+
 def extractive_answer(
     question: str,
     hits: Sequence[Hit],
@@ -74,17 +76,12 @@ def extractive_answer(
 
     Args:
         question: what is asked.
-        hits: what a search found for it, best first.
+        hits: what a search found for it, best first; at least one.
         encode: turns texts into vectors of length 1; the question's first.
         about: what the index says about itself.
         weight: what the vectors count.
     """
-    if not hits:
-        return Answer(question, NOTHING, found=False, sources=[], cited=[], method=EXTRACTIVE)
-    sources = [
-        Source(number, one.source, one.start, one.end, one.text, one.title, one.heading)
-        for number, one in enumerate(hits, start=1)
-    ]
+    sources = sources_of(hits)
     sentences = [
         (source.number, source.text[start:end])
         for source in sources

@@ -66,7 +66,8 @@ class Embedder:
             return self._encode([self._text(one) for own in documents for one in own], DOCUMENT)
         windows = [window for own in documents for window in self._windows(own)]
         texts, spans = [one.text for one in windows], [one.spans for one in windows]
-        found = self.lm.encode_spans(texts, spans, self._prompts[DOCUMENT], True, show_progress=False) if texts else []
+        name = self._prompts[DOCUMENT]
+        found = self.lm.encode_spans(texts, spans, None, True, show_progress=False, prompt_name=name) if texts else []
         kept = [vectors_SD[one.repeated :] for one, vectors_SD in zip(windows, found, strict=True)]
         return np.concatenate(kept) if kept else np.zeros((0, self.lm.dimensions), dtype=np.float32)
 
@@ -74,7 +75,7 @@ class Embedder:
         if not texts:
             return np.zeros((0, self.lm.dimensions), dtype=np.float32)
         vectors: np.ndarray = self.lm.encode(
-            list(texts), self._prompts[job], True, show_progress=False, empty="zeros", overflow="truncate"
+            list(texts), None, True, show_progress=False, empty="zeros", prompt_name=self._prompts[job]
         )
         return vectors
 
@@ -140,13 +141,18 @@ class Window:
         return cls(text, spans, repeated)
 
 
+def largest_chunk(lm: TextEncoder) -> int | None:
+    """Return how many tokens a chunk may have at most; None where there is no limit."""
+    return _room(lm, DOCUMENT if DOCUMENT in lm.encoder.prompts else None)
+
+
 def _room(lm: Any, prompt: str | None) -> int | None:
     """Return how many tokens a chunk may have; None where there is no limit."""
     if lm.max_length is None:
         return None
     config: EncoderConfig = lm.encoder
-    around = [config.prompt_text(prompt) + one.before + one.after for one in config.templates or ()]
-    texts = [f"{text}a" for text in around or [config.prompt_text(prompt)]]
+    around = [config.prompt_text(prompt_name=prompt) + one.before + one.after for one in config.templates or ()]
+    texts = [f"{text}a" for text in around or [config.prompt_text(prompt_name=prompt)]]
     longest = max(len(own.ids) for own in encode_texts(lm.tokenizer, texts))
     room = int(lm.max_length) - longest - _SPARE
     if lm.runtime.plan.repeats_text:

@@ -13,10 +13,12 @@ from gerund.checks import check_unicode, flag, one_of, place
 from gerund.config import whole_number
 from gerund.errors import ConfigError, DataError, FingerprintError
 from gerund.retrieval import fusion
-from gerund.retrieval.answering import ANSWER_HITS, extractive_answer, is_relevant
+from gerund.retrieval.answering import extractive_answer, is_relevant, no_answer
+from gerund.retrieval.asking import GENERATE, Asked, Asking, Written, method_of, sources_of
 from gerund.retrieval.documents import Chunk, Chunking, Document
 from gerund.retrieval.indexing import IndexSummary, Writer, all_failed
 from gerund.retrieval.searching import (
+    MEASURES,
     MODES,
     Mode,
     check_queries,
@@ -33,13 +35,14 @@ from gerund.types import Answer, Hit
 if TYPE_CHECKING:
     from gerund.language_model import LanguageModel
     from gerund.retrieval.embedding import Embedder
+    from gerund.retrieval.writing import AnswerWriter
 
 # What needs torch is imported where it is needed: a search for words takes no model and no second to start.
 MOST_HITS = 10_000
 _MACHINE = ("dtype", "device")
 
 
-class Index:
+class Index(Asking):
     """Documents that are cut, embedded and stored, to be searched and asked.
 
     Made by ``gerund.open_index``. Several processes may search one index, and several may add to it.
@@ -71,6 +74,7 @@ class Index:
         self._about = store.about()
         self._chunking = chunking
         self._embedder: Embedder | None = None
+        self._writer_of_answers: AnswerWriter | None = None
         if self._about is not None:
             if self._lm is not None:
                 self._demand_encoder(self._lm)
@@ -190,7 +194,8 @@ class Index:
 
         lm = self._lm or _loaded(self._given)
         count = migrate_index(self.store, lm, chunking, show_progress)
-        self._about, self._lm, self._embedder = self.store.about(), lm, None
+        self._about, self._lm = self.store.about(), lm
+        self._embedder = self._writer_of_answers = None
         return count
 
     def search(
@@ -203,6 +208,7 @@ class Index:
         weight: float | None = None,
         expand: int = 0,
         rerank: int = 0,
+        rerank_by: str | None = None,
     ) -> list[Hit]:
         """Find the chunks that fit a query best.
 
@@ -215,7 +221,9 @@ class Index:
             weight: what the vectors count in ``hybrid``, from 0 to 1; None for what the encoder was tuned to
                 (``gerund tune --fusion``), else 0.3.
             expand: how many other ways to ask, written by the model, join the query (``lm.expand``).
-            rerank: how many of the first hits the model's own scorer puts into a new order.
+            rerank: how many of the first hits the model puts into a new order.
+            rerank_by: the measure of ``lm.rerank``: ``likelihood`` of the query behind the chunk, which None is too;
+                ``own``, the model's own scorer; or ``vectors``.
 
         Returns:
             The hits, best first.
@@ -226,7 +234,8 @@ class Index:
             DataError: there is no index yet.
         """
         check_query(query)
-        [hits] = self.search_all([query], k, mode=mode, filter=filter, weight=weight, expand=expand, rerank=rerank)
+        more = {"expand": expand, "rerank": rerank, "rerank_by": rerank_by}
+        [hits] = self.search_all([query], k, mode=mode, filter=filter, weight=weight, **more)  # type: ignore[arg-type]
         return hits
 
     def search_all(
@@ -239,6 +248,7 @@ class Index:
         weight: float | None = None,
         expand: int = 0,
         rerank: int = 0,
+        rerank_by: str | None = None,
     ) -> list[list[Hit]]:
         """Find the chunks that fit each of several queries best; they are encoded together.
 
@@ -248,6 +258,8 @@ class Index:
             The hits of each query, best first.
         """
         one_of("mode", mode, MODES)
+        if rerank_by is not None:
+            one_of("measure of relevance", rerank_by, MEASURES)
         for name, number, least in (("k", k, 1), ("expand", expand, 0), ("rerank", rerank, 0)):
             if not least <= whole_number(name, number) <= MOST_HITS:
                 raise ConfigError(f"{name}={number} is not a number from {least} to {MOST_HITS}")
@@ -267,44 +279,30 @@ class Index:
             vectors = [found_by_vectors(self.store, own, limit, where) for own in vectors_ND]
         found = [joined(*pair, mode, weight) for pair in zip(words, vectors, strict=True)]
         if rerank:
-            found = [reranked(one, hits, rerank, self.lm) for one, hits in zip(checked, found, strict=True)]
+            by = rerank_by or MEASURES[0]
+            found = [reranked(one, hits, rerank, self.lm, by) for one, hits in zip(checked, found, strict=True)]
         return [hits[:k] for hits in found]
 
-    def ask(
-        self, question: str, k: int = ANSWER_HITS, *, filter: str | None = None, weight: float | None = None
-    ) -> Answer:
-        """Answer a question by the best sentence of the chunks that fit it best, as it stands there.
-
-        Args:
-            question: what is asked.
-            k: how many chunks are looked through.
-            filter: as in ``search``.
-            weight: as in ``search``.
-
-        Returns:
-            The answer with its numbered sources. Where nothing relevant was found, its text says so, and ``found`` is
-            False.
-
-        Raises:
-            TextError: the question is empty or no text.
-            ConfigError: a filter that cannot be used, an impossible number.
-            DataError: there is no index yet.
-
-        >>> index = gerund.open_index(None, gerund.load())
-        >>> _ = index.add_documents([Document("rail", "The railway opened in 1825. It was the first.")])
-        >>> answer = index.ask("When was the railway opened?")
-        >>> answer.text, answer.sources[answer.cited[0] - 1].source
-        ('The railway opened in 1825.', 'rail')
-        """
-        hits = self.search(question, k, filter=filter, weight=weight)
+    def _prepared(self, asked: Asked) -> Answer | Written:
+        settings = {"filter": asked.filter, "weight": asked.weight}
+        more = {"rerank": asked.rerank, "rerank_by": asked.rerank_by}
+        hits = self.search(asked.searched, asked.k, **settings, **more)  # type: ignore[arg-type]
         assert self._about is not None
-        kept = hits if is_relevant(question, hits, self._about.chunking.language) else []
+        method, language = method_of(asked, self.lm), self._about.chunking.language
+        if not any(is_relevant(one, hits, language) for one in dict.fromkeys((asked.question, asked.searched))):
+            return no_answer(asked.question, method)
+        if method == GENERATE:
+            from gerund.retrieval.writing import AnswerWriter
+
+            if self._writer_of_answers is None:
+                self._writer_of_answers = AnswerWriter(self.lm)
+            return self._writer_of_answers.written(asked, sources_of(hits))
         embedder = self._demand_embedder()
 
         def encode(texts: Sequence[str]) -> np.ndarray:
             return np.concatenate([embedder.queries(texts[:1]), embedder.sentences(texts[1:])])
 
-        return extractive_answer(question, kept, encode, self._about, self._weight("hybrid", weight))
+        return extractive_answer(asked.question, hits, encode, self._about, self._weight("hybrid", asked.weight))
 
     def _weight(self, mode: str, weight: float | None) -> float:
         if weight is not None:
@@ -327,12 +325,22 @@ class Index:
         from gerund.retrieval.migrating import describe_encoder
 
         about = self._about
-        if about is None or lm.fingerprint() == about.fingerprint:
+        if about is None or about.is_searched_by(lm.fingerprint(), lm.space, lm.dimensions):
             return
         raise FingerprintError(
             f"{self.store.name} was made with {about.model} ({about.encoder}, {about.fingerprint}), not with "
             f"{lm.name} ({describe_encoder(lm)}, {lm.fingerprint()}); open it with that model, or migrate it "
             "(gerund index --migrate)"
+        )
+
+    def _demand_own_encoder(self, lm: "LanguageModel") -> None:
+        """Refuse to write with another encoder, were its vectors in the same space: near is not the same."""
+        about = self._about
+        if about is None or lm.fingerprint() == about.fingerprint:
+            return
+        raise FingerprintError(
+            f"{lm.name} lies in the space of {self.store.name} and may search it; documents are embedded by the model "
+            f"that it was made with, {about.model}: add them with that one, or migrate it (gerund index --migrate)"
         )
 
     def _writer(self) -> Writer:
@@ -343,9 +351,9 @@ class Index:
             embedder = self._demand_embedder()  # what does not fit the model makes no index
             self.store.create(about_of(self.lm, embedder.chunking))
             self._about = self.store.about()
-            self._demand_encoder(self.lm)  # another process may have made it meanwhile
+            self._demand_own_encoder(self.lm)  # another process may have made it meanwhile
         elif not self._is_its_own():
-            self._demand_encoder(self.lm)
+            self._demand_own_encoder(self.lm)
         return Writer(
             self.store,
             self._cut,

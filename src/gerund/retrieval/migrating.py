@@ -49,7 +49,9 @@ def about_of(lm: LanguageModel, chunking: Chunking) -> About:
         spec = lm.spec.model_dump(exclude_none=True)
     except ConfigError:  # made in memory
         spec = None
-    return About(lm.fingerprint(), lm.name, lm.dimensions, describe_encoder(lm), chunking, spec)
+    fingerprint, space = lm.fingerprint(), lm.space
+    own = "" if space == fingerprint else space
+    return About(fingerprint, lm.name, lm.dimensions, describe_encoder(lm), chunking, spec, own)
 
 
 def describe_encoder(lm: LanguageModel) -> str:

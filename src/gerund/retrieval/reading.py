@@ -7,9 +7,7 @@ function that takes a path and returns Markdown.
 Knows: file formats, where in a file something is wrong. Does not know: chunks, models.
 """
 
-import csv
 import hashlib
-import json
 import logging
 import os
 import zipfile
@@ -17,9 +15,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from gerund.data.files import COMPRESSED, checked_text, decode, opened
+from gerund.data.table_readers import Table, read_records
 from gerund.errors import DataError, GerundError, MissingDependencyError
 from gerund.retrieval.documents import Section
 from gerund.retrieval.markup import ParsedText, html, markdown
@@ -163,79 +162,17 @@ def _read_html(path: Path) -> Iterator[ParsedText]:
     yield html(_content(path))
 
 
-def _read_jsonl(path: Path) -> Iterator[ParsedText]:
-    with opened(path) as file:
-        for number, raw in enumerate(file, start=1):
-            where = f"{path}, line {number}"
-            line = decode(raw, where)
-            line = line.removeprefix("\ufeff") if number == 1 else line
-            if line.isspace():
-                continue
-            try:
-                row = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                raise DataError(f"{where}: not valid JSON ({error})") from error
-            if not isinstance(row, dict):
-                raise DataError(f"{where}: expected a JSON object, found {type(row).__name__}")
-            yield _row(row, where, number)
-
-
-def _read_csv(path: Path, *, delimiter: str = ",") -> Iterator[ParsedText]:
-    # The module's limit of 131,072 characters a field would refuse long documents.
-    csv.field_size_limit(max(csv.field_size_limit(), 2**31 - 1))
-    with opened(path) as file:
-        lines = (decode(raw, f"{path}, line {number}") for number, raw in enumerate(file, start=1))
-        lines = (line.removeprefix("\ufeff") if not number else line for number, line in enumerate(lines))
-        quoting: Literal[0, 3] = csv.QUOTE_MINIMAL if delimiter == "," else csv.QUOTE_NONE
-        reader = csv.reader(lines, strict=True, delimiter=delimiter, quoting=quoting)
-        header: list[str] | None = None
-        while True:
-            number = reader.line_num + 1  # a quoted field may span lines: name the first
-            try:
-                fields = next(reader)
-            except StopIteration:
-                return
-            except csv.Error as error:
-                raise DataError(f"{path}, line {number}: malformed row ({error})") from error
-            if header is None:
-                header = fields
-            elif fields:
-                if len(fields) != len(header):
-                    raise DataError(
-                        f"{path}, line {number}: malformed row ({len(fields)} fields, and the header has {len(header)})"
-                    )
-                yield _row(dict(zip(header, fields, strict=True)), f"{path}, line {number}", number)
-
-
-def _read_tsv(path: Path) -> Iterator[ParsedText]:
-    return _read_csv(path, delimiter="\t")
-
-
-def _read_parquet(path: Path) -> Iterator[ParsedText]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        with pq.ParquetFile(path) as file:
-            present = file.schema_arrow.names
-            columns = [name for name in (TEXT_COLUMN, TITLE_COLUMN, *ID_COLUMNS) if name in present]
-            if TEXT_COLUMN not in columns:
-                raise _no_text(str(path), present)
-            number = 0
-            for batch in file.iter_batches(batch_size=256, columns=columns):
-                for row in batch.to_pylist():
-                    number += 1
-                    yield _row(row, f"{path}, row {number}", number)
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path}: a text in it is not valid UTF-8 ({error.reason})") from error
-    except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{path}: not a readable parquet file ({' '.join(str(error).split())})") from error
+def _read_table(path: Path) -> Iterator[ParsedText]:
+    ending = ending_of(path)
+    table = Table(path, "jsonl" if ending == "ndjson" else ending, str(path), TEXT_COLUMN)
+    for number, where, row in read_records(table, (TEXT_COLUMN, TITLE_COLUMN, *ID_COLUMNS)):
+        yield _row(row, where, number)
 
 
 def _row(row: Mapping[str, Any], where: str, number: int) -> ParsedText:
     """Return the document in a row: its text, perhaps a title, and its id, or else the number of its line."""
     if TEXT_COLUMN not in row:
-        raise _no_text(where, list(row))
+        raise DataError(f"{where}: no column {TEXT_COLUMN!r}; present are: {', '.join(map(str, row)) or 'none'}")
     text, title = row[TEXT_COLUMN], row.get(TITLE_COLUMN)
     name = next((one for one in ID_COLUMNS if row.get(one) is not None), None)
     key = number if name is None else row[name]
@@ -246,10 +183,6 @@ def _row(row: Mapping[str, Any], where: str, number: int) -> ParsedText:
         "" if title is None else checked_text(title, where, TITLE_COLUMN),
         key=checked_text(str(key), where, name or "id") or str(number),
     )
-
-
-def _no_text(where: str, present: Sequence[str]) -> DataError:
-    return DataError(f"{where}: no column {TEXT_COLUMN!r}; present are: {', '.join(map(str, present)) or 'none'}")
 
 
 def _read_pdf(path: Path) -> Iterator[ParsedText]:
@@ -317,11 +250,7 @@ _READERS: dict[str, Reader] = {
     "html": _read_html,
     "htm": _read_html,
     "xhtml": _read_html,
-    "jsonl": _read_jsonl,
-    "ndjson": _read_jsonl,
-    "csv": _read_csv,
-    "tsv": _read_tsv,
-    "parquet": _read_parquet,
+    **dict.fromkeys(("jsonl", "ndjson", "csv", "tsv", "parquet"), _read_table),
     "pdf": _read_pdf,
     "docx": _read_docx,
     "epub": _read_epub,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 
 from gerund.checks import check_unicode, is_listing
-from gerund.errors import ConfigError, TextError
+from gerund.errors import TextError
 from gerund.retrieval import fusion
 from gerund.retrieval.store import Found, VectorStore, Words
 from gerund.types import Hit
@@ -21,18 +21,25 @@ if TYPE_CHECKING:
 Mode = Literal["hybrid", "words", "vectors"]
 MODES: tuple[Mode, ...] = get_args(Mode)
 
+MEASURES = ("likelihood", "own", "vectors")
+"""By which a new order may be made, as in ``lm.rerank``; the first where nothing is said."""
 
-def check_query(query: Any) -> None:
+
+def check_query(query: Any, what: str = "query") -> None:
     """Refuse what is no query.
+
+    Args:
+        query: it.
+        what: what messages call it.
 
     Raises:
         TextError: it is empty, or no text.
     """
     if not isinstance(query, str):
-        raise TextError(f"a query is a text, not {query!r}")
-    check_unicode("the query", query)
+        raise TextError(f"a {what} is a text, not {query!r}")
+    check_unicode(f"the {what}", query)
     if not query.strip():
-        raise TextError("the query is empty")
+        raise TextError(f"the {what} is empty")
 
 
 def check_queries(queries: Any) -> list[str]:
@@ -114,16 +121,20 @@ def joined(words: Sequence[Found], vectors: Sequence[Found], mode: Mode, weight:
     ]
 
 
-def reranked(query: str, hits: Sequence[Hit], count: int, lm: "LanguageModel") -> list[Hit]:
-    """Put the first hits into the order of a model's own scorer; their scores stay what they were.
+def reranked(query: str, hits: Sequence[Hit], count: int, lm: "LanguageModel", by: str) -> list[Hit]:
+    """Put the first hits into an order of the model's own; their scores stay what they were.
+
+    Args:
+        query: what is sought.
+        hits: what was found, best first.
+        count: how many of the first get another order.
+        lm: the model.
+        by: the measure of ``lm.rerank``.
 
     Raises:
-        ConfigError: the model has none.
+        ConfigError: the model has no such measure.
     """
-    if lm.scorer is None:
-        raise ConfigError(f"{lm.name} was not trained to be a scorer under this encoder config; leave rerank out")
     first, rest = hits[:count], hits[count:]
-    scores = lm.score([query], [[f" {one.text}" for one in first]], "own")[0] if first else []
-    order = sorted(range(len(first)), key=lambda place: -scores[place])
+    order = lm.rerank(query, [one.text for one in first], by=by).indices  # type: ignore[arg-type]
     listed = [*(first[place] for place in order), *rest]
     return [replace(one, rank=rank) for rank, one in enumerate(listed, start=1)]

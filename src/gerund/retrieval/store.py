@@ -38,6 +38,7 @@ class About:
         encoder: its plan and pooling, for messages.
         chunking: how documents are cut and embedded.
         spec: what loads the model again; None for one that was made in memory.
+        space: what tells the vectors' space from others; empty where it is that of the encoder alone.
     """
 
     fingerprint: str
@@ -46,6 +47,7 @@ class About:
     encoder: str
     chunking: Chunking
     spec: Mapping[str, Any] | None = None
+    space: str = ""
 
     def to_json(self) -> str:
         """Return it as JSON."""
@@ -83,6 +85,21 @@ class About:
         if self.spec is None:
             raise ConfigError(f"{where} was made with a model in memory ({self.model}); open it with that model")
         return ModelSpec.model_validate(self.spec)
+
+    def is_searched_by(self, fingerprint: str, space: str, dimensions: int) -> bool:
+        """Tell whether an encoder's vectors of queries can be compared with those in here.
+
+        They can where it is the very encoder, and where both declare the same space: a student and its teacher, or
+        two students of one.
+
+        Args:
+            fingerprint: of the encoder.
+            space: of its vectors, ``lm.space``.
+            dimensions: numbers of a vector.
+        """
+        return self.fingerprint == fingerprint or (
+            space in (self.fingerprint, self.space) and dimensions == self.dimensions
+        )
 
     @property
     def key(self) -> str:

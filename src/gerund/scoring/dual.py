@@ -25,6 +25,7 @@ from gerund.errors import ConfigError, DataError, unknown_name
 from gerund.inference.encode.incremental import IncrementalEncoder, can_encode_incrementally
 from gerund.inference.text_ids import encode_texts
 from gerund.inference.tokens import keep_end
+from gerund.methods import PromptText
 from gerund.models.opening import default_encoder_config, open_model
 from gerund.models.pooling import unit
 from gerund.models.settings_file import read_saved, saved_fields, settings_from
@@ -197,14 +198,14 @@ class _Sides:
         return self._encode(self._cut(texts), self.settings.continuation)
 
     def incremental(self, encoder: IncrementalEncoder, texts: Sequence[str]) -> np.ndarray:
-        tokens = self.encoder.tokens(self._cut(texts), self.settings.continuation)
+        tokens = self.encoder.tokens(self._cut(texts), PromptText(self.settings.continuation))
         return self._projected(encoder.encode([one for one in tokens if one is not None]))
 
     def _cut(self, texts: Sequence[str]) -> list[str]:
         return [_keep_start(self.encoder, text.strip(), self.settings.continuation_tokens) for text in texts]
 
     def _encode(self, texts: Sequence[str], marker: str) -> np.ndarray:
-        vectors = self.encoder.encode(texts, prompt=marker, normalize=False, show_progress=False)
+        vectors = self.encoder.encode(texts, prompt=PromptText(marker), normalize=False, show_progress=False)
         return self._projected(vectors)
 
     def _projected(self, vectors_ND: np.ndarray) -> np.ndarray:

@@ -196,6 +196,11 @@ class LikelihoodScorer:
         self._seed = seed
         self._known: Known | None = None
 
+    @property
+    def reads_model(self) -> bool:
+        """Whether the model reads the texts; shared words and chance need none."""
+        return self.name not in (*WORD_MEASURES, "random")
+
     def incremental(self) -> "LikelihoodScorer":
         """Return this scorer for a search, which extends its continuations: only what is new of them is read."""
         own = LikelihoodScorer(self._lm, self.name, seed=self._seed)

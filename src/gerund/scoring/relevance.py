@@ -96,8 +96,8 @@ def rank(
 def by_vectors(lm: TextEncoder, query: str, documents: Sequence[str]) -> np.ndarray:
     """Return the cosine of query and documents ``(n,)``; each with the encoder's prompt for it, where it has one."""
     prompts = lm.encoder.prompts
-    query_D = lm.encode(query, prompt="query" if "query" in prompts else None, show_progress=False)
-    document_ND = lm.encode(documents, prompt="document" if "document" in prompts else None, show_progress=False)
+    query_D = lm.encode(query, prompt_name="query" if "query" in prompts else None, show_progress=False)
+    document_ND = lm.encode(documents, prompt_name="document" if "document" in prompts else None, show_progress=False)
     found: np.ndarray = unit(document_ND) @ unit(query_D[None])[0]
     return found
 

@@ -26,6 +26,7 @@ async def encoded(
     *,
     param: str,
     prompt: str | None = None,
+    prompt_name: str | None = None,
     dimensions: int | None = None,
     truncate: bool = False,
 ) -> EncodeResult:
@@ -37,6 +38,7 @@ async def encoded(
         inputs: texts, or lists of token ids.
         param: the field that they stand in.
         prompt: put before every text.
+        prompt_name: the name of a stored prompt, to be put there.
         dimensions: numbers that are kept of each vector.
         truncate: cut texts that are too long, instead of refusing them.
 
@@ -46,8 +48,10 @@ async def encoded(
 
     def work() -> Ticket[EncodeResult]:
         texts = [one if isinstance(one, str) else text_of_ids(service, one, param, at) for at, one in enumerate(inputs)]
-        how: dict[str, Any] = {"prompt": prompt, "dimensions": dimensions, "deadline": claim.deadline}
-        return claim.hold(service.engine.encode(texts, overflow="truncate" if truncate else "error", **how))
+        how: dict[str, Any] = {"prompt": prompt, "prompt_name": prompt_name, "dimensions": dimensions}
+        return claim.hold(
+            service.engine.encode(texts, overflow="truncate" if truncate else "error", deadline=claim.deadline, **how)
+        )
 
     try:
         found = await claim.result(await claim.run(work))
@@ -112,7 +116,7 @@ async def cosines(service: Service, claim: Claim, query: str, documents: Sequenc
     """Return the cosine of a query with each document ``(n,)``, and how many tokens were read; as ``rerank`` does."""
     prompts = service.lm.encoder.prompts
     own = {"query": "query" if "query" in prompts else None, "documents": "document" if "document" in prompts else None}
-    asked = await encoded(service, claim, [query], param="query", prompt=own["query"], truncate=True)
-    read = await encoded(service, claim, documents, param="documents", prompt=own["documents"], truncate=True)
+    asked = await encoded(service, claim, [query], param="query", prompt_name=own["query"], truncate=True)
+    read = await encoded(service, claim, documents, param="documents", prompt_name=own["documents"], truncate=True)
     found_N: np.ndarray = unit(read.vectors) @ unit(asked.vectors)[0]
     return found_N, sum(asked.token_counts) + sum(read.token_counts)

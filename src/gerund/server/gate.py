@@ -7,6 +7,7 @@ Knows: ASGI, headers, bytes. Does not know: routes, bodies' content, models.
 """
 
 import asyncio
+import base64
 import hmac
 import json
 import re
@@ -90,11 +91,10 @@ class Gate:
 
     def _admit(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
         if self._keys:
-            given = headers.get(b"authorization", b"")
-            kind, _, key = given.partition(b" ")
+            key = _key(headers)
             # Each is compared, so that the time says nothing of which was nearly right.
-            matches = [hmac.compare_digest(key.strip(), one) for one in self._keys]
-            if kind.lower() != b"bearer" or not any(matches):
+            matches = [hmac.compare_digest(key, one) for one in self._keys]
+            if not any(matches):
                 raise ApiError(
                     "Incorrect API key: send the header 'Authorization: Bearer KEY'", 401, code="invalid_api_key"
                 )
@@ -181,8 +181,32 @@ class _Answer:
         content = json.dumps(error.body).encode()
         headers = {**error.headers, "Content-Type": "application/json", "Content-Length": str(len(content))}
         listed = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+        if error.status == 401:
+            # Browsers know this one, and ask for a password; they read one scheme a header.
+            listed.append((b"www-authenticate", b'Basic realm="gerund: any name, the key as the password"'))
         await self({"type": "http.response.start", "status": error.status, "headers": listed})
         await self({"type": "http.response.body", "body": content})
+
+
+def _key(headers: dict[bytes, bytes]) -> bytes:
+    """Return the key that came with a request; empty where there is none.
+
+    A browser sends it as the password of HTTP's basic scheme, after it has asked for it; and then by itself, so that
+    requests which another site's page makes do not count.
+
+    >>> _key({b"authorization": b"Bearer secret"}), _key({b"authorization": b"Basic YW55OnNlY3JldA=="})
+    (b'secret', b'secret')
+    """
+    kind, _, given = headers.get(b"authorization", b"").partition(b" ")
+    if kind.lower() == b"bearer":
+        return given.strip()
+    is_own = headers.get(b"sec-fetch-site", b"none") in (b"none", b"same-origin")
+    if kind.lower() != b"basic" or not is_own:
+        return b""
+    try:
+        return base64.b64decode(given.strip(), validate=True).partition(b":")[2]
+    except ValueError:
+        return b""
 
 
 def _host(header: bytes) -> str:

@@ -7,8 +7,8 @@ import asyncio
 import re
 import time
 from dataclasses import dataclass, field
-from pathlib import PurePath
-from typing import Any, Literal
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Any, Literal
 
 from starlette.requests import Request
 
@@ -24,6 +24,9 @@ from gerund.server.errors import ApiError, unknown_model
 from gerund.server.metrics import Metrics
 from gerund.server.settings import ServeSettings
 from gerund.spec import ModelSpec
+
+if TYPE_CHECKING:
+    from gerund.retrieval.index import Index
 
 Phase = Literal["loading", "ready", "ending", "failed"]
 
@@ -60,6 +63,7 @@ class Service:
     def __post_init__(self) -> None:
         self._lm: GenerativeModel | None = None
         self._engine: Engine | None = None
+        self._index: Index | None = None
         self._fingerprints: dict[int | None, str] = {}
         self._over: asyncio.Future[None] | None = None
 
@@ -115,8 +119,14 @@ class Service:
         self.start(load(spec))
 
     def start(self, lm: GenerativeModel) -> None:
-        """Start an engine for a model that is in memory; blocks until it is warm."""
+        """Start an engine for a model that is in memory; blocks until it is warm.
+
+        Raises:
+            GerundError: the index that is to be searched is not there, or another encoder's.
+        """
         own = self.settings
+        if own.index is not None:
+            self._index = _opened(own.index, lm)
         config = EngineConfig(
             slots=own.slots,
             context=own.context,
@@ -132,6 +142,16 @@ class Service:
         engine.write("A text", Settings(max_new_tokens=2)).result()
         self._fingerprints[None] = lm.fingerprint()
         self._lm, self._engine, self.phase = lm, engine, "ready"
+
+    @property
+    def index(self) -> "Index | None":
+        """The index that is searched; None where none is served."""
+        return self._index
+
+    @property
+    def has_index(self) -> bool:
+        """Whether there is an index to search."""
+        return self._index is not None
 
     @property
     def limit(self) -> int | None:
@@ -202,3 +222,21 @@ class Service:
         """Bring the counts up to what the engine says."""
         if self._engine is not None:
             self.metrics.observe(self._engine.state())
+
+
+def _opened(where: str, lm: GenerativeModel) -> "Index":
+    """Return an index that is there, under this model.
+
+    Raises:
+        GerundError: there is none, or another encoder made it.
+    """
+    from gerund.errors import DataError
+    from gerund.language_model import LanguageModel
+    from gerund.retrieval.lance_store import is_remote
+    from gerund.retrieval.opening import open_index, store_at
+
+    if not isinstance(lm, LanguageModel):
+        raise DataError(f"{where}: an index is searched with a decoder-only model, and {lm.name} is none")
+    if not (is_remote(where) or Path(where).exists()) or store_at(where).about() is None:
+        raise DataError(f"{where}: there is no index; gerund index PATHS -o {where} makes one")
+    return open_index(where, lm)

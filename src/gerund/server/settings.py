@@ -43,6 +43,8 @@ class ServeSettings(BaseModel):
     """What clients call the model; the first is the one that is listed. None takes the last part of the model's."""
     api_key_file: str | None = None
     """A file with one key a line."""
+    index: str | None = None
+    """An index of documents that is searched with this model."""
     workers: Annotated[int, Field(ge=1, le=MOST_WORKERS)] = 1
     """Processes behind the one address, each with the model in its own memory."""
     threads: Annotated[int, Field(ge=1, le=1024)] | None = None

@@ -86,6 +86,12 @@ class _RandomRows:
     def row(self, number: int) -> np.ndarray:
         return np.random.default_rng([self.seed, number]).integers(self.vocabulary, size=self.length)
 
+    def number(self, row: int) -> int:
+        return row
+
+    def tokens_of(self, number: int) -> np.ndarray:
+        return self.row(number)
+
     def rows(self, first: int, count: int) -> torch.Tensor:
         return torch.from_numpy(np.stack([self.row(number) for number in range(first, first + count)]))
 

@@ -4,6 +4,7 @@ Knows: which fields there are, what they mean and what contradicts what. Does no
 training is carried out. An unknown field is refused with the valid ones listed.
 """
 
+import os
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -261,7 +262,13 @@ def _check_objectives(recipe: Recipe) -> None:
         objective.check(recipe)
 
 
-def load_recipe(recipe: str | Path, overrides: list[str] | None = None, *, texts: list[Path] | None = None) -> Recipe:
+def load_recipe(
+    recipe: str | Path,
+    overrides: list[str] | None = None,
+    *,
+    texts: list[Path] | None = None,
+    teacher: str | None = None,
+) -> Recipe:
     """Read a recipe and apply ``key=value`` overrides.
 
     Args:
@@ -270,12 +277,15 @@ def load_recipe(recipe: str | Path, overrides: list[str] | None = None, *, texts
             says which item is meant, as in ``data.sources.0.weight=2`` or ``objectives.mntp.rate=0.3``. Values are
             read as YAML.
         texts: Files and folders of texts to train on, in the place of the recipe's sources.
+        teacher: Whose vectors are learned, in the place of the one that the recipe names.
 
     Raises:
         ConfigError: The file is missing or no YAML, a field is unknown, or settings contradict each other.
     """
     path = find_recipe(recipe)
     content = read_settings(path, overrides or [], texts=corpus_files(texts or []))
+    if teacher is not None:
+        _take_teacher(content, teacher, str(recipe))
     try:
         found = Recipe.model_validate(content)
     except ValidationError as error:
@@ -283,6 +293,24 @@ def load_recipe(recipe: str | Path, overrides: list[str] | None = None, *, texts
     if texts:
         _check_texts(found, texts, str(recipe))
     return found
+
+
+def _take_teacher(content: dict[str, Any], teacher: str, name: str) -> None:
+    """Put another teacher into a recipe that distils."""
+    objectives = content.get("objectives")
+    listed = objectives if isinstance(objectives, list) else []
+    distilling = [one for one in listed if isinstance(one, dict) and one.get("kind") == "distill"]
+    if not distilling:
+        raise ConfigError(f"{name} learns from no teacher; --teacher is for recipes that distil, such as align-default")
+    data = content.get("data")
+    if teacher.lower().endswith(".parquet"):
+        # Named from where the command is given, and looked for in the folder of all files.
+        folder = str(data.get("folder", ".")) if isinstance(data, dict) else "."
+        teacher = os.path.relpath(teacher, folder)
+        if isinstance(data, dict) and len(objectives or []) == 1:
+            data.pop("sources", None)  # the file has the texts as well
+    for one in distilling:
+        one["teacher"] = teacher
 
 
 def _explained(error: ValidationError) -> list[str]:

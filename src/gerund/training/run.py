@@ -222,10 +222,14 @@ def _explained(output: Path, log: TrainingLog) -> Iterator[None]:
         yield
     except BaseException as error:
         newest, _ = newest_checkpoint(output / "checkpoints")
-        if newest is None:
+        kept = newest and f"step {step_of(newest)} is kept in {output}: give --resume to go on from there"
+        if isinstance(error, KeyboardInterrupt):
+            nothing = f"there was no checkpoint yet, so nothing is kept; give --resume to begin again in {output}"
+            error.add_note(kept or nothing)
+        elif kept is None:
             log.note("stopped before the first checkpoint")
         elif not isinstance(error, GerundError):
-            log.note(f"stopped; --resume goes on from step {step_of(newest)}")
+            log.note(f"stopped; {kept}")
         exhausted = _exhaustion(error)
         if exhausted is not None:
             raise exhausted from error

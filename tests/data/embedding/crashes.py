@@ -18,6 +18,7 @@ import pyarrow.parquet  # noqa: F401
 
 from gerund.data.embedding_job import EmbeddingConfig, Encoded, embedding_job
 from gerund.data.tables import open_table
+from gerund.jobs.unfinished import Unfinished
 from tests.jobs.crashes import contents, killed_before
 
 with suppress(ImportError):
@@ -28,8 +29,9 @@ ABOUT = {"fingerprint": "f", "model": "m", "dimensions": 4}
 STRIDE = {"parquet": 1, "npy": 2}
 
 
-def fake_encode(texts: list[str]) -> Encoded:
+def fake_encode(texts: list[str], kept: Unfinished | None = None) -> Encoded:
     """Encode by hashing: texts to ``(n, 4)``."""
+    del kept
     digests = [hashlib.blake2b(text.encode(), digest_size=4).digest() for text in texts]
     return Encoded(np.array([list(digest) for digest in digests], dtype=np.float32), truncated=1)
 

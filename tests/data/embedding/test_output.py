@@ -7,7 +7,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from gerund.data.embedding_files import read_embeddings
-from gerund.errors import DataError, FingerprintError, TextError
+from gerund.data.tables import open_table
+from gerund.errors import DataError, FingerprintError, InputError, TextError
 from tests.data.embedding.crashes import ABOUT, fake_encode
 from tests.data.embedding.jobs import TEXTS, Encoder, embed, working
 
@@ -87,3 +88,16 @@ class TestOutput:
         (tmp_path / "a.ids.jsonl").write_text('{"id": 1}\n')
         with pytest.raises(DataError, match="1 ids for 10 vectors"):
             read_embeddings(tmp_path / "a.npy")
+
+
+def test_a_folder_of_files(tmp_path):
+    notes = tmp_path / "notes"
+    notes.mkdir()
+    for name in "ba":
+        (notes / f"{name}.txt").write_text(f"text\n{name}")
+    embed(notes, tmp_path / "out.parquet", table=open_table(notes, folders=True))
+    found = read_embeddings(tmp_path / "out.parquet")
+    assert found.ids == ["a.txt", "b.txt"]
+    np.testing.assert_array_equal(found.vectors, fake_encode(["text\na", "text\nb"]).vectors)
+    with pytest.raises(InputError, match=r"out\..* would lie in the folder that is read; choose a place outside of"):
+        embed(notes, notes / "out.npy", table=open_table(notes, folders=True))

@@ -100,7 +100,7 @@ class TestRefusals:
         assert embed(source, output).resumed_rows == 3
 
     def test_vectors_that_are_not_finite(self, source, output):
-        def broken(texts):
+        def broken(texts, kept):
             vectors = fake_encode(texts).vectors
             vectors[1, 2] = np.nan
             return Encoded(vectors)

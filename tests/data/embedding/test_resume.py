@@ -65,12 +65,12 @@ class TestGoingOn:
         source.write_text("".join(f"{text}\n" for text in self.LONG))
 
         class Editor(Encoder):
-            def __call__(self, texts):
+            def __call__(self, texts, kept=None):
                 if not self.shards:
                     with source.open("r+b") as file:  # in place: nobody sees a file that is cut short
                         file.seek(-2, 2)
                         file.write(b"y")
-                return super().__call__(texts)
+                return super().__call__(texts, kept)
 
         encoder = Editor()
         with pytest.raises(DataError, match=r"in.txt has changed since this command began to read it.*--force"):
@@ -88,10 +88,10 @@ class TestGoingOn:
         source.write_text("".join(f"{text}\n" for text in self.LONG))
 
         class Editor(Encoder):
-            def __call__(self, texts):
+            def __call__(self, texts, kept=None):
                 if not self.shards:
                     source.write_text(change(source.read_text()))
-                return super().__call__(texts)
+                return super().__call__(texts, kept)
 
         with pytest.raises(DataError, match=r"in.txt has changed since this command began to read it"):
             embed(source, output, Editor())

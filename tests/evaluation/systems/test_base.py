@@ -1,5 +1,7 @@
 """What each kind of system can do follows from what it has, and so do the sentences about what it cannot."""
 
+from dataclasses import replace
+
 import pytest
 
 import gerund
@@ -20,7 +22,7 @@ from gerund.evaluation.systems.base import (
 )
 from gerund.evaluation.systems.bm25 import BM25System
 from gerund.evaluation.systems.hybrid import HybridSystem
-from gerund.evaluation.systems.language_model import language_model_system
+from gerund.evaluation.systems.language_model import language_model_system, trained_plan
 from tests.evaluation.fakes import FakeEncoder
 from tests.evaluation.toys import ToyLikelihood, ToyTask
 from tests.tiny import save_tiny_t5
@@ -79,3 +81,14 @@ def test_a_hybrid_of_vectors_alone_takes_no_scorer():
     assert one.find_scorer("", seed=0) is None
     with pytest.raises(ConfigError, match="takes no scorer such as pmi"):
         one.find_scorer("pmi", seed=0)
+
+
+def test_an_adapter_is_named_with_the_plan_it_was_trained_under(tmp_path):
+    bundled = gerund.load()
+    other = bundled.with_encoder(replace(bundled.encoder, attention=gerund.AttentionPlan("causal")))
+    for lm in (bundled, other):
+        told = language_model_system("x", lm).describe()
+        assert told["adapter_name"] == "default"
+        assert told["adapter_plan"] == bundled.encoder.attention.with_defaults(lm.n_layers).to_dict()
+    assert "adapter_name" not in language_model_system("x", gerund.load(adapter="none")).describe()
+    assert trained_plan(tmp_path, 4) is None

@@ -139,3 +139,14 @@ def test_bm25_reproduces_its_known_scores_on_medline(data_folder):
     metrics = task.run(BM25System(), EvaluationConfig()).metrics
     for name, value in {"ndcg_at_10": 0.699, "map_at_1000": 0.537, "recall_at_100": 0.790}.items():
         assert metrics[name] == pytest.approx(value, abs=1e-3), name
+
+
+def test_what_each_query_contributes(task):
+    table = random_table(TEXTS)
+    score = task.run(table, EvaluationConfig())
+    found = dict(zip(score.examples.ids, score.examples.values, strict=True))
+    for query, value in found.items():
+        alone = expected(table, [one for one in JUDGED if one[0] == query])
+        assert value == pytest.approx(alone["ndcg_at_10"], abs=ROUNDED), query
+    assert found.keys() == {"q1", "q2", "q3"}
+    assert np.mean(list(found.values())) == pytest.approx(score.value, abs=ROUNDED)

@@ -59,6 +59,15 @@ def test_correlations_are_scipys(task):
     assert score.notes == ()
 
 
+def test_what_the_correlation_is_made_of(task):
+    pairs = task.picture_data(EvaluationConfig())
+    score = task.run(random_table([*pairs.left, *pairs.right]), EvaluationConfig())
+    assert score.examples.targets == tuple(pairs.ratings)
+    assert stats.spearmanr(score.examples.values, score.examples.targets).statistic == pytest.approx(
+        score.value, abs=1e-4
+    )
+
+
 def test_all_that_is_encoded_is_known_before(task):
     for config in (
         EvaluationConfig(),

@@ -63,8 +63,8 @@ def test_other_architectures(model_type, padding_side):
 def test_prompt_tokens_are_not_pooled():
     lm = build(prompts={"query": "Find:\n"})
     slow = np.stack([by_hand(lm, text, prompt="Find:\n") for text in TEXTS])
-    for prompt in ("query", "Find:\n"):
-        np.testing.assert_allclose(lm.encode(TEXTS, prompt, normalize=False), slow, atol=2e-5, rtol=1e-4)
+    for given in ({"prompt_name": "query"}, {"prompt": "Find:\n"}):
+        np.testing.assert_allclose(lm.encode(TEXTS, normalize=False, **given), slow, atol=2e-5, rtol=1e-4)
     pooled = build(pool_prompt=True).encode(TEXTS, "Find:\n", normalize=False)
     assert np.abs(pooled - slow).max() > 1e-3
 
@@ -89,7 +89,7 @@ def test_lengths_dimensions_and_shapes():
     for name in ("dimensions", "batch_tokens"):
         with pytest.raises(ConfigError, match=f"{name} is a whole number, not '32'"):
             lm.encode(TEXTS, **{name: "32"})
-    with pytest.raises(ConfigError, match="a prompt is a text or the name of one, not 4"):
+    with pytest.raises(ConfigError, match="a prompt is a text, and so is the name of one, not 4"):
         lm.encode(TEXTS, prompt=4)
     with pytest.raises(ConfigError, match="valid are: numpy, torch"):
         lm.encode(TEXTS, output="list")

@@ -10,6 +10,7 @@ import torch
 import gerund
 from gerund import EncoderConfig, Sampling
 from gerund.attention.plan import AttentionPlan
+from gerund.errors import TextError
 from gerund.inference.infill import infilling, span_search
 from gerund.inference.infill.blanks import BlankedText
 from gerund.inference.infill.infilling import Search, fill
@@ -370,3 +371,13 @@ def test_a_gap_at_the_end_sees_the_left_side_both_ways():
     [(span, total)] = slow.beams(left, [], 3, 1)
     assert result.token_ids == [list(span)]
     assert result.scores == pytest.approx([total / 3], abs=1e-5)
+
+
+def test_several_texts():
+    lm = build()
+    texts = [TEXT, "He ran [blank] the end"]
+    assert lm.infill(texts, lengths=2) == [lm.infill(one, lengths=2) for one in texts]
+    assert lm.infill([], lengths=2) == []
+    with pytest.raises(TextError, match=r"^text 1 cannot be filled: ") as caught:
+        lm.infill([TEXT, "no gap"], lengths=2)
+    assert caught.value.index == 1

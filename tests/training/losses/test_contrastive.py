@@ -175,3 +175,31 @@ def test_bad_arguments():
         info_nce(queries, keys, positives, temperature=0.1, similarity="euclid")
     with pytest.raises(ValueError, match=r"two sides of one shape, not \(4, 5\) and \(7, 5\)"):
         symmetric_info_nce(queries, keys, temperature=0.1)
+
+
+def test_a_nested_loss_is_the_mean_over_shortened_vectors():
+    from gerund.training.losses.vectors import batch_info_nce
+    from gerund.training.objectives.vectors import ContrastiveLosses
+
+    generator = torch.Generator().manual_seed(0)
+    vectors_ND = torch.randn(8, 6, generator=generator).requires_grad_(True)
+    identity = torch.arange(8)
+    batch = {"query": {"identity": identity[:4]}, "positive": {"identity": identity[4:]}}
+    losses = ContrastiveLosses.__new__(ContrastiveLosses)
+    losses.temperature, losses.similarity, losses.in_batch, losses.matryoshka = 0.1, "cosine", True, [2, 4]
+    found, right = losses.compare(vectors_ND, batch, gather=False)
+    apart = [
+        batch_info_nce(
+            vectors_ND[:, :size],
+            [identity[:4], identity[4:]],
+            temperature=0.1,
+            similarity="cosine",
+            in_batch=True,
+            gather=False,
+        )
+        for size in (6, 4, 2)
+    ]
+    torch.testing.assert_close(found, sum(loss for loss, _ in apart) / 3)
+    assert right == apart[0][1]
+    [gradient] = torch.autograd.grad(found, vectors_ND)
+    assert gradient[:, 4:].abs().sum() > 0

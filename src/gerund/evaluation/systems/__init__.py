@@ -1,1 +1,1 @@
-"""What is evaluated: a language model under one encoder config, BM25, sentence-transformers models, and hybrids."""
+"""What is evaluated: a language model under one encoder config, BM25, models of others, hybrids, and indices."""

@@ -8,7 +8,6 @@ Knows: names, vectors, prompts. Does not know: models, tasks, files.
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -19,6 +18,7 @@ from gerund.types import Scorer
 
 if TYPE_CHECKING:
     from gerund.evaluation.systems.embeddings import EmbeddingCache
+    from gerund.jobs.unfinished import Unfinished
     from gerund.language_model import LanguageModel
 
 
@@ -205,8 +205,10 @@ class Encoder(System):
         """Longest text in tokens; None where there is no limit."""
 
     @abstractmethod
-    def compute(self, texts: list[str], prompt: str | None, show: bool | None) -> np.ndarray:
-        """Compute vectors ``(n, D)`` float32 as they were pooled."""
+    def compute(
+        self, texts: list[str], prompt: str | None, show: bool | None, kept: "Unfinished | None" = None
+    ) -> np.ndarray:
+        """Compute vectors ``(n, D)`` float32 as they were pooled, keeping finished batches where it is said."""
 
     @abstractmethod
     def prompt_text(self, prompt: str | None) -> str:
@@ -226,7 +228,10 @@ class Encoder(System):
         if self.cache is None:
             vectors = self.compute(list(texts), prompt, show)
         else:
-            own = partial(self.compute, prompt=prompt, show=show)
+
+            def own(new: list[str], kept: "Unfinished") -> np.ndarray:
+                return self.compute(new, prompt, show, kept)
+
             vectors = self.cache.vectors(self.cache_key, self.prompt_text(prompt), list(texts), own)
         return unit(vectors) if normalize else vectors
 

@@ -1,17 +1,16 @@
 """Where vectors are kept: of whole texts by encoder and text, of words in one array; in memory or on disk.
 
-No text is encoded twice. On disk each (fingerprint, prompt) has two files to which rows are only ever appended:
-vectors first, then the keys that name them. A process that is killed in between leaves vectors without keys, which the
-next one cuts off.
+No text is encoded twice. Texts that are new are encoded lot by lot; the rows of a lot that is not finished lie beside
+the rest under ``unfinished``, so that whoever is interrupted goes on in the lot, with the batches it would have had.
 
 Knows: vectors, keys, files. Does not know: models.
 """
 
 import hashlib
 import math
-import os
+import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -20,7 +19,8 @@ import numpy as np
 from gerund.errors import ResourceError
 from gerund.evaluation.systems.base import EncodesWords
 from gerund.inference.encode.words import WordPooling
-from gerund.jobs.files import write_whole
+from gerund.jobs.shelf import KEY_BYTES, Shelf
+from gerund.jobs.unfinished import Unfinished
 from gerund.progress import progress
 
 MOST_BYTES = 1 << 30
@@ -28,9 +28,12 @@ MOST_BYTES = 1 << 30
 
 _SENTENCES_AT_ONCE = 2048
 
-_KEY_BYTES = 16
-# Texts that are encoded before they are kept: what an interruption costs.
-_CHUNK = 4096
+# Texts of a lot.
+_LOT = 4096
+_UNFINISHED = "unfinished"
+
+# Turns texts into vectors ``(n, D)``; may keep finished rows in what it is given with them.
+Compute = Callable[[list[str], Unfinished], np.ndarray]
 
 
 class EmbeddingCache:
@@ -38,22 +41,23 @@ class EmbeddingCache:
 
     Args:
         folder: where they are kept; None keeps them in memory.
+        unfinished: where the rows of lots that are not finished are kept although the rest is in memory; all of them
+            stay until ``forget_unfinished``. With ``folder`` they lie in there.
     """
 
-    def __init__(self, folder: Path | None = None) -> None:
+    def __init__(self, folder: Path | None = None, *, unfinished: Path | None = None) -> None:
         self.folder = folder
+        self._unfinished = unfinished if folder is None else folder / _UNFINISHED
         self._shelves: dict[tuple[str, str], Shelf] = {}
 
-    def vectors(
-        self, fingerprint: str, prompt: str, texts: list[str], compute: Callable[[list[str]], np.ndarray]
-    ) -> np.ndarray:
+    def vectors(self, fingerprint: str, prompt: str, texts: list[str], compute: Compute) -> np.ndarray:
         """Return the vectors of ``texts``, computing only those that are not there.
 
         Args:
             fingerprint: the encoder.
             prompt: the text of the prompt.
             texts: any texts, repeated or not.
-            compute: called with texts that are new, without repetitions; returns ``(n, D)`` float32.
+            compute: called with texts that are new, without repetitions, and with what is done of them.
 
         Returns:
             ``(n, D)`` float32 in the order of ``texts``.
@@ -62,17 +66,44 @@ class EmbeddingCache:
             ResourceError: the disk is full.
         """
         shelf = self.shelf(fingerprint, prompt)
-        keys = [_key(text) for text in texts]
+        keys = [key_of_text(text) for text in texts]
         missing = list({key: text for key, text in zip(keys, texts, strict=True) if key not in shelf}.items())
-        for start in range(0, len(missing), _CHUNK):
-            chunk = missing[start : start + _CHUNK]
-            shelf.add([key for key, _ in chunk], compute([text for _, text in chunk]))
+        for start in range(0, len(missing), _LOT):
+            new_keys, new_texts = zip(*missing[start : start + _LOT], strict=True)
+            with self.lot(f"{fingerprint} {prompt}", new_keys) as kept:
+                shelf.add(new_keys, compute(list(new_texts), kept))
         return shelf.rows(keys)
+
+    @contextmanager
+    def lot(self, encoder: str, keys: Sequence[bytes]) -> Iterator[Unfinished]:
+        """Yield what is done of the vectors of some texts, to be put on a shelf before the block ends.
+
+        Args:
+            encoder: all that the vectors depend on besides the texts.
+            keys: those of the texts, in their order.
+        """
+        name = hashlib.blake2b(encoder.encode() + b" " + b"".join(keys), digest_size=KEY_BYTES).hexdigest()
+        if self.folder is not None:
+            # One lot is finished before the next begins: what lies here of another was given up.
+            for path in (self.folder / _UNFINISHED).glob("*"):
+                if path.name != name:
+                    shutil.rmtree(path, ignore_errors=True)
+        with Unfinished(None if self._unfinished is None else self._unfinished / name, name) as kept:
+            yield kept
+        if self.folder is not None:
+            kept.forget()
+            with suppress(OSError):
+                (self.folder / _UNFINISHED).rmdir()
+
+    def forget_unfinished(self) -> None:
+        """Remove what is kept of lots, once nobody is going to go on with them."""
+        if self._unfinished is not None:
+            shutil.rmtree(self._unfinished, ignore_errors=True)
 
     def put(self, fingerprint: str, prompt: str, texts: list[str], vectors: np.ndarray) -> None:
         """Keep vectors that were computed elsewhere; texts that are there already keep theirs."""
         shelf = self.shelf(fingerprint, prompt)
-        fresh = {key: row for row, key in enumerate(map(_key, texts)) if key not in shelf}
+        fresh = {key: row for row, key in enumerate(map(key_of_text, texts)) if key not in shelf}
         if fresh:
             shelf.add(list(fresh), vectors[list(fresh.values())])
 
@@ -85,71 +116,9 @@ class EmbeddingCache:
         return self._shelves[name]
 
 
-class Shelf:
-    """The vectors of one encoder, by key."""
-
-    def __init__(self, folder: Path | None) -> None:
-        self.folder = folder
-        self.places: dict[bytes, int] = {}
-        self.blocks: list[np.ndarray] = []
-        self.width = 0
-        if folder is not None and (folder / "width").is_file():
-            self._open(folder)
-
-    def __contains__(self, key: bytes) -> bool:
-        return key in self.places
-
-    def holds(self, text: str) -> bool:
-        """Tell whether a text's vector is here."""
-        return _key(text) in self.places
-
-    def rows(self, keys: list[bytes]) -> np.ndarray:
-        """Return the vectors of ``keys``."""
-        if not keys:
-            return np.zeros((0, self.width), dtype=np.float32)
-        places = np.array([self.places[key] for key in keys])
-        if self.folder is not None:
-            table = np.memmap(self.folder / "vectors", dtype=np.float32, mode="r").reshape(-1, self.width)
-            return np.array(table[places])
-        if len(self.blocks) > 1:
-            self.blocks = [np.concatenate(self.blocks)]
-        chosen: np.ndarray = self.blocks[0][places]
-        return chosen
-
-    def add(self, keys: list[bytes], vectors: np.ndarray) -> None:
-        """Append vectors under their keys."""
-        vectors = np.ascontiguousarray(vectors, dtype=np.float32)
-        self.width = self.width or vectors.shape[1]
-        if self.folder is None:
-            self.blocks.append(vectors)
-        else:
-            self._append(self.folder, keys, vectors)
-        start = len(self.places)
-        self.places.update({key: start + row for row, key in enumerate(keys)})
-
-    def _append(self, folder: Path, keys: list[bytes], vectors: np.ndarray) -> None:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            if not (folder / "width").is_file():
-                write_whole(folder / "width", str(self.width))
-            for name, data in (("vectors", vectors.tobytes()), ("keys", b"".join(keys))):
-                with (folder / name).open("ab") as file:
-                    file.write(data)
-                    file.flush()
-                    os.fsync(file.fileno())
-        except OSError as error:
-            raise ResourceError(f"embeddings cannot be kept in {folder}: {error.strerror or error}") from error
-
-    def _open(self, folder: Path) -> None:
-        """Read the keys; cut off whatever a killed process left unfinished."""
-        self.width = int((folder / "width").read_text())
-        sizes = [(folder / name).stat().st_size if (folder / name).is_file() else 0 for name in ("keys", "vectors")]
-        rows = min(sizes[0] // _KEY_BYTES, sizes[1] // (4 * self.width))
-        for name, size in (("keys", rows * _KEY_BYTES), ("vectors", rows * 4 * self.width)):
-            if (folder / name).is_file():
-                os.truncate(folder / name, size)
-        data = (folder / "keys").read_bytes() if rows else b""
-        self.places = {data[i * _KEY_BYTES : (i + 1) * _KEY_BYTES]: i for i in range(rows)}
+def key_of_text(text: str) -> bytes:
+    """Return the key of a text's vector."""
+    return hashlib.blake2b(text.encode(), digest_size=KEY_BYTES).digest()
 
 
 @contextmanager
@@ -206,7 +175,3 @@ def _write(path: Path, blocks: Iterator[np.ndarray], size: int) -> None:
             except OSError as error:
                 needed = f"{math.ceil(size / 1e9)} GB in {path.parent.parent}"
                 raise ResourceError(f"the words' vectors need {needed}: {error.strerror or error}") from error
-
-
-def _key(text: str) -> bytes:
-    return hashlib.blake2b(text.encode(), digest_size=_KEY_BYTES).digest()

@@ -4,18 +4,22 @@ Knows: ``LanguageModel``, its scorer and adapters, stored embeddings. Does not k
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gerund.attention.plan import AttentionPlan
 from gerund.evaluation.systems.base import Encoder, cosine_scores
 from gerund.inference.encode.words import WordPooling
 from gerund.models.encoder_decoder import is_encoder_decoder
+from gerund.models.settings_file import read_saved
 from gerund.scoring.registry import find_scorer
 from gerund.types import Scorer
 
 if TYPE_CHECKING:
     from gerund.evaluation.systems.embeddings import EmbeddingCache
+    from gerund.jobs.unfinished import Unfinished
     from gerund.language_model import LanguageModel
 
 
@@ -106,13 +110,27 @@ class LanguageModelSystem(Encoder):
             "fingerprint": lm.fingerprint(),
             "weights": lm.weights_hash,
             "adapter": lm.adapter_hash,
+            **self._adapter(),
             "infill_adapter": self.infill_adapter,
             "compute_dtype": _name(lm.compute_dtype),
         }
 
-    def compute(self, texts: list[str], prompt: str | None, show: bool | None) -> np.ndarray:
-        """Compute vectors ``(n, D)`` float32 as they were pooled."""
-        vectors: np.ndarray = self.lm.encode(texts, prompt=prompt, normalize=False, empty="zeros", show_progress=show)
+    def _adapter(self) -> dict[str, Any]:
+        """Return what the encoder's adapter is called, and the plan that it was trained under where that is known."""
+        folder = self.lm.adapters.folders.get("encode")
+        if folder is None:
+            return {}
+        plan = trained_plan(folder, self.lm.n_layers)
+        named = {"adapter_name": adapter_name(folder)}
+        return named if plan is None else {**named, "adapter_plan": plan.to_dict()}
+
+    def compute(
+        self, texts: list[str], prompt: str | None, show: bool | None, kept: "Unfinished | None" = None
+    ) -> np.ndarray:
+        """Compute vectors ``(n, D)`` float32 as they were pooled, keeping finished batches where it is said."""
+        vectors: np.ndarray = self.lm.encode(
+            texts, prompt=prompt, normalize=False, empty="zeros", show_progress=show, kept=kept
+        )
         return vectors
 
     def prompt_text(self, prompt: str | None) -> str:
@@ -186,6 +204,25 @@ def scorer_of(lm: "LanguageModel", name: str, *, seed: int) -> Scorer | None:
         ModelError: the folder holds no scorer.
     """
     return find_scorer(name, lm, own=lm.scorer, seed=seed) if name else lm.scorer
+
+
+def adapter_name(folder: Path) -> str:
+    """Return what tables call an adapter: what lies in a model's folder is called as the model is.
+
+    >>> [adapter_name(Path(name)) for name in ("lora", "runs/mine/model/adapter", "runs/mine/model")]
+    ['lora', 'mine', 'mine']
+    """
+    parts = [part for part in folder.parts if part not in ("model", "adapter")]
+    return parts[-1] if parts else folder.name
+
+
+def trained_plan(folder: Path, n_layers: int) -> AttentionPlan | None:
+    """Return the plan that the ``gerund.json`` beside an adapter, or in the folder above it, says; None without one."""
+    for place in (folder, folder.parent):
+        saved = read_saved(place)
+        if saved is not None:
+            return saved.plan(AttentionPlan()).with_defaults(n_layers)
+    return None
 
 
 def _name(dtype: object) -> str:

@@ -10,6 +10,7 @@ from itertools import groupby
 import numpy as np
 
 from gerund.evaluation.systems.base import System
+from gerund.evaluation.systems.embeddings import key_of_text
 from gerund.evaluation.systems.language_model import LanguageModelSystem
 from gerund.evaluation.task import EvaluationConfig, Task
 from gerund.inference.encode.sweep import encode_each, encode_tokens_each
@@ -105,15 +106,21 @@ def prefilled_words(
 def _fill(kin: list[LanguageModelSystem], prompt: str | None, texts: list[str], config: EvaluationConfig) -> None:
     text_of_prompt = kin[0].lm.encoder.prompt_text(prompt)
     shelves = [one.cache.shelf(one.cache_key, text_of_prompt) for one in kin if one.cache is not None]
-    missing = [text for text in texts if any(not shelf.holds(text) for shelf in shelves)]
-    needy = [one for one, shelf in zip(kin, shelves, strict=True) if any(not shelf.holds(text) for text in missing)]
+    keys = {text: key_of_text(text) for text in texts}
+    missing = [text for text, key in keys.items() if any(key not in shelf for shelf in shelves)]
+    new = [keys[text] for text in missing]
+    needy = [one for one, shelf in zip(kin, shelves, strict=True) if any(key not in shelf for key in new)]
     if len(needy) < 2:
         return
     tokens: list[Tokens | None] = kin[0].lm.tokens(missing, prompt, empty="zeros")
-    vectors = encode_each([one.lm.runtime for one in needy], tokens, show=config.show_progress)
-    for one, own in zip(needy, vectors, strict=True):
-        if one.cache is not None:
-            one.cache.put(one.cache_key, text_of_prompt, missing, own)
+    cache = needy[0].cache
+    assert cache is not None
+    everything = " ".join([*(one.cache_key for one in needy), text_of_prompt])
+    with cache.lot(everything, new) as kept:
+        vectors = encode_each([one.lm.runtime for one in needy], tokens, show=config.show_progress, kept=kept)
+        for one, own in zip(needy, vectors, strict=True):
+            if one.cache is not None:
+                one.cache.put(one.cache_key, text_of_prompt, missing, own)
 
 
 def _shares(system: LanguageModelSystem) -> bool:

@@ -1,4 +1,4 @@
-"""The systems that specs and names stand for: each model under each encoder config, BM25, hybrids.
+"""The systems that specs and names stand for: each model under each encoder config, BM25, hybrids, indices.
 
 Knows: specs, the kinds of systems, labels. Does not know: tasks.
 """
@@ -16,7 +16,8 @@ from gerund.evaluation.systems.base import Encoder, System
 from gerund.evaluation.systems.bm25 import BM25, BM25System
 from gerund.evaluation.systems.embeddings import EmbeddingCache
 from gerund.evaluation.systems.hybrid import HYBRID, HybridSystem, fusion_named
-from gerund.evaluation.systems.language_model import language_model_system
+from gerund.evaluation.systems.index import INDEX, IndexSystem, Shelf, way_named
+from gerund.evaluation.systems.language_model import LanguageModelSystem, language_model_system
 from gerund.evaluation.systems.sentence_transformers import SentenceTransformersSystem
 from gerund.generative_model import GenerativeModel
 from gerund.language_model import LanguageModel
@@ -36,8 +37,9 @@ def systems_of(
     Args:
         models: specs, each of which is loaded once; models in memory; ``"bm25"`` for BM25; ``"hybrid"`` for every model
             under every encoder config once more, its ranking joined with BM25's (``"hybrid:rrf"`` by places,
-            ``"hybrid:0.4"`` with another weight of the vectors). A model of sentence-transformers has one config, its
-            own.
+            ``"hybrid:0.4"`` with another weight of the vectors); ``"index"`` for the index of every language model, as
+            ``gerund search`` asks it (``"index:vectors,late"`` in other ways). A model of sentence-transformers has one
+            config, its own.
         columns: settings under which every model is measured; what they leave out is the model's own. None of them
             leaves a model as it is.
         cache: where embeddings are kept; None keeps them in memory.
@@ -54,18 +56,19 @@ def systems_of(
     """
     models = [load(one) if isinstance(one, ModelSpec) else one for one in models]
     cache = cache or EmbeddingCache()
-    ways = [how for one in models if isinstance(one, str) and (how := fusion_named(one)) is not None]
+    fusions = [how for one in models if isinstance(one, str) and (how := fusion_named(one)) is not None]
+    ways = [way for one in models if isinstance(one, str) and (way := way_named(one)) is not None]
     named: list[tuple[str, Callable[[str], System]]] = []
     several = len({model.name for model in models if isinstance(model, GenerativeModel)}) > 1
     for model in models:
-        if isinstance(model, str) and fusion_named(model) is not None:
+        if isinstance(model, str) and (fusion_named(model) is not None or way_named(model) is not None):
             continue
         if isinstance(model, SentenceTransformersSystem):
             named.append((_short(model.name), partial(model.called, cache=cache)))
             continue
         if not isinstance(model, GenerativeModel):
             if model != BM25:
-                raise ConfigError(f"a spec, a model in memory, {BM25!r} or {HYBRID!r}, not {model!r}")
+                raise ConfigError(f"a spec, a model in memory, {BM25!r}, {HYBRID!r} or {INDEX!r}, not {model!r}")
             named.append((BM25, BM25System))
             continue
         for column in columns or (EncoderSettings(),):
@@ -76,12 +79,14 @@ def systems_of(
             named.append((f"{_short(model.name)}: {label}" if several else label, make))
     labels = distinct([label for label, _ in named])
     found = [make(label) for label, (_, make) in zip(labels, named, strict=True)]
-    if not ways:
-        return found
-    hybrids = [HybridSystem(one, how) for how in ways for one in found if isinstance(one, Encoder)]
-    if not hybrids:
+    hybrids = [HybridSystem(one, how) for how in fusions for one in found if isinstance(one, Encoder)]
+    if fusions and not hybrids:
         raise ConfigError("hybrid joins the ranking of a model with that of BM25; name a model too")
-    return [*found, *hybrids]
+    shelf = Shelf()
+    indices = [IndexSystem(one, way, shelf) for way in ways for one in found if isinstance(one, LanguageModelSystem)]
+    if ways and not indices:
+        raise ConfigError("index is that of a language model; name a model too")
+    return [*found, *hybrids, *indices]
 
 
 def read_as(lm: LanguageModel, config: EncoderConfig, sample: Sequence[str]) -> LanguageModel:

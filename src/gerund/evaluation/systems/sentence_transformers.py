@@ -15,14 +15,18 @@ from gerund.errors import MissingDependencyError, ModelError
 from gerund.evaluation.systems.base import Encoder
 from gerund.models.guarding import quiet
 from gerund.models.sources import looks_local
+from gerund.progress import progress
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
     from gerund.evaluation.systems.embeddings import EmbeddingCache
+    from gerund.jobs.unfinished import Unfinished
 
 PREFIX = "st:"
 """Put before a folder or a hub id, it says that sentence-transformers is to read it."""
+# Texts that are encoded before they are kept: whole batches of its usual 32.
+_SLICE = 256
 
 
 class SentenceTransformersSystem(Encoder):
@@ -100,10 +104,26 @@ class SentenceTransformersSystem(Encoder):
             "fingerprint": self.fingerprint,
         }
 
-    def compute(self, texts: list[str], prompt: str | None, show: bool | None) -> np.ndarray:
-        """Compute vectors ``(n, D)`` float32 as they were pooled."""
-        vectors = self._model.encode(texts, prompt=prompt, show_progress_bar=bool(show), convert_to_numpy=True)
-        return np.asarray(vectors, dtype=np.float32)
+    def compute(
+        self, texts: list[str], prompt: str | None, show: bool | None, kept: "Unfinished | None" = None
+    ) -> np.ndarray:
+        """Compute vectors ``(n, D)`` float32 as they were pooled, keeping finished slices where it is said."""
+        vectors = np.zeros((len(texts), self.dimensions), dtype=np.float32)
+        reading = None if kept is None else kept.reading()
+        done = frozenset() if reading is None else reading.fill(vectors)
+        # Longest first, as sentence-transformers itself goes through its batches.
+        order = sorted(range(len(texts)), key=lambda row: -len(texts[row]))
+        with progress(len(texts), "encoding", show=show) as advance:
+            for start in range(0, len(order), _SLICE):
+                rows = order[start : start + _SLICE]
+                if not done.issuperset(rows):
+                    own = [texts[row] for row in rows]
+                    found = self._model.encode(own, prompt=prompt, show_progress_bar=False, convert_to_numpy=True)
+                    vectors[rows] = np.asarray(found, dtype=np.float32)
+                    if reading is not None:
+                        reading.keep(rows, vectors[rows])
+                advance(len(rows))
+        return vectors
 
     def prompt_text(self, prompt: str | None) -> str:
         """Return what is put before a text."""

@@ -12,7 +12,7 @@ from gerund.errors import unknown_name
 from gerund.evaluation.classifiers import accuracy, logistic_regression, macro_f1, oversample, weighted_f1
 from gerund.evaluation.labelled_task import LabelledTask, labelled_tasks
 from gerund.evaluation.systems.base import Encodes
-from gerund.evaluation.task import EvaluationConfig, Score
+from gerund.evaluation.task import EvaluationConfig, Examples, Score
 
 SMOTE_BELOW = 1000
 """LBW uses SMOTE "for tasks with limited sample sizes" and gives no number. Of its tasks PubMedQA has 500 training
@@ -77,7 +77,9 @@ class LinearProbe(LabelledTask):
             "weighted_f1": weighted_f1(test.labels, predicted),
             "macro_f1": macro_f1(test.labels, predicted),
         }
-        return Score("accuracy", metrics, size=len(test.labels), notes=tuple(notes))
+        right = [true == label for true, label in zip(test.labels, predicted, strict=True)]
+        examples = Examples.of_mean(right)
+        return Score("accuracy", metrics, size=len(test.labels), notes=tuple(notes), examples=examples)
 
     def texts(self, config: EvaluationConfig) -> list[str]:
         """Return the texts of the training set and of the split that is scored."""

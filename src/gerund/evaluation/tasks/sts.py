@@ -7,11 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+import numpy as np
+
 from gerund.errors import DataError
 from gerund.evaluation.mteb import LocalTask, run_local, score_of
 from gerund.evaluation.sets.labelled import first_pairs, named_files, read_scored_pairs
 from gerund.evaluation.systems.base import Encoder, Encodes
-from gerund.evaluation.task import EvaluationConfig, FileTask, RatedPairs, Score, Side, Task
+from gerund.evaluation.task import EvaluationConfig, Examples, FileTask, RatedPairs, Score, Side, Task
+from gerund.models.pooling import unit
 
 FOLDER = "sts"
 _ENDINGS = (".tsv", ".tsv.xz", ".tsv.gz")
@@ -45,7 +48,22 @@ class Sts(FileTask):
         columns = {"sentence1": pairs.left, "sentence2": pairs.right, "score": pairs.ratings}
         local = LocalTask(self.name, "AbsTaskSTS", "STS", "cosine_spearman", {"test": columns})
         scores = run_local(local, system, config, self.prompt(config))
-        return score_of(scores, "cosine_spearman", ("cosine_pearson",), size=len(pairs.ratings))
+        return score_of(
+            scores,
+            "cosine_spearman",
+            ("cosine_pearson",),
+            size=len(pairs.ratings),
+            examples=self._examples(system, pairs, config),
+        )
+
+    def _examples(self, system: Encoder, pairs: RatedPairs, config: EvaluationConfig) -> Examples:
+        """Return the cosine of each pair beside its rating, from vectors that are kept by now."""
+        left_ND, right_ND = (
+            unit(system.encode(side, prompt=self.prompt(config), show=False)) for side in (pairs.left, pairs.right)
+        )
+        cosines = np.round((left_ND * right_ND).sum(axis=1, dtype=np.float64), 6).tolist()
+        numbers = tuple(map(str, range(len(cosines))))
+        return Examples("spearman", numbers, tuple(cosines), tuple(map(float, pairs.ratings)))
 
     def texts(self, config: EvaluationConfig) -> list[str]:
         """Return both sides of every pair."""

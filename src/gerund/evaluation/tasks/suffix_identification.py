@@ -21,7 +21,7 @@ from gerund.evaluation.sets.choices import FOLDER, Choice, choice_files, read_ch
 from gerund.evaluation.sets.corpora import read_texts, test_files
 from gerund.evaluation.systems.base import Generates, HasLikelihoods
 from gerund.evaluation.systems.language_model import scorer_of
-from gerund.evaluation.task import EvaluationConfig, Score, Side, Task
+from gerund.evaluation.task import EvaluationConfig, Examples, Score, Side, Task
 from gerund.scoring.hardest import Hardest
 from gerund.scoring.registry import fixed_scorer
 from gerund.scoring.words import WORD_MEASURES
@@ -80,7 +80,8 @@ class SuffixTask(ScoredTask):
         notes = [f"95% interval of {main}: within {100 * _half_width(metrics[main], len(choices)):.1f} points"]
         if lost:
             notes.append(f"{lost} continuations were cut at the end of the model's context")
-        return Score(main, metrics, size=len(choices), notes=tuple(notes))
+        examples = Examples.of_mean(_points(scores[main], [choice.gold for choice in choices]))
+        return Score(main, metrics, size=len(choices), notes=tuple(notes), examples=examples)
 
     def _by_likelihood(
         self, system: Generates, choices: Sequence[Choice], config: EvaluationConfig
@@ -219,11 +220,15 @@ def accuracy(scores: Sequence[np.ndarray], gold: Sequence[int]) -> float:
     >>> accuracy([np.array([1.0, 2.0]), np.array([3.0, 3.0])], [1, 0])
     0.75
     """
-    points = [
+    return float(np.mean(_points(scores, gold)))
+
+
+def _points(scores: Sequence[np.ndarray], gold: Sequence[int]) -> list[float]:
+    """Return what each choice is worth."""
+    return [
         1 / np.count_nonzero(own == own.max()) if own[right] == own.max() else 0.0
         for own, right in zip(scores, gold, strict=True)
     ]
-    return float(np.mean(points))
 
 
 def find(folder: Path) -> list[Task]:

@@ -13,7 +13,7 @@ from gerund.errors import ConfigError, DataError
 from gerund.evaluation.labelled_task import LabelledTask, labelled_tasks
 from gerund.evaluation.sets.labelled import read_labelled
 from gerund.evaluation.systems.base import Encodes
-from gerund.evaluation.task import EvaluationConfig, Score
+from gerund.evaluation.task import EvaluationConfig, Examples, Score
 
 _NEAREST = 5
 # Cosines that differ by less are equal: they are computed in float64 from float32 vectors.
@@ -63,7 +63,7 @@ class ZeroShot(LabelledTask):
         }
         chance, within = (min(1.0, guesses / len(labels)) for guesses in (1, _NEAREST))
         note = f"chance is {chance:.2%} with {len(labels)} classes, {within:.2%} within the {_NEAREST} nearest"
-        return Score("accuracy", metrics, size=len(test.texts), notes=(note,))
+        return Score("accuracy", metrics, size=len(test.texts), notes=(note,), examples=Examples.of_mean(right[:, 0]))
 
     def texts(self, config: EvaluationConfig) -> list[str]:
         """Return the scored texts and the names of the classes."""

@@ -57,9 +57,10 @@ class TextClassifier(nn.Module):
         real_BT = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         with active_adapter(self.adapter):
             hidden_BTD = hidden_states(self.model, input_ids, real_BT.bool(), self.plan)
-        vectors_BD = pool(hidden_BTD, real_BT.bool() if pooled is None else pooled, self.pooling)
+        pooled_BT = real_BT.bool() if pooled is None else pooled
+        vectors_BD = pool(hidden_BTD, pooled_BT, self.pooling)
         if self.head is not None:
-            vectors_BD = self.head(vectors_BD)
+            vectors_BD = self.head(vectors_BD, input_ids, pooled_BT)
         logits_BC = self.classifier(self.dropout(vectors_BD))
         loss = None if labels is None else nn.functional.cross_entropy(logits_BC, labels)
         return SequenceClassifierOutput(loss=loss, logits=logits_BC)

@@ -18,8 +18,9 @@ from transformers import DynamicCache
 
 from gerund.attention.recurrent import recurrent_modules
 from gerund.errors import GerundError
+from gerund.inference.encode.positions import takes_positions
 from gerund.inference.encode.precision import ENOUGH, SAMPLE_TEXTS, smallest_cosine
-from gerund.inference.encode.runtime import EncoderRuntime, default_batch_tokens, in_batches, pooled, takes_positions
+from gerund.inference.encode.runtime import EncoderRuntime, default_batch_tokens, in_batches, pooled
 from gerund.inference.generate.preallocated_cache import PreallocatedLayer, preallocated_cache
 from gerund.inference.tokens import InputFormat, Tokens, tokenize
 from gerund.methods import LAST_LAYER

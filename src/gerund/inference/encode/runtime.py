@@ -3,12 +3,10 @@
 Knows: models, bound plans, batches, pooling. Does not know: files, prompts by name, the command line.
 """
 
-import inspect
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -17,11 +15,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gerund.attention.bound import BoundPlan
 from gerund.attention.plan import ResolvedPlan
-from gerund.attention.shared import counts_rows
 from gerund.config import EncoderConfig, whole_number
 from gerund.errors import ConfigError, ResourceError
 from gerund.inference.encode.beside import Beside
-from gerund.inference.tokens import Tokens, context_length, token_batches
+from gerund.inference.encode.positions import takes_positions
+from gerund.inference.tokens import Tokens, context_length, placed_ids, token_batches
+from gerund.jobs.unfinished import Reading
 from gerund.methods import LAST_LAYER
 from gerund.models.adapters import active_adapter
 from gerund.models.encoder_decoder import encoder_of, is_encoder_decoder
@@ -225,6 +224,7 @@ def encode(
     *,
     batch_tokens: int | None = None,
     show: bool | None = None,
+    kept: Reading | None = None,
 ) -> np.ndarray:
     """Encode texts into vectors, not normalised.
 
@@ -233,16 +233,20 @@ def encode(
         texts: token ids; None gives a zero vector.
         batch_tokens: tokens a batch, padding included; None chooses by device.
         show: whether to show progress; None only on a terminal.
+        kept: where finished batches are kept, and those that are there are not run again; None keeps none.
 
     Returns:
         ``(n, D)`` float32 in the order of ``texts``.
     """
     vectors = np.zeros((len(texts), runtime.width), dtype=np.float32)
+    done = frozenset() if kept is None else kept.fill(vectors)
 
     def keep(rows: list[int], batch: list[Tokens], hidden_BTD: Tensor, begin: Tensor) -> None:
         vectors[rows] = pooled(runtime, batch, hidden_BTD, begin)
+        if kept is not None:
+            kept.keep(rows, vectors[rows])
 
-    in_batches(runtime, texts, runtime.states, keep, batch_tokens=batch_tokens, show=show)
+    in_batches(runtime, texts, runtime.states, keep, batch_tokens=batch_tokens, show=show, done=done)
     return vectors
 
 
@@ -276,8 +280,11 @@ def pooled(runtime: EncoderRuntime, batch: Sequence[Tokens], hidden_BTD: Tensor,
     place_T = torch.arange(hidden_BTD.shape[1], device=begin.device)
     pooled_BT = (place_T >= first[:, None]) & (place_T < end[:, None])
     vectors_BD = pool(hidden_BTD, pooled_BT, runtime.config.pooling)
-    found_BD = np.asarray((vectors_BD if runtime.head is None else runtime.head(vectors_BD)).cpu().numpy())
-    return found_BD if runtime.transform is None else runtime.transform(found_BD)
+    if (head := runtime.head) is not None:
+        ids_BT = torch.tensor(placed_ids(batch, begin.tolist(), hidden_BTD.shape[1]), device=begin.device)
+        vectors_BD = head(vectors_BD, ids_BT, pooled_BT)
+    found = np.asarray(vectors_BD.cpu())
+    return runtime.transform(found) if runtime.transform else found
 
 
 def token_states(batch: Sequence[Tokens], hidden_BTD: Tensor, begin: Tensor) -> Iterator[np.ndarray]:
@@ -302,6 +309,7 @@ def in_batches(
     batch_tokens: int | None = None,
     show: bool | None = None,
     label: str = "encoding",
+    done: frozenset[int] = frozenset(),
 ) -> None:
     """Run texts in batches of like length, dividing those that do not fit the memory.
 
@@ -313,6 +321,8 @@ def in_batches(
         batch_tokens: tokens a batch, padding included; None chooses by device.
         show: whether to show progress; None only on a terminal.
         label: what the progress bar calls it.
+        done: places in ``texts`` that are done; a batch of nothing else is passed over. Batches are those of all texts,
+            so that the others come out as they would have.
 
     Raises:
         ResourceError: a single text does not fit the memory.
@@ -325,6 +335,9 @@ def in_batches(
     with progress(len(present), label, show=show) as advance:
         for batch in batches:
             items = [present[place] for place in batch]
+            if done and all(row in done for row, _ in items):
+                advance(len(batch))
+                continue
             for rows, texts_, hidden_BTD, begin in _in_parts(states, items):
                 keep(rows, texts_, hidden_BTD, begin)
             advance(len(batch))
@@ -359,35 +372,3 @@ def _is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     return any(words in str(error) for words in ("not enough memory", "can't allocate memory", "out of memory"))
-
-
-def takes_positions(model: PreTrainedModel) -> bool:
-    """Tell whether a model can be told where in its text each token stands, 0 for the first; found out once a model.
-
-    Some are not told, some count from another number, and some have no use for it.
-    """
-    if model not in _told:
-        takes = "position_ids" in inspect.signature(model.base_model.forward).parameters
-        _told[model] = takes and not counts_rows(model) and _told_apart(model)
-    return _told[model]
-
-
-_told: WeakKeyDictionary[PreTrainedModel, bool] = WeakKeyDictionary()
-
-
-@torch.no_grad()
-def _told_apart(model: PreTrainedModel) -> bool:
-    embeddings = model.get_input_embeddings().weight
-    place_1T = torch.arange(4, device=embeddings.device)[None]
-    ids_1T = (place_1T * 7 + 3) % len(embeddings)
-    training = model.training
-    model.eval()
-    try:
-        own, counted, doubled = (
-            model.base_model(ids_1T, use_cache=False, **told).last_hidden_state.float()
-            for told in ({}, {"position_ids": place_1T}, {"position_ids": 2 * place_1T})
-        )
-    finally:
-        model.train(training)
-    near = 1e-2 * float(own.abs().max())
-    return float((own - counted).abs().max()) <= near < float("inf") and not torch.equal(own, doubled)

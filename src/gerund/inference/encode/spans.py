@@ -86,20 +86,24 @@ def encode_spans(
         for place, (row, text) in enumerate(zip(rows, batch, strict=True)):
             own = [(one, span) for one, span in enumerate(span_tokens(text, spans[row])) if span[0] < span[1]]
             if own:
-                found_SD = _pooled(runtime, hidden_BTD[place], int(begin[place]), [span for _, span in own])
+                found_SD = _pooled(runtime, text, hidden_BTD[place], int(begin[place]), [span for _, span in own])
                 vectors[row][[one for one, _ in own]] = found_SD
 
     in_batches(runtime, texts, runtime.states, keep, batch_tokens=batch_tokens, show=show)
     return vectors
 
 
-def _pooled(runtime: EncoderRuntime, hidden_TD: Tensor, begin: int, spans: Sequence[Span]) -> np.ndarray:
+def _pooled(runtime: EncoderRuntime, text: Tokens, hidden_TD: Tensor, begin: int, spans: Sequence[Span]) -> np.ndarray:
     """Pool stretches of one text's states: ``(S, D)`` float32."""
     longest = max(end - start for start, end in spans)
     place_L = torch.arange(longest, device=hidden_TD.device)
     first_S = torch.tensor([begin + start for start, _ in spans], device=hidden_TD.device)
     length_S = torch.tensor([end - start for start, end in spans], device=hidden_TD.device)
     token_SL = (first_S[:, None] + place_L).clamp(max=len(hidden_TD) - 1)
-    vectors_SD = pool(hidden_TD[token_SL], place_L < length_S[:, None], runtime.config.pooling)
-    found_SD = np.asarray((vectors_SD if runtime.head is None else runtime.head(vectors_SD)).cpu().numpy())
+    pooled_SL = place_L < length_S[:, None]
+    vectors_SD = pool(hidden_TD[token_SL], pooled_SL, runtime.config.pooling)
+    if runtime.head is not None:
+        ids_T = torch.tensor(text.ids, device=hidden_TD.device)
+        vectors_SD = runtime.head(vectors_SD, ids_T[(token_SL - begin).clamp(0, len(text) - 1)], pooled_SL)
+    found_SD = np.asarray(vectors_SD.cpu().numpy())
     return found_SD if runtime.transform is None else runtime.transform(found_SD)

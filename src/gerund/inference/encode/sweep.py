@@ -15,6 +15,7 @@ from gerund.attention.sweep import Sweep
 from gerund.errors import ConfigError
 from gerund.inference.encode.runtime import EncoderRuntime, default_batch_tokens, in_batches, pooled, token_states
 from gerund.inference.tokens import Tokens
+from gerund.jobs.unfinished import Unfinished
 
 # Numbers in the states of all plans of a batch: 256 MB in float32 on a CPU, 2 GB on a GPU.
 _CPU_NUMBERS = 1 << 26
@@ -22,7 +23,11 @@ _GPU_NUMBERS = 1 << 29
 
 
 def encode_each(
-    runtimes: Sequence[EncoderRuntime], texts: Sequence[Tokens | None], *, show: bool | None = None
+    runtimes: Sequence[EncoderRuntime],
+    texts: Sequence[Tokens | None],
+    *,
+    show: bool | None = None,
+    kept: Unfinished | None = None,
 ) -> np.ndarray:
     """Encode texts under every runtime's plan and pooling, not normalised.
 
@@ -32,6 +37,7 @@ def encode_each(
         runtimes: one a plan.
         texts: token ids; None gives zero vectors.
         show: whether to show progress; None only on a terminal.
+        kept: where finished batches are kept, and those that are there are not run again; None keeps none.
 
     Returns:
         ``(len(runtimes), n, D)`` float32: what ``encoding.encode`` gives for each runtime.
@@ -40,11 +46,15 @@ def encode_each(
         ConfigError: the runtimes do not share a model, or a plan reads another text (``echo``, ``hybrid``).
     """
     vectors = np.zeros((len(runtimes), len(texts), runtimes[0].width), dtype=np.float32)
+    readings = [] if kept is None else [kept.reading(place, len(runtimes)) for place in range(len(runtimes))]
+    done = [reading.fill(own) for reading, own in zip(readings, vectors, strict=False)]
 
     def keep(place: int, rows: list[int], batch: list[Tokens], hidden_BTD: Tensor, begin: Tensor) -> None:
         vectors[place, rows] = pooled(runtimes[place], batch, hidden_BTD, begin)
+        if readings:
+            readings[place].keep(rows, vectors[place, rows])
 
-    _sweep(runtimes, texts, keep, show)
+    _sweep(runtimes, texts, keep, show, done)
     return vectors
 
 
@@ -77,14 +87,16 @@ def _sweep(
     texts: Sequence[Tokens | None],
     keep: Callable[[int, list[int], list[Tokens], Tensor, Tensor], None],
     show: bool | None,
+    done: Sequence[frozenset[int]] = (),
 ) -> None:
     first = runtimes[0]
+    own_done = done or [frozenset[int]()] * len(runtimes)
     if any(runtime.model is not first.model for runtime in runtimes):
         raise ConfigError("a sweep compares ways to read one model, not several models")
     if hands_on(decoder_layers(first.model)):
         # What its layers hand each other is of one plan at a time.
         for place, runtime in enumerate(runtimes):
-            in_batches(runtime, texts, runtime.states, partial(keep, place), show=show)
+            in_batches(runtime, texts, runtime.states, partial(keep, place), show=show, done=own_done[place])
         return
     plans = [runtime.plan for runtime in runtimes]
 
@@ -99,4 +111,6 @@ def _sweep(
     on_cpu = first.device.type == "cpu"
     room = (_CPU_NUMBERS if on_cpu else _GPU_NUMBERS) // (len(plans) * first.width)
     budget = max(128, min(default_batch_tokens(first.device.type, first.width), room))
-    in_batches(first, texts, states, keep_each, batch_tokens=budget, show=show)
+    # A pass makes all of them.
+    whole = frozenset.intersection(*own_done)
+    in_batches(first, texts, states, keep_each, batch_tokens=budget, show=show, done=whole)

@@ -14,7 +14,8 @@ from transformers import DynamicCache, PreTrainedModel
 from gerund.attention.branches import Branches, Trunk
 from gerund.attention.interface import FUSED
 from gerund.errors import GerundError
-from gerund.inference.encode.runtime import EncoderRuntime, takes_positions
+from gerund.inference.encode.positions import takes_positions
+from gerund.inference.encode.runtime import EncoderRuntime
 from gerund.inference.generate.preallocated_cache import PreallocatedLayer, preallocated_cache
 from gerund.inference.infill.span_pass import Context, SpanPass
 

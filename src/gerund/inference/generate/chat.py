@@ -1,9 +1,10 @@
 """Conversations as the prompt that a model's own chat template makes of them.
 
-A template writes control tokens such as ``<|im_start|>``; what a user typed must not. So the texts of the messages go
-through the template between marks, in which they come out as the literal parts of a ``Rendered`` text: control tokens
-there are text. Where a template cuts a text up so that its marks no longer pair, the control tokens in it are still
-known: they go through the template as letters that nobody uses.
+A template writes control tokens such as ``<|im_start|>``; what a user typed must not. So where one is spelled in a
+message, the texts of the messages go through the template between marks, in which they come out as the literal parts of
+a ``Rendered`` text: control tokens there are text. All other conversations go through it as they are, since a template
+may look at what was said. Where a template cuts up a text, so that its marks no longer pair, the control tokens in it
+are still known: they go through the template as letters that nobody uses.
 
 Knows: messages, chat templates. Does not know: models, token ids.
 """
@@ -54,12 +55,13 @@ def render(
     """
     demand_template(tokenizer)
     checked = [_checked(number, message) for number, message in enumerate(messages)]
-    if parses_control:
+    tokens = _control_tokens(tokenizer)
+    if parses_control or not any(one in text for one in tokens for message in checked for text in message.values()):
         return Rendered(_filled(tokenizer, checked))
     every = "".join(text for message in checked for text in message.values()) + str(tokenizer.chat_template)
     free = (chr(code) for code in _PRIVATE if chr(code) not in every)
     start, end = next(free), next(free)
-    letters = {token: next(free) for token in _control_tokens(tokenizer) if token in every}
+    letters = {token: next(free) for token in tokens if token in every}
     marked = [
         {key: text if key == "role" else _marked(text, start, end, letters) for key, text in message.items()}
         for message in checked

@@ -113,6 +113,9 @@ def continue_read(
     ids: list[int],
     decode: Callable[..., Tensor],
     settings: Settings,
+    *,
+    emit: Emit | None = None,
+    cancelled: threading.Event | None = None,
 ) -> Generation:
     """Continue one prompt that the model has read already; the result is that of ``generate``.
 
@@ -123,11 +126,16 @@ def continue_read(
         decode: a loop that transformers calls in place of its own (``custom_generate``), which would read the
             prompt again.
         settings: how much is written, how tokens are chosen, and so on.
+        emit: takes the text as it comes.
+        cancelled: ends the work within a token once it is set.
+
+    Raises:
+        Cancelled: ``cancelled`` was set before the end.
     """
     room = room_after(len(ids), settings.max_new_tokens, context_length(model.config, tokenizer))
     [seed] = request_seeds(settings.sampling, 1)
-    [row] = rows_of(model, writing_of(model, tokenizer, settings), ids, room, seed)
-    _run(model, tokenizer, [ids], [row], room=room, decode=decode)
+    [row] = rows_of(model, writing_of(model, tokenizer, settings), ids, room, seed, emit=emit)
+    _run(model, tokenizer, [ids], [row], room=room, cancelled=cancelled, decode=decode)
     return row.result()
 
 

@@ -1,13 +1,18 @@
-"""One causal pass over a text that serves twice: its states are pooled into a vector, its cache is written on from.
+"""A text that was read once: its cache is written on from, read on from, and kept in a folder.
+
+The same pass may serve the encoder too, where that reads causally: its states are pooled into a vector.
 
 Knows: how a text's tokens divide into those that are continued and those that only close it for the encoder.
-Does not know: attention plans other than the causal one, how tokens are chosen.
+Does not know: attention plans other than the causal one, how tokens are chosen, files (``session_files``).
 """
 
 import copy
 import inspect
-from dataclasses import dataclass, field
-from typing import Any, Unpack
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Self, Unpack
 
 import numpy as np
 import torch
@@ -18,9 +23,13 @@ from gerund.config import Sampling
 from gerund.errors import ConfigError, TextError
 from gerund.inference.encode.runtime import EncoderRuntime, pooled
 from gerund.inference.generate import generation
-from gerund.inference.generate.prompts import prompt_ids
+from gerund.inference.generate.prompts import Prompt, check_prompts, prompt_ids
+from gerund.inference.generate.rows import Emit
+from gerund.inference.generate.session_files import Kept, Reader, load_kept, refuse_other_states, save_kept
 from gerund.inference.generate.settings import Options, Settings
+from gerund.inference.generate.streams import AsyncTextStream, TextStream, Work
 from gerund.inference.tokens import InputFormat, tokenize
+from gerund.jobs.folders import atomic_folder
 from gerund.models.pooling import unit
 from gerund.types import Generation
 
@@ -29,10 +38,12 @@ from gerund.types import Generation
 class Session:
     """A text that the model has read, ready to be continued any number of times, from several threads too.
 
-    Made by ``LanguageModel.encode_and_keep``. It holds keys and values of the whole text until it is dropped.
+    Made by ``LanguageModel.read``, ``LanguageModel.encode_and_keep`` and ``Session.load``. It holds keys and values of
+    the whole text until it is dropped.
 
     Attributes:
-        text: what is continued: the text, after the prompt where one was given.
+        text: what is continued: the text, after the prompt where one was given; of what was given as token ids, what
+            they spell.
         token_ids: its token ids, as ``generate`` would read them.
     """
 
@@ -42,6 +53,100 @@ class Session:
     _tokenizer: PreTrainedTokenizerBase = field(repr=False)
     _cache: Cache = field(repr=False)
     _logits_BV: Tensor = field(repr=False)
+    _weights: Callable[[], str] = field(repr=False)
+
+    @property
+    def n_bytes(self) -> int:
+        """What keys and values take."""
+        return self._kept().n_bytes
+
+    def save(self, folder: str | Path, *, overwrite: bool = False) -> None:
+        """Keep the session in a folder, in the model's own type, for ``Session.load`` in this process or another.
+
+        The folder holds the text itself. It is written whole or not at all.
+
+        Args:
+            folder: where to.
+            overwrite: replace what is there.
+
+        Raises:
+            OutputExistsError: there is something already.
+            ConfigError: the architecture keeps more than keys and values, which cannot be saved.
+            ResourceError: the disk is full; nothing is left behind.
+        """
+        with atomic_folder(folder, overwrite=overwrite) as work:
+            self.save_into(work)
+
+    def save_into(self, folder: Path) -> None:
+        """Write the files of ``save`` into a folder that is there."""
+        save_kept(self._kept(), folder)
+
+    @classmethod
+    def load(cls, folder: str | Path, lm: Reader) -> Self:
+        """Open what ``save`` wrote.
+
+        Args:
+            folder: the folder.
+            lm: the model that wrote it.
+
+        Raises:
+            FingerprintError: it was written by other weights, or in another type.
+            DataError: it is damaged, or something else.
+
+        >>> import tempfile, gerund
+        >>> lm = gerund.load()
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     lm.read("The old man looked at").save(f"{folder}/kept")
+        ...     session = gerund.Session.load(f"{folder}/kept", lm)
+        >>> session.generate(4).text == lm.generate("The old man looked at", 4)[0].text
+        True
+        """
+        found = load_kept(folder, lm)
+        return cls(
+            found.text,
+            found.token_ids,
+            lm.model,
+            lm.tokenizer,
+            found.cache,
+            found.logits_BV,
+            lambda: lm.weights_hash,
+        )
+
+    def _kept(self) -> Kept:
+        return Kept(self.text, self.token_ids, self._cache, self._logits_BV, self._weights, self._model)
+
+    def read(self, token_ids: Sequence[int]) -> Self:
+        """Return a session that has read so many tokens more; this one stays as it is.
+
+        Its logits are those of one pass over everything up to rounding, since products of other shapes round otherwise.
+
+        Args:
+            token_ids: what follows the text.
+
+        Raises:
+            TextError: there is none, one that the model does not have, or no room for them.
+            ConfigError: the architecture keeps more than keys and values.
+        """
+        refuse_other_states(self._cache)
+        if not len(token_ids):
+            raise TextError("there is nothing to read: no token ids were given")
+        ids = prompt_ids(self._model, self._tokenizer, [*self.token_ids, *token_ids], "the text")
+        more = ids[len(self.token_ids) :]
+        cache, logits_BV, _ = _read(self._model, more, _copied(self._cache))
+        text = self.text + self._tokenizer.decode(more)
+        return replace(self, text=text, token_ids=ids, _cache=cache, _logits_BV=logits_BV)
+
+    def stream(
+        self, max_new_tokens: int = 64, sampling: Sampling | None = None, **options: Unpack[Options]
+    ) -> TextStream:
+        """Continue the text as ``generate`` does and yield it piece by piece, as ``LanguageModel.stream``."""
+        return TextStream(self._work(max_new_tokens, sampling, options))
+
+    def astream(
+        self, max_new_tokens: int = 64, sampling: Sampling | None = None, **options: Unpack[Options]
+    ) -> AsyncTextStream:
+        """Continue the text as ``stream`` does, for ``async for``."""
+        return AsyncTextStream(self._work(max_new_tokens, sampling, options))
 
     def generate(
         self, max_new_tokens: int = 64, sampling: Sampling | None = None, **options: Unpack[Options]
@@ -61,15 +166,27 @@ class Session:
         Raises:
             ConfigError: a setting is impossible.
         """
-        settings = Settings.of(max_new_tokens, sampling, options)
-        if settings.n != 1:
-            raise ConfigError(f"n={settings.n}: a session continues its text once a call; call it again")
+        return self._continued(_one_of(max_new_tokens, sampling, options))
+
+    def _work(self, max_new_tokens: int, sampling: Sampling | None, options: Options) -> Work:
+        settings = _one_of(max_new_tokens, sampling, options)
+
+        def work(emit: Emit, stop: threading.Event) -> None:
+            self._continued(settings, emit, stop)
+
+        return work
+
+    def _continued(
+        self, settings: Settings, emit: Emit | None = None, cancelled: threading.Event | None = None
+    ) -> Generation:
         return generation.continue_read(
             self._model,
             self._tokenizer,
             self.token_ids,
             self._decode,
             settings,
+            emit=emit,
+            cancelled=cancelled,
         )
 
     def _decode(
@@ -93,13 +210,48 @@ class Session:
             logits_BV = model(input_ids=chosen_BT, past_key_values=cache, use_cache=True).logits[:, -1]
 
 
-def encode_and_keep(runtime: EncoderRuntime, prompt: str, text: str) -> tuple[np.ndarray, Session]:
+def _copied(cache: Cache) -> Cache:
+    """Return a cache that grows by itself; its layers put new tensors in the place of those that they share so far."""
+    own = copy.copy(cache)
+    own.layers = [copy.copy(layer) for layer in cache.layers]
+    return own
+
+
+def _one_of(max_new_tokens: int, sampling: Sampling | None, options: Options) -> Settings:
+    settings = Settings.of(max_new_tokens, sampling, options)
+    if settings.n != 1:
+        raise ConfigError(f"n={settings.n}: a session continues its text once a call; call it again")
+    return settings
+
+
+def read_prompt(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompt: Prompt, weights: Callable[[], str]
+) -> Session:
+    """Read a prompt once; see ``LanguageModel.read``.
+
+    Args:
+        model: the language model.
+        tokenizer: its tokenizer.
+        prompt: a text, token ids, or a conversation.
+        weights: returns the hash of the model's weights.
+    """
+    [checked] = check_prompts([prompt])
+    ids = prompt_ids(model, tokenizer, checked, "the text")
+    cache, logits_BV, _ = _read(model, ids)
+    text = checked if isinstance(checked, str) else tokenizer.decode(ids)
+    return Session(str(text), ids, model, tokenizer, cache, logits_BV, weights)
+
+
+def encode_and_keep(
+    runtime: EncoderRuntime, prompt: str, text: str, weights: Callable[[], str]
+) -> tuple[np.ndarray, Session]:
     """Read a text once, in the type of the weights; see ``LanguageModel.encode_and_keep``.
 
     Args:
         runtime: the model, without an adapter.
         prompt: put before the text.
         text: the text.
+        weights: returns the hash of the model's weights.
 
     Returns:
         Its vector ``(D,)`` float32 and the session that continues it.
@@ -122,7 +274,7 @@ def encode_and_keep(runtime: EncoderRuntime, prompt: str, text: str) -> tuple[np
         )
     if tokens.ids[: len(ids)] != ids:
         raise TextError("this tokenizer ends a text in a way that cannot be continued; use encode and generate apart")
-    kept, logits_BV, hidden_BTD = _read(runtime, ids)
+    kept, logits_BV, hidden_BTD = _read(runtime.model, ids)
     closing = tokens.ids[len(ids) :]
     if closing:
         # End tokens belong to the vector alone: they are read on a copy, and the session goes on from the text.
@@ -133,7 +285,7 @@ def encode_and_keep(runtime: EncoderRuntime, prompt: str, text: str) -> tuple[np
     [vector] = pooled(runtime, [tokens], hidden_BTD, torch.zeros(1, dtype=torch.long, device=hidden_BTD.device))
     if runtime.config.normalize:
         vector = unit(vector)
-    return vector, Session(whole, ids, runtime.model, runtime.tokenizer, kept, logits_BV)
+    return vector, Session(whole, ids, runtime.model, runtime.tokenizer, kept, logits_BV, weights)
 
 
 def _refuse_plan(runtime: EncoderRuntime) -> None:
@@ -149,15 +301,22 @@ def _refuse_plan(runtime: EncoderRuntime) -> None:
 
 
 @torch.no_grad()
-def _read(runtime: EncoderRuntime, ids: list[int]) -> tuple[Cache, Tensor, Tensor]:
+def _read(model: PreTrainedModel, ids: list[int], cache: Cache | None = None) -> tuple[Cache, Tensor, Tensor]:
     """Return cache, logits ``(1, V)`` of what comes next, and last hidden states ``(1, T, D)``, of one pass.
 
     It is the pass with which transformers' ``generate`` begins: logits for the last token alone, since those of a
     larger product may differ in their last bits.
+
+    Args:
+        model: the language model.
+        ids: what is read.
+        cache: what was read before it, which is changed.
     """
-    inputs: dict[str, Any] = {"input_ids": torch.tensor([ids], device=runtime.device)}
-    if "logits_to_keep" in inspect.signature(runtime.model.forward).parameters:
+    inputs: dict[str, Any] = {"input_ids": torch.tensor([ids], device=model.device)}
+    if "logits_to_keep" in inspect.signature(model.forward).parameters:
         inputs["logits_to_keep"] = 1
-    output = runtime.model(**inputs, use_cache=True, output_hidden_states=True)
+    if cache is not None:
+        inputs["past_key_values"] = cache
+    output = model(**inputs, use_cache=True, output_hidden_states=True)
     # transformers puts the state after the final norm last, which is the one that the encoder reads.
     return output.past_key_values, output.logits[:, -1].clone(), output.hidden_states[-1]

@@ -21,7 +21,7 @@ from gerund.attention.shared import hands_on
 from gerund.attention.side_by_side import STEP, Rest, SideBySide
 from gerund.attention.streams import decoder_layers
 from gerund.errors import ResourceError
-from gerund.inference.encode.runtime import takes_positions
+from gerund.inference.encode.positions import takes_positions
 from gerund.inference.generate.bare import bare
 from gerund.models.encoder_decoder import is_encoder_decoder
 

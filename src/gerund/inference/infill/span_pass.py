@@ -21,7 +21,8 @@ from gerund.attention.growing import GrowingHybrid
 from gerund.attention.masked import has_indexer
 from gerund.attention.recurrent import recurrent_modules
 from gerund.errors import ModelError, UnsupportedModelError
-from gerund.inference.encode.runtime import EncoderRuntime, takes_positions
+from gerund.inference.encode.positions import takes_positions
+from gerund.inference.encode.runtime import EncoderRuntime
 from gerund.inference.generate.preallocated_cache import preallocated_cache
 from gerund.inference.likelihood.token_head import TokenHead
 from gerund.models.adapters import active_adapter

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gerund.attention.plan import AttentionPlan
-from gerund.reporting.comparison import Comparison, Group, Mean, Row
+from gerund.reporting.comparison import Comparison, Group, Mean, Row, plan_text
 from gerund.reporting.document import shareable, versions
 from gerund.reporting.pages.rendering import Gallery, write_html
+from gerund.reporting.significance import NOTHING, Significance, legend, telling_examples
 from gerund.version import __version__
 
 SUMMARY = "Summary"
@@ -23,6 +23,8 @@ _DESCRIPTIONS = {
     "attention": "Attention plan",
     "pooling": "Pooling",
     "prompt": "Prompt",
+    "adapter_name": "Adapter",
+    "adapter_plan": "Adapter trained under",
     "max_length": "Longest text (tokens)",
     "dimensions": "Dimensions",
     "n_layers": "Layers",
@@ -53,6 +55,7 @@ def write_page(
     comparison: Comparison,
     gallery: Gallery | None = None,
     files: Mapping[str, Sequence[str]] | None = None,
+    significance: Significance = NOTHING,
 ) -> Path:
     """Write ``report.html`` and return where it lies.
 
@@ -61,6 +64,7 @@ def write_page(
         comparison: what was measured.
         gallery: pictures, and why others are missing.
         files: names of the data files by task, as far as they are known.
+        significance: how sure scores and differences are.
 
     Raises:
         ResourceError: the disk is full or refuses; nothing is left behind.
@@ -79,6 +83,10 @@ def write_page(
         trade_off=trade_off,
         anchors={row.task: f"task-{number}" for number, row in enumerate(comparison.rows, start=1)},
         metrics=_metrics,
+        significance=significance,
+        significance_legend=legend(significance.leads),
+        telling=telling_examples,
+        raw=_raw,
         groups=others.groups(),
         missing=others.missing,
         config=_config(comparison),
@@ -185,10 +193,7 @@ def _shown(value: Any) -> str:
     if value is None:
         return "–"
     if isinstance(value, Mapping):
-        # A plan: its name, and whatever is not as usual.
-        usual = AttentionPlan("causal").to_dict()
-        others = [f"{key}={item}" for key, item in value.items() if key != "name" and item != usual.get(key)]
-        return " ".join([str(value.get("name", "")), *others])
+        return plan_text(value)
     return str(value) if value != "" else "none"
 
 

@@ -50,6 +50,7 @@ async def embeddings(
             body.inputs,
             param="input",
             prompt=body.prompt,
+            prompt_name=body.prompt_name,
             dimensions=body.dimensions,
             truncate=bool(body.truncate),
         )

@@ -19,7 +19,9 @@ class EmbeddingRequest(Body):
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Count | None = None
     prompt: Annotated[str, Field(max_length=10_000)] | None = None
-    """Put before every text: the name of one of the encoder's prompts, or the prompt itself."""
+    """Put before every text."""
+    prompt_name: Annotated[str, Field(max_length=200)] | None = None
+    """The name of one of the encoder's prompts, which is put there."""
     truncate: bool | None = None
     """Cut a text that is too long, instead of refusing it."""
 
@@ -90,3 +92,22 @@ class DetokenizeRequest(Body):
     """Token ids to be spelled out."""
 
     tokens: Annotated[list[TokenId], Field(max_length=65536)]
+
+
+class SearchRequest(Body):
+    """A query to the index that is served."""
+
+    query: Text
+    k: Annotated[int, Field(ge=1, le=1000)] | None = None
+    mode: Literal["hybrid", "words", "vectors"] | None = None
+    filter: Annotated[str, Field(min_length=1, max_length=10_000)] | None = None
+    """A condition in SQL on the columns of the index."""
+
+
+class AttentionRequest(Body):
+    """A text in which the layers look around."""
+
+    text: Annotated[str, Field(min_length=1, max_length=2000)]
+    attention: Annotated[str, Field(min_length=1, max_length=100)] | None = None
+    """A plan; left out, the encoder's own."""
+    k: Annotated[int, Field(ge=0, lt=2**31)] | None = None

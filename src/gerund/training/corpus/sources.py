@@ -16,8 +16,6 @@ from gerund.training.recipe import Recipe, SourceConfig
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_SHORTEST_TEXT = 8
-
 
 class Sources:
     """The recipe's sources, tokenised when they are asked for and kept on the disk.
@@ -47,13 +45,13 @@ class Sources:
         """Return training texts of an objective, at most ``length`` tokens each."""
         sources = self.chosen(config.sources)
         caches = [self._tokens(source, source.files, config.unit, config.min_words) for source in sources]
-        return self._texts(sources, caches, length, seed)
+        return self._texts(sources, caches, config, length, seed)
 
     def validation_texts(self, config: TextConfig, length: int, seed: int) -> Texts | None:
         """Return validation texts of an objective; None where its sources have none."""
         sources = self._validated(config.sources)
         caches = [self._tokens(source, source.validation, config.unit, config.min_words) for source in sources]
-        return self._texts(sources, caches, length, seed) if sources else None
+        return self._texts(sources, caches, config, length, seed) if sources else None
 
     def blocks(self, names: list[str], length: int, seed: int) -> PackedBlocks:
         """Return packed training blocks of these sources."""
@@ -76,9 +74,12 @@ class Sources:
     def _validated(self, names: list[str]) -> list[SourceConfig]:
         return [source for source in self.chosen(names) if source.validation]
 
-    def _texts(self, sources: list[SourceConfig], caches: list[TokenCache], length: int, seed: int) -> Texts:
+    @staticmethod
+    def _texts(
+        sources: list[SourceConfig], caches: list[TokenCache], config: TextConfig, length: int, seed: int
+    ) -> Texts:
         weights = [source.weight for source in sources]
-        return Texts(caches, weights, length=length, seed=seed, min_tokens=min(_SHORTEST_TEXT, length))
+        return Texts(caches, weights, length=length, seed=seed, min_tokens=min(config.shortest_text, length))
 
     def _tokens(self, source: SourceConfig, files: list[Path], unit: Unit, min_words: int) -> TokenCache:
         trains = files is source.files

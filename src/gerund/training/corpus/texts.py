@@ -69,6 +69,19 @@ class Texts:
         sample = self._mixture.sample(number)
         return self._sources[sample.source].text(sample.item)
 
+    def number(self, row: int) -> int:
+        """Return which text row ``row`` is: a number below ``len``, the same whenever the text is read."""
+        sample = self._mixture.sample(row)
+        return sum(map(len, self._sources[: sample.source])) + sample.item
+
+    def tokens_of(self, number: int) -> np.ndarray:
+        """Return the token ids of text ``number``, as ``row`` does."""
+        for source in self._sources:
+            if number < len(source):
+                return source.text(number)
+            number -= len(source)
+        raise IndexError(number)
+
     def epochs(self, rows: int) -> list[float]:
         """Return how often each source is read by the first ``rows`` rows."""
         return self._mixture.epochs(rows)

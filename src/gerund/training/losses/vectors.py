@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from gerund.errors import ConfigError
 from gerund.inference.encode.runtime import hidden_states
+from gerund.models.heads import ProjectionHead
 from gerund.models.pooling import pool
 from gerund.training.losses.by_length import Batch, passes_may_differ, read_by_length
 from gerund.training.losses.contrastive import Similarity, accuracy, excluded_pairs, info_nce, overlapping
@@ -72,7 +73,10 @@ class VectorReader(nn.Module):
         """Return the vectors ``(B, D)`` of texts whose last hidden states are known."""
         # Autocast would add the states up in bfloat16; ``encode`` pools in float32.
         with torch.autocast(hidden_BTD.device.type, enabled=False):
-            vectors_BD: Tensor = self.projection(pool(hidden_BTD, part["pooled"], self.pooling))
+            pooled_BD = pool(hidden_BTD, part["pooled"], self.pooling)
+            if isinstance(self.projection, ProjectionHead):
+                return self.projection(pooled_BD, part["input_ids"], part["pooled"])
+            vectors_BD: Tensor = self.projection(pooled_BD)
         return vectors_BD
 
     def during(self, model: "PreTrainedModel") -> "_AttentionDropout":

@@ -195,6 +195,9 @@ class ObjectiveConfig(Section):
 class TextConfig(ObjectiveConfig):
     """What every objective on plain text has."""
 
+    shortest_text: ClassVar[int] = 8
+    """Texts, and last pieces of texts, of fewer tokens are left out."""
+
     sources: list[str] = Field(default_factory=list)
     """Names of the ``data.sources`` that it reads; left out, all."""
     unit: Literal["documents", "sentences"] = "documents"

@@ -105,7 +105,7 @@ class SupervisedConfig(ContrastiveConfig):
             temperature=self.temperature,
             similarity=self.similarity,
             projection=self.projection,
-        )
+        ).of(self, context)
         return Objective(self.kind, batches, losses, {self.kind: self})
 
     def _examples(self, context: "Context") -> "Examples | SameTaskExamples":

@@ -150,6 +150,7 @@ class GurConfig(ContrastiveConfig):
         head = self._head(context)
         if head is not None:
             losses.heads.projection = head
+        losses.of(self, context)
         formatter = context.formatter(self)
         seed = context.seed(self)
         pairs = self._pairs(context)
@@ -384,7 +385,11 @@ class GurLosses(ContrastiveLosses, JointLosses):
 
         identities = (batch["query"]["identity"], batch["positive"]["identity"])
         pairs = len(identities[0])
-        left_BD, right_BD = vectors_ND[: 2 * pairs].split(pairs)
-        return both_ways_info_nce(
-            left_BD, right_BD, identities, temperature=self.temperature, similarity=self.similarity, gather=gather
-        )
+
+        def cut(vectors_NE: "Tensor") -> "tuple[Tensor, int]":
+            left_BE, right_BE = vectors_NE.split(pairs)
+            return both_ways_info_nce(
+                left_BE, right_BE, identities, temperature=self.temperature, similarity=self.similarity, gather=gather
+            )
+
+        return self.nested(cut, vectors_ND[: 2 * pairs])

@@ -13,6 +13,7 @@ from gerund.training.objectives.base import Objective, ObjectiveConfig
 from gerund.training.objectives.causal import CausalConfig
 from gerund.training.objectives.context import Context, TextSource
 from gerund.training.objectives.contrastive import SupervisedConfig
+from gerund.training.objectives.distill import DistillConfig
 from gerund.training.objectives.gur import GurConfig
 from gerund.training.objectives.hybrid import MntpConfig, MsgConfig
 from gerund.training.objectives.rankgen import RankgenConfig
@@ -35,6 +36,7 @@ OBJECTIVES: tuple[type[ObjectiveConfig], ...] = (
     SupervisedConfig,
     SpanConfig,
     GurConfig,
+    DistillConfig,
     RankgenConfig,
 )
 

@@ -40,7 +40,7 @@ class SimcseConfig(TextConfig, ContrastiveConfig):
             similarity=self.similarity,
             projection=self.projection,
             dropout=self.dropout,
-        )
+        ).of(self, context)
         formatter = context.formatter(self)
 
         def batches(texts: Any, seed: int) -> Batches:

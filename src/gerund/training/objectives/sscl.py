@@ -91,7 +91,7 @@ class SsclConfig(TextConfig, ContrastiveConfig):
             temperature=self.temperature,
             similarity=self.similarity,
             projection=self.projection,
-        )
+        ).of(self, context)
         if self.pairs is not None:
             examples = Examples(self.pairs.read(context), seed=context.seed(self))
             return Objective(self.kind, ExampleBatches.of(context, self, examples), losses, {self.kind: self})

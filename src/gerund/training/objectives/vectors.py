@@ -9,12 +9,13 @@ Knows: settings, groups. Does not know: where pairs come from.
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
+from gerund.errors import ConfigError
 from gerund.training.objectives.base import DECODER_ONLY, ENCODER_DECODER, Batch, ObjectiveConfig, PairLosses
 from gerund.training.objectives.batches import text_batch
 
@@ -44,6 +45,15 @@ class ContrastiveConfig(VectorConfig):
     """``cosine``, or ``dot`` for the raw product."""
     projection: int | None = Field(default=None, ge=1)
     """Size of a linear head between the embedding and the loss, used in training only; left out, none."""
+    matryoshka: list[Annotated[int, Field(ge=1)]] = Field(default_factory=list)
+    """Numbers of dimensions beside all of them: the loss is the mean over vectors that are cut to so many first
+    numbers, so that shortened vectors are trained too (Kusupati et al. 2022)."""
+
+    @model_validator(mode="after")
+    def _nested_or_projected(self) -> Self:
+        if self.matryoshka and self.projection is not None:
+            raise ValueError("matryoshka trains the vectors that are kept, and projection is a head that is not")
+        return self
 
 
 class TextGroup:
@@ -105,6 +115,7 @@ class ContrastiveLosses(PairLosses):
     """
 
     heads: "VectorReader"
+    matryoshka: Sequence[int] = ()
 
     def __init__(
         self,
@@ -121,6 +132,23 @@ class ContrastiveLosses(PairLosses):
         self.heads = VectorReader(runtime, projection=projection, dropout=dropout)
         self.temperature, self.similarity, self.in_batch = temperature, similarity, in_batch
 
+    def of(self, config: ContrastiveConfig, context: "Context") -> Self:
+        """Return these losses with the nested sizes of a config, on the head that an objective before it has made.
+
+        Raises:
+            ConfigError: A nested size is beyond the vectors'.
+        """
+        from torch import nn
+
+        if context.model.head is not None and isinstance(self.heads.projection, nn.Identity):
+            self.heads.projection = context.model.head
+        head = context.model.head
+        width = context.model.runtime.state_width if head is None else head.settings.dimensions
+        if max(config.matryoshka, default=0) > width:
+            raise ConfigError(f"{config.kind}: matryoshka {max(config.matryoshka)}, and vectors have {width} numbers")
+        self.matryoshka = config.matryoshka
+        return self
+
     @property
     def projection(self) -> "nn.Module":
         """What makes a pooled state into a vector; the identity where nothing does."""
@@ -135,15 +163,26 @@ class ContrastiveLosses(PairLosses):
         """Return the mean InfoNCE of the queries (MAGNET, equation 3), and how many are right."""
         from gerund.training.losses.vectors import batch_info_nce
 
-        return batch_info_nce(
-            vectors_ND,
-            [group["identity"] for group in batch.values()],
-            places=[group["place"] for group in batch.values()] if "place" in batch["query"] else None,
-            temperature=self.temperature,
-            similarity=self.similarity,
-            in_batch=self.in_batch,
-            gather=gather,
-        )
+        def cut(vectors_NE: "Tensor") -> "tuple[Tensor, int]":
+            return batch_info_nce(
+                vectors_NE,
+                [group["identity"] for group in batch.values()],
+                places=[group["place"] for group in batch.values()] if "place" in batch["query"] else None,
+                temperature=self.temperature,
+                similarity=self.similarity,
+                in_batch=self.in_batch,
+                gather=gather,
+            )
+
+        return self.nested(cut, vectors_ND)
+
+    def nested(self, compare: "Callable[[Tensor], tuple[Tensor, int]]", vectors_ND: "Tensor") -> "tuple[Tensor, int]":
+        """Return the mean loss over all nested sizes, and what whole vectors get right."""
+        from gerund.training.losses.distillation import prefixes
+
+        found = [compare(vectors_ND[:, :size]) for size in prefixes(vectors_ND.shape[1], self.matryoshka)]
+        loss = sum((one for one, _ in found[1:]), start=found[0][0]) / len(found)
+        return loss, found[0][1]
 
     def during(self, model: "PreTrainedModel") -> AbstractContextManager[None]:
         """Set the attention dropout until the block ends."""

@@ -1,0 +1,261 @@
+"""A recipe for a model, a machine and a time: batch, rank, rates, and how many steps there is time for.
+
+Knows: recipes, sizes, memory, seconds of a step. Does not know: documents, how a step is taken.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from gerund.adaptation.options import MINUTES, AdaptOptions
+from gerund.adaptation.pairs import PAIRS, TEXTS
+from gerund.errors import ConfigError, ResourceError
+from gerund.jobs.files import write_whole
+from gerund.training.recipe import Recipe, load_recipe
+from gerund.training.recipe_files import find_recipe, read_settings
+
+RECIPE = "gur-adapt"
+
+# Of the pairs: beyond that a model learns them by heart.
+_MOST_EPOCHS = 10
+_FEWEST_STEPS = 10
+# What a step may take of the memory that is free, so that something is left for everything else.
+_FRACTION = 0.7
+_USUAL_MIB = 8192
+
+
+@dataclass(frozen=True)
+class Base:
+    """What a recipe depends on in the model.
+
+    Attributes:
+        name: folder or hub id, as it was given.
+        parameters: how many it has.
+        layers: how many layers.
+        width: numbers of a hidden state.
+        vocabulary: how many tokens.
+        adapter: whether it has an adapter for encoding, which is trained further.
+        longest: its context in tokens; None where it has no limit.
+    """
+
+    name: str
+    parameters: int
+    layers: int
+    width: int
+    vocabulary: int
+    adapter: bool
+    longest: int | None
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a recipe depends on in the machine.
+
+    Attributes:
+        device: ``cuda`` or ``cpu``.
+        free_mib: memory that is free, in MiB: of the GPU where there is one.
+    """
+
+    device: str
+    free_mib: int
+
+    @classmethod
+    def this(cls) -> "Machine":
+        """Return this machine."""
+        import torch
+
+        if torch.cuda.is_available():
+            return cls("cuda", torch.cuda.mem_get_info()[0] // 2**20)
+        return cls("cpu", _free_mib())
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A recipe as it will be carried out, and what it takes.
+
+    Attributes:
+        recipe: the recipe.
+        seconds: estimated seconds of the training; None where nobody measured it.
+        memory_mib: memory at the peak of a step, in MiB; None where nobody measured it.
+        bound: what decided the number of steps: ``minutes``, ``pairs``, ``steps`` or ``recipe``.
+        epochs: how often the pairs are read; None for a recipe that reads no pairs.
+    """
+
+    recipe: Recipe
+    seconds: float | None
+    memory_mib: int | None
+    bound: str
+    epochs: float | None
+
+    def to_json(self) -> str:
+        """Return it as one line of JSON."""
+        own = {name: getattr(self, name) for name in ("seconds", "memory_mib", "bound", "epochs")}
+        return json.dumps({"steps": self.recipe.steps, **own, "recipe": self.recipe.model_dump(mode="json")})
+
+
+def shape_of(base: Base, machine: Machine) -> dict[str, Any]:
+    """Return what depends on size and machine: rank, rate, batch, and how much of it is read at once.
+
+    A small model needs a large rank and rate to change at all, a large one is spoilt by them. An adapter that is
+    trained further is near its place already.
+
+    >>> base = Base("default", 8_000_000, 7, 256, 8192, True, 1024)
+    >>> shape_of(base, Machine("cpu", 4000)) == {"rank": 64, "rate": 3e-4, "batch": 64, "micro": 64}
+    True
+    """
+    gpu = machine.device == "cuda"
+    if base.parameters < 50_000_000:
+        rank, rate, batch = 64, 1e-3, 128 if gpu else 64
+    elif base.parameters < 700_000_000:
+        rank, rate, batch = 32, 5e-4, 128 if gpu else 32
+    else:
+        rank, rate, batch = 16, 2e-4, 64 if gpu else 16
+    # Weights, and the states of every layer for the tokens of both texts of each pair, some thirty numbers of the
+    # hidden width each.
+    weights = base.parameters * (2 if gpu else 4)
+    a_pair = 2 * 128 * (base.layers * base.width * 30 * 4 + base.width * 16)
+    room = max(_FRACTION * machine.free_mib * 2**20 - weights, a_pair)
+    micro = batch
+    while micro > 1 and micro * a_pair > room:
+        micro //= 2
+    return {"rank": rank, "rate": rate * (0.3 if base.adapter else 1.0), "batch": batch, "micro": micro}
+
+
+def settings_for(base: Base, machine: Machine, options: AdaptOptions, data: Path, run: Path) -> dict[str, Any]:
+    """Return the settings of the recipe, with the model, the data and the run put in.
+
+    Args:
+        base: the model.
+        machine: the machine.
+        options: whose recipe is meant, and the seed.
+        data: the folder of pairs and texts.
+        run: the folder of the training.
+
+    Raises:
+        ConfigError: there is no such recipe, or it is for another kind of model.
+    """
+    own = options.recipe is None
+    settings = read_settings(find_recipe(options.recipe or RECIPE), [])
+    shape = shape_of(base, machine)
+    given = settings.get("model") if isinstance(settings.get("model"), Mapping) else {}
+    assert isinstance(given, Mapping)
+    fresh = not base.adapter or (not own and given.get("adapter") == "none")
+    lora = {"rank": shape["rank"], "alpha": 2 * shape["rank"]} if own else given.get("lora")
+    settings["model"] = {"base": base.name, "gradient_checkpointing": bool(given.get("gradient_checkpointing"))}
+    if fresh:
+        # Always an adapter, so that the model goes on generating what it did.
+        settings["model"] |= {"adapter": "none", "lora": lora or {"rank": shape["rank"], "alpha": 2 * shape["rank"]}}
+    settings.pop("tokenizer", None)
+    settings |= {"output": str(run), "seed": options.seed}
+    settings["data"] = {"folder": str(data)}
+    objectives = settings.get("objectives")
+    for one in objectives if isinstance(objectives, list) else []:
+        if isinstance(one, dict):
+            _on_own_data(one, settings["data"])
+    if own:
+        [objective] = settings["objectives"]
+        length = 128 if base.longest is None else min(128, base.longest)
+        objective |= {"batch_size": shape["batch"], "micro_batch_size": shape["micro"], "length": length}
+        settings["optimizer"]["learning_rate"] = shape["rate"]
+    return settings
+
+
+def _on_own_data(objective: dict[str, Any], data: dict[str, Any]) -> None:
+    """Let an objective read the pairs where it reads any, and else the texts."""
+    reads_pairs = objective.get("kind") in ("gur", "contrastive") or objective.get("pairs") is not None
+    objective.pop("sources", None)
+    if reads_pairs:
+        objective["pairs"] = {"files": [PAIRS], "query": "text_a", "positive": "text_b"}
+    else:
+        data["sources"] = [{"name": "texts", "files": [TEXTS]}]
+
+
+def choose(
+    settings: dict[str, Any], options: AdaptOptions, pairs: int, machine: Machine, file: Path, *, measured: bool = True
+) -> Choice:
+    """Find out how many steps there is time for, by taking a few, and write the recipe down.
+
+    Args:
+        settings: of the recipe.
+        options: minutes or steps.
+        pairs: how many pairs there are.
+        machine: the machine, whose memory has to suffice.
+        file: where the recipe is written.
+        measured: take steps although the number of them is given.
+
+    Raises:
+        ConfigError: the recipe is malformed, or does not fit the model; or there is no time for ten steps.
+        ResourceError: a step needs more memory than there is.
+    """
+    recipe = _read(settings, file)
+    by_minutes = options.steps is None and (options.minutes is not None or options.recipe is None)
+    steps, bound = (options.steps, "steps") if options.steps is not None else (recipe.steps, "recipe")
+    if not by_minutes and not measured:
+        return Choice(_with_steps(settings, steps, file), None, None, bound, _epochs(recipe, steps, pairs))
+    from gerund.training.estimate import estimate
+    from gerund.training.machine import peak_memory_mib
+
+    before = peak_memory_mib()
+    found = estimate(_with_steps(settings, max(steps, 3), file))
+    if machine.device == "cpu" and found.memory_mib - before > machine.free_mib:
+        raise ResourceError(
+            f"a step needs {found.memory_mib:,} MiB and {machine.free_mib:,} MiB are free; take a smaller model, or a "
+            "recipe with a smaller micro_batch_size"
+        )
+    if by_minutes:
+        minutes = MINUTES if options.minutes is None else options.minutes
+        steps, bound = int(60 * minutes / found.seconds_per_step), "minutes"
+        most = _MOST_EPOCHS * pairs // recipe.objectives[0].batch_size if _reads_pairs(recipe) else steps
+        if options.recipe is None and max(most, _FEWEST_STEPS) < steps:
+            steps, bound = max(most, _FEWEST_STEPS), "pairs"
+        if steps < _FEWEST_STEPS:
+            needed = _FEWEST_STEPS * found.seconds_per_step / 60
+            raise ConfigError(
+                f"{minutes:g} minutes are enough for {steps} steps, and {_FEWEST_STEPS} are the least: give minutes of "
+                f"{needed:.2g} or more, or a smaller model"
+            )
+    recipe = _with_steps(settings, steps, file)
+    seconds = found.seconds_per_step * steps
+    return Choice(recipe, seconds, found.memory_mib, bound, _epochs(recipe, steps, pairs))
+
+
+def _reads_pairs(recipe: Recipe) -> bool:
+    return not recipe.objectives[0].reads_sources
+
+
+def _epochs(recipe: Recipe, steps: int, pairs: int) -> float | None:
+    return steps * recipe.objectives[0].batch_size / pairs if _reads_pairs(recipe) and pairs else None
+
+
+def _with_steps(settings: dict[str, Any], steps: int, file: Path) -> Recipe:
+    """Return the recipe with so many steps, and what depends on their number."""
+    log = max(1, min(10, steps // 5))
+    schedule = dict(settings.get("schedule") or {})
+    schedule["warmup_steps"] = min(int(schedule.get("warmup_steps") or 0), steps // 5)
+    own = {"steps": steps, "log_steps": log, "eval_steps": steps, "save_steps": 2 * log, "schedule": schedule}
+    return _read(settings | own, file)
+
+
+def _read(settings: dict[str, Any], file: Path) -> Recipe:
+    write_whole(file, yaml.safe_dump(settings, sort_keys=False, allow_unicode=True))
+    return load_recipe(file)
+
+
+def _free_mib() -> int:
+    """Return the memory that is free for processes, in MiB; of a container what it is allowed.
+
+    Where the system does not say, as much as most machines have.
+    """
+    free = _USUAL_MIB
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        free = next(int(line.split()[1]) // 1024 for line in lines if line.startswith("MemAvailable:"))
+        limit = int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii"))
+        used = int(Path("/sys/fs/cgroup/memory.current").read_text(encoding="ascii"))
+    except (OSError, StopIteration, ValueError):  # no limit, or no such system
+        return free
+    return min(free, (limit - used) // 2**20)

@@ -1,0 +1,377 @@
+"""``gerund.adapt``: from documents to a model that was trained on them, measured before and after.
+
+::
+
+    OUT/adapt.json      what was asked for; a resumed run compares it
+    OUT/recipe.yaml     the recipe that was chosen, which gerund train takes too
+    OUT/choice.json     why it was chosen so
+    OUT/data/           the documents to train on, and their pairs
+    OUT/run/            the training: its log and checkpoints
+    OUT/model/          the model with its new adapter
+    OUT/measured/       what was found before and after, query by query
+    OUT/report.html     the report
+    OUT/report.json     the same for programs
+
+Knows: the order of the steps, what is kept. Does not know: how any step is done.
+"""
+
+import gc
+import json
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from gerund.adaptation.base import demand_adaptable, finish, open_base
+from gerund.adaptation.choosing import Choice, Machine, choose, settings_for
+from gerund.adaptation.documents import Collected, name_of, read_documents
+from gerund.adaptation.measuring import Measured, measure
+from gerund.adaptation.options import AdaptOptions
+from gerund.adaptation.pairs import Pairs, make_pairs
+from gerund.adaptation.queries import Split, split
+from gerund.adaptation.report import Adapted, write_report
+from gerund.adaptation.verdict import compare, require_statistics
+from gerund.checks import place, read_json
+from gerund.config import DEFAULT_MODEL
+from gerund.entry import load
+from gerund.errors import ConfigError, InputError, ModelError, OutputExistsError
+from gerund.jobs.files import make_folder, write_whole
+from gerund.jobs.locks import LOCK, hold
+from gerund.jobs.working_folder import kept_work_told
+from gerund.training.recipe import load_recipe
+from gerund.training.recipe_files import find_recipe
+from gerund.training.run_folder import newest_checkpoint, step_of
+
+if TYPE_CHECKING:
+    from gerund.language_model import LanguageModel
+
+FORMAT = 1
+Say = Callable[[str], None]
+
+
+def adapt(
+    model: str | Path | None = None,
+    texts: str | Path | Sequence[str | Path] = (),
+    output: str | Path = "adapted",
+    *,
+    held_out: float = 0.2,
+    questions: str | Path | None = None,
+    ask: str = "titles",
+    recipe: str | Path | None = None,
+    minutes: float | None = None,
+    steps: int | None = None,
+    language: str = "en",
+    seed: int = 0,
+    resume: bool = False,
+    show_progress: bool | None = None,
+    say: Say | None = None,
+) -> Adapted:
+    """Train a model's encoder on your own documents, and measure whether that helps to find them.
+
+    A share of the documents is put aside; nothing of them is trained on. Of the others pairs are made: sentences with
+    a long common substring (as ``gerund mine`` finds them), and titles or first sentences with chunks. The finished
+    model generates bit for bit what it did.
+
+    Args:
+        model: a folder or hub id; None for the bundled model.
+        texts: files and folders of documents, of the kinds that ``gerund index`` reads.
+        output: the folder of the finished model, the report, and everything on the way.
+        held_out: share of the documents that is put aside to measure on; at least 30 and at most 500 of them.
+        questions: a .jsonl file with ``question`` and ``source``, to measure on instead of titles and first sentences.
+        ask: what documents are asked by: ``titles``, and first sentences where there is none; or ``sentences`` alone.
+        recipe: another recipe than ``gur-adapt``: a file, or the name of a bundled one.
+        minutes: how long is trained at most; None for 10, or with a recipe of your own for its steps.
+        steps: how many steps are trained, in the place of minutes.
+        language: what the documents are written in: how sentences end.
+        seed: determines what is put aside, the order of the pairs, and the training.
+        resume: go on with what an interrupted run has left in ``output``.
+        show_progress: None shows bars on a terminal.
+        say: called with a sentence after each step; None for silence.
+
+    Returns:
+        What was measured, where the model and the report lie, and ``verdict``, a sentence.
+
+    Raises:
+        DataError: there are too few documents, questions or pairs, or no file can be read.
+        ModelError: no such model, or a T5.
+        ConfigError: an impossible setting, or another one than that of the run to be resumed.
+        OutputExistsError: there is something in ``output`` already.
+        ResourceError: memory or disk ran out; what was finished is kept.
+        KeyboardInterrupt: with a note that says what is kept.
+    """
+    options = options_of(held_out, questions, ask, recipe, minutes, steps, language, seed)
+    job = _Job(_name(model), _paths(texts), place("output", output), options, show_progress, say or _silent)
+    return job.run(resume=resume)
+
+
+def plan(
+    model: str | Path | None = None,
+    texts: str | Path | Sequence[str | Path] = (),
+    options: AdaptOptions | None = None,
+    *,
+    show_progress: bool | None = None,
+    say: Say | None = None,
+) -> Choice:
+    """Return the recipe that ``adapt`` would carry out, with its time and memory, and write nothing.
+
+    Raises:
+        GerundError: as ``adapt``.
+    """
+    options = options or AdaptOptions()
+    with TemporaryDirectory(prefix="gerund-") as folder:
+        job = _Job(_name(model), _paths(texts), Path(folder) / "out", options, show_progress, say or _silent)
+        job.output.mkdir()
+        found, lm = job.read(None), job.open()
+        pairs = job.pairs(found, lm)
+        return job.choose(pairs.count, measured=True)
+
+
+def options_of(
+    held_out: float = 0.2,
+    questions: str | Path | None = None,
+    ask: str = "titles",
+    recipe: str | Path | None = None,
+    minutes: float | None = None,
+    steps: int | None = None,
+    language: str = "en",
+    seed: int = 0,
+) -> AdaptOptions:
+    """Return the options of a run.
+
+    Raises:
+        ConfigError: one of them cannot be.
+    """
+    return AdaptOptions(
+        held_out=held_out,
+        questions=None if questions is None else place("questions", questions),
+        ask=ask,
+        recipe=recipe,
+        minutes=minutes,
+        steps=steps,
+        language=language,
+        seed=seed,
+    )
+
+
+class _Job:
+    """One model on its way."""
+
+    def __init__(
+        self,
+        model: str,
+        texts: list[Path],
+        output: Path,
+        options: AdaptOptions,
+        show: bool | None,
+        say: Say,
+    ) -> None:
+        self.model, self.texts, self.output, self.options = model, texts, output, options
+        self.show, self.say = show, say
+        self.collected: Collected
+
+    def run(self, *, resume: bool) -> Adapted:
+        """Do what is not done yet."""
+        require_statistics()
+        self._demand_place(resume)
+        if self.options.recipe is not None:
+            find_recipe(self.options.recipe)
+        demand_adaptable(self.model)
+        begin = time.perf_counter()
+        found = self.read(self.output)
+        with hold(self.output), kept_work_told(self._how_to_go_on):
+            self._note(found)
+            opened, pairs, choice = self._prepared(found)
+            # Popped, so that nothing holds it any more: training loads the model anew, in fp32.
+            before = self._measured("before", found, opened.pop)
+            opened.clear()
+            gc.collect()
+            self._train(choice)
+            after = self._measured("after", found, lambda: load(self.output / "model"))
+            done = Adapted(
+                model=self.model,
+                folder=self.output,
+                collected=self.collected,
+                split=found,
+                pairs=pairs,
+                choice=choice,
+                before=before,
+                after=after,
+                compared=tuple(compare(before, after, self.options.seed)),
+                options=self.options,
+                parameters=self.base.parameters,
+                seconds=time.perf_counter() - begin,
+            )
+            write_report(done)
+        self.say(done.verdict)
+        return done
+
+    def read(self, output: Path | None) -> Split:
+        """Read the documents, in whose folders the output must not lie, and put some aside."""
+        self.collected = read_documents(self.texts, output, show=self.show)
+        self.say(f"read {self.collected.told}")
+        for one in self.collected.failed[:5]:
+            self.say(f"warning: {one.reason}")
+        roots = [name_of(path) for path in self.texts]
+        found = split(self.collected.documents, self.options, roots)
+        self.say(found.told)
+        return found
+
+    def open(self) -> "LanguageModel":
+        """Load the model."""
+        demand_adaptable(self.model)
+        lm, self.base = open_base(self.model)
+        return lm
+
+    def pairs(self, found: Split, lm: "LanguageModel") -> Pairs:
+        """Make the pairs."""
+        pairs = make_pairs(found, self.output / "data", self.options, lm, show=self.show)
+        self.say(pairs.told)
+        return pairs
+
+    def choose(self, pairs: int, *, measured: bool) -> Choice:
+        """Choose the recipe."""
+        machine = Machine.this()
+        # Whole paths, so that a resumed run may be started from another folder.
+        whole = self.output.resolve()
+        settings = settings_for(self.base, machine, self.options, whole / "data", whole / "run")
+        file = self.output / "recipe.yaml"
+        try:
+            choice = choose(settings, self.options, pairs, machine, file, measured=measured)
+        except BaseException:
+            # A recipe that is there was chosen.
+            file.unlink(missing_ok=True)
+            raise
+        self.say(told_choice(choice))
+        return choice
+
+    def _demand_place(self, resume: bool) -> None:
+        if self.output.exists() and not self.output.is_dir():
+            raise OutputExistsError(f"{self.output} is a file; an output is a folder")
+        there = [one for one in self.output.iterdir() if one.name != LOCK] if self.output.is_dir() else []
+        own = (self.output / "adapt.json").is_file()
+        if there and not own:
+            raise OutputExistsError(f"{self.output} exists already; choose another output")
+        if own and (self.output / "report.json").is_file():
+            raise OutputExistsError(f"{self.output} is finished already; choose another output, or remove the folder")
+        if own and not resume:
+            raise OutputExistsError(
+                f"{self.output} holds an unfinished run; go on with --resume or choose another output"
+            )
+
+    def _prepared(self, found: Split) -> "tuple[list[LanguageModel], Pairs, Choice]":
+        """Return the model in a list, the pairs and the recipe; what cannot be leaves nothing behind."""
+        try:
+            lm = self.open()
+            pairs = self._pairs_once(found, lm)
+            return [lm], pairs, self._chosen_once(pairs)
+        except (InputError, ModelError):
+            if not (self.output / "choice.json").is_file():
+                shutil.rmtree(self.output / "data", ignore_errors=True)
+                (self.output / "adapt.json").unlink(missing_ok=True)
+            raise
+
+    def _note(self, found: Split) -> None:
+        """Write down what is asked for, or compare it with what was."""
+        asked = {
+            "format": FORMAT,
+            "model": self.model,
+            "documents": self.collected.digest,
+            "queries": found.digest,
+            "options": self.options.to_dict(),
+        }
+        path = self.output / "adapt.json"
+        if path.is_file():
+            before = read_json(path)
+            differing = [name for name in asked if before.get(name) != asked[name]]
+            if differing:
+                raise ConfigError(
+                    f"{self.output} was begun with other {' and '.join(differing)}; go on as before, or choose another "
+                    "output"
+                )
+        write_whole(path, json.dumps(asked, indent=1) + "\n")
+
+    def _pairs_once(self, found: Split, lm: "LanguageModel") -> Pairs:
+        path = self.output / "data" / "counts.json"
+        if path.is_file():
+            return Pairs(**read_json(path))
+        pairs = self.pairs(found, lm)
+        write_whole(path, json.dumps(asdict(pairs)))
+        return pairs
+
+    def _chosen_once(self, pairs: Pairs) -> Choice:
+        path = self.output / "choice.json"
+        if path.is_file():
+            return Choice(recipe=load_recipe(self.output / "recipe.yaml"), **read_json(path))
+        choice = self.choose(pairs.count, measured=False)
+        kept = {name: getattr(choice, name) for name in ("seconds", "memory_mib", "bound", "epochs")}
+        write_whole(path, json.dumps(kept))
+        return choice
+
+    def _measured(self, when: str, found: Split, model: "Callable[[], LanguageModel]") -> Measured:
+        path = self.output / "measured" / f"{when}.json"
+        if path.is_file():
+            return Measured.from_dict(read_json(path))
+        self.say(f"measuring {when} training: {len(found.corpus):,} documents, {len(found.queries)} queries")
+        measured = measure(model(), found, self.options.language, f"measuring {when}", show=self.show)
+        make_folder(path.parent)
+        write_whole(path, json.dumps(measured.to_dict()))
+        return measured
+
+    def _train(self, choice: Choice) -> None:
+        """Train, unless the model is there already."""
+        target, trained = self.output / "model", self.output / "run" / "model"
+        if target.is_dir():
+            return
+        if not trained.is_dir():
+            from gerund.training.run import train
+
+            train(choice.recipe, resume=True)
+        finish(self.model, trained, target)
+        # The same weights once more.
+        shutil.rmtree(trained, ignore_errors=True)
+        shutil.rmtree(self.output / "run" / "checkpoints", ignore_errors=True)
+
+    def _how_to_go_on(self) -> str:
+        if not (self.output / "adapt.json").is_file():
+            return ""
+        kept = []
+        if (self.output / "data" / "counts.json").is_file():
+            kept.append("the pairs")
+        checkpoint, _ = newest_checkpoint(self.output / "run" / "checkpoints")
+        if (self.output / "model").is_dir():
+            kept.append("the trained model")
+        elif checkpoint is not None:
+            kept.append(f"the training up to step {step_of(checkpoint)}")
+        what = " and ".join(kept) or "nothing yet"
+        return f"{self.output} keeps {what}: give --resume to go on from there"
+
+
+def told_choice(choice: Choice) -> str:
+    """Say what will be trained, for how long, and in how much memory."""
+    recipe = choice.recipe
+    lora = recipe.model.lora
+    what = "its adapter, trained further" if lora is None else f"a new adapter of rank {lora.rank}"
+    told = f"{recipe.objectives[0].kind}: {what}; {recipe.steps:,} steps of {recipe.objectives[0].batch_size}"
+    if choice.epochs is not None:
+        told += f", {choice.epochs:.1f} times through the pairs"
+    if choice.seconds is not None:
+        told += f"; about {choice.seconds / 60:.1f} minutes and {choice.memory_mib:,} MiB"
+    return told
+
+
+def _name(model: Any) -> str:
+    if model is not None and not isinstance(model, str | Path):
+        raise ConfigError(f"a model is given by its name or its folder, not as {model!r}")
+    return DEFAULT_MODEL if model is None else str(model)
+
+
+def _paths(texts: Any) -> list[Path]:
+    given = [texts] if isinstance(texts, str | Path) else list(texts)
+    return [place("texts", one) for one in given]
+
+
+def _silent(_: str) -> None:
+    """Say nothing."""

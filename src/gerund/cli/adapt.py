@@ -1,0 +1,140 @@
+"""``gerund adapt``: train a model's encoder on the user's own documents, and say whether it helped."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gerund.cli.model_options import DEFAULT_MODEL
+
+if TYPE_CHECKING:
+    from gerund.adaptation.report import Adapted
+
+
+def command(
+    texts: Annotated[
+        list[Path],
+        typer.Option(
+            "--texts",
+            help="Files and folders of documents: .txt, .md, .html, .docx, .epub, .pdf, .jsonl, .csv, .tsv, .parquet; "
+            "may be repeated.",
+            show_default=False,
+        ),
+    ],
+    model: Annotated[
+        str,
+        typer.Argument(metavar="MODEL", help="A folder or hub id; left out, the bundled model.", show_default=False),
+    ] = DEFAULT_MODEL,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="The folder for the model and the report.", show_default=False),
+    ] = None,
+    minutes: Annotated[
+        float | None,
+        typer.Option(help="How long is trained at most; 10, or with --recipe its own steps.", show_default=False),
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option(help="Train so many steps, in the place of minutes.", show_default=False)
+    ] = None,
+    held_out: Annotated[
+        float, typer.Option(help="Share of the documents put aside to measure on: 30 to 500 of them.")
+    ] = 0.2,
+    questions: Annotated[
+        Path | None,
+        typer.Option(
+            help="Measure on the questions of this .jsonl file (question, source), not on titles and first sentences.",
+            show_default=False,
+        ),
+    ] = None,
+    ask: Annotated[
+        str,
+        typer.Option(
+            help="What documents are asked by: titles (first sentences where there is none), or sentences alone."
+        ),
+    ] = "titles",
+    recipe: Annotated[
+        str | None,
+        typer.Option(help="Another recipe than gur-adapt: a YAML file, or a bundled one.", show_default=False),
+    ] = None,
+    language: Annotated[str, typer.Option(help="What the documents are written in: en, zh, de, ...")] = "en",
+    seed: Annotated[int, typer.Option(help="Determines what is put aside, and the training.")] = 0,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with what an interrupted run has left in OUT.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only say what would be trained, for how long, and in how much memory.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON on standard output.")] = False,
+) -> None:
+    """Train a model on your own documents, and measure whether it finds them better.
+
+    A part of the documents is put aside and never trained on. Of the others pairs are made, as gerund mine makes them,
+    and titles or first sentences are paired with chunks. An adapter is trained on the pairs, for as many steps as there
+    is time for. Before and after it, all documents are searched for those that were put aside: by words (BM25), by
+    vectors, and by both, as gerund search does. OUT receives the model, report.html and report.json. What the model
+    generates stays what it was, bit for bit.
+
+    An interrupted run goes on with --resume.
+
+    For example:
+
+        gerund adapt --texts notes/ -o adapted --dry-run
+
+        gerund adapt --texts notes/ --texts papers/ -o adapted --minutes 20
+
+        gerund adapt ./model --texts articles.jsonl --questions questions.jsonl -o adapted
+    """
+    from gerund.adaptation.running import adapt, options_of, plan
+    from gerund.errors import ConfigError
+
+    def say(sentence: str) -> None:
+        typer.echo(f"gerund: {sentence}", err=True)
+
+    if dry_run:
+        choice = plan(
+            model, texts, options_of(held_out, questions, ask, recipe, minutes, steps, language, seed), say=say
+        )
+        if as_json:
+            typer.echo(choice.to_json())
+        return
+    if output is None:
+        raise ConfigError("name the folder for the model and the report: -o OUT")
+    done = adapt(
+        model,
+        texts,
+        output,
+        held_out=held_out,
+        questions=questions,
+        ask=ask,
+        recipe=recipe,
+        minutes=minutes,
+        steps=steps,
+        language=language,
+        seed=seed,
+        resume=resume,
+        say=say,
+    )
+    _tell(done, texts, as_json=as_json)
+
+
+def _tell(done: "Adapted", texts: list[Path], *, as_json: bool) -> None:
+    if as_json:
+        import json
+
+        typer.echo(json.dumps(done.to_dict(), ensure_ascii=False, default=str))
+        return
+    from gerund.adaptation.report import rows_of
+
+    rows = [
+        ("", "", "before", "after", "change"),
+        *((r.name, r.measure, r.before, r.after, r.change) for r in rows_of(done.compared)),
+    ]
+    widths = [max(len(row[place]) for row in rows) for place in range(5)]
+    for row in rows:
+        typer.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    typer.echo(f"\n{done.verdict}")
+    for sentence in done.advice:
+        typer.echo(sentence)
+    typer.echo(f"\nReport: {done.page}\nModel:  {done.encoder}\nNext:")
+    for line in done.next_commands(texts):
+        typer.echo(f"  {line}")

@@ -1,0 +1,311 @@
+"""gerund inside LlamaIndex: embeddings, a language model, a retriever and a node post-processor, in this process.
+
+All of them may share one model in memory.
+
+>>> import gerund
+>>> from gerund.integrations.llama_index import GerundEmbedding, GerundLLM
+>>> lm = gerund.load()
+>>> len(GerundEmbedding(lm=lm).get_query_embedding("a cat")) == lm.dimensions
+True
+>>> GerundLLM(lm=lm, max_tokens=5).complete("The old man").text == lm.generate("The old man", 5)[0].text
+True
+
+Knows: LlamaIndex's base classes. Does not know: how anything is written, encoded or found.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from gerund.errors import MissingDependencyError
+from gerund.inference.generate.prompts import Prompt
+from gerund.integrations.shared import (
+    Model,
+    Request,
+    facts,
+    index_of,
+    model_of,
+    most_relevant,
+    request,
+    vectors,
+)
+from gerund.retrieval.index import Index
+from gerund.types import Generation
+
+try:
+    from llama_index.core.base.llms.types import (
+        ChatMessage,
+        ChatResponse,
+        CompletionResponse,
+        LLMMetadata,
+        MessageRole,
+        TextBlock,
+    )
+    from llama_index.core.bridge.pydantic import ConfigDict, Field
+    from llama_index.core.embeddings import BaseEmbedding
+    from llama_index.core.llms import LLM
+    from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
+    from llama_index.core.postprocessor.types import BaseNodePostprocessor
+    from llama_index.core.retrievers import BaseRetriever
+    from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle, TextNode
+except ImportError as error:
+    raise MissingDependencyError("this needs llama-index-core: pip install 'gerund[llama-index]'") from error
+
+_UNLIMITED = 1 << 20
+
+
+class GerundEmbedding(BaseEmbedding):
+    """Embeddings by the model's encoder: queries and texts each with the encoder's own prompt for them."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    lm: Any = Field(exclude=True, description="A model in memory, or what gerund.load takes.")
+    query_prompt: str | None = Field(default=None, description="Put before queries; None for the encoder's own.")
+    text_prompt: str | None = Field(default=None, description="Put before texts; None for the encoder's own.")
+
+    def __init__(self, lm: Model = None, **settings: Any) -> None:
+        loaded = model_of(lm)
+        super().__init__(lm=loaded, **{"model_name": loaded.name, **settings})
+
+    @classmethod
+    def class_name(cls) -> str:
+        """Return what LlamaIndex calls this class."""
+        return "GerundEmbedding"
+
+    def _get_query_embedding(self, query: str) -> list[float]:
+        [vector] = vectors(self.lm, [query], "query", self.query_prompt)
+        return vector
+
+    def _get_text_embedding(self, text: str) -> list[float]:
+        [vector] = self._get_text_embeddings([text])
+        return vector
+
+    def _get_text_embeddings(self, texts: list[str]) -> list[list[float]]:
+        return vectors(self.lm, texts, "document", self.text_prompt)
+
+    async def _aget_query_embedding(self, query: str) -> list[float]:
+        return await asyncio.to_thread(self._get_query_embedding, query)
+
+    async def _aget_text_embedding(self, text: str) -> list[float]:
+        return await asyncio.to_thread(self._get_text_embedding, text)
+
+    async def _aget_text_embeddings(self, texts: list[str]) -> list[list[float]]:
+        return await asyncio.to_thread(self._get_text_embeddings, texts)
+
+
+class GerundLLM(LLM):
+    """A language model: it continues a text, and chats where it has a chat template.
+
+    ``complete``, ``chat`` and their other forms take all settings of ``gerund.Sampling`` and ``generate`` as keywords.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    lm: Any = Field(exclude=True, description="A model in memory, or what gerund.load takes.")
+    max_tokens: int = Field(default=256, description="How much to write at most.")
+    temperature: float = Field(default=0.0, description="0 takes the most probable token each time.")
+    additional_kwargs: dict[str, Any] = Field(
+        default_factory=dict, description="Further settings of gerund.Sampling and generate, such as top_p or stop."
+    )
+
+    def __init__(self, lm: Model = None, **settings: Any) -> None:
+        super().__init__(lm=model_of(lm), **settings)
+        self._request({})
+
+    @classmethod
+    def class_name(cls) -> str:
+        """Return what LlamaIndex calls this class."""
+        return "GerundLLM"
+
+    @property
+    def metadata(self) -> LLMMetadata:
+        """What LlamaIndex wants to know: the context's size, and whether it chats."""
+        return LLMMetadata(
+            context_window=self.lm.max_length or _UNLIMITED,
+            num_output=self.max_tokens,
+            is_chat_model=bool(self.lm.tokenizer.chat_template),
+            model_name=self.lm.name,
+        )
+
+    def _request(self, given: dict[str, Any]) -> Request:
+        own = {"max_tokens": self.max_tokens, "temperature": self.temperature}
+        return request(own, self.additional_kwargs, given)
+
+    def _prompt(self, prompt: str, formatted: bool) -> str:
+        return prompt if formatted else self.completion_to_prompt(prompt)
+
+    @llm_completion_callback()
+    def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
+        """Continue a text."""
+        length, sampling, options = self._request(kwargs)
+        [done] = self.lm.generate(self._prompt(prompt, formatted), length, sampling, **options)
+        return CompletionResponse(text=done.text, raw=self._raw(done))
+
+    @llm_completion_callback()
+    async def acomplete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
+        """Continue a text, while the event loop goes on."""
+        length, sampling, options = self._request(kwargs)
+        [done] = await self.lm.agenerate(self._prompt(prompt, formatted), length, sampling, **options)
+        return CompletionResponse(text=done.text, raw=self._raw(done))
+
+    @llm_completion_callback()
+    def stream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> Iterator[CompletionResponse]:
+        """Continue a text piece by piece."""
+        return (
+            CompletionResponse(text=text, delta=piece, raw=raw)
+            for text, piece, raw in self._pieces(self._prompt(prompt, formatted), kwargs)
+        )
+
+    @llm_completion_callback()
+    async def astream_complete(
+        self, prompt: str, formatted: bool = False, **kwargs: Any
+    ) -> AsyncIterator[CompletionResponse]:
+        """Continue a text piece by piece, while the event loop goes on."""
+        return (
+            CompletionResponse(text=text, delta=piece, raw=raw)
+            async for text, piece, raw in self._apieces(self._prompt(prompt, formatted), kwargs)
+        )
+
+    @llm_chat_callback()
+    def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
+        """Write the next turn of a conversation."""
+        length, sampling, options = self._request(kwargs)
+        [done] = self.lm.chat(_conversation(messages), length, sampling, **options)
+        return ChatResponse(message=_answer(done.text), raw=self._raw(done))
+
+    @llm_chat_callback()
+    async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
+        """Write the next turn of a conversation, while the event loop goes on."""
+        length, sampling, options = self._request(kwargs)
+        [done] = await self.lm.achat(_conversation(messages), length, sampling, **options)
+        return ChatResponse(message=_answer(done.text), raw=self._raw(done))
+
+    @llm_chat_callback()
+    def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> Iterator[ChatResponse]:
+        """Write the next turn of a conversation piece by piece."""
+        return (
+            ChatResponse(message=_answer(text), delta=piece, raw=raw)
+            for text, piece, raw in self._pieces(_conversation(messages), kwargs)
+        )
+
+    @llm_chat_callback()
+    async def astream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> AsyncIterator[ChatResponse]:
+        """Write the next turn of a conversation piece by piece, while the event loop goes on."""
+        return (
+            ChatResponse(message=_answer(text), delta=piece, raw=raw)
+            async for text, piece, raw in self._apieces(_conversation(messages), kwargs)
+        )
+
+    def _pieces(self, prompt: Prompt, given: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any] | None]]:
+        """Yield the text so far, what came last, and behind the last piece the facts about the whole."""
+        length, sampling, options = self._request(given)
+        stream, text = self.lm.stream(prompt, length, sampling, **options), ""
+        for piece in stream:
+            text += piece
+            yield text, piece, None
+        yield text, "", self._raw(stream.result)
+
+    async def _apieces(
+        self, prompt: Prompt, given: dict[str, Any]
+    ) -> AsyncIterator[tuple[str, str, dict[str, Any] | None]]:
+        length, sampling, options = self._request(given)
+        stream, text = self.lm.astream(prompt, length, sampling, **options), ""
+        async for piece in stream:
+            text += piece
+            yield text, piece, None
+        yield text, "", self._raw(stream.result)
+
+    def _raw(self, done: Generation) -> dict[str, Any]:
+        counts = {name: getattr(done.usage, name) for name in ("prompt_tokens", "completion_tokens", "total_tokens")}
+        return {**facts(self.lm, done), "usage": counts}
+
+
+class GerundRetriever(BaseRetriever):
+    """Finds chunks in an index of one's own documents; see ``gerund.open_index``.
+
+    >>> import gerund
+    >>> index = gerund.open_index(None, gerund.load())
+    >>> _ = index.add_documents([gerund.Document("rail", "Trains need rails.")])
+    >>> [found] = GerundRetriever(index, k=1).retrieve("trains")
+    >>> found.text, found.metadata["source"]
+    ('Trains need rails.', 'rail')
+    """
+
+    def __init__(self, index: Index | str | Path, k: int = 4, *, callback_manager: Any = None, **search: Any) -> None:
+        """Search an index.
+
+        Args:
+            index: an index, or where one lies.
+            k: how many chunks at most.
+            callback_manager: LlamaIndex's.
+            **search: further arguments of ``Index.search``, such as ``mode`` or ``filter``.
+        """
+        self._index = index_of(index)
+        self._search = {"k": k, **search}
+        super().__init__(callback_manager=callback_manager)
+
+    def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
+        found = []
+        for hit in self._index.search(query_bundle.query_str, **self._search):
+            about = hit.to_dict()
+            node = TextNode(
+                text=about.pop("text"),
+                id_=f"{hit.source}:{hit.start}-{hit.end}",
+                start_char_idx=hit.start,
+                end_char_idx=hit.end,
+                metadata=about,
+                # A model reads where a text comes from, and no scores.
+                excluded_llm_metadata_keys=[name for name in about if name not in ("source", "title", "heading")],
+                excluded_embed_metadata_keys=list(about),
+            )
+            found.append(NodeWithScore(node=node, score=hit.score))
+        return found
+
+    async def _aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
+        return await asyncio.to_thread(self._retrieve, query_bundle)
+
+
+class GerundRerank(BaseNodePostprocessor):
+    """Keeps the nodes that are most relevant to a query, best first, with their scores."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    lm: Any = Field(exclude=True, description="A model in memory, or what gerund.load takes.")
+    top_n: int | None = Field(default=3, description="How many nodes are kept; None for all that have a text.")
+    by: str | None = Field(default=None, description="vectors, own or likelihood; see lm.rerank.")
+
+    def __init__(self, lm: Model = None, **settings: Any) -> None:
+        super().__init__(lm=model_of(lm), **settings)
+
+    @classmethod
+    def class_name(cls) -> str:
+        """Return what LlamaIndex calls this class."""
+        return "GerundRerank"
+
+    def _postprocess_nodes(
+        self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None
+    ) -> list[NodeWithScore]:
+        if not nodes:
+            return []
+        query = "" if query_bundle is None else query_bundle.query_str
+        texts = [one.node.get_content(metadata_mode=MetadataMode.EMBED) for one in nodes]
+        places = most_relevant(self.lm, query, texts, self.top_n, self.by)  # type: ignore[arg-type]
+        return [NodeWithScore(node=nodes[place].node, score=score) for place, score in places]
+
+
+def _conversation(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
+    """Return messages as gerund takes them, which refuses tools and images by name."""
+    found = []
+    for message in messages:
+        parts = [
+            {"type": "text", "text": block.text} if isinstance(block, TextBlock) else {"type": block.block_type}
+            for block in message.blocks
+        ]
+        text = parts[0]["text"] if len(parts) == 1 and "text" in parts[0] else parts
+        found.append({"role": message.role.value, "content": text if parts else "", **message.additional_kwargs})
+    return found
+
+
+def _answer(text: str) -> ChatMessage:
+    return ChatMessage(role=MessageRole.ASSISTANT, content=text)

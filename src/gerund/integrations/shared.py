@@ -1,0 +1,156 @@
+"""What every framework's classes have in common: which model, how to write, how to encode, which documents come first.
+
+Knows: gerund's verbs. Does not know: any framework.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from gerund.config import Sampling
+from gerund.entry import load
+from gerund.errors import ConfigError, unknown_name
+from gerund.inference.generate.chat import demand_template
+from gerund.inference.generate.settings import Options, Settings
+from gerund.inference.text_ids import text_ids
+from gerund.language_model import LanguageModel
+from gerund.retrieval.index import Index
+from gerund.retrieval.opening import open_index
+from gerund.scoring.relevance import RelevanceMeasure
+from gerund.spec import ModelSpec
+from gerund.types import Generation
+
+Model = LanguageModel | ModelSpec | str | Path | None
+"""A model in memory, which several classes may share, or what ``gerund.load`` takes."""
+
+Job = Literal["query", "document"]
+
+_SAMPLING = tuple(one.name for one in fields(Sampling))
+_OPTIONS = tuple(Options.__annotations__)
+_LENGTHS = ("max_new_tokens", "max_tokens")
+SETTINGS = (*_LENGTHS[:1], *_SAMPLING, *_OPTIONS)
+"""What may be said of a generation, by the names of ``gerund.Sampling`` and ``generate``."""
+
+
+class Request(NamedTuple):
+    """How to write: what ``generate``, ``chat`` and the streams take behind their prompt."""
+
+    max_new_tokens: int
+    sampling: Sampling
+    options: dict[str, Any]
+
+
+def model_of(given: Model) -> LanguageModel:
+    """Return a model in memory.
+
+    Raises:
+        ConfigError: it is nothing that ``gerund.load`` takes.
+        ModelError: as ``gerund.load``.
+    """
+    if given is None or isinstance(given, ModelSpec | str | Path):
+        return load(given)
+    if not isinstance(given, LanguageModel) and not callable(getattr(given, "generate", None)):
+        raise ConfigError(f"a model is what gerund.load takes or gives, such as a folder's name, not {given!r}")
+    return given
+
+
+def chat_model_of(given: Model) -> LanguageModel:
+    """Return a model in memory that was trained to chat.
+
+    Raises:
+        ModelError: it has no chat template.
+    """
+    lm = model_of(given)
+    demand_template(lm.tokenizer)
+    return lm
+
+
+def index_of(given: Index | str | Path, model: Model = None) -> Index:
+    """Return an index that is open.
+
+    Raises:
+        ConfigError: it is neither an index nor a place of one.
+    """
+    return given if isinstance(given, Index) else open_index(given, model)
+
+
+def request(*given: Mapping[str, Any]) -> Request:
+    r"""Return how to write, from settings in one flat mapping each; later ones win, and None says nothing.
+
+    Raises:
+        ConfigError: there is no such setting, or it is impossible.
+
+    >>> asked = request({"max_tokens": 64, "temperature": 0.7}, {"stop": ["\n"], "temperature": None})
+    >>> asked.max_new_tokens, asked.sampling.temperature, asked.options
+    (64, 0.7, {'stop': ['\n']})
+    """
+    settings: dict[str, Any] = {"max_new_tokens": 256}
+    for one in given:
+        said = {name: value for name, value in one.items() if value is not None}
+        for name in said:
+            if name not in (*_LENGTHS, *SETTINGS):
+                raise unknown_name("setting", name, list(SETTINGS))
+        if "max_tokens" in said:
+            said["max_new_tokens"] = said.pop("max_tokens")
+        settings |= said
+    sampling = Sampling(**{name: settings[name] for name in _SAMPLING if name in settings})
+    options: dict[str, Any] = {name: settings[name] for name in _OPTIONS if name in settings}
+    Settings.of(settings["max_new_tokens"], sampling, options)  # type: ignore[arg-type]
+    return Request(settings["max_new_tokens"], sampling, options)
+
+
+def stop_strings(*given: str | Sequence[str] | None) -> list[str]:
+    """Return all stop strings as one list."""
+    return [text for one in given if one for text in ([one] if isinstance(one, str) else one)]
+
+
+def facts(lm: LanguageModel, done: Generation) -> dict[str, Any]:
+    """Return what the frameworks want to know about a text that was written, ready for JSON."""
+    found: dict[str, Any] = {"model_name": lm.name, "finish_reason": done.finish_reason}
+    if done.stop is not None:
+        found["stop"] = done.stop
+    if done.logprobs is not None:
+        found["logprobs"] = [
+            {
+                "token": one.text,
+                "logprob": one.logprob,
+                "top": [{"token": other.text, "logprob": other.logprob} for other in one.top],
+            }
+            for one in done.logprobs
+        ]
+    return found
+
+
+def vectors(lm: LanguageModel, texts: Sequence[str], job: Job, prompt: str | None = None) -> list[list[float]]:
+    """Return the vectors of queries or documents, as ``encode`` gives them; zeros for a text without a character.
+
+    Args:
+        lm: the model.
+        texts: the texts.
+        job: whose prompt is put before each, where the encoder has one of that name; else its default prompt.
+        prompt: another text to put before each; None for that.
+    """
+    if not texts:
+        return []
+    name = job if prompt is None and job in lm.encoder.prompts else None
+    found: np.ndarray = lm.encode(list(texts), prompt, empty="zeros", show_progress=False, prompt_name=name)
+    return [[float(number) for number in row] for row in found]
+
+
+def most_relevant(
+    lm: LanguageModel, query: str, texts: Sequence[str | None], top_k: int | None, by: RelevanceMeasure | None
+) -> list[tuple[int, float]]:
+    """Return the places of the most relevant texts and their scores, best first; blank ones are left out."""
+    filled = [place for place, text in enumerate(texts) if text and text.strip()]
+    if not filled:
+        return []
+    ranking = lm.rerank(query, [texts[place] or "" for place in filled], top_k, by=by)
+    return [(filled[index], score) for index, score in zip(ranking.indices, ranking.scores, strict=True)]
+
+
+def token_ids(lm: LanguageModel, text: str) -> list[int]:
+    """Return a text's token ids, without special ones: what it counts in a context."""
+    return text_ids(lm.tokenizer, text, specials=False) if text else []

@@ -1,0 +1,147 @@
+"""The rows of a lot of work that are done before the lot is, so that an interruption costs seconds and not the lot.
+
+A lot is worked on in batches that depend on it alone. Rows go to the disk once a few seconds have passed since the last
+ones went, and when the work is interrupted. Whoever begins the lot again is handed them, makes the same batches, and
+leaves out those that are done: so a lot that was interrupted has the same bytes as one that was not. Rows are known by
+a hash of the lot, so that those of another lot, or of other settings, are never taken for its own.
+
+Knows: rows, seconds. Does not know: what the rows are, who makes them.
+"""
+
+import hashlib
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+
+from gerund.errors import ResourceError
+from gerund.jobs.shelf import KEY_BYTES, Shelf
+
+FLUSH_SECONDS = 5.0
+"""After so many seconds finished rows go to the disk: with the batch that is being worked on, what a kill costs."""
+
+
+class Unfinished:
+    """A lot on its way; used as a context, whose end, with an error or without, puts all finished rows on the disk.
+
+    Args:
+        folder: where the rows are kept, made with the first of them; None keeps none.
+        lot: a hash of all that the rows depend on.
+        advance: told how many more rows are done, those of an earlier attempt included.
+        seconds: how long finished rows may wait for the disk.
+    """
+
+    def __init__(
+        self,
+        folder: Path | None,
+        lot: str,
+        *,
+        advance: Callable[[int], None] | None = None,
+        seconds: float = FLUSH_SECONDS,
+    ) -> None:
+        self.folder, self.lot, self.seconds = folder, lot, seconds
+        self.rows = 0
+        """Rows that are done, in this attempt or an earlier one."""
+        self.resumed = 0
+        """Those of them that an earlier attempt had done."""
+        self._advance = advance or (lambda _rows: None)
+        self._shelf: Shelf | None = None
+        self._waiting: dict[bytes, np.ndarray] = {}
+        self._flushed = time.monotonic()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        if kind is None:
+            self.flush()
+        else:
+            with suppress(ResourceError):  # what went wrong first is what is to be told
+                self.flush()
+
+    def reading(self, number: int = 0, of: int = 1) -> "Reading":
+        """Return the rows of one reading: where each row is made of several, they are read one after the other."""
+        return Reading(self, number, last=number == of - 1)
+
+    def shelf(self) -> Shelf | None:
+        """Return what is kept; None where nothing is."""
+        if self._shelf is None and self.folder is not None:
+            self._shelf = Shelf(self.folder)
+        return self._shelf
+
+    def add(self, keys: Sequence[bytes], vectors_ND: np.ndarray, *, whole: bool) -> None:
+        """Take rows in; ``whole`` says that nothing else is missing of them."""
+        if whole:
+            self.rows += len(keys)
+            self._advance(len(keys))
+        if self.folder is None:
+            return
+        self._waiting.update(zip(keys, vectors_ND, strict=True))
+        if time.monotonic() - self._flushed >= self.seconds:
+            self.flush()
+
+    def count_resumed(self, rows: int) -> None:
+        """Note how many rows an earlier attempt had done."""
+        self.rows += rows
+        self.resumed += rows
+        self._advance(rows)
+
+    def flush(self) -> None:
+        """Put the rows that wait on the disk.
+
+        Raises:
+            ResourceError: the disk is full.
+        """
+        shelf = self.shelf()
+        # An interruption may come between their way to the disk and the end of their waiting.
+        keys = [key for key in self._waiting if shelf is not None and key not in shelf]
+        if shelf is not None and keys:
+            shelf.add(keys, np.stack([self._waiting[key] for key in keys]))
+        self._waiting.clear()
+        self._flushed = time.monotonic()
+
+    def forget(self) -> None:
+        """Remove what is kept, once the lot itself is."""
+        self._waiting.clear()
+        self._shelf = None
+        if self.folder is not None:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class Reading:
+    """The rows of one reading of a lot."""
+
+    def __init__(self, lot: Unfinished, number: int, *, last: bool) -> None:
+        self._lot, self._number, self._last = lot, number, last
+
+    def fill(self, vectors_ND: np.ndarray) -> frozenset[int]:
+        """Put the rows that are done into their places; returns which they are."""
+        shelf = self._lot.shelf()
+        if not shelf or shelf.width != vectors_ND.shape[1]:
+            return frozenset()
+        keys = {row: self._key(row) for row in range(len(vectors_ND))}
+        done = [row for row, key in keys.items() if key in shelf]
+        if done:
+            vectors_ND[done] = shelf.rows([keys[row] for row in done])
+        if self._last:
+            self._lot.count_resumed(len(done))
+        return frozenset(done)
+
+    def keep(self, rows: Sequence[int], vectors_ND: np.ndarray) -> None:
+        """Keep rows that are done now."""
+        self._lot.add([self._key(row) for row in rows], vectors_ND, whole=self._last)
+
+    def _key(self, row: int) -> bytes:
+        return hashlib.blake2b(f"{self._lot.lot} {self._number} {row}".encode(), digest_size=KEY_BYTES).digest()
+
+
+def has_rows(folder: Path) -> bool:
+    """Tell whether a folder of unfinished rows holds any."""
+    with suppress(OSError):
+        return (folder / "keys").stat().st_size >= KEY_BYTES
+    return False

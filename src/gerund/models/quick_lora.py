@@ -1,0 +1,146 @@
+"""LoRA layers that cost no more than the layers they change.
+
+PEFT adds two products, two conversions and a dropout to every layer that an adapter is active in: in a small model, or
+at a high rank, as much work again. Here a layer without gradients takes one of two ways, chosen by size:
+
+- ``merged``: one product with a copy of the weight that has the adapter in it. The copy is made when it is first
+  needed and lies beside the weight, which nobody writes into: a thread that generates reads the untouched weight at
+  the same time. It takes as much memory as the weights that the adapter changes.
+- ``low-rank``: the weight's product and, added to it in the same step, the two small ones, in the type that the layer
+  computes in. It takes no memory; at the usual rank of 16 and 2048 numbers a state it costs 2% more.
+
+With gradients, and for other kinds of adapters, PEFT's own way is taken.
+
+Knows: PEFT's linear LoRA layers, sizes. Does not know: which adapter is active, jobs, texts.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+Way = Literal["merged", "low-rank"]
+
+LARGEST_COPIES = 2**29
+"""Bytes that the merged copies of all adapters of a model may take together; beyond, all products are low-rank."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How a model's adapters are read.
+
+    Attributes:
+        way: ``merged`` or ``low-rank``; None where no layer has a plain LoRA.
+        layers: how many layers are read so.
+        others: how many layers PEFT computes itself.
+        copies: bytes of the merged copies that there may be, of all adapters.
+    """
+
+    way: Way | None
+    layers: int
+    others: int
+    copies: int
+
+    def told(self) -> str:
+        """Return it as a sentence for people.
+
+        >>> Reading("merged", 56, 0, 11_796_480).told()
+        'its adapters are read through merged copies of 56 weights (11.2 MiB), as quickly as the model without them'
+        """
+        if self.way is None:
+            return "its adapters are computed by PEFT, layer by layer"
+        if self.way == "merged":
+            how = (
+                f"are read through merged copies of {self.layers} weights ({self.copies / 2**20:.1f} MiB), as quickly "
+                "as the model without them"
+            )
+        else:
+            limit = LARGEST_COPIES // 2**20
+            how = (
+                f"are read by low-rank products in {self.layers} layers, since merged copies would take "
+                f"{self.copies / 2**20:.0f} MiB (at most {limit} are taken)"
+            )
+        return f"its adapters {how}" + (f"; {self.others} layers are computed by PEFT" if self.others else "")
+
+
+def make_quick(layers: Iterable[Any], names: Mapping[int, Iterable[str]]) -> Reading:
+    """Choose how LoRA layers are read, and note it in each of them.
+
+    Args:
+        layers: the modules that adapters put in.
+        names: the adapters that change each of them, by ``id``.
+
+    Returns:
+        What was chosen.
+    """
+    listed = list(layers)
+    plain = {id(layer): [name for name in names[id(layer)] if _is_plain(layer, name)] for layer in listed}
+    copies = sum(
+        layer.base_layer.weight.numel() * layer.base_layer.weight.element_size() * len(plain[id(layer)])
+        for layer in listed
+        if plain[id(layer)]
+    )
+    way: Way = "merged" if copies <= LARGEST_COPIES else "low-rank"
+    for layer in listed:
+        layer.gerund_quick = dict.fromkeys(plain[id(layer)], way)
+        layer.gerund_made = {}
+    quick = sum(bool(own) for own in plain.values())
+    return Reading(way if quick else None, quick, len(listed) - quick, copies)
+
+
+def quick_forward(layer: Any, name: str, input_: Tensor) -> Tensor | None:
+    """Return what a layer makes of its input with an adapter active; None where PEFT has to compute it."""
+    way = layer.gerund_quick.get(name)
+    if way is None or torch.is_grad_enabled() or layer.merged_adapters:
+        return None
+    base = layer.base_layer
+    if way == "merged":
+        return functional.linear(input_, _kept(layer, name, _merged), base.bias)
+    down_RI, up_OR = _kept(layer, name, _factors)
+    out: Tensor = base(input_)
+    small_NR = functional.linear(input_, down_RI).reshape(-1, down_RI.shape[0])
+    return torch.addmm(out.reshape(-1, out.shape[-1]), small_NR, up_OR.T).view(out.shape)
+
+
+def _is_plain(layer: Any, name: str) -> bool:
+    """Tell whether an adapter adds nothing but two small products to a plain linear layer."""
+    from peft.tuners.lora import Linear
+
+    if not isinstance(layer, Linear) or type(layer.base_layer) is not nn.Linear or layer.fan_in_fan_out:
+        return False
+    if name not in layer.lora_A or not layer.base_layer.weight.is_floating_point():
+        return False
+    if layer.lora_variant.get(name) is not None or layer.lora_bias.get(name):
+        return False
+    return type(layer.lora_A[name]) is nn.Linear and type(layer.lora_B[name]) is nn.Linear
+
+
+def _kept(layer: Any, name: str, make: Any) -> Any:
+    """Return what was made of a layer's weights, made anew where one of them has changed since."""
+    weights = (layer.base_layer.weight, layer.lora_A[name].weight, layer.lora_B[name].weight)
+    # Whoever changes a tensor in place counts it; a scale is set by PEFT's own methods.
+    state = (
+        layer.scaling[name],
+        *((id(one), one.dtype, one.device, 0 if one.is_inference() else one._version) for one in weights),
+    )
+    found = layer.gerund_made.get(name)
+    if found is None or found[0] != state:
+        # Two threads may both make it; either is right, and the last one stays.
+        with torch.no_grad(), torch.autocast(weights[0].device.type, enabled=False):
+            found = (state, make(*weights, layer.scaling[name]))
+        layer.gerund_made[name] = found
+    return found[1]
+
+
+def _merged(weight_OI: Tensor, down_RI: Tensor, up_OR: Tensor, scale: float) -> Tensor:
+    """Return the weight with the adapter in it, added up in float32."""
+    change_OI = up_OR.float() @ down_RI.float()
+    return torch.add(weight_OI.float(), change_OI, alpha=scale).to(weight_OI.dtype)
+
+
+def _factors(weight_OI: Tensor, down_RI: Tensor, up_OR: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """Return both small matrices in the type that the layer computes in, the scale in the second."""
+    return down_RI.to(weight_OI.dtype), (up_OR.float() * scale).to(weight_OI.dtype)

@@ -1,0 +1,354 @@
+"""What is asked of documents: settings, an answer while it is written, and the verbs that an index has for it.
+
+Knows: settings, steps, streams. Does not know: how chunks are found, how a sentence is chosen, how a model writes.
+"""
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, Unpack, get_args
+
+from gerund.checks import one_of
+from gerund.config import Sampling
+from gerund.errors import unknown_name
+from gerund.inference.generate.settings import demand_room
+from gerund.retrieval.citations import Citations, checked
+from gerund.types import Answer, Source
+
+if TYPE_CHECKING:
+    from gerund.inference.generate.chat import Message
+    from gerund.inference.generate.session import Session
+    from gerund.language_model import LanguageModel
+    from gerund.retrieval.prompting import Reading
+    from gerund.types import Generation
+
+Method = Literal["extractive", "generate"]
+METHODS: tuple[Method, ...] = get_args(Method)
+EXTRACTIVE, GENERATE = METHODS
+
+ANSWER_HITS = 8
+"""Chunks that are read for an answer."""
+
+MAX_NEW_TOKENS = 256
+"""How much a written answer may have at most."""
+
+SILENT = "The model wrote no answer; the sources are what it read."
+
+
+class AskOptions(TypedDict, total=False):
+    """What may be said of a question beside ``k``; all of it has defaults."""
+
+    method: Method | None
+    """``generate``: the model writes the answer from the chunks, and cites them by their numbers. ``extractive``: the
+    answer is the best sentence of the chunks, as it stands there. None: ``generate`` where the model has a chat
+    template, since it was then trained to answer, else ``extractive``."""
+
+    filter: str | None
+    """As in ``search``."""
+
+    weight: float | None
+    """As in ``search``."""
+
+    rerank: int
+    """As in ``search``."""
+
+    rerank_by: Any
+    """As in ``search``."""
+
+    history: Sequence[Mapping[str, Any]]
+    """The turns before, as messages of the user and the assistant, so that a question may refer to them."""
+
+    max_new_tokens: int
+    """How much a written answer may have at most; of a small context never more than half. 256."""
+
+    sampling: Sampling | None
+    """How the tokens of a written answer are chosen; None is greedy."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A question with its settings, checked."""
+
+    question: str
+    k: int = ANSWER_HITS
+    method: Method | None = None
+    filter: str | None = None
+    weight: float | None = None
+    rerank: int = 0
+    rerank_by: Any = None
+    history: "Sequence[Message]" = ()
+    max_new_tokens: int = MAX_NEW_TOKENS
+    sampling: Sampling | None = None
+
+    @classmethod
+    def of(cls, question: str, k: int, options: AskOptions) -> Self:
+        """Return a checked question.
+
+        Raises:
+            TextError: the question is empty or no text, or the history is no conversation.
+            ConfigError: a setting is impossible.
+        """
+        from gerund.retrieval.prompting import check_history
+        from gerund.retrieval.searching import check_query
+
+        for name in options:
+            if name not in AskOptions.__annotations__:
+                raise unknown_name("setting", name, list(AskOptions.__annotations__))
+        check_query(question, "question")
+        given = cls(question, k, **options)  # type: ignore[arg-type]
+        if given.method is not None:
+            one_of("method", given.method, METHODS)
+        demand_room(given.max_new_tokens)
+        return replace(given, history=check_history(given.history))
+
+    @property
+    def searched(self) -> str:
+        """What is searched for: the question, behind the one before, to which it may refer."""
+        return f"{self.history[-2]['content'].strip()} {self.question}" if self.history else self.question
+
+
+@dataclass(frozen=True)
+class Written:
+    """An answer that a model is about to write.
+
+    Attributes:
+        asked: the question.
+        lm: the model.
+        reading: what it reads.
+        known: what of it has been read already; None for nothing.
+        cites: whether the answer cites sources by numbers; where not, it rests on all of them.
+    """
+
+    asked: Asked
+    lm: "LanguageModel"
+    reading: "Reading"
+    known: "Session | None" = None
+    cites: bool = True
+
+    def stream(self) -> Any:
+        """Return the text in pieces, as they come."""
+        model, prompt, settings = self._continued()
+        return model.stream(*prompt, self.reading.max_new_tokens, self.asked.sampling, **settings)
+
+    def astream(self) -> Any:
+        """Return the text in pieces, for ``async for``."""
+        model, prompt, settings = self._continued()
+        return model.astream(*prompt, self.reading.max_new_tokens, self.asked.sampling, **settings)
+
+    def answer(self, generation: "Generation") -> Answer:
+        """Return what a model wrote as an answer."""
+        text, cited, dropped = checked(generation.text, len(self.reading.sources) if self.cites else 0)
+        return Answer(
+            self.asked.question,
+            text.strip() or SILENT,
+            found=True,
+            sources=self.reading.sources,
+            cited=cited if self.cites else [one.number for one in self.reading.sources],
+            method=GENERATE,
+            dropped=dropped,
+            finished=generation.finished,
+            usage=generation.usage,
+        )
+
+    def _continued(self) -> tuple[Any, list[Any], dict[str, Any]]:
+        """Return what writes, behind which prompt: the model, or a session that has read the beginning already."""
+        ids, settings = self.reading.ids, {"stop": list(self.reading.stop) or None}
+        if self.known is None:
+            return self.lm, [ids], settings
+        rest = ids[len(self.known.token_ids) :]
+        return (self.known.read(rest) if rest else self.known), [], settings
+
+
+Prepare = Callable[[], Answer | Written]
+
+
+class AnswerStream(Iterator[str]):
+    """An answer in pieces, as they come: of one that is no model's, the whole.
+
+    Numbers in brackets that no source has never come. To stop iterating, or ``close``, stops the model.
+
+    Attributes:
+        result: the answer with its sources, once the last piece has come.
+    """
+
+    def __init__(self, prepare: Prepare) -> None:
+        self.result: Answer | None = None
+        self._prepare = prepare
+        self._pieces = self._read()
+
+    def __next__(self) -> str:
+        return next(self._pieces)
+
+    def _read(self) -> Any:
+        found = self._prepare()
+        if isinstance(found, Answer):
+            yield found.text
+            self.result = found
+            return
+        stream = found.stream()
+        try:
+            pieces = _Checked(found)
+            for piece in stream:
+                if text := pieces.put(piece):
+                    yield text
+            if text := pieces.end():
+                yield text
+            self.result = found.answer(stream.result)
+            if not pieces.said:
+                yield self.result.text
+        finally:
+            stream.close()
+
+    def close(self) -> None:
+        """Stop the model, and wait until it has stopped."""
+        self._pieces.close()
+
+
+class AsyncAnswerStream(AsyncIterator[str]):
+    """An answer in pieces, for ``async for``; the other of ``AnswerStream``.
+
+    Attributes:
+        result: the answer with its sources, once the last piece has come.
+    """
+
+    def __init__(self, prepare: Prepare) -> None:
+        self.result: Answer | None = None
+        self._prepare = prepare
+        self._pieces = self._read()
+
+    async def __anext__(self) -> str:
+        return str(await anext(self._pieces))
+
+    async def _read(self) -> Any:
+        found = await asyncio.to_thread(self._prepare)
+        if isinstance(found, Answer):
+            yield found.text
+            self.result = found
+            return
+        stream = await asyncio.to_thread(found.astream)
+        try:
+            pieces = _Checked(found)
+            async for piece in stream:
+                if text := pieces.put(piece):
+                    yield text
+            if text := pieces.end():
+                yield text
+            self.result = found.answer(stream.result)
+            if not pieces.said:
+                yield self.result.text
+        finally:
+            await stream.aclose()
+
+    async def aclose(self) -> None:
+        """Stop the model, which ends within a token."""
+        await self._pieces.aclose()
+
+
+class _Checked:
+    """Pieces of an answer, without white space around it and without numbers that no source has."""
+
+    def __init__(self, written: Written) -> None:
+        self.said = False
+        self._citations = Citations(len(written.reading.sources) if written.cites else 0)
+        self._space = ""
+
+    def put(self, piece: str) -> str:
+        return self._stripped(self._citations.put(piece))
+
+    def end(self) -> str:
+        return self._stripped(self._citations.end())
+
+    def _stripped(self, text: str) -> str:
+        """Hold white space back until something follows it."""
+        text = self._space + text if self.said else (self._space + text).lstrip()
+        kept = text.rstrip()
+        self._space = text[len(kept) :]
+        self.said = self.said or bool(kept)
+        return kept
+
+
+class Asking(ABC):
+    """What answers questions out of documents, at once or piece by piece."""
+
+    @property
+    @abstractmethod
+    def lm(self) -> "LanguageModel":
+        """The model."""
+
+    @abstractmethod
+    def _prepared(self, asked: Asked) -> Answer | Written:
+        """Return the answer, or what a model is to write it from."""
+
+    def ask(self, question: str, k: int = ANSWER_HITS, **options: Unpack[AskOptions]) -> Answer:
+        """Answer a question from the chunks that fit it best.
+
+        Args:
+            question: what is asked.
+            k: how many chunks are read at most; fewer where the model's context has no room for them.
+            options: ``method``, ``filter``, ``weight``, ``rerank``, ``rerank_by``, ``history``, ``max_new_tokens`` and
+                ``sampling``; see ``AskOptions``.
+
+        Returns:
+            The answer with its numbered sources. Where nothing relevant was found, its text says so, and ``found`` is
+            False. Numbers that a model cited and no source has are taken out of the text, and stand in ``dropped``.
+
+        Raises:
+            TextError: the question is empty, no text, or too long for the model.
+            ConfigError: an unknown method, a filter that cannot be used, an impossible number.
+            DataError: there is no index yet.
+
+        >>> index = gerund.open_index(None, gerund.load())
+        >>> _ = index.add_documents([gerund.Document("rail", "The railway opened in 1825. It was the first.")])
+        >>> answer = index.ask("When was the railway opened?")
+        >>> answer.text, answer.sources[answer.cited[0] - 1].source
+        ('The railway opened in 1825.', 'rail')
+        """
+        stream = self.stream(question, k, **options)
+        for _ in stream:
+            pass
+        assert stream.result is not None
+        return stream.result
+
+    def stream(self, question: str, k: int = ANSWER_HITS, **options: Unpack[AskOptions]) -> AnswerStream:
+        """Answer a question as ``ask`` does, and yield the text piece by piece; ``result`` is the answer at the end.
+
+        >>> index = gerund.open_index(None, gerund.load())
+        >>> _ = index.add_documents([gerund.Document("rail", "The railway opened in 1825.")])
+        >>> stream = index.stream("When was the railway opened?")
+        >>> "".join(stream) == stream.result.text
+        True
+        """
+        asked = Asked.of(question, k, options)
+        return AnswerStream(lambda: self._prepared(asked))
+
+    async def aask(self, question: str, k: int = ANSWER_HITS, **options: Unpack[AskOptions]) -> Answer:
+        """Answer a question as ``ask`` does, while the event loop goes on; cancelling it stops the model."""
+        stream = self.astream(question, k, **options)
+        try:
+            async for _ in stream:
+                pass
+        finally:
+            await stream.aclose()
+        assert stream.result is not None
+        return stream.result
+
+    def astream(self, question: str, k: int = ANSWER_HITS, **options: Unpack[AskOptions]) -> AsyncAnswerStream:
+        """Answer a question as ``stream`` does, for ``async for``; to cancel the task stops the model."""
+        asked = Asked.of(question, k, options)
+        return AsyncAnswerStream(lambda: self._prepared(asked))
+
+
+def sources_of(hits: Sequence[Any]) -> list[Source]:
+    """Return hits as numbered sources."""
+    return [
+        Source(number, one.source, one.start, one.end, one.text, one.title, one.heading)
+        for number, one in enumerate(hits, start=1)
+    ]
+
+
+def method_of(asked: Asked, lm: "LanguageModel") -> Method:
+    """Return how a question is answered: as it says, else as the model was trained to."""
+    if asked.method is not None:
+        return asked.method
+    return GENERATE if lm.tokenizer.chat_template else EXTRACTIVE

@@ -1,0 +1,61 @@
+// Search over an index; continuations and documents in the order of a scorer.
+
+import { ask } from "./api.js";
+import { byId, element, onSubmit, settings, showHits } from "./form.js";
+
+// Returns the text in parts, with the words of the query marked.
+export function marked(text, query) {
+  const words = [...new Set(query.toLowerCase().match(/[\p{L}\p{N}]{3,}/gu) ?? [])];
+  if (!words.length) return [text];
+  const stems = words.map((word) => word.slice(0, Math.max(3, word.length - 2)).replace(/[.*+?^${}()|[\]\\]/g, "\\$&"));
+  const parts = [];
+  let at = 0;
+  for (const found of text.matchAll(new RegExp(`(?<![\\p{L}\\p{N}])(?:${stems.join("|")})[\\p{L}\\p{N}]*`, "giu"))) {
+    parts.push(text.slice(at, found.index), element("mark", found[0]));
+    at = found.index + found[0].length;
+  }
+  return [...parts, text.slice(at)];
+}
+
+function options(select, names) {
+  select.replaceChildren(...names.map(([value, text]) => {
+    const made = element("option", text);
+    made.value = value;
+    return made;
+  }));
+}
+
+export function start(state) {
+  const form = byId("search-form");
+  form.hidden = !state.index;
+  byId("search-none").hidden = Boolean(state.index);
+  onSubmit(form, async (signal) => {
+    const query = byId("search-text").value;
+    const found = await ask("v1/search", { query, ...settings(form) }, signal);
+    const hits = found.data.map((hit) => ({
+      score: hit.score, parts: marked(hit.text, query), head: [hit.title, hit.source, hit.heading].filter(Boolean),
+    }));
+    showHits(byId("search-output"), hits, "Nothing was found.");
+  });
+
+  options(byId("candidates").elements.scorer, state.scorers.map((name) => [name, name]));
+  onSubmit(byId("candidates"), async (signal) => {
+    const { scorer, ...own } = settings(byId("candidates"));
+    const prompt = byId("candidates-text").value;
+    const written = await ask("v1/completions", { prompt, temperature: 0.9, top_p: 0.95, ...own }, signal);
+    const texts = [...new Set(written.choices.map((one) => one.text).filter((text) => text.trim()))];
+    const scored = texts.length
+      ? await ask("v1/score", { prefix: prompt, continuations: texts, scorer }, signal) : { data: [] };
+    const hits = texts.map((text, place) => ({ text, score: scored.data[place].score }));
+    showHits(byId("candidates-output"), hits.sort((a, b) => b.score - a.score), "The model wrote nothing.");
+  });
+
+  options(byId("documents").elements.by, state.measures.map((name) => [name, name]));
+  onSubmit(byId("documents"), async (signal) => {
+    const query = byId("documents-query").value;
+    const documents = byId("documents-text").value.split("\n").map((line) => line.trim()).filter(Boolean);
+    const found = await ask("v2/rerank", { query, documents, ...settings(byId("documents")) }, signal);
+    const hits = found.results.map((one) => ({ score: one.relevance_score, parts: marked(documents[one.index], query) }));
+    showHits(byId("documents-output"), hits, "There are no documents.");
+  });
+}

@@ -1,0 +1,115 @@
+"""``/v1/search`` over the index that is served, and ``/v1/attention``: where the layers look in a text.
+
+Knows: the fields and the answers. Does not know: how an index finds, how attention is recorded.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+from fastapi import APIRouter, Request
+
+from gerund.attention.plan import AttentionPlan
+from gerund.inference.inspection import AttentionInspection, inspect_attention, sink_fraction, token_labels
+from gerund.language_model import LanguageModel
+from gerund.server.errors import ApiError, told
+from gerund.server.routes.common import Served
+from gerund.server.schemas.reading import AttentionRequest, SearchRequest
+from gerund.server.service import Service
+
+router = APIRouter(tags=["reading"])
+
+# A map has a number for each pair of tokens.
+_TOKENS = 64
+_DIGITS = 4
+
+
+@router.post("/v1/search")
+async def search(body: SearchRequest, request: Request, service: Served) -> dict[str, Any]:
+    """Find the chunks of the index that is served which fit a query best."""
+    service.demand_model(body.model)
+    index = service.index
+    if index is None:
+        raise ApiError(
+            "no index is served; make one with gerund index FOLDER -o my.index, and start with --index my.index",
+            404,
+            code="no_index",
+        )
+    async with service.claim(request) as claim:
+        try:
+            work = claim.hold(
+                service.engine.call(
+                    lambda: index.search(body.query, body.k or 10, mode=body.mode or "hybrid", filter=body.filter),
+                    tokens=len(body.query) // 4 + 1,
+                    deadline=claim.deadline,
+                )
+            )
+            hits = await claim.result(work)
+        except Exception as error:
+            raise told(error, "filter" if "filter" in str(error) else "query") from error
+    return {
+        "object": "list",
+        "model": service.names[0],
+        "data": [{"object": "search_result", **hit.to_dict()} for hit in hits],
+    }
+
+
+@router.post("/v1/attention")
+async def attention(body: AttentionRequest, request: Request, service: Served) -> dict[str, Any]:
+    """Return where each layer looks in a text, averaged over heads, untouched and under a plan.
+
+    A row is a token that looks, a column one that is looked at; rows add up to one.
+    """
+    service.demand_model(body.model)
+    lm = service.lm
+    if not isinstance(lm, LanguageModel):
+        raise ApiError("no attention plan applies to a model with an encoder of its own", code="not_with_this_model")
+    async with service.claim(request) as claim:
+        try:
+            read = await claim.run(lambda: _read_as(lm, body))
+            work = claim.hold(
+                service.engine.call(
+                    lambda: inspect_attention(read.runtime, [body.text], longest=_TOKENS),
+                    tokens=2 * _TOKENS,
+                    deadline=claim.deadline,
+                )
+            )
+            found = await claim.result(work)
+        except Exception as error:
+            raise told(error, "text" if "token" in str(error) else "attention") from error
+    return _shown(service, read, found)
+
+
+def _read_as(lm: LanguageModel, body: AttentionRequest) -> LanguageModel:
+    if body.attention is None:
+        return lm
+    plan = AttentionPlan(body.attention, k=body.k)
+    return lm.with_encoder(replace(lm.encoder, attention=plan))
+
+
+def _shown(service: Service, read: LanguageModel, found: AttentionInspection) -> dict[str, Any]:
+    plan = read.encoder.attention.with_defaults(read.n_layers)
+    sinks = zip(found.after, sink_fraction(found.after), strict=True)
+    after: dict[int, list[tuple[Any, float]]] = {}
+    for one, sink in sinks:
+        after.setdefault(one.layer, []).append((one.weights, sink))
+    layers = [
+        {
+            "before": _rows(one.weights),
+            "after": [_rows(weights) for weights, _ in after[one.layer]],
+            "sink_before": round(sink, _DIGITS),
+            "sink_after": round(sum(own for _, own in after[one.layer]) / len(after[one.layer]), _DIGITS),
+        }
+        for one, sink in zip(found.before, sink_fraction(found.before), strict=True)
+    ]
+    return {
+        "object": "attention",
+        "model": service.names[0],
+        "plan": plan.name if plan.k is None else f"{plan.name}, k={plan.k}",
+        "tokens": token_labels(read.tokenizer, found.ids[0]),
+        "cut": bool(found.cut),
+        "layers": layers,
+    }
+
+
+def _rows(weights_TT: Any) -> list[list[float]]:
+    return [[round(value, _DIGITS) for value in row] for row in weights_TT.tolist()]

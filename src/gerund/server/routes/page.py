@@ -1,0 +1,71 @@
+"""The page for people at ``/``: its files, and what it asks at first.
+
+The files hold no data, but they pass the gate as everything does; a browser asks for the key by itself.
+
+Knows: files of the package, the policy under which a browser runs them. Does not know: what the page does.
+"""
+
+from importlib import resources
+from typing import Any
+
+from fastapi import APIRouter, Response
+
+from gerund.attention.plan import PLAN_NAMES
+from gerund.language_model import LanguageModel
+from gerund.scoring.names import DEFAULT, MEASURE_NAMES, OWN
+from gerund.scoring.relevance import RELEVANCE_MEASURES
+from gerund.server.errors import ApiError
+from gerund.server.routes.common import Served
+
+router = APIRouter(tags=["page"])
+
+_TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
+# The page loads its own files and asks its own server; nothing else, and nobody frames it.
+_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
+
+
+@router.get("/", response_class=Response, include_in_schema=False)
+async def page() -> Response:
+    """Return the page."""
+    return _file("index.html")
+
+
+@router.get("/page/{name}", response_class=Response, include_in_schema=False)
+async def part(name: str) -> Response:
+    """Return one of the page's files."""
+    return _file(name)
+
+
+def _file(name: str) -> Response:
+    files = {one.name: one for one in (resources.files("gerund.server") / "page").iterdir()}
+    kind = _TYPES.get(name.rpartition(".")[2])
+    if kind is None or name not in files:
+        raise ApiError("there is no such file", 404, code="not_found")
+    return Response(files[name].read_bytes(), media_type=kind, headers=_HEADERS)
+
+
+@router.get("/v1/playground")
+async def about(service: Served) -> dict[str, Any]:
+    """Say what the page can offer: plans, scorers, whether there are chats and an index."""
+    service.demand_ready()
+    lm = service.lm
+    is_decoder = isinstance(lm, LanguageModel)
+    plan = lm.encoder.attention.with_defaults(lm.n_layers).name if is_decoder else ""
+    own = [OWN] if lm.scorer is not None else []
+    return {
+        "model": service.names[0],
+        "dimensions": lm.dimensions,
+        "context": service.limit,
+        "chat": service.chats,
+        "index": service.has_index,
+        "plan": plan,
+        "plans": list(PLAN_NAMES) if is_decoder else [],
+        "scorers": [*own, DEFAULT, *(one for one in MEASURE_NAMES if one != DEFAULT)],
+        "measures": [one for one in RELEVANCE_MEASURES if one != OWN or own],
+    }

@@ -1,0 +1,315 @@
+"""Teachers: what gives texts the vectors that a student learns, and where these are kept.
+
+A teacher is a sentence-transformers model (folder or hub id), another model that gerund reads, or a Parquet file that
+``gerund embed --keep-text`` wrote. Its vectors lie on the disk in shards, each named by a hash of the teacher and of
+its texts: an interrupted job goes on with the next shard, the same texts are never read twice by a teacher, and what
+is there is mapped into memory and not read whole.
+
+Knows: models that encode, shards of vectors. Does not know: students, losses.
+"""
+
+import hashlib
+import json
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from gerund.errors import ConfigError, DataError, GerundError, MissingDependencyError, ModelError
+from gerund.jobs.files import whole_file
+
+SHARD_TEXTS = 4096
+_NAME = "vectors"
+# Texts whose spread of lengths is small go through a model together.
+_BATCH = 64
+
+
+class Teacher(Protocol):
+    """Gives texts their vectors."""
+
+    name: str
+    """What messages call it."""
+
+    @property
+    def space(self) -> str:
+        """What tells its vectors from those of others: equal for two encoders whose vectors can be compared."""
+
+    @property
+    def dimensions(self) -> int:
+        """Numbers of a vector."""
+
+    def encode(self, texts: Sequence[str]) -> np.ndarray:
+        """Return the vectors ``(n, dimensions)``, float32."""
+
+
+@dataclass
+class GerundTeacher:
+    """A model that gerund reads, with the encoder that it was saved with.
+
+    Args:
+        lm: The model.
+        name: What messages call it.
+    """
+
+    lm: Any
+    name: str
+
+    @property
+    def space(self) -> str:
+        """Its fingerprint, or the space that it declares itself."""
+        return str(self.lm.space)
+
+    @property
+    def dimensions(self) -> int:
+        """Numbers of a vector."""
+        return int(self.lm.dimensions)
+
+    def encode(self, texts: Sequence[str]) -> np.ndarray:
+        """Return its vectors, an over-long text cut at its end."""
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", r"\d+ of \d+ texts were longer than")
+            vectors: np.ndarray = self.lm.encode(list(texts), normalize=True, show_progress=False)
+        return vectors
+
+
+class SentenceTransformersTeacher:
+    """A model in sentence-transformers' format.
+
+    Args:
+        name: Its folder or hub id.
+        prompt: Put before every text.
+
+    Raises:
+        MissingDependencyError: sentence-transformers is not there.
+        ModelError: There is no such model.
+    """
+
+    def __init__(self, name: str, prompt: str = "") -> None:
+        try:
+            from sentence_transformers import SentenceTransformer
+        except ImportError as error:
+            raise MissingDependencyError(
+                "a teacher in sentence-transformers' format needs it: pip install 'gerund[st]'"
+            ) from error
+        from gerund.models.loading import cpu_has_bfloat16, quiet
+
+        self.name, self.prompt = name, prompt
+        try:
+            with quiet():
+                self.model: Any = SentenceTransformer(name, trust_remote_code=False)
+        except Exception as error:
+            reason = " ".join(str(error).split())[:200] or type(error).__name__
+            raise ModelError(f"the teacher {name} cannot be loaded: {reason}") from error
+        self.space = self._space()
+        self.dimensions = int(self.model.get_embedding_dimension() or len(self.model.encode("a")))
+        device = self.model.device.type
+        if device == "cuda" or (device == "cpu" and cpu_has_bfloat16()):
+            # Its vectors become targets: three digits are more than a student learns.
+            self.model.bfloat16()
+
+    def _space(self) -> str:
+        """Return a hash of what its vectors depend on: weights, modules, and the prompt."""
+        from gerund.models.fingerprint import weights_hash
+
+        modules = [type(module).__name__ for module in self.model]
+        weights = weights_hash(self.model.state_dict())
+        said = json.dumps([weights, modules, self.prompt])
+        return hashlib.blake2b(said.encode(), digest_size=8).hexdigest()
+
+    def encode(self, texts: Sequence[str]) -> np.ndarray:
+        """Return its vectors, an over-long text cut at its end."""
+        given = [f"{self.prompt}{text}" for text in texts]
+        vectors = self.model.encode(given, batch_size=_BATCH, show_progress_bar=False, convert_to_tensor=True)
+        found: np.ndarray = vectors.float().cpu().numpy()
+        return found
+
+
+def open_teacher(name: str, prompt: str = "") -> Teacher:
+    """Return a teacher by its folder or hub id.
+
+    A folder with ``gerund.json``, and ``default``, is a model that gerund reads; one with ``modules.json``, and a hub
+    id that gerund cannot read, one in sentence-transformers' format.
+
+    Args:
+        name: Where it is.
+        prompt: Put before every text, as ``query:`` for a teacher that was trained so.
+
+    Raises:
+        ModelError: There is no such model, or it cannot be read.
+        MissingDependencyError: It needs sentence-transformers.
+    """
+    folder = Path(name)
+    if not (folder / "modules.json").is_file() and _is_gerunds(name):
+        from gerund.entry import load
+
+        lm = load(name)
+        if prompt:
+            lm = load(lm.spec.model_copy(update={"prompt": prompt}))
+        return GerundTeacher(lm, name)
+    if name.startswith((".", "/", "~")) and not folder.is_dir():
+        raise ModelError(f"the teacher {name} is not there: no such folder")
+    return SentenceTransformersTeacher(name, prompt)
+
+
+def _is_gerunds(name: str) -> bool:
+    """Tell whether gerund reads a model: it has ``gerund.json``, or is no model of sentences and a decoder."""
+    from gerund.config import CONFIG_FILE, DEFAULT_MODEL
+    from gerund.models.loading import read_config, settings_folder
+    from gerund.models.sources import find
+
+    if name == DEFAULT_MODEL:
+        return True
+    folder = Path(name)
+    if folder.is_dir():
+        return (folder / CONFIG_FILE).is_file() or not (folder / "modules.json").is_file()
+    try:
+        source = find(name)
+        if settings_folder(source) is not None:
+            return True
+        architectures = getattr(read_config(source), "architectures", None) or []
+    except GerundError:
+        return False
+    return any("CausalLM" in own or "ConditionalGeneration" in own for own in architectures)
+
+
+class TeacherVectors:
+    """A teacher's vectors of numbered texts, on the disk.
+
+    Args:
+        paths: The shards.
+        texts: How many texts they have together.
+    """
+
+    def __init__(self, paths: Sequence[Path], texts: int) -> None:
+        from safetensors import safe_open
+
+        self.texts = texts
+        self._shards = [safe_open(path, framework="numpy").get_slice(_NAME) for path in paths]
+
+    @property
+    def dimensions(self) -> int:
+        """Numbers of a vector."""
+        return int(self._shards[0].get_shape()[1])
+
+    def rows(self, numbers: Sequence[int]) -> np.ndarray:
+        """Return the vectors of texts ``(n, dimensions)``, float32."""
+        found = [self._shards[number // SHARD_TEXTS][number % SHARD_TEXTS] for number in numbers]
+        return np.stack(found).astype(np.float32)
+
+
+def teacher_vectors(
+    teacher: Teacher,
+    texts: Callable[[range], list[str]],
+    count: int,
+    folder: Path,
+    report: Callable[[str], None] = lambda _: None,
+) -> TeacherVectors:
+    """Return a teacher's vectors of numbered texts; those that are not on the disk yet are made.
+
+    Args:
+        teacher: Gives them.
+        texts: Returns the texts of a stretch of numbers.
+        count: How many texts there are.
+        folder: Where shards lie, of this and other teachers; made if need be.
+        report: Called with what takes long.
+
+    Raises:
+        DataError: The teacher gives a text a vector that is not finite.
+        ResourceError: The disk is full; the shards that are whole stay.
+    """
+    from gerund.progress import progress
+
+    folder.mkdir(parents=True, exist_ok=True)
+    stretches = [range(first, min(first + SHARD_TEXTS, count)) for first in range(0, count, SHARD_TEXTS)]
+    paths = [folder / f"{_key(teacher.space, texts(own))}.safetensors" for own in stretches]
+    missing = [place for place, path in enumerate(paths) if not path.is_file()]
+    if missing:
+        waiting = sum(len(stretches[place]) for place in missing)
+        known = f", {count - waiting} of them known already" if waiting < count else ""
+        report(f"{teacher.name} reads {count} texts{known}")
+        with progress(waiting, "teacher") as advance:
+            for place in missing:
+                _make(teacher, texts(stretches[place]), paths[place])
+                advance(len(stretches[place]))
+    return TeacherVectors(paths, count)
+
+
+def _key(space: str, texts: Sequence[str]) -> str:
+    digest = hashlib.blake2b(space.encode(), digest_size=16)
+    for text in texts:
+        raw = text.encode(errors="replace")
+        digest.update(f"{len(raw)} ".encode() + raw)
+    return digest.hexdigest()
+
+
+def _make(teacher: Teacher, texts: Sequence[str], path: Path) -> None:
+    """Write the vectors of a shard, whole or not at all."""
+    from safetensors.numpy import save
+
+    vectors = teacher.encode(texts)
+    odd = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
+    if len(odd):
+        raise DataError(f"the teacher {teacher.name} gives no finite vector for {texts[int(odd[0])][:60]!r}")
+    # Half precision has three digits and a half; longer vectors than it holds are made shorter, not infinite.
+    most = float(np.abs(vectors).max(initial=0.0))
+    if most > np.finfo(np.float16).max:
+        vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    with whole_file(path) as file:
+        file.write(save({_NAME: vectors.astype(np.float16)}, {"teacher": teacher.name, "space": teacher.space}))
+
+
+@dataclass(frozen=True)
+class KnownVectors:
+    """Texts with their teacher's vectors, from a file that ``gerund embed --keep-text`` wrote.
+
+    Attributes:
+        texts: the texts.
+        vectors: ``(n, dimensions)`` float32.
+        space: the fingerprint of the encoder that made them.
+    """
+
+    texts: list[str]
+    vectors: np.ndarray
+    space: str
+
+    @property
+    def dimensions(self) -> int:
+        """Numbers of a vector."""
+        return int(self.vectors.shape[1])
+
+    def rows(self, numbers: Sequence[int]) -> np.ndarray:
+        """Return the vectors of texts ``(n, dimensions)``, float32."""
+        found: np.ndarray = self.vectors[list(numbers)]
+        return found
+
+
+def read_known(path: Path) -> KnownVectors:
+    """Read texts and vectors of a Parquet file.
+
+    Raises:
+        ConfigError: It has no texts.
+        DataError: It is not there, or no file that ``gerund embed`` wrote.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from gerund.data.embedding_files import read_embeddings
+
+    found = read_embeddings(path)
+    try:
+        schema = pq.read_schema(path)
+        texts = pq.read_table(path, columns=["text"]).column("text").to_pylist() if "text" in schema.names else None
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"{path}: not a readable parquet file ({' '.join(str(error).split())})") from error
+    if texts is None:
+        raise ConfigError(
+            f"{path} has vectors and no texts, which a student has to read; embed once more with --keep-text"
+        )
+    kept = [row for row, text in enumerate(texts) if text.strip()]
+    if not kept:
+        raise DataError(f"{path}: no texts in there")
+    space = found.info.get("space") or found.info.get("fingerprint")
+    return KnownVectors([texts[row] for row in kept], found.vectors[kept], str(space))

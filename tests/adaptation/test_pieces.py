@@ -1,0 +1,227 @@
+"""Documents are read once each, pairs keep clear of what is put aside, the recipe fits model and machine, verdicts."""
+
+import json
+import math
+import re
+
+import pytest
+import yaml
+
+from gerund.adaptation.choosing import Base, Machine, choose, settings_for, shape_of
+from gerund.adaptation.documents import read_documents
+from gerund.adaptation.measuring import MEASURES, Measured, measure, scores_of
+from gerund.adaptation.options import AdaptOptions
+from gerund.adaptation.pairs import PAIRS, Pairs, make_pairs, plain, texts_put_aside
+from gerund.adaptation.queries import Query, Split, split
+from gerund.adaptation.verdict import advice, compare, main_of, verdict
+from gerund.errors import ConfigError, DataError
+from gerund.retrieval.documents import Document
+from gerund.training.recipe_files import bundled_recipes
+from tests.adaptation.made_up import documents, write
+
+BASE = Base("default", 8_000_000, 7, 256, 8192, True, 1024)
+CPU = Machine("cpu", 8000)
+
+
+def test_a_text_is_read_once_and_what_cannot_be_read_is_told(tmp_path):
+    write(tmp_path / "a.jsonl", documents(5))
+    (tmp_path / "b.txt").write_text(documents(1)[0]["text"] + "\n")
+    (tmp_path / "c.txt").write_text("  ")
+    (tmp_path / "d.bin").write_text("no text file")
+    found = read_documents([tmp_path])
+    assert found.documents[0].title == documents(1)[0]["title"]
+    assert (len(found.documents), found.files, found.repeated, len(found.failed)) == (5, 3, 1, 1)
+    assert found.told == (
+        "5 documents in 3 files; left out: 1 file that could not be read to its end, 1 with the same text as another"
+    )
+
+
+def test_nothing_to_read_is_a_sentence(tmp_path):
+    with pytest.raises(DataError, match="no such file or folder"):
+        read_documents([tmp_path / "none"])
+    with pytest.raises(DataError, match="no file in there can be read; the endings"):
+        read_documents([tmp_path])
+    (tmp_path / "a.txt").write_text(" ")
+    with pytest.raises(DataError, match=r"no file could be read: .*there is no text in it"):
+        read_documents([tmp_path])
+    with pytest.raises(ConfigError, match="lies in the texts' folder"):
+        read_documents([tmp_path], tmp_path / "out")
+    with pytest.raises(ConfigError, match="name the files"):
+        read_documents([])
+
+
+def as_documents(rows):
+    return [Document(row["id"], row["text"], row.get("title", "")) for row in rows]
+
+
+def test_no_text_of_what_is_put_aside_is_in_a_pair(tmp_path, bundled):
+    every = as_documents(documents(90))
+    found = split(every, AdaptOptions())
+    # A sentence that all documents have is in those that were put aside, too.
+    same = "The same sentence stands in each and every one of these documents."
+    found = Split(
+        tuple(Document(one.source, f"{one.text} {same}", one.title) for one in found.training),
+        tuple(Document(one.source, f"{one.text} {same}", one.title) for one in found.held_out),
+        found.queries,
+    )
+    pairs = make_pairs(found, tmp_path, AdaptOptions(), bundled, show=False)
+    rows = [json.loads(line) for line in (tmp_path / PAIRS).read_text().splitlines()]
+    assert pairs.count == len(rows) > 100
+    assert min(pairs.sentences, pairs.titles, pairs.chunks) > 10
+    forbidden = texts_put_aside(found, "en")
+    assert plain(same) in forbidden
+    texts = {plain(row[side]) for row in rows for side in ("text_a", "text_b")}
+    assert not texts & forbidden
+    aside = " ".join(one.text for one in found.held_out)
+    assert not [text for text in texts if text in plain(aside)]
+    assert not (tmp_path / "mined-all.jsonl").exists()
+
+
+def test_without_a_repeated_phrase_titles_and_chunks_are_left(tmp_path, bundled):
+    rows = [
+        {
+            "id": f"{number}",
+            "title": f"{number:b}",
+            "text": f"Quux {math.sin(number):.9f} vex. Flob {math.cos(number):.9f} myn!",
+        }
+        for number in range(100, 210)
+    ]
+    found = split(as_documents(rows), AdaptOptions())
+    assert make_pairs(found, tmp_path, AdaptOptions(), bundled, show=False).sentences == 0
+    few = Split(found.training[:10], found.held_out, found.queries)
+    with pytest.raises(DataError, match="10 documents make 10 pairs, and 50 are needed"):
+        make_pairs(few, tmp_path / "few", AdaptOptions(), bundled, show=False)
+
+
+def test_ranking_is_scored_as_by_hand():
+    assert scores_of(["x", "a", "y", "b"], ["a", "b"]) == pytest.approx(
+        ((1 / math.log2(3) + 1 / math.log2(5)) / (1 + 1 / math.log2(3)), 1.0, 0.5)
+    )
+    assert scores_of([str(number) for number in range(20)], ["10"]) == (0, 0, 0)
+    assert scores_of(["a"], ["a", "b"])[1] == 0.5
+
+
+def test_a_query_finds_its_document_by_words_and_vectors(bundled):
+    every = tuple(as_documents(documents(12)))
+    asked = Split(every[:10], every[10:], (Query(f"Where is the {every[10].title}", (every[10].source,), "question"),))
+    found = measure(bundled, asked, show=False)
+    assert found.mean("words") == 1.0
+    assert set(found.values) == {"words", "vectors", "hybrid"}
+    assert found.documents == 12
+    assert Measured.from_dict(json.loads(json.dumps(found.to_dict()))) == found
+
+
+def test_a_larger_model_gets_less_at_a_time_and_smaller_steps():
+    sizes = [shape_of(Base("m", count, 24, 2048, 32000, False, 4096), CPU) for count in (10**7, 4 * 10**8, 2 * 10**9)]
+    for name in ("rank", "rate", "batch", "micro"):
+        values = [one[name] for one in sizes]
+        assert values == sorted(values, reverse=True)
+    assert sizes[0]["batch"] % sizes[0]["micro"] == 0
+    assert shape_of(BASE, Machine("cuda", 80_000))["batch"] > shape_of(BASE, CPU)["batch"]
+    assert shape_of(BASE, Machine("cpu", 600))["micro"] < 64
+
+
+def settings(tmp_path, base=BASE, **options):
+    return settings_for(base, CPU, AdaptOptions(**options), tmp_path / "data", tmp_path / "run")
+
+
+def test_an_adapter_is_trained_further_and_else_a_new_one(tmp_path):
+    assert "lora" not in settings(tmp_path)["model"]
+    fresh = Base("m", 10**9, 16, 2048, 32000, False, 4096)
+    own = settings(tmp_path, fresh)["model"]
+    assert own == {"base": "m", "gradient_checkpointing": False, "adapter": "none", "lora": {"rank": 16, "alpha": 32}}
+    assert "encoder" not in settings(tmp_path)
+    assert settings(tmp_path, Base("m", 10**7, 4, 32, 97, False, 64))["objectives"][0]["length"] == 64
+
+
+@pytest.mark.parametrize("name", sorted(bundled_recipes()))
+def test_every_recipe_for_encoders_is_led_to_the_users_own_data(tmp_path, name):
+    own = settings(tmp_path, recipe=name)
+    assert own["model"]["base"] == "default"
+    assert "config" not in own["model"]
+    read = {path for one in own["objectives"] for path in (one.get("pairs") or {}).get("files", ())}
+    read |= {path for source in own["data"].get("sources", ()) for path in source["files"]}
+    assert read <= {"pairs.jsonl", "texts.jsonl"}
+    assert read
+
+
+def test_steps_that_are_given_are_not_timed(tmp_path):
+    (tmp_path / "data").mkdir()
+    found = choose(settings(tmp_path), AdaptOptions(steps=7), 640, CPU, tmp_path / "r.yaml", measured=False)
+    assert (found.recipe.steps, found.seconds, found.bound, found.epochs) == (7, None, "steps", 0.7)
+    assert found.recipe.schedule.warmup_steps == 1
+    assert found.recipe.save_steps % found.recipe.log_steps == 0
+    assert yaml.safe_load((tmp_path / "r.yaml").read_text())["steps"] == 7
+    assert json.loads(found.to_json())["steps"] == 7
+
+
+class Took:
+    """What a dry run found."""
+
+    seconds_per_step, memory_mib = 2.0, 500
+
+
+@pytest.mark.parametrize(
+    ("options", "pairs", "steps", "bound"),
+    [
+        ({"minutes": 3}, 10**6, 90, "minutes"),
+        ({}, 10**6, 300, "minutes"),
+        ({"minutes": 30}, 640, 100, "pairs"),
+        ({"recipe": "unimae-default"}, 10**6, None, "recipe"),
+    ],
+)
+def test_there_are_as_many_steps_as_there_is_time_for(tmp_path, monkeypatch, options, pairs, steps, bound):
+    monkeypatch.setattr("gerund.training.estimate.estimate", lambda _: Took())
+    found = choose(settings(tmp_path, **options), AdaptOptions(**options), pairs, CPU, tmp_path / "r.yaml")
+    assert found.bound == bound
+    assert steps in (found.recipe.steps, None)
+    assert found.seconds == 2 * found.recipe.steps
+
+
+def test_too_little_time_says_how_much_is_needed(tmp_path, monkeypatch):
+    monkeypatch.setattr("gerund.training.estimate.estimate", lambda _: Took())
+    with pytest.raises(
+        ConfigError, match=r"0.1 minutes are enough for 3 steps, and 10 are the least: give minutes of 0.33"
+    ):
+        choose(settings(tmp_path), AdaptOptions(minutes=0.1), 500, CPU, tmp_path / "r.yaml")
+
+
+def measured(vectors, hybrid):
+    words = [0.5] * len(vectors)
+    by = {"words": words, "vectors": vectors, "hybrid": hybrid}
+    return Measured({mode: {name: tuple(own) for name in MEASURES} for mode, own in by.items()}, 10, 20, 0.3)
+
+
+def judged(before, after):
+    return compare(measured(before, before), measured(after, after))
+
+
+FACTS = {"queries": 40, "verbatim": 0, "bound": "minutes", "minutes": 10}
+
+
+@pytest.mark.parametrize(
+    ("after", "outcome", "said"),
+    [
+        ([0.7] * 40, "helped", "It helped: .*better .*40.0 before, 70.0 after, .30.0 .*p < 0.001.*better too"),
+        ([0.1] * 40, "hurt", "It did not help: .*found worse"),
+        ([0.4] * 40, "no matter", "It did not help: .*as before"),
+        ([0.1] * 19 + [0.75] * 21, "unknown", "It cannot be told"),
+    ],
+)
+def test_the_verdict_is_one_plain_sentence(after, outcome, said):
+    compared = judged([0.4] * 40, after)
+    assert main_of(compared, "vectors").outcome == outcome
+    assert re.search(said, verdict(compared))
+    told = " ".join(advice(compared, FACTS))
+    assert ("--minutes 20" in told) == (outcome != "helped")
+    assert main_of(compared, "words").change is None
+
+
+def test_queries_that_words_find_by_themselves_are_told():
+    compared = judged([0.4] * 40, [0.7] * 40)
+    assert advice(compared, FACTS) == []
+    assert "--ask sentences" in advice(compared, FACTS | {"verbatim": 30})[0]
+
+
+def test_pairs_are_counted():
+    assert Pairs(1, 2, 3, 4).count == 6

@@ -1,0 +1,111 @@
+"""What onnxruntime makes of an exported graph is what gerund makes of the model."""
+
+import importlib.util
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import gerund
+from gerund import AttentionPlan, EncoderConfig, LanguageModel
+from gerund.errors import ConfigError, MissingDependencyError, ModelError, OutputExistsError
+from gerund.exporting import onnx as exporting
+from tests.cli.helpers import run_cli
+from tests.tiny import save_tiny
+
+TEXTS = ["the cat sat on the mat", "a", "in the beginning there was another thing that", "zürich 数据库"]
+FIND_SPEC = importlib.util.find_spec
+
+
+def readme_vectors(folder: Path, texts: list[str], monkeypatch: pytest.MonkeyPatch, begin: int | None = None):
+    """Run the README's own program on other texts."""
+    [program] = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    program = program.replace('["a text", "another one"]', repr(texts))
+    if begin is not None:
+        program = re.sub(r"begin = \d+", f"begin = {begin}", program)
+    names: dict[str, object] = {}
+    monkeypatch.chdir(folder)
+    exec(program, names)
+    return names["vectors"]
+
+
+needs_onnx = pytest.mark.skipif(
+    any(FIND_SPEC(name) is None for name in ("onnx", "onnxscript", "onnxruntime")), reason="ONNX is not installed"
+)
+
+
+@needs_onnx
+@pytest.mark.slow
+def test_vectors(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lm = gerund.load(tiny_folder, attention="inter-bidir", k=2, dtype="float32")
+    done = lm.export(tmp_path / "out", "onnx")
+    assert done.load == f"onnxruntime.InferenceSession({str(tmp_path / 'out' / 'model.onnx')!r})"
+    found = readme_vectors(tmp_path / "out", TEXTS, monkeypatch)
+    np.testing.assert_allclose(found, lm.encode(TEXTS), atol=1e-5)
+    # One text of one token: no dimension was taken for a constant.
+    np.testing.assert_allclose(readme_vectors(tmp_path / "out", ["a"], monkeypatch), lm.encode(["a"]), atol=1e-5)
+    left = {"model.onnx", "onnx.json", "README.md", "tokenizer.json", "tokenizer_config.json"}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == left
+    # Beside a model that is read otherwise, the same graph is found to be wrong.
+    other = gerund.load(tiny_folder, attention="bidir", dtype="float32").runtime
+    with pytest.raises(ModelError, match="onnxruntime computes other vectors than gerund"):
+        exporting._check(other, exporting.plain_tokenizer(other), tmp_path / "out" / "model.onnx", {"": 0}, False)
+    with pytest.raises(ModelError, match="onnxruntime refuses its graph"):
+        exporting._check(other, exporting.plain_tokenizer(other), tmp_path / "out" / "model.onnx", {"": 0}, True)
+    (tmp_path / "broken.onnx").write_bytes(b"x")
+    with pytest.raises(ModelError, match="onnxruntime refuses its graph"):
+        exporting._check(other, exporting.plain_tokenizer(other), tmp_path / "broken.onnx", {"": 0}, False)
+
+
+@needs_onnx
+@pytest.mark.slow
+def test_prompts_and_a_sliding_window(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lm = gerund.load(save_tiny(tmp_path / "base", "mistral"), dtype="float32")
+    config = EncoderConfig(AttentionPlan("mask0-bidir", k=2), prompts={"query": "Q:"}, append_eos=True, max_length=20)
+    lm = LanguageModel(lm.model, lm.tokenizer, config)
+    lm.export(tmp_path / "out", "onnx")
+    settings = json.loads((tmp_path / "out" / "onnx.json").read_text())
+    assert settings["prompts"] == {"query": "Q:"}
+    for prompt, name in (("", ""), ("Q:", "query")):
+        begin = settings["pooled_from"][name]
+        found = readme_vectors(tmp_path / "out", [prompt + text for text in TEXTS], monkeypatch, begin)
+        with pytest.warns(UserWarning, match="were cut"):
+            np.testing.assert_allclose(found, lm.encode(TEXTS, prompt=prompt), atol=1e-5)
+
+
+@needs_onnx
+def test_what_torch_cannot_export(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: object, **settings: object) -> None:
+        raise RuntimeError("no such\noperator")
+
+    monkeypatch.setattr("torch.onnx.export", fail)
+    with pytest.raises(ModelError, match=r"cannot export this llama model to ONNX \(RuntimeError: no such operator\)"):
+        gerund.load(tiny_folder).export(tmp_path / "out", "onnx")
+    assert not (tmp_path / "out").exists()
+
+
+@needs_onnx
+def test_refusals(tiny_folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="'echo' reads a text twice"):
+        gerund.load(tiny_folder, attention="echo").export(tmp_path / "out", "onnx")
+    lm = gerund.load(tiny_folder, k=2)
+    fused = LanguageModel(lm.model, lm.tokenizer, replace(lm.encoder, prompts={"query": "Say t"}))
+    with pytest.raises(ConfigError, match="the prompt 'Say t' can reach into the text"):
+        fused.export(tmp_path / "out", "onnx")
+    recurrent = gerund.load(save_tiny(tmp_path / "base", "mamba2"), attention="causal")
+    with pytest.raises(ConfigError, match="this mamba2 model has recurrent layers"):
+        recurrent.export(tmp_path / "out", "onnx")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "a").touch()
+    with pytest.raises(OutputExistsError):
+        lm.export(tmp_path / "out", "onnx")
+
+
+def test_without_the_libraries(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if "onnx" in name else FIND_SPEC(name))
+    with pytest.raises(MissingDependencyError, match=r"needs onnx, .*pip install 'gerund\[onnx\]'"):
+        gerund.load(tiny_folder).export(tmp_path / "out", "onnx")
+    assert "pip install 'gerund[onnx]'" in run_cli("export", tiny_folder, tmp_path / "out", "--format", "onnx").mistake

@@ -1,0 +1,302 @@
+"""Distillation from end to end: the student nears its teacher, its head is kept, vectors are made once."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+import gerund
+from gerund.cli import main as cli
+from gerund.errors import ConfigError, DataError, ModelError
+from gerund.training.corpus import teachers
+from gerund.training.corpus.teachers import SHARD_TEXTS, open_teacher, read_known, teacher_vectors
+from gerund.training.estimate import estimate
+from gerund.training.recipe import Recipe, load_recipe
+from tests.tiny import save_tiny
+from tests.training.conftest import sentences
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory):
+    """A model of another width than the student's."""
+    return save_tiny(tmp_path_factory.mktemp("teacher") / "model", "llama")
+
+
+@pytest.fixture
+def distilling(adapting, teacher):
+    adapting["objectives"] = [{"kind": "distill", "teacher": str(teacher), "length": 32, "batch_size": 8}]
+    adapting["encoder"] = {"attention": "bidir", "pooling": "mean"}
+    adapting["steps"] = 24
+    return adapting
+
+
+@pytest.fixture
+def settings(distilling):
+    return distilling
+
+
+@pytest.fixture
+def gerund_command(monkeypatch, capsys):
+    def call(*arguments):
+        monkeypatch.setattr("sys.argv", ["gerund", *map(str, arguments)])
+        try:
+            cli.main()
+            code = 0
+        except SystemExit as stop:
+            code = stop.code or 0
+        return code, capsys.readouterr().err
+
+    return call
+
+
+def agreement(folder, teacher):
+    """The mean cosine between a student's vectors and its teacher's, of texts that were not learned."""
+    texts = [sentences(f"new{number}", 1) for number in range(40)]
+    return float((gerund.load(folder).encode(texts) * gerund.load(teacher).encode(texts)).sum(1).mean())
+
+
+def losses_of(folder):
+    lines = [json.loads(line) for line in (folder.parent / "log.jsonl").read_text("utf-8").splitlines()]
+    return [line["loss_distill"] for line in lines if "loss_distill" in line]
+
+
+def test_the_student_nears_its_teacher_and_its_head_is_kept(run, teacher):
+    folder = run("out", "steps=60", "optimizer.learning_rate=0.01", "schedule={name: constant}")
+    lm, other = gerund.load(folder), gerund.load(teacher)
+    assert lm.dimensions == other.dimensions != lm.runtime.state_width
+    losses = losses_of(folder)
+    assert losses[-1] < 0.7 * losses[0]
+    assert agreement(folder, teacher) > 0.5
+    # It lies in the teacher's space, which it declares, and is no less an encoder of its own.
+    assert lm.space == other.fingerprint()
+    assert lm.space != lm.fingerprint()
+    lm.save(folder.parent / "again")
+    assert gerund.load(folder.parent / "again").space == lm.space
+
+
+def test_vectors_of_tokens_are_near_before_the_first_step(run, teacher):
+    folder = run("out", "steps=4", "objectives.distill.token_vectors=true", "optimizer.learning_rate=1e-6")
+    lm = gerund.load(folder)
+    assert lm.head.settings.vocabulary == lm.model.get_input_embeddings().num_embeddings
+    assert agreement(folder, teacher) > 0.8
+    # Batches, padding and order are nothing to them; a span's are those of its own tokens.
+    texts = ["the cat", "a small dog runs under the river stone", "red"]
+    together, alone = lm.encode(texts), np.stack([lm.encode(text) for text in texts])
+    np.testing.assert_allclose(together, alone, atol=1e-5)
+    assert lm.encode_spans(["the cat runs"], [[(0, 7)]])[0].shape == (1, lm.dimensions)
+
+
+def test_a_run_that_goes_on_reads_nothing_again(run, settings, monkeypatch, teacher):
+    run("out")
+    settings["seed"] = 1
+
+    def refuse(*_):
+        raise AssertionError("the teacher reads what it has read")
+
+    monkeypatch.setattr(teachers.GerundTeacher, "encode", refuse)
+    run("another")
+    settings["objectives"][0]["length"] = 24
+    with pytest.raises(AssertionError, match="has read"):
+        run("other-texts")
+
+
+def test_a_resumed_run_ends_with_the_same_weights(run, settings, tmp_path):
+    settings["schedule"] = {"name": "constant"}
+    settings["steps"], settings["save_steps"] = 8, 4
+    settings["objectives"][0]["layers"] = [1]
+    whole = run("whole")
+    run("cut", "steps=4")
+    (tmp_path / "cut" / "model").rename(tmp_path / "cut-model")
+    resumed = run("cut", resume=True)
+    for name in ("head.safetensors", "adapter/adapter_model.safetensors"):
+        assert (whole / name).read_bytes() == (resumed / name).read_bytes()
+
+
+def test_further_layers_and_nested_sizes_are_learned_too(run, settings):
+    plain = losses_of(run("plain"))[0]
+    settings["objectives"][0] |= {"layers": [1, 2], "matryoshka": [4, 8]}
+    folder = run("more")
+    losses = losses_of(folder)
+    assert losses[0] > plain + 0.1
+    assert losses[-1] < losses[0]
+    assert not [name for name in gerund.load(folder).head.state_dict() if "further" in name]
+
+
+def test_micro_batches_change_nothing(run, settings):
+    settings["steps"], settings["save_steps"] = 2, 2
+    settings["objectives"][0]["layers"] = [1]
+    one, several = run("one"), run("several", "objectives.distill.micro_batch_size=4")
+    assert losses_of(one) == pytest.approx(losses_of(several), rel=1e-4)
+
+
+def test_with_pairs_and_corrupted_texts_in_one_recipe(run, settings, corpus):
+    rows = [json.dumps({"text_a": sentences(f"a{i}", 1), "text_b": sentences(f"b{i}", 1)}) for i in range(20)]
+    (corpus / "pairs.jsonl").write_text("\n".join(rows), "utf-8")
+    settings["steps"], settings["save_steps"] = 4, 4
+    settings["objectives"] += [
+        {"kind": "gur", "pairs": {"files": ["pairs.jsonl"]}, "batch_size": 4, "length": 32},
+        {"kind": "unimae", "batch_size": 4, "length": 32},
+        {"kind": "simcse", "batch_size": 4, "length": 32},
+    ]
+    settings["encoder"] = {"attention": "causal", "pooling": "last", "append_eos": True}
+    folder = run("out")
+    report = json.loads((folder.parent / "log.jsonl").read_text("utf-8").splitlines()[0])
+    assert {"loss_distill", "loss_gur", "loss_mar", "loss_simcse"} <= report.keys()
+    lm = gerund.load(folder)
+    assert lm.dimensions == lm.head.settings.dimensions
+
+
+def test_a_file_of_vectors_is_a_teacher(run, settings, gerund_command, teacher, tmp_path):
+    texts = tmp_path / "texts.txt"
+    texts.write_text("\n".join(sentences(f"t{i}", 1) for i in range(64)), "utf-8")
+    vectors = tmp_path / "vectors.parquet"
+    assert gerund_command("embed", texts, "-m", teacher, "--keep-text", "-o", vectors)[0] == 0
+    settings["objectives"][0] |= {"teacher": str(vectors), "token_vectors": True}
+    settings["data"] = {"folder": str(tmp_path)}
+    folder = run("out")
+    assert gerund.load(folder).space == gerund.load(teacher).fingerprint()
+    assert agreement(folder, teacher) > 0.5
+    bare = tmp_path / "bare.parquet"
+    assert gerund_command("embed", texts, "-m", teacher, "-o", bare)[0] == 0
+    with pytest.raises(ConfigError, match="--keep-text"):
+        read_known(bare)
+
+
+def test_a_dry_run_reads_no_text_and_writes_nothing(settings, write_recipe, tmp_path):
+    settings["objectives"][0]["token_vectors"] = True
+    found = estimate(load_recipe(write_recipe(settings), [f"output={tmp_path / 'dry'}"]))
+    assert found.objectives["distill"] == 8 * 32
+    assert not (tmp_path / "dry").exists()
+
+
+MISTAKES = {
+    "nothing": ({"cosine": 0, "similarity": 0}, "nothing is learned"),
+    "layers without": ({"cosine": 0, "layers": [1]}, "both 0"),
+    "nested without": ({"similarity": 0, "matryoshka": [4]}, "by similarity"),
+    "layer 0": ({"layers": [0]}, "counted from 1"),
+    "twice": ({"layers": [1, 1]}, "named once"),
+    "no dimension": ({"matryoshka": [0]}, "above 0"),
+}
+
+
+@pytest.mark.parametrize(("changes", "reason"), MISTAKES.values(), ids=MISTAKES)
+def test_mistakes_are_told(settings, write_recipe, changes, reason):
+    settings["objectives"][0] |= changes
+    with pytest.raises(ConfigError, match=reason):
+        load_recipe(write_recipe(settings))
+
+
+def test_a_layer_that_is_not_there(run, settings):
+    settings["objectives"][0]["layers"] = [9]
+    with pytest.raises(ConfigError, match="the model has 2"):
+        run("out")
+
+
+def test_it_comes_before_what_trains_its_head(settings):
+    first = {"kind": "simcse", "batch_size": 4, "length": 32}
+    with pytest.raises(ValueError, match="list it first"):
+        Recipe.model_validate({**settings, "objectives": [first, *settings["objectives"]]})
+
+
+@pytest.mark.parametrize("name", ["./nowhere", "/no/such/teacher"])
+def test_a_teacher_that_is_not_there(name):
+    with pytest.raises(ModelError, match=r"nowhere|no/such"):
+        open_teacher(name)
+
+
+class Counting:
+    """A teacher that says what it was asked."""
+
+    name, space, dimensions = "counting", "s", 2
+
+    def __init__(self):
+        self.asked = []
+
+    def encode(self, texts):
+        self.asked.append(len(texts))
+        return np.array([[len(text), 1.0] for text in texts], dtype=np.float32)
+
+
+def test_shards_are_kept_and_go_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(teachers, "SHARD_TEXTS", 4)
+    texts = ["a" * number for number in range(1, 11)]
+    teacher = Counting()
+
+    def read(numbers):
+        return [texts[number] for number in numbers]
+
+    found = teacher_vectors(teacher, read, 6, tmp_path)
+    assert found.rows([5, 0]).tolist() == [[6.0, 1.0], [1.0, 1.0]]
+    assert teacher.asked == [4, 2]
+    # The whole shards of a longer list are known.
+    longer = teacher_vectors(teacher, read, 10, tmp_path)
+    assert teacher.asked == [4, 2, 4, 2]
+    assert longer.rows([9, 2]).tolist() == [[10.0, 1.0], [3.0, 1.0]]
+    teacher.space = "another"
+    teacher_vectors(teacher, read, 4, tmp_path)
+    assert teacher.asked[-1] == 4
+    assert SHARD_TEXTS > 1000
+
+
+def test_vectors_that_are_not_finite_are_refused(tmp_path):
+    teacher = Counting()
+    teacher.encode = lambda texts: np.full((len(texts), 2), np.nan, dtype=np.float32)
+    with pytest.raises(DataError, match="no finite vector for 'b"):
+        teacher_vectors(teacher, lambda numbers: ["b" for _ in numbers], 3, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_a_teacher_of_sentence_transformers(tmp_path):
+    transformers = pytest.importorskip("sentence_transformers")
+    folder = save_tiny(tmp_path / "base", "llama")
+    torch.manual_seed(0)
+    modules = pytest.importorskip("sentence_transformers.sentence_transformer.modules")
+    inner = modules.Transformer(str(folder))
+    pooled = transformers.SentenceTransformer(modules=[inner, modules.Pooling(inner.get_embedding_dimension())])
+    pooled.save(str(tmp_path / "teacher"))
+    one, other = open_teacher(str(tmp_path / "teacher")), open_teacher(str(tmp_path / "teacher"), "query: ")
+    assert one.space == open_teacher(str(tmp_path / "teacher")).space != other.space
+    assert one.encode(["the cat", "x"]).shape == (2, one.dimensions)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("token_vectors", [False, True])
+def test_a_student_is_saved_and_exported_with_its_head(run, tmp_path, token_vectors):
+    lm = gerund.load(run("out", "steps=4", f"objectives.distill.token_vectors={str(token_vectors).lower()}"))
+    texts = ["the cat", "a small dog runs under the river stone", "red"]
+    right = lm.encode(texts)
+    merged = lm.export(tmp_path / "merged", "merged")
+    found = gerund.load(merged.folder)
+    np.testing.assert_allclose(found.encode(texts), right, atol=1e-4)
+    assert found.space == lm.space
+    assert found.fingerprint() == merged.fingerprint
+    load = pytest.importorskip("gerund.integrations.sentence_transformers").load
+    exported = lm.export(tmp_path / "st", "sentence-transformers")
+    assert "head" in exported.why_custom
+    theirs = load(exported.folder)
+    np.testing.assert_allclose(theirs.encode([*texts, ""])[:3], right, atol=1e-4)
+    assert not theirs.encode([""]).any()
+
+
+def test_another_adapter_leaves_the_head_behind(run, teacher, tmp_path):
+    folder = run("out", "steps=4")
+    assert gerund.load(folder, adapter="none").head is None
+    assert gerund.load(folder, adapter=folder / "adapter").head is None
+
+
+def test_the_teacher_of_the_command_line(write_recipe, settings, tmp_path, monkeypatch, gerund_command):
+    monkeypatch.chdir(tmp_path)
+    recipe = write_recipe(settings)
+    assert load_recipe(recipe, teacher="./another").objectives[0].teacher == "./another"
+    found = load_recipe(recipe, ["data.folder=elsewhere"], teacher="vectors.parquet")
+    # It lies where the command is given, and brings the texts.
+    assert (tmp_path / found.data.folder / found.objectives[0].teacher).resolve() == tmp_path / "vectors.parquet"
+    assert not found.data.sources
+    code, err = gerund_command("train", recipe, "--teacher", "vectors.parquet", f"output={tmp_path / 'out'}")
+    assert code == 2
+    assert "vectors.parquet: no such file" in err
+    code, err = gerund_command("train", "unimae-default", "--teacher", "x")
+    assert code == 2
+    assert "learns from no teacher" in err
