@@ -270,6 +270,7 @@ def test_a_client_that_goes_cancels_its_request(
     small: Running, streams: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logging.getLogger("gerund.server"), "propagate", True)
+    caplog.set_level(logging.INFO, "gerund.server")
     before = small.service.engine.state().cancelled
     client = httpx.Client(base_url=small.url, timeout=0.3)
     if streams:

@@ -16,12 +16,11 @@ from gerund.inference.tokens import check_unicode
 from gerund.server.choices import Form, usage_of
 from gerund.server.errors import ApiError, told
 from gerund.server.events import EventStream
-from gerund.server.schemas.writing import CompletionRequest, InfillRequest
+from gerund.server.schemas.writing import USUAL_COMPLETION, CompletionRequest, InfillRequest
 from gerund.server.service import Service
 from gerund.types import Generation, Infill, Usage
 
 _USUAL_INFILL = 32
-_USUAL_COMPLETION = 16
 
 
 async def fill(service: Service, request: Request, body: InfillRequest) -> dict[str, Any]:
@@ -52,7 +51,7 @@ async def complete(
     """Return what stands between a prompt and its suffix, as a completion."""
     suffix = body.suffix or ""
     pieces = [prompt, suffix]
-    most = min(body.max_tokens or _USUAL_COMPLETION, 512)
+    most = min(body.max_tokens or USUAL_COMPLETION, 512)
     found, read = await _filled(service, request, pieces, "prompt", body, most)
     [span] = _inserts(pieces, found)
     usage = usage_of(read, found.lengths[0])

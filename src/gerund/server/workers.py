@@ -26,6 +26,7 @@ _POLL = 0.2
 # Seconds before a worker that died is replaced, and how much longer than the drain its end may take.
 _PAUSE = 1.0
 _FAREWELL = 10.0
+# Read by prometheus-client when it is imported, which must not be before it is set.
 _METRICS = "PROMETHEUS_MULTIPROC_DIR"
 
 

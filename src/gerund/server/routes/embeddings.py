@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import numpy as np
 from fastapi import APIRouter, Header, Request, Response
 
+from gerund.checks import check_dimensions
 from gerund.errors import FingerprintError
 from gerund.server.encoding import encoded
 from gerund.server.errors import told
@@ -69,8 +70,6 @@ async def embeddings(
 
 def _checked(dimensions: int | None, most: int) -> int | None:
     """Return how many numbers are kept, after checking it: a fingerprint is made for any number."""
-    from gerund.checks import check_dimensions
-
     check_dimensions(dimensions, most)
     return None if dimensions == most else dimensions
 

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from fastapi import APIRouter, Request
 
+from gerund.inference.text_ids import encode_texts
+from gerund.inference.tokens import check_unicode
 from gerund.models.pooling import unit
 from gerund.scoring.relevance import check_relevance
 from gerund.server.encoding import cosines, encoded
@@ -137,9 +139,6 @@ async def _pairs(service: Service, request: Request, body: ScoreRequest) -> tupl
 
 
 def _count(service: Service, texts: Sequence[str]) -> int:
-    from gerund.inference.text_ids import encode_texts
-    from gerund.inference.tokens import check_unicode
-
     for index, text in enumerate(texts):
         check_unicode("text", text, index)
     return sum(len(one.ids) for one in encode_texts(service.lm.tokenizer, list(texts)))

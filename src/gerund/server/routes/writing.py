@@ -12,13 +12,10 @@ from gerund.server import infilling
 from gerund.server.choices import Form
 from gerund.server.errors import ApiError, told
 from gerund.server.routes.common import STREAMS, Served
-from gerund.server.schemas.writing import ChatRequest, CompletionRequest, Writing
+from gerund.server.schemas.writing import USUAL_COMPLETION, ChatRequest, CompletionRequest, Writing
 from gerund.server.writing import Asked, answer, stream
 
 router = APIRouter(tags=["writing"])
-
-# What OpenAI's interface writes in a completion whose request does not say.
-_USUAL_COMPLETION = 16
 
 
 @router.post("/v1/chat/completions", responses=STREAMS, response_model=None)
@@ -59,7 +56,7 @@ async def completions(body: CompletionRequest, request: Request, service: Served
     if body.echo and body.logprobs is not None:
         raise ApiError("logprobs of the prompt are not given; leave echo out", param="echo", code="not_supported")
     try:
-        settings = body.settings(body.max_tokens or _USUAL_COMPLETION, body.logprobs)
+        settings = body.settings(body.max_tokens or USUAL_COMPLETION, body.logprobs)
         echoes = [_spelled(service, prompt) for prompt in prompts] if body.echo else []
     except Exception as error:
         raise told(error) from error

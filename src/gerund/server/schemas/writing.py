@@ -13,6 +13,8 @@ from gerund.server.errors import ApiError
 from gerund.server.schemas.base import Body, Count, Ids, ManyIds, Text
 
 MOST_CHOICES = 128
+# What OpenAI's interface writes in a completion whose request does not say.
+USUAL_COMPLETION = 16
 ScorerName = Literal["own", "pmi", "avg_cll", "cll", "avg_ull", "self_certainty", "overlap", "random"]
 
 Stop = Text | Annotated[list[Text], Field(max_length=16)]
