@@ -197,14 +197,14 @@ def _gate(kind: type[nn.Module]) -> type[nn.Module]:
         switches = {"disable_adapters": property(_all_inactive), "active_adapters": property(_those_active)}
         switches["active_adapter"] = switches["active_adapters"]
 
-        def forward(layer: Any, input_: Any, *args: Any, **kwargs: Any) -> Any:
+        def forward(layer: Any, *args: Any, **kwargs: Any) -> Any:
             """Compute quickly what PEFT would, where that is possible."""
             name = _active.get()
-            if name is not None and layer.gerund_quick.get(name) and not (args or kwargs):
-                found = quick_forward(layer, name, input_)
+            if name is not None and layer.gerund_quick.get(name) and len(args) == 1 and not kwargs:
+                found = quick_forward(layer, name, args[0])
                 if found is not None:
                     return found
-            return kind.forward(layer, input_, *args, **kwargs)
+            return kind.forward(layer, *args, **kwargs)
 
         own = {**switches, "__module__": kind.__module__, "forward": forward}
         _gated[kind] = type(kind.__name__, (kind,), own)
