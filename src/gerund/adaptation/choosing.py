@@ -104,7 +104,7 @@ def shape_of(base: Base, machine: Machine) -> dict[str, Any]:
     trained further is near its place already.
 
     >>> base = Base("default", 8_000_000, 7, 256, 8192, True, 1024)
-    >>> shape_of(base, Machine("cpu", 4000)) == {"rank": 64, "rate": 3e-4, "batch": 64, "micro": 64}
+    >>> shape_of(base, Machine("cpu", 8000)) == {"rank": 64, "rate": 0.0003, "batch": 64, "micro": 64}
     True
     """
     gpu = machine.device == "cuda"
@@ -122,7 +122,7 @@ def shape_of(base: Base, machine: Machine) -> dict[str, Any]:
     micro = batch
     while micro > 1 and micro * a_pair > room:
         micro //= 2
-    return {"rank": rank, "rate": rate * (0.3 if base.adapter else 1.0), "batch": batch, "micro": micro}
+    return {"rank": rank, "rate": round(rate * (0.3 if base.adapter else 1.0), 6), "batch": batch, "micro": micro}
 
 
 def settings_for(base: Base, machine: Machine, options: AdaptOptions, data: Path, run: Path) -> dict[str, Any]:
