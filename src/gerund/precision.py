@@ -63,8 +63,8 @@ def quantize(vectors_ND: np.ndarray, precision: Precision, ranges_2D: np.ndarray
 
     >>> quantize(np.array([[0.2, -0.1, 0.3, 0.0, 0.5, -1.0, -1.0, 0.1]]), "ubinary").tolist()
     [[169]]
-    >>> quantize(np.array([[0.0], [0.5], [1.0]]), "int8").tolist()
-    [[-128], [0], [127]]
+    >>> quantize(np.array([[0.0], [0.6], [1.0]]), "int8").tolist()
+    [[-128], [25], [127]]
     """
     check_precision(precision)
     if precision == "float32":

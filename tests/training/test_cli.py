@@ -86,7 +86,7 @@ def test_own_texts(gerund, settings, write_recipe, tmp_path):
 def test_lists_and_prints_recipes(gerund):
     code, out, _ = gerund("recipes")
     assert code == 0
-    assert any(line.startswith("unimae-default ") for line in out.splitlines())
+    assert any(line.startswith("  unimae-default ") for line in out.splitlines())
     code, out, _ = gerund("recipes", "--json")
     assert "unimae-default" in json.loads(out)
     code, out, _ = gerund("recipes", "unimae-default")

@@ -29,8 +29,8 @@ def command(
     merged: a plain model with the encoder's adapter merged into its weights, for tools that know no adapters.
 
     onnx: model.onnx, from token ids to vectors in float32, with the attention plan baked in, its tokenizer, and
-    a README.md with ten lines of Python that need only onnxruntime and tokenizers. onnxruntime has to compute what
-    gerund does before the folder is put in place. It needs the extra onnx.
+    a README.md with ten lines of Python that need only onnxruntime and tokenizers. Its vectors
+    are compared with those of gerund before the folder is put in place. It needs the extra onnx.
 
     For example:
 

@@ -117,7 +117,7 @@ class OpenDocument(Asking):
             if not answers:
                 raise TextError(
                     f"{one.source} does not fit: the model's context has {limit} tokens, of which some are kept for "
-                    f"question and answer; make an index of it: gerund index {one.source} -o my.index"
+                    f"question and answer; make an index of it with gerund index"
                 )
             # Its beginning is the document; of the turns the oldest go.
             questions, answers = questions[1:], answers[1:]

@@ -81,11 +81,11 @@ def test_logits_are_those_of_a_fresh_prefill_and_its_steps(model_type, append_eo
 @pytest.mark.parametrize("settings", [{}, {"normalize": False}, {"pool_prompt": True}])
 def test_the_vector_is_that_of_encode(pooling, append_eos, settings):
     lm = build("gpt2", pooling=pooling, append_eos=append_eos, prompts={"query": "Find:\n"}, **settings)
-    for prompt in (None, "query", "the text: "):
-        vector, session = lm.encode_and_keep(TEXT, prompt)
+    for before in ({}, {"prompt_name": "query"}, {"prompt": "the text: "}):
+        vector, session = lm.encode_and_keep(TEXT, **before)
         assert vector.dtype == np.float32
-        np.testing.assert_allclose(vector, lm.encode([TEXT], prompt)[0], atol=2e-5, rtol=1e-5)
-        assert session.text == lm.encoder.prompt_text(prompt) + TEXT
+        np.testing.assert_allclose(vector, lm.encode([TEXT], **before)[0], atol=2e-5, rtol=1e-5)
+        assert session.text == lm.encoder.prompt_text(**before) + TEXT
         assert [session.generate(5, SAMPLED)] == lm.generate([session.text], 5, SAMPLED)
 
 

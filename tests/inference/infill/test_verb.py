@@ -140,7 +140,7 @@ def test_an_empty_answer_at_the_end_of_a_text_scores_nothing(monkeypatch):
         ({"text": "[blank][blank]"}, TextError, "nothing but"),
         ({"text": "a [blank] b [blank] [blank]"}, TextError, "blanks 2 and 3 have nothing between them"),
         ({"text": 3}, TextError, "is a string, not int"),
-        ({"text": ["a [blank]"]}, TextError, "is a string, not list"),
+        ({"text": [["a [blank]"]]}, TextError, "is a string, not list"),
         ({"text": "a\udcff [blank]"}, TextError, "the text is not valid Unicode"),
         ({"blank": " "}, ConfigError, "a blank is written as some text, not ' '"),
         ({"blank": None}, ConfigError, "not None"),
