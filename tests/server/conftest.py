@@ -24,7 +24,7 @@ from tests.tiny import byte_tokenizer, tiny
 
 TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}"
-    "{% if message['role'] == 'raise' %}{{ raise_exception('no such turn') }}{% endif %}"
+    "{% if 'raise' in (message['role'], message['content']) %}{{ raise_exception('no such turn') }}{% endif %}"
     "{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}assistant:"
 )
 

@@ -114,7 +114,7 @@ def test_an_index_that_is_not_there_or_anothers_is_refused_at_start(
 def test_attention_is_what_the_library_records(live: Running, served_lm: Any) -> None:
     from gerund.inference.inspection import attention_maps, causal_plan
 
-    found = live.ok("/v1/attention", text="The old man.", attention="bidir")
+    found = live.ok("/v1/attention", text="The old man.", plan="bidir")
     [before, after] = [np.array(found["layers"][1][name]) for name in ("before", "after")]
     assert np.allclose(before.sum(-1), 1, atol=0.02)
     assert np.all(np.triu(before, 1) == 0)
@@ -127,7 +127,13 @@ def test_attention_is_what_the_library_records(live: Running, served_lm: Any) ->
 
 
 @pytest.mark.parametrize(
-    "body", [{"text": ""}, {"text": "a b c", "attention": "sideways"}, {"text": "a b c", "attention": "bidir", "k": 99}]
+    "body",
+    [
+        {"text": ""},
+        {"text": "a b c", "plan": "sideways"},
+        {"text": "a b c", "plan": "bidir", "k": 99},
+        {"text": "a b c", "k": 2},
+    ],
 )
 def test_attention_refuses_in_words(live: Running, body: dict[str, Any]) -> None:
     found = live.post("/v1/attention", **body)
@@ -215,7 +221,7 @@ def test_gaps_search_and_ranking(page: Any) -> None:
 @pytest.mark.slow
 def test_attention_of_a_sentence(page: Any) -> None:
     page.click("#tab-attention")
-    page.select_option("#attention [name=attention]", "bidir")
+    page.select_option("#attention [name=plan]", "bidir")
     page.press("#attention-text", "Enter")
     page.wait_for_selector("#maps:not([hidden])")
     first = page.get_attribute("#map-before", "aria-label")

@@ -85,7 +85,7 @@ def command(
     """
     from gerund.checks import check_dimensions
     from gerund.data.embedding_job import EmbeddingConfig, embedding_job
-    from gerund.data.tables import open_table
+    from gerund.data.tables import open_table, passed_over
     from gerund.errors import unknown_name
     from gerund.methods import PromptText
     from gerund.precision import check_precision
@@ -96,6 +96,9 @@ def command(
     check_precision(precision)
     config = EmbeddingConfig(empty=empty, keep_text=keep_text, shard_rows=shard_rows, force=force)  # type: ignore[arg-type]
     table = open_table(source, format=format, column=column, id_column=id_column, folders=True)
+    if left := passed_over(table):
+        kinds = ", ".join(f"{count} {ending}" for ending, count in left.items())
+        typer.echo(f"gerund: passed over in {source}: {kinds}; gerund index reads documents", err=True)
     with embedding_job(table, output, config) as job:
         from gerund.entry import load
 

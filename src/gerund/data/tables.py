@@ -5,6 +5,7 @@ know: what the texts are for. A table is never held in memory whole. (``corpus``
 """
 
 import os
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -192,6 +193,19 @@ def files_below(table: Table) -> Iterator[Path]:
             f"{table.path}: no file of texts in it; valid endings are: {known} (text formats also .gz, .xz)"
         )
     yield from sorted(found)
+
+
+def passed_over(table: Table) -> dict[str, int]:
+    """Return how many files of a folder are not read as its tables, by their ending; none of what is no folder."""
+    if table.format != _FOLDER or table.path is None:
+        return {}
+    read, counts = set(files_below(table)), Counter[str]()
+    for path in table.path.rglob("*"):
+        parts = path.relative_to(table.path).parts
+        is_hidden = any(part.startswith(".") or part.endswith(".parts") for part in parts)
+        if path.is_file() and path not in read and not is_hidden:
+            counts[path.suffix or "no ending"] += 1
+    return dict(counts.most_common())
 
 
 def _is_table(path: Path) -> bool:

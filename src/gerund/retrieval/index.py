@@ -141,8 +141,11 @@ class Index(Asking):
             ResourceError: memory or disk ran out; what was stored is kept.
         """
         listed = [paths] if isinstance(paths, str | Path) else list(paths)
-        writer = self._writer()
         wanted = [place("what is indexed", one) for one in listed]
+        for path in wanted:
+            if not path.exists():  # said before an index is made
+                raise DataError(f"{path}: no such file or folder")
+        writer = self._writer()
         writer.add_files(wanted, prune=flag("prune", prune), show_progress=show_progress)
         if error := all_failed(writer.summary):
             raise error

@@ -42,9 +42,9 @@ function draw(canvas, weights, tokens) {
 
 export function start(state) {
   const form = byId("attention-form");
-  const { attention, layer } = form.elements;
-  attention.replaceChildren(...state.plans.map((name) => element("option", name)));
-  if (state.plans.includes(state.plan)) attention.value = state.plan;
+  const { plan, layer } = form.elements;
+  plan.replaceChildren(...state.plans.map((name) => element("option", name)));
+  if (state.plans.includes(state.plan)) plan.value = state.plan;
   let found = null;
   const percent = (value) => `${Math.round(100 * value)} %`;
   const show = () => {

@@ -75,14 +75,16 @@ async def attention(body: AttentionRequest, request: Request, service: Served) -
             )
             found = await claim.result(work)
         except Exception as error:
-            raise told(error, "text" if "token" in str(error) else "attention") from error
+            raise told(error, "text" if "token" in str(error) else "plan") from error
     return _shown(service, read, found)
 
 
 def _read_as(lm: LanguageModel, body: AttentionRequest) -> LanguageModel:
-    if body.attention is None:
+    if body.plan is None:
+        if body.k is not None:
+            raise ApiError("k says how many layers a plan converts; name the plan", param="k")
         return lm
-    plan = AttentionPlan(body.attention, k=body.k)
+    plan = AttentionPlan(body.plan, k=body.k)
     return lm.with_encoder(replace(lm.encoder, attention=plan))
 
 

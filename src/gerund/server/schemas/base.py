@@ -36,9 +36,13 @@ def place_of(error: dict[str, Any], body: Any) -> str:
     'input.0'
     >>> place_of({"loc": ("body", "query"), "type": "missing"}, {})
     'query'
+    >>> place_of({"loc": ("body", "RerankRequest", "documents"), "type": "missing"}, {"query": "a"})
+    'documents'
     """
     parts, here = [], body
     for part in error["loc"][1:]:
+        if isinstance(part, str) and part.endswith("Request"):  # one of the forms that a body may have
+            continue
         is_index = isinstance(here, list) and isinstance(part, int) and part < len(here)
         if is_index or (isinstance(here, dict) and part in here):
             here = here[part]

@@ -108,6 +108,6 @@ class AttentionRequest(Body):
     """A text in which the layers look around."""
 
     text: Annotated[str, Field(min_length=1, max_length=2000)]
-    attention: Annotated[str, Field(min_length=1, max_length=100)] | None = None
-    """A plan; left out, the encoder's own."""
+    plan: Annotated[str, Field(min_length=1, max_length=100)] | None = None
+    """An attention plan; left out, the encoder's own."""
     k: Annotated[int, Field(ge=0, lt=2**31)] | None = None
