@@ -30,6 +30,9 @@ def test_no_request_ends_in_a_5xx(live: Running, tmp_path: Path) -> None:
     ]  # fmt: skip
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=150, check=False)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
-    assert "Tested: 14" in done.stdout or "14 selected" in done.stdout
+    # Every route was chosen; how many of them there was time for depends on the machine.
+    paths = live.client.get("/openapi.json").json()["paths"].values()
+    routes = sum(method in ("get", "post") for path in paths for method in path)
+    assert f"Tested: {routes}" in done.stdout or f"{routes} selected" in done.stdout, done.stdout[-3000:]
     assert live.idle(20)
     assert live.ok("/v1/completions", prompt="a", max_tokens=2)["choices"]
