@@ -78,6 +78,16 @@ def test_what_fails_once_the_model_is_there_leaves_nothing_behind(tmp_path, text
     assert not out.exists()
 
 
+def test_whoever_interrupts_is_told_what_is_kept(tmp_path, texts, monkeypatch):
+    def interrupted(*_arguments, **_settings):
+        stop = KeyboardInterrupt()
+        stop.add_note("the pairs are kept")
+        raise stop
+
+    monkeypatch.setattr(running, "adapt", interrupted)
+    assert "gerund: interrupted; the pairs are kept" in run_cli("adapt", "--texts", texts, "-o", tmp_path / "out").err
+
+
 class Stopped(KeyboardInterrupt):
     """What Ctrl-C is in a test."""
 

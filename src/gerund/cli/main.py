@@ -50,7 +50,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("adapt", cls=CheckedCommand)(adapt.command)
+app.command("adapt", cls=LongCommand)(adapt.command)
 app.command("ask", cls=CheckedCommand)(ask.command)
 app.command("chat", cls=CheckedCommand)(chat.command)
 app.command("convert", cls=CheckedCommand)(convert.command)
