@@ -266,3 +266,13 @@ def test_a_precision_that_there_is_not(source, tmp_path):
     with no_loading():
         mistake = run_cli("embed", source, "-o", tmp_path / "x.npy", "--precision", "int4").mistake
     assert "unknown precision 'int4'" in mistake
+
+
+def test_files_of_a_folder_that_are_passed_over_are_told(tmp_path, tiny_folder):
+    folder = tmp_path / "notes"
+    folder.mkdir()
+    for name in ("a.txt", "b.md", "c.md", ".hidden.md"):
+        (folder / name).write_text("the cat")
+    done = run_cli("embed", folder, "-o", tmp_path / "out.parquet", "-m", tiny_folder)
+    assert done.code == 0, done.err
+    assert "2 .md" in done.err

@@ -265,6 +265,7 @@ def test_what_is_no_index_model_or_document(tiny, tmp_path):
     assert not (tmp_path / "my.index").exists()
     with pytest.raises(DataError, match="no such file or folder"):
         index.add(tmp_path / "nowhere")
+    assert not (tmp_path / "my.index").exists()  # a slip makes no index of nothing
     (tmp_path / "broken.pdf").write_text("x")
     with pytest.raises(DataError, match=r"no file could be read: .*broken\.pdf: not a readable PDF"):
         index.add(tmp_path / "broken.pdf")

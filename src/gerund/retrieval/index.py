@@ -142,9 +142,10 @@ class Index(Asking):
         """
         listed = [paths] if isinstance(paths, str | Path) else list(paths)
         wanted = [place("what is indexed", one) for one in listed]
-        for path in wanted:
-            if not path.exists():  # said before an index is made
-                raise DataError(f"{path}: no such file or folder")
+        if self._about is None:  # what is not there makes no index
+            for path in wanted:
+                if not path.exists():
+                    raise DataError(f"{path}: no such file or folder")
         writer = self._writer()
         writer.add_files(wanted, prune=flag("prune", prune), show_progress=show_progress)
         if error := all_failed(writer.summary):
