@@ -1,7 +1,6 @@
 """Attention that takes its mask as an argument, and latent attention: exact, whatever pads the text."""
 
 import inspect
-import threading
 import warnings
 
 import pytest
@@ -21,6 +20,7 @@ from gerund.inference.encode.sweep import encode_each
 from gerund.inference.tokens import InputFormat, tokenize
 from gerund.language_model import LanguageModel
 from tests.architectures.slow import SlowModel
+from tests.attention.in_threads import wrong_in_threads
 from tests.tiny import GIVEN, LATENT, N_LAYERS, ODD, batch, byte_tokenizer, tiny
 
 NAMES = [*GIVEN, *LATENT, *ODD]
@@ -299,23 +299,4 @@ def test_threads_encode_under_other_plans_while_one_generates():
     texts = ["a dog in the garden", "an owl"]
     both = language_model("bloom", AttentionPlan("bidir"))
     back = both.with_encoder(EncoderConfig(attention=AttentionPlan("inplace-back", k=2)))
-    wanted = both.encode(texts), back.encode(texts), both.generate("a dog", 4)[0].text
-    wrong = []
-
-    def check(call, expected, equal):
-        for _ in range(5):
-            if not equal(call(), expected):
-                wrong.append(call)
-
-    near = lambda found, expected: abs(found - expected).max() < 1e-6  # noqa: E731
-    jobs = [
-        (lambda: both.encode(texts), wanted[0], near),
-        (lambda: back.encode(texts), wanted[1], near),
-        (lambda: both.generate("a dog", 4)[0].text, wanted[2], lambda a, b: a == b),
-    ]
-    threads = [threading.Thread(target=check, args=job) for job in jobs * 2]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+    assert not wrong_in_threads(both, back, texts)

@@ -1,7 +1,6 @@
 """Recurrent layers under a plan: causal, or on the text and on the text reversed; exact, whatever pads the text."""
 
 import inspect
-import threading
 import warnings
 from functools import partial
 
@@ -21,6 +20,7 @@ from gerund.errors import ConfigError, UnsupportedModelError
 from gerund.language_model import LanguageModel
 from gerund.models.fingerprint import fingerprint
 from gerund.spec import EncoderSettings, parse_settings
+from tests.attention.in_threads import wrong_in_threads
 from tests.attention.reference import ReferenceModel, kinds
 from tests.tiny import N_LAYERS, RECURRENT, batch, byte_tokenizer, tiny
 
@@ -375,23 +375,4 @@ def test_threads_encode_under_other_plans_while_one_generates():
     texts = ["a dog in the garden", "an owl"]
     both = hybrid_lm("qwen3_next", AttentionPlan("bidir", recurrent="both"))
     still = both.with_encoder(EncoderConfig(attention=AttentionPlan("bidir")))
-    expected = both.encode(texts), still.encode(texts), both.generate("a dog", 4)[0].text
-    wrong = []
-
-    def check(call, wanted, equal):
-        for _ in range(5):
-            if not equal(call(), wanted):
-                wrong.append(call)
-
-    near = lambda found, wanted: abs(found - wanted).max() < 1e-6  # noqa: E731
-    jobs = [
-        (lambda: both.encode(texts), expected[0], near),
-        (lambda: still.encode(texts), expected[1], near),
-        (lambda: both.generate("a dog", 4)[0].text, expected[2], lambda a, b: a == b),
-    ]
-    threads = [threading.Thread(target=check, args=job) for job in jobs * 2]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+    assert not wrong_in_threads(both, still, texts)

@@ -84,8 +84,11 @@ def command(
 
         gerund adapt ./model --texts articles.jsonl --questions questions.jsonl -o adapted
     """
-    from gerund.adaptation.running import adapt, options_of, plan
     from gerund.errors import ConfigError
+
+    if output is None and not dry_run:
+        raise ConfigError("name the folder for the model and the report: -o OUT")
+    from gerund.adaptation.running import adapt, options_of, plan
 
     def say(sentence: str) -> None:
         typer.echo(f"gerund: {sentence}", err=True)
@@ -97,8 +100,7 @@ def command(
         if as_json:
             typer.echo(choice.to_json())
         return
-    if output is None:
-        raise ConfigError("name the folder for the model and the report: -o OUT")
+    assert output is not None
     done = adapt(
         model,
         texts,
