@@ -22,7 +22,8 @@ from gerund.jobs import unfinished
 from gerund.spec import ModelSpec
 
 SIGNALS = (signal.SIGKILL, signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
-N_TEXTS = 100
+N_TEXTS = 200
+"""About 40 passes of each command: more than all interruptions together wait for."""
 # So slow that it is the passes, and not the beginning and the end of a command, that are interrupted.
 SECONDS_A_PASS = 0.02
 
@@ -69,6 +70,7 @@ def interrupted(log: Path, arguments: list[object], number: int, rng: random.Ran
     wait_for = len(passes(log)) + rng.randint(2, 5)
     child = started(log, arguments, flush_seconds)
     while len(passes(log)) < wait_for:
+        assert os.waitpid(child, os.WNOHANG) == (0, 0), f"ended by itself: {log.with_suffix('.err').read_text()}"
         time.sleep(0.002)
     time.sleep(rng.random() * SECONDS_A_PASS)
     os.kill(child, number)

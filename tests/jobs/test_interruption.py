@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ import pytest
 from tests.data.mining.corpora import articles, write_jsonl
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="signals of Unix")
+# What any of it takes at most on the busiest of machines.
+SECONDS = 300
 WAITING = """
 import signal, sys, time
 {before}
@@ -40,22 +43,47 @@ if __name__ == "__main__":
 _HEARS_CTRL_C = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
 
 
+@contextmanager
 def started(code, *arguments, **environment):
-    return subprocess.Popen(
+    """Start a process that is gone at the end, whatever has happened to it."""
+    process = subprocess.Popen(
         [sys.executable, "-c", _HEARS_CTRL_C + code, *map(str, arguments)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@contextmanager
+def waited_for(pipe, process):
+    """Open a pipe for writing as soon as a process reads it."""
+    deadline = time.monotonic() + SECONDS
+    while True:
+        try:
+            handle = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
+            break
+        except OSError:  # nobody reads it yet
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    try:
+        yield
+    finally:
+        os.close(handle)
 
 
 def terminated(code, **environment):
     with started(code, **environment) as process:
         assert process.stdout.readline() == "ready\n"
         process.send_signal(signal.SIGTERM)
-        out, _ = process.communicate(timeout=600)
-    return process.returncode, out
+        out, _ = process.communicate(timeout=SECONDS)
+        return process.returncode, out
 
 
 def test_tidies_up_and_dies_of_the_signal():
@@ -80,11 +108,11 @@ def test_a_command_says_what_is_kept(tmp_path, number):
     corpus = write_jsonl(tmp_path / "corpus.jsonl", articles(20_000))
     parts = tmp_path / "out.jsonl.parts"
     with started(SMALL_PARTS, "mine", corpus, "-o", tmp_path / "out.jsonl", "-j", 2) as process:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + SECONDS
         while not list(parts.glob("part-*")) and time.monotonic() < deadline:
             time.sleep(0.01)
         process.send_signal(number)
-        _, err = process.communicate(timeout=600)
+        _, err = process.communicate(timeout=SECONDS)
     assert f"gerund: interrupted; finished parts are kept in {parts}: give --resume to go on from there\n" in err
     assert "Traceback" not in err
     assert process.returncode == (-signal.SIGTERM if number == signal.SIGTERM else 130)
@@ -102,6 +130,7 @@ def test_embed_and_eval_killed_in_the_middle_of_a_lot(tmp_path):
         env={**os.environ, "PYTHONPATH": str(root / "src"), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
+        timeout=SECONDS,
     )
     assert ran.returncode == 0, ran.stderr[-3000:]
     assert ran.stdout.count("passes") == 2
@@ -112,9 +141,9 @@ def test_a_long_command_that_is_interrupted_before_its_work_says_so(tmp_path):
     """The command waits for its input; nothing was begun."""
     pipe = tmp_path / "in.txt"
     os.mkfifo(pipe)
-    with started(SMALL_PARTS, "embed", pipe, "-o", tmp_path / "out.parquet") as process, pipe.open("w"):
+    with started(SMALL_PARTS, "embed", pipe, "-o", tmp_path / "out.parquet") as process, waited_for(pipe, process):
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=600)
+        _, err = process.communicate(timeout=SECONDS)
     told = "nothing new was done yet; run the same command again"
     assert err.count(f"gerund: interrupted; {told}\n") == 1
     assert "Traceback" not in err
