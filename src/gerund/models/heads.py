@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from gerund.config import FORMAT, read_settings
 from gerund.errors import ConfigError, DataError, unknown_name
 from gerund.models.pooling import pool
+from gerund.models.word_vectors import WordVectors
 
 HEAD_FILE = "head.json"
 WEIGHTS_FILE = "head.safetensors"
@@ -41,6 +42,8 @@ class HeadSettings:
             ``linear``: one linear map without a bias, into a teacher's space.
         vocabulary: of a ``linear`` head, how many tokens have a vector of their own: the mean over a text's pooled
             tokens is added to its projected state. None for no such vectors.
+        words: of a head with ``vocabulary``, how many words have a vector of their own, which is added too
+            (:mod:`gerund.models.word_vectors`). None for no such vectors.
         space: what tells the space that it leads into from others: a teacher's fingerprint. None for a space of its
             own.
     """
@@ -50,6 +53,7 @@ class HeadSettings:
     variant: str = "paper"
     vocabulary: int | None = None
     space: str | None = None
+    words: int | None = None
 
     def __post_init__(self) -> None:
         if self.variant not in VARIANTS:
@@ -58,11 +62,14 @@ class HeadSettings:
             value = getattr(self, name)
             if type(value) is not int or value < 1:
                 raise ConfigError(f"a head's {name} is a whole number above 0, not {value!r}")
-        if self.vocabulary is not None:
-            if type(self.vocabulary) is not int or self.vocabulary < 1:
-                raise ConfigError(f"a head's vocabulary is a whole number above 0, not {self.vocabulary!r}")
-            if self.variant != "linear":
-                raise ConfigError(f"a head of the variant {self.variant!r} has no vectors of tokens; linear has")
+        for name in ("vocabulary", "words"):
+            value = getattr(self, name)
+            if value is not None and (type(value) is not int or value < 1):
+                raise ConfigError(f"a head's {name} is a whole number above 0, not {value!r}")
+        if self.words is not None and self.vocabulary is None:
+            raise ConfigError("a head with vectors of words has a vocabulary of tokens too")
+        if self.vocabulary is not None and self.variant != "linear":
+            raise ConfigError(f"a head of the variant {self.variant!r} has no vectors of tokens; linear has")
         if self.space is not None and not (isinstance(self.space, str) and self.space):
             raise ConfigError(f"a head's space is the fingerprint of an encoder, not {self.space!r}")
 
@@ -110,6 +117,9 @@ class ProjectionHead(nn.Module):
         if settings.vocabulary is not None:
             self.tokens = nn.Embedding(settings.vocabulary, dimensions)
             nn.init.zeros_(self.tokens.weight)
+        self.words: WordVectors | None = None
+        if settings.words is not None and settings.vocabulary is not None:
+            self.words = WordVectors(settings.vocabulary, settings.words, dimensions)
 
     def forward(self, states_BD: Tensor, ids_BT: Tensor | None = None, pooled_BT: Tensor | None = None) -> Tensor:
         """Return vectors ``(B, E)`` of pooled states ``(B, D)``.
@@ -134,11 +144,12 @@ class ProjectionHead(nn.Module):
         return self.scale * plain_BE * size_B1
 
     def _of_tokens(self, ids_BT: Tensor | None, pooled_BT: Tensor | None) -> Tensor:
-        """Return the mean ``(B, E)`` of the vectors of the tokens that were pooled."""
+        """Return the mean ``(B, E)`` of the vectors of the tokens that were pooled, and of the words that they make."""
         if ids_BT is None or pooled_BT is None:
             raise ConfigError("this model's head adds vectors of tokens, and is asked without any tokens")
         assert self.tokens is not None
-        return pool(self.tokens(ids_BT), pooled_BT, "mean")
+        vectors_BE = pool(self.tokens(ids_BT), pooled_BT, "mean")
+        return vectors_BE if self.words is None else vectors_BE + self.words(ids_BT, pooled_BT)
 
     def without_space(self) -> "ProjectionHead":
         """Return the same head, with the same weights, that declares no space: of an encoder that is read otherwise."""
@@ -154,7 +165,8 @@ class ProjectionHead(nn.Module):
         digest = hashlib.blake2b(json.dumps(self.settings.to_dict(), sort_keys=True).encode(), digest_size=16)
         for name, tensor in sorted(self.state_dict().items()):
             digest.update(name.encode())
-            digest.update(tensor.detach().float().cpu().contiguous().numpy().tobytes())
+            exact = tensor.detach().float() if tensor.is_floating_point() else tensor
+            digest.update(exact.cpu().contiguous().numpy().tobytes())
         return digest.hexdigest()
 
     def save(self, folder: Path) -> None:

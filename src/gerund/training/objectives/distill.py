@@ -68,8 +68,11 @@ class DistillConfig(TextConfig, VectorConfig):
     that shortened vectors keep more of what whole ones know (Kusupati et al. 2022). Needs ``similarity``."""
     token_vectors: bool = False
     """Whether the head adds a vector for each token, the mean over the text. They are fitted to the teacher before the
-    first step, by least squares over all texts, so that the language model has to learn only what they miss. For
-    vocabularies of up to 32768 tokens."""
+    first step, by least squares over all texts, so that the language model has to learn only what they miss."""
+    word_vectors: int = Field(default=0, ge=0)
+    """How many words at most, the commonest of the texts, have a vector of their own that is added too, whatever their
+    case and however many tokens they are made of. They are fitted together with those of the tokens, rounded to 8 bits
+    a number, and stay as they are. Needs ``token_vectors``."""
 
     @model_validator(mode="after")
     def _something_to_learn(self) -> Self:
@@ -79,6 +82,8 @@ class DistillConfig(TextConfig, VectorConfig):
             raise ValueError("layers learn by cosine and mse, which are both 0")
         if self.matryoshka and not self.similarity:
             raise ValueError("matryoshka trains shortened vectors by similarity, which is 0")
+        if self.word_vectors and not self.token_vectors:
+            raise ValueError("word_vectors are fitted together with token_vectors, which are off")
         if any(size < 1 for size in self.matryoshka):
             raise ValueError(f"matryoshka has numbers of dimensions, above 0, not {self.matryoshka}")
         if len(set(self.layers)) < len(self.layers) or any(layer < 1 for layer in self.layers):
@@ -156,10 +161,15 @@ class DistillConfig(TextConfig, VectorConfig):
         model = context.model
         width = model.runtime.state_width
         vocabulary = model.vocabulary if self.token_vectors else None
-        settings = HeadSettings(width, dimensions, "linear", vocabulary, space)
+        settings = HeadSettings(width, dimensions, "linear", vocabulary, space, self.word_vectors or None)
         if model.head is not None:
             own = model.head.settings
-            if (own.dimensions, own.variant, own.vocabulary) != (dimensions, "linear", vocabulary):
+            if (own.dimensions, own.variant, own.vocabulary, own.words) != (
+                dimensions,
+                "linear",
+                vocabulary,
+                settings.words,
+            ):
                 raise ConfigError(
                     f"distill: the base has a head of {own.dimensions} dimensions ({own.variant}), which leads into "
                     "no space of this teacher; set model.adapter to none, or merge the base without its head"
@@ -191,21 +201,13 @@ class DistillConfig(TextConfig, VectorConfig):
         return teacher_vectors(teacher, read, len(texts), context.source.cache / "teacher", report)
 
     def _fit(self, head: "ProjectionHead", batches: Any, context: "Context") -> None:
-        """Fit the vectors of tokens to the teacher's vectors of all training texts."""
-        from gerund.training.losses.token_vectors import LARGEST_VOCABULARY, TokenVectorFit
+        """Fit the vectors of tokens and words to the teacher's vectors of all training texts; not in a dry run."""
+        from gerund.training.losses.static_vectors import fit_head
 
-        assert head.tokens is not None
-        if head.tokens.num_embeddings > LARGEST_VOCABULARY:
-            raise ConfigError(
-                f"distill: token_vectors are fitted for up to {LARGEST_VOCABULARY} tokens, and this vocabulary has "
-                f"{head.tokens.num_embeddings}; leave token_vectors out"
-            )
-        if context.source.cache is None and self.file is None:
-            return
-        fit = TokenVectorFit(head.tokens.num_embeddings, head.settings.dimensions)
-        for batch in batches.every():
-            fit.add(batch["input_ids"], batch["pooled"], batch["teacher"])
-        head.tokens.weight.data.copy_(fit.solve())
+        if head.words is not None:
+            head.words.read_tokens(context.model.tokenizer)
+        if context.source.cache is not None or self.file is not None:
+            fit_head(head, batches.every())
 
 
 class RandomVectors:

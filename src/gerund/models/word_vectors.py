@@ -1,0 +1,143 @@
+"""A vector for each of many words, found from a text's tokens: knowledge that a small model's layers have no room for.
+
+A word is a run of tokens of letters and digits, whatever its case: its key is a hash of its characters, put together
+from those of its tokens. Its vector is added to its text's where the word is known, and nothing is where it is not.
+
+Knows: tokens, words, their vectors. Does not know: how vectors are fitted, heads.
+
+Shapes: B texts, T tokens, V tokens of the vocabulary, W words, N words in the texts, E numbers of a vector.
+"""
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_BREAK, _INSIDE, _START = 0, 1, 2
+_BASE = 0x9E3779B97F4A7C15 - (1 << 64)  # odd, so that no place of a word is lost
+_LONGEST = 64
+_SPACES = ("Ġ", "▁")
+"""What byte-level and SentencePiece vocabularies write for the space before a token."""
+_LEVELS = 127
+
+
+class WordVectors(nn.Module):
+    """Vectors of words, 8 bits a number with a scale for each word; they are fitted, not trained.
+
+    Args:
+        vocabulary: Tokens of the vocabulary.
+        words: How many words.
+        dimensions: Numbers of a vector.
+    """
+
+    pieces_V: Tensor
+    lengths_V: Tensor
+    kinds_V: Tensor
+    keys_W: Tensor
+    values_WE: Tensor
+    scales_W: Tensor
+
+    def __init__(self, vocabulary: int, words: int, dimensions: int) -> None:
+        super().__init__()
+        self.register_buffer("pieces_V", torch.zeros(vocabulary, dtype=torch.int64))
+        self.register_buffer("lengths_V", torch.zeros(vocabulary, dtype=torch.uint8))
+        self.register_buffer("kinds_V", torch.zeros(vocabulary, dtype=torch.uint8))
+        self.register_buffer("keys_W", torch.arange(words, dtype=torch.int64))
+        self.register_buffer("values_WE", torch.zeros(words, dimensions, dtype=torch.int8))
+        self.register_buffer("scales_W", torch.zeros(words))
+
+    def read_tokens(self, tokenizer: "PreTrainedTokenizerBase") -> None:
+        """Note what each token of a vocabulary adds to a word."""
+        special = set(tokenizer.all_special_ids)
+        pieces = tokenizer.convert_ids_to_tokens(list(range(min(len(self.pieces_V), len(tokenizer)))))
+        hashed = bool(any(piece.startswith("##") for piece in pieces))
+        for number, piece in enumerate(pieces):
+            if number in special or not (found := _letters(tokenizer, piece, hashed)):
+                continue
+            letters, starts = found
+            self.pieces_V[number] = _hash(letters)
+            self.lengths_V[number] = min(len(letters), 255)
+            self.kinds_V[number] = _START if starts else _INSIDE
+
+    def words(self, ids_BT: Tensor, pooled_BT: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the text ``(N,)`` and the key ``(N,)`` of each word.
+
+        Args:
+            ids_BT: The texts' tokens.
+            pooled_BT: True for the tokens that count; a word ends before one that does not.
+        """
+        kinds_BT = self.kinds_V[ids_BT]
+        inside_BT = pooled_BT.bool() & (kinds_BT != _BREAK)
+        before_BT = torch.zeros_like(inside_BT)
+        before_BT[:, 1:] = inside_BT[:, :-1]
+        begins_BT = inside_BT & ((kinds_BT == _START) | ~before_BT)
+        text_N = begins_BT.nonzero()[:, 0]
+        # Every inside token has the number of the word that began last; the first one of a row begins one.
+        word_M = (begins_BT.flatten().cumsum(0) - 1)[inside_BT.flatten()]
+        length_BT = self.lengths_V[ids_BT].long() * inside_BT
+        offset_BT = length_BT.cumsum(1) - length_BT
+        offset_M = offset_BT[inside_BT] - offset_BT[begins_BT][word_M]
+        power_L = _powers(ids_BT.device)
+        # Products and sums of 64-bit integers go on from the other end beyond the largest: a hash modulo 2 to the 64.
+        parts_M = self.pieces_V[ids_BT[inside_BT]] * power_L[offset_M.clamp(max=_LONGEST - 1)]
+        keys_N = torch.zeros(len(text_N), dtype=torch.int64, device=ids_BT.device).index_add_(0, word_M, parts_M)
+        return text_N, keys_N
+
+    def rows(self, keys_N: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the row of each key, and whether it is known."""
+        row_N = torch.searchsorted(self.keys_W, keys_N).clamp(max=len(self.keys_W) - 1)
+        return row_N, self.keys_W[row_N] == keys_N
+
+    def forward(self, ids_BT: Tensor, pooled_BT: Tensor) -> Tensor:
+        """Return the sum of the vectors of each text's words over the number of its tokens, ``(B, E)``."""
+        text_N, keys_N = self.words(ids_BT, pooled_BT)
+        row_N, known_N = self.rows(keys_N)
+        vector_NE = self.values_WE[row_N].float() * (self.scales_W[row_N] * known_N)[:, None]
+        sum_BE = torch.zeros(len(ids_BT), self.values_WE.shape[1], device=ids_BT.device)
+        return sum_BE.index_add_(0, text_N, vector_NE) / pooled_BT.sum(1, keepdim=True).clamp(min=1)
+
+    @torch.no_grad()
+    def keep(self, keys_W: Tensor, vectors_WE: Tensor) -> None:
+        """Take over words and their vectors, which are rounded to 8 bits a number."""
+        order_W = torch.argsort(keys_W)
+        vectors_WE = vectors_WE[order_W]
+        largest_W = vectors_WE.abs().amax(1)
+        self.keys_W.copy_(keys_W[order_W])
+        self.scales_W.copy_(largest_W / _LEVELS)
+        self.values_WE.copy_((vectors_WE / (largest_W / _LEVELS).clamp(min=1e-30)[:, None]).round())
+
+
+def _letters(tokenizer: "PreTrainedTokenizerBase", piece: str, hashed: bool) -> tuple[str, bool] | None:
+    """Return the letters of a token in lower case, and whether a word starts with it; None for a token of signs.
+
+    Args:
+        tokenizer: Gives the characters that a token of bytes stands for.
+        piece: The token, as the vocabulary writes it.
+        hashed: Whether it is a vocabulary that writes ``##`` before what goes on with a word.
+    """
+    starts = piece.startswith(_SPACES) or (hashed and not piece.startswith("##"))
+    bare = piece.lstrip("".join(_SPACES)).removeprefix("##")
+    text = tokenizer.convert_tokens_to_string([bare]).strip()
+    # Bytes of a part of a character stand for nothing alone; they count as the letters that the vocabulary writes.
+    partial = "\ufffd" in text
+    text = bare if partial else text
+    if not text or not all(sign.isalnum() or (partial and ord(sign) > 127) for sign in text):
+        return None
+    return text.lower(), starts
+
+
+def _hash(letters: str) -> int:
+    value = 0
+    for place, sign in enumerate(letters):
+        value += (ord(sign) + 1) * pow(_BASE, place, 1 << 64)
+    value %= 1 << 64
+    return value - (1 << 64) if value >= 1 << 63 else value
+
+
+def _powers(device: torch.device) -> Tensor:
+    """Return the base's powers by place."""
+    values = [pow(_BASE, place, 1 << 64) for place in range(_LONGEST)]
+    return torch.tensor([value - (1 << 64) if value >= 1 << 63 else value for value in values], device=device)

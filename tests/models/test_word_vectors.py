@@ -1,0 +1,159 @@
+"""Vectors of words, found from a text's tokens: against words that are cut out of the text itself."""
+
+import random
+import re
+
+import pytest
+import torch
+
+import gerund
+from gerund.errors import ConfigError
+from gerund.models.heads import HeadSettings, ProjectionHead, read_head
+from gerund.models.word_vectors import WordVectors
+from gerund.training.losses.static_vectors import StaticFit, fit_head
+
+TEXTS = [
+    "The Cameron hawkes flew over Über-lange words; the end.",
+    "naïve CAFÉ 3.5 times, x2 and snake_case don't",
+    "THE cameron HAWKES",
+    "日本語 mixed in",
+    "",
+]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return gerund.load().tokenizer
+
+
+@pytest.fixture(scope="module")
+def words(tokenizer):
+    found = WordVectors(len(tokenizer), 3, 4)
+    found.read_tokens(tokenizer)
+    return found
+
+
+def read(tokenizer, texts):
+    """Return tokens, and which of them are the texts' own."""
+    rows = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+    ids = torch.full((len(rows), max(map(len, rows)) + 1), tokenizer.pad_token_id)
+    pooled = torch.zeros_like(ids, dtype=torch.bool)
+    for number, row in enumerate(rows):
+        ids[number, 1 : len(row) + 1] = torch.tensor(row, dtype=torch.int64)
+        pooled[number, 1 : len(row) + 1] = True
+    return ids, pooled
+
+
+def keys_of(words, tokenizer, text):
+    ids, pooled = read(tokenizer, [text])
+    return words.words(ids, pooled)[1].tolist()
+
+
+def test_a_word_is_the_same_in_any_case_and_at_any_place(words, tokenizer):
+    ids, pooled = read(tokenizer, TEXTS)
+    text, keys = words.words(ids, pooled)
+    of = {number: keys[text == number].tolist() for number in range(len(TEXTS))}
+    assert of[2] == of[0][:3]
+    assert of[0][0] == of[0][-2]
+    assert not of[4]
+    assert len(set(of[0])) == len(of[0]) - 1
+
+
+def test_a_word_is_found_whatever_tokens_it_is_cut_into(words, tokenizer):
+    letters = random.Random(0)
+    for _ in range(200):
+        word = "".join(letters.choice("abcdefghijklmnopqrstuvwxyz") for _ in range(letters.randint(1, 14)))
+        [key] = keys_of(words, tokenizer, word)
+        assert keys_of(words, tokenizer, f"({word.upper()}), {word}") == [key, key]
+
+
+def test_words_are_those_of_a_regular_expression_where_letters_are_ascii(words, tokenizer):
+    text = TEXTS[0].replace("Ü", "U") + " What is 12? (and x2) " + TEXTS[2]
+    wanted = re.findall(r"[A-Za-z0-9]+", text.lower())
+    found = keys_of(words, tokenizer, text)
+    assert len(found) == len(wanted)
+    assert len(set(found)) == len(set(wanted))
+
+
+def test_a_word_ends_where_tokens_do_not_count(words, tokenizer):
+    ids, pooled = read(tokenizer, ["hawkes"])
+    assert pooled.sum() > 1
+    cut = pooled.clone()
+    cut[0, 2] = False
+    assert words.words(ids, cut)[1].tolist() != words.words(ids, pooled)[1].tolist()
+
+
+def test_the_sum_of_the_vectors_of_known_words(words, tokenizer):
+    known = ["the", "cameron", "hawkes"]
+    keys = torch.tensor([keys_of(words, tokenizer, word)[0] for word in known])
+    vectors = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
+    words.keep(keys, vectors)
+    ids, pooled = read(tokenizer, TEXTS)
+    found = words(ids, pooled)
+    counts = torch.tensor([[2.0, 1, 1], [0, 0, 0], [1, 1, 1], [0, 0, 0], [0, 0, 0]])
+    wanted = counts @ vectors / pooled.sum(1, keepdim=True).clamp(min=1)
+    # 8 bits a number: half a step of the largest.
+    torch.testing.assert_close(found, wanted, atol=2 * vectors.abs().max().item() / 127, rtol=0)
+    assert found[2].abs().max() > 0.01
+    again = words.values_WE.float() * words.scales_W[:, None]
+    words.keep(words.keys_W.clone(), again)
+    torch.testing.assert_close(words(ids, pooled), found)
+
+
+def test_fitted_together_with_tokens_they_are_least_squares(tokenizer):
+    letters = random.Random(1)
+    pool = ["alpha", "beta", "gamma", "Delta", "epsilon", "zeta", "eta", "theta"]
+    texts = [" ".join(letters.choice(pool) for _ in range(letters.randint(1, 5))) for _ in range(60)]
+    teacher = torch.randn(60, 3, generator=torch.Generator().manual_seed(2))
+    head = ProjectionHead(HeadSettings(4, 3, "linear", len(tokenizer), None, len(pool)))
+    head.words.read_tokens(tokenizer)
+    ids, pooled = read(tokenizer, texts)
+    batches = [
+        {"input_ids": ids[at : at + 25], "pooled": pooled[at : at + 25], "teacher": teacher[at : at + 25]}
+        for at in range(0, 60, 25)
+    ]
+    fit_head(head, batches)
+    torch.nn.init.zeros_(head.outer.weight)
+    counts = torch.zeros(60, len(tokenizer) + len(pool))
+    for number, text in enumerate(texts):
+        own = ids[number][pooled[number]]
+        for token in own.tolist():
+            counts[number, token] += 1 / len(own)
+        for word in text.lower().split():
+            counts[number, len(tokenizer) + [one.lower() for one in pool].index(word)] += 1 / len(own)
+    seen = counts.any(0)
+    wide = torch.cat([counts[:, seen], 0.1 * torch.eye(int(seen.sum()))])
+    right = torch.cat([teacher, torch.zeros(int(seen.sum()), 3)])
+    wanted = counts[:, seen] @ torch.linalg.lstsq(wide, right).solution
+    torch.testing.assert_close(head(torch.zeros(60, 4), ids, pooled), wanted, atol=0.02, rtol=0)
+    # Room for more words than there are changes nothing.
+    more = ProjectionHead(HeadSettings(4, 3, "linear", len(tokenizer), None, 11))
+    more.words.read_tokens(tokenizer)
+    fit_head(more, batches)
+    torch.nn.init.zeros_(more.outer.weight)
+    found, again = (one(torch.zeros(60, 4), ids, pooled) for one in (head, more))
+    torch.testing.assert_close(again, found, atol=2e-3, rtol=0)
+
+
+def test_nothing_is_fitted_to_nothing():
+    assert not StaticFit(3, 2).solve().any()
+
+
+def test_a_head_with_words_is_kept(tmp_path, words, tokenizer):
+    head = ProjectionHead(HeadSettings(4, 4, "linear", len(tokenizer), None, 3))
+    head.words.load_state_dict(words.state_dict())
+    head.save(tmp_path)
+    back = read_head(tmp_path)
+    ids, pooled = read(tokenizer, TEXTS)
+    states = torch.zeros(len(TEXTS), 4)
+    assert torch.equal(back(states, ids, pooled), head(states, ids, pooled))
+    assert back.fingerprint == head.fingerprint
+    head.words.values_WE[0, 0] += 1
+    assert back.fingerprint != head.fingerprint
+
+
+def test_words_ask_for_a_vocabulary():
+    with pytest.raises(ConfigError, match="a vocabulary of tokens too"):
+        HeadSettings(4, words=3)
+    with pytest.raises(ConfigError, match="a head's words is a whole number"):
+        HeadSettings(4, variant="linear", vocabulary=5, words=0)
