@@ -1,5 +1,7 @@
 """The examples run, with a tiny model in place of a real one."""
 
+import json
+import lzma
 import runpy
 import sys
 from pathlib import Path
@@ -61,6 +63,23 @@ def test_frameworks(
         (tmp_path / "empty").mkdir()
         with pytest.raises(SystemExit, match=r"has no \.txt file"):
             run(name, tmp_path / "empty", "what is bread made of")
+
+
+def test_distillation_texts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    article = "The Nile is a river which flows north. Is it the longest of all? It is, says Dr. Watt, who knows it.\n"
+    for name in ("wiki.train", "wiki.more", "books.train"):
+        with lzma.open(tmp_path / f"{name}.jsonl.xz", "wt", encoding="utf-8") as file:
+            for number in range(9):
+                file.write(json.dumps({"title": f"Nile {name} {number} (river)", "text": article * 12}) + "\n")
+    (tmp_path / "vocab.txt").write_text("[PAD]\nwater\n##ing\nboat\na\n")
+    run("distillation_texts.py", tmp_path, "-o", tmp_path / "out.jsonl", "--words", tmp_path / "vocab.txt")
+    texts = [json.loads(line)["text"] for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert capsys.readouterr().out == f"{len(texts)} texts\n"
+    wanted = {"is it the longest of all?", "water", "boat", "the nile is a river which flows north."}
+    assert {text.lower() for text in texts} >= wanted
+    assert not {"[PAD]", "##ing", "a"} & set(texts)
+    assert not any("Dr." in text and text.endswith("Dr.") for text in texts)
+    assert any(len(text.split()) >= 30 for text in texts)
 
 
 def test_threads(tiny_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -232,9 +232,13 @@ class EncoderModel:
     def space(self) -> str:
         """What tells the space of its vectors: that of the teacher that it was trained to agree with, or its own.
 
-        Vectors of two encoders can be compared where this is the same.
+        Vectors of two encoders can be compared where this is the same. The bundled model's is that of its teacher, and
+        its own when it is read otherwise than it was trained:
 
         >>> lm = gerund.load()
+        >>> lm.space == lm.fingerprint()
+        False
+        >>> lm = gerund.load(attention="causal")
         >>> lm.space == lm.fingerprint()
         True
         """

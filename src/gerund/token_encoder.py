@@ -179,7 +179,7 @@ class TokenEncoder(EncoderModel):
 
         >>> lm = gerund.load()
         >>> [vectors] = lm.encode_words([["EU", "rejects", "German", "call"]])
-        >>> vectors.shape == (4, lm.dimensions)
+        >>> vectors.shape == (4, lm.model.config.hidden_size)
         True
         """
         normalize, show_progress = flag("normalize", normalize), flag_or_none("show_progress", show_progress)
@@ -206,7 +206,7 @@ class TokenEncoder(EncoderModel):
 
         >>> lm = gerund.load()
         >>> [[one, other]] = lm.encode_word_tokens([["unbelievably", "so"]])
-        >>> one.shape[1] == lm.dimensions
+        >>> one.shape[1] == lm.model.config.hidden_size
         True
         """
         before = self.encoder.prompt_text(prompt, prompt_name)

@@ -62,7 +62,10 @@ def test_modes_weights_and_several_queries(index):
         assert [hits[0].source for hits in found] == ["rail", "birds"]
     assert all(hit.similarity is None and hit.score == hit.words for hit in by_mode["words"][0])
     assert all(hit.words is None and hit.score == hit.similarity for hit in by_mode["vectors"][0])
-    assert [index.search(one, 4) for one in queries] == by_mode["hybrid"]
+    for one, together in zip(queries, by_mode["hybrid"], strict=True):
+        by_itself = index.search(one, 4)
+        assert [hit.source for hit in by_itself] == [hit.source for hit in together]
+        assert [hit.score for hit in by_itself] == pytest.approx([hit.score for hit in together], abs=1e-5)
     alone = index.search(queries[0], 4, weight=1)
     assert [hit.source for hit in alone] == [hit.source for hit in by_mode["vectors"][0]]
     assert len(index.search(queries[0], 2)) == 2

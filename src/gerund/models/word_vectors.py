@@ -5,7 +5,8 @@ from those of its tokens. Its vector is added to its text's where the word is kn
 
 Knows: tokens, words, their vectors. Does not know: how vectors are fitted, heads.
 
-Shapes: B texts, T tokens, V tokens of the vocabulary, W words, N words in the texts, E numbers of a vector.
+Shapes: B texts, T tokens, V tokens of the vocabulary, W words, N words in the texts, L letters of a word at most, E
+numbers of a vector.
 """
 
 from typing import TYPE_CHECKING
@@ -39,6 +40,7 @@ class WordVectors(nn.Module):
     keys_W: Tensor
     values_WE: Tensor
     scales_W: Tensor
+    powers_L: Tensor
 
     def __init__(self, vocabulary: int, words: int, dimensions: int) -> None:
         super().__init__()
@@ -48,6 +50,7 @@ class WordVectors(nn.Module):
         self.register_buffer("keys_W", torch.arange(words, dtype=torch.int64))
         self.register_buffer("values_WE", torch.zeros(words, dimensions, dtype=torch.int8))
         self.register_buffer("scales_W", torch.zeros(words))
+        self.register_buffer("powers_L", _powers(), persistent=False)
 
     def read_tokens(self, tokenizer: "PreTrainedTokenizerBase") -> None:
         """Note what each token of a vocabulary adds to a word."""
@@ -62,8 +65,8 @@ class WordVectors(nn.Module):
             self.lengths_V[number] = min(len(letters), 255)
             self.kinds_V[number] = _START if starts else _INSIDE
 
-    def words(self, ids_BT: Tensor, pooled_BT: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the text ``(N,)`` and the key ``(N,)`` of each word.
+    def keys(self, ids_BT: Tensor, pooled_BT: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the key ``(B, T)`` of the word that each token belongs to, up to it, and whether a word ends there.
 
         Args:
             ids_BT: The texts' tokens.
@@ -71,33 +74,41 @@ class WordVectors(nn.Module):
         """
         kinds_BT = self.kinds_V[ids_BT]
         inside_BT = pooled_BT.bool() & (kinds_BT != _BREAK)
-        before_BT = torch.zeros_like(inside_BT)
-        before_BT[:, 1:] = inside_BT[:, :-1]
-        begins_BT = inside_BT & ((kinds_BT == _START) | ~before_BT)
-        text_N = begins_BT.nonzero()[:, 0]
-        # Every inside token has the number of the word that began last; the first one of a row begins one.
-        word_M = (begins_BT.flatten().cumsum(0) - 1)[inside_BT.flatten()]
+        edge_B1 = torch.zeros_like(inside_BT[:, :1])
+        begins_BT = inside_BT & ((kinds_BT == _START) | ~torch.cat([edge_B1, inside_BT[:, :-1]], dim=1))
+        ends_BT = inside_BT & ~torch.cat([(inside_BT & ~begins_BT)[:, 1:], edge_B1], dim=1)
+        start_BT = _last(begins_BT)
         length_BT = self.lengths_V[ids_BT].long() * inside_BT
-        offset_BT = length_BT.cumsum(1) - length_BT
-        offset_M = offset_BT[inside_BT] - offset_BT[begins_BT][word_M]
-        power_L = _powers(ids_BT.device)
+        before_BT = length_BT.cumsum(1) - length_BT
+        offset_BT = (before_BT - before_BT.gather(1, start_BT)).clamp(min=0, max=_LONGEST - 1)
         # Products and sums of 64-bit integers go on from the other end beyond the largest: a hash modulo 2 to the 64.
-        parts_M = self.pieces_V[ids_BT[inside_BT]] * power_L[offset_M.clamp(max=_LONGEST - 1)]
-        keys_N = torch.zeros(len(text_N), dtype=torch.int64, device=ids_BT.device).index_add_(0, word_M, parts_M)
-        return text_N, keys_N
+        parts_BT = self.pieces_V[ids_BT] * self.powers_L[offset_BT] * inside_BT
+        sums_BT = parts_BT.cumsum(1)
+        return sums_BT - (sums_BT - parts_BT).gather(1, start_BT), ends_BT
 
-    def rows(self, keys_N: Tensor) -> tuple[Tensor, Tensor]:
+    def words(self, ids_BT: Tensor, pooled_BT: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the text ``(N,)`` and the key ``(N,)`` of each word."""
+        keys_BT, ends_BT = self.keys(ids_BT, pooled_BT)
+        return ends_BT.nonzero()[:, 0], keys_BT[ends_BT]
+
+    def rows(self, keys: Tensor) -> tuple[Tensor, Tensor]:
         """Return the row of each key, and whether it is known."""
-        row_N = torch.searchsorted(self.keys_W, keys_N).clamp(max=len(self.keys_W) - 1)
-        return row_N, self.keys_W[row_N] == keys_N
+        row = _search(self.keys_W, keys).clamp(max=len(self.keys_W) - 1)
+        return row, self.keys_W[row] == keys
 
     def forward(self, ids_BT: Tensor, pooled_BT: Tensor) -> Tensor:
         """Return the sum of the vectors of each text's words over the number of its tokens, ``(B, E)``."""
+        n_B1 = pooled_BT.sum(1, keepdim=True).clamp(min=1)
+        if torch.compiler.is_exporting():  # a graph has no list of words whose length the texts decide
+            keys_BT, ends_BT = self.keys(ids_BT, pooled_BT)
+            row_BT, known_BT = self.rows(keys_BT)
+            weight_BT = self.scales_W[row_BT] * (known_BT & ends_BT)
+            return (self.values_WE[row_BT].float() * weight_BT[..., None]).sum(1) / n_B1
         text_N, keys_N = self.words(ids_BT, pooled_BT)
         row_N, known_N = self.rows(keys_N)
         vector_NE = self.values_WE[row_N].float() * (self.scales_W[row_N] * known_N)[:, None]
         sum_BE = torch.zeros(len(ids_BT), self.values_WE.shape[1], device=ids_BT.device)
-        return sum_BE.index_add_(0, text_N, vector_NE) / pooled_BT.sum(1, keepdim=True).clamp(min=1)
+        return sum_BE.index_add_(0, text_N, vector_NE) / n_B1
 
     @torch.no_grad()
     def keep(self, keys_W: Tensor, vectors_WE: Tensor) -> None:
@@ -137,7 +148,27 @@ def _hash(letters: str) -> int:
     return value - (1 << 64) if value >= 1 << 63 else value
 
 
-def _powers(device: torch.device) -> Tensor:
-    """Return the base's powers by place."""
+def _powers() -> Tensor:
+    """Return the base's powers by place ``(L,)``."""
     values = [pow(_BASE, place, 1 << 64) for place in range(_LONGEST)]
-    return torch.tensor([value - (1 << 64) if value >= 1 << 63 else value for value in values], device=device)
+    return torch.tensor([value - (1 << 64) if value >= 1 << 63 else value for value in values])
+
+
+def _last(true_BT: Tensor) -> Tensor:
+    """Return the place of the last True up to each place; 0 where there is none yet."""
+    place_T = torch.arange(true_BT.shape[1], device=true_BT.device)
+    if not torch.compiler.is_exporting():
+        return (place_T * true_BT).cummax(1).values
+    return (true_BT[:, None, :] & (place_T <= place_T[:, None])).mul(place_T).amax(-1)
+
+
+def _search(sorted_W: Tensor, keys: Tensor) -> Tensor:
+    """Return how many of the sorted keys are smaller than each; ONNX has no operator for it."""
+    if not torch.compiler.is_exporting():
+        return torch.searchsorted(sorted_W, keys)
+    found = torch.zeros_like(keys)
+    for bit in reversed(range(len(sorted_W).bit_length())):
+        further = found + (1 << bit)
+        smaller = sorted_W[(further - 1).clamp(max=len(sorted_W) - 1)] < keys
+        found = torch.where(smaller & (further <= len(sorted_W)), further, found)
+    return found
