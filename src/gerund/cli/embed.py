@@ -1,17 +1,22 @@
 """``gerund embed``: turn the texts of a file into vectors in a file."""
 
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gerund.cli import engine_options
 from gerund.cli import model_options as options
 
 if TYPE_CHECKING:
-    from gerund.data.embedding_job import EmbeddingSummary, Encoded
+    from gerund.data.embedding_job import EmbeddingSummary
+    from gerund.data.embedding_lots import Encode, Encoded
     from gerund.jobs.unfinished import Unfinished
     from gerund.language_model import LanguageModel
     from gerund.spec import ModelSpec
+    from gerund.worker_model import WorkerModel
 
 
 @options.with_spec("model", *options.PLAN, "pooling", *options.METHODS, "max_length", "adapter", *options.MACHINE)
@@ -54,6 +59,10 @@ def command(
     keep_text: Annotated[bool, typer.Option("--keep-text", help="Store the texts too.")] = False,
     batch_tokens: Annotated[int | None, typer.Option(help="Tokens a batch, padding included.")] = None,
     shard_rows: Annotated[int, typer.Option(help="Rows a part; batches are made of texts of one part.")] = 4096,
+    engine: engine_options.Engine = "local",
+    workers: engine_options.ModelWorkers = None,
+    address: engine_options.Address = None,
+    threads: engine_options.Threads = None,
     force: Annotated[
         bool, typer.Option("--force", help="Replace OUT, and begin anew where unfinished work does not fit.")
     ] = False,
@@ -73,6 +82,11 @@ def command(
     interrupted, even by a power cut, the same command goes on from there, and the output is the same to the byte as
     without the interruption. While the parts are joined the disk holds the vectors twice.
 
+    With --workers several processes encode, each with the model, and with --engine ray those of a Ray cluster, whose
+    machines see OUT and the model under the same paths. The rows are the same, and with as many threads a process the
+    vectors too, to the last digits, in which processors differ. What an interruption costs are then the parts that
+    were being made.
+
     For example:
 
         gerund embed notes.txt -o notes.parquet
@@ -81,12 +95,18 @@ def command(
 
         gerund embed tickets.csv --column body --id-column key -m ./model --prompt "Find similar: " -o tickets.npy
 
+        gerund embed shared/crawl.parquet -o shared/vectors.parquet --workers 8
+
+        gerund embed shared/crawl.parquet -o shared/vectors.parquet --engine ray --address auto
+
         zcat crawl.jsonl.gz | gerund embed - --format jsonl -m ./model --empty skip -o crawl.parquet
     """
     from gerund.checks import check_dimensions
     from gerund.data.embedding_job import EmbeddingConfig, embedding_job
     from gerund.data.tables import open_table, passed_over
     from gerund.errors import unknown_name
+    from gerund.jobs.engine import is_alone
+    from gerund.jobs.engines import engine_of
     from gerund.methods import PromptText
     from gerund.precision import check_precision
 
@@ -99,9 +119,14 @@ def command(
     if left := passed_over(table):
         kinds = ", ".join(f"{count} {ending}" for ending, count in left.items())
         typer.echo(f"gerund: passed over in {source}: {kinds}; gerund index reads documents", err=True)
+    machines = engine_of(engine, workers, address, usual=1)
     with embedding_job(table, output, config) as job:
+        from gerund.data.embedding_lots import Elsewhere
         from gerund.entry import load
+        from gerund.worker_model import WorkerModel
 
+        alone = is_alone(machines)
+        threads = _threads(threads, alone=alone)
         lm = load(spec)
         before = PromptText(lm.encoder.prompt_text(prompt, prompt_name))
         normalize = lm.encoder.normalize and not no_normalize
@@ -110,6 +135,7 @@ def command(
             "device": lm.device.type,
             "batch_tokens": batch_tokens,
             "overflow": overflow,
+            "threads": threads,
         }
         settings = {
             "prompt": before,
@@ -119,17 +145,47 @@ def command(
             "empty": "zeros" if empty == "zeros" else "error",
             "overflow": overflow,
         }
+        elsewhere = None
+        if not alone:
+            model = WorkerModel.of(lm, spec, threads=threads)
+            elsewhere = Elsewhere(machines, _EncodingWorker(model, settings), model.gpus, model.threads)
         summary = job.run(
-            lambda texts, kept: _encode(lm, texts, kept, settings),
+            partial(_encode, lm, settings),
             _about(lm, before, dimensions, normalize, precision),
             computing=computing,
+            elsewhere=elsewhere,
         )
     _tell(summary, lm, dimensions, as_json)
 
 
-def _encode(lm: "LanguageModel", texts: list[str], kept: "Unfinished", settings: dict[str, Any]) -> "Encoded":
+def _threads(threads: int | None, *, alone: bool) -> int:
+    """Return how many threads each process computes with, of which this one takes as many where it is the only one."""
+    import torch
+
+    from gerund.worker_model import checked_threads
+
+    threads = checked_threads(threads)
+    if not alone:
+        return threads or 1
+    if threads is not None:
+        torch.set_num_threads(threads)
+    return torch.get_num_threads()
+
+
+@dataclass(frozen=True)
+class _EncodingWorker:
+    """Makes what encodes in another process."""
+
+    model: "WorkerModel"
+    settings: dict[str, Any]
+
+    def __call__(self) -> "Encode":
+        return partial(_encode, self.model.load(), self.settings)
+
+
+def _encode(lm: "LanguageModel", settings: dict[str, Any], texts: list[str], kept: "Unfinished") -> "Encoded":
     """Encode one shard, counting the texts that were cut."""
-    from gerund.data.embedding_job import Encoded
+    from gerund.data.embedding_lots import Encoded
 
     found = lm.encode_with_usage(texts, show_progress=False, kept=kept, **settings)
     return Encoded(found.vectors, sum(found.truncated))

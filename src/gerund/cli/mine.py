@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gerund.cli import engine_options
+
 if TYPE_CHECKING:
     from gerund.data.mining import Mined
 
@@ -57,9 +59,9 @@ def command(
     min_length: Annotated[int, typer.Option(help="Characters of a sentence at least.")] = 2,
     context: Annotated[int, typer.Option(help="Characters of a passage at most, for ict, crops and openings.")] = 1000,
     seed: Annotated[int, typer.Option(help="Determines the order of the pairs, and samples.")] = 0,
-    workers: Annotated[
-        int | None, typer.Option("--workers", "-j", help="Processes; left out, one a core.", show_default=False)
-    ] = None,
+    engine: engine_options.Engine = "local",
+    workers: engine_options.Workers = None,
+    address: engine_options.Address = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run.")] = False,
     force: Annotated[
         bool, typer.Option("--force", help="Replace OUT, and begin anew where something unfinished lies.")
@@ -85,9 +87,12 @@ def command(
         gerund mine books/ -o pairs.jsonl --pairs all --clean gutenberg --max-uses 2 --per-document 500
 
         gerund mine baike.parquet -o pairs.parquet --language zh --threshold 40 --workers 8
+
+        gerund mine shared/crawl/ -o shared/pairs.parquet --engine ray --address auto
     """
     from gerund.data.corpus import corpus_files
     from gerund.data.mining import MiningConfig, SymbolWeights, mine
+    from gerund.jobs.engines import engine_of
 
     config = MiningConfig(
         method=method,
@@ -111,7 +116,7 @@ def command(
         config,
         text_column=text_column,
         title_column=title_column,
-        workers=workers,
+        engine=engine_of(engine, workers, address),
         resume=resume,
         force=force,
     )
