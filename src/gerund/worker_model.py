@@ -67,9 +67,7 @@ class WorkerModel:
             ConfigError: it computes in another type here.
             GerundError: as ``gerund.load``.
         """
-        import torch
-
-        torch.set_num_threads(self.threads)
+        use_threads(self.threads)
         lm = load(self.spec)
         machine = platform.node() or "a machine"
         if lm.fingerprint() != self.fingerprint:
@@ -82,6 +80,18 @@ class WorkerModel:
                 f"{machine} computes in {dtype} and this machine in {self.dtype}; give --dtype float32 or bfloat16"
             )
         return lm
+
+
+def use_threads(threads: int | None) -> None:
+    """Let this process compute on so many cores; None leaves it as it is.
+
+    Raises:
+        ConfigError: fewer than one.
+    """
+    if checked_threads(threads) is not None:
+        import torch
+
+        torch.set_num_threads(threads or 1)
 
 
 def checked_threads(threads: int | None) -> int | None:

@@ -33,6 +33,7 @@ from gerund.data.files import COMPRESSED
 from gerund.data.table_readers import Table
 from gerund.data.tables import Rows
 from gerund.errors import ConfigError, DataError, FingerprintError, InputError, unknown_name
+from gerund.jobs.engine import mapped
 from gerund.jobs.files import refuse_existing, refuse_special, whole_file
 from gerund.jobs.manifest import FINGERPRINT, Manifest
 from gerund.jobs.unfinished import Unfinished
@@ -237,7 +238,7 @@ class EmbeddingJob:
 
     def _encode_elsewhere(self, elsewhere: Elsewhere, work: LotWork, show_progress: bool | None) -> None:
         with progress(self.survey.rows, "embedding", show=show_progress) as advance:
-            found = elsewhere.engine.map(work.elsewhere(elsewhere), self._missing(advance), folder=work.folder)
+            found = mapped(elsewhere.engine, work.elsewhere(elsewhere), self._missing(advance), folder=work.folder)
             with closing(found) as finished:  # type: ignore[type-var]
                 for lot, facts in finished:
                     self._parts[lot.index] = facts

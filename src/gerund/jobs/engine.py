@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -24,6 +25,7 @@ from gerund.errors import ConfigError, ResourceError
 
 Shard = TypeVar("Shard")
 Facts = TypeVar("Facts")
+Found_co = TypeVar("Found_co", covariant=True)
 
 ATTEMPTS = 5
 """How often a shard is begun before its worker's end counts as the shard's own fault."""
@@ -47,24 +49,14 @@ class Holding(Generic[Shard, Facts]):
 Work = Callable[[Shard], Facts] | Holding[Shard, Facts]
 
 
-class Engine(Protocol):
-    """Works on shards.
+class Crew(Protocol[Shard, Found_co]):
+    """Workers that are there for one kind of work, and hold what it needs until they are sent away."""
 
-    Attributes:
-        workers: how many shards are worked on at a time.
-    """
-
-    workers: int
-
-    def map(
-        self, work: Work[Shard, Facts], shards: Iterable[Shard], *, folder: Path | None = None
-    ) -> Iterator[tuple[Shard, Facts]]:
+    def map(self, shards: Iterable[Shard]) -> Iterator[tuple[Shard, Found_co]]:
         """Yield each shard with what the work returned, as they become ready.
 
         Args:
-            work: what is done with each; it and the shards can be sent to other processes.
             shards: taken as they are needed, so that few of them are in memory.
-            folder: where the work puts its parts, which every worker has to see; None where it returns all there is.
 
         Raises:
             GerundError: what the work raised.
@@ -72,6 +64,38 @@ class Engine(Protocol):
             ResourceError: workers were ended from outside again and again.
         """
         ...
+
+
+class Engine(Protocol):
+    """Has workers for shards.
+
+    Attributes:
+        workers: how many shards are worked on at a time.
+    """
+
+    workers: int
+
+    def crew(
+        self, work: Work[Shard, Facts], *, folder: Path | None = None
+    ) -> AbstractContextManager[Crew[Shard, Facts]]:
+        """Return workers, who begin with the first shard and are sent away at the end of the block.
+
+        Args:
+            work: what is done with each shard; it and the shards can be sent to other processes.
+            folder: where the work puts its parts, which every worker has to see; None where it returns all there is.
+        """
+        ...
+
+
+def mapped(
+    engine: Engine, work: Work[Shard, Facts], shards: Iterable[Shard], *, folder: Path | None = None
+) -> Iterator[tuple[Shard, Facts]]:
+    """Yield each shard with what the work returned, as they become ready; see ``Crew.map``.
+
+    Close the iterator where it is not read to its end: that ends the work.
+    """
+    with engine.crew(work, folder=folder) as crew:
+        yield from crew.map(shards)
 
 
 def is_alone(engine: Engine) -> bool:
@@ -96,43 +120,46 @@ class LocalEngine:
     Raises:
         ConfigError: fewer than one.
 
-    >>> sorted(LocalEngine(1).map(abs, [-2, 1]))
+    >>> sorted(mapped(LocalEngine(1), abs, [-2, 1]))
     [(-2, 2), (1, 1)]
     """
 
     def __init__(self, workers: int | None = None) -> None:
         self.workers = checked_workers(workers) or cores()
 
-    def map(
+    @contextmanager
+    def crew(
         self,
         work: Work[Shard, Facts],
-        shards: Iterable[Shard],
         *,
         folder: Path | None = None,  # noqa: ARG002  (whoever is on this machine sees it)
-    ) -> Iterator[tuple[Shard, Facts]]:
-        """Yield each shard with what the work returned, as they become ready.
-
-        Close the iterator where it is not read to its end: that ends the processes.
-
-        Raises:
-            GerundError: what the work raised.
-            ResourceError: processes were ended from outside again and again.
-        """
-        rest = iter(shards)
-        first = list(islice(rest, 2))
-        if self.workers == 1 or len(first) < 2:
-            function = opened(work) if first else None
-            for shard in _chained(first, rest):
-                assert function is not None
-                yield shard, function(shard)
+    ) -> Iterator[Crew[Shard, Facts]]:
+        """Yield workers; see ``Engine``."""
+        if self.workers == 1:
+            yield _Here(work)
             return
         pool = _Pool(self.workers, work)
         try:
-            yield from pool.run(_chained(first, rest))
+            yield pool
         except BaseException:
             pool.kill()  # nobody waits for parts: what is not whole is made again
             raise
         pool.close()
+
+
+class _Here(Generic[Shard, Facts]):
+    """This process."""
+
+    def __init__(self, work: Work[Shard, Facts]) -> None:
+        self.work = work
+        self.function: Callable[[Shard], Facts] | None = None
+
+    def map(self, shards: Iterable[Shard]) -> Iterator[tuple[Shard, Facts]]:
+        """Yield each shard with its result."""
+        for shard in shards:
+            if self.function is None:
+                self.function = opened(self.work)
+            yield shard, self.function(shard)
 
 
 class _Pool(Generic[Shard, Facts]):
@@ -140,14 +167,20 @@ class _Pool(Generic[Shard, Facts]):
 
     def __init__(self, workers: int, work: Work[Shard, Facts]) -> None:
         self.workers, self.work = workers, work
-        self.executor = self._start()
+        self.here = _Here(work)
+        self.executor: ProcessPoolExecutor | None = None
         self.is_broken = False
         self.running: dict[Future[Facts], tuple[Shard, int]] = {}
         self.again: deque[tuple[Shard, int]] = deque()
 
-    def run(self, shards: Iterator[Shard]) -> Iterator[tuple[Shard, Facts]]:
-        """Yield each shard with its result."""
-        fresh = ((shard, 0) for shard in shards)
+    def map(self, shards: Iterable[Shard]) -> Iterator[tuple[Shard, Facts]]:
+        """Yield each shard with its result; a single one needs no processes."""
+        rest = iter(shards)
+        first = list(islice(rest, 2))
+        if len(first) < 2 and self.executor is None:
+            yield from self.here.map(first)
+            return
+        fresh = ((shard, 0) for shard in _chained(first, rest))
         while True:
             # Reading is quicker than the work: without a limit the whole input would wait in memory.
             while self._has_room() and (following := self._next(fresh)) is not None:
@@ -167,7 +200,7 @@ class _Pool(Generic[Shard, Facts]):
         return self.again.popleft() if self.again else next(fresh, None)
 
     def _submit(self, shard: Shard, attempts: int) -> None:
-        if not self.is_broken:
+        if self.executor is not None and not self.is_broken:
             try:
                 self.running[self.executor.submit(_work, shard)] = (shard, attempts)
                 return
@@ -176,7 +209,7 @@ class _Pool(Generic[Shard, Facts]):
         if self.running:
             self.again.append((shard, attempts))
             return
-        self.executor.shutdown()
+        self.close()
         self.executor, self.is_broken = self._start(), False
         self.running[self.executor.submit(_work, shard)] = (shard, attempts)
 
@@ -200,12 +233,14 @@ class _Pool(Generic[Shard, Facts]):
 
     def close(self) -> None:
         """End the processes, which have nothing left to do."""
-        self.executor.shutdown()
+        if self.executor is not None:
+            self.executor.shutdown()
 
     def kill(self) -> None:
         """End the processes at once, whatever they do."""
-        processes = list((getattr(self.executor, "_processes", None) or {}).values())
-        for process in processes:
+        if self.executor is None:
+            return
+        for process in list((getattr(self.executor, "_processes", None) or {}).values()):
             process.kill()
         self.executor.shutdown(cancel_futures=True)
 

@@ -15,12 +15,13 @@ import os
 import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic
 
 from gerund.errors import ConfigError, GerundError, MissingDependencyError, ResourceError
-from gerund.jobs.engine import ATTEMPTS, Facts, Holding, Shard, Work, checked_workers, opened
+from gerund.jobs.engine import ATTEMPTS, Crew, Facts, Holding, Shard, Work, checked_workers, opened
 from gerund.jobs.shared_folder import Proof, proof_of
 
 LOCAL = "local"
@@ -53,19 +54,15 @@ class RayEngine:
         self._asked = workers
         self.workers = workers or self._places("CPU")
 
-    def map(
-        self, work: Work[Shard, Facts], shards: Iterable[Shard], *, folder: Path | None = None
-    ) -> Iterator[tuple[Shard, Facts]]:
-        """Yield each shard with what the work returned, as they become ready; see ``Engine``.
-
-        Close the iterator where it is not read to its end: that ends the workers.
-        """
+    @contextmanager
+    def crew(self, work: Work[Shard, Facts], *, folder: Path | None = None) -> Iterator[Crew[Shard, Facts]]:
+        """Yield workers; see ``Engine``."""
         needs = work if isinstance(work, Holding) else Holding[Shard, Facts](lambda: work)
         workers = self._asked or self._places("GPU" if needs.gpus else "CPU") // (1 if needs.gpus else needs.threads)
         with proof_of(folder) as proof:
-            crew = _Crew(self._ray, max(workers, 1), needs, work, proof)
+            crew = _Actors(self._ray, max(workers, 1), needs, work, proof)
             try:
-                yield from crew.run(iter(shards))
+                yield crew
             finally:
                 crew.dismiss()
 
@@ -106,8 +103,8 @@ class _Member(Generic[Shard]):
     shards: list[tuple[Shard, int]] = field(default_factory=list)
 
 
-class _Crew(Generic[Shard, Facts]):
-    """The workers of one map."""
+class _Actors(Generic[Shard, Facts]):
+    """The workers of one kind of work."""
 
     def __init__(
         self, ray: Any, workers: int, needs: Holding[Shard, Facts], work: Work[Shard, Facts], proof: Proof
@@ -122,13 +119,13 @@ class _Crew(Generic[Shard, Facts]):
         self.again: deque[tuple[Shard, int]] = deque()
         self.lost_at_the_start = 0
 
-    def run(self, shards: Iterator[Shard]) -> Iterator[tuple[Shard, Facts]]:
+    def map(self, shards: Iterable[Shard]) -> Iterator[tuple[Shard, Facts]]:
         """Yield each shard with its result."""
         fresh = ((shard, 0) for shard in shards)
         if (first := next(fresh, None)) is None:
             return
         self.again.append(first)
-        for _ in range(self.workers):
+        while len(self.members) < self.workers:
             self._hire()
         while True:
             self._give_out(fresh)

@@ -23,7 +23,7 @@ from gerund.data.mining.gathering import FORMATS, gather
 from gerund.data.mining.parts import ENDING, Facts, Shard, Work, make_part, read_facts
 from gerund.data.mining.shards import shards_of
 from gerund.errors import ConfigError, DataError, InputError, OutputExistsError
-from gerund.jobs.engine import Engine, LocalEngine
+from gerund.jobs.engine import Engine, LocalEngine, mapped
 from gerund.jobs.files import make_folder, refuse_existing, refuse_special, whole_file
 from gerund.jobs.manifest import InputFiles, Manifest
 from gerund.jobs.working_folder import MAKING, PLACING, WorkingFolder, kept_work_told, working_folder
@@ -178,7 +178,7 @@ class _Job:
                         self.parts[shard.index] = facts
                         advance(len(shard.records))
 
-            found = self.engine.map(partial(make_part, self.work), missing(), folder=self.folder.path)
+            found = mapped(self.engine, partial(make_part, self.work), missing(), folder=self.folder.path)
             with closing(found) as finished:  # type: ignore[type-var]
                 for shard, facts in finished:
                     self.parts[shard.index] = facts
