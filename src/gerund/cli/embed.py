@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -12,7 +11,8 @@ from gerund.cli import model_options as options
 
 if TYPE_CHECKING:
     from gerund.data.embedding_job import EmbeddingSummary
-    from gerund.data.embedding_lots import Encode, Encoded
+    from gerund.data.embedding_lots import Elsewhere, Encode, Encoded
+    from gerund.jobs.engine import Engine
     from gerund.jobs.unfinished import Unfinished
     from gerund.language_model import LanguageModel
     from gerund.spec import ModelSpec
@@ -26,11 +26,16 @@ def command(
         typer.Argument(
             metavar="INPUT",
             help="A .txt (one text a line), .jsonl, .csv, .tsv or .parquet file; a folder of them, where a .txt file "
-            "is one text; or - for standard input. Text formats may also be .gz or .xz.",
+            "is one text; a URL of an object store; or - for standard input. Text formats may also be .gz or .xz.",
             show_default=False,
         ),
     ],
-    output: Annotated[Path, typer.Option("--output", "-o", help="OUT.parquet or OUT.npy.", show_default=False)],
+    output: Annotated[
+        str,
+        typer.Option(
+            "--output", "-o", help="OUT.parquet or OUT.npy; or such a path on an object store.", show_default=False
+        ),
+    ],
     column: Annotated[str | None, typer.Option(help="Column with the texts; left out, text.")] = None,
     id_column: Annotated[
         str | None,
@@ -63,6 +68,7 @@ def command(
     workers: engine_options.ModelWorkers = None,
     address: engine_options.Address = None,
     threads: engine_options.Threads = None,
+    work: engine_options.Place = None,
     force: Annotated[
         bool, typer.Option("--force", help="Replace OUT, and begin anew where unfinished work does not fit.")
     ] = False,
@@ -95,7 +101,9 @@ def command(
 
         gerund embed tickets.csv --column body --id-column key -m ./model --prompt "Find similar: " -o tickets.npy
 
-        gerund embed shared/crawl.parquet -o shared/vectors.parquet --workers 8
+        gerund embed crawl.parquet -o vectors.parquet --workers 8
+
+        gerund embed s3://bucket/crawl.parquet -o s3://bucket/vectors.parquet
 
         gerund embed shared/crawl.parquet -o shared/vectors.parquet --engine ray --address auto
 
@@ -107,6 +115,7 @@ def command(
     from gerund.errors import unknown_name
     from gerund.jobs.engine import is_alone
     from gerund.jobs.engines import engine_of
+    from gerund.jobs.object_stores import staged
     from gerund.methods import PromptText
     from gerund.precision import check_precision
 
@@ -115,47 +124,51 @@ def command(
         raise unknown_name("--overflow", overflow, ["truncate", "error"])
     check_precision(precision)
     config = EmbeddingConfig(empty=empty, keep_text=keep_text, shard_rows=shard_rows, force=force)  # type: ignore[arg-type]
-    table = open_table(source, format=format, column=column, id_column=id_column, folders=True)
-    if left := passed_over(table):
-        kinds = ", ".join(f"{count} {ending}" for ending, count in left.items())
-        typer.echo(f"gerund: passed over in {source}: {kinds}; gerund index reads documents", err=True)
     machines = engine_of(engine, workers, address, usual=1)
-    with embedding_job(table, output, config) as job:
-        from gerund.data.embedding_lots import Elsewhere
-        from gerund.entry import load
-        from gerund.worker_model import WorkerModel
+    with staged([source], output, work=work, force=force) as place:
+        table = open_table(place.sources[0], format=format, column=column, id_column=id_column, folders=True)
+        if left := passed_over(table):
+            kinds = ", ".join(f"{count} {ending}" for ending, count in left.items())
+            typer.echo(f"gerund: passed over in {source}: {kinds}; gerund index reads documents", err=True)
+        with embedding_job(table, place.output, config) as job:
+            from gerund.entry import load
 
-        alone = is_alone(machines)
-        threads = _threads(threads, alone=alone)
-        lm = load(spec)
-        before = PromptText(lm.encoder.prompt_text(prompt, prompt_name))
-        normalize = lm.encoder.normalize and not no_normalize
-        computing = {
-            "dtype": str(lm.compute_dtype).removeprefix("torch."),
-            "device": lm.device.type,
-            "batch_tokens": batch_tokens,
-            "overflow": overflow,
-            "threads": threads,
-        }
-        settings = {
-            "prompt": before,
-            "dimensions": dimensions,
-            "normalize": normalize,
-            "batch_tokens": batch_tokens,
-            "empty": "zeros" if empty == "zeros" else "error",
-            "overflow": overflow,
-        }
-        elsewhere = None
-        if not alone:
-            model = WorkerModel.of(lm, spec, threads=threads)
-            elsewhere = Elsewhere(machines, _EncodingWorker(model, settings), model.gpus, model.threads)
-        summary = job.run(
-            partial(_encode, lm, settings),
-            _about(lm, before, dimensions, normalize, precision),
-            computing=computing,
-            elsewhere=elsewhere,
-        )
-    _tell(summary, lm, dimensions, as_json)
+            threads = _threads(threads, alone=is_alone(machines))
+            lm = load(spec)
+            before = PromptText(lm.encoder.prompt_text(prompt, prompt_name))
+            normalize = lm.encoder.normalize and not no_normalize
+            settings = {
+                "prompt": before,
+                "dimensions": dimensions,
+                "normalize": normalize,
+                "batch_tokens": batch_tokens,
+                "empty": "zeros" if empty == "zeros" else "error",
+                "overflow": overflow,
+            }
+            summary = job.run(
+                partial(_encode, lm, settings),
+                _about(lm, before, dimensions, normalize, precision),
+                computing={
+                    "dtype": str(lm.compute_dtype).removeprefix("torch."),
+                    "device": lm.device.type,
+                    "batch_tokens": batch_tokens,
+                    "overflow": overflow,
+                    "threads": threads,
+                },
+                elsewhere=None if is_alone(machines) else _elsewhere(machines, lm, spec, threads, settings),
+            )
+        files = place.send(summary.files)
+    _tell(summary, files, lm, dimensions, as_json)
+
+
+def _elsewhere(
+    machines: "Engine", lm: "LanguageModel", spec: "ModelSpec", threads: int, settings: dict[str, Any]
+) -> "Elsewhere":
+    from gerund.data.embedding_lots import Elsewhere
+    from gerund.worker_model import WorkerModel
+
+    model = WorkerModel.of(lm, spec, threads=threads)
+    return Elsewhere(machines, _EncodingWorker(model, settings), model.gpus, model.threads)
 
 
 def _threads(threads: int | None, *, alone: bool) -> int:
@@ -211,7 +224,9 @@ def _about(lm: "LanguageModel", prompt: str, dimensions: int | None, normalize: 
     }
 
 
-def _tell(summary: "EmbeddingSummary", lm: "LanguageModel", dimensions: int | None, as_json: bool) -> None:
+def _tell(
+    summary: "EmbeddingSummary", files: list[str], lm: "LanguageModel", dimensions: int | None, as_json: bool
+) -> None:
     speed = f" ({summary.rows_per_second:.0f} rows/s)" if summary.resumed_rows < summary.rows else ""
     parts = [f"{summary.rows} rows in {summary.seconds:.1f} s{speed}"]
     if summary.resumed_rows:
@@ -220,14 +235,14 @@ def _tell(summary: "EmbeddingSummary", lm: "LanguageModel", dimensions: int | No
         parts.append(f"{summary.truncated} texts cut at {lm.max_length} tokens")
     if summary.empty:
         parts.append(f"{summary.empty} empty")
-    typer.echo(f"gerund: {', '.join(parts)}: {summary.files[-1]}", err=True)
+    typer.echo(f"gerund: {', '.join(parts)}: {files[-1]}", err=True)
     if not as_json:
         return
     import json
 
     report = {
-        "output": str(summary.files[-1]),
-        "files": [str(file) for file in summary.files],
+        "output": files[-1],
+        "files": files,
         "rows": summary.rows,
         "resumed_rows": summary.resumed_rows,
         "truncated": summary.truncated,

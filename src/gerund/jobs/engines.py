@@ -4,7 +4,7 @@ Knows: which there are. Does not know: what they do.
 """
 
 from gerund.errors import ConfigError, unknown_name
-from gerund.jobs.engine import Engine, LocalEngine
+from gerund.jobs.engine import Engine, LocalEngine, checked_workers
 
 ENGINES = ("local", "ray")
 
@@ -30,6 +30,7 @@ def engine_of(
     """
     if name not in ENGINES:
         raise unknown_name("engine", name, ENGINES)
+    checked_workers(workers)
     if name == "ray":
         from gerund.jobs.ray_engine import RayEngine
 

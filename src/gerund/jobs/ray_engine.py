@@ -12,11 +12,13 @@ Knows: Ray. Does not know: what a shard is.
 """
 
 import os
+import sys
 import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Generic
 
@@ -207,32 +209,35 @@ class _Actors(Generic[Shard, Facts]):
 
 def _connected(address: str | None) -> Any:
     """Return Ray, connected to a cluster; where this process is already, to that one."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            import ray
-    except ImportError as error:
-        raise MissingDependencyError("--engine ray needs Ray: pip install 'gerund[ray]'") from error
-    if ray.is_initialized():
-        return ray
+    known = sys.modules.get("ray")
+    if known is not None and known.is_initialized():
+        return known
+    if find_spec("ray") is None:
+        raise MissingDependencyError("--engine ray needs Ray: pip install 'gerund[ray]'")
+    options = _options(address)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import ray
+
+        try:
+            ray.init(address=address, logging_level="error", log_to_driver=False, configure_logging=False, **options)
+        except (OSError, RuntimeError, ValueError) as error:  # ConnectionError is an OSError
+            raise ResourceError(f"no Ray cluster at {address} lets this process in: {error}") from error
+    return ray
+
+
+def _options(address: str | None) -> dict[str, Any]:
+    """Return what a cluster is started with, where one is to be started at all."""
     if not address:
         raise ConfigError(
             "--engine ray needs the --address of a Ray cluster: auto for the one that this machine belongs to, or "
             f"HOST:PORT; {LOCAL} starts one here (--workers alone uses this machine without Ray)"
         )
-    options: dict[str, Any] = {"logging_level": "error", "log_to_driver": False, "configure_logging": False}
-    if address == LOCAL:
-        if os.environ.get(_AUTH_MODE, "token").lower() != "token":
-            raise ConfigError(
-                f"{_AUTH_MODE}={os.environ[_AUTH_MODE]} would let everybody who reaches this machine run code on it, "
-                "as Ray listens on all of its interfaces; leave it unset"
-            )
-        os.environ[_AUTH_MODE] = "token"
-        options["include_dashboard"] = False
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            ray.init(address=address, **options)
-    except (OSError, RuntimeError, ValueError) as error:  # ConnectionError is an OSError
-        raise ResourceError(f"there is no Ray cluster at {address} that lets this process in: {error}") from error
-    return ray
+    if address != LOCAL:
+        return {}
+    if os.environ.setdefault(_AUTH_MODE, "token").lower() != "token":
+        raise ConfigError(
+            f"{_AUTH_MODE}={os.environ[_AUTH_MODE]} would let everybody who reaches this machine run code on it, as "
+            "Ray listens on all of its interfaces; leave it unset"
+        )
+    return {"include_dashboard": False}

@@ -53,10 +53,10 @@ class Proof:
         end = time.monotonic() + _PATIENCE
         while (found := _read(self.folder)) != self.nonce:
             if time.monotonic() > end:
-                what = "is not the folder" if found else "is not there"
+                what = "has another folder at" if found else "does not see"
                 raise InputError(
-                    f"{machine} works on this job, and {self.folder} {what} there that it is here; put the output, or "
-                    "with --work the parts, on storage that all machines share, under the same path"
+                    f"{machine} works on this job and {what} {self.folder}; put the output, or with --work the parts, "
+                    "on storage that all machines share, under the same path"
                 )
             time.sleep(0.1)
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from gerund.data.corpus import part_of, read_documents
 from gerund.errors import ConfigError, DataError, OutputExistsError
-from gerund.jobs.engine import Crew, LocalEngine
+from gerund.jobs.engine import Crew, Engine, LocalEngine, Work
 from gerund.jobs.files import write_whole
 from gerund.jobs.locks import LOCK, hold
 from gerund.jobs.manifest import InputFiles, Manifest
@@ -96,12 +96,11 @@ def make_negatives(
     with hold(folder):
         output = _Output(folder)
         output.begin(manifest, resume=resume, force=force)
-        if elsewhere is None:
-            here = LocalEngine(1).crew(partial(make_part, PassageMaker(config, lm, scorer, batch_size)))
-        else:
-            here = elsewhere.engine.crew(elsewhere.work(config, batch_size), folder=folder)
+        engine: Engine = LocalEngine(1) if elsewhere is None else elsewhere.engine
+        work: Work[DocumentPart, Made] = partial(make_part, PassageMaker(config, lm, scorer, batch_size))
+        work = work if elsewhere is None else elsewhere.work(config, batch_size)
         try:
-            with kept_work_told(output.how_to_go_on), here as crew:
+            with kept_work_told(output.how_to_go_on), engine.crew(work, folder=folder) as crew:
                 made = _make_parts(inputs, output, config, crew, _Source(text_column, show))
             if not made.passages:
                 output.clear()
