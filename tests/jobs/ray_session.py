@@ -74,7 +74,7 @@ def both_workers_work(_folder):
 
 
 def a_refusal_is_one_sentence(_folder):
-    with pytest.raises(DataError, match="^the document 7 is broken$"):
+    with pytest.raises(DataError, match=r"^the document 7 is broken$"):
         list(mapped(RayEngine(1), refused, [7]))
 
 

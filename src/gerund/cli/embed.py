@@ -168,7 +168,7 @@ def _elsewhere(
     from gerund.worker_model import WorkerModel
 
     model = WorkerModel.of(lm, spec, threads=threads)
-    return Elsewhere(machines, _EncodingWorker(model, settings), model.gpus, model.threads)
+    return Elsewhere(machines, EncodingWorker(model, settings), model.gpus, model.threads)
 
 
 def _threads(threads: int | None, *, alone: bool) -> int:
@@ -186,13 +186,19 @@ def _threads(threads: int | None, *, alone: bool) -> int:
 
 
 @dataclass(frozen=True)
-class _EncodingWorker:
-    """Makes what encodes in another process."""
+class EncodingWorker:
+    """Makes what encodes in another process.
+
+    Attributes:
+        model: loads the model there.
+        settings: how texts are encoded.
+    """
 
     model: "WorkerModel"
     settings: dict[str, Any]
 
     def __call__(self) -> "Encode":
+        """Load the model there; return what encodes a lot with it."""
         return partial(_encode, self.model.load(), self.settings)
 
 

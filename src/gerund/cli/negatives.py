@@ -12,8 +12,10 @@ from gerund.cli import generation_options as options
 from gerund.scoring.names import MEASURE_NAMES
 
 if TYPE_CHECKING:
+    from gerund.jobs.engine import Engine
     from gerund.language_model import LanguageModel
     from gerund.spec import ModelSpec
+    from gerund.training.negative_passages import Elsewhere
     from gerund.types import Scorer
     from gerund.worker_model import WorkerModel
 
@@ -99,7 +101,6 @@ def command(
     sampling = options.sampling_of(temperature, top_p, top_k, typical_p, None) if sampled else Sampling(1.0, top_p=0.9)
     from gerund.entry import load_writer
     from gerund.models.encoder_decoder import demand_decoder_only
-    from gerund.training.negative_passages import Elsewhere
     from gerund.training.negatives import NegativesConfig, make_negatives
     from gerund.worker_model import WorkerModel, use_threads
 
@@ -127,11 +128,8 @@ def command(
     if lm is not None:
         demand_decoder_only(lm.model, "continue a text")
     judge = _judge(scorer, lm, seed)
-    elsewhere = None
-    if not is_alone(machines):
-        load = _Loading.of(None if lm is None else WorkerModel.of(lm, threads=threads), scorer, judge, seed)
-        elsewhere = Elsewhere(machines, load, *((load.model.gpus, load.model.threads) if load.model else ()))
-    else:
+    model = None if lm is None or is_alone(machines) else WorkerModel.of(lm, threads=threads)
+    if is_alone(machines):
         use_threads(threads)
     made = make_negatives(
         files,
@@ -141,7 +139,7 @@ def command(
         scorer=judge,
         text_column=text_column,
         batch_size=batch_size,
-        elsewhere=elsewhere,
+        elsewhere=None if is_alone(machines) else _elsewhere(machines, _Loading.of(model, scorer, judge, seed)),
         resume=resume,
         force=force,
     )
@@ -152,6 +150,12 @@ def command(
     typer.echo(f"{made.generated:,} generated and {made.hard:,} hard continuations")
     if made.short:
         typer.echo(f"{made.short:,} documents were too short")
+
+
+def _elsewhere(machines: "Engine", load: "_Loading") -> "Elsewhere":
+    from gerund.training.negative_passages import Elsewhere
+
+    return Elsewhere(machines, load, *((load.model.gpus, load.model.threads) if load.model else ()))
 
 
 def _judge(scorer: str | None, lm: "LanguageModel | None", seed: int) -> "Scorer | None":
