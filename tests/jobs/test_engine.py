@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from contextlib import closing
 from functools import partial
@@ -11,6 +13,8 @@ import pytest
 
 from gerund.errors import ConfigError, ResourceError
 from gerund.jobs.engine import Holding, LocalEngine, cores, mapped
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def square(number: int) -> int:
@@ -103,3 +107,15 @@ def test_workers():
     assert LocalEngine().workers == cores() >= 1
     with pytest.raises(ConfigError, match="workers=0 leaves nobody to work"):
         LocalEngine(0)
+
+
+@pytest.mark.slow
+def test_workers_and_drivers_that_are_killed_lose_and_double_nothing(tmp_path):
+    command = [sys.executable, "-m", "tests.jobs.killed_workers", tmp_path]
+    done = subprocess.run(
+        [*map(str, command), "--workers-killed", "2", "--drivers-killed", "3"],
+        capture_output=True, text=True, cwd=ROOT, timeout=200, check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split("\n")[:2] == ["3 drivers killed", "2 workers killed"]

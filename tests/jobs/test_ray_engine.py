@@ -16,8 +16,8 @@ from tests.jobs import ray_session
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = [check.__name__ for check in ray_session.CHECKS]
-# Ray alone takes most of it; on a machine with other work several times as long.
-SECONDS = 240
+# Under a minute on a quiet machine, of which starting processes is most; many times as long beside other work.
+SECONDS = 280
 needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs ray: pip install 'gerund[ray]'")
 
 
@@ -62,7 +62,6 @@ def seen(tmp_path_factory):
 
 @needs_ray
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", NAMES)
 def test_on_ray(seen, name):
     assert not seen[name], seen[name]
