@@ -29,6 +29,7 @@ class Plan:
     read: float = 150e6  # and reads again for its workers: measured
     join: float = 240e6  # bytes of vectors a second that one process joins: measured
     mine: float = 6.5e6  # bytes a second and core: measured
+    hand_out: float = 300e6  # bytes of documents a second that one process reads and sends: measured
     tidy: float = 1e6 * 256 / 384  # numbers of vectors a second that one machine indexes: measured
 
     @property
@@ -53,7 +54,8 @@ def rows(plan: Plan) -> list[tuple[str, str, float, float]]:
         ("embed: reading for the workers", "one process, meanwhile", 0, corpus / plan.read / HOUR),
         ("embed: the model", f"{plan.gpus:.0f} GPUs", embed, embed / plan.gpus),
         ("embed: joining the parts", "one process", 0, plan.vectors / plan.join / HOUR),
-        ("mine", f"{plan.cores:.0f} cores", 0, corpus / (plan.mine * plan.cores) / HOUR),
+        ("mine: handing out", "one process, meanwhile", 0, corpus / plan.hand_out / HOUR),
+        ("mine: the documents", f"{plan.cores:.0f} cores", 0, corpus / (plan.mine * plan.cores) / HOUR),
         ("train, LoRA", f"{plan.gpus:.0f} GPUs", train, train / plan.gpus),
         ("index: clusters and word lists", "one machine", 0, plan.texts * plan.dimensions / plan.tidy / HOUR),
     ]

@@ -38,7 +38,7 @@ def test_the_same_hits(lm, small_lots, late):
 
 
 def test_where_nothing_is_new_nobody_begins(lm):
-    index = gerund.open_index(None, lm)
+    index = gerund.open_index(None, lm, chunking=Chunking(tokens=40))
     index.add_documents(DOCUMENTS)
     with embedded_by(_Nobody(), index):
         assert index.add_documents(DOCUMENTS).documents == 0
@@ -50,7 +50,7 @@ class _Nobody(LocalEngine):
 
 
 def test_migration(lm, small_lots):
-    index = gerund.open_index(None, lm)
+    index = gerund.open_index(None, lm, chunking=Chunking(tokens=40))
     index.add_documents(DOCUMENTS)
     chunking = Chunking(tokens=20)
     with embedding_crew(LocalEngine(1), WorkerModel.of(lm), chunking) as embed:

@@ -12,6 +12,7 @@ from gerund.cli import generation_options as options
 from gerund.scoring.names import MEASURE_NAMES
 
 if TYPE_CHECKING:
+    from gerund.config import Sampling
     from gerund.jobs.engine import Engine
     from gerund.language_model import LanguageModel
     from gerund.spec import ModelSpec
@@ -89,7 +90,6 @@ def command(
 
         gerund negatives shared/books.jsonl -o shared/passages --engine ray --address auto
     """
-    from gerund.config import Sampling
     from gerund.data.corpus import corpus_files
     from gerund.errors import ConfigError
     from gerund.jobs.engine import is_alone
@@ -97,8 +97,7 @@ def command(
     from gerund.scoring.names import WORD_MEASURE_NAMES, check_scorer
 
     check_scorer(scorer)
-    sampled = temperature is not None or top_p is not None or top_k is not None or typical_p is not None
-    sampling = options.sampling_of(temperature, top_p, top_k, typical_p, None) if sampled else Sampling(1.0, top_p=0.9)
+    sampling = _sampling(temperature, top_p, top_k, typical_p)
     from gerund.entry import load_writer
     from gerund.models.encoder_decoder import demand_decoder_only
     from gerund.training.negatives import NegativesConfig, make_negatives
@@ -150,6 +149,15 @@ def command(
     typer.echo(f"{made.generated:,} generated and {made.hard:,} hard continuations")
     if made.short:
         typer.echo(f"{made.short:,} documents were too short")
+
+
+def _sampling(temperature: float | None, top_p: float | None, top_k: int | None, typical_p: float | None) -> "Sampling":
+    """Return how continuations are sampled; by nucleus sampling where nothing is said."""
+    from gerund.config import Sampling
+
+    if all(one is None for one in (temperature, top_p, top_k, typical_p)):
+        return Sampling(1.0, top_p=0.9)
+    return options.sampling_of(temperature, top_p, top_k, typical_p, None)
 
 
 def _elsewhere(machines: "Engine", load: "_Loading") -> "Elsewhere":

@@ -43,10 +43,10 @@ def test_the_same_vectors_under_each_plan(lm, cached, monkeypatch):
     assert len(encoders) == 2
     engine = Engine(1)
     with encoded_by(engine, systems):
-        found = [[one.encode(TEXTS, prompt=prompt) for prompt in (None, "Q: ")] for one in encoders]
+        found = [[one.encode(TEXTS, prompt=prompt, normalize=True) for prompt in (None, "Q: ")] for one in encoders]
     assert engine.crews == 2
     for one, vectors in zip(encoders, found, strict=True):
         assert one.elsewhere is None
         for prompt, own in zip((None, "Q: "), vectors, strict=True):
-            wanted = one.lm.encode(TEXTS, prompt=prompt, normalize=False, empty="zeros")
+            wanted = one.lm.encode(TEXTS, prompt=prompt, normalize=True, empty="zeros")
             np.testing.assert_allclose(own, wanted, atol=1e-6)
