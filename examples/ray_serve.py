@@ -1,7 +1,8 @@
 """Two replicas of gerund's server behind one address, on Ray Serve: the same routes, keys and errors.
 
     pip install 'gerund[serve]' 'ray[serve]'
-    GERUND_API_KEY=... GERUND_MODEL=./model python examples/ray_serve.py    # http://127.0.0.1:8000/v1
+    export RAY_USAGE_STATS_ENABLED=0 GERUND_API_KEY=... GERUND_MODEL=./model
+    python examples/ray_serve.py    # http://127.0.0.1:8000/v1
 
 Ray itself listens on every interface of the machine, whatever the address here: leave its token on, and its ports shut.
 """

@@ -17,7 +17,7 @@ import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Generic
@@ -65,6 +65,10 @@ class RayEngine:
             crew = _Actors(self._ray, max(workers, 1), needs, work, proof)
             try:
                 yield crew
+            except self._ray.exceptions.RayTaskError:
+                raise  # a mistake in the work itself: with its traceback
+            except self._ray.exceptions.RayError as error:
+                raise ResourceError(f"the Ray cluster failed: {error}") from error
             finally:
                 crew.dismiss()
 
@@ -97,12 +101,18 @@ class _Worker:
 
 
 @dataclass(eq=False)
-class _Member(Generic[Shard]):
-    """A worker as the driver sees it."""
+class _Member:
+    """A worker as the driver sees it.
+
+    Attributes:
+        actor: Ray's handle.
+        is_ready: whether it has made what it holds.
+        shards: how many it has.
+    """
 
     actor: Any
     is_ready: bool = False
-    shards: list[tuple[Shard, int]] = field(default_factory=list)
+    shards: int = 0
 
 
 class _Actors(Generic[Shard, Facts]):
@@ -116,8 +126,9 @@ class _Actors(Generic[Shard, Facts]):
         # Restarts and retries are done here. By the cores Ray sets OMP_NUM_THREADS.
         options = {"num_cpus": needs.threads, "num_gpus": needs.gpus, "max_restarts": 0, "max_task_retries": 0}
         self.kind = ray.remote(_Worker).options(**options)
-        self.members: list[_Member[Shard]] = []
-        self.waiting: dict[Any, tuple[_Member[Shard], tuple[Shard, int] | None]] = {}
+        self.members: list[_Member] = []
+        # Who owes what: a shard with the number of its attempts, or None for the beginning.
+        self.waiting: dict[Any, tuple[_Member, tuple[Shard, int] | None]] = {}
         self.again: deque[tuple[Shard, int]] = deque()
         self.lost_at_the_start = 0
 
@@ -131,7 +142,7 @@ class _Actors(Generic[Shard, Facts]):
             self._hire()
         while True:
             self._give_out(fresh)
-            if not self.again and not any(member.shards for member in self.members):
+            if all(given is None for _, given in self.waiting.values()) and not self.again:
                 return
             done, _ = self.ray.wait(list(self.waiting), num_returns=1, timeout=self._patience())
             if not done:
@@ -146,18 +157,18 @@ class _Actors(Generic[Shard, Facts]):
         return None if any(member.is_ready for member in self.members) else _PATIENCE
 
     def _hire(self) -> None:
-        member: _Member[Shard] = _Member(self.kind.remote(*self.arguments))
+        member = _Member(self.kind.remote(*self.arguments))
         self.members.append(member)
         self.waiting[member.actor.begin.remote()] = (member, None)
 
     def _give_out(self, fresh: Iterator[tuple[Shard, int]]) -> None:
         """Give shards to whoever has the fewest of them, so that none waits behind another while a worker is idle."""
-        while ready := [one for one in self.members if one.is_ready and len(one.shards) < _AHEAD]:
+        while ready := [one for one in self.members if one.is_ready and one.shards < _AHEAD]:
             following = self.again.popleft() if self.again else next(fresh, None)
             if following is None:
                 return
-            member = min(ready, key=lambda one: len(one.shards))
-            member.shards.append(following)
+            member = min(ready, key=lambda one: one.shards)
+            member.shards += 1
             self.waiting[member.actor.run.remote(following[0])] = (member, following)
 
     def _take(self, reference: Any) -> Iterator[tuple[Shard, Facts]]:
@@ -165,7 +176,7 @@ class _Actors(Generic[Shard, Facts]):
         try:
             found = self.ray.get(reference)
         except self.ray.exceptions.RayTaskError:
-            raise  # a mistake in the work itself: with its traceback
+            raise
         except self.ray.exceptions.RayError as error:
             self._replace(member, given, error)
             return
@@ -174,17 +185,16 @@ class _Actors(Generic[Shard, Facts]):
                 raise found
             member.is_ready, self.lost_at_the_start = True, 0
             return
-        member.shards.remove(given)
+        member.shards -= 1
         facts, problem = found
         if problem is not None:
             raise problem
         yield given[0], facts
 
-    def _replace(self, member: _Member[Shard], given: tuple[Shard, int] | None, error: Exception) -> None:
+    def _replace(self, member: _Member, given: tuple[Shard, int] | None, error: Exception) -> None:
         """Go on without a worker that is gone: all it had is begun again, and somebody else is hired."""
         told = ResourceError("a worker was ended from outside, perhaps because memory ran out")
         if given is not None:
-            member.shards.remove(given)
             if given[1] + 1 >= ATTEMPTS:
                 raise told from error
             self.again.append((given[0], given[1] + 1))
@@ -240,4 +250,6 @@ def _options(address: str | None) -> dict[str, Any]:
             f"{_AUTH_MODE}={os.environ[_AUTH_MODE]} would let everybody who reaches this machine run code on it, as "
             "Ray listens on all of its interfaces; leave it unset"
         )
+    # Ray tells its makers what it is used for unless it is asked not to.
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     return {"include_dashboard": False}
