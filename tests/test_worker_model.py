@@ -64,3 +64,5 @@ def test_threads(lm):
     for refused in (checked_threads, use_threads, lambda threads: WorkerModel.of(lm, threads=threads)):
         with pytest.raises(ConfigError, match="threads=0 leaves nothing to compute with"):
             refused(0)
+    with pytest.raises(ConfigError, match="threads=5000 is more than the 1024"):
+        use_threads(5000)

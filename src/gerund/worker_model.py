@@ -15,6 +15,8 @@ from gerund.spec import ModelSpec
 if TYPE_CHECKING:
     from gerund.language_model import LanguageModel
 
+MOST_THREADS = 1024
+
 
 @dataclass(frozen=True)
 class WorkerModel:
@@ -98,8 +100,10 @@ def checked_threads(threads: int | None) -> int | None:
     """Return a number of threads.
 
     Raises:
-        ConfigError: fewer than one.
+        ConfigError: fewer than one, or more than any machine has.
     """
     if threads is not None and threads < 1:
         raise ConfigError(f"threads={threads} leaves nothing to compute with")
+    if threads is not None and threads > MOST_THREADS:
+        raise ConfigError(f"threads={threads} is more than the {MOST_THREADS} that a process may have")
     return threads

@@ -7,7 +7,7 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from gerund.errors import ConfigError, DataError, MissingDependencyError, OutputExistsError, ResourceError
+from gerund.errors import ConfigError, DataError, GerundError, MissingDependencyError, OutputExistsError, ResourceError
 from gerund.jobs import object_stores
 from gerund.jobs.object_stores import staged
 from tests.cli.helpers import run_cli
@@ -117,6 +117,14 @@ def test_an_output_that_did_not_reach_its_place_is_kept(bucket, tmp_path, monkey
 def test_what_cannot_be_read(bucket, tmp_path, source, error, message):
     with pytest.raises(error, match=message), staged([source], tmp_path / "out"):
         pass
+    assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize("name", ["a\0b", "x" * 300])
+def test_names_that_no_disk_takes(bucket, tmp_path, name):
+    for sources, output in (([], f"memory://bucket/{name}"), ([f"memory://bucket/folder/{name}"], tmp_path / "out")):
+        with pytest.raises(GerundError), staged(sources, output, work=tmp_path):
+            pass
     assert names(tmp_path) == []
 
 

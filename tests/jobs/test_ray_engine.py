@@ -42,6 +42,7 @@ def seen(tmp_path_factory):
         "RAY_AUTH_MODE": "token",
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_worker_niceness": "0",
+        "RAY_raylet_start_wait_time_s": "200",
         "OMP_NUM_THREADS": "1",
     }
     folder = tmp_path_factory.mktemp("ray")

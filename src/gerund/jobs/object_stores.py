@@ -8,6 +8,7 @@ Knows: fsspec, URLs, copies. Does not know: what is in a file.
 """
 
 import hashlib
+import re
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -15,11 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from gerund.errors import ConfigError, DataError, MissingDependencyError, OutputExistsError, ResourceError
+from gerund import checks
+from gerund.errors import ConfigError, DataError, GerundError, MissingDependencyError, OutputExistsError, ResourceError
 from gerund.jobs.files import make_folder, refuse_existing, refuse_special, whole_file, write_whole
 from gerund.progress import progress
 
-# What answers a request that fails: systems have errors of their own beside OSError.
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _PIECE = 2**20
 _PACKAGES = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "abfs": "adlfs", "az": "adlfs"}
 
@@ -30,7 +32,7 @@ def is_url(place: str | Path) -> bool:
     >>> is_url("s3://bucket/notes.jsonl"), is_url("notes.jsonl")
     (True, False)
     """
-    return "://" in str(place)
+    return _URL.match(str(place)) is not None
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,7 @@ def staged(
     if target is not None and not name:
         raise ConfigError(f"{output} is a folder; name a file in it as the output")
     place = (work or (Path() if target else Path(output).absolute().parent)).absolute()
-    local = place / f"{name}.unsent" / name if target is not None else Path(output)
+    local = Path(output) if target is None else checks.place("the output", place / f"{name}.unsent" / name)
     if target is not None:
         _refuse(target, local, force=force)
         make_folder(local.parent)
@@ -142,7 +144,7 @@ def _fetched(url: str, copies: Path) -> str:
     system, path = _opened(url)
     path = path.rstrip("/")
     digest = hashlib.blake2b(url.encode(), digest_size=4).hexdigest()
-    copy = copies / digest / PurePosixPath(path).name
+    copy = checks.place("the input", copies / digest / PurePosixPath(path).name)
     with _refusals(url):
         if not system.exists(path):
             raise DataError(f"{url}: no such file or folder")
@@ -190,5 +192,7 @@ def _refusals(url: str) -> Iterator[None]:
     """Turn what a store answers into one sentence."""
     try:
         yield
-    except (OSError, RuntimeError, ValueError) as error:
+    except GerundError:
+        raise
+    except Exception as error:  # each store has errors of its own, for keys, networks and names
         raise ResourceError(f"{url}: {getattr(error, 'strerror', None) or error or type(error).__name__}") from error
