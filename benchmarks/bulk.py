@@ -74,7 +74,8 @@ class Timed:
     def rate(self) -> float:
         """Return what was finished a second, once every worker had finished a lot."""
         first = min(self.workers, len(self.done) - 1)
-        return sum(size for _, size in self.done[first:]) / (self.done[-1][0] - self.done[first - 1][0])
+        began = self.done[first - 1][0] if first else 0.0
+        return sum(size for _, size in self.done[first:]) / (self.done[-1][0] - began)
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -107,6 +107,8 @@ def test_workers():
     assert LocalEngine().workers == cores() >= 1
     with pytest.raises(ConfigError, match="workers=0 leaves nobody to work"):
         LocalEngine(0)
+    with pytest.raises(ConfigError, match="is more than 100000"):
+        LocalEngine(10**30)
 
 
 @pytest.mark.slow

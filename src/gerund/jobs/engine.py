@@ -30,6 +30,8 @@ Found_co = TypeVar("Found_co", covariant=True)
 ATTEMPTS = 5
 """How often a shard is begun before its worker's end counts as the shard's own fault."""
 
+MOST_WORKERS = 100_000
+
 
 @dataclass(frozen=True)
 class Holding(Generic[Shard, Facts]):
@@ -249,10 +251,12 @@ def checked_workers(workers: int | None) -> int | None:
     """Return a number of workers.
 
     Raises:
-        ConfigError: fewer than one.
+        ConfigError: fewer than one, or more than any cluster has.
     """
     if workers is not None and workers < 1:
         raise ConfigError(f"workers={workers} leaves nobody to work")
+    if workers is not None and workers > MOST_WORKERS:
+        raise ConfigError(f"workers={workers} is more than {MOST_WORKERS}")
     return workers
 
 
