@@ -8,7 +8,8 @@ listens on all of its interfaces (with a token): in a network namespace nobody e
     unshare -rn sh -c 'ip link set lo up && exec python benchmarks/bulk.py --address local'
 
 A rate is what was finished between the moment when each worker had finished one lot and the end, so that starting
-workers and loading models do not count; the whole time, with both, stands beside it. Before anything is told, the ids
+workers and loading models do not count; the whole time, with both, stands beside it. The processor time of the workers
+alone says what a text costs where, also beside other work. Before anything is told, the ids
 and vectors (to 1e-6) and the pairs (to the byte) were shown to be the same.
 """
 
@@ -18,6 +19,8 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -32,7 +35,7 @@ from gerund.data.embedding_lots import Elsewhere
 from gerund.data.mining import MiningConfig, mine
 from gerund.data.tables import open_table
 from gerund.entry import load
-from gerund.jobs.engine import Crew, Engine
+from gerund.jobs.engine import Crew, Engine, Holding, opened
 from gerund.jobs.engines import engine_of
 from gerund.worker_model import WorkerModel
 from inputs import demo_texts
@@ -41,12 +44,13 @@ from results import Column, Row, Table, median_of
 TABLES = ("embed", "mine")
 COLUMNS = [
     Column("system", "where"), Column("workers", "workers"), Column("rate", "rate", "", 1, "higher"),
+    Column("cpu", "processor time of the workers", "", 1, "lower"),
     Column("wall", "whole time", "s", 1), Column("ratio", "times the rate of one process", "", 2),
 ]  # fmt: skip
 
 
 class Timed:
-    """An engine that notes when each lot was finished.
+    """An engine that notes when each lot was finished, and what processor time it took its worker.
 
     Args:
         engine: does the work.
@@ -56,17 +60,21 @@ class Timed:
         self.engine, self.workers = engine, engine.workers
         self.began = time.perf_counter()
         self.done: list[tuple[float, float]] = []
+        self.cpu = 0.0
 
     @contextmanager
     def crew(self, work: Any, *, folder: Path | None = None) -> Iterator[Crew[Any, Any]]:
         """Yield workers; see ``Engine``."""
-        with self.engine.crew(work, folder=folder) as crew:
+        needs = work if isinstance(work, Holding) else Holding(lambda: work)
+        clocked = Holding(partial(_clocked, work), gpus=needs.gpus, threads=needs.threads)
+        with self.engine.crew(clocked, folder=folder) as crew:
             self.crew_of_engine = crew
             yield self
 
     def map(self, shards: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
         """Yield each shard with its result, and note the time."""
-        for shard, facts in self.crew_of_engine.map(shards):
+        for shard, (facts, seconds) in self.crew_of_engine.map(shards):
+            self.cpu += seconds
             size = len(shard.rows) if hasattr(shard, "rows") else shard.size / 1e6
             self.done.append((time.perf_counter() - self.began, size))
             yield shard, facts
@@ -76,6 +84,20 @@ class Timed:
         first = min(self.workers, len(self.done) - 1)
         began = self.done[first - 1][0] if first else 0.0
         return sum(size for _, size in self.done[first:]) / (self.done[-1][0] - began)
+
+    def cpu_each(self) -> float:
+        """Return the processor time of what counts as one, in milliseconds."""
+        return 1000 * self.cpu / sum(size for _, size in self.done)
+
+
+def _clocked(work: Any) -> Any:
+    return partial(_call, opened(work))
+
+
+def _call(function: Any, shard: Any) -> tuple[Any, float]:
+    began = time.process_time()
+    facts = function(shard)
+    return facts, time.process_time() - began
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -134,7 +156,7 @@ def embed(options: Any, folder: Path) -> Table:
     largest = max((float(np.abs(other.vectors - first.vectors).max()) for other in others), default=0.0)
     check = harness.require("ids the same, largest difference of the vectors", largest, 1e-6)
     caption = f"Embedding {len(texts)} short texts with the bundled model in float32, {options.lot} a lot."
-    return Table("embed", caption, with_unit("texts/s"), rows, checks=[check])
+    return Table("embed", caption, with_unit("texts"), rows, checks=[check])
 
 
 def mine_articles(options: Any, folder: Path) -> Table:
@@ -155,7 +177,7 @@ def mine_articles(options: Any, folder: Path) -> Table:
     same = len({output.read_bytes() for output in outputs}) == 1
     check = harness.require("difference of the files of pairs", 0.0 if same else float("nan"), 0)
     caption = f"Mining {options.articles} documents ({corpus.stat().st_size / 1e6:.1f} MB), about 20 lots."
-    return Table("mine", caption, with_unit("MB/s"), rows, checks=[check])
+    return Table("mine", caption, with_unit("MB"), rows, checks=[check])
 
 
 def compared(options: Any, folder: Path, name: str, run: Any) -> tuple[list[Row], list[Path]]:
@@ -163,18 +185,20 @@ def compared(options: Any, folder: Path, name: str, run: Any) -> tuple[list[Row]
     systems = systems_of(options)
     rates: dict[tuple[str, int], list[float]] = {one: [] for one in systems}
     walls: dict[tuple[str, int], list[float]] = {one: [] for one in systems}
+    cpus: dict[tuple[str, int], list[float]] = {one: [] for one in systems}
     for number in range(options.rounds):
         for one in systems[:: -1 if number % 2 else 1]:
             began = time.perf_counter()
             timed = run(*one, folder / f"{one[0]}-{one[1]}-{name}")
             walls[one].append(time.perf_counter() - began)
             rates[one].append(timed.rate())
+            cpus[one].append(timed.cpu_each())
             print(f"{one[0]}, {one[1]} workers: {rates[one][-1]:.2f}, {walls[one][-1]:.1f} s", file=sys.stderr)
     base = systems[0]
     rows: list[Row] = [
         {
             "system": system, "workers": workers, "rate": median_of(rates[system, workers]),
-            "wall": median_of(walls[system, workers]),
+            "cpu": median_of(cpus[system, workers]), "wall": median_of(walls[system, workers]),
             "ratio": median_of([own / other for own, other in zip(rates[system, workers], rates[base], strict=True)]),
         }
         for system, workers in systems
@@ -184,7 +208,8 @@ def compared(options: Any, folder: Path, name: str, run: Any) -> tuple[list[Row]
 
 def with_unit(unit: str) -> list[Column]:
     """Return the columns, with what a rate counts."""
-    return [Column("rate", "rate", unit, 1, "higher") if one.key == "rate" else one for one in COLUMNS]
+    units = {"rate": f"{unit}/s", "cpu": f"ms/{unit.removesuffix('s')}"}
+    return [replace(one, unit=units.get(one.key, one.unit)) for one in COLUMNS]
 
 
 if __name__ == "__main__":
