@@ -190,7 +190,14 @@ def main(folder: Path) -> None:
 
     address = os.environ.get("RAY_ADDRESS")
     options = {} if address else {"num_cpus": 3, "include_dashboard": False, "object_store_memory": 100 * 2**20}
-    ray.init(address=address, log_to_driver=False, logging_level="error", **options)
+    for attempt in range(3):
+        try:
+            ray.init(address=address, log_to_driver=False, logging_level="error", **options)
+            break
+        except Exception as error:
+            if attempt == 2 or "timed out during startup" not in str(error):
+                raise
+            ray.shutdown()
     print(json.dumps({"check": "started", "seconds": round(time.process_time(), 1)}), flush=True)
     for check in CHECKS:
         own = folder / check.__name__
