@@ -188,8 +188,11 @@ CHECKS = (
 def main(folder: Path) -> None:
     import ray
 
-    address = os.environ.get("RAY_ADDRESS")
-    options = {} if address else {"num_cpus": 3, "include_dashboard": False, "object_store_memory": 100 * 2**20}
+    # Left out, the address is that of any cluster that was started on this machine.
+    address = os.environ.get("RAY_ADDRESS", "local")
+    options = (
+        {} if address != "local" else {"num_cpus": 3, "include_dashboard": False, "object_store_memory": 100 * 2**20}
+    )
     for attempt in range(3):
         try:
             ray.init(address=address, log_to_driver=False, logging_level="error", **options)
