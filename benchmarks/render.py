@@ -74,6 +74,7 @@ PAGE = (
     Section("## Scorers of continuations", ("scorers",)),
     Section("### Writing by a scorer", ("decoding:writing",)),
     Section("## Mining pairs", ("mining",)),
+    Section("## Bulk work", ("bulk",)),
     Section("## Language modelling and pairs in one model (GUR)", ("gur",)),
 )
 

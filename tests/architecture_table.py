@@ -36,6 +36,7 @@ ROWS = (
     ("language_model",),
     ("seq2seq_model",),
     ("entry",),
+    ("worker_model",),
     ("engine", "retrieval"),
     ("training", "evaluation", "demo", "doctor"),
     ("reporting",),

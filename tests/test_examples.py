@@ -104,3 +104,15 @@ def test_spearman_gives_ties_their_mean_rank() -> None:
 
     assert names["ranks"](np.array([3.0, 1.0, 1.0, 9.0])).tolist() == [3.0, 1.5, 1.5, 4.0]
     assert names["spearman"](np.array([1.0, 2.0, 3.0]), np.array([9.0, 5.0, 1.0])) == pytest.approx(-1.0)
+
+
+def test_the_page_about_scale_is_what_its_example_computes(capsys: pytest.CaptureFixture[str]) -> None:
+    run("scale.py")
+    table = capsys.readouterr().out.strip()
+    assert table in (EXAMPLES.parent / "docs" / "scale.md").read_text(encoding="utf-8"), "put it there again"
+    run("scale.py", "--texts", 1e8, "--gpus", 8)
+    less = capsys.readouterr().out
+    hours = [float(line.split("|")[4].replace(",", "")) for line in table.splitlines()[2:10]]
+    tenth = [float(line.split("|")[4].replace(",", "")) for line in less.splitlines()[2:10]]
+    assert tenth[2] == pytest.approx(hours[2] * 0.8, rel=0.01), "a tenth of the texts, an eighth of the GPUs"
+    assert tenth[7] == pytest.approx(hours[7] / 10, rel=0.01)

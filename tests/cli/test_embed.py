@@ -8,12 +8,15 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 import gerund
+from gerund.data import embedding_job
 from gerund.data.embedding_files import read_embeddings
 from gerund.errors import ResourceError
 from gerund.precision import quantize, ranges_of
@@ -276,3 +279,41 @@ def test_files_of_a_folder_that_are_passed_over_are_told(tmp_path, tiny_folder):
     done = run_cli("embed", folder, "-o", tmp_path / "out.parquet", "-m", tiny_folder)
     assert done.code == 0, done.err
     assert "2 .md" in done.err
+
+
+@pytest.mark.slow
+def test_several_processes_give_the_same_bytes(source, tiny_folder, tmp_path):
+    alone, spread = tmp_path / "alone.parquet", tmp_path / "spread.parquet"
+    options = ["-m", tiny_folder, "--shard-rows", 3, "--dtype", "float32", "--threads", 1, "--json"]
+    assert run_cli("embed", source, "-o", alone, *options).code == 0
+    ran = run_cli("embed", source, "-o", spread, *options, "--workers", 2)
+    assert ran.code == 0, ran.err
+    assert json.loads(ran.out)["rows"] == len(TEXTS)
+    assert spread.read_bytes() == alone.read_bytes()
+    assert not spread.with_name("spread.parquet.parts").exists()
+
+
+def test_a_job_is_gone_on_with_by_as_many_threads(source, tiny_folder, tmp_path):
+    out = tmp_path / "out.parquet"
+    options = ["embed", source, "-m", tiny_folder, "-o", out, "--shard-rows", 5, "--dtype", "float32"]
+    full = patch.object(embedding_job, "join_parquet", side_effect=ResourceError("the disk is full"))
+    with full:
+        assert run_cli(*options, "--threads", 1).code == 1
+    assert "threads was 1 and is 2; go on as before" in run_cli(*options, "--threads", 2).mistake
+    torch.set_num_threads(1)
+    assert run_cli(*options, "--threads", 1).code == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--workers", 0], "workers=0 leaves nobody to work"),
+        (["--threads", 0], "threads=0 leaves nothing to compute with"),
+        (["--engine", "spark"], "unknown engine 'spark'; valid are: local, ray"),
+        (["--address", "auto"], "--address auto is that of a Ray cluster; give --engine ray too"),
+    ],
+)
+def test_engines_that_cannot_be(source, tmp_path, options, message):
+    with no_loading():
+        assert message in run_cli("embed", source, "-o", tmp_path / "out.parquet", *options).mistake
+    assert list(tmp_path.iterdir()) == [source]

@@ -2,12 +2,19 @@
 
 import os
 import signal
+import subprocess
+import sys
+import time
 from contextlib import closing
+from functools import partial
+from pathlib import Path
 
 import pytest
 
 from gerund.errors import ConfigError, ResourceError
-from gerund.jobs.engine import LocalEngine, cores
+from gerund.jobs.engine import Holding, LocalEngine, cores, mapped
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def square(number: int) -> int:
@@ -26,14 +33,14 @@ def killed(number: int) -> int:
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_every_shard_once_with_its_result(workers):
-    found = dict(LocalEngine(workers).map(square, iter(range(7))))
+    found = dict(mapped(LocalEngine(workers), square, iter(range(7))))
     assert found == {number: number * number for number in range(7)}
 
 
 def test_one_worker_or_one_shard_needs_no_process():
-    assert {pid for _, pid in LocalEngine(1).map(where, range(3))} == {os.getpid()}
-    assert [pid for _, pid in LocalEngine(2).map(where, [1])] == [os.getpid()]
-    assert list(LocalEngine(2).map(where, [])) == []
+    assert {pid for _, pid in mapped(LocalEngine(1), where, range(3))} == {os.getpid()}
+    assert [pid for _, pid in mapped(LocalEngine(2), where, [1])] == [os.getpid()]
+    assert list(mapped(LocalEngine(2), where, [])) == []
 
 
 def test_few_shards_are_read_ahead():
@@ -44,17 +51,73 @@ def test_few_shards_are_read_ahead():
             read.append(number)
             yield number
 
-    with closing(LocalEngine(2).map(square, shards())) as finished:
+    with closing(mapped(LocalEngine(2), square, shards())) as finished:
         next(finished)
         assert len(read) <= 5
 
 
 def test_a_process_that_is_killed():
     with pytest.raises(ResourceError, match="a process was ended from outside, perhaps because memory ran out"):
-        list(LocalEngine(2).map(killed, range(9)))
+        list(mapped(LocalEngine(2), killed, range(9)))
+
+
+def killed_once(place):
+    marker = Path(place)
+    if not marker.exists():
+        marker.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return marker.name
+
+
+def test_a_process_that_is_killed_is_replaced(tmp_path):
+    shards = [str(tmp_path / name) for name in "abc"]
+    assert sorted(mapped(LocalEngine(2), killed_once, shards)) == [(one, one[-1]) for one in shards]
+
+
+def opener(base):
+    os.environ["OPENED"] = str(int(os.environ.get("OPENED", "0")) + 1)
+    return partial(in_turn, base)
+
+
+def in_turn(base, number):
+    return base + number, os.environ["OPENED"]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_crew_makes_what_it_holds_once(workers, monkeypatch):
+    monkeypatch.setenv("OPENED", "0")
+    with LocalEngine(workers).crew(Holding(partial(opener, 10))) as crew:
+        for _ in range(2):
+            assert sorted(crew.map(range(4))) == [(number, (10 + number, "1")) for number in range(4)]
+
+
+def slow(number):
+    time.sleep(60 if number else 0)
+    return number
+
+
+def test_whoever_stops_reading_does_not_wait_for_the_rest():
+    start = time.monotonic()
+    with closing(mapped(LocalEngine(2), slow, range(3))) as finished:
+        assert next(finished) == (0, 0)
+    assert time.monotonic() - start < 50
 
 
 def test_workers():
     assert LocalEngine().workers == cores() >= 1
     with pytest.raises(ConfigError, match="workers=0 leaves nobody to work"):
         LocalEngine(0)
+    with pytest.raises(ConfigError, match="is more than 100000"):
+        LocalEngine(10**30)
+
+
+@pytest.mark.slow
+def test_workers_and_drivers_that_are_killed_lose_and_double_nothing(tmp_path):
+    command = [sys.executable, "-m", "tests.jobs.killed_workers", tmp_path]
+    done = subprocess.run(
+        [*map(str, command), "--workers-killed", "2", "--drivers-killed", "3"],
+        capture_output=True, text=True, cwd=ROOT, timeout=200, check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split("\n")[:2] == ["3 drivers killed", "2 workers killed"]

@@ -3,10 +3,13 @@
 import errno
 import json
 import os
+import pickle
 import shutil
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
@@ -15,10 +18,12 @@ from gerund.config import Sampling
 from gerund.data.passages import cut_to_words
 from gerund.errors import ConfigError, DataError, InputError, OutputExistsError, ResourceError
 from gerund.inference.generate.like_length import fitting
+from gerund.jobs import engines
+from gerund.jobs.engine import LocalEngine
 from gerund.jobs.locks import hold
 from gerund.scoring.registry import find_scorer
 from gerund.scoring.words import OverlapScorer
-from gerund.training import negatives
+from gerund.training import negative_passages
 from gerund.training.negatives import NegativesConfig, make_negatives
 from tests.cli.helpers import no_loading, run_cli
 
@@ -109,7 +114,9 @@ class TestNegatives:
             "It goes on and on here. It",
         ]
         monkeypatch.setattr(
-            negatives, "continuations_of_length", lambda *given, **_: [written[i % 4] for i in range(len(given[2]))]
+            negative_passages,
+            "continuations_of_length",
+            lambda *given, **_: [written[i % 4] for i in range(len(given[2]))],
         )
         lm = gerund.load(adapter="none", attention="causal")
         made = make(books, tmp_path / "out", lm, generate=1.0)
@@ -375,3 +382,42 @@ class TestCommandLine:
 
     def test_missing_file(self, tmp_path):
         assert "absent: no such file or folder" in run_cli("negatives", "absent", "-o", tmp_path / "out").mistake
+
+
+class TestElsewhere:
+    """Workers make the very parts that this process makes."""
+
+    def test_the_same_bytes(self, books, tmp_path, lm):
+        settings = NegativesConfig(**{**SMALL, "generate": 0.5, "hard": 1, "per_document": 4, "part_documents": 2})
+        make_negatives([books], tmp_path / "alone", settings, lm=lm, scorer=OverlapScorer())
+        elsewhere = negative_passages.Elsewhere(LocalEngine(1), lambda: (lm, OverlapScorer()))
+        made = make_negatives(
+            [books], tmp_path / "spread", settings, lm=lm, scorer=OverlapScorer(), elsewhere=elsewhere
+        )
+        assert made.generated > 0
+        assert bytes_of(tmp_path / "spread") == bytes_of(tmp_path / "alone")
+
+    def test_on_the_command_line(self, books, tmp_path, tiny_folder):
+        arguments = ["--prefix-words", 20, "--fewest-words", 3, "--most-words", 9, "--per-document", 3, "-m"]
+        arguments += [tiny_folder, "--hard", 1, "--scorer", "overlap", "--json"]
+        with patch.object(engines, "LocalEngine", _Single):
+            ran = run_cli("negatives", books, "-o", tmp_path / "spread", *arguments, "--workers", 2)
+        assert ran.code == 0, ran.err
+        alone = run_cli("negatives", books, "-o", tmp_path / "alone", *arguments)
+        assert bytes_of(tmp_path / "spread") == bytes_of(tmp_path / "alone")
+        assert json.loads(ran.out)["passages"] == json.loads(alone.out)["passages"] > 0
+
+
+class _Single(LocalEngine):
+    """Says that it has two workers, of which this process is the only one."""
+
+    @contextmanager
+    def crew(self, work, **_):
+        assert self.workers == 2
+        pickle.loads(pickle.dumps(work))
+        with LocalEngine(1).crew(work) as crew:
+            yield crew
+
+
+def bytes_of(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}

@@ -1,17 +1,22 @@
 """``gerund embed``: turn the texts of a file into vectors in a file."""
 
-from pathlib import Path
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gerund.cli import engine_options
 from gerund.cli import model_options as options
 
 if TYPE_CHECKING:
-    from gerund.data.embedding_job import EmbeddingSummary, Encoded
+    from gerund.data.embedding_job import EmbeddingSummary
+    from gerund.data.embedding_lots import Elsewhere, Encode, Encoded
+    from gerund.jobs.engine import Engine
     from gerund.jobs.unfinished import Unfinished
     from gerund.language_model import LanguageModel
     from gerund.spec import ModelSpec
+    from gerund.worker_model import WorkerModel
 
 
 @options.with_spec("model", *options.PLAN, "pooling", *options.METHODS, "max_length", "adapter", *options.MACHINE)
@@ -21,11 +26,16 @@ def command(
         typer.Argument(
             metavar="INPUT",
             help="A .txt (one text a line), .jsonl, .csv, .tsv or .parquet file; a folder of them, where a .txt file "
-            "is one text; or - for standard input. Text formats may also be .gz or .xz.",
+            "is one text; a URL of an object store; or - for standard input. Text formats may also be .gz or .xz.",
             show_default=False,
         ),
     ],
-    output: Annotated[Path, typer.Option("--output", "-o", help="OUT.parquet or OUT.npy.", show_default=False)],
+    output: Annotated[
+        str,
+        typer.Option(
+            "--output", "-o", help="OUT.parquet or OUT.npy; or such a path on an object store.", show_default=False
+        ),
+    ],
     column: Annotated[str | None, typer.Option(help="Column with the texts; left out, text.")] = None,
     id_column: Annotated[
         str | None,
@@ -54,6 +64,11 @@ def command(
     keep_text: Annotated[bool, typer.Option("--keep-text", help="Store the texts too.")] = False,
     batch_tokens: Annotated[int | None, typer.Option(help="Tokens a batch, padding included.")] = None,
     shard_rows: Annotated[int, typer.Option(help="Rows a part; batches are made of texts of one part.")] = 4096,
+    engine: engine_options.Engine = "local",
+    workers: engine_options.ModelWorkers = None,
+    address: engine_options.Address = None,
+    threads: engine_options.Threads = None,
+    work: engine_options.Place = None,
     force: Annotated[
         bool, typer.Option("--force", help="Replace OUT, and begin anew where unfinished work does not fit.")
     ] = False,
@@ -73,6 +88,11 @@ def command(
     interrupted, even by a power cut, the same command goes on from there, and the output is the same to the byte as
     without the interruption. While the parts are joined the disk holds the vectors twice.
 
+    With --workers several processes encode, each with the model, and with --engine ray those of a Ray cluster, whose
+    machines see OUT and the model under the same paths. The rows are the same, and with as many threads a process the
+    vectors too, to the last digits, in which processors differ. What an interruption costs are then the parts that
+    were being made.
+
     For example:
 
         gerund embed notes.txt -o notes.parquet
@@ -81,12 +101,21 @@ def command(
 
         gerund embed tickets.csv --column body --id-column key -m ./model --prompt "Find similar: " -o tickets.npy
 
+        gerund embed crawl.parquet -o vectors.parquet --workers 8
+
+        gerund embed s3://bucket/crawl.parquet -o s3://bucket/vectors.parquet
+
+        gerund embed shared/crawl.parquet -o shared/vectors.parquet --engine ray --address auto
+
         zcat crawl.jsonl.gz | gerund embed - --format jsonl -m ./model --empty skip -o crawl.parquet
     """
     from gerund.checks import check_dimensions
     from gerund.data.embedding_job import EmbeddingConfig, embedding_job
     from gerund.data.tables import open_table, passed_over
     from gerund.errors import unknown_name
+    from gerund.jobs.engine import is_alone
+    from gerund.jobs.engines import engine_of
+    from gerund.jobs.object_stores import staged
     from gerund.methods import PromptText
     from gerund.precision import check_precision
 
@@ -95,41 +124,87 @@ def command(
         raise unknown_name("--overflow", overflow, ["truncate", "error"])
     check_precision(precision)
     config = EmbeddingConfig(empty=empty, keep_text=keep_text, shard_rows=shard_rows, force=force)  # type: ignore[arg-type]
-    table = open_table(source, format=format, column=column, id_column=id_column, folders=True)
-    if left := passed_over(table):
-        kinds = ", ".join(f"{count} {ending}" for ending, count in left.items())
-        typer.echo(f"gerund: passed over in {source}: {kinds}; gerund index reads documents", err=True)
-    with embedding_job(table, output, config) as job:
-        from gerund.entry import load
+    machines = engine_of(engine, workers, address, usual=1)
+    with staged([source], output, work=work, force=force) as place:
+        table = open_table(place.sources[0], format=format, column=column, id_column=id_column, folders=True)
+        if left := passed_over(table):
+            kinds = ", ".join(f"{count} {ending}" for ending, count in left.items())
+            typer.echo(f"gerund: passed over in {source}: {kinds}; gerund index reads documents", err=True)
+        with embedding_job(table, place.output, config) as job:
+            from gerund.entry import load
 
-        lm = load(spec)
-        before = PromptText(lm.encoder.prompt_text(prompt, prompt_name))
-        normalize = lm.encoder.normalize and not no_normalize
-        computing = {
-            "dtype": str(lm.compute_dtype).removeprefix("torch."),
-            "device": lm.device.type,
-            "batch_tokens": batch_tokens,
-            "overflow": overflow,
-        }
-        settings = {
-            "prompt": before,
-            "dimensions": dimensions,
-            "normalize": normalize,
-            "batch_tokens": batch_tokens,
-            "empty": "zeros" if empty == "zeros" else "error",
-            "overflow": overflow,
-        }
-        summary = job.run(
-            lambda texts, kept: _encode(lm, texts, kept, settings),
-            _about(lm, before, dimensions, normalize, precision),
-            computing=computing,
-        )
-    _tell(summary, lm, dimensions, as_json)
+            threads = _threads(threads, alone=is_alone(machines))
+            lm = load(spec)
+            before = PromptText(lm.encoder.prompt_text(prompt, prompt_name))
+            normalize = lm.encoder.normalize and not no_normalize
+            settings = {
+                "prompt": before,
+                "dimensions": dimensions,
+                "normalize": normalize,
+                "batch_tokens": batch_tokens,
+                "empty": "zeros" if empty == "zeros" else "error",
+                "overflow": overflow,
+            }
+            summary = job.run(
+                partial(_encode, lm, settings),
+                _about(lm, before, dimensions, normalize, precision),
+                computing={
+                    "dtype": str(lm.compute_dtype).removeprefix("torch."),
+                    "device": lm.device.type,
+                    "batch_tokens": batch_tokens,
+                    "overflow": overflow,
+                    "threads": threads,
+                },
+                elsewhere=None if is_alone(machines) else _elsewhere(machines, lm, spec, threads, settings),
+            )
+        files = place.send(summary.files)
+    _tell(summary, files, lm, dimensions, as_json)
 
 
-def _encode(lm: "LanguageModel", texts: list[str], kept: "Unfinished", settings: dict[str, Any]) -> "Encoded":
+def _elsewhere(
+    machines: "Engine", lm: "LanguageModel", spec: "ModelSpec", threads: int, settings: dict[str, Any]
+) -> "Elsewhere":
+    from gerund.data.embedding_lots import Elsewhere
+    from gerund.worker_model import WorkerModel
+
+    model = WorkerModel.of(lm, spec, threads=threads)
+    return Elsewhere(machines, EncodingWorker(model, settings), model.gpus, model.threads)
+
+
+def _threads(threads: int | None, *, alone: bool) -> int:
+    """Return how many threads each process computes with, of which this one takes as many where it is the only one."""
+    import torch
+
+    from gerund.worker_model import checked_threads
+
+    threads = checked_threads(threads)
+    if not alone:
+        return threads or 1
+    if threads is not None:
+        torch.set_num_threads(threads)
+    return torch.get_num_threads()
+
+
+@dataclass(frozen=True)
+class EncodingWorker:
+    """Makes what encodes in another process.
+
+    Attributes:
+        model: loads the model there.
+        settings: how texts are encoded.
+    """
+
+    model: "WorkerModel"
+    settings: dict[str, Any]
+
+    def __call__(self) -> "Encode":
+        """Load the model there; return what encodes a lot with it."""
+        return partial(_encode, self.model.load(), self.settings)
+
+
+def _encode(lm: "LanguageModel", settings: dict[str, Any], texts: list[str], kept: "Unfinished") -> "Encoded":
     """Encode one shard, counting the texts that were cut."""
-    from gerund.data.embedding_job import Encoded
+    from gerund.data.embedding_lots import Encoded
 
     found = lm.encode_with_usage(texts, show_progress=False, kept=kept, **settings)
     return Encoded(found.vectors, sum(found.truncated))
@@ -155,7 +230,9 @@ def _about(lm: "LanguageModel", prompt: str, dimensions: int | None, normalize: 
     }
 
 
-def _tell(summary: "EmbeddingSummary", lm: "LanguageModel", dimensions: int | None, as_json: bool) -> None:
+def _tell(
+    summary: "EmbeddingSummary", files: list[str], lm: "LanguageModel", dimensions: int | None, as_json: bool
+) -> None:
     speed = f" ({summary.rows_per_second:.0f} rows/s)" if summary.resumed_rows < summary.rows else ""
     parts = [f"{summary.rows} rows in {summary.seconds:.1f} s{speed}"]
     if summary.resumed_rows:
@@ -164,14 +241,14 @@ def _tell(summary: "EmbeddingSummary", lm: "LanguageModel", dimensions: int | No
         parts.append(f"{summary.truncated} texts cut at {lm.max_length} tokens")
     if summary.empty:
         parts.append(f"{summary.empty} empty")
-    typer.echo(f"gerund: {', '.join(parts)}: {summary.files[-1]}", err=True)
+    typer.echo(f"gerund: {', '.join(parts)}: {files[-1]}", err=True)
     if not as_json:
         return
     import json
 
     report = {
-        "output": str(summary.files[-1]),
-        "files": [str(file) for file in summary.files],
+        "output": files[-1],
+        "files": files,
         "rows": summary.rows,
         "resumed_rows": summary.resumed_rows,
         "truncated": summary.truncated,

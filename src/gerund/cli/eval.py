@@ -1,10 +1,12 @@
 """``gerund eval``: measure models, plans and BM25 on tasks, and write a report."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gerund.cli import engine_options
 from gerund.cli import model_options as options
 
 if TYPE_CHECKING:
@@ -80,6 +82,10 @@ def command(
     list_: Annotated[
         bool, typer.Option("--list", help="Print the tasks that a folder holds, and their options.")
     ] = False,
+    engine: engine_options.Engine = "local",
+    workers: engine_options.ModelWorkers = None,
+    address: engine_options.Address = None,
+    threads: engine_options.Threads = None,
     pictures: Annotated[bool, typer.Option(help="Draw pictures into the report.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print results.json instead of the table.")] = False,
 ) -> None:
@@ -88,6 +94,9 @@ def command(
     Writes a folder with results.json, report.html, every finished score and the embeddings. The same command goes on
     where it was interrupted; with other models or tasks it adds to the report. Scores of representation tasks are
     computed by mteb's own evaluators.
+
+    With --workers, or --engine ray, other processes encode whole texts, each with the model; words, rankings by tokens
+    and all that is generated stay in this one.
 
     For example:
 
@@ -101,10 +110,14 @@ def command(
 
         gerund eval ./model --tasks MTEB15 --prompts lbw -o report
 
+        gerund eval ./model --tasks retrieval --data ./data --workers 8 -o report
+
         gerund eval --list --data ./data
     """
     from gerund.checks import read_sample
     from gerund.errors import ConfigError
+    from gerund.jobs.engine import is_alone
+    from gerund.jobs.engines import engine_of
     from gerund.spec import parse_settings
 
     if list_:
@@ -118,14 +131,19 @@ def command(
     lock = report_folder(output)
     config = _config(seed=seed, limit=limit, validation=validation)
     models = models or [options.DEFAULT_MODEL]
+    machines = engine_of(engine, workers, address, usual=1)
     _check_names(models)
     chosen = _tasks(tasks, data, set_ or [], validation=validation)
     config = _with_prompts(config, chosen, prompts)
     from gerund.evaluation.run import cache_in, evaluate
     from gerund.evaluation.systems.selection import systems_of
+    from gerund.evaluation.systems.workers import encoded_by
+    from gerund.worker_model import use_threads
 
+    if is_alone(machines) and threads is not None:
+        use_threads(threads)
     systems = systems_of(_systems(models, spec), columns, cache=cache_in(output), sample=texts)
-    with lock:
+    with lock, nullcontext() if is_alone(machines) else encoded_by(machines, systems, threads=threads):
         done = evaluate(systems, chosen, config, folder=output, reporter=ProgressReporter(len(chosen) * len(systems)))
         _write(output, done, pictures=pictures, as_json=as_json)
 

@@ -1,17 +1,20 @@
 """``gerund index``: make an index of files, or bring one up to date."""
 
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gerund.cli import index_options
+from gerund.cli import engine_options, index_options
 from gerund.cli import model_options as options
 
 if TYPE_CHECKING:
+    from gerund.jobs.engine import Engine
+    from gerund.language_model import LanguageModel
     from gerund.retrieval.documents import Chunking
     from gerund.retrieval.index import Index
-    from gerund.retrieval.indexing import IndexSummary
+    from gerund.retrieval.indexing import Embed, IndexSummary
     from gerund.spec import ModelSpec
 
 _HELPS = {"model": "A folder or hub id; left out, what the index was made with, and for a new one the bundled model."}
@@ -67,6 +70,10 @@ def command(
             help="First embed everything anew, with another model or in other chunks, and swap in one step.",
         ),
     ] = False,
+    engine: engine_options.Engine = "local",
+    workers: engine_options.ModelWorkers = None,
+    address: engine_options.Address = None,
+    threads: engine_options.Threads = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was done as JSON on standard output.")] = False,
 ) -> None:
     """Make an index of documents, or bring it up to date.
@@ -92,8 +99,11 @@ def command(
         gerund index notes/ -o my.index --prune --watch
 
         gerund index -o my.index --migrate -m ./model --late
+
+        gerund index notes/ -o my.index --workers 8
     """
     from gerund.errors import ConfigError
+    from gerund.jobs.engines import engine_of
     from gerund.retrieval.opening import open_index, store_at
 
     if not paths and not migrate:
@@ -106,6 +116,7 @@ def command(
     about = store.about()
     chunking = _chunking(None if about is None else about.chunking, chunk_tokens, late, context, language)
     given = spec if about is None or _says_something(spec) else index_options.own_model(about, output, spec)
+    machines = _Machines(engine_of(engine, workers, address, usual=1), threads)
     if migrate:
         if about is None:
             raise ConfigError(f"{output}: there is no index yet, so nothing to migrate")
@@ -113,17 +124,50 @@ def command(
         from gerund.retrieval.migrating import migrate_index
 
         lm = load(given or about.model_spec(output))
-        count = migrate_index(store, lm, chunking)
+        with machines.embedding(lm, chunking) as embed:
+            count = migrate_index(store, lm, chunking, embed=embed)
         typer.echo(f"gerund: {count} documents embedded anew: {output}", err=True)
         index = open_index(output, lm)
     else:
         index = open_index(output, given, chunking=chunking)
-    if watch and paths:
-        _watch(index, paths, output, prune=prune, interval=interval, as_json=as_json)
-        return
-    summary = index.add(paths, prune=prune) if paths else None
+    with machines.adding(index):
+        if watch and paths:
+            _watch(index, paths, output, prune=prune, interval=interval, as_json=as_json)
+            return
+        summary = index.add(paths, prune=prune) if paths else None
     if summary is not None:
         _tell(summary, output, len(index), as_json=as_json)
+
+
+class _Machines:
+    """Who embeds: this process, or the workers of an engine."""
+
+    def __init__(self, engine: "Engine", threads: int | None) -> None:
+        from gerund.jobs.engine import is_alone
+
+        self.engine, self.threads = engine, threads
+        self.are_elsewhere = not is_alone(engine)
+        if not self.are_elsewhere and threads is not None:
+            from gerund.worker_model import use_threads
+
+            use_threads(threads)
+
+    def adding(self, index: "Index") -> AbstractContextManager[None]:
+        """Let them embed what is added to an index meanwhile."""
+        if not self.are_elsewhere:
+            return nullcontext()
+        from gerund.retrieval.workers import embedded_by
+
+        return embedded_by(self.engine, index, threads=self.threads)
+
+    def embedding(self, lm: "LanguageModel", chunking: "Chunking") -> "AbstractContextManager[Embed | None]":
+        """Return what embeds chunks; None for this process."""
+        if not self.are_elsewhere:
+            return nullcontext()
+        from gerund.retrieval.workers import embedding_crew
+        from gerund.worker_model import WorkerModel
+
+        return embedding_crew(self.engine, WorkerModel.of(lm, threads=self.threads), chunking)
 
 
 def _watch(index: "Index", paths: list[Path], output: str, *, prune: bool, interval: float, as_json: bool) -> None:

@@ -7,16 +7,26 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gerund.cli import engine_options
+
 if TYPE_CHECKING:
     from gerund.data.mining import Mined
 
 
 def command(
     corpus: Annotated[
-        list[Path],
-        typer.Argument(help="Files or folders of documents (.jsonl, .txt, .parquet, .gz, .xz).", show_default=False),
+        list[str],
+        typer.Argument(
+            help="Files or folders of documents (.jsonl, .txt, .parquet, .gz, .xz), or URLs of an object store.",
+            show_default=False,
+        ),
     ],
-    output: Annotated[Path, typer.Option("--output", "-o", help="OUT.parquet or OUT.jsonl.", show_default=False)],
+    output: Annotated[
+        str,
+        typer.Option(
+            "--output", "-o", help="OUT.parquet or OUT.jsonl; or such a path on an object store.", show_default=False
+        ),
+    ],
     method: Annotated[
         str,
         typer.Option(
@@ -57,9 +67,10 @@ def command(
     min_length: Annotated[int, typer.Option(help="Characters of a sentence at least.")] = 2,
     context: Annotated[int, typer.Option(help="Characters of a passage at most, for ict, crops and openings.")] = 1000,
     seed: Annotated[int, typer.Option(help="Determines the order of the pairs, and samples.")] = 0,
-    workers: Annotated[
-        int | None, typer.Option("--workers", "-j", help="Processes; left out, one a core.", show_default=False)
-    ] = None,
+    engine: engine_options.Engine = "local",
+    workers: engine_options.Workers = None,
+    address: engine_options.Address = None,
+    work: engine_options.Place = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run.")] = False,
     force: Annotated[
         bool, typer.Option("--force", help="Replace OUT, and begin anew where something unfinished lies.")
@@ -85,9 +96,13 @@ def command(
         gerund mine books/ -o pairs.jsonl --pairs all --clean gutenberg --max-uses 2 --per-document 500
 
         gerund mine baike.parquet -o pairs.parquet --language zh --threshold 40 --workers 8
+
+        gerund mine shared/crawl/ -o shared/pairs.parquet --engine ray --address auto
     """
     from gerund.data.corpus import corpus_files
     from gerund.data.mining import MiningConfig, SymbolWeights, mine
+    from gerund.jobs.engines import engine_of
+    from gerund.jobs.object_stores import staged
 
     config = MiningConfig(
         method=method,
@@ -105,31 +120,35 @@ def command(
         context=context,
         seed=seed,
     )
-    mined = mine(
-        corpus_files(corpus),
-        output,
-        config,
-        text_column=text_column,
-        title_column=title_column,
-        workers=workers,
-        resume=resume,
-        force=force,
-    )
-    _tell(mined, as_json)
+    machines = engine_of(engine, workers, address)
+    with staged(corpus, output, work=work, force=force) as place:
+        mined = mine(
+            corpus_files(map(Path, place.sources)),
+            place.output,
+            config,
+            text_column=text_column,
+            title_column=title_column,
+            engine=machines,
+            resume=resume,
+            force=force,
+        )
+        errors = [] if mined.errors_file is None else [mined.errors_file]
+        *errors_file, target = place.send([*errors, mined.output])
+    _tell(mined, target, next(iter(errors_file), None), as_json)
 
 
-def _tell(mined: "Mined", as_json: bool) -> None:
+def _tell(mined: "Mined", target: str, errors_file: str | None, as_json: bool) -> None:
     for error in mined.first_errors:
         place = f"{error.file}, line {error.line}" if error.line else error.file
         typer.echo(f"gerund: warning: {place}: {error.reason}", err=True)
     if mined.errors:
         what = "document" if mined.errors == 1 else "documents"
         more = f"; the first {len(mined.first_errors)} are above" if mined.errors > len(mined.first_errors) else ""
-        typer.echo(f"gerund: warning: {mined.errors:,} {what} not used{more}: {mined.errors_file}", err=True)
+        typer.echo(f"gerund: warning: {mined.errors:,} {what} not used{more}: {errors_file}", err=True)
     if as_json:
-        typer.echo(json.dumps(asdict(mined), default=str, ensure_ascii=False))
+        typer.echo(json.dumps({**asdict(mined), "output": target, "errors_file": errors_file}, ensure_ascii=False))
         return
-    typer.echo(f"{mined.pairs:,} pairs of {mined.documents:,} documents in {mined.output}")
+    typer.echo(f"{mined.pairs:,} pairs of {mined.documents:,} documents in {target}")
     typer.echo(
         f"{mined.sentences:,} sentences ({mined.repeated:,} repeated in their document), "
         f"{mined.candidates:,} candidate pairs, {mined.found:,} found, {mined.duplicates:,} duplicates dropped"

@@ -1,18 +1,24 @@
 """``gerund negatives``: passages with wrong continuations, to train a scorer on."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Self
 
 import typer
 
+from gerund.cli import engine_options, model_options
 from gerund.cli import generation_options as options
-from gerund.cli import model_options
+from gerund.scoring.names import MEASURE_NAMES
 
 if TYPE_CHECKING:
+    from gerund.config import Sampling
+    from gerund.jobs.engine import Engine
+    from gerund.language_model import LanguageModel
     from gerund.spec import ModelSpec
+    from gerund.training.negative_passages import Elsewhere
     from gerund.types import Scorer
+    from gerund.worker_model import WorkerModel
 
 _HELPS = {"model": "Writes continuations; left out, the bundled model."}
 
@@ -57,6 +63,10 @@ def command(
     typical_p: options.TypicalP = None,
     seed: Annotated[int, typer.Option(help="Determines passages and samples.")] = 0,
     batch_size: Annotated[int, typer.Option(help="Prefixes that are continued in one pass.")] = 32,
+    engine: engine_options.Engine = "local",
+    workers: engine_options.ModelWorkers = None,
+    address: engine_options.Address = None,
+    threads: engine_options.Threads = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a folder that was begun.")] = False,
     force: Annotated[
         bool, typer.Option("--force", help="Begin anew where the folder holds an earlier run, finished or not.")
@@ -77,19 +87,21 @@ def command(
         gerund negatives books/ -o passages --clean gutenberg --per-document 200 --generate 1 -m ./model
 
         gerund negatives books.jsonl -o hard --generate 0 --hard 10 --scorer overlap
+
+        gerund negatives shared/books.jsonl -o shared/passages --engine ray --address auto
     """
-    from gerund.config import Sampling
     from gerund.data.corpus import corpus_files
     from gerund.errors import ConfigError
-    from gerund.scoring.names import MEASURE_NAMES, WORD_MEASURE_NAMES, check_scorer
+    from gerund.jobs.engine import is_alone
+    from gerund.jobs.engines import engine_of
+    from gerund.scoring.names import WORD_MEASURE_NAMES, check_scorer
 
     check_scorer(scorer)
-    sampled = temperature is not None or top_p is not None or top_k is not None or typical_p is not None
-    sampling = options.sampling_of(temperature, top_p, top_k, typical_p, None) if sampled else Sampling(1.0, top_p=0.9)
+    sampling = _sampling(temperature, top_p, top_k, typical_p)
     from gerund.entry import load_writer
     from gerund.models.encoder_decoder import demand_decoder_only
-    from gerund.scoring.registry import find_scorer, fixed_scorer
     from gerund.training.negatives import NegativesConfig, make_negatives
+    from gerund.worker_model import WorkerModel, use_threads
 
     config = NegativesConfig(
         clean=clean,
@@ -108,14 +120,16 @@ def command(
     if (scorer is None) != (hard == 0):
         raise ConfigError("--hard and --scorer belong together")
     files = corpus_files(corpus)
+    machines = engine_of(engine, workers, address, usual=1)
     # Shared words and trained scorers need no model that writes.
     measured = scorer in MEASURE_NAMES and scorer not in WORD_MEASURE_NAMES
     lm = load_writer(spec) if generate or measured else None
     if lm is not None:
         demand_decoder_only(lm.model, "continue a text")
-    judge: Scorer | None = None
-    if scorer is not None:
-        judge = fixed_scorer(scorer) if lm is None else find_scorer(scorer, lm, seed=seed)
+    judge = _judge(scorer, lm, seed)
+    model = None if lm is None or is_alone(machines) else WorkerModel.of(lm, threads=threads)
+    if is_alone(machines):
+        use_threads(threads)
     made = make_negatives(
         files,
         output,
@@ -124,6 +138,7 @@ def command(
         scorer=judge,
         text_column=text_column,
         batch_size=batch_size,
+        elsewhere=None if is_alone(machines) else _elsewhere(machines, _Loading.of(model, scorer, judge, seed)),
         resume=resume,
         force=force,
     )
@@ -134,3 +149,52 @@ def command(
     typer.echo(f"{made.generated:,} generated and {made.hard:,} hard continuations")
     if made.short:
         typer.echo(f"{made.short:,} documents were too short")
+
+
+def _sampling(temperature: float | None, top_p: float | None, top_k: int | None, typical_p: float | None) -> "Sampling":
+    """Return how continuations are sampled; by nucleus sampling where nothing is said."""
+    from gerund.config import Sampling
+
+    if all(one is None for one in (temperature, top_p, top_k, typical_p)):
+        return Sampling(1.0, top_p=0.9)
+    return options.sampling_of(temperature, top_p, top_k, typical_p, None)
+
+
+def _elsewhere(machines: "Engine", load: "_Loading") -> "Elsewhere":
+    from gerund.training.negative_passages import Elsewhere
+
+    return Elsewhere(machines, load, *((load.model.gpus, load.model.threads) if load.model else ()))
+
+
+def _judge(scorer: str | None, lm: "LanguageModel | None", seed: int) -> "Scorer | None":
+    from gerund.scoring.registry import find_scorer, fixed_scorer
+
+    if scorer is None:
+        return None
+    return fixed_scorer(scorer) if lm is None else find_scorer(scorer, lm, seed=seed)
+
+
+@dataclass(frozen=True)
+class _Loading:
+    """Loads the model and the scorer in another process."""
+
+    model: "WorkerModel | None"
+    scorer: str | None
+    fingerprint: str
+    seed: int
+
+    @classmethod
+    def of(cls, model: "WorkerModel | None", scorer: str | None, judge: "Scorer | None", seed: int) -> Self:
+        # A worker may stand in another folder.
+        is_path = scorer is not None and scorer not in MEASURE_NAMES and Path(scorer).exists()
+        place = str(Path(scorer).absolute()) if scorer is not None and is_path else scorer
+        return cls(model, place, getattr(judge, "fingerprint", ""), seed)
+
+    def __call__(self) -> "tuple[LanguageModel | None, Scorer | None]":
+        from gerund.errors import FingerprintError
+
+        lm = None if self.model is None else self.model.load()
+        judge = _judge(self.scorer, lm, self.seed)
+        if getattr(judge, "fingerprint", "") != self.fingerprint:
+            raise FingerprintError(f"a machine that works on this job has another scorer at {self.scorer}")
+        return lm, judge

@@ -125,7 +125,7 @@ def write_part(path: Path, part: Part, id_type: IdType, facts: dict[str, Any]) -
     columns.append(pa.FixedSizeListArray.from_arrays(flat, type=schema.field("embedding").type))
     batch = pa.RecordBatch.from_arrays(columns, schema=schema)
     assert batch.num_rows == n
-    with whole_file(path) as file, pa.ipc.new_file(file, schema) as writer:
+    with whole_file(path, apart=True) as file, pa.ipc.new_file(file, schema) as writer:
         writer.write_batch(batch)
 
 

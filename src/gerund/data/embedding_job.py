@@ -15,27 +15,25 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
-
 from gerund.data.embedding_files import (
     FORMAT,
-    Part,
     join_npy,
     join_parquet,
     output_files,
     read_facts,
-    write_part,
 )
+from gerund.data.embedding_lots import Elsewhere, Encode, Encoded, Lot, LotWork, encoded_rows
 from gerund.data.embedding_survey import EMPTY, EmptyTexts, Survey, digest_of, shards_of, survey_of
 from gerund.data.files import COMPRESSED
 from gerund.data.table_readers import Table
 from gerund.data.tables import Rows
-from gerund.errors import ConfigError, DataError, FingerprintError, InputError, ModelError, TextError, unknown_name
+from gerund.errors import ConfigError, DataError, FingerprintError, InputError, unknown_name
+from gerund.jobs.engine import mapped
 from gerund.jobs.files import refuse_existing, refuse_special, whole_file
 from gerund.jobs.manifest import FINGERPRINT, Manifest
 from gerund.jobs.unfinished import Unfinished
@@ -43,8 +41,6 @@ from gerund.jobs.working_folder import MAKING, PLACING, WorkingFolder, kept_work
 from gerund.progress import progress
 
 Item = TypeVar("Item")
-# From the texts of a shard and its rows that are done to its vectors.
-Encode = Callable[[list[str], Unfinished], "Encoded"]
 
 
 @dataclass(frozen=True)
@@ -68,14 +64,6 @@ class EmbeddingConfig:
             raise unknown_name("way with empty texts", self.empty, EMPTY)
         if self.shard_rows < 1:
             raise ConfigError(f"shard_rows={self.shard_rows} leaves no row for a part")
-
-
-@dataclass(frozen=True)
-class Encoded:
-    """What the encoder gives back for one shard: ``(n, d)`` float32, and how many texts were cut."""
-
-    vectors: np.ndarray
-    truncated: int = 0
 
 
 @dataclass(frozen=True)
@@ -156,6 +144,7 @@ class EmbeddingJob:
         encoder: Mapping[str, Any],
         *,
         computing: Mapping[str, Any] | None = None,
+        elsewhere: Elsewhere | None = None,
         show_progress: bool | None = None,
     ) -> EmbeddingSummary:
         """Encode what is not done yet, and put the output in its place.
@@ -165,6 +154,7 @@ class EmbeddingJob:
                 in what it is given with them.
             encoder: what the output says about the encoder; ``fingerprint`` and ``model`` are in there.
             computing: what else the vectors depend on, such as the batch size: kept only while unfinished.
+            elsewhere: who encodes in the place of ``encode``. What is kept of interrupted work are then whole shards.
             show_progress: None shows a bar on a terminal.
 
         Raises:
@@ -182,7 +172,11 @@ class EmbeddingJob:
         self._resumed = self.rows_done
         with kept_work_told(self.how_to_go_on):
             if not placed:
-                self._encode_rest(encode, manifest.key, show_progress)
+                work = LotWork(manifest.key, self.folder.path.absolute(), self.survey.id_type, self.config.keep_text)
+                if elsewhere is None:
+                    self._encode_rest(encode, work, show_progress)
+                else:
+                    self._encode_elsewhere(elsewhere, work, show_progress)
                 self._place({"format": FORMAT, **encoder, "rows": self.survey.rows}, manifest)
         finished = self.folder.manifest()
         self.folder.remove()
@@ -242,47 +236,48 @@ class EmbeddingJob:
         gone = earlier.stage == PLACING and len(self._parts) < len(shards)
         return gone and all(file.exists() for file in self.files)
 
-    def _encode_rest(self, encode: Encode, key: str, show_progress: bool | None) -> None:
-        if len(self._parts) == len(self.survey.shards):
-            return
+    def _encode_elsewhere(self, elsewhere: Elsewhere, work: LotWork, show_progress: bool | None) -> None:
+        with progress(self.survey.rows, "embedding", show=show_progress) as advance:
+            found = mapped(elsewhere.engine, work.elsewhere(elsewhere), self._missing(advance), folder=work.folder)
+            with closing(found) as finished:  # type: ignore[type-var]
+                for lot, facts in finished:
+                    self._parts[lot.index] = facts
+                    advance(len(lot.rows))
+
+    def _encode_rest(self, encode: Encode, work: LotWork, show_progress: bool | None) -> None:
         writing: Future[None] | None = None
         with (
             progress(self.survey.rows, "embedding", show=show_progress) as advance,
             ThreadPoolExecutor(1) as reader,
             ThreadPoolExecutor(1) as writer,
         ):
-            for index, rows in enumerate(
-                _ahead(shards_of(self.table, max_rows=self.config.shard_rows, empty=self.config.empty), reader)
-            ):
-                if index not in self._parts:
-                    self._demand_unchanged(index, rows)
-                    encoded = self._encoded(encode, index, rows, key, advance)
-                    if writing is not None:
-                        writing.result()
-                    writing = writer.submit(self._write, index, rows, encoded, key)
-                else:
-                    advance(len(rows))
+            for lot in _ahead(self._missing(advance), reader):
+                encoded = self._encoded(encode, lot, work, advance)
+                if writing is not None:
+                    writing.result()
+                writing = writer.submit(self._write, lot, encoded, work)
             if writing is not None:
                 writing.result()
 
-    def _encoded(self, encode: Encode, index: int, rows: Rows, key: str, advance: Callable[[int], None]) -> Encoded:
-        lot = f"{key} {self.survey.shards[index]}"
-        kept = Unfinished(self.folder.unfinished(index), lot, advance=advance)
-        self._begun[index] = kept
+    def _missing(self, advance: Callable[[int], None]) -> Iterator[Lot]:
+        """Yield the lots that have no part yet."""
+        if len(self._parts) == len(self.survey.shards):
+            return
+        for index, rows in enumerate(shards_of(self.table, max_rows=self.config.shard_rows, empty=self.config.empty)):
+            if index in self._parts:
+                advance(len(rows))
+            else:
+                self._demand_unchanged(index, rows)
+                yield Lot(index, self.survey.shards[index], rows)
+
+    def _encoded(self, encode: Encode, lot: Lot, work: LotWork, advance: Callable[[int], None]) -> Encoded:
+        kept = work.begun(lot, self.folder.unfinished(lot.index), advance)
+        self._begun[lot.index] = kept
         try:
-            with kept:
-                encoded = encode(rows.texts, kept)
-        except TextError as error:
-            raise rows.named(error) from error
+            encoded = encoded_rows(encode, lot.rows, kept)
         finally:
             self._resumed += kept.resumed
-        advance(len(rows) - kept.rows)
-        finite = np.isfinite(encoded.vectors).all(axis=1)
-        if not finite.all():
-            kept.forget()
-            raise ModelError(
-                f"{rows.place(int(finite.argmin()))}: the vector has values that are not finite; try --dtype float32"
-            )
+        advance(len(lot.rows) - kept.rows)
         return encoded
 
     def _demand_unchanged(self, index: int, rows: Rows | None) -> None:
@@ -293,14 +288,10 @@ class EmbeddingJob:
                 "longer changes, with --force to begin anew"
             )
 
-    def _write(self, index: int, rows: Rows, encoded: Encoded, key: str) -> None:
-        ids = rows.ids if self.survey.id_type == "int" else [str(id_) for id_ in rows.ids]
-        part = Part(ids, rows.texts if self.config.keep_text else None, encoded.vectors)
-        facts = {"job": key, "shard": self.survey.shards[index], "rows": len(rows), "truncated": encoded.truncated}
-        write_part(self.folder.part(index), part, self.survey.id_type, facts)
-        self._parts[index] = facts
-        if index in self._begun:
-            self._begun[index].forget()
+    def _write(self, lot: Lot, encoded: Encoded, work: LotWork) -> None:
+        self._parts[lot.index] = work.write(self.folder.part(lot.index), lot, encoded)
+        if lot.index in self._begun:
+            self._begun[lot.index].forget()
 
     def _place(self, info: dict[str, Any], manifest: Manifest) -> None:
         """Join the parts and put the output in its place."""

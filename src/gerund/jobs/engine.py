@@ -1,10 +1,10 @@
-"""Where the shards of a job are worked on: in this process, or in several of this machine.
+"""Where the shards of a job are worked on: in this process, in several of this machine, or in those of a cluster.
 
-The contract that lets the work run anywhere: a shard is a value that can be sent to another process; the function makes
-a part of it, a file that is whole or absent and depends on the shard alone, and returns what the part says of itself.
-So a shard may be worked on twice and an engine be killed at any time: whoever goes on makes the parts that are missing.
+The contract that lets the work run anywhere: a shard is a value that can be sent to another process; the work makes a
+part of it that is whole or absent and depends on the shard alone, and returns what the part says of itself. So a shard
+may be worked on twice and a worker be killed at any time: another one makes the part again, and it is the same.
 
-Knows: processes. Does not know: what a shard is, which parts there are.
+Knows: the contract, processes of this machine. Does not know: what a shard is, which parts there are, Ray.
 """
 
 import multiprocessing
@@ -15,70 +15,249 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from itertools import islice
-from typing import Protocol, TypeVar
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
 
 from gerund.errors import ConfigError, ResourceError
 
 Shard = TypeVar("Shard")
 Facts = TypeVar("Facts")
+Found_co = TypeVar("Found_co", covariant=True)
+
+ATTEMPTS = 5
+"""How often a shard is begun before its worker's end counts as the shard's own fault."""
+
+MOST_WORKERS = 100_000
+
+
+@dataclass(frozen=True)
+class Holding(Generic[Shard, Facts]):
+    """Work with something that each worker makes once and holds, such as a model.
+
+    Attributes:
+        make: makes it, and returns what works on a shard.
+        gpus: GPUs that a worker needs for itself, where an engine gives them out.
+        threads: cores that it needs.
+    """
+
+    make: Callable[[], Callable[[Shard], Facts]]
+    gpus: float = 0.0
+    threads: int = 1
+
+
+Work = Callable[[Shard], Facts] | Holding[Shard, Facts]
+
+
+class Crew(Protocol[Shard, Found_co]):
+    """Workers that are there for one kind of work, and hold what it needs until they are sent away."""
+
+    def map(self, shards: Iterable[Shard]) -> Iterator[tuple[Shard, Found_co]]:
+        """Yield each shard with what the work returned, as they become ready.
+
+        Args:
+            shards: taken as they are needed, so that few of them are in memory.
+
+        Raises:
+            GerundError: what the work raised.
+            InputError: a worker does not see the folder, or has another version of gerund.
+            ResourceError: workers were ended from outside again and again.
+        """
+        ...
 
 
 class Engine(Protocol):
-    """Works on shards."""
+    """Has workers for shards.
 
-    def map(self, function: Callable[[Shard], Facts], shards: Iterable[Shard]) -> Iterator[tuple[Shard, Facts]]:
-        """Yield each shard with what the function returned, as they become ready."""
+    Attributes:
+        workers: how many shards are worked on at a time.
+    """
+
+    workers: int
+
+    def crew(
+        self, work: Work[Shard, Facts], *, folder: Path | None = None
+    ) -> AbstractContextManager[Crew[Shard, Facts]]:
+        """Return workers, who begin with the first shard and are sent away at the end of the block.
+
+        Args:
+            work: what is done with each shard; it and the shards can be sent to other processes.
+            folder: where the work puts its parts, which every worker has to see; None where it returns all there is.
+        """
         ...
+
+
+def mapped(
+    engine: Engine, work: Work[Shard, Facts], shards: Iterable[Shard], *, folder: Path | None = None
+) -> Iterator[tuple[Shard, Facts]]:
+    """Yield each shard with what the work returned, as they become ready; see ``Crew.map``.
+
+    Close the iterator where it is not read to its end: that ends the work.
+    """
+    with engine.crew(work, folder=folder) as crew:
+        yield from crew.map(shards)
+
+
+def is_alone(engine: Engine) -> bool:
+    """Tell whether an engine works in this process, one shard after the other."""
+    return isinstance(engine, LocalEngine) and engine.workers == 1
+
+
+def opened(work: Work[Shard, Facts]) -> Callable[[Shard], Facts]:
+    """Return what works on a shard, after making what is to be held."""
+    return work.make() if isinstance(work, Holding) else work
 
 
 class LocalEngine:
     """Processes of this machine.
 
     They are started anew, not forked: a script that uses more than one needs the usual
-    ``if __name__ == "__main__":``.
+    ``if __name__ == "__main__":``. One that is ended from outside is replaced, and its shard begun again.
 
     Args:
         workers: how many; None for one a core. With one, or a single shard, everything runs in this process.
 
     Raises:
         ConfigError: fewer than one.
+
+    >>> sorted(mapped(LocalEngine(1), abs, [-2, 1]))
+    [(-2, 2), (1, 1)]
     """
 
     def __init__(self, workers: int | None = None) -> None:
-        if workers is not None and workers < 1:
-            raise ConfigError(f"workers={workers} leaves nobody to work")
-        self.workers = workers or cores()
+        self.workers = checked_workers(workers) or cores()
 
-    def map(self, function: Callable[[Shard], Facts], shards: Iterable[Shard]) -> Iterator[tuple[Shard, Facts]]:
-        """Yield each shard with what the function returned, as they become ready.
-
-        Shards are taken as they are needed, so that few of them are in memory. Close the iterator where it is not read
-        to its end: that ends the processes.
-
-        Raises:
-            ResourceError: a process was ended from outside.
-        """
-        rest = iter(shards)
-        first = deque(islice(rest, 2))
-        alone = self.workers == 1 or len(first) < 2
-        waiting = _chained(first, rest)
-        if alone:
-            for shard in waiting:
-                yield shard, function(shard)
+    @contextmanager
+    def crew(
+        self,
+        work: Work[Shard, Facts],
+        *,
+        folder: Path | None = None,  # noqa: ARG002  (whoever is on this machine sees it)
+    ) -> Iterator[Crew[Shard, Facts]]:
+        """Yield workers; see ``Engine``."""
+        if self.workers == 1:
+            yield _Here(work)
             return
-        pool = ProcessPoolExecutor(self.workers, multiprocessing.get_context("spawn"), initializer=_begin_worker)
+        pool = _Pool(self.workers, work)
         try:
-            running: dict[Future[Facts], Shard] = {}
-            for shard in waiting:
-                # Reading is quicker than the work: without a limit the whole input would wait in memory.
-                if len(running) > self.workers:
-                    yield from _finished(running)
-                running[pool.submit(function, shard)] = shard
-            while running:
-                yield from _finished(running)
-        finally:
-            pool.shutdown(cancel_futures=True)
+            yield pool
+        except BaseException:
+            pool.kill()  # nobody waits for parts: what is not whole is made again
+            raise
+        pool.close()
+
+
+class _Here(Generic[Shard, Facts]):
+    """This process."""
+
+    def __init__(self, work: Work[Shard, Facts]) -> None:
+        self.work = work
+        self.function: Callable[[Shard], Facts] | None = None
+
+    def map(self, shards: Iterable[Shard]) -> Iterator[tuple[Shard, Facts]]:
+        """Yield each shard with its result."""
+        for shard in shards:
+            if self.function is None:
+                self.function = opened(self.work)
+            yield shard, self.function(shard)
+
+
+class _Pool(Generic[Shard, Facts]):
+    """Processes that work on shards, and are replaced when they are ended from outside."""
+
+    def __init__(self, workers: int, work: Work[Shard, Facts]) -> None:
+        self.workers, self.work = workers, work
+        self.here = _Here(work)
+        self.executor: ProcessPoolExecutor | None = None
+        self.is_broken = False
+        self.running: dict[Future[Facts], tuple[Shard, int]] = {}
+        self.again: deque[tuple[Shard, int]] = deque()
+
+    def map(self, shards: Iterable[Shard]) -> Iterator[tuple[Shard, Facts]]:
+        """Yield each shard with its result; a single one needs no processes."""
+        rest = iter(shards)
+        first = list(islice(rest, 2))
+        if len(first) < 2 and self.executor is None:
+            yield from self.here.map(first)
+            return
+        fresh = ((shard, 0) for shard in _chained(first, rest))
+        while True:
+            # Reading is quicker than the work: without a limit the whole input would wait in memory.
+            while self._has_room() and (following := self._next(fresh)) is not None:
+                self._submit(*following)
+            if not self.running:
+                return
+            done, _ = wait(self.running, return_when=FIRST_COMPLETED)
+            yield from self._results(done)
+            if self.is_broken:
+                # The executor has given up on all of them; a result that was there already counts.
+                yield from self._results(wait(self.running).done)
+
+    def _has_room(self) -> bool:
+        return not self.running if self.is_broken else len(self.running) <= self.workers
+
+    def _next(self, fresh: Iterator[tuple[Shard, int]]) -> tuple[Shard, int] | None:
+        return self.again.popleft() if self.again else next(fresh, None)
+
+    def _submit(self, shard: Shard, attempts: int) -> None:
+        if self.executor is not None and not self.is_broken:
+            try:
+                self.running[self.executor.submit(_work, shard)] = (shard, attempts)
+                return
+            except BrokenProcessPool:
+                self.is_broken = True
+        if self.running:
+            self.again.append((shard, attempts))
+            return
+        self.close()
+        self.executor, self.is_broken = self._start(), False
+        self.running[self.executor.submit(_work, shard)] = (shard, attempts)
+
+    def _results(self, done: Iterable[Future[Facts]]) -> Iterator[tuple[Shard, Facts]]:
+        for future in list(done):
+            shard, attempts = self.running.pop(future)
+            try:
+                facts = future.result()
+            except BrokenProcessPool as error:
+                # One process went, and nobody says whose: all that ran or waited are begun again.
+                self.is_broken = True
+                if attempts + 1 >= ATTEMPTS:
+                    raise ResourceError("a process was ended from outside, perhaps because memory ran out") from error
+                self.again.append((shard, attempts + 1))
+            else:
+                yield shard, facts
+
+    def _start(self) -> ProcessPoolExecutor:
+        context = multiprocessing.get_context("spawn")
+        return ProcessPoolExecutor(self.workers, context, initializer=_begin_worker, initargs=(self.work,))
+
+    def close(self) -> None:
+        """End the processes, which have nothing left to do."""
+        if self.executor is not None:
+            self.executor.shutdown()
+
+    def kill(self) -> None:
+        """End the processes at once, whatever they do."""
+        if self.executor is None:
+            return
+        for process in list((getattr(self.executor, "_processes", None) or {}).values()):
+            process.kill()
+        self.executor.shutdown(cancel_futures=True)
+
+
+def checked_workers(workers: int | None) -> int | None:
+    """Return a number of workers.
+
+    Raises:
+        ConfigError: fewer than one, or more than any cluster has.
+    """
+    if workers is not None and workers < 1:
+        raise ConfigError(f"workers={workers} leaves nobody to work")
+    if workers is not None and workers > MOST_WORKERS:
+        raise ConfigError(f"workers={workers} is more than {MOST_WORKERS}")
+    return workers
 
 
 def cores() -> int:
@@ -86,25 +265,30 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _finished(running: dict[Future[Facts], Shard]) -> Iterator[tuple[Shard, Facts]]:
-    done, _ = wait(running, return_when=FIRST_COMPLETED)
-    for future in done:
-        shard = running.pop(future)
-        try:
-            facts = future.result()
-        except BrokenProcessPool as error:
-            raise ResourceError("a process was ended from outside, perhaps because memory ran out") from error
-        yield shard, facts
-
-
-def _chained(first: "deque[Shard]", rest: Iterator[Shard]) -> Iterator[Shard]:
+def _chained(first: "list[Shard]", rest: Iterator[Shard]) -> Iterator[Shard]:
     while first:
-        yield first.popleft()
+        yield first.pop(0)
     yield from rest
 
 
-def _begin_worker() -> None:
+# What this process works with, where it is one of a pool.
+_function: Callable[[Any], Any] | None = None
+_opening: Work[Any, Any] | None = None
+
+
+def _work(shard: Any) -> Any:
+    # Made with the first shard: an error in the making then has a place to go.
+    global _function  # noqa: PLW0603
+    if _function is None:
+        assert _opening is not None
+        _function = opened(_opening)
+    return _function(shard)
+
+
+def _begin_worker(work: Work[Any, Any]) -> None:
     """Leave interruptions to the parent, and do not outlive it."""
+    global _opening  # noqa: PLW0603
+    _opening = work
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     parent = multiprocessing.parent_process()

@@ -7,6 +7,7 @@ Knows: the disk, names, links. Does not know: what is in a file.
 """
 
 import os
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -16,11 +17,15 @@ from gerund.errors import InputError, OutputExistsError, ResourceError
 
 
 @contextmanager
-def whole_file(target: Path) -> Iterator[BinaryIO]:
+def whole_file(target: Path, *, apart: bool = False) -> Iterator[BinaryIO]:
     """Yield a file to write into; it becomes ``target`` in one step when the block ends without an error.
 
     Whoever is killed on the way leaves what was at ``target`` before, and perhaps a hidden ``.part`` file, which the
     next attempt takes over.
+
+    Args:
+        target: where the file goes.
+        apart: another process may write the same file at the same time: the hidden file gets a name of its own.
 
     Raises:
         InputError: ``target`` is a symbolic link or no regular file.
@@ -28,7 +33,7 @@ def whole_file(target: Path) -> Iterator[BinaryIO]:
     """
     if not target.name:
         raise InputError(f"{target} is a folder; name a file in it as the output")
-    part = target.with_name(f".{target.name}.part")
+    part = target.with_name(f".{target.name}{f'.{secrets.token_hex(4)}' if apart else ''}.part")
     try:
         refuse_special(target)
         # A link that somebody has put at the temporary name is removed, not followed.

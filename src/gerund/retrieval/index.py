@@ -16,7 +16,7 @@ from gerund.retrieval import fusion
 from gerund.retrieval.answering import extractive_answer, is_relevant, no_answer
 from gerund.retrieval.asking import GENERATE, Asked, Asking, Written, method_of, sources_of
 from gerund.retrieval.documents import Chunk, Chunking, Document
-from gerund.retrieval.indexing import IndexSummary, Writer, all_failed
+from gerund.retrieval.indexing import Embed, IndexSummary, Writer, all_failed
 from gerund.retrieval.searching import (
     MEASURES,
     MODES,
@@ -49,6 +49,7 @@ class Index(Asking):
 
     Attributes:
         store: where chunks are kept.
+        elsewhere: what embeds chunks in the place of this process, and with how many workers; see ``workers``.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class Index(Asking):
         self._chunking = chunking
         self._embedder: Embedder | None = None
         self._writer_of_answers: AnswerWriter | None = None
+        self.elsewhere: tuple[Embed, int] | None = None
         if self._about is not None:
             if self._lm is not None:
                 self._demand_encoder(self._lm)
@@ -358,12 +360,8 @@ class Index(Asking):
             self._demand_own_encoder(self.lm)  # another process may have made it meanwhile
         elif not self._is_its_own():
             self._demand_own_encoder(self.lm)
-        return Writer(
-            self.store,
-            self._cut,
-            lambda chunks: self._demand_embedder().chunks(chunks),
-            self._root,
-        )
+        embed, workers = self.elsewhere or (lambda chunks: self._demand_embedder().chunks(chunks), 1)
+        return Writer(self.store, self._cut, embed, self._root, workers)
 
     def _is_its_own(self) -> bool:
         """Whether the model that was named is, by its name and settings, the one that the index was made with.

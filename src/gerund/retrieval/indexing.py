@@ -75,10 +75,12 @@ class Writer:
         cut: cuts a document.
         embed: embeds the chunks of documents.
         root: what the names of files are relative to; None leaves them whole.
+        workers: how many embed at a time: so many times as much is embedded and stored at once.
     """
 
-    def __init__(self, store: VectorStore, cut: Cut, embed: Embed, root: Path | None) -> None:
+    def __init__(self, store: VectorStore, cut: Cut, embed: Embed, root: Path | None, workers: int = 1) -> None:
         self.store, self.summary = store, IndexSummary()
+        self._workers = workers
         self._cut, self._embed, self._root = cut, embed, root
         self._known: dict[str, DocumentState] = store.documents()
         self._by_file: dict[str, set[str]] = {}
@@ -177,7 +179,7 @@ class Writer:
         # A document that comes twice counts as it came last.
         self._waiting[document.source] = (document, chunks)
         waiting = sum(len(own) for _, own in self._waiting.values())
-        if waiting >= CHUNKS_AT_ONCE or len(self._waiting) >= DOCUMENTS_AT_ONCE:
+        if waiting >= CHUNKS_AT_ONCE * self._workers or len(self._waiting) >= DOCUMENTS_AT_ONCE * self._workers:
             self._flush()
 
     def _remove(self, sources: Iterable[str]) -> None:

@@ -21,9 +21,14 @@ from gerund.retrieval.store import About, VectorStore
 
 
 def migrate_index(
-    store: VectorStore, lm: LanguageModel, chunking: Chunking | None = None, show_progress: bool | None = None
+    store: VectorStore,
+    lm: LanguageModel,
+    chunking: Chunking | None = None,
+    show_progress: bool | None = None,
+    *,
+    embed: Embed | None = None,
 ) -> int:
-    """Embed every document of a store anew; see ``Index.migrate``."""
+    """Embed every document of a store anew; see ``Index.migrate``. ``embed`` does it in the place of this process."""
     old = store.about()
     if old is None:
         raise DataError(f"{store.name}: there is no index yet, so nothing to migrate")
@@ -37,7 +42,7 @@ def migrate_index(
 
     with store.locked():
         other = store.beside(about)
-        count = refill(store, other, cut_anew, embedder.chunks, show_progress)
+        count = refill(store, other, cut_anew, embed or embedder.chunks, show_progress)
         other.tidy()
         store.swap(other)
     return count

@@ -223,6 +223,6 @@ def _write(path: Path, columns: dict[str, list[Any]], facts: Facts) -> None:
 
     told = json.dumps(asdict(facts), ensure_ascii=True)
     table = pa.table(columns, schema=schema({**COLUMNS, **KEYS}).with_metadata({_FACTS: told}))
-    with whole_file(path) as file:
+    with whole_file(path, apart=True) as file:
         # Parts are read once and thrown away: quick rather than small.
         pq.write_table(table, file, compression="lz4")

@@ -23,7 +23,7 @@ from gerund.data.mining.gathering import FORMATS, gather
 from gerund.data.mining.parts import ENDING, Facts, Shard, Work, make_part, read_facts
 from gerund.data.mining.shards import shards_of
 from gerund.errors import ConfigError, DataError, InputError, OutputExistsError
-from gerund.jobs.engine import Engine, LocalEngine
+from gerund.jobs.engine import Engine, LocalEngine, mapped
 from gerund.jobs.files import make_folder, refuse_existing, refuse_special, whole_file
 from gerund.jobs.manifest import InputFiles, Manifest
 from gerund.jobs.working_folder import MAKING, PLACING, WorkingFolder, kept_work_told, working_folder
@@ -40,6 +40,7 @@ def mine(
     text_column: str = "text",
     title_column: str = "title",
     workers: int | None = None,
+    engine: Engine | None = None,
     resume: bool = False,
     force: bool = False,
     show: bool | None = None,
@@ -56,6 +57,7 @@ def mine(
         text_column: column or field that holds the text.
         title_column: the one that holds the title; it may be absent.
         workers: processes; None for one a core. The output does not depend on it.
+        engine: where else it is done, in the place of ``workers``; the output does not depend on it either.
         resume: go on with what an interrupted run has left, made by the same configuration from the same files.
         force: replace the output if there is one, and throw away what does not fit.
         show: whether to show progress; None only on a terminal.
@@ -74,7 +76,7 @@ def mine(
         KeyboardInterrupt: with a note that says what is kept.
     """
     config = config or MiningConfig()
-    engine = LocalEngine(workers)
+    engine = engine or LocalEngine(workers)
     errors_file = _check_places(files, output)
     with working_folder(output, ENDING) as folder:
         # A run that was killed between its last steps has put its output in place already.
@@ -84,7 +86,7 @@ def mine(
         inputs = InputFiles(files)
         columns = {"text_column": text_column, "title_column": title_column}
         manifest = Manifest("mine", {**asdict(config), **columns}, inputs.digest, "the files of the corpus")
-        work = Work(config, text_column, title_column, manifest.key, folder.path)
+        work = Work(config, text_column, title_column, manifest.key, folder.path.absolute())
         job = _Job(inputs, output, errors_file, folder, engine, work, manifest, show)
         return job.run(resume=resume, force=force, placed=placed)
 
@@ -176,7 +178,8 @@ class _Job:
                         self.parts[shard.index] = facts
                         advance(len(shard.records))
 
-            with closing(self.engine.map(partial(make_part, self.work), missing())) as finished:  # type: ignore[type-var]
+            found = mapped(self.engine, partial(make_part, self.work), missing(), folder=self.folder.path)
+            with closing(found) as finished:  # type: ignore[type-var]
                 for shard, facts in finished:
                     self.parts[shard.index] = facts
                     advance(len(shard.records))

@@ -43,10 +43,14 @@ class EmbeddingCache:
         folder: where they are kept; None keeps them in memory.
         unfinished: where the rows of lots that are not finished are kept although the rest is in memory; all of them
             stay until ``forget_unfinished``. With ``folder`` they lie in there.
+
+    Attributes:
+        lots: how many lots are encoded at once: as many as there are workers.
     """
 
     def __init__(self, folder: Path | None = None, *, unfinished: Path | None = None) -> None:
         self.folder = folder
+        self.lots = 1
         self._unfinished = unfinished if folder is None else folder / _UNFINISHED
         self._shelves: dict[tuple[str, str], Shelf] = {}
 
@@ -68,8 +72,9 @@ class EmbeddingCache:
         shelf = self.shelf(fingerprint, prompt)
         keys = [key_of_text(text) for text in texts]
         missing = list({key: text for key, text in zip(keys, texts, strict=True) if key not in shelf}.items())
-        for start in range(0, len(missing), _LOT):
-            new_keys, new_texts = zip(*missing[start : start + _LOT], strict=True)
+        step = _LOT * self.lots
+        for start in range(0, len(missing), step):
+            new_keys, new_texts = zip(*missing[start : start + step], strict=True)
             with self.lot(f"{fingerprint} {prompt}", new_keys) as kept:
                 shelf.add(new_keys, compute(list(new_texts), kept))
         return shelf.rows(keys)

@@ -3,7 +3,7 @@
 Knows: ``LanguageModel``, its scorer and adapters, stored embeddings. Does not know: tasks.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,11 +43,13 @@ class LanguageModelSystem(Encoder):
     Attributes:
         lm: the model.
         words: vectors of words that were computed beforehand, by (prompt, pooling, shift) and sentence.
+        elsewhere: what encodes texts, behind a prompt, in the place of this process.
     """
 
     def __init__(self, label: str, lm: "LanguageModel", cache: "EmbeddingCache | None" = None) -> None:
         super().__init__(label, cache)
         self.lm = lm
+        self.elsewhere: Callable[[Sequence[str], str | None], np.ndarray] | None = None
         self.words: dict[tuple[str | None, str, bool], dict[tuple[str, ...], np.ndarray]] = {}
 
     @property
@@ -128,6 +130,8 @@ class LanguageModelSystem(Encoder):
         self, texts: list[str], prompt: str | None, show: bool | None, kept: "Unfinished | None" = None
     ) -> np.ndarray:
         """Compute vectors ``(n, D)`` float32 as they were pooled, keeping finished batches where it is said."""
+        if self.elsewhere is not None:
+            return self.elsewhere(texts, prompt)
         vectors: np.ndarray = self.lm.encode(
             texts, prompt=prompt, normalize=False, empty="zeros", show_progress=show, kept=kept
         )

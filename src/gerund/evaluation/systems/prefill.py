@@ -26,7 +26,8 @@ def prefill(systems: Sequence[System], task: Task, config: EvaluationConfig) -> 
     """Fill the caches of systems that are the same model under several plans with the vectors of a task.
 
     Layers that two plans share run once. Systems without a cache, alone with their model, whose plan
-    gives the text twice, or that read in templates or off several layers are left to encode by themselves.
+    gives the text twice, that read in templates or off several layers, or for which others encode, are left to
+    themselves.
 
     Args:
         systems: any; those of one model stand together.
@@ -37,7 +38,7 @@ def prefill(systems: Sequence[System], task: Task, config: EvaluationConfig) -> 
     if not texts:
         return
     models = [one for one in systems if isinstance(one, LanguageModelSystem)]
-    able = [one for one in models if one.cache is not None and _shares(one)]
+    able = [one for one in models if one.cache is not None and one.elsewhere is None and _shares(one)]
     for _, group in groupby(able, key=_kinship):
         kin = list(group)
         if len(kin) > 1:

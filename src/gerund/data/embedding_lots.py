@@ -1,0 +1,132 @@
+"""One lot of a table: from its rows to a part, a file that is whole or absent and depends on the lot alone.
+
+This is what runs in the workers of a job, and in its own process where it has none.
+
+Knows: rows, vectors, parts. Does not know: models, where one lot ends and the next begins, who works.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gerund.data.embedding_files import IdType, Part, write_part
+from gerund.data.tables import Rows
+from gerund.errors import ModelError, TextError
+from gerund.jobs.engine import Engine, Holding
+from gerund.jobs.unfinished import Unfinished
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """What the encoder gives back for one lot: ``(n, d)`` float32, and how many texts were cut."""
+
+    vectors: np.ndarray
+    truncated: int = 0
+
+
+# From the texts of a lot and its rows that are done to its vectors.
+Encode = Callable[[list[str], Unfinished], Encoded]
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """Who encodes, where it is not this process.
+
+    Attributes:
+        engine: gives out the lots.
+        make: makes what encodes in each worker; can be sent there.
+        gpus: GPUs that a worker needs for itself.
+        threads: cores that it needs.
+    """
+
+    engine: Engine
+    make: Callable[[], Encode]
+    gpus: float = 0.0
+    threads: int = 1
+
+
+@dataclass(frozen=True)
+class Lot:
+    """Some consecutive rows of a table.
+
+    Attributes:
+        index: the lot's number, from 0.
+        digest: a hash of its rows.
+        rows: the rows.
+    """
+
+    index: int
+    digest: str
+    rows: Rows
+
+
+@dataclass(frozen=True)
+class LotWork:
+    """What is done with every lot.
+
+    Attributes:
+        job: a hash of all that determines the parts.
+        folder: where parts are written.
+        id_type: what all ids of the output are.
+        keep_text: whether the texts are stored too.
+    """
+
+    job: str
+    folder: Path
+    id_type: IdType
+    keep_text: bool
+
+    def begun(self, lot: Lot, folder: Path | None = None, advance: Callable[[int], None] | None = None) -> Unfinished:
+        """Return the rows of a lot that are done; ``folder`` keeps them, without one nothing does."""
+        return Unfinished(folder, f"{self.job} {lot.digest}", advance=advance)
+
+    def write(self, path: Path, lot: Lot, encoded: Encoded) -> dict[str, Any]:
+        """Write a lot's part, whole or not at all; returns what it says of itself.
+
+        Raises:
+            ResourceError: the disk is full.
+        """
+        ids = lot.rows.ids if self.id_type == "int" else [str(id_) for id_ in lot.rows.ids]
+        part = Part(ids, lot.rows.texts if self.keep_text else None, encoded.vectors)
+        facts = {"job": self.job, "shard": lot.digest, "rows": len(lot.rows), "truncated": encoded.truncated}
+        write_part(path, part, self.id_type, facts)
+        return facts
+
+    def elsewhere(self, make: Elsewhere) -> Holding[Lot, dict[str, Any]]:
+        """Return this work for the workers of an engine."""
+        return Holding(partial(_opened, self, make.make), gpus=make.gpus, threads=make.threads)
+
+
+def encoded_rows(encode: Encode, rows: Rows, kept: Unfinished) -> Encoded:
+    """Encode the rows of a lot, and look at the vectors.
+
+    Raises:
+        TextError: a text is too long, where that is an error; with its line.
+        ModelError: a vector is not finite.
+    """
+    try:
+        with kept:
+            encoded = encode(rows.texts, kept)
+    except TextError as error:
+        raise rows.named(error) from error
+    finite = np.isfinite(encoded.vectors).all(axis=1)
+    if not finite.all():
+        kept.forget()
+        raise ModelError(
+            f"{rows.place(int(finite.argmin()))}: the vector has values that are not finite; try --dtype float32"
+        )
+    return encoded
+
+
+def _opened(work: LotWork, make: Callable[[], Encode]) -> Callable[[Lot], dict[str, Any]]:
+    encode = make()
+
+    def make_part(lot: Lot) -> dict[str, Any]:
+        encoded = encoded_rows(encode, lot.rows, work.begun(lot))
+        return work.write(work.folder / f"part-{lot.index:06d}.arrow", lot, encoded)
+
+    return make_part

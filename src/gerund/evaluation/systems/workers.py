@@ -1,0 +1,78 @@
+"""Whole texts of an evaluation encoded by the workers of an engine, one system after the other.
+
+Knows: engines, language models among the systems. Does not know: tasks, scores.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gerund.evaluation.systems.base import System
+from gerund.evaluation.systems.language_model import LanguageModelSystem
+from gerund.jobs.engine import Crew, Engine, Holding
+from gerund.worker_model import WorkerModel
+
+if TYPE_CHECKING:
+    from gerund.language_model import LanguageModel
+
+# Texts that a worker encodes at a time; batches are made of texts of one lot.
+_LOT = 512
+# A lot: its number, its texts and what is put before them.
+TextLot = tuple[int, tuple[str, ...], str | None]
+
+
+@contextmanager
+def encoded_by(engine: Engine, systems: Sequence[System], *, threads: int | None = None) -> Iterator[None]:
+    """Let the workers of an engine encode whole texts for the language models among systems until the block ends.
+
+    Args:
+        engine: has the workers, which hold one system's model at a time.
+        systems: of an evaluation.
+        threads: cores that each worker computes on; None for one.
+    """
+    models = [one for one in systems if isinstance(one, LanguageModelSystem)]
+    with _Crews(engine, threads) as crews:
+        for one in models:
+            one.elsewhere = partial(crews.encode, one.lm)
+            if one.cache is not None:
+                one.cache.lots = max(one.cache.lots, engine.workers)
+        try:
+            yield
+        finally:
+            for one in models:
+                one.elsewhere = None
+
+
+class _Crews(ExitStack):
+    """The workers of one system, until another one asks."""
+
+    def __init__(self, engine: Engine, threads: int | None) -> None:
+        super().__init__()
+        self.engine, self.threads = engine, threads
+        self.lm: LanguageModel | None = None
+        self.crew: Crew[TextLot, np.ndarray] | None = None
+
+    def encode(self, lm: "LanguageModel", texts: Sequence[str], prompt: str | None) -> np.ndarray:
+        """Return vectors as they were pooled, ``(n, D)`` float32."""
+        if lm is not self.lm or self.crew is None:
+            self.close()
+            model = WorkerModel.of(lm, threads=self.threads)
+            work = Holding(partial(_opened, model), gpus=model.gpus, threads=model.threads)
+            self.crew, self.lm = self.enter_context(self.engine.crew(work)), lm
+        lots = ((start, tuple(texts[start : start + _LOT]), prompt) for start in range(0, len(texts), _LOT))
+        found = {lot[0]: vectors_ND for lot, vectors_ND in self.crew.map(lots)}
+        parts = [found[start] for start in sorted(found)]
+        return np.concatenate(parts) if parts else np.zeros((0, lm.dimensions), dtype=np.float32)
+
+
+def _opened(model: WorkerModel) -> Callable[[TextLot], np.ndarray]:
+    return partial(_encode, model.load())
+
+
+def _encode(lm: "LanguageModel", lot: TextLot) -> np.ndarray:
+    _, texts, prompt = lot
+    vectors: np.ndarray = lm.encode(list(texts), prompt=prompt, normalize=False, empty="zeros", show_progress=False)
+    return vectors

@@ -1,0 +1,106 @@
+"""Chunks embedded by the workers of an engine, as this process would embed them.
+
+Knows: engines, how documents become lots. Does not know: stores, files.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from gerund.jobs.engine import Crew, Engine, Holding
+from gerund.retrieval.documents import Chunk, Chunking
+from gerund.retrieval.embedding import Embedder
+from gerund.retrieval.index import Index
+from gerund.retrieval.indexing import Embed
+from gerund.worker_model import WorkerModel
+
+# Chunks that a worker embeds at a time; where a lot ends depends on the documents alone.
+_LOT = 256
+
+
+@dataclass(frozen=True)
+class ChunkLot:
+    """Some documents in chunks.
+
+    Attributes:
+        index: the lot's number among those that are embedded at once.
+        documents: all chunks of each document.
+    """
+
+    index: int
+    documents: list[Sequence[Chunk]]
+
+
+@contextmanager
+def embedded_by(engine: Engine, index: Index, *, threads: int | None = None) -> Iterator[None]:
+    """Let the workers of an engine embed what is added to an index until the block ends.
+
+    They begin with the first document that is new; where nothing is, no model is loaded anywhere.
+
+    Args:
+        engine: has the workers.
+        index: where they add.
+        threads: cores that each computes on; None for one.
+
+    >>> from gerund.jobs.engine import LocalEngine
+    >>> index = gerund.open_index(None, gerund.load())
+    >>> with embedded_by(LocalEngine(1), index):
+    ...     index.add_documents([gerund.Document("bread", "Bread is made of flour.")]).chunks
+    1
+    """
+    with ExitStack() as stack:
+        crew: list[Embed] = []
+
+        def embed(documents: Sequence[Sequence[Chunk]]) -> np.ndarray:
+            if not crew:
+                model = WorkerModel.of(index.lm, threads=threads)
+                crew.append(stack.enter_context(embedding_crew(engine, model, index.chunking)))
+            return crew[0](documents)
+
+        index.elsewhere = (embed, engine.workers)
+        try:
+            yield
+        finally:
+            index.elsewhere = None
+
+
+@contextmanager
+def embedding_crew(engine: Engine, model: WorkerModel, chunking: Chunking) -> Iterator[Embed]:
+    """Yield what embeds the chunks of documents as ``Embedder.chunks`` does, by the workers of an engine.
+
+    Args:
+        engine: has the workers.
+        model: loads the model in each.
+        chunking: how documents are cut and embedded.
+    """
+    work = Holding(partial(_opened, model, chunking), gpus=model.gpus, threads=model.threads)
+    with engine.crew(work) as crew:
+        yield partial(_embedded, crew)
+
+
+def lots_of(documents: Sequence[Sequence[Chunk]]) -> Iterator[ChunkLot]:
+    """Yield documents in lots of some chunks."""
+    index, own = 0, list[Sequence[Chunk]]()
+    for chunks in documents:
+        own.append(chunks)
+        if sum(map(len, own)) >= _LOT:
+            yield ChunkLot(index, own)
+            index, own = index + 1, []
+    if own:
+        yield ChunkLot(index, own)
+
+
+def _embedded(crew: Crew[ChunkLot, np.ndarray], documents: Sequence[Sequence[Chunk]]) -> np.ndarray:
+    found = {lot.index: vectors_ND for lot, vectors_ND in crew.map(lots_of(documents))}
+    return np.concatenate([found[index] for index in sorted(found)])
+
+
+def _opened(model: WorkerModel, chunking: Chunking) -> Callable[[ChunkLot], np.ndarray]:
+    return partial(_embed, Embedder(model.load(), chunking))
+
+
+def _embed(embedder: Embedder, lot: ChunkLot) -> np.ndarray:
+    return embedder.chunks(lot.documents)

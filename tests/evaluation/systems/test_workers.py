@@ -1,0 +1,52 @@
+"""Whole texts that an engine's workers encode have the vectors that this process gives them."""
+
+import numpy as np
+import pytest
+
+import gerund
+from gerund.evaluation.systems import embeddings, workers
+from gerund.evaluation.systems.base import Encoder
+from gerund.evaluation.systems.embeddings import EmbeddingCache
+from gerund.evaluation.systems.selection import systems_of
+from gerund.evaluation.systems.workers import encoded_by
+from gerund.jobs.engine import LocalEngine
+from gerund.spec import EncoderSettings
+
+TEXTS = [*(f"{'the cat and ' * (i % 4)}text {i}" for i in range(10)), ""]
+
+
+class Engine(LocalEngine):
+    """This process, which counts whom it takes on."""
+
+    crews = 0
+
+    def crew(self, *given, **more):
+        self.crews += 1
+        return super().crew(*given, **more)
+
+
+@pytest.fixture
+def lm(tiny_folder):
+    return gerund.load(tiny_folder, dtype="float32")
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_the_same_vectors_under_each_plan(lm, cached, monkeypatch):
+    monkeypatch.setattr(workers, "_LOT", 3)
+    monkeypatch.setattr(embeddings, "_LOT", 4)
+    columns = [EncoderSettings(attention="causal"), EncoderSettings(attention="bidir", pooling="last")]
+    systems = systems_of([lm, "bm25", "hybrid"], columns, cache=EmbeddingCache() if cached else None)
+    if not cached:
+        for one in systems:
+            one.cache = None
+    encoders = [one for one in systems if isinstance(one, Encoder) and hasattr(one, "elsewhere")]
+    assert len(encoders) == 2
+    engine = Engine(1)
+    with encoded_by(engine, systems):
+        found = [[one.encode(TEXTS, prompt=prompt, normalize=True) for prompt in (None, "Q: ")] for one in encoders]
+    assert engine.crews == 2
+    for one, vectors in zip(encoders, found, strict=True):
+        assert one.elsewhere is None
+        for prompt, own in zip((None, "Q: "), vectors, strict=True):
+            wanted = one.lm.encode(TEXTS, prompt=prompt, normalize=True, empty="zeros")
+            np.testing.assert_allclose(own, wanted, atol=1e-6)

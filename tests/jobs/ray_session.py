@@ -1,0 +1,221 @@
+"""What is seen on Ray, in one session: a process of its own, in a network where nobody else is.
+
+Prints a line of JSON for each check: its name, and what went wrong.
+"""
+
+import json
+import os
+import random
+import signal
+import sys
+import threading
+import time
+import traceback
+from contextlib import closing
+from itertools import islice
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+
+from gerund.data.embedding_job import EmbeddingConfig, embedding_job
+from gerund.data.embedding_lots import Elsewhere
+from gerund.data.mining import mine
+from gerund.data.tables import open_table
+from gerund.errors import DataError, InputError, ResourceError
+from gerund.jobs import ray_engine, shared_folder
+from gerund.jobs.engine import Holding, mapped
+from gerund.jobs.engines import engine_of
+from gerund.jobs.ray_engine import RayEngine
+from tests.data.embedding.crashes import ABOUT, fake_encode
+from tests.data.mining.corpora import SMALL, articles, run, write_jsonl
+
+
+def square(number):
+    return number * number
+
+
+def refused(number):
+    raise DataError(f"the document {number} is broken")
+
+
+def killed_once(place):
+    marker = Path(place)
+    if not marker.exists():
+        marker.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return marker.name
+
+
+def killed(_place):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def identity(number):
+    time.sleep(0.05)
+    return os.getpid()
+
+
+def fake_encoder():
+    return fake_encode
+
+
+def every_shard_once(_folder):
+    assert dict(mapped(RayEngine(2), square, iter(range(9)))) == {number: number**2 for number in range(9)}
+    with RayEngine(2).crew(square) as crew:
+        assert dict(crew.map([])) == {}
+        for _ in range(2):
+            assert dict(crew.map([3])) == {3: 9}
+
+
+def both_workers_work_and_go_when_nobody_reads_on(_folder):
+    import ray
+
+    with closing(mapped(RayEngine(2), identity, range(1000))) as finished:
+        assert len({pid for _, pid in islice(finished, 60)}) == 2
+    end = time.monotonic() + 60
+    while ray.available_resources().get("CPU", 0) < 3:
+        assert time.monotonic() < end, ray.available_resources()
+        time.sleep(0.1)
+
+
+def a_refusal_is_one_sentence(_folder):
+    for work in (refused, Holding(refused_at_the_start)):
+        with pytest.raises(DataError, match=r"^the document 7 is broken$"):
+            list(mapped(RayEngine(1), work, [7]))
+
+
+def refused_at_the_start():
+    return refused(7)
+
+
+def a_killed_worker_is_replaced(folder):
+    shards = [str(folder / name) for name in "abcd"]
+    assert sorted(mapped(RayEngine(2), killed_once, shards)) == [(one, one[-1]) for one in shards]
+
+
+def a_shard_that_kills_every_worker_ends_the_job(_folder):
+    with patch.object(ray_engine, "ATTEMPTS", 2), pytest.raises(ResourceError, match="ended from outside"):
+        list(mapped(RayEngine(1), killed, ["a"]))
+
+
+def another_gerund_is_refused(folder):
+    wrong = patch.object(shared_folder, "__version__", "0.0.0")
+    with wrong, pytest.raises(InputError, match="install the same on all of them"):
+        list(mapped(RayEngine(1), square, [1], folder=folder))
+    assert list(folder.iterdir()) == []
+
+
+def mined_to_the_byte(folder):
+    corpus = write_jsonl(folder / "corpus.jsonl", articles(60))
+    with corpus.open("a") as file:
+        file.write('{"text": \n')
+    run(corpus, folder / "alone.parquet")
+    mined = mine([corpus], folder / "ray.parquet", SMALL, engine=RayEngine(2), show=False)
+    assert mined.errors == 1, "a bad document is an error in its part"
+    for name in ("parquet", "errors.jsonl"):
+        assert (folder / f"ray.{name}").read_bytes() == (folder / f"alone.{name}").read_bytes()
+        (folder / f"ray.{name}").unlink()
+    assert not list(folder.glob("ray.*")), "nothing is left behind"
+
+
+def embedded_to_the_byte_while_workers_are_killed(folder):
+    source = folder / "in.txt"
+    source.write_text("".join(f"text {number}\n" for number in range(400)))
+    _embed(source, folder / "alone.parquet", None)
+    pids = folder / "pids"
+    pids.mkdir()
+    stop = threading.Event()
+    killer = threading.Thread(target=_kill_some, args=(pids, stop), daemon=True)
+    killer.start()
+    _embed(source, folder / "ray.parquet", Elsewhere(RayEngine(2), _Telling(str(pids))))
+    stop.set()
+    killer.join(10)
+    assert len(list(pids.iterdir())) > 2, "no worker was replaced"
+    assert (folder / "ray.parquet").read_bytes() == (folder / "alone.parquet").read_bytes()
+    assert not (folder / "ray.parquet.parts").exists()
+
+
+class _Telling:
+    """Makes an encoder whose process says who it is."""
+
+    def __init__(self, pids):
+        self.pids = pids
+
+    def __call__(self):
+        Path(self.pids, str(os.getpid())).touch()
+        return _slowly
+
+
+def _slowly(texts, kept=None):
+    time.sleep(0.05)
+    return fake_encode(texts, kept)
+
+
+def _kill_some(pids, stop):
+    draw, seen = random.Random(1), set()
+    while not stop.wait(0.02) and len(seen) < 2:
+        for path in set(pids.iterdir()) - seen:
+            time.sleep(draw.random() * 0.3)
+            os.kill(int(path.name), signal.SIGKILL)
+            seen.add(path)
+            break
+
+
+def _embed(source, output, elsewhere):
+    with embedding_job(open_table(source), output, EmbeddingConfig(shard_rows=10)) as job:
+        job.run(fake_encode, ABOUT, elsewhere=elsewhere, show_progress=False)
+
+
+def by_name(_folder):
+    assert engine_of("ray", 1).workers == 1
+    assert engine_of("ray").workers == 3
+
+
+CHECKS = (
+    every_shard_once,
+    both_workers_work_and_go_when_nobody_reads_on,
+    a_refusal_is_one_sentence,
+    a_killed_worker_is_replaced,
+    a_shard_that_kills_every_worker_ends_the_job,
+    another_gerund_is_refused,
+    mined_to_the_byte,
+    embedded_to_the_byte_while_workers_are_killed,
+    by_name,
+)
+
+
+def main(folder: Path) -> None:
+    import ray
+
+    # Left out, the address is that of any cluster that was started on this machine.
+    address = os.environ.get("RAY_ADDRESS", "local")
+    options = (
+        {} if address != "local" else {"num_cpus": 3, "include_dashboard": False, "object_store_memory": 100 * 2**20}
+    )
+    for attempt in range(3):
+        try:
+            ray.init(address=address, log_to_driver=False, logging_level="error", **options)
+            break
+        except Exception as error:
+            if attempt == 2 or "timed out during startup" not in str(error):
+                raise
+            ray.shutdown()
+    print(json.dumps({"check": "started", "seconds": round(time.process_time(), 1)}), flush=True)
+    for check in CHECKS:
+        own = folder / check.__name__
+        own.mkdir()
+        start = time.monotonic()
+        try:
+            check(own)
+            wrong = ""
+        except Exception:
+            wrong = traceback.format_exc()
+        print(
+            json.dumps({"check": check.__name__, "wrong": wrong, "seconds": round(time.monotonic() - start, 1)}),
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,93 @@
+"""Shards on Ray: one session for all, in a network namespace where nobody else reaches it."""
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gerund.errors import ConfigError
+from gerund.jobs.engines import engine_of
+from tests.jobs import ray_session
+
+ROOT = Path(__file__).resolve().parents[2]
+NAMES = [check.__name__ for check in ray_session.CHECKS]
+# Under a minute on a quiet machine, of which starting processes is most; many times as long beside other work.
+SECONDS = 280
+needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs ray: pip install 'gerund[ray]'")
+
+
+def namespace() -> list[str]:
+    """Return what runs a command in a network of its own; nothing where the system does not let us."""
+    for flags in ("-n", "-rn"):
+        way = ["unshare", flags, "sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
+        if shutil.which("unshare") and not subprocess.call([*way, "true"], stderr=subprocess.DEVNULL, timeout=20):
+            return way
+    return []
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory):
+    """What the session saw, by the names of its checks."""
+    if not (alone := namespace()):
+        # Ray listens on all interfaces of a machine.
+        pytest.skip("needs a network namespace: unshare -n")
+    env = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    env |= {
+        "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT), env.get("PYTHONPATH", "")]),
+        "RAY_AUTH_MODE": "token",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_worker_niceness": "0",
+        "OMP_NUM_THREADS": "1",
+    }
+    folder = tmp_path_factory.mktemp("ray")
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [*alone, sys.executable, "-m", "tests.jobs.ray_session", str(folder)],
+            stdout=subprocess.PIPE, stderr=log, env=env, cwd=ROOT, start_new_session=True,
+        )  # fmt: skip
+        try:
+            out = process.communicate(timeout=SECONDS)[0]
+        except subprocess.TimeoutExpired:
+            process.kill()  # and with the driver Ray ends itself
+            out = process.communicate()[0]
+    lines = [json.loads(line) for line in out.splitlines() if line.startswith(b"{")]
+    text = (folder / "log").read_text()
+    if not lines and "timed out during startup" in text:
+        pytest.skip("Ray gives its own processes 30 s to start, and this machine is too busy for that")
+    found = {line["check"]: line.get("wrong", "") for line in lines}
+    return {name: found.get(name, f"not reached; log:\n{text[-3000:]}") for name in NAMES}
+
+
+@needs_ray
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_on_ray(seen, name):
+    assert not seen[name], seen[name]
+
+
+@needs_ray
+def test_no_cluster_is_started_unasked(monkeypatch):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    with pytest.raises(ConfigError, match="--engine ray needs the --address of a Ray cluster"):
+        engine_of("ray")
+
+
+@needs_ray
+def test_no_cluster_is_started_without_a_token(monkeypatch):
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    with pytest.raises(ConfigError, match="would let everybody who reaches this machine run code"):
+        engine_of("ray", address="local")
+
+
+def test_engines_by_name():
+    with pytest.raises(ConfigError, match="unknown engine 'spark'; valid are: local, ray"):
+        engine_of("spark")
+    with pytest.raises(ConfigError, match="give --engine ray too"):
+        engine_of("local", address="auto")
+    with pytest.raises(ConfigError, match="workers=0"):
+        engine_of("ray", 0)
