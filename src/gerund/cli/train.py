@@ -101,9 +101,16 @@ def command(
         return
     from gerund.training.run import train
 
-    folder = train(settings, resume=resume)
-    if int(os.environ.get("RANK", "0")) > 0:
-        return  # the first process says what they all have done
+    # The first process says what they all have done, and what was kept.
+    speaks = int(os.environ.get("RANK", "0")) == 0
+    try:
+        folder = train(settings, resume=resume)
+    except KeyboardInterrupt:
+        if speaks:
+            raise
+        raise typer.Exit(130) from None
+    if not speaks:
+        return
     if as_json:
         report = json.loads((folder / "training.json").read_text("utf-8"))
         typer.echo(json.dumps({"model": str(folder), **report}))

@@ -46,6 +46,7 @@ def launch(arguments: Sequence[str], processes: int) -> int:
     Returns:
         The exit status: 0, or that of the process that failed first.
     """
+    from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -70,4 +71,7 @@ def launch(arguments: Sequence[str], processes: int) -> int:
         _, failure = error.get_first_failure()
         # A process that a signal has ended has its number, negated.
         return failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode
+    except SignalException as stopped:
+        # The launcher has ended the processes with the same signal.
+        return 128 + stopped.sigval
     return 0
