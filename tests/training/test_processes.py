@@ -453,10 +453,19 @@ def test_the_command_starts_processes_itself(paired_corpus, base, tmp_path):
 
 
 def started(*arguments):
-    """Run gerund as a program of its own."""
+    """Run gerund as a program of its own; one that hangs is asked to end, so that it ends its processes."""
     env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "gerund", *arguments]
-    return subprocess.run(command, env=env, timeout=PATIENCE, capture_output=True, text=True, check=False)
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            said, told = process.communicate(timeout=PATIENCE)
+        except subprocess.TimeoutExpired:
+            process.terminate()
+            said, told = process.communicate(timeout=60)
+            raise
+        finally:
+            process.kill()
+    return subprocess.CompletedProcess(command, process.returncode, said, told)
 
 
 @pytest.mark.slow
