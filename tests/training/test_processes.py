@@ -36,7 +36,7 @@ from tests.training.two_processes import (
 
 ROOT = Path(__file__).parents[2]
 # Seconds; a quiet machine needs a fraction.
-PATIENCE = 400
+PATIENCE = 600
 # Those of the recipes below without chance in them.
 SAME = ("causal", "hybrid", "unimae", "rankgen", "gur")
 # All weights, from scratch; an adapter with heads beside it.

@@ -257,9 +257,12 @@ class GerundTrainer(Trainer):
             super()._load_rng_state(checkpoint)
             return
         # Nobody has the state of these processes: dropout goes on with numbers that were not used before.
-        set_seed((self.recipe.seed + 1) * 1_000_003 + self.state.global_step * 1009 + self.args.process_index)
+        seed = (self.recipe.seed + 1) * 1_000_003 + self.state.global_step * 1009 + self.args.process_index
+        set_seed(seed % 2**32)
         now = self.args.world_size
-        self.training_log.note(f"{before} processes have come here and {now} go on: dropout takes other random numbers")
+        self.training_log.note(
+            f"the checkpoint was written by {before} processes and read by {now}: dropout takes other random numbers"
+        )
 
 
 class _Bookkeeping(TrainerCallback):
