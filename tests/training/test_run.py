@@ -12,7 +12,6 @@ from gerund.training.estimate import estimate
 from gerund.training.objectives.causal import CausalLosses
 from gerund.training.recipe import load_recipe
 from gerund.training.step import TrainingModule
-from gerund.training.trainer import GerundTrainer
 from tests.training.outcomes import losses, read_log
 
 
@@ -156,7 +155,7 @@ class TestWhole:
         def save(*_):
             raise error
 
-        monkeypatch.setattr(GerundTrainer, "_save", save)
+        monkeypatch.setattr("gerund.training.trainer.save_file", save)
         with pytest.raises(ResourceError, match=message):
             run("out")
 

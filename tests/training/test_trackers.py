@@ -3,17 +3,13 @@
 import importlib.machinery
 import sys
 import types
-from pathlib import Path
 
 import pytest
-import yaml
 
 from gerund.errors import MissingDependencyError
 from gerund.training.recipe import load_recipe
 from gerund.training.run import train
 from tests.training.outcomes import read_log
-
-FSDP = Path(__file__).parents[2] / "examples" / "accelerate-fsdp.yaml"
 
 
 @pytest.fixture
@@ -121,24 +117,3 @@ def test_nobody_is_told_unasked(run, written, monkeypatch, report_to):
     run(f"report_to={report_to}")
     assert touched == []
     assert bool(written["scalars"]) == bool(report_to)
-
-
-class TestSharding:
-    def test_accelerate_knows_the_file(self):
-        from accelerate.commands.config.config_args import load_config_from_file
-
-        config = load_config_from_file(str(FSDP))
-        assert str(config.distributed_type) == "DistributedType.FSDP"
-        assert config.fsdp_config["fsdp_version"] == 2
-        assert config.fsdp_config == yaml.safe_load(FSDP.read_text("utf-8"))["fsdp_config"]
-
-    @pytest.mark.parametrize(
-        ("override", "message"),
-        [("optimizer.name=muon", "optimizer muon works on whole"), ("snapshot_steps=2", "snapshot_steps needs whole")],
-    )
-    def test_what_needs_whole_weights_is_refused(self, run, monkeypatch, override, message):
-        from gerund.errors import ConfigError
-
-        monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-        with pytest.raises(ConfigError, match=message):
-            run("optimizer.name=adamw", override)

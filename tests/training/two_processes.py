@@ -8,26 +8,30 @@ import json
 import os
 import sys
 import tempfile
+import time
 import traceback
 import warnings
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
 
 from gerund.errors import GerundError
 from gerund.training.corpus.sources import Sources
 from gerund.training.losses import by_length
 from gerund.training.objectives.registry import prepare_objectives
+from gerund.training.processes import by_the_first, demand_shared_folder, one_a_node, process_index
 from gerund.training.recipe import load_recipe
-from gerund.training.run import _gathered, train
+from gerund.training.run import _gathered, _start, train
 from gerund.training.run_folder import newest_checkpoint
+from gerund.training.sharding import is_sharded, trained_tensors, whole
+from gerund.training.shards import WEIGHTS, read_weights
 from gerund.training.step import StepData, TrainingModule, process_count, run_step
 from gerund.training.trainable_model import prepare_model
-from gerund.training.trainer import WEIGHTS, GerundTrainer, _whole, is_sharded, load_weights, trained_tensors
+from gerund.training.trainer import GerundTrainer
 
 
 class CrashError(Exception):
@@ -43,7 +47,7 @@ def watched(gradients, crash=None):
         total = training_step(self, model, inputs, *args)
         for name, parameter in self.model.named_parameters():
             if parameter.grad is not None:
-                gradients[f"{inputs['step']}.{name}"] = parameter.grad.detach().clone()
+                gradients[f"{inputs['step']}.{name}"] = whole(parameter.grad.detach()).clone()
         taken.append(inputs["step"])
         return total
 
@@ -68,7 +72,7 @@ def carry_out(folder, number, recipe, overrides, *, resume=False, crash=None):
             train(load_recipe(recipe, overrides), resume=resume)
     except (GerundError, CrashError) as error:
         stopped = str(error) or type(error).__name__
-    if os.environ["RANK"] == "0":
+    if os.environ.get("RANK", "0") == "0":
         save_file(gradients, folder / f"gradients-{number}.safetensors")
     return stopped
 
@@ -90,66 +94,77 @@ def assert_equal_states(one, other):
         assert torch.equal(one[name], other[name]), name
 
 
-def one_step(recipe, step, *, sharded=False):
-    """Return gradients and the norm of one step from fresh adapters, and what sharded weights can be made into."""
-    prepared = prepare_model(recipe)
+def one_step(recipe, step, how="none"):
+    """Return losses, gradients and the gradients' norm of one step from fresh adapters.
+
+    In several processes all but the first begin without weights, and with other random numbers for what they do have.
+    """
+    first = process_index() == 0
+    prepared = prepare_model(recipe, weights=first)
     objectives = prepare_objectives(recipe, prepared, Sources(recipe, prepared.tokenizer))
     module = TrainingModule(prepared.model, {objective.name: objective.losses for objective in objectives})
-    torch.manual_seed(3)
+    torch.manual_seed(3 + process_index())
     for name, parameter in module.named_parameters():
         if "lora_B" in name:
             # Zeros at the start: then nothing would reach the other half of the adapter.
             torch.nn.init.normal_(parameter, std=0.1)
-    before = trained_tensors(module)
-    if sharded:
-        mesh = init_device_mesh("cpu", (process_count(),))
-        for layer in prepared.model.base_model.layers:
-            fully_shard(layer, mesh=mesh)
-        fully_shard(module, mesh=mesh)
-        assert is_sharded(module)
+    before = trained_tensors(module) if first else {}
+    _start(recipe.model_copy(update={"sharding": how}), prepared, module, torch.device("cpu"))
+    sharded = how == "fsdp2" and process_count() > 1
+    assert is_sharded(module) == sharded
     assert by_length.passes_may_differ(prepared.model) != sharded
-    module.train()
+    wrapped = DistributedDataParallel(module) if how == "none" and process_count() > 1 else module
+    wrapped.train()
     data = StepData(objectives, steps=recipe.steps, processes=process_count())
-    rank = torch.distributed.get_rank() if process_count() > 1 else 0
-    run_step(module, objectives, data[step * process_count() + rank])
+    result = run_step(wrapped, objectives, data[step * process_count() + process_index()])
     gradients = {name: p.grad for name, p in module.named_parameters() if p.requires_grad and p.grad is not None}
-    found = {f"gradient.{name}": _whole(gradient) for name, gradient in gradients.items()}
-    found["norm"] = _whole(torch.nn.utils.get_total_norm(gradients.values()))
+    found = {f"gradient.{name}": whole(gradient) for name, gradient in gradients.items()}
+    for name, value in result.losses.items():
+        if process_count() > 1:
+            torch.distributed.all_reduce(value)
+        found[f"loss.{name}"] = value
+    found["norm"] = whole(torch.nn.utils.get_total_norm(gradients.values()))
     if sharded:
         check_sharded(recipe, prepared, module, before)
     return found
 
 
 def check_sharded(recipe, prepared, module, before):
-    """Demand that sharded weights are written, read and finished as whole ones."""
-    first = torch.distributed.get_rank() == 0
+    """Demand that sharded weights are spread, written, read and finished as whole ones."""
+    first = process_index() == 0
     tensors = trained_tensors(module, keep=first)
-    assert tensors.keys() == (before.keys() if first else set())
+    assert tensors.keys() == before.keys()
     assert all(torch.equal(tensors[name], before[name]) for name in tensors)
+    local = sum(p.to_local().numel() for p in module.parameters())
+    assert local <= 0.6 * sum(p.numel() for p in module.parameters())
     with tempfile.TemporaryDirectory() as folder:
         other = {name: tensor + 1 for name, tensor in before.items()}
-        save_file(other, Path(folder) / WEIGHTS)
-        load_weights(module, Path(folder))
-    whole = _gathered(recipe, prepared, module, first)
+        [shared] = by_the_first(lambda: [other])
+        save_file(shared, Path(folder) / f"{WEIGHTS}.safetensors")
+        read_weights(module, Path(folder))
+    finished = _gathered(recipe, prepared, module)
     if not first:
-        assert whole is prepared
+        assert finished is prepared
         return
-    assert not is_sharded(whole.model)
-    for name, parameter in whole.model.named_parameters():
+    assert not is_sharded(finished.model)
+    for name, parameter in finished.model.named_parameters():
         if parameter.requires_grad:
             assert torch.equal(parameter, other[f"model.{name}"])
+        else:
+            assert parameter.is_meta
 
 
-def work_sharded(folder: Path, rank: int, port: int) -> None:
-    """Take one step with FSDP2 as process ``rank`` of two."""
+def work_steps(folder: Path, rank: int, port: int) -> None:
+    """Take one step by each recipe, with DDP and with FSDP2, as process ``rank`` of two."""
     with joined(folder, rank, port):
         # Each would read its texts in a number of passes of its own.
         by_length._CPU_TOKENS = 1
-        torch.distributed.init_process_group("gloo", rank=rank, world_size=2)
+        torch.distributed.init_process_group("gloo", rank=rank, world_size=2, timeout=timedelta(seconds=300))
         for path in sorted(folder.glob("*.yaml")):
-            found = one_step(load_recipe(path), 1, sharded=True)
-            if rank == 0:
-                save_file(found, path.with_suffix(".safetensors"))
+            for how in ("none", "fsdp2"):
+                found = one_step(load_recipe(path), 1, how)
+                if rank == 0:
+                    save_file(found, folder / f"{path.stem}-{how}.safetensors")
         torch.distributed.barrier()
         torch.distributed.destroy_process_group()
 
@@ -158,7 +173,9 @@ def work_sharded(folder: Path, rank: int, port: int) -> None:
 def joined(folder, rank, port):
     """Be process ``rank`` of two, whose words go to a file."""
     names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_PORT": port}
-    os.environ.update({name: str(value) for name, value in names.items()}, MASTER_ADDR="127.0.0.1")
+    os.environ.update(
+        {name: str(value) for name, value in names.items()}, MASTER_ADDR="127.0.0.1", GLOO_SOCKET_IFNAME="lo"
+    )
     # As torchrun does; accelerate warns where nobody has.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     warnings.simplefilter("error")
@@ -179,4 +196,25 @@ def work(folder: Path, rank: int, port: int) -> None:
         jobs = json.loads((folder / "jobs.json").read_text())
         stopped = [carry_out(folder, number, **job) for number, job in enumerate(jobs)]
         (folder / f"stopped-{rank}.json").write_text(json.dumps(stopped))
+        torch.distributed.destroy_process_group()
+
+
+def work_nodes(folder: Path, rank: int, port: int) -> None:
+    """Play a node of two with one process each: say in which order they go, and whether they see one folder."""
+    with joined(folder, rank, port):
+        os.environ.update(LOCAL_RANK="0", LOCAL_WORLD_SIZE="1")
+        torch.distributed.init_process_group("gloo", rank=rank, world_size=2, timeout=timedelta(seconds=300))
+        with one_a_node(), (folder / "order.txt").open("a") as order:
+            order.write(f"{rank} begins\n")
+            order.flush()
+            time.sleep(0.2)
+            order.write(f"{rank} ends\n")
+        told = []
+        for seen in (folder / "shared", folder / f"own-{rank}"):
+            try:
+                demand_shared_folder(seen)
+                told.append(None)
+            except GerundError as error:
+                told.append(str(error))
+        (folder / f"nodes-{rank}.json").write_text(json.dumps(told))
         torch.distributed.destroy_process_group()

@@ -1,11 +1,15 @@
 """``gerund train``: carry out a recipe."""
 
 import json
+import os
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from gerund.training.recipe import Recipe
 
 
 def command(
@@ -37,6 +41,15 @@ def command(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on from the newest whole checkpoint of the output folder.")
     ] = False,
+    processes: Annotated[
+        int,
+        typer.Option(
+            "--processes",
+            help="Train in so many processes of this machine, one a GPU; each step is that of one process. "
+            "Several machines are started by torchrun.",
+            min=1,
+        ),
+    ] = 1,
     dry_run: Annotated[
         bool,
         typer.Option(
@@ -60,7 +73,7 @@ def command(
 
         gerund train align-default --teacher sentence-transformers/all-MiniLM-L6-v2 --texts notes/ output=runs/aligned
 
-        torchrun --nproc-per-node 2 -m gerund train magnet-llama-2-7b --texts notes/ --texts books.jsonl
+        gerund train magnet-llama-2-7b --processes 2 --texts notes/ --texts books.jsonl
     """
     from gerund.training.recipe import load_recipe
 
@@ -68,7 +81,7 @@ def command(
     if dry_run:
         from gerund.training.estimate import estimate
 
-        found = estimate(settings)
+        found = estimate(settings, processes=processes)
         if as_json:
             typer.echo(json.dumps(asdict(found)))
             return
@@ -79,16 +92,57 @@ def command(
         typer.echo(f"tokens             {found.tokens:,} at most")
         typer.echo(f"seconds per step   {found.seconds_per_step:.3g}")
         typer.echo(f"estimated time     {_duration(found.seconds)}")
-        typer.echo(f"memory             {found.memory_mib:,} MiB at the peak of a step")
+        typer.echo(f"memory             {found.memory_mib:,} MiB at the peak of a step of this process")
+        for line in found.shares.lines():
+            typer.echo(line)
+        return
+    if processes > 1:
+        _launch(settings, processes, recipe, overrides, texts, teacher, resume=resume, as_json=as_json)
         return
     from gerund.training.run import train
 
-    folder = train(settings, resume=resume)
+    # The first process says what they all have done, and what was kept.
+    speaks = int(os.environ.get("RANK", "0")) == 0
+    try:
+        folder = train(settings, resume=resume)
+    except KeyboardInterrupt:
+        if speaks:
+            raise
+        raise typer.Exit(130) from None
+    if not speaks:
+        return
     if as_json:
         report = json.loads((folder / "training.json").read_text("utf-8"))
         typer.echo(json.dumps({"model": str(folder), **report}))
     else:
         typer.echo(folder)
+
+
+def _launch(
+    settings: "Recipe",
+    processes: int,
+    recipe: str,
+    overrides: list[str] | None,
+    texts: list[Path] | None,
+    teacher: str | None,
+    *,
+    resume: bool,
+    as_json: bool,
+) -> None:
+    """Carry the same command out in several processes; what can be refused at once is refused once."""
+    from gerund.training.launch import check_processes, launch
+    from gerund.training.machine import check_machine
+    from gerund.training.run_folder import check_output
+
+    check_processes(processes)
+    check_machine(settings, processes)
+    check_output(settings.output, resume)
+    named = [argument for path in texts or () for argument in ("--texts", str(path))]
+    named += ["--teacher", teacher] if teacher is not None else []
+    flags = ["--resume"] * resume + ["--json"] * as_json
+    status = launch(["train", *named, *flags, "--", recipe, *(overrides or ())], processes)
+    if status:
+        raise typer.Exit(status)
 
 
 def _duration(seconds: float) -> str:

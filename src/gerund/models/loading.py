@@ -70,7 +70,7 @@ _save_lock = threading.Lock()
 
 
 def read(
-    source: Source, dtype: torch.dtype | None, config: PreTrainedConfig | None = None
+    source: Source, dtype: torch.dtype | None, config: PreTrainedConfig | None = None, *, weights: bool = True
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load model and tokenizer, in evaluation mode.
 
@@ -78,6 +78,8 @@ def read(
         source: from ``find``.
         dtype: type of the weights; None for the checkpoint's own.
         config: from ``read_config``, if that was called already.
+        weights: whether weights are read; without it the model is a skeleton on torch's meta device, for weights that
+            come from elsewhere. (Packed weights are read in any case.)
 
     Raises:
         ModelError: neither a decoder-only language model nor a T5, no safetensors, weights missing, no tokenizer, or
@@ -90,6 +92,7 @@ def read(
     shapes = stored_shapes(source.name, files)
     packed = getattr(config, "quantization_config", None) is not None
     refuse_other_shapes(lambda: kind.from_config(config), config, shapes, source.name)
+    placed = {} if weights or packed else {"device_map": "meta"}
     model, found = guarded(
         f"cannot load {source.name}",
         kind.from_pretrained,
@@ -100,6 +103,7 @@ def read(
         output_loading_info=True,
         local_files_only=source.local_only,
         trust_remote_code=False,
+        **placed,
     )
     if getattr(model, "_hf_peft_config_loaded", False):
         raise ModelError(f"{source.name} is an adapter; give its base model, and this folder as the adapter")
@@ -107,7 +111,8 @@ def read(
     if packed:
         _forget_packing(model)
     refuse_incomplete(found, source.name)
-    refuse_unsound(model, source.name)
+    if not placed:
+        refuse_unsound(model, source.name)
     _refuse_wrong_numbers(model, source.name)
     tokenizer = guarded(
         f"cannot load the tokenizer of {source.name}",

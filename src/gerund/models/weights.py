@@ -23,7 +23,7 @@ INDEX = "model.safetensors.index.json"
 _SAFE = ".safetensors"
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 # What a config calls its layers, and more of them than any model has.
-_LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_decoder_layers", "encoder_layers")
+LAYER_COUNTS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_decoder_layers", "encoder_layers")
 _MOST_LAYERS = 10_000
 # transformers makes a name for each of them, used or not.
 _LABELS = "num_labels"
@@ -104,7 +104,7 @@ def refuse_absurd_config(data: Any, name: str) -> None:
     if not isinstance(data, dict):
         raise ModelError(f"cannot read the config of {name}: config.json holds no object")
     for part in (data, *(value for value in data.values() if isinstance(value, dict))):
-        for key, most in (*((key, _MOST_LAYERS) for key in _LAYERS), (_LABELS, _MOST_LABELS)):
+        for key, most in (*((key, _MOST_LAYERS) for key in LAYER_COUNTS), (_LABELS, _MOST_LABELS)):
             value = part.get(key)
             if isinstance(value, int | float) and value > most:
                 raise ModelError(f"cannot load {name}: its config.json says {key} {value}, which no model has")
@@ -126,7 +126,7 @@ def refuse_other_shapes(build: Callable[[], nn.Module], config: Any, shapes: Sha
     if not shapes or getattr(config, "quantization_config", None) is not None:
         return
     parts = (config, config.get_text_config(decoder=True))
-    for layers in (getattr(part, key, None) for part in parts for key in _LAYERS):
+    for layers in (getattr(part, key, None) for part in parts for key in LAYER_COUNTS):
         if isinstance(layers, int) and layers > len(shapes):
             raise ModelError(
                 f"cannot load {name}: its config.json says {layers} layers, and its weights are {len(shapes)} tensors"

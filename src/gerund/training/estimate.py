@@ -13,6 +13,7 @@ import torch
 
 from gerund.training.corpus.sources import existing
 from gerund.training.machine import check_machine, peak_memory_mib, uses_bf16
+from gerund.training.memory import KeptForBackward, MemoryShares, memory_shares
 from gerund.training.objectives.base import Objective, TextConfig
 from gerund.training.objectives.batches import tokens_in
 from gerund.training.objectives.registry import prepare_objectives
@@ -42,6 +43,8 @@ class Estimate:
     """Estimated time of all steps."""
     memory_mib: int
     """Peak memory of these steps, over all stages: of the GPU where there is one, else of the process."""
+    shares: MemoryShares
+    """What each process holds, by what it is."""
 
 
 class RandomTexts:
@@ -96,13 +99,18 @@ class _RandomRows:
         return torch.from_numpy(np.stack([self.row(number) for number in range(first, first + count)]))
 
 
-def estimate(recipe: Recipe) -> Estimate:
+def estimate(recipe: Recipe, *, processes: int = 1) -> Estimate:
     """Take three real steps of each stage on random tokens; pairs are read from their files, nothing is written.
+
+    Args:
+        recipe: The settings.
+        processes: How many will share every batch. One process takes its part of it here; what they exchange takes
+            time as well, and is not counted.
 
     Raises:
         ConfigError: As ``train`` would.
     """
-    check_machine(recipe)
+    check_machine(recipe, processes)
     for source in recipe.data.sources:
         existing(recipe, source.files + source.validation)
     model = prepare_model(recipe, write=False)
@@ -112,18 +120,23 @@ def estimate(recipe: Recipe) -> Estimate:
     module.to("cuda" if torch.cuda.is_available() else "cpu")
     module.train()
     optimizer = build_optimizer(module, recipe.optimizer)
-    data = StepData(objectives, steps=recipe.steps)
+    data = StepData(objectives, steps=recipe.steps, processes=processes)
+    kept = KeptForBackward(module)
     tokens: dict[str, int] = {objective.name: 0 for objective in objectives}
     seconds, total, most = 0.0, 0, 0
     for step, count in _stages(recipe, objectives):
-        item = _moved(data[step], model.model.device)
-        times = [_timed_step(module, objectives, optimizer, item) for _ in range(min(count, 2) + 1)]
+        item = _moved(data[step * processes], model.model.device)
+        with kept.counting():
+            times = [_timed_step(module, objectives, optimizer, item)]
+        times += [_timed_step(module, objectives, optimizer, item) for _ in range(min(count, 2))]
         # The first step compiles and allocates; it is counted once and not averaged in.
         seconds += times[0] + sum(times[1:]) / len(times[1:]) * (count - 1)
-        own = {name: tokens_in(batch) for name, batch in item.items() if name in tokens}
+        own = {name: tokens_in(batch) * processes for name, batch in item.items() if name in tokens}
         tokens |= {name: max(tokens[name], found) for name, found in own.items()}
         total += sum(own.values()) * count
         most = max(most, sum(own.values()))
+    layers, sharding = model.layers, recipe.sharding
+    shares = memory_shares(module, layers, optimizer, activations=kept.peak, processes=processes, sharding=sharding)
     return Estimate(
         parameters=sum(p.numel() for part in (model.model, model.head) if part for p in part.parameters()),
         trained_parameters=sum(p.numel() for p in module.parameters() if p.requires_grad),
@@ -133,6 +146,7 @@ def estimate(recipe: Recipe) -> Estimate:
         seconds_per_step=seconds / recipe.steps,
         seconds=seconds,
         memory_mib=peak_memory_mib(),
+        shares=shares,
     )
 
 

@@ -33,17 +33,19 @@ def write_model(
     head: ProjectionHead | None = None,
     extra_files: Sequence[Callable[[Path], None]] = (),
     overwrite: bool = False,
+    is_copy: bool = False,
 ) -> Path:
     """Write the finished model with its tokenizer, ``gerund.json`` and ``training.json``, and ``extra_files``.
 
     Weights are written in the type of the base's checkpoint, bf16 for a model from scratch. Where an adapter was
     trained, the base is read once more from where it came, so that its weights are the untouched ones, and the
-    adapter lies in a folder of its own: generating does not use it.
+    adapter lies in a folder of its own: generating does not use it. What ``is_copy`` is nobody's but this call's.
     """
     # Loading the base samples random numbers, and a snapshot must not change the dropout of the steps after it.
     with torch.random.fork_rng(devices=[]), atomic_folder(folder, overwrite=overwrite) as partial:
         if trained.adapter is None:
-            finished = copy.deepcopy(trained.model).to("cpu", _stored_type(trained))
+            finished = trained.model if is_copy else copy.deepcopy(trained.model)
+            finished = finished.to("cpu", _stored_type(trained))
             kind = Seq2SeqModel if trained.is_encoder_decoder else LanguageModel
             kind(finished, trained.tokenizer, trained.encoder, name=folder.name, head=head).save_into(partial)
         else:

@@ -15,6 +15,7 @@ import torch
 
 from gerund.attention.streams import decoder_layers
 from gerund.errors import ConfigError, MissingDependencyError
+from gerund.training.processes import planned_processes
 from gerund.training.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -37,8 +38,12 @@ def uses_bf16(recipe: Recipe) -> bool:
     return bool(native and native())
 
 
-def check_machine(recipe: Recipe) -> None:
+def check_machine(recipe: Recipe, processes: int | None = None) -> None:
     """Refuse what this machine cannot do, or what several processes cannot share.
+
+    Args:
+        recipe: The settings.
+        processes: How many there will be; None for those that a launcher has started.
 
     Raises:
         ConfigError: With what is missing, or what does not divide.
@@ -47,10 +52,15 @@ def check_machine(recipe: Recipe) -> None:
     compilers = (os.environ.get("CXX"), "c++", "g++", "clang++")
     if recipe.compile and not any(name and shutil.which(name) for name in compilers):
         raise ConfigError("compile=true needs a C++ compiler and there is none; install one or set compile=false")
-    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    processes = planned_processes() if processes is None else processes
     for objective in recipe.objectives:
         objective.check_processes(processes)
     if os.environ.get("ACCELERATE_USE_FSDP", "").lower() in ("1", "true"):
+        raise ConfigError(
+            "accelerate's own FSDP is not used: give the recipe sharding=fsdp2, and start it with gerund train "
+            "--processes N, torchrun, or accelerate launch --multi_gpu"
+        )
+    if recipe.sharding != "none" and processes > 1:
         _check_sharding(recipe)
     for name in recipe.report_to:
         if not any(importlib.util.find_spec(package) for package in _TRACKERS[name]):
@@ -58,11 +68,16 @@ def check_machine(recipe: Recipe) -> None:
 
 
 def _check_sharding(recipe: Recipe) -> None:
-    """Refuse what needs whole weights in one place during the training."""
-    if recipe.optimizer.name == "muon":
-        raise ConfigError("optimizer muon works on whole matrices, and FSDP cuts them; use adamw")
+    """Refuse what needs whole weights in one place during the training, or was never tried with shards."""
+    if recipe.optimizer.name != "adamw":
+        raise ConfigError(
+            f"optimizer {recipe.optimizer.name} works on whole matrices, and sharding cuts them; use adamw, or "
+            "sharding=none"
+        )
     if recipe.snapshot_steps is not None:
-        raise ConfigError("snapshot_steps needs whole weights, and FSDP cuts them; leave it out")
+        raise ConfigError("snapshot_steps needs whole weights, and sharding cuts them; leave it out, or sharding=none")
+    if recipe.compile:
+        raise ConfigError("compile was never tried with shards; set compile=false, or sharding=none")
 
 
 def compile_layers(model: "PreTrainedModel") -> None:

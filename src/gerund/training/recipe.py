@@ -189,6 +189,10 @@ class Recipe(Section):
     compile: bool = False
     """Compile the decoder's layers, and for ``causal`` the whole loss: steps take half as long on a CPU, after a start
     of about a minute. A T5 is not compiled."""
+    sharding: Literal["none", "fsdp2"] = "none"
+    """How several processes hold the model. ``none``: each all of it, and gradients are averaged (DDP); the way for
+    adapters. ``fsdp2``: each a shard of every weight, gradient and optimizer state; for training all weights of a model
+    that is too large for one GPU. Both take the same steps as one process."""
     seed: int = Field(default=0, ge=0)
     """Determines the initial weights, the order of the data, masks, spans and dropout."""
     log_steps: int = Field(default=10, ge=1)

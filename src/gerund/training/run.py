@@ -20,10 +20,9 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import distributed
 
 from gerund.errors import GerundError, ResourceError
 from gerund.jobs.files import write_whole
@@ -35,6 +34,7 @@ from gerund.training.losses.gathering import process_count
 from gerund.training.machine import check_machine, compile_layers, uses_bf16
 from gerund.training.objectives.base import Objective
 from gerund.training.objectives.registry import prepare_objectives
+from gerund.training.processes import by_the_first, demand_shared_folder, one_a_node, process_index, wait
 from gerund.training.recipe import Recipe
 from gerund.training.run_folder import (
     check_output,
@@ -43,14 +43,13 @@ from gerund.training.run_folder import (
     newest_checkpoint,
     step_of,
 )
+from gerund.training.sharding import is_sharded, shard, spread, take, trained_tensors
 from gerund.training.step import StepData, TrainingModule
 from gerund.training.trainable_model import TrainableModel, prepare_model
-from gerund.training.trainer import GerundTrainer, is_sharded, trained_tensors, training_arguments
+from gerund.training.trainer import GerundTrainer, training_arguments
 
 if TYPE_CHECKING:
     from torch import nn
-
-Found = TypeVar("Found")
 
 
 def train(recipe: Recipe, *, resume: bool = False) -> Path:
@@ -80,10 +79,11 @@ def _train(recipe: Recipe, resume: bool) -> Path:
     check_machine(recipe)
     output = recipe.output
     # Joins the processes, where there are several, before the first file is written.
-    first = training_arguments(recipe, output / "checkpoints").process_index == 0
+    device = training_arguments(recipe, output / "checkpoints").device
     with ExitStack() as held:
-        checkpoint, broken = _by_the_first(lambda: _take_folder(recipe, resume, held), first=first)
-        return _train_from(recipe, checkpoint, broken, first=first)
+        checkpoint, broken = by_the_first(lambda: _take_folder(recipe, resume, held))
+        demand_shared_folder(output)
+        return _train_from(recipe, checkpoint, broken, device)
 
 
 def _take_folder(recipe: Recipe, resume: bool, held: ExitStack) -> tuple[Path | None, dict[Path, str]]:
@@ -99,29 +99,14 @@ def _take_folder(recipe: Recipe, resume: bool, held: ExitStack) -> tuple[Path | 
     return checkpoint, broken
 
 
-def _by_the_first(find: Callable[[], Found], *, first: bool) -> Found:
-    """Return what the first process finds, in all of them; a mistake that it finds is raised in all of them."""
-    outcome: list[Any] = [None]
-    if first:
-        try:
-            outcome = [find()]
-        except GerundError as error:
-            outcome = [error]
-    if process_count() > 1:
-        distributed.broadcast_object_list(outcome)
-    [found] = outcome
-    if isinstance(found, GerundError):
-        raise found
-    return cast("Found", found)
-
-
-def _train_from(recipe: Recipe, checkpoint: Path | None, broken: dict[Path, str], *, first: bool) -> Path:
+def _train_from(recipe: Recipe, checkpoint: Path | None, broken: dict[Path, str], device: torch.device) -> Path:
     """Train on from a checkpoint, or from the beginning."""
-    output, step = recipe.output, step_of(checkpoint) if checkpoint else 0
-    model, objectives = _prepare(recipe, first, resuming=checkpoint is not None)
+    output, step, first = recipe.output, step_of(checkpoint) if checkpoint else 0, process_index() == 0
+    model, objectives = _prepare(recipe, resuming=checkpoint is not None)
     if recipe.compile and not model.is_encoder_decoder:
         compile_layers(model.model)
     module = TrainingModule(model.model, {own.name: own.losses for own in objectives}, bf16=uses_bf16(recipe))
+    _start(recipe, model, module, device)
     if first:
         # From here on the folder holds a run; what failed above was only a mistake.
         write_whole(output / "recipe.json", recipe.model_dump_json(indent=1))
@@ -139,47 +124,58 @@ def _train_from(recipe: Recipe, checkpoint: Path | None, broken: dict[Path, str]
         )
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         losses = trainer.last_validation()
-        head, model = model.head, _gathered(recipe, model, module, first)
-        # In every process: FSDP puts weights together only with all of them.
-        extra_files, head = _extra_files(objectives), whole_head(head)
+        finished = _gathered(recipe, model, module)
+        # In every process: shards are put together only with all of them.
+        extra_files, head = _extra_files(objectives), whole_head(model.head)
         if first:
             report = _report(recipe, losses, log, objectives, module)
-            write_model(model, output / "model", report, head=head, extra_files=extra_files)
-    _wait()
+            copied = finished is not model
+            write_model(finished, output / "model", report, head=head, extra_files=extra_files, is_copy=copied)
+    wait()
     return output / "model"
 
 
-def _prepare(recipe: Recipe, first: bool, *, resuming: bool) -> tuple[TrainableModel, list[Objective]]:
-    """Return the model and its objectives; the first process tokenises, the others find the tokens there."""
-    if not first:
-        _wait()
-    model = prepare_model(recipe)
-    sources = Sources(recipe, model.tokenizer, announce)
-    objectives = prepare_objectives(recipe, model, sources)
-    if first:
-        check_same_data(recipe.output, sources.summary(), resuming=resuming)
-        _wait()
+def _prepare(recipe: Recipe, *, resuming: bool) -> tuple[TrainableModel, list[Objective]]:
+    """Return the model and its objectives.
+
+    The first process alone reads weights, and one a node tokenises; the others find the tokens there.
+    """
+    first = process_index() == 0
+    with one_a_node():
+        model = prepare_model(recipe, weights=first)
+        sources = Sources(recipe, model.tokenizer, announce)
+        objectives = prepare_objectives(recipe, model, sources)
+        if first:
+            check_same_data(recipe.output, sources.summary(), resuming=resuming)
     return model, objectives
 
 
-def _wait() -> None:
-    """Wait until all processes are here."""
-    if process_count() > 1:
-        distributed.barrier()
+def _start(recipe: Recipe, model: TrainableModel, module: TrainingModule, device: torch.device) -> None:
+    """Give all processes the weights of the first: whole, or cut into shards."""
+    if process_count() == 1:
+        return
+    if recipe.sharding == "none":
+        spread(module, device)
+        return
+    plans = [plan for objective in recipe.objectives for plan in objective.plans(model.encoder)]
+    streams = [plan.resolve(model.n_layers).stream for plan in plans if not model.is_encoder_decoder]
+    # A stream of its own goes on with states that are no layer's output, so nothing tells when they need the weights.
+    stacked = any(stream is not None and stream.kind == "stack" for stream in streams)
+    shard(module, model.layers, device, gather_again=not stacked)
 
 
-def _gathered(recipe: Recipe, model: TrainableModel, module: TrainingModule, first: bool) -> TrainableModel:
-    """Return the model with whole weights: where FSDP has cut them, a new copy of it in the first process."""
+def _gathered(recipe: Recipe, model: TrainableModel, module: TrainingModule) -> TrainableModel:
+    """Return the model with whole weights: where they are in shards, a new copy of it in the first process."""
     if not is_sharded(module):
         return model
+    first = process_index() == 0
     trained = trained_tensors(module, keep=first)
     if not first:
         return model
-    copy = prepare_model(recipe)
-    with torch.no_grad():
-        for name, parameter in copy.model.named_parameters():
-            if parameter.requires_grad:
-                parameter.copy_(trained[f"model.{name}"])
+    # The frozen weights under an adapter stay a skeleton: they are copied from where they came.
+    copy = prepare_model(recipe, weights=False)
+    own = {name.removeprefix("model."): tensor for name, tensor in trained.items() if name.startswith("model.")}
+    take(copy.model, own, dict(model.model.named_buffers()))
     return copy
 
 

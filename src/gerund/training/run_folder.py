@@ -25,8 +25,8 @@ _NAME = re.compile(r"checkpoint-(\d+)$")
 
 # These may differ between a run and its resumption: they do not change what a step computes.
 _FREE = (
-    "output", "steps", "compile", "log_steps", "eval_steps", "save_steps", "keep_checkpoints", "snapshot_steps",
-    "report_to",
+    "output", "steps", "compile", "sharding", "log_steps", "eval_steps", "save_steps", "keep_checkpoints",
+    "snapshot_steps", "report_to",
 )  # fmt: skip
 # Of the data, and of an objective: neither changes a gradient (but for the order of additions).
 _FREE_DATA = ("folder", "cache", "validation_tokens")

@@ -4,6 +4,7 @@ Knows: models, tokenizers, LoRA, attention plans. Does not know: data, objective
 """
 
 import warnings
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,7 @@ from gerund.models.heads import ProjectionHead, read_head
 from gerund.models.opening import default_encoder_config
 from gerund.models.settings_file import read_adapters, read_saved
 from gerund.models.sources import Source, find
+from gerund.models.two_layers import verify_on_two_layers
 from gerund.spec import NO_ADAPTER
 from gerund.training.corpus.tokenizer import load_tokenizer, prepare_tokenizer, sentinels_of, train_tokenizer
 from gerund.training.machine import uses_bf16
@@ -77,6 +79,13 @@ class TrainableModel:
         return int(self.model.config.num_layers) if self.is_encoder_decoder else len(decoder_layers(self.model))
 
     @property
+    def layers(self) -> list[torch.nn.Module]:
+        """All its layers, bottom first: those of the encoder, where there is one, before the decoder's."""
+        if not self.is_encoder_decoder:
+            return list(decoder_layers(self.model))
+        return [layer for half in (self.model.encoder, self.model.decoder) for layer in half.block]
+
+    @property
     def vocabulary(self) -> int:
         """How many embeddings it has, of tokens or none."""
         return int(self.model.get_input_embeddings().num_embeddings)
@@ -87,13 +96,15 @@ class TrainableModel:
         return int(self.tokenizer.pad_token_id or self.tokenizer.eos_token_id or 0)
 
 
-def prepare_model(recipe: Recipe, *, write: bool = True) -> TrainableModel:
+def prepare_model(recipe: Recipe, *, write: bool = True, weights: bool = True) -> TrainableModel:
     """Build or load the recipe's model and make it trainable.
 
     Args:
         recipe: The settings.
         write: Whether a tokenizer may be trained and kept; without it a new model gets the recipe's vocabulary size
             and no tokenizer is made.
+        weights: Whether the model's weights are read or made. Without them it is a skeleton on the meta device, and
+            what is verified is a copy of two layers.
 
     Raises:
         ConfigError: The architecture's fields do not fit together, or settings do not fit the model.
@@ -103,14 +114,18 @@ def prepare_model(recipe: Recipe, *, write: bool = True) -> TrainableModel:
     from transformers import set_seed
 
     set_seed(recipe.seed)
-    prepared = _load(recipe, recipe.model.base) if recipe.model.base is not None else _new(recipe, write=write)
+    if recipe.model.base is not None:
+        prepared = _load(recipe, recipe.model.base, weights=weights)
+    else:
+        prepared = _new(recipe, write=write, weights=weights)
     _check_objectives(recipe, prepared)
     if not prepared.is_encoder_decoder:
         attach(prepared.model)
         attach_streams(decoder_layers(prepared.model))
-        for objective in recipe.objectives:
-            for plan in objective.plans(prepared.encoder):
-                verify(prepared.model, plan.resolve(prepared.n_layers))
+        wanted = [plan for objective in recipe.objectives for plan in objective.plans(prepared.encoder)]
+        for plan in dict.fromkeys(wanted):
+            check = verify if weights else verify_on_two_layers
+            check(prepared.model, plan.resolve(prepared.n_layers))
     adapter_folder = None if recipe.model.adapter == NO_ADAPTER else _own_adapter(prepared.source)
     if recipe.model.lora is not None or adapter_folder is not None:
         prepared.adapter = _adapted(prepared.model, recipe, adapter_folder)
@@ -123,11 +138,12 @@ def prepare_model(recipe: Recipe, *, write: bool = True) -> TrainableModel:
     return prepared
 
 
-def _new(recipe: Recipe, *, write: bool) -> TrainableModel:
+def _new(recipe: Recipe, *, write: bool, weights: bool) -> TrainableModel:
     """Return a new model of the recipe's architecture."""
     check_architecture(recipe)
     tokenizer = prepare_tokenizer(recipe) if write else _known_tokenizer(recipe)
-    model = build_model(recipe, tokenizer)
+    with nullcontext() if weights else torch.device("meta"):
+        model = build_model(recipe, tokenizer)
     # A dry run only needs the special tokens, which any tokenizer of ours has.
     sentinels = sentinels_of(recipe)
     tokenizer = tokenizer or train_tokenizer(
@@ -136,7 +152,7 @@ def _new(recipe: Recipe, *, write: bool) -> TrainableModel:
     return TrainableModel(model, tokenizer, _trainable(recipe.encoder.applied_to(default_encoder_config(model))))
 
 
-def _load(recipe: Recipe, base: str) -> TrainableModel:
+def _load(recipe: Recipe, base: str, *, weights: bool) -> TrainableModel:
     try:
         source = find(base)
     except ModelError as error:
@@ -145,7 +161,7 @@ def _load(recipe: Recipe, base: str) -> TrainableModel:
     saved = None if settings is None else read_saved(settings)
     # On a GPU frozen weights need no more precision than they are computed in.
     frozen = recipe.model.lora is not None and torch.cuda.is_available() and uses_bf16(recipe)
-    model, tokenizer = loading.read(source, torch.bfloat16 if frozen else torch.float32)
+    model, tokenizer = loading.read(source, torch.bfloat16 if frozen else torch.float32, weights=weights)
     # Another objective would leave a head behind that does not know the new states, as would another adapter.
     goes_on = any(objective.trains_head for objective in recipe.objectives)
     left_aside = recipe.model.adapter == NO_ADAPTER and _own_adapter(source) is not None

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, distributed, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils.data import Dataset
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments, set_seed
 from transformers.integrations import TensorBoardCallback
@@ -24,13 +23,25 @@ from gerund.training.losses.gathering import process_count
 from gerund.training.objectives.base import Objective
 from gerund.training.optimizer import build_optimizer, learning_rate_factor
 from gerund.training.run_folder import write_manifest
+from gerund.training.sharding import is_sharded, put_away, trained_tensors, whole
+from gerund.training.shards import (
+    OPTIMIZER,
+    WEIGHTS,
+    are_sharded,
+    optimizer_tensors,
+    read_optimizer,
+    read_weights,
+    write_shard,
+)
 from gerund.training.step import TrainingModule, evaluate_batches, run_step, unwrapped
 
 if TYPE_CHECKING:
     from gerund.training.log import TrainingLog
     from gerund.training.recipe import Recipe
 
-WEIGHTS = "trainable.safetensors"
+_SCHEDULER = "scheduler.pt"
+# Seconds.
+_PATIENCE = 3 * 3600
 
 
 class GerundTrainer(Trainer):
@@ -79,6 +90,12 @@ class GerundTrainer(Trainer):
         for callback in self.callback_handler.callbacks:
             if isinstance(callback, TensorBoardCallback) and callback.logging_dir is None:
                 callback.logging_dir = str(checkpoints.parent / "tensorboard")
+        if is_sharded(module):
+            # So that accelerate puts no DDP around it.
+            module._is_accelerate_prepared = True  # type: ignore[assignment]
+            clip = self.accelerator.clip_grad_norm_
+            # The norm is a sum over shards, and would be logged as the first one's.
+            self.accelerator.clip_grad_norm_ = lambda *args, **kwargs: whole(clip(*args, **kwargs))
         # Otherwise the processes would drop the same units out, each on its own texts.
         set_seed(recipe.seed + self.args.process_index)
 
@@ -135,6 +152,7 @@ class GerundTrainer(Trainer):
                     found = evaluate_batches(self.model, objective, batches)
                     for key, value in found.items():
                         values[f"val_{name if objective.validated_by_source else key}"] = value
+            put_away(self.model)
             self.model.train()
             step = self.state.global_step
             # A run that was cut off before the model was written comes here a second time.
@@ -171,7 +189,7 @@ class GerundTrainer(Trainer):
     def _demand_finite(self, model: nn.Module, total: Tensor, losses: dict[str, Tensor], inputs: Any) -> None:
         """Stop before a step that would spoil the weights."""
         gradients = [p.grad for p in model.parameters() if p.grad is not None]
-        norm = _whole(torch.nn.utils.get_total_norm(gradients))
+        norm = whole(torch.nn.utils.get_total_norm(gradients))
         if math.isfinite(float(total + norm)):
             return
         step = self.state.global_step + 1
@@ -189,59 +207,62 @@ class GerundTrainer(Trainer):
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Write the trained parameters; every process takes part, and the first one writes."""
         # The Trainer's own way fails on tied embeddings inside a wrapper and pickles its arguments.
-        tensors = trained_tensors(unwrapped(self.model), keep=self.args.should_save)
-        if self.args.should_save:
-            self._save(output_dir, tensors)
+        module, folder = unwrapped(self.model), Path(output_dir or self.args.output_dir)
+        if is_sharded(module):
+            put_away(module)
+            trained = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
+            self._write_shard(trained, folder, WEIGHTS)
+        elif self.args.should_save:
+            folder.mkdir(parents=True, exist_ok=True)
+            save_file(trained_tensors(module), folder / f"{WEIGHTS}.safetensors")
 
-    def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
-        assert state_dict is not None
-        folder = Path(output_dir or self.args.output_dir)
-        folder.mkdir(parents=True, exist_ok=True)
-        save_file(state_dict, folder / WEIGHTS)
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        module = unwrapped(self.model)
+        if not is_sharded(module):
+            super()._save_optimizer_and_scheduler(output_dir)
+            return
+        self._write_shard(optimizer_tensors(module, self._bare_optimizer()), Path(output_dir), OPTIMIZER)
+        if self.args.should_save:
+            assert self.lr_scheduler is not None
+            torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / _SCHEDULER)
+
+    def _write_shard(self, tensors: dict[str, Any], folder: Path, stem: str) -> None:
+        write_shard(tensors, folder, stem, index=self.args.process_index, count=self.args.world_size)
+
+    def _bare_optimizer(self) -> torch.optim.Optimizer:
+        """Return the recipe's optimizer, without what accelerate puts around it."""
+        return getattr(self.optimizer, "optimizer", None) or self.create_optimizer()
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
-        load_weights(unwrapped(model or self.model), Path(resume_from_checkpoint))
+        read_weights(unwrapped(model or self.model), Path(resume_from_checkpoint))
 
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        module = unwrapped(self.model)
+        if checkpoint is None or not (is_sharded(module) or are_sharded(Path(checkpoint))):
+            super()._load_optimizer_and_scheduler(checkpoint)
+            return
+        optimizer = self._bare_optimizer()
+        read_optimizer(module, optimizer, Path(checkpoint))
+        assert self.lr_scheduler is not None
+        self.lr_scheduler.load_state_dict(torch.load(Path(checkpoint) / _SCHEDULER, weights_only=True))
+        # The next step's, which would otherwise be those of the first.
+        for group, rate in zip(optimizer.param_groups, self.lr_scheduler.get_last_lr(), strict=True):
+            group["lr"] = rate
 
-def trained_tensors(module: nn.Module, *, keep: bool = True) -> dict[str, Tensor]:
-    """Return the trained parameters, whole and on the CPU.
-
-    Args:
-        module: What is trained. Where it is sharded, every process has to ask at the same time.
-        keep: Whether this process wants them; without it nothing is returned.
-    """
-    found = {}
-    for name, parameter in module.named_parameters():
-        if parameter.requires_grad:
-            whole = _whole(parameter.detach())
-            if keep:
-                found[name] = whole.cpu().contiguous()
-    return found
-
-
-def is_sharded(module: nn.Module) -> bool:
-    """Return whether no process has all weights."""
-    return any(isinstance(parameter, DTensor) for parameter in module.parameters())
-
-
-def _whole(tensor: Tensor) -> Tensor:
-    """Put together what lies in shards."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-
-def load_weights(module: nn.Module, checkpoint: Path) -> None:
-    """Load a checkpoint's weights into ``module``, which must be trainable in exactly these parameters."""
-    tensors = load_file(checkpoint / WEIGHTS)
-    trainable = {name: p for name, p in module.named_parameters() if p.requires_grad}
-    if tensors.keys() != trainable.keys():
-        differing = sorted(tensors.keys() ^ trainable.keys())[:3]
-        raise GerundError(f"{checkpoint}: its weights are those of another model (for example {', '.join(differing)})")
-    with torch.no_grad():
-        for name, parameter in trainable.items():
-            value = tensors[name]
-            if isinstance(parameter, DTensor):
-                value = distribute_tensor(value.to(parameter.device), parameter.device_mesh, parameter.placements)
-            parameter.copy_(value)
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        if checkpoint is None:
+            return
+        before = len(list(Path(checkpoint).glob("rng_state*.pth")))
+        if before == self.args.world_size:
+            super()._load_rng_state(checkpoint)
+            return
+        # Nobody has the state of these processes: dropout goes on with numbers that were not used before.
+        seed = (self.recipe.seed + 1) * 1_000_003 + self.state.global_step * 1009 + self.args.process_index
+        set_seed(seed % 2**32)
+        now = self.args.world_size
+        self.training_log.note(
+            f"the checkpoint was written by {before} processes and read by {now}: dropout takes other random numbers"
+        )
 
 
 class _Bookkeeping(TrainerCallback):
@@ -308,6 +329,8 @@ def training_arguments(recipe: "Recipe", checkpoints: Path) -> TrainingArguments
         # Named for one process too, accelerate would look for a group that nobody has made.
         ddp_backend=("nccl" if cuda else "gloo") if int(os.environ.get("WORLD_SIZE", "1")) > 1 else None,
         ddp_find_unused_parameters=False,
+        # The others wait as long as the first one reads weights and tokenises. (Who fails is noticed at once.)
+        ddp_timeout=_PATIENCE,
         seed=recipe.seed,
         use_cpu=not cuda,
         dataloader_pin_memory=cuda,

@@ -1,0 +1,149 @@
+"""Every verb, and a training step, with the model on a second device: no tensor is made on the wrong one.
+
+The numbers are those of the CPU, so that what is compared has gone all the way. See ``tests/second_device.py`` for
+what plays the second device.
+"""
+
+import json
+
+import pytest
+import torch
+
+import gerund
+from gerund.training.corpus.sources import Sources
+from gerund.training.objectives.registry import prepare_objectives
+from gerund.training.recipe import load_recipe
+from gerund.training.step import StepData, TrainingModule, run_step
+from gerund.training.trainable_model import prepare_model
+from tests.second_device import DEVICE, Elsewhere, SecondDevice, WrongDeviceError
+from tests.tiny import save_tiny
+
+TEXTS = ["a quiet harbour", "the old man looked at the sea", "rain"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return save_tiny(tmp_path_factory.mktemp("second") / "model", "llama")
+
+
+@pytest.fixture
+def open_model(folder, monkeypatch):
+    # The CPU's own arithmetic would be compared with bfloat16, for which the second device has no autocast.
+    monkeypatch.setattr("gerund.encoder_model.choose_autocast", lambda runtime: None)
+    return lambda device, **options: gerund.load(folder, device=device, **options)
+
+
+VERBS = {
+    "encode": lambda lm: torch.as_tensor(lm.encode(TEXTS)),
+    "encode_tokens": lambda lm: torch.as_tensor(lm.encode_tokens(TEXTS)[1]),
+    "encode_words": lambda lm: torch.as_tensor(lm.encode_words([["old", "men"], ["sea"]])[0]),
+    "similarity": lambda lm: torch.as_tensor(lm.similarity("harbour", TEXTS)),
+    "generate": lambda lm: [made.token_ids for made in lm.generate(TEXTS, max_new_tokens=5)],
+    "sample": lambda lm: [
+        made.token_ids
+        for made in lm.generate(TEXTS, max_new_tokens=5, sampling=gerund.Sampling(temperature=1.0, seed=3))
+    ],
+    "infill": lambda lm: lm.infill("the old man [blank] the sea", max_tokens=4).text,
+    "score": lambda lm: torch.as_tensor(lm.score(["the old man"], [[" slept", " ran away"]])[0]),
+    "rerank": lambda lm: list(lm.rerank("harbour", TEXTS).indices),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("attention", ["mask0-bidir", "inter-bidir", "extra-back", "echo"])
+def test_encoding_under_every_kind_of_plan(open_model, attention):
+    expected = VERBS["encode"](open_model("cpu", attention=attention))
+    with SecondDevice() as device:
+        found = VERBS["encode"](open_model(DEVICE.type, attention=attention))
+    assert device.operations > 100
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("verb", VERBS)
+def test_verb(open_model, verb):
+    expected = VERBS[verb](open_model("cpu"))
+    with SecondDevice() as device:
+        lm = open_model(DEVICE.type)
+        assert all(isinstance(tensor, Elsewhere) for tensor in (*lm.model.parameters(), *lm.model.buffers()))
+        before = device.operations
+        found = VERBS[verb](lm)
+    assert device.operations > before + 50
+    if isinstance(expected, torch.Tensor):
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+    else:
+        assert found == expected
+
+
+@pytest.mark.slow
+def test_a_training_step(folder, tmp_path):
+    line = json.dumps({"text": " ".join(60 * TEXTS)})
+    (tmp_path / "texts.jsonl").write_text(4 * f"{line}\n", "utf-8")
+    (tmp_path / "recipe.yaml").write_text(
+        f"""
+model: {{base: {folder}, lora: {{rank: 2, alpha: 4}}, gradient_checkpointing: true}}
+data: {{folder: {tmp_path}, sources: [{{name: texts, files: [texts.jsonl]}}]}}
+objectives:
+  - {{kind: mntp, batch_size: 2, micro_batch_size: 1, length: 16}}
+  - {{kind: sscl, batch_size: 2, micro_batch_size: 1, length: 16, unit: documents, projection: 4}}
+  - {{kind: causal, batch_size: 2, length: 16}}
+output: {tmp_path / "out"}
+steps: 2
+precision: fp32
+""",
+        "utf-8",
+    )
+    recipe = load_recipe(tmp_path / "recipe.yaml")
+    prepared = prepare_model(recipe)
+
+    objectives = prepare_objectives(recipe, prepared, Sources(recipe, prepared.tokenizer))
+    module = TrainingModule(prepared.model, {objective.name: objective.losses for objective in objectives})
+    item = StepData(objectives, steps=2)[0]
+    run_step(module.train(), objectives, item)
+    expected = {name: p.grad.clone() for name, p in module.named_parameters() if p.grad is not None}
+    module.zero_grad()
+    with SecondDevice() as device:
+        module.to(DEVICE)
+        result = run_step(module, objectives, moved(item))
+        found = {name: p.grad.cpu() for name, p in module.named_parameters() if p.grad is not None}
+        assert all(isinstance(value, Elsewhere) for value in result.losses.values())
+    assert device.operations > 500
+    assert found.keys() == expected.keys()
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-6)
+
+
+def moved(item):
+    if isinstance(item, torch.Tensor):
+        return item.to(DEVICE)
+    return {name: moved(value) for name, value in item.items()} if isinstance(item, dict) else item
+
+
+class TestTheDeviceItself:
+    """What it refuses and allows, as CUDA does."""
+
+    def test_numbers_survive_and_come_back(self):
+        with SecondDevice():
+            there = torch.arange(6, device=DEVICE).view(2, 3)[:, 1:] * 2
+            assert (there.device.type, there.tolist()) == (DEVICE.type, [[2, 4], [8, 10]])
+            assert there.sum().item() == 24
+            assert not isinstance(there.cpu(), Elsewhere)
+
+    def test_two_devices_do_not_meet(self):
+        with SecondDevice():
+            there, here = torch.ones(2, device=DEVICE), torch.ones(2)
+            for wrong in (lambda: there + here, lambda: here @ there, lambda: torch.cat([there, here])):
+                with pytest.raises(WrongDeviceError, match="two devices"):
+                    wrong()
+            with pytest.raises(WrongDeviceError, match="generator"):
+                torch.rand(2, device=DEVICE, generator=torch.Generator())
+            # A single number, and places, may come from the CPU.
+            assert (there * torch.tensor(3.0)).tolist() == [3.0, 3.0]
+            assert there[torch.tensor([0])].tolist() == [1.0]
+
+    def test_gradients_lie_where_the_tensors_do(self):
+        with SecondDevice():
+            there = torch.tensor([1.0, 2.0], device=DEVICE).requires_grad_()
+            there.square().sum().backward()
+            assert isinstance(there.grad, Elsewhere)
+            assert there.grad.tolist() == [2.0, 4.0]
