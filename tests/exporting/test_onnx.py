@@ -13,6 +13,8 @@ import gerund
 from gerund import AttentionPlan, EncoderConfig, LanguageModel
 from gerund.errors import ConfigError, MissingDependencyError, ModelError, OutputExistsError
 from gerund.exporting import onnx as exporting
+from gerund.exporting.graphs import Prepared
+from gerund.exporting.tokenizers import plain_tokenizer
 from tests.cli.helpers import run_cli
 from tests.tiny import save_tiny
 
@@ -51,13 +53,14 @@ def test_vectors(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert {path.name for path in (tmp_path / "out").iterdir()} == left
     # Beside a model that is read otherwise, the same graph is found to be wrong.
     other = gerund.load(tiny_folder, attention="bidir", dtype="float32").runtime
+    prepared = Prepared(other, plain_tokenizer(other), {"": 0})
     with pytest.raises(ModelError, match="onnxruntime computes other vectors than gerund"):
-        exporting._check(other, exporting.plain_tokenizer(other), tmp_path / "out" / "model.onnx", {"": 0}, False)
+        exporting.check(prepared, tmp_path / "out" / "model.onnx")
     with pytest.raises(ModelError, match="onnxruntime refuses its graph"):
-        exporting._check(other, exporting.plain_tokenizer(other), tmp_path / "out" / "model.onnx", {"": 0}, True)
+        exporting.check(replace(prepared, begins={"": 0, "Q": 1}), tmp_path / "out" / "model.onnx")
     (tmp_path / "broken.onnx").write_bytes(b"x")
     with pytest.raises(ModelError, match="onnxruntime refuses its graph"):
-        exporting._check(other, exporting.plain_tokenizer(other), tmp_path / "broken.onnx", {"": 0}, False)
+        exporting.check(prepared, tmp_path / "broken.onnx")
 
 
 @needs_onnx

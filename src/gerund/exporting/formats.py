@@ -3,6 +3,7 @@
 Knows: what each format consists of. Does not know: the verbs, the command line.
 """
 
+import shlex
 import shutil
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from gerund.attention.plan import Direction
 from gerund.checks import one_of, place
 from gerund.config import EXPORT_FORMATS
 from gerund.errors import ConfigError
-from gerund.exporting import onnx, sentence_transformers
+from gerund.exporting import gguf, onnx, openvino, sentence_transformers
 from gerund.exporting.folders import write_merged, write_settings
 from gerund.inference.encode.runtime import EncoderRuntime
 from gerund.jobs.folders import atomic_folder
@@ -35,7 +36,7 @@ class Export:
 
     Attributes:
         folder: where it lies.
-        load: the line of Python that loads it.
+        load: the line of Python that loads it; for ``gguf`` the command.
         why_custom: for ``sentence-transformers``, why the folder needs gerund's own class; empty where plain
             sentence-transformers reads it.
         fingerprint: for ``merged``, the fingerprint of the encoder that was written.
@@ -66,8 +67,10 @@ def export(
         ResourceError: the disk is full; nothing is left behind.
     """
     one_of("format", format, EXPORT_FORMATS)
-    _refuse_hybrid(runtime)
-    runtime.config.refuse_methods(f"an export as {format}")
+    if format != "gguf":
+        # It is for generating, which is the same whatever the encoder reads by.
+        _refuse_hybrid(runtime)
+        runtime.config.refuse_methods(f"an export as {format}")
     folder = place("the folder to write", folder)
     with atomic_folder(folder, overwrite=overwrite) as work:
         if format == "merged":
@@ -78,6 +81,12 @@ def export(
         if format == "onnx":
             onnx.write(runtime, work)
             return Export(folder, f"onnxruntime.InferenceSession({str(folder / onnx.MODEL_FILE)!r})")
+        if format == "gguf":
+            gguf.write(runtime, work)
+            return Export(folder, f"llama-cli -m {shlex.quote(str(folder / gguf.MODEL_FILE))}")
+        if format == "openvino":
+            openvino.write(runtime, work)
+            return Export(folder, f"openvino.Core().compile_model({str(folder / openvino.MODEL_FILE)!r}, 'CPU')")
         why_custom = sentence_transformers.write(runtime, work)
     name = "sentence_transformers.SentenceTransformer"
     if why_custom:
