@@ -24,7 +24,7 @@ import render  # noqa: E402
 import results  # noqa: E402
 from results import BY_SCRIPT, CARRIED, Column, Result, Run, Table  # noqa: E402
 
-LIBRARY = {"harness", "inputs", "render", "results", "study"}
+LIBRARY = {"harness", "inputs", "render", "results", "servers", "study"}
 SCRIPTS = sorted(path for path in FOLDER.glob("*.py") if path.stem not in LIBRARY)
 FILES = sorted(results.RESULTS.glob("*.json"))
 # What `--quick` needs beside the library: arguments, whether it reads ../shared/data, and a peer.
