@@ -66,11 +66,26 @@ def test_half_precision_keeps_its_type(tmp_path: Path) -> None:
 
 @needs_gguf
 @pytest.mark.slow
+def test_eight_bits(tmp_path: Path) -> None:
+    from gguf import GGUFReader
+
+    lm = gerund.load(save_tiny(tmp_path / "base"), dtype="float32")
+    lm.export(tmp_path / "out", "gguf-q8_0")
+    kinds = {one.name: one.tensor_type.name for one in GGUFReader(tmp_path / "out" / "model.gguf").tensors}
+    # 32 weights share a scale; what has rows of 48 stays as it is.
+    assert (kinds["blk.1.attn_q.weight"], kinds["blk.1.ffn_down.weight"]) == ("Q8_0", "F32")
+    assert "weights in 8 bits (Q8_0)" in (tmp_path / "out" / "README.md").read_text()
+    with pytest.raises(ModelError, match="finds other continuations probable"):
+        llama_cpp.check(lm.model, lm.tokenizer, tmp_path / "out" / "model.gguf")
+
+
+@needs_gguf
+@pytest.mark.slow
 @pytest.mark.skipif(not STORIES.is_dir(), reason="the model is not there")
 def test_merges_of_characters(tmp_path: Path) -> None:
     lm = gerund.load(STORIES, attention="causal")
     lm.export(tmp_path / "out", "gguf")
-    asked = llama_cpp._ask(llama_cpp._serve(tmp_path / "out" / "model.gguf", 512), "Once upon a time", 40)
+    asked = llama_cpp._ask(llama_cpp.serve(tmp_path / "out" / "model.gguf", 512), "Once upon a time", 40)
     assert asked["choices"][0]["text"] == lm.generate("Once upon a time", 40)[0].text
     table = token_table(lm.tokenizer, 514)
     assert (table.model, table.space_before, table.types[:4], table.types[-1]) == (

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -51,6 +52,14 @@ def test_vectors(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     np.testing.assert_allclose(readme_vectors(tmp_path / "out", ["a"], monkeypatch), lm.encode(["a"]), atol=1e-5)
     left = {"model.onnx", "onnx.json", "README.md", "tokenizer.json", "tokenizer_config.json"}
     assert {path.name for path in (tmp_path / "out").iterdir()} == left
+    # The same graph in eight bits.
+    eight = shutil.copytree(tmp_path / "out", tmp_path / "eight")
+    exporting.quantize(eight / "model.onnx")
+    assert {path.name for path in eight.iterdir()} == left
+    found = readme_vectors(eight, TEXTS, monkeypatch)
+    cosines = (found * lm.encode(TEXTS)).sum(1) / np.linalg.norm(found, axis=1)
+    assert 0.98 < cosines.min() < 0.9999999
+    assert (eight / "model.onnx").stat().st_size < 0.8 * (tmp_path / "out" / "model.onnx").stat().st_size
     # Beside a model that is read otherwise, the same graph is found to be wrong.
     other = gerund.load(tiny_folder, attention="bidir", dtype="float32").runtime
     prepared = Prepared(other, plain_tokenizer(other), {"": 0})

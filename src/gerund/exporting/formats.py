@@ -22,6 +22,8 @@ from gerund.models import loading
 from gerund.models.adapters import Adapters
 from gerund.models.sources import Source
 
+GENERATING = ("gguf", "gguf-q8_0")
+
 
 class Kept(Protocol):
     """What a model's folder holds beside the model: a scorer."""
@@ -36,7 +38,7 @@ class Export:
 
     Attributes:
         folder: where it lies.
-        load: the line of Python that loads it; for ``gguf`` the command.
+        load: the line of Python that loads it; for GGUF the command.
         why_custom: for ``sentence-transformers``, why the folder needs gerund's own class; empty where plain
             sentence-transformers reads it.
         fingerprint: for ``merged``, the fingerprint of the encoder that was written.
@@ -67,8 +69,8 @@ def export(
         ResourceError: the disk is full; nothing is left behind.
     """
     one_of("format", format, EXPORT_FORMATS)
-    if format != "gguf":
-        # It is for generating, which is the same whatever the encoder reads by.
+    if format not in GENERATING:
+        # Those are for generating, which is the same whatever the encoder reads by.
         _refuse_hybrid(runtime)
         runtime.config.refuse_methods(f"an export as {format}")
     folder = place("the folder to write", folder)
@@ -78,11 +80,11 @@ def export(
             if scorer is not None:
                 scorer.save(work)
             return Export(folder, f"gerund.load({str(folder)!r})", fingerprint=identity)
-        if format == "onnx":
-            onnx.write(runtime, work)
+        if format in ("onnx", "onnx-int8"):
+            onnx.write(runtime, work, eight_bits=format == "onnx-int8")
             return Export(folder, f"onnxruntime.InferenceSession({str(folder / onnx.MODEL_FILE)!r})")
-        if format == "gguf":
-            gguf.write(runtime, work)
+        if format in GENERATING:
+            gguf.write(runtime, work, eight_bits=format == "gguf-q8_0")
             return Export(folder, f"llama-cli -m {shlex.quote(str(folder / gguf.MODEL_FILE))}")
         if format == "openvino":
             openvino.write(runtime, work)

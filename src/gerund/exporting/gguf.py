@@ -26,6 +26,7 @@ from gerund.models.loading import NoHead
 
 MODEL_FILE = "model.gguf"
 _NEEDED = ("gguf", "xllamacpp")
+_SHARE_A_SCALE = 32  # weights of Q8_0
 
 
 @dataclass(frozen=True)
@@ -51,8 +52,13 @@ _KINDS = {
 }
 
 
-def write(runtime: EncoderRuntime, folder: Path) -> None:
+def write(runtime: EncoderRuntime, folder: Path, *, eight_bits: bool = False) -> None:
     """Fill ``folder`` with the model and a README, after llama.cpp was asked to continue a few texts.
+
+    Args:
+        runtime: the model.
+        folder: where to.
+        eight_bits: hold weights in eight bits (Q8_0: 32 of them share a scale), rather than in their own type.
 
     Raises:
         ConfigError: an architecture, a setting of it or a tokenizer that is not written as GGUF.
@@ -63,9 +69,9 @@ def write(runtime: EncoderRuntime, folder: Path) -> None:
     model, tokenizer = runtime.model, runtime.tokenizer
     kind = _kind_of(model)
     table = token_table(tokenizer, model.get_input_embeddings().weight.shape[0])
-    _write_file(model, tokenizer, kind, table, folder / MODEL_FILE)
-    nearest = llama_cpp.check(model, tokenizer, folder / MODEL_FILE)
-    (folder / "README.md").write_text(_readme(model, nearest), encoding="utf-8")
+    _write_file(model, tokenizer, kind, table, folder / MODEL_FILE, eight_bits=eight_bits)
+    farthest = llama_cpp.check(model, tokenizer, folder / MODEL_FILE, eight_bits=eight_bits)
+    (folder / "README.md").write_text(_readme(model, farthest, eight_bits=eight_bits), encoding="utf-8")
 
 
 def _kind_of(model: PreTrainedModel) -> _Kind:
@@ -99,15 +105,21 @@ def _kind_of(model: PreTrainedModel) -> _Kind:
 
 
 def _write_file(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, kind: _Kind, table: TokenTable, path: Path
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    kind: _Kind,
+    table: TokenTable,
+    path: Path,
+    *,
+    eight_bits: bool,
 ) -> None:
     import gguf
 
     writer = gguf.GGUFWriter(path, kind.name)
-    _write_settings(writer, model, table)
+    _write_settings(writer, model, table, eight_bits=eight_bits)
     _write_tokens(writer, tokenizer, model, table)
     for name, tensor in _tensors(model, kind).items():
-        data, stored = _stored(tensor)
+        data, stored = _stored(tensor, eight_bits=eight_bits)
         writer.add_tensor(name, data, raw_dtype=stored)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -115,12 +127,13 @@ def _write_file(
     writer.close()
 
 
-def _write_settings(writer: Any, model: PreTrainedModel, table: TokenTable) -> None:
+def _write_settings(writer: Any, model: PreTrainedModel, table: TokenTable, *, eight_bits: bool) -> None:
     import gguf
 
     config = model.config
     own = {torch.bfloat16: gguf.LlamaFileType.MOSTLY_BF16, torch.float16: gguf.LlamaFileType.MOSTLY_F16}
-    writer.add_file_type(own.get(model.dtype, gguf.LlamaFileType.ALL_F32))
+    types = gguf.LlamaFileType
+    writer.add_file_type(types.MOSTLY_Q8_0 if eight_bits else own.get(model.dtype, types.ALL_F32))
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
@@ -226,12 +239,14 @@ def _head_width(config: Any) -> int:
     return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 
-def _stored(tensor: Tensor) -> tuple[np.ndarray, Any]:
-    """Return a weight as GGUF holds it: in its own type, but float32 where it has one dimension."""
+def _stored(tensor: Tensor, *, eight_bits: bool) -> tuple[np.ndarray, Any]:
+    """Return a weight as GGUF holds it: in eight bits or its own type, but float32 where it has one dimension."""
     import gguf
 
     kinds = gguf.GGMLQuantizationType
     whole = tensor.detach().cpu()
+    if eight_bits and whole.dim() > 1 and whole.shape[-1] % _SHARE_A_SCALE == 0:
+        return gguf.quants.quantize(whole.float().numpy(), kinds.Q8_0), kinds.Q8_0
     if whole.dtype == torch.bfloat16 and whole.dim() > 1:
         return whole.contiguous().view(torch.uint8).numpy(), kinds.BF16
     if whole.dtype == torch.float16 and whole.dim() > 1:
@@ -239,8 +254,8 @@ def _stored(tensor: Tensor) -> tuple[np.ndarray, Any]:
     return whole.float().contiguous().numpy(), kinds.F32
 
 
-def _readme(model: PreTrainedModel, nearest: float) -> str:
-    kept = str(model.dtype).removeprefix("torch.")
+def _readme(model: PreTrainedModel, farthest: float, *, eight_bits: bool) -> str:
+    kept = "weights in 8 bits (Q8_0)" if eight_bits else str(model.dtype).removeprefix("torch.")
     return (
         "# A language model as GGUF, exported by gerund\n\n"
         f"{model.config.model_type}, {model.config.num_hidden_layers} layers, {kept}. It generates. An encoder that "
@@ -248,5 +263,5 @@ def _readme(model: PreTrainedModel, nearest: float) -> str:
         "such plans.\n\n"
         f'```sh\nllama-cli -m {MODEL_FILE} -p "Once upon a time"\n```\n\n'
         "Before it was put in place, llama.cpp continued a few texts by it: of each token that it chose, its "
-        f"probability was within {nearest:.0e} of gerund's, in logarithms.\n"
+        f"probability was within {farthest:.0e} of gerund's, in logarithms.\n"
     )

@@ -66,6 +66,11 @@ class Prepared:
         return len(set(self.begins.values())) > 1
 
     @property
+    def nbytes(self) -> int:
+        """How many bytes the weights take."""
+        return sum(weight.nbytes for weight in self.runtime.model.base_model.parameters())
+
+    @property
     def kind(self) -> str:
         """The architecture's name."""
         return str(self.runtime.model.config.model_type)
@@ -150,18 +155,22 @@ class Graph(nn.Module):
         return vectors_BD, hidden_BTD
 
 
-def check(prepared: Prepared, run: Run, program: str) -> None:
+def check(prepared: Prepared, run: Run, program: str, near: float = NEAR) -> float:
     """Let another program read texts of many kinds, and compare its vectors with gerund's.
 
     Args:
         prepared: what the graph was made of.
         run: asks the program.
         program: what it is called.
+        near: the largest cosine distance that is rounding.
+
+    Returns:
+        The largest cosine distance.
 
     Raises:
         ModelError: it computes something else, or refuses the graph.
     """
-    runtime, texts = prepared.runtime, list(TEXTS)
+    runtime, texts, worst = prepared.runtime, list(TEXTS), 0.0
     cut = {} if runtime.max_length is None else {"truncation": True, "max_length": runtime.max_length}
     if runtime.max_length is not None and runtime.max_length <= _LONG_TEXT_TOKENS:
         texts.append(" so on" * runtime.max_length)
@@ -175,8 +184,10 @@ def check(prepared: Prepared, run: Run, program: str) -> None:
             warnings.simplefilter("ignore")  # that a text is cut is what is tried
             ours = encode(runtime, tokenize(runtime.tokenizer, texts, _input_format(runtime, prompt)), show=False)
         distance = float((1 - (unit(theirs) * unit(ours)).sum(axis=1)).max())
-        if not distance <= NEAR:
+        if not distance <= near:
             raise ModelError(f"{program} computes other vectors than gerund (cosine distance {distance:.1g})")
+        worst = max(worst, distance)
+    return worst
 
 
 def demand(kind: str, program: str, step: Callable[[], Any]) -> Any:
@@ -209,7 +220,15 @@ def settings(prepared: Prepared) -> dict[str, Any]:
     }
 
 
-def readme(prepared: Prepared, title: str, imports: str, opened: str, asked: str, settings_file: str) -> str:
+def readme(
+    prepared: Prepared,
+    title: str,
+    imports: str,
+    opened: str,
+    asked: str,
+    settings_file: str,
+    weights: str = "float32",
+) -> str:
     """Return a README whose program reads texts with nothing but tokenizers, numpy and the other program.
 
     Args:
@@ -219,6 +238,7 @@ def readme(prepared: Prepared, title: str, imports: str, opened: str, asked: str
         opened: the line that opens the graph.
         asked: the line up to the inputs, a dictionary, and the one behind them, around ``...``.
         settings_file: where prompts are named.
+        weights: what they are held in.
     """
     runtime = prepared.runtime
     plan = runtime.config.attention.with_defaults(runtime.n_layers)
@@ -235,7 +255,7 @@ def readme(prepared: Prepared, title: str, imports: str, opened: str, asked: str
     before, after = asked.split("...")
     return (
         f"# {title}\n\n"
-        f"Attention plan `{plan.name}`, {runtime.config.pooling} pooling, {runtime.width} dimensions, float32. "
+        f"Attention plan `{plan.name}`, {runtime.config.pooling} pooling, {runtime.width} dimensions, {weights}. "
         "gerund, torch and transformers are not needed:\n\n"
         f"```python\nimport numpy as np\n{imports}\nfrom tokenizers import Tokenizer\n\n"
         'tokenizer = Tokenizer.from_file("tokenizer.json")\n'

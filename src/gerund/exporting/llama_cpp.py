@@ -26,10 +26,17 @@ _CONTEXT = 512
 # Largest difference of log-probabilities. llama.cpp rounds what it multiplies with weights of half precision.
 _NEAR = {torch.float32: 2e-3, torch.float64: 2e-3}
 _NEAR_HALF = 0.25
+_NEAR_IN_EIGHT_BITS = 0.5
 
 
-def check(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, path: Path) -> float:
+def check(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, path: Path, *, eight_bits: bool = False) -> float:
     """Let llama.cpp continue texts, and compare.
+
+    Args:
+        model: what the file was made of.
+        tokenizer: its tokenizer.
+        path: the file.
+        eight_bits: whether its weights were rounded to eight bits.
 
     Returns:
         The largest difference of log-probabilities.
@@ -37,9 +44,9 @@ def check(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, path: Path
     Raises:
         ModelError: it refuses the file, reads other tokens, or finds other continuations probable.
     """
-    near = _NEAR.get(model.dtype, _NEAR_HALF)
+    near = _NEAR_IN_EIGHT_BITS if eight_bits else _NEAR.get(model.dtype, _NEAR_HALF)
     context = min(_CONTEXT, model.config.max_position_embeddings)
-    server = _demand(lambda: _serve(path, context))
+    server = _demand(lambda: serve(path, context))
     worst, compared = 0.0, 0
     for text in (*TEXTS, *(text[: len(text) // 2].rstrip() for text in TEXTS)):
         try:
@@ -96,7 +103,8 @@ def _log_probabilities(model: PreTrainedModel, ids: list[int]) -> Tensor:
     return logits_TV.float().cpu().log_softmax(dim=-1)
 
 
-def _serve(path: Path, context: int) -> Any:
+def serve(path: Path, context: int) -> Any:
+    """Return llama.cpp's server for a file, in this process and on an address that nobody else knows."""
     import xllamacpp
 
     params = xllamacpp.CommonParams()

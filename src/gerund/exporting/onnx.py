@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gerund.errors import MissingDependencyError, ModelError
+from gerund.errors import ConfigError, MissingDependencyError, ModelError
 from gerund.exporting import graphs
 from gerund.exporting.files import write_json
 from gerund.exporting.graphs import INPUTS, LONGEST_DIMENSION, POOLED_FROM, STATES, VECTORS, Prepared
@@ -26,23 +26,39 @@ SETTINGS_FILE = "onnx.json"
 _NEEDED = ("onnx", "onnxscript", "onnxruntime")
 # A file of protobuf holds 2 GB at most; above this the weights lie beside the graph.
 _ONE_FILE = 1 << 30
+# What is left of vectors by weights in eight bits; below it, something else is wrong.
+_NEAR_IN_EIGHT_BITS = 0.02
 
 
-def write(runtime: EncoderRuntime, folder: Path) -> None:
+def write(runtime: EncoderRuntime, folder: Path, *, eight_bits: bool = False) -> None:
     """Fill ``folder`` with the graph, its tokenizer, ``onnx.json`` and a README, after trying the graph.
 
+    Args:
+        runtime: the encoder.
+        folder: where to.
+        eight_bits: hold its weights in eight bits, each column scaled by itself; what they are multiplied with is
+            rounded to eight bits for each text, by onnxruntime.
+
     Raises:
-        ConfigError: a plan, prompt or tokenizer that another program could not follow.
+        ConfigError: a plan, prompt or tokenizer that another program could not follow; or, with ``eight_bits``, more
+            than a gigabyte of weights.
         ModelError: torch cannot export the architecture, or onnxruntime computes something else.
         MissingDependencyError: ONNX is not installed.
     """
     demand_installed(_NEEDED, "ONNX", "onnx")
     graphs.refuse(runtime, "ONNX")
     prepared = graphs.prepare(runtime, folder)
+    if eight_bits and prepared.nbytes > _ONE_FILE:
+        raise ConfigError("weights of more than a gigabyte are not written in 8 bits; export as onnx")
     write_graph(prepared, folder / MODEL_FILE)
     check(prepared, folder / MODEL_FILE)
+    weights, told = "float32", {}
+    if eight_bits:
+        quantize(folder / MODEL_FILE)
+        cosine = round(1 - check(prepared, folder / MODEL_FILE, _NEAR_IN_EIGHT_BITS), 5)
+        weights, told = f"weights in 8 bits (cosine to gerund's vectors at least {cosine})", {"cosine": cosine}
     prepared.tokenizer.save_pretrained(folder)
-    write_json(folder / SETTINGS_FILE, graphs.settings(prepared))
+    write_json(folder / SETTINGS_FILE, {**graphs.settings(prepared), **told})
     text = graphs.readme(
         prepared,
         "A text encoder in ONNX, exported by gerund",
@@ -50,6 +66,7 @@ def write(runtime: EncoderRuntime, folder: Path) -> None:
         f'session = onnxruntime.InferenceSession("{MODEL_FILE}")',
         "vectors, states = session.run(None, ...)",
         SETTINGS_FILE,
+        weights,
     )
     (folder / "README.md").write_text(text, encoding="utf-8")
 
@@ -93,8 +110,7 @@ def write_graph(prepared: Prepared, path: Path) -> None:
                 dynamic_shapes=shapes,
             )
             assert program is not None
-            size = sum(weight.nbytes for weight in graph.parameters())
-            program.save(str(path), external_data=size > _ONE_FILE)
+            program.save(str(path), external_data=prepared.nbytes > _ONE_FILE)
     except Exception as error:
         reason = " ".join(str(error).split())[:160]
         raise ModelError(
@@ -102,8 +118,28 @@ def write_graph(prepared: Prepared, path: Path) -> None:
         ) from error
 
 
-def check(prepared: Prepared, path: Path) -> None:
+def quantize(path: Path) -> None:
+    """Put eight bits in the place of float32 wherever something is multiplied with a weight."""
+    import onnxruntime
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    plain = path.with_name("plain.onnx")
+    options = onnxruntime.SessionOptions()
+    # Weights stand in the graph as torch has them, to be transposed each time, and would not be taken for weights.
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    options.optimized_model_filepath = str(plain)
+    options.log_severity_level = 3
+    with _silence():
+        onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        quantize_dynamic(str(plain), str(path), per_channel=True, weight_type=QuantType.QInt8)
+    plain.unlink()
+
+
+def check(prepared: Prepared, path: Path, near: float = graphs.NEAR) -> float:
     """Compare what onnxruntime makes of the graph with gerund's vectors.
+
+    Returns:
+        The largest cosine distance.
 
     Raises:
         ModelError: it is something else, or nothing.
@@ -119,13 +155,13 @@ def check(prepared: Prepared, path: Path) -> None:
         [vectors_BD] = session.run([VECTORS], dict(given))
         return np.asarray(vectors_BD)
 
-    graphs.check(prepared, run, "onnxruntime")
+    return graphs.check(prepared, run, "onnxruntime", near)
 
 
 @contextmanager
 def _silence() -> Iterator[None]:
     """Silence the exporter: what it says is about operators that are not used here."""
-    noisy = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")]
+    noisy = [logging.getLogger(name) for name in ("", "torch.onnx", "torch.export", "onnxscript", "onnx_ir")]
     levels = [one.level for one in noisy]
     for one in noisy:
         one.setLevel(logging.CRITICAL)

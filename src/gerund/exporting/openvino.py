@@ -42,7 +42,7 @@ def write(runtime: EncoderRuntime, folder: Path) -> None:
     prepared = graphs.prepare(runtime, folder)
     with TemporaryDirectory(dir=folder) as room:
         onnx.write_graph(prepared, Path(room) / onnx.MODEL_FILE)
-        graphs.demand(prepared.kind, "OpenVINO", lambda: _translate(Path(room) / onnx.MODEL_FILE, folder / MODEL_FILE))
+        graphs.demand(prepared.kind, "OpenVINO", lambda: translate(Path(room) / onnx.MODEL_FILE, folder / MODEL_FILE))
     check(prepared, folder / MODEL_FILE)
     prepared.tokenizer.save_pretrained(folder)
     write_json(folder / SETTINGS_FILE, graphs.settings(prepared))
@@ -67,20 +67,22 @@ def check(prepared: Prepared, path: Path) -> None:
     Raises:
         ModelError: it is something else, or nothing.
     """
-    compiled = graphs.demand(prepared.kind, "OpenVINO", lambda: _compile(path))
+    model = graphs.demand(prepared.kind, "OpenVINO", lambda: compiled(path))
 
     def run(given: Mapping[str, np.ndarray]) -> np.ndarray:
-        return np.asarray(compiled(dict(given))[VECTORS])
+        return np.asarray(model(dict(given))[VECTORS])
 
     graphs.check(prepared, run, "OpenVINO")
 
 
-def _translate(source: Path, target: Path) -> None:
+def translate(source: Path, target: Path) -> None:
+    """Write an ONNX graph in OpenVINO's form, in float32."""
     openvino = _openvino()
     openvino.save_model(openvino.Core().read_model(str(source)), str(target), compress_to_fp16=False)
 
 
-def _compile(path: Path) -> Any:
+def compiled(path: Path) -> Any:
+    """Return a graph, ready to be called with its inputs by name; it computes in float32."""
     return _openvino().Core().compile_model(str(path), "CPU", _EXACTLY)
 
 
