@@ -32,7 +32,7 @@ STUDIES = {"training": ("unimae",), "scorers": (), "gur": (), "decoding": (), "t
 DATA = {"relevance", "index"}  # reads ../shared/data and keeps nothing
 PEERS = {
     **{"encode": "sentence_transformers", "serve": "fastapi", "relevance": "mteb"},
-    **{"index": "lancedb", "index_cost": "lancedb"},
+    **{"index": "lancedb", "index_cost": "lancedb", "runtimes": "openvino"},
 }
 RUN = Run(command="python benchmarks/speed.py", machine="2 cores", date="2026-11-23")
 
