@@ -57,6 +57,7 @@ PAGE = (
     Section("## Memory", ("memory",)),
     Section("## The command line", ("command-line",)),
     Section("## Serving", ("serve",)),
+    Section("## Other runtimes", ("runtimes",)),
     Section("## Choosing a plan", ("sweep",)),
     Section("## The papers' plans on two small models", ("quality-plans",)),
     Section("## Methods without training", ("training_free",)),

@@ -29,6 +29,8 @@ EXTRAS = (
     "llama-index",
     "haystack",
     "onnx",
+    "openvino",
+    "gguf",
 )
 IN_SOURCES = ("tests/tiny.py", "constraints.txt", "Makefile", "CITATION.cff", "SECURITY.md", "LICENSE")
 TYPED = """

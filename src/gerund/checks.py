@@ -143,6 +143,33 @@ def check_unicode(what: str, text: str, index: int | None = None) -> None:
         raise (TextError(f"{what} {reason}") if index is None else TextError.about(what, index, reason)) from error
 
 
+def some_texts(one: str, several: str, texts: Any) -> list[str]:
+    """Return texts as a list, none of them blank.
+
+    Args:
+        one: what one of them is called in messages.
+        several: what they are called together.
+        texts: what was given for them.
+
+    Raises:
+        TextError: it is no list, or one in it is no text, blank, or not valid Unicode.
+
+    >>> some_texts("query", "queries", ["bread", " "])
+    Traceback (most recent call last):
+    gerund.errors.TextError: query 1 is empty
+    """
+    if not is_listing(texts):
+        raise TextError(f"{several} are a list of texts, not {type(texts).__name__}")
+    checked = list(texts)
+    for index, text in enumerate(checked):
+        if not isinstance(text, str):
+            raise TextError.about(one, index, f"is not a text but {type(text).__name__}")
+        check_unicode(one, text, index)
+        if not text.strip():
+            raise TextError.about(one, index, "is empty")
+    return checked
+
+
 def read_json(path: Path) -> Any:
     """Return what a JSON file holds.
 

@@ -30,7 +30,8 @@ DEFAULT_MODEL = "default"
 FORMAT = 1
 MOST_AT_ONCE = 10_000
 """Texts that are written for one at a time; more are a slip."""
-EXPORT_FORMATS = ("sentence-transformers", "merged", "onnx")
+ExportFormat = Literal["sentence-transformers", "merged", "onnx", "onnx-int8", "openvino", "gguf", "gguf-q8_0"]
+EXPORT_FORMATS: tuple[ExportFormat, ...] = get_args(ExportFormat)
 InfillMethod = Literal["infill", "left-only", "blank", "contextual", "prefix-suffix", "line-by-line"]
 INFILL_METHODS: tuple[InfillMethod, ...] = get_args(InfillMethod)
 DTYPE_NAMES = ("float32", "bfloat16", "float16")

@@ -26,6 +26,7 @@ from gerund.methods import LAST_LAYER, NO_TRANSFORM, layer_numbers
 from gerund.models.adapters import Adapters, base_state, load_adapters
 from gerund.models.fingerprint import fingerprint, weights_hash
 from gerund.models.heads import ProjectionHead
+from gerund.models.known_hashes import recall, remember
 from gerund.models.transforms import Transform
 from gerund.spec import ModelSpec
 
@@ -52,6 +53,7 @@ class EncoderModel:
         head: ProjectionHead | None = None,
         transform: Transform | None = None,
         spec: ModelSpec | None = None,
+        stamp: str | None = None,
     ) -> None:
         """Wrap a model that is in memory, after verifying that the attention plan reaches every layer of it.
 
@@ -65,6 +67,8 @@ class EncoderModel:
             head: projects the pooled states; None leaves them.
             transform: what ``encoder.transform`` was fitted to; None where it was not fitted yet (see ``fitted``).
             spec: what it was loaded by; None for a model that was made in memory.
+            stamp: under what the hash of its files is kept (``known_hashes``), where its tensors are those of the
+                files; None works it out.
 
         Raises:
             UnsupportedModelError: the plan does not reach every layer.
@@ -83,6 +87,8 @@ class EncoderModel:
         if self.adapters.folders:
             load_adapters(model, self.adapters.by_name)
         self._hashed: tuple[int, str] | None = None
+        self._stamp = stamp
+        self._loaded_changes = 0 if stamp is None else _changes(self._hashed_state())
         self._verify(plan)
         layer_numbers(self.encoder.layers, self.n_layers)
         self.runtime = self._make_runtime(plan)
@@ -249,11 +255,20 @@ class EncoderModel:
     def weights_hash(self) -> str:
         """Hash of the base weights: what everything that is written depends on."""
         state = self._hashed_state()
-        # Whoever trains the model changes its tensors in place, and each of them counts how often.
-        changes = sum(0 if tensor.is_inference() else tensor._version for tensor in state.values())
+        changes = _changes(state)
         if self._hashed is None or self._hashed[0] != changes:
-            self._hashed = changes, weights_hash(state)
+            self._hashed = changes, self._hash(state, changes)
         return self._hashed[1]
+
+    def _hash(self, state: Mapping[str, Tensor], changes: int) -> str:
+        """Return the hash of the weights: the one that is known of their files, while they are what was in these."""
+        if self._stamp is None or changes != self._loaded_changes:
+            return weights_hash(state)
+        known = recall(self._stamp)
+        if known is None:
+            known = weights_hash(state)
+            remember(self._stamp, known)
+        return known
 
     @property
     def adapter_hash(self) -> str:
@@ -263,3 +278,8 @@ class EncoderModel:
 
     def _hashed_state(self) -> Mapping[str, Tensor]:
         return base_state(self.model)
+
+
+def _changes(state: Mapping[str, Tensor]) -> int:
+    """Return how often tensors were changed in place, as whoever trains a model does; each of them counts it."""
+    return sum(0 if tensor.is_inference() else tensor._version for tensor in state.values())

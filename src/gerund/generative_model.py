@@ -29,8 +29,9 @@ from gerund.models.adapters import base_state
 from gerund.models.encoder_decoder import is_encoder_decoder
 from gerund.scoring.dual import DualScorer
 from gerund.scoring.likelihood import LikelihoodScorer
+from gerund.scoring.measures import DEFAULT_MEASURE, RelevanceMeasure, check_relevance
 from gerund.scoring.registry import find_scorer
-from gerund.scoring.relevance import DEFAULT_MEASURE, RelevanceMeasure, check_relevance, rank
+from gerund.scoring.relevance import rank
 from gerund.text_encoder import TextEncoder
 from gerund.types import Generation, Ranked, Ranking, Scorer
 

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from threading import Event
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
-from gerund.config import Rerank, Sampling
+from gerund.config import ExportFormat, Rerank, Sampling
 from gerund.errors import ConfigError
 from gerund.exporting import formats
 from gerund.exporting.formats import Export
@@ -189,16 +189,16 @@ class LanguageModel(GenerativeModel):
         )
         return each(fill, text)
 
-    def export(
-        self, folder: str | Path, format: Literal["sentence-transformers", "merged", "onnx"], *, overwrite: bool = False
-    ) -> Export:
+    def export(self, folder: str | Path, format: ExportFormat, *, overwrite: bool = False) -> Export:
         """Write the encoder for other tools, in the type in which its weights are held here.
 
         Args:
             folder: where to.
             format: ``sentence-transformers``, a folder for ``SentenceTransformer``; ``merged``, a plain
-                model with its scorer where that reads as the encoder does; or ``onnx``, a graph from token ids to
-                vectors in float32. Each has the encoder's adapter merged in.
+                model with its scorer where that reads as the encoder does; ``onnx`` or ``openvino``, a graph from
+                token ids to vectors in float32, or ``onnx-int8``, with weights in 8 bits. Each has the encoder's
+                adapter merged in. Or ``gguf`` or ``gguf-q8_0``, the untouched language model for llama.cpp, which
+                generates, in its own type or in 8 bits.
             overwrite: replace what is there.
 
         Returns:
@@ -207,7 +207,9 @@ class LanguageModel(GenerativeModel):
 
         Raises:
             ConfigError: an unknown format, or a plan that it has no place for.
-            ModelError: torch cannot export the architecture, or the adapter cannot be merged into the weights.
+            ModelError: torch cannot export the architecture, the adapter cannot be merged into the weights, or the
+                other program computes something else.
+            MissingDependencyError: the format needs an extra that is not installed.
             OutputExistsError: there is something already.
             ResourceError: the disk is full; nothing is left behind.
         """

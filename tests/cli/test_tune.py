@@ -6,9 +6,11 @@ import pytest
 
 import gerund
 from gerund import EncoderConfig
+from gerund.methods import NAMED
 from gerund.models.settings_file import read_saved
 from tests.cli.helpers import run_cli
 from tests.cli.small_data import write_data
+from tests.tiny import save_tiny
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +61,26 @@ def test_methods_without_training_are_tried_and_what_wins_is_saved(tiny_folder, 
     assert told["chosen"].get("transform", "none") == lm.encoder.transform
     assert json.loads((out / "gerund.json").read_text())["fingerprint"] == lm.fingerprint()
     lm.encode("a cat")  # a transform that won was saved with it
+
+
+@pytest.mark.slow
+def test_templates_and_tokens_put_before_them_are_tried(data, tmp_path):
+    """End to end, on a model whose context has room for them; what wins encodes as the tuned model does."""
+    base = save_tiny(tmp_path / "base", max_position_embeddings=1024)
+    config = base / "tokenizer_config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "model_max_length": 1024}))
+    out, encoder = tmp_path / "tuned", tmp_path / "encoder"
+    few = ["--plans", "echo", "--methods", "templates,prepend", "--budget", 20]
+    ran = run_cli("tune", base, "--data", data, "--tasks", "sts/small", *few, "-o", out, "--save", encoder, "--json")
+    assert ran.code == 0, ran.err
+    told = json.loads(ran.out)
+    assert {trial.get("template", "none") for trial in told["trials"]} == {*NAMED, "none"}
+    assert {"causal", "echo"} == {trial["attention"]["name"] for trial in told["trials"]}
+    prepended = [trial for trial in told["trials"] if trial.get("prepend")]
+    assert {trial["template"] for trial in prepended} == {"prompteol"}
+    lm = gerund.load(encoder)
+    assert lm.encoder.template == told["chosen"].get("template", "none")
+    assert lm.encode(["a cat", "the dog"]).shape == (2, lm.dimensions)
 
 
 @pytest.mark.slow

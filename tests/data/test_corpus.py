@@ -33,6 +33,13 @@ class TestFormats:
         path = write(tmp_path / "tale.txt", "\ufeffOnce upon\n\na time.\n")
         assert list(read_documents([path])) == [Document("Once upon\n\na time.\n", "tale")]
 
+    def test_a_markdown_file_is_one_document_with_its_heading_as_title(self, tmp_path):
+        bread = "Intro\n\n# How bread rises #\r\n\nYeast.\n"
+        path = write(tmp_path / "bread.md.gz", gzip.compress(b"\xef\xbb\xbf" + bread.encode()))
+        assert list(read_documents([path])) == [Document(bread, "How bread rises")]
+        plain = write(tmp_path / "plain.md", "## No title\n\nA text.")
+        assert [one.title for one in read_documents([plain])] == ["plain"]
+
     def test_parquet(self, tmp_path):
         import pyarrow as pa
         import pyarrow.parquet as pq

@@ -14,6 +14,7 @@ from gerund.types import Generation
 from tests.tiny import byte_tokenizer, tiny
 
 SEEDED = Sampling(temperature=1.0, seed=5)
+LONG = Settings.of(40, Sampling(temperature=1.0, seed=1), {})
 PROMPTS = ("the cat", "in", "an other thin thing", "x", "the end in the end", "a", "er", "that and this")
 
 
@@ -61,3 +62,8 @@ def held(engine: object) -> Iterator[None]:
         yield
     finally:
         ends.set()
+
+
+def rows_of(found):
+    """Everything that a result says."""
+    return [(one.text, one.token_ids, one.score, one.finished, one.stop, one.logprobs, one.usage) for one in found]

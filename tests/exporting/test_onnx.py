@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,8 @@ import gerund
 from gerund import AttentionPlan, EncoderConfig, LanguageModel
 from gerund.errors import ConfigError, MissingDependencyError, ModelError, OutputExistsError
 from gerund.exporting import onnx as exporting
+from gerund.exporting.graphs import Prepared
+from gerund.exporting.tokenizers import plain_tokenizer
 from tests.cli.helpers import run_cli
 from tests.tiny import save_tiny
 
@@ -49,15 +52,24 @@ def test_vectors(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     np.testing.assert_allclose(readme_vectors(tmp_path / "out", ["a"], monkeypatch), lm.encode(["a"]), atol=1e-5)
     left = {"model.onnx", "onnx.json", "README.md", "tokenizer.json", "tokenizer_config.json"}
     assert {path.name for path in (tmp_path / "out").iterdir()} == left
+    # The same graph in eight bits.
+    eight = shutil.copytree(tmp_path / "out", tmp_path / "eight")
+    exporting.quantize(eight / "model.onnx")
+    assert {path.name for path in eight.iterdir()} == left
+    found = readme_vectors(eight, TEXTS, monkeypatch)
+    cosines = (found * lm.encode(TEXTS)).sum(1) / np.linalg.norm(found, axis=1)
+    assert 0.98 < cosines.min() < 0.9999999
+    assert (eight / "model.onnx").stat().st_size < 0.8 * (tmp_path / "out" / "model.onnx").stat().st_size
     # Beside a model that is read otherwise, the same graph is found to be wrong.
     other = gerund.load(tiny_folder, attention="bidir", dtype="float32").runtime
+    prepared = Prepared(other, plain_tokenizer(other), {"": 0})
     with pytest.raises(ModelError, match="onnxruntime computes other vectors than gerund"):
-        exporting._check(other, exporting.plain_tokenizer(other), tmp_path / "out" / "model.onnx", {"": 0}, False)
+        exporting.check(prepared, tmp_path / "out" / "model.onnx")
     with pytest.raises(ModelError, match="onnxruntime refuses its graph"):
-        exporting._check(other, exporting.plain_tokenizer(other), tmp_path / "out" / "model.onnx", {"": 0}, True)
+        exporting.check(replace(prepared, begins={"": 0, "Q": 1}), tmp_path / "out" / "model.onnx")
     (tmp_path / "broken.onnx").write_bytes(b"x")
     with pytest.raises(ModelError, match="onnxruntime refuses its graph"):
-        exporting._check(other, exporting.plain_tokenizer(other), tmp_path / "broken.onnx", {"": 0}, False)
+        exporting.check(prepared, tmp_path / "broken.onnx")
 
 
 @needs_onnx

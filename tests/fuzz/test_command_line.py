@@ -27,6 +27,7 @@ STATUSES = (0, 1, 2)
 # What a line of each command begins with; {model}, {file} and {out} are put in. What takes minutes when all is well is
 # only ever given what it must refuse.
 BEGINNINGS = {
+    "adapt": ["{model} --texts {file} -o {out} --dry-run", "{model} --texts {file} -o {out} --steps 1"],
     "convert": ["{model} {out}"],
     "doctor": ["{model}"],
     "embed": ["{file} -o {out} -m {model}"],

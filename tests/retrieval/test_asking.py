@@ -2,18 +2,21 @@
 
 import asyncio
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 import gerund
 from gerund import Answer, Chunking, ConfigError, Document, EncoderConfig, Source, TextError
 from gerund.inference.generate.prompts import prompt_ids
 from gerund.language_model import LanguageModel
-from gerund.retrieval.answering import NOTHING
+from gerund.retrieval.answering import NOTHING, extractive_answer
 from gerund.retrieval.asking import SILENT, Asked, Written
 from gerund.retrieval.prompting import INSTRUCTIONS, Prompter, Reading
-from gerund.types import Generation
+from gerund.retrieval.store import About
+from gerund.types import Generation, Hit
 from tests.inference.generate.test_chat import TEMPLATE, chat_tokenizer
 from tests.retrieval.test_index import NOTES
 from tests.tiny import byte_tokenizer, tiny
@@ -262,3 +265,23 @@ def test_mistakes(index, settings, error, words):
 def test_questions_that_are_none(index, question):
     with pytest.raises(TextError, match="question"):
         index.ask(question)
+
+
+def test_headings_and_code_are_not_quoted() -> None:
+    """They have more of the question's words than the sentence that answers it."""
+    parts = [
+        "## When was the first railway opened",
+        "railway.opened = when(first)",
+        "The first railway opened in 1825.",
+    ]
+    hits = [Hit("a", 0, 90, "\n\n".join(parts), 1.0, 1, title="First railway opened")]
+    about = About("", "", 2, "", Chunking())
+
+    def encode(texts: Sequence[str]) -> np.ndarray:
+        return np.tile(np.array([[1.0, 0.0]], dtype=np.float32), (len(texts), 1))
+
+    found = extractive_answer("When was the first railway opened?", hits, encode, about, 0.3)
+    assert found.text == parts[-1]
+    # Where there is nothing else, they are.
+    only = [Hit("a", 0, 90, parts[0], 1.0, 1)]
+    assert extractive_answer("When was the first railway opened?", only, encode, about, 0.3).text == parts[0]

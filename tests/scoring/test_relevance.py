@@ -98,7 +98,7 @@ def test_a_t5_ranks_by_vectors(tmp_path):
     [
         (("", ["a"]), TextError, "the query is empty"), ((3, ["a"]), TextError, "the query is not a string"),
         (("a", "b"), TextError, "documents are a list"), (("a", ["b", ""]), TextError, "document 1 is empty"),
-        (("a", ["b", None]), TextError, "document 1 is not a string"), (("a", ["b"], 0), ConfigError, "top_k=0"),
+        (("a", ["b", None]), TextError, "document 1 is not a text"), (("a", ["b"], 0), ConfigError, "top_k=0"),
         (("a", ["b\udcff"]), TextError, "document 0 is not valid Unicode"),
     ],
 )  # fmt: skip

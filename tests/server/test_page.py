@@ -105,7 +105,7 @@ def test_search_without_an_index_says_how_to_get_one(live: Running) -> None:
 def test_an_index_that_is_not_there_or_anothers_is_refused_at_start(
     indexed: Running, tmp_path: Path, bundled: Any
 ) -> None:
-    with pytest.raises(DataError, match="there is no index"):
+    with pytest.raises(DataError, match="no such index"):
         Service(ServeSettings(index=str(tmp_path / "none")), ("tiny",)).start(indexed.lm)
     with pytest.raises(Exception, match="was made with"):
         Service(indexed.service.settings, ("tiny",)).start(bundled)

@@ -61,16 +61,15 @@ def _its(many: bool) -> str:
     return "their" if many else "its"
 
 
-def read_documents(paths: Sequence[Path], output: Path | None = None, *, show: bool | None = None) -> Collected:
-    """Read files and folders of documents.
+def files_of(paths: Sequence[Path], output: Path | None = None) -> list[Path]:
+    """Return the files of documents that there are.
 
     Args:
-        paths: the files and folders.
+        paths: files and folders.
         output: a folder that must not lie in any of them, since it would be read the next time.
-        show: whether to show progress; None only on a terminal.
 
     Raises:
-        DataError: a path is not there, or no file can be read.
+        DataError: a path is not there, or none of the files can be read.
         ConfigError: there is no path, or the output lies in one of them.
     """
     if not paths:
@@ -84,6 +83,22 @@ def read_documents(paths: Sequence[Path], output: Path | None = None, *, show: b
             f"{', '.join(map(str, paths))}: no file in there can be read; the endings of those that can are "
             f"{', '.join(f'.{name}' for name in endings())}"
         )
+    return files
+
+
+def read_documents(paths: Sequence[Path], output: Path | None = None, *, show: bool | None = None) -> Collected:
+    """Read files and folders of documents.
+
+    Args:
+        paths: the files and folders.
+        output: a folder that must not lie in any of them, since it would be read the next time.
+        show: whether to show progress; None only on a terminal.
+
+    Raises:
+        DataError: a path is not there, or no file can be read.
+        ConfigError: there is no path, or the output lies in one of them.
+    """
+    files = files_of(paths, output)
     documents: dict[str, Document] = {}
     failed, repeated = list[Failure](), 0
     with progress(len(files), "reading", show=show) as advance:

@@ -29,7 +29,7 @@ from gerund.adaptation.base import demand_adaptable, finish, open_base
 from gerund.adaptation.choosing import Choice, Machine, choose, settings_for
 from gerund.adaptation.documents import Collected, name_of, read_documents
 from gerund.adaptation.measuring import Measured, measure
-from gerund.adaptation.options import AdaptOptions
+from gerund.adaptation.options import AdaptOptions, options_of
 from gerund.adaptation.pairs import Pairs, make_pairs
 from gerund.adaptation.queries import Split, split
 from gerund.adaptation.report import Adapted, write_report
@@ -127,33 +127,6 @@ def plan(
         found, lm = job.read(None), job.open()
         pairs = job.pairs(found, lm)
         return job.choose(pairs.count, measured=True)
-
-
-def options_of(
-    held_out: float = 0.2,
-    questions: str | Path | None = None,
-    ask: str = "titles",
-    recipe: str | Path | None = None,
-    minutes: float | None = None,
-    steps: int | None = None,
-    language: str = "en",
-    seed: int = 0,
-) -> AdaptOptions:
-    """Return the options of a run.
-
-    Raises:
-        ConfigError: one of them cannot be.
-    """
-    return AdaptOptions(
-        held_out=held_out,
-        questions=None if questions is None else place("questions", questions),
-        ask=ask,
-        recipe=recipe,
-        minutes=minutes,
-        steps=steps,
-        language=language,
-        seed=seed,
-    )
 
 
 class _Job:

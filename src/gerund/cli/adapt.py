@@ -1,13 +1,14 @@
 """``gerund adapt``: train a model's encoder on the user's own documents, and say whether it helped."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from gerund.cli.model_options import DEFAULT_MODEL
 
 if TYPE_CHECKING:
+    from gerund.adaptation.options import AdaptOptions
     from gerund.adaptation.report import Adapted
 
 
@@ -88,15 +89,14 @@ def command(
 
     if output is None and not dry_run:
         raise ConfigError("name the folder for the model and the report: -o OUT")
-    from gerund.adaptation.running import adapt, options_of, plan
+    options = _checked(texts, output, options=(held_out, questions, ask, recipe, minutes, steps, language, seed))
+    from gerund.adaptation.running import adapt, plan
 
     def say(sentence: str) -> None:
         typer.echo(f"gerund: {sentence}", err=True)
 
     if dry_run:
-        choice = plan(
-            model, texts, options_of(held_out, questions, ask, recipe, minutes, steps, language, seed), say=say
-        )
+        choice = plan(model, texts, options, say=say)
         if as_json:
             typer.echo(choice.to_json())
         return
@@ -117,6 +117,22 @@ def command(
         say=say,
     )
     _tell(done, texts, as_json=as_json)
+
+
+def _checked(texts: list[Path], output: Path | None, options: tuple[Any, ...]) -> "AdaptOptions":
+    """Return the options after looking for all files that are named: what is wrong is told at once."""
+    from gerund.adaptation.documents import files_of
+    from gerund.adaptation.options import options_of
+    from gerund.errors import DataError
+    from gerund.training.recipe_files import find_recipe
+
+    checked = options_of(*options)
+    files_of(texts, output)
+    named = [checked.questions, None if checked.recipe is None else find_recipe(checked.recipe)]
+    for file in named:
+        if file is not None and not file.is_file():
+            raise DataError(f"{file}: no such file")
+    return checked
 
 
 def _tell(done: "Adapted", texts: list[Path], *, as_json: bool) -> None:

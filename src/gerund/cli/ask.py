@@ -100,6 +100,7 @@ def command(
         "rerank": rerank,
         "rerank_by": rerank_by,
     }
+    _demand_there(where, document)
     _checked(question, k, asked)
     most_bytes = bytes_of(cache_size)
     reader = (
@@ -142,6 +143,18 @@ def _divided(words: list[str], document: Path | None, *, as_json: bool) -> tuple
         return where, None
     [rows] = streams.one_text("-" if question is None else question, "question")
     return where, rows.texts[0]
+
+
+def _demand_there(where: str, document: Path | None) -> None:
+    """Refuse what is not there at once."""
+    if document is not None:
+        from gerund.retrieval.open_document import demand_file
+
+        demand_file(document)
+        return
+    from gerund.retrieval.opening import demand_index
+
+    demand_index(where, opened=False)
 
 
 def _checked(question: str | None, k: int, asked: dict[str, Any]) -> None:

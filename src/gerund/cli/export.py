@@ -15,7 +15,12 @@ if TYPE_CHECKING:
 @options.with_spec("MODEL", *options.ENCODER)
 def command(
     output: options.Output,
-    format: Annotated[str, typer.Option(help="sentence-transformers, merged or onnx.", show_default=False)],
+    format: Annotated[
+        str,
+        typer.Option(
+            help="sentence-transformers, merged, onnx, onnx-int8, openvino, gguf or gguf-q8_0.", show_default=False
+        ),
+    ],
     spec: "ModelSpec",
     force: options.Force = False,
     as_json: options.Json = False,
@@ -32,6 +37,18 @@ def command(
     a README.md with ten lines of Python that need only onnxruntime and tokenizers. Its vectors
     are compared with those of gerund before the folder is put in place. It needs the extra onnx.
 
+    onnx-int8: the same with weights in 8 bits: a quarter of the size, and quicker on a processor. README.md has the
+    smallest cosine to gerund's vectors.
+
+    openvino: the graph of onnx as openvino_model.xml and .bin, for OpenVINO, tried and compared as well. It needs the
+    extra openvino.
+
+    gguf: the untouched language model as model.gguf, for llama.cpp: it generates there, and no plan or adapter takes
+    part. llama.cpp continues a few texts by it, and its probabilities are compared with gerund's, before the folder
+    is put in place. For Llama, Mistral, Qwen 2 and Qwen 3. It needs the extra gguf.
+
+    gguf-q8_0: the same with weights in 8 bits.
+
     For example:
 
         gerund export ./encoder ./exported --format sentence-transformers
@@ -41,6 +58,8 @@ def command(
         gerund export ./model ./merged --format merged --adapter ./lora
 
         gerund export ./encoder ./graph --format onnx
+
+        gerund export ./model ./llama --format gguf
     """
     from gerund.checks import one_of
     from gerund.config import EXPORT_FORMATS

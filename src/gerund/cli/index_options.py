@@ -5,7 +5,6 @@ Knows: options, terminals. Does not know: how anything is found.
 
 import re
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -62,15 +61,11 @@ def open_existing(where: str, spec: "ModelSpec") -> "Index":
     Raises:
         DataError: there is no index.
     """
-    from gerund.errors import DataError
-    from gerund.retrieval.lance_store import is_remote
-    from gerund.retrieval.opening import open_index, store_at
+    from gerund.retrieval.opening import demand_index, open_index, store_at
 
-    if not is_remote(where) and not Path(where).exists():
-        raise DataError(f"{where}: no such index; gerund index PATHS -o {where} makes one")
+    demand_index(where)
     about = store_at(where).about()
-    if about is None:
-        raise DataError(f"{where}: there is no index in it; gerund index PATHS -o {where} makes one")
+    assert about is not None
     return open_index(where, spec if "model" in spec.model_fields_set else own_model(about, where, spec))
 
 

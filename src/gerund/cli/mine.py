@@ -17,7 +17,7 @@ def command(
     corpus: Annotated[
         list[str],
         typer.Argument(
-            help="Files or folders of documents (.jsonl, .txt, .parquet, .gz, .xz), or URLs of an object store.",
+            help="Files or folders of documents (.jsonl, .txt, .md, .parquet, .gz, .xz), or URLs of an object store.",
             show_default=False,
         ),
     ],
@@ -81,7 +81,7 @@ def command(
 
     A letter weighs 3, one of a script with many signs (Han, kana, Hangul) 10, anything else 1; two sentences are a pair
     when what they have in common without a gap weighs 30. A document without a title has its first sentence in the
-    title's place. A .txt file is one document.
+    title's place. A .txt or .md file is one document.
 
     OUT has the columns text_a, text_b, document, file, line, start_a, end_a, start_b, end_b, span, weight, opening:
     the two texts as they stand there, where, what they share, and in one row of each document with a title how it

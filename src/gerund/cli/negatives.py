@@ -27,7 +27,9 @@ _HELPS = {"model": "Writes continuations; left out, the bundled model."}
 def command(
     corpus: Annotated[
         list[Path],
-        typer.Argument(help="Files or folders of documents (.jsonl, .txt, .parquet, .gz, .xz).", show_default=False),
+        typer.Argument(
+            help="Files or folders of documents (.jsonl, .txt, .md, .parquet, .gz, .xz).", show_default=False
+        ),
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder to write to.", show_default=False)],
     *,

@@ -60,7 +60,7 @@ def command(
 
         gerund rerank --file queries.jsonl -m ./model --top-k 10 -o ranked.jsonl
     """
-    from gerund.scoring.relevance import check_relevance
+    from gerund.scoring.measures import check_relevance
 
     streams.refuse_existing(output, force=force)
     asked = streams.one_or_file(query, documents or [], file, ("query", "documents"))

@@ -104,6 +104,10 @@ def command(
     settings.demand_safe(keys)
     _demand_libraries()
     _demand_place(spec)
+    if settings.index is not None:
+        from gerund.retrieval.opening import demand_index
+
+        demand_index(settings.index, opened=False)
     _serve(spec, settings, keys)
 
 

@@ -24,7 +24,7 @@ def command(
         list[Path] | None,
         typer.Option(
             "--texts",
-            help="Train on this file or folder of texts (.txt, .jsonl, .parquet) in the place of the recipe's; "
+            help="Train on this file or folder of texts (.txt, .md, .jsonl, .parquet) in the place of the recipe's; "
             "may be repeated.",
             show_default=False,
         ),

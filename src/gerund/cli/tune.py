@@ -177,7 +177,8 @@ def _chosen(
     without = [task.name for task in found if not task.has_validation]
     if with_split and without:
         raise ConfigError(
-            f"{', '.join(without)}: no validation split, while {with_split[0]} has one; tune on one kind at a time"
+            f"{', '.join(without)}: no validation split, while {with_split[0]} has one; leave the others out: --tasks "
+            f"{','.join(with_split)}"
         )
     if without:
         typer.echo(

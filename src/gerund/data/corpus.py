@@ -1,6 +1,6 @@
 """Reads documents out of files, one at a time, and cleans up two well-known kinds of raw text.
 
-Knows: file formats (.jsonl, .parquet, .txt, each .xz or .gz where that makes sense) and where in a file
+Knows: file formats (.jsonl, .parquet, .txt, .md, each .xz or .gz where that makes sense) and where in a file
 a document stood, so that an error can name the line. Does not know: tokens, models, what the documents
 are for. A corpus is never held in memory whole.
 """
@@ -16,11 +16,17 @@ from typing import Any
 from gerund.data.files import checked_text, decode, opened
 from gerund.errors import ConfigError, DataError, unknown_name
 
-FORMATS = (".jsonl", ".jsonl.xz", ".jsonl.gz", ".parquet", ".txt", ".txt.xz", ".txt.gz")
+FORMATS = (
+    ".jsonl", ".jsonl.xz", ".jsonl.gz", ".parquet",
+    ".txt", ".txt.xz", ".txt.gz", ".md", ".md.xz", ".md.gz",
+)  # fmt: skip
 
 
 # A byte order mark in front of nothing makes no document either.
 _BLANK = b" \t\r\n\f\v\xef\xbb\xbf"
+
+# The heading of a whole Markdown document.
+_HEADING = re.compile(r"^ {0,3}#[ \t]+(?P<title>\S.*?)(?:[ \t]+#+)?[ \t]*\r?$", re.MULTILINE)
 
 _KERNEL_FOLDERS = (Path("/proc"), Path("/sys"), Path("/dev"))
 
@@ -63,7 +69,7 @@ def read_documents(
     """Yield the documents of ``paths`` in order; a document without any text is passed over.
 
     Args:
-        paths: Files; the ending says the format (see ``FORMATS``). A .txt file is one document.
+        paths: Files; the ending says the format (see ``FORMATS``). A .txt or .md file is one document.
         text_column: The column or JSON field that holds the text.
         title_column: The one that holds the title; it may be absent.
 
@@ -168,7 +174,8 @@ def document_of(record: Record, *, text_column: str = "text", title_column: str 
     text = text.lstrip("\ufeff") if record.number == 1 else text
     if record.unit:
         return _parse_row(text, where, text_column, title_column)
-    return Document(text=text, title=record.path.name.split(".")[0])
+    heading = _HEADING.search(text) if corpus_format(record.path).startswith(".md") else None
+    return Document(text=text, title=heading["title"] if heading else record.path.name.split(".")[0])
 
 
 def clean_text(text: str, style: str) -> str:
@@ -286,6 +293,9 @@ _READERS: dict[str, Callable[[Path, str, str], Iterator[Record]]] = {
     ".txt": _read_txt,
     ".txt.xz": _read_txt,
     ".txt.gz": _read_txt,
+    ".md": _read_txt,
+    ".md.xz": _read_txt,
+    ".md.gz": _read_txt,
     ".parquet": _read_parquet,
 }
 

@@ -3,6 +3,7 @@
 Knows: what each format consists of. Does not know: the verbs, the command line.
 """
 
+import shlex
 import shutil
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -13,13 +14,15 @@ from gerund.attention.plan import Direction
 from gerund.checks import one_of, place
 from gerund.config import EXPORT_FORMATS
 from gerund.errors import ConfigError
-from gerund.exporting import onnx, sentence_transformers
+from gerund.exporting import gguf, onnx, openvino, sentence_transformers
 from gerund.exporting.folders import write_merged, write_settings
 from gerund.inference.encode.runtime import EncoderRuntime
 from gerund.jobs.folders import atomic_folder
 from gerund.models import loading
 from gerund.models.adapters import Adapters
 from gerund.models.sources import Source
+
+GENERATING = ("gguf", "gguf-q8_0")
 
 
 class Kept(Protocol):
@@ -35,7 +38,7 @@ class Export:
 
     Attributes:
         folder: where it lies.
-        load: the line of Python that loads it.
+        load: the line of Python that loads it; for GGUF the command.
         why_custom: for ``sentence-transformers``, why the folder needs gerund's own class; empty where plain
             sentence-transformers reads it.
         fingerprint: for ``merged``, the fingerprint of the encoder that was written.
@@ -66,8 +69,10 @@ def export(
         ResourceError: the disk is full; nothing is left behind.
     """
     one_of("format", format, EXPORT_FORMATS)
-    _refuse_hybrid(runtime)
-    runtime.config.refuse_methods(f"an export as {format}")
+    if format not in GENERATING:
+        # Those are for generating, which is the same whatever the encoder reads by.
+        _refuse_hybrid(runtime)
+        runtime.config.refuse_methods(f"an export as {format}")
     folder = place("the folder to write", folder)
     with atomic_folder(folder, overwrite=overwrite) as work:
         if format == "merged":
@@ -75,9 +80,15 @@ def export(
             if scorer is not None:
                 scorer.save(work)
             return Export(folder, f"gerund.load({str(folder)!r})", fingerprint=identity)
-        if format == "onnx":
-            onnx.write(runtime, work)
+        if format in ("onnx", "onnx-int8"):
+            onnx.write(runtime, work, eight_bits=format == "onnx-int8")
             return Export(folder, f"onnxruntime.InferenceSession({str(folder / onnx.MODEL_FILE)!r})")
+        if format in GENERATING:
+            gguf.write(runtime, work, eight_bits=format == "gguf-q8_0")
+            return Export(folder, f"llama-cli -m {shlex.quote(str(folder / gguf.MODEL_FILE))}")
+        if format == "openvino":
+            openvino.write(runtime, work)
+            return Export(folder, f"openvino.Core().compile_model({str(folder / openvino.MODEL_FILE)!r}, 'CPU')")
         why_custom = sentence_transformers.write(runtime, work)
     name = "sentence_transformers.SentenceTransformer"
     if why_custom:

@@ -113,9 +113,10 @@ class _Writing(BaseModel):
     def _request(self, stop: list[str] | None, given: dict[str, Any]) -> Request:
         return request(self._settings, {**given, "stop": stop_strings(self.stop, stop) or None})
 
-    def _ls(self, known: Any, given: dict[str, Any]) -> Any:
+    def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> Any:
         """Name what LangChain's traces call a model and its settings."""
-        asked = {"temperature": self.temperature, "max_tokens": self.max_tokens, "model": self.lm.name, **given}
+        known = super()._get_ls_params(stop=stop, **kwargs)  # type: ignore[misc]  # of LangChain's class, which is next
+        asked = {"temperature": self.temperature, "max_tokens": self.max_tokens, "model": self.lm.name, **kwargs}
         own = {f"ls_{name}": asked[name] for name in ("temperature", "max_tokens")}
         return {**known, "ls_provider": "gerund", "ls_model_name": asked["model"], **own}
 
@@ -145,9 +146,6 @@ class ChatGerund(_Writing, BaseChatModel):
     @property
     def _llm_type(self) -> str:
         return "gerund-chat"
-
-    def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> Any:
-        return self._ls(super()._get_ls_params(stop=stop, **kwargs), kwargs)
 
     def _generate(
         self,
@@ -258,9 +256,6 @@ class GerundLLM(_Writing, BaseLLM):
     @property
     def _llm_type(self) -> str:
         return "gerund"
-
-    def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> Any:
-        return self._ls(super()._get_ls_params(stop=stop, **kwargs), kwargs)
 
     def _generate(
         self,

@@ -22,9 +22,11 @@ from gerund.models.adapters import ADAPTER_FILES, Adapters
 from gerund.models.encoder_decoder import SEQ2SEQ, is_encoder_decoder
 from gerund.models.guarding import quiet
 from gerund.models.heads import ProjectionHead, read_head
+from gerund.models.known_hashes import described, stamp
 from gerund.models.settings_file import read_adapters, read_saved
 from gerund.models.sources import find
 from gerund.models.transforms import Transform, read_transform
+from gerund.models.weights import weight_files
 from gerund.spec import NO_ADAPTER, EncoderSettings, ModelSpec
 
 # An encoder of its own looks both ways by itself.
@@ -46,6 +48,7 @@ class Opened:
         head: what projects its pooled states; None without one.
         transform: what its folder has for the encoder's transform; None where that has to be fitted.
         spec: what it was asked for by.
+        stamp: under what the hash of its weights is kept; None where it is not kept.
     """
 
     model: PreTrainedModel
@@ -58,6 +61,7 @@ class Opened:
     head: ProjectionHead | None
     transform: Transform | None
     spec: ModelSpec
+    stamp: str | None = None
 
     @property
     def options(self) -> dict[str, Any]:
@@ -69,6 +73,7 @@ class Opened:
             "head": self.head,
             "transform": self.transform,
             "spec": self.spec,
+            "stamp": self.stamp,
         }
 
     @property
@@ -113,6 +118,8 @@ def open_model(spec: ModelSpec) -> Opened:
     if settings is not None and encoder.transform != NO_TRANSFORM and spec.adapter is None:
         # Fitted to the vectors of one encoder config, it means nothing to those of another.
         transform = read_transform(settings, encoder.transform) if vectors_alike(encoder, stored) else None
+    files = weight_files(source, getattr(config, "transformers_weights", None))
+    before = described(files)
     loaded, tokenizer = loading.read(source, weights_type, config)
     width = loaded.config.get_text_config(decoder=True).hidden_size
     if head is not None and head.settings.width != width:
@@ -128,6 +135,8 @@ def open_model(spec: ModelSpec) -> Opened:
         head=None if head is None else head.to(where),
         transform=transform,
         spec=spec,
+        # Of an encoder-decoder only a part is hashed. And files that changed while they were read are of no use.
+        stamp=None if seq2seq or described(files) != before else stamp(before, str(loaded.dtype)),
     )
 
 

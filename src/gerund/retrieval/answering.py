@@ -3,6 +3,7 @@
 Knows: sentences, hits, when nothing relevant was found. Does not know: models, stores.
 """
 
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 
@@ -11,7 +12,7 @@ import numpy as np
 from gerund.data.passages import sentence_bounds
 from gerund.retrieval import fusion
 from gerund.retrieval.asking import EXTRACTIVE, sources_of
-from gerund.retrieval.documents import Chunk, Chunking
+from gerund.retrieval.documents import PATH_SIGN, Chunk, Chunking
 from gerund.retrieval.memory_store import MemoryStore
 from gerund.retrieval.store import About, Words, content_words
 from gerund.types import Answer, Hit
@@ -24,6 +25,15 @@ COVERAGE = 0.34
 Chosen on Medline, Cranfield and CISI, each asked its own queries and those of the other two, by the first 8 chunks that
 words find: 77% of its own pass and 14% of the others'. At 0.3 these are 83% and 23%, at 0.5 55% and 5%.
 """
+
+
+# Chunk and sentence score 1 at most, each: what is no sentence is quoted where there is nothing else.
+_NO_SENTENCE, _NO_END = 2.0, 0.5
+# A sentence ends so, perhaps in quotation marks or brackets.
+_ENDED = re.compile(r"""[.!?\u2026\u3002\uff01\uff1f]["'\u201d\u2019\u00bb\u300d)\]*_]*\Z""")
+# What only programs begin with: fences, prompts, keywords; and what only their lines have that end as no sentence does.
+_CODE_BEGINS = re.compile(r"(?:```|~~~|>>>|\.\.\. |\$ |import |from [\w.]+ import |def |class |return |@\w)")
+_CODE_HOLDS = re.compile(r"\w\(.*\)|[{};]\s*\Z|\w\s*[-+*/]?=\s*\S|</?\w[^>]*>|\w::\w|->")
 
 
 def coverage(question: str, hits: Sequence[Hit], language: str) -> float:
@@ -72,7 +82,7 @@ def extractive_answer(
     """Return the sentence of the hits that fits the question best, as it stands there.
 
     Sentences are ranked as chunks are, by words and vectors, and the chunk's own score counts as much as the
-    sentence's.
+    sentence's. Headings, code and lines that do not end as a sentence does stand behind them.
 
     Args:
         question: what is asked.
@@ -95,9 +105,28 @@ def extractive_answer(
     words = {int(one.source): score for one, score in store.words(Words.of(question), len(chunks))}
     vectors = {int(one.source): score for one, score in store.vectors(vectors_ND[0], len(chunks))}
     scores = fusion.convex(words, vectors, weight)
-    best = max(scores, key=lambda place: scores[place] + hits[sentences[place][0] - 1].score)
+    lesser = [_handicap(text, hits[number - 1]) for number, text in sentences]
+    best = max(scores, key=lambda place: scores[place] + hits[sentences[place][0] - 1].score - lesser[place])
     number, text = sentences[best]
     return Answer(question, " ".join(text.split()), found=True, sources=sources, cited=[number], method=EXTRACTIVE)
+
+
+def _handicap(text: str, hit: Hit) -> float:
+    """Return what is taken off the score of something that may be no sentence.
+
+    A heading often has all words of a question and answers none; a line of a list may still be the answer.
+
+    >>> hit = Hit("a", 0, 30, "...", 1.0, 1, heading="Opening hours")
+    >>> [_handicap(one, hit) for one in ("It opens at 9.", "- open: 9 to 5", "## Hours", "Opening hours", "x = f(9)")]
+    [0.0, 0.5, 2.0, 2.0, 2.0]
+    """
+    line = text.strip()
+    named = {one.strip().casefold() for one in (hit.title, *hit.heading.split(PATH_SIGN))}
+    if line.startswith("#") or line.casefold() in named or _CODE_BEGINS.match(line):
+        return _NO_SENTENCE
+    if _ENDED.search(line):
+        return 0.0
+    return _NO_SENTENCE if _CODE_HOLDS.search(line) else _NO_END
 
 
 def _chunk(place: int, text: str) -> Chunk:

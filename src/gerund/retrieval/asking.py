@@ -89,7 +89,6 @@ class Asked:
             TextError: the question is empty or no text, or the history is no conversation.
             ConfigError: a setting is impossible.
         """
-        from gerund.retrieval.prompting import check_history
         from gerund.retrieval.searching import check_query
 
         for name in options:
@@ -100,6 +99,10 @@ class Asked:
         if given.method is not None:
             one_of("method", given.method, METHODS)
         demand_room(given.max_new_tokens)
+        if given.history == ():
+            return given
+        from gerund.retrieval.prompting import check_history  # which imports torch
+
         return replace(given, history=check_history(given.history))
 
     @property

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gerund.checks import check_unicode, flag, one_of, place
+from gerund.checks import check_unicode, flag, one_of, place, some_texts
 from gerund.config import whole_number
 from gerund.errors import ConfigError, DataError, FingerprintError
 from gerund.retrieval import fusion
@@ -21,7 +21,6 @@ from gerund.retrieval.searching import (
     MEASURES,
     MODES,
     Mode,
-    check_queries,
     check_query,
     found_by_vectors,
     found_by_words,
@@ -270,7 +269,7 @@ class Index(Asking):
             if not least <= whole_number(name, number) <= MOST_HITS:
                 raise ConfigError(f"{name}={number} is not a number from {least} to {MOST_HITS}")
         where = check_filter(filter)
-        checked = check_queries(queries)
+        checked = some_texts("query", "queries", queries)
         weight = self._weight(mode, weight)
         if self._about is None:
             raise DataError(f"{self.store.name}: there is no index yet; add documents first")

@@ -69,6 +69,11 @@ class LanceStore:
             _demand_place(self._folder)
         self._db: Any = None
 
+    @property
+    def is_there(self) -> bool:
+        """Whether there is an index in the folder; of an object store that is known only when it is opened."""
+        return self._folder is None or (self._folder / f"{_POINTER}.lance").is_dir()
+
     def about(self) -> About | None:
         """Return what the index says about itself; None where there is none yet."""
         generation = self._current()
@@ -221,7 +226,7 @@ class LanceStore:
         """Return the name of the table of chunks; None where there is no index yet."""
         if self._generation is not None:
             return self._generation
-        if self._folder is not None and not (self._folder / f"{_POINTER}.lance").is_dir():
+        if not self.is_there:
             return None
         with self._told():
             if self._folder is None and _POINTER not in self._connected().list_tables(limit=1000).tables:
@@ -320,7 +325,10 @@ def _demand_place(folder: Path) -> None:
     # Of one whose making was interrupted there are tables and perhaps the lock.
     strangers = sorted(name for name in names if not name.endswith(".lance") and name != "lock")
     if strangers and f"{_POINTER}.lance" not in names:
-        raise DataError(f"{folder} is no index: it holds {strangers[0]}; choose a new folder")
+        raise DataError(
+            f"{folder} is no index: it holds {strangers[0]}; an index is a folder of its own, which "
+            f"gerund index PATHS -o my.index makes"
+        )
 
 
 def _refused(name: str, reason: str) -> GerundError:

@@ -55,18 +55,30 @@ def open_document(
     >>> document.ask("When was the railway opened?").text
     'The railway opened in 1825.'
     """
-    from gerund.entry import load
-
-    file = place("the document", path)
-    if not file.is_file():
-        raise DataError(f"{file}: {'a folder, and one document is wanted' if file.is_dir() else 'no such file'}")
+    file = demand_file(path)
     parts = list(read_file(file))
     if len(parts) > 1 or parts[0].key:
         raise DataError(f"{file} holds {len(parts)} documents, a row each; make an index of it: gerund index {file}")
     [parsed] = parts
     document = Document(str(path), parsed.text, parsed.title, parsed.sections)
+    # Only now: it takes seconds, and a file that is not there is told at once.
+    from gerund.entry import load
+
     model = load(lm) if lm is None or isinstance(lm, ModelSpec | str | Path) else lm
     return OpenDocument(document, model, cache if cache is None or isinstance(cache, DiskCache) else DiskCache(cache))
+
+
+def demand_file(path: str | Path) -> Path:
+    """Return the file of a document.
+
+    Raises:
+        DataError: there is none.
+        ConfigError: it is no path.
+    """
+    file = place("the document", path)
+    if not file.is_file():
+        raise DataError(f"{file}: {'a folder, and one document is wanted' if file.is_dir() else 'no such file'}")
+    return file
 
 
 def usual_cache(folder: Path | None = None, most_bytes: int = MOST_BYTES) -> DiskCache:

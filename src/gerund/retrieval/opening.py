@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gerund.checks import place
-from gerund.errors import ConfigError
+from gerund.errors import ConfigError, DataError
 from gerund.retrieval.documents import Chunking
 from gerund.retrieval.index import Index
 from gerund.retrieval.lance_store import LanceStore, is_remote
@@ -59,6 +59,23 @@ def open_index(
         root = place("the index", where).resolve().parent
     store = where if where is not None and not isinstance(where, str | Path) else store_at(where)
     return Index(store, lm, chunking=chunking, root=root)
+
+
+def demand_index(where: str, *, opened: bool = True) -> None:
+    """Refuse a place where there is no index.
+
+    Args:
+        where: a folder, or the path of an object store.
+        opened: whether the index is opened too, for which LanceDB is imported; without, its folder is looked at.
+
+    Raises:
+        DataError: there is none, with the command that makes one.
+    """
+    if not is_remote(where) and not Path(where).exists():
+        raise DataError(f"{where}: no such index; gerund index PATHS -o {where} makes one")
+    store = LanceStore(where)
+    if not store.is_there or (opened and store.about() is None):
+        raise DataError(f"{where}: there is no index in it; gerund index PATHS -o {where} makes one")
 
 
 def store_at(where: str | Path | None) -> VectorStore:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
-from gerund.checks import check_unicode, is_listing
+from gerund.checks import check_unicode
 from gerund.errors import TextError
 from gerund.retrieval import fusion
 from gerund.retrieval.store import Found, VectorStore, Words
@@ -40,24 +40,6 @@ def check_query(query: Any, what: str = "query") -> None:
     check_unicode(f"the {what}", query)
     if not query.strip():
         raise TextError(f"the {what} is empty")
-
-
-def check_queries(queries: Any) -> list[str]:
-    """Return queries as a list.
-
-    Raises:
-        TextError: they are no list of texts, or one of them is empty.
-    """
-    if not is_listing(queries):
-        raise TextError(f"queries are a list of texts, not {queries!r}")
-    checked = list(queries)
-    for number, one in enumerate(checked):
-        if not isinstance(one, str):
-            raise TextError.about("query", number, f"is not a text but {type(one).__name__}")
-        check_unicode("query", one, number)
-        if not one.strip():
-            raise TextError.about("query", number, "is empty")
-    return checked
 
 
 def found_by_words(store: VectorStore, asked: Sequence[str], limit: int, where: str | None) -> list[Found]:

@@ -244,6 +244,8 @@ def check_filter(where: Any) -> str | None:
 
 def bad_filter(where: str, reason: str) -> ConfigError:
     """Return the error for a filter that a store cannot use."""
+    # LanceDB lists all its own columns behind the reason, some of which are nobody's business.
+    reason = reason.partition("Valid fields are")[0].rstrip(" .;,")
     return ConfigError(f"the filter {where!r} cannot be used: {reason}; its columns are {', '.join(COLUMNS)}")
 
 

@@ -4,55 +4,21 @@ Knows: what a model says of a query beside a document. Does not know: collection
 """
 
 from collections.abc import Sequence
-from typing import Any, Literal, get_args
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from gerund.checks import is_listing, one_of, whole_number
 from gerund.errors import ConfigError, TextError
 from gerund.inference.likelihood.tokens import causal_runtime, continuation_logprobs
 from gerund.inference.text_ids import encode_texts
-from gerund.inference.tokens import check_unicode
 from gerund.models.pooling import unit
+from gerund.scoring.measures import DEFAULT_MEASURE, RelevanceMeasure
 from gerund.text_encoder import TextEncoder
 from gerund.types import Ranking, Scorer
-
-RelevanceMeasure = Literal["vectors", "own", "likelihood"]
-RELEVANCE_MEASURES: tuple[RelevanceMeasure, ...] = get_args(RelevanceMeasure)
-DEFAULT_MEASURE: RelevanceMeasure = "vectors"
 
 # What asks for the query behind a document (Sachan et al. 2022, section 2.2).
 BEFORE = "Passage: "
 BEHIND = ". Please write a question based on this passage."
-
-
-def check_relevance(query: Any, documents: Any, top_k: int | None, by: str | None) -> tuple[str, list[str]]:
-    """Return query and documents after checking all that is asked.
-
-    Raises:
-        TextError: a text is none, blank or not valid Unicode.
-        ConfigError: there is no such measure, or ``top_k`` is no positive whole number.
-    """
-    if by is not None:
-        one_of("measure of relevance", by, RELEVANCE_MEASURES)
-    if top_k is not None and whole_number("top_k", top_k) < 1:
-        raise ConfigError(f"top_k={top_k} leaves no document")
-    if not isinstance(query, str):
-        raise TextError(f"the query is not a string but {type(query).__name__}")
-    check_unicode("the query", query)
-    if not query.strip():
-        raise TextError("the query is empty")
-    if not is_listing(documents):
-        raise TextError(f"documents are a list of strings, not {type(documents).__name__}")
-    listed = list(documents)
-    for index, text in enumerate(listed):
-        if not isinstance(text, str):
-            raise TextError.about("document", index, f"is not a string but {type(text).__name__}")
-        check_unicode("document", text, index)
-        if not text.strip():
-            raise TextError.about("document", index, "is empty; leave it out")
-    return query, listed
 
 
 def rank(

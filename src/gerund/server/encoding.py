@@ -66,7 +66,8 @@ async def encoded(
             ) from error
         raise told(error, place) from error
     except ConfigError as error:
-        raise told(error, "dimensions" if "dimensions" in str(error) else "prompt") from error
+        named = "prompt" if prompt_name is None else "prompt_name"
+        raise told(error, "dimensions" if "dimensions" in str(error) else named) from error
     except Exception as error:
         raise told(error, param) from error
     return found

@@ -5,7 +5,10 @@ A client's mistake is a 4xx and never a 422; what the server cannot do now is 42
 Knows: statuses, OpenAI's shape, the exception tree. Does not know: routes, frameworks.
 """
 
+import re
 from typing import Any
+
+from pydantic import BaseModel
 
 from gerund.errors import (
     ClosedError,
@@ -43,6 +46,8 @@ _TOLD: dict[type[BaseException], tuple[int, str | None, str | None, int | None]]
     MemoryError: (503, "unavailable", "the server has not enough memory for it now", 10),
     GerundError: (400, None, None, None),
 }
+# What the library calls otherwise than a body does.
+_ELSEWHERE = {"schema": "response_format", "max_new_tokens": "max_tokens", "samples": "best_of"}
 # A status of none, for a client that has gone; nobody reads it but the log.
 GONE = 499
 
@@ -108,6 +113,26 @@ def unknown_model(name: str, known: str) -> ApiError:
     )
 
 
+def blamed(error: BaseException, body: BaseModel) -> str | None:
+    """Return the field of a body whose setting an error of the library names first; None where it names none.
+
+    >>> from gerund.server.schemas.writing import CompletionRequest
+    >>> blamed(ValueError("greedy ones are all the same; set n=1"), CompletionRequest(prompt="a", n=2))
+    'n'
+    """
+    given = body.model_fields_set
+    for word in [str(error).partition(" ")[0], *re.findall(r"\b(\w+)=", str(error))]:
+        for name in (word, _ELSEWHERE.get(word)):
+            if name in given:
+                return name
+    return None
+
+
+def _known(status: int, param: str | None) -> str | None:
+    """Return the field, where it is the request that is to blame."""
+    return param if 400 <= status < 500 else None
+
+
 def told(error: BaseException, param: str | None = None) -> ApiError:
     """Return an error of the library, or any other, as a client gets it.
 
@@ -123,5 +148,5 @@ def told(error: BaseException, param: str | None = None) -> ApiError:
         return ApiError(error, 400, code="context_length_exceeded" if error.exceeds_context else None, param=param)
     for kind, (status, code, said, retry_after) in _TOLD.items():
         if isinstance(error, kind):
-            return ApiError(said or error, status, code=code, retry_after=retry_after)
+            return ApiError(said or error, status, code=code, retry_after=retry_after, param=_known(status, param))
     return ApiError("something went wrong in the server; its log says what", 500, code="server_error")

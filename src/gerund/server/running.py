@@ -102,7 +102,8 @@ class Server(uvicorn.Server):
         has_failed = self.service.phase == "failed"
         if not has_failed:
             self.service.phase = "ending"
-            note("ending", requests=len(self.server_state.tasks))
+            # What still runs is finished within that time; a second Ctrl-C ends at once.
+            note("ending", requests=len(self.server_state.tasks), finish_within=f"{self.service.settings.drain:g}s")
         for server in self.servers:
             server.close()
         # A connection that has just been accepted is not idle: its request is on the way.

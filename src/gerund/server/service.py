@@ -7,7 +7,7 @@ import asyncio
 import re
 import time
 from dataclasses import dataclass, field
-from pathlib import Path, PurePath
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Literal
 
 from starlette.requests import Request
@@ -232,11 +232,9 @@ def _opened(where: str, lm: GenerativeModel) -> "Index":
     """
     from gerund.errors import DataError
     from gerund.language_model import LanguageModel
-    from gerund.retrieval.lance_store import is_remote
-    from gerund.retrieval.opening import open_index, store_at
+    from gerund.retrieval.opening import demand_index, open_index
 
     if not isinstance(lm, LanguageModel):
         raise DataError(f"{where}: an index is searched with a decoder-only model, and {lm.name} is none")
-    if not (is_remote(where) or Path(where).exists()) or store_at(where).about() is None:
-        raise DataError(f"{where}: there is no index; gerund index PATHS -o {where} makes one")
+    demand_index(where)
     return open_index(where, lm)

@@ -12,8 +12,8 @@ from fastapi import APIRouter, Response
 
 from gerund.attention.plan import PLAN_NAMES
 from gerund.language_model import LanguageModel
+from gerund.scoring.measures import RELEVANCE_MEASURES
 from gerund.scoring.names import DEFAULT, MEASURE_NAMES, OWN
-from gerund.scoring.relevance import RELEVANCE_MEASURES
 from gerund.server.errors import ApiError
 from gerund.server.routes.common import Served
 

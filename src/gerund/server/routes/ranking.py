@@ -13,9 +13,9 @@ from fastapi import APIRouter, Request
 from gerund.inference.text_ids import encode_texts
 from gerund.inference.tokens import check_unicode
 from gerund.models.pooling import unit
-from gerund.scoring.relevance import check_relevance
+from gerund.scoring.measures import check_relevance
 from gerund.server.encoding import cosines, encoded
-from gerund.server.errors import ApiError, told
+from gerund.server.errors import ApiError, blamed, told
 from gerund.server.routes.common import Served
 from gerund.server.schemas.reading import RerankRequest, ScoreRequest, TeiRerankRequest
 from gerund.server.service import Service
@@ -116,7 +116,7 @@ async def _continuations(service: Service, request: Request, body: ScoreRequest)
             )
             [found] = await claim.result(work)
         except Exception as error:
-            raise told(error, "continuations") from error
+            raise told(error, blamed(error, body) or "continuations") from error
     return [_finite(value) for value in found], tokens
 
 

@@ -20,6 +20,20 @@ Count = Annotated[int, Field(ge=1, lt=2**31)]
 ModelName = Annotated[str, Field(max_length=200)]
 
 
+_TEXTS_OR_IDS = "a text, a list of texts, a list of token ids, or a list of such lists"
+_TEXT_OR_TEXTS = "a text, or a list of texts"
+# What a field of several forms takes, in words: pydantic would say of one of the forms that it is not that one.
+_FORMS = {
+    "input": _TEXTS_OR_IDS,
+    "prompt": _TEXTS_OR_IDS,
+    "stop": _TEXT_OR_TEXTS,
+    "text_1": _TEXT_OR_TEXTS,
+    "text_2": _TEXT_OR_TEXTS,
+    "documents": "a list of texts, or of objects with a text",
+    "lengths": "a whole number, or a list of them",
+}
+
+
 class Body(BaseModel):
     """The body of a request; a field that is not known is ignored."""
 
@@ -55,8 +69,20 @@ def place_of(error: dict[str, Any], body: Any) -> str:
 
 
 def worst(errors: list[dict[str, Any]], body: Any) -> tuple[str, str]:
-    """Return the place and the message of the error that says most: of those of a union, the deepest one."""
-    found = [(place_of(error, body), error["msg"]) for error in errors]
-    first = found[0][0].split(".")[0]
-    place, message = max((one for one in found if one[0].split(".")[0] == first), key=lambda one: one[0].count("."))
-    return place, message.removeprefix("Value error, ")
+    """Return the place and the message of the error that says most.
+
+    Of those of a union it is one about a value, which was of the right type, and the deepest one of these. Where
+    nothing was of a right type, it is said what all the types are.
+
+    >>> worst([{"loc": ("body", "stop", "str"), "type": "string_type", "msg": ""},
+    ...        {"loc": ("body", "stop", "list", 0), "type": "string_type", "msg": ""}], {"stop": [5]})
+    ('stop.0', 'stop is a text, or a list of texts')
+    """
+    placed = [(place_of(error, body), error) for error in errors]
+    first = placed[0][0].split(".")[0]
+    own = [one for one in placed if one[0].split(".")[0] == first]
+    of_values = [one for one in own if not one[1]["type"].endswith("_type")]
+    place, error = max(of_values or own, key=lambda one: one[0].count("."))
+    if not of_values and len(own) > 1 and first in _FORMS:
+        return place, f"{first} is {_FORMS[first]}"
+    return place, error["msg"].removeprefix("Value error, ")

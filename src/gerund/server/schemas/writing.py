@@ -105,6 +105,31 @@ class Writing(Sampled):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
+    tools: Any = None
+    tool_choice: Any = None
+    functions: Any = None
+    function_call: Any = None
+    modalities: Any = None
+    audio: Any = None
+    web_search_options: Any = None
+
+    def refuse_unread(self) -> None:
+        """Refuse what other servers do and this one would leave out in silence.
+
+        Raises:
+            ApiError: something of that kind is asked for; it is named.
+        """
+        asked = {
+            "tools": bool(self.tools) and self.tool_choice != "none",
+            "tool_choice": self.tool_choice not in (None, "none", "auto"),
+            "functions": bool(self.functions) and self.function_call != "none",
+            "modalities": self.modalities not in (None, [], ["text"]),
+            "audio": bool(self.audio),
+            "web_search_options": self.web_search_options is not None,
+        }
+        for name, is_asked in asked.items():
+            if is_asked:
+                raise ApiError(f"{name} is not supported here; leave it out", param=name, code="not_supported")
 
     @property
     def choices(self) -> int:
@@ -162,13 +187,6 @@ class ChatRequest(Writing):
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    tools: Any = None
-    tool_choice: Any = None
-    functions: Any = None
-    function_call: Any = None
-    modalities: Any = None
-    audio: Any = None
-    web_search_options: Any = None
 
     @property
     def asked_tokens(self) -> int | None:
@@ -188,7 +206,7 @@ class ChatRequest(Writing):
         Raises:
             ApiError: something in there is not read by this version; it is named.
         """
-        self._refuse_unread()
+        self.refuse_unread()
         found = []
         for number, message in enumerate(self.messages):
             where = f"messages.{number}"
@@ -210,19 +228,6 @@ class ChatRequest(Writing):
             role = "system" if message.role == "developer" else message.role
             found.append({"role": role, "content": content, "name": message.name})
         return found
-
-    def _refuse_unread(self) -> None:
-        asked = {
-            "tools": bool(self.tools) and self.tool_choice != "none",
-            "tool_choice": self.tool_choice not in (None, "none", "auto"),
-            "functions": bool(self.functions) and self.function_call != "none",
-            "modalities": self.modalities not in (None, [], ["text"]),
-            "audio": bool(self.audio),
-            "web_search_options": self.web_search_options is not None,
-        }
-        for name, is_asked in asked.items():
-            if is_asked:
-                raise ApiError(f"{name} is not supported here; leave it out", param=name, code="not_supported")
 
 
 class CompletionRequest(Writing):

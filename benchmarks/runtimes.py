@@ -1,0 +1,156 @@
+"""What other runtimes make of the same model, in value and in processor time.
+
+    python benchmarks/runtimes.py [--texts 96] [--tokens 48] [--rounds 5]
+
+`encoders`: the bundled encoder in gerund, and its graph in onnxruntime (float32, and weights in 8 bits) and OpenVINO,
+on the same texts in batches of 16 of similar length. Values are compared with gerund's in float32.
+
+`writers`: the bundled model, generating in gerund, and as GGUF in llama.cpp (its own type, and weights in 8 bits), one
+text at a time.
+"""
+
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+
+import gerund
+import harness
+from gerund.exporting import graphs, llama_cpp, onnx, openvino
+from gerund.exporting.tokenizers import plain_tokenizer
+from inputs import demo_texts, random_llama, save
+from results import Column, Table
+
+GERUND, HALF = "gerund, float32", "gerund, as loaded"
+ORT, ORT_8, OV = "onnxruntime", "onnxruntime, weights in 8 bits", "OpenVINO"
+GGUF, GGUF_8 = "llama.cpp, own type", "llama.cpp, weights in 8 bits"
+_BATCH = 16
+Vectors = Callable[[], np.ndarray]
+
+
+def reader(lm: Any, texts: list[str], run: Callable[[Mapping[str, np.ndarray]], np.ndarray]) -> Vectors:
+    """Return what reads texts by a graph, as a program of one's own would: batches of similar length."""
+    tokenizer = plain_tokenizer(lm.runtime)
+    order = sorted(range(len(texts)), key=lambda place: len(texts[place]))
+
+    def read() -> np.ndarray:
+        found = np.empty((len(texts), lm.dimensions), dtype=np.float32)
+        for start in range(0, len(order), _BATCH):
+            places = order[start : start + _BATCH]
+            batch = tokenizer([texts[place] for place in places], padding=True, return_tensors="np")
+            found[places] = run({name: np.asarray(batch[name], dtype=np.int64) for name in graphs.INPUTS})
+        return found
+
+    return read
+
+
+def onnx_runner(path: Path, threads: int) -> Callable[[Mapping[str, np.ndarray]], np.ndarray]:
+    """Return what asks onnxruntime."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    return lambda given: session.run([graphs.VECTORS], dict(given))[0]
+
+
+def smallest_cosine(one_ND: np.ndarray, other_ND: np.ndarray) -> float:
+    """Return the smallest cosine of two vectors of the same text."""
+    norms_N = np.linalg.norm(one_ND, axis=1) * np.linalg.norm(other_ND, axis=1)
+    return float(((one_ND * other_ND).sum(axis=1) / norms_N).min())
+
+
+def encoders(model: Any, options: Any, folder: Path) -> Table:
+    """Compare encoders."""
+    texts = demo_texts(options.texts)
+    ours, loaded = gerund.load(model, dtype="float32"), gerund.load(model)
+    prepared = graphs.prepare(ours.runtime, folder)
+    plain, eight, other = folder / "model.onnx", folder / "eight.onnx", folder / "model.xml"
+    onnx.write_graph(prepared, plain)
+    shutil.copyfile(plain, eight)
+    onnx.quantize(eight)
+    openvino.translate(plain, other)
+    compiled = openvino.compiled(other)
+    systems: dict[str, Vectors] = {
+        GERUND: lambda: ours.encode(texts, batch_tokens=None, show_progress=False),
+        HALF: lambda: loaded.encode(texts, show_progress=False),
+        ORT: reader(ours, texts, onnx_runner(plain, options.threads)),
+        ORT_8: reader(ours, texts, onnx_runner(eight, options.threads)),
+        OV: reader(ours, texts, lambda given: compiled(dict(given))[graphs.VECTORS]),
+    }
+    expected = systems[GERUND]()
+    cosines = {name: smallest_cosine(run(), expected) for name, run in systems.items()}
+    checks = [harness.require(f"1 - cosine, {name}", 1 - cosines[name], 1e-4) for name in (ORT, OV)]
+    sizes = {ORT: plain, ORT_8: eight, OV: other.with_suffix(".bin")}
+    rounds = harness.alternate(systems, options.rounds)
+    rows = [
+        {**row, "cosine": cosines[str(row["system"])], "size": size_of(sizes.get(str(row["system"])))}
+        for row in rounds.rows(GERUND)
+    ]
+    columns = [
+        *harness.time_columns(GERUND, Column("cosine", "smallest cosine to it", "", 5)),
+        Column("size", "file", "MB", 1),
+    ]  # fmt: skip
+    caption = f"Encoding {options.texts} texts with the same weights and plan (`{ours.encoder.attention.name}`)."
+    return Table("encoders", caption, columns, rows, checks=checks)
+
+
+def size_of(path: Path | None) -> float | None:
+    """Return a file's size in MB."""
+    return None if path is None else path.stat().st_size / 1e6
+
+
+def writers(model: Any, options: Any, folder: Path) -> Table:
+    """Compare what generates."""
+    lm = gerund.load(model)
+    prompts = [text[:200] for text in demo_texts(4)]
+    context = lm.model.config.max_position_embeddings
+    systems: dict[str, Callable[[], object]] = {
+        "gerund": lambda: [lm.generate(prompt, options.tokens) for prompt in prompts]
+    }
+    apart: dict[str, float] = {}
+    files: dict[str, Path] = {}
+    for name, format in ((GGUF, "gguf"), (GGUF_8, "gguf-q8_0")):
+        place = folder / format
+        lm.export(place, format)
+        files[name] = place / "model.gguf"
+        apart[name] = llama_cpp.check(lm.model, lm.tokenizer, files[name], eight_bits=format != "gguf")
+        systems[name] = asker(llama_cpp.serve(files[name], context), prompts, options.tokens)
+    rounds = harness.alternate(systems, options.rounds)
+    rows = [
+        {**row, "apart": apart.get(str(row["system"])), "size": size_of(files.get(str(row["system"])))}
+        for row in rounds.rows("gerund")
+    ]
+    columns = [
+        *harness.time_columns("gerund", Column("apart", "largest difference of log-probabilities", "", 3)),
+        Column("size", "file", "MB", 1),
+    ]  # fmt: skip
+    caption = f"Greedy continuations of {len(prompts)} texts by {options.tokens} tokens, one text at a time."
+    return Table("writers", caption, columns, rows)
+
+
+def asker(server: Any, prompts: list[str], tokens: int) -> Callable[[], object]:
+    """Return what has prompts continued by llama.cpp."""
+    asked = {"max_tokens": tokens, "temperature": 0.0, "cache_prompt": False}
+    return lambda: [server.handle_completions({**asked, "prompt": prompt}) for prompt in prompts]
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Measure both."""
+    parser = harness.parser(__doc__, rounds=5)
+    parser.add_argument("--texts", type=int, default=96)
+    parser.add_argument("--tokens", type=int, default=48, help="that are generated of each text")
+    options = harness.parse(parser, argv, quick={"texts": 4, "tokens": 4})
+    with tempfile.TemporaryDirectory() as work:
+        folder, model = Path(work), None
+        if options.quick:
+            model = folder / "model"
+            save(random_llama(hidden_size=64, intermediate_size=96, num_hidden_layers=1, num_attention_heads=2), model)
+        tables = [encoders(model, options, folder), writers(model, options, folder)]
+    harness.report(options, __file__, tables, libraries=["onnxruntime", "openvino", "xllamacpp", "gguf"])
+
+
+if __name__ == "__main__":
+    main()

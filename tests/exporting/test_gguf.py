@@ -1,0 +1,144 @@
+"""What llama.cpp makes of an exported model is what gerund makes of it."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Regex, pre_tokenizers
+
+import gerund
+from gerund.errors import ConfigError, MissingDependencyError, ModelError
+from gerund.exporting import gguf as exporting
+from gerund.exporting import llama_cpp
+from gerund.exporting.gguf_tokens import BYTE, CONTROL, UNKNOWN, UNUSED, token_table
+from tests.cli.helpers import run_cli
+from tests.tiny import byte_tokenizer, save_tiny
+
+FIND_SPEC = importlib.util.find_spec
+STORIES = Path(__file__).resolve().parents[3] / "shared" / "models" / "stories260k"
+LLAMA3 = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 2.0}
+needs_gguf = pytest.mark.skipif(
+    any(FIND_SPEC(name) is None for name in ("gguf", "xllamacpp")), reason="gguf or xllamacpp is not installed"
+)
+
+
+@needs_gguf
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        ("llama", {"rope_parameters": {**LLAMA3, "rope_theta": 10.0, "original_max_position_embeddings": 16}}),
+        ("llama", {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True}),
+        ("mistral", {"sliding_window": None}),
+        ("qwen2", {}),
+        ("qwen3", {}),
+    ],
+)
+def test_architectures(tmp_path: Path, kind: str, changes: dict) -> None:
+    lm = gerund.load(save_tiny(tmp_path / "base", kind, **changes), dtype="float32")
+    done = lm.export(tmp_path / "out", "gguf")
+    assert done.load == f"llama-cli -m {tmp_path / 'out' / 'model.gguf'}"
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"model.gguf", "README.md"}
+    # The check is one: of a model with other weights it finds something else.
+    with torch.no_grad():
+        lm.model.get_input_embeddings().weight[5:].mul_(-1)
+    with pytest.raises(ModelError, match="finds other continuations probable"):
+        llama_cpp.check(lm.model, lm.tokenizer, tmp_path / "out" / "model.gguf")
+
+
+@needs_gguf
+@pytest.mark.slow
+def test_half_precision_keeps_its_type(tmp_path: Path) -> None:
+    from gguf import GGUFReader
+
+    lm = gerund.load(save_tiny(tmp_path / "base"), dtype="bfloat16")
+    lm.export(tmp_path / "out", "gguf")
+    found = {one.name: one for one in GGUFReader(tmp_path / "out" / "model.gguf").tensors}
+    kinds = {name: one.tensor_type.name for name, one in found.items()}
+    assert {kinds["token_embd.weight"], kinds["blk.1.ffn_down.weight"]} == {"BF16"}
+    assert kinds["output_norm.weight"] == "F32"
+    stored = torch.from_numpy(np.array(found["blk.1.ffn_down.weight"].data)).view(torch.bfloat16)
+    assert torch.equal(stored, lm.model.model.layers[1].mlp.down_proj.weight)
+
+
+@needs_gguf
+@pytest.mark.slow
+def test_eight_bits(tmp_path: Path) -> None:
+    from gguf import GGUFReader
+
+    lm = gerund.load(save_tiny(tmp_path / "base"), dtype="float32")
+    lm.export(tmp_path / "out", "gguf-q8_0")
+    kinds = {one.name: one.tensor_type.name for one in GGUFReader(tmp_path / "out" / "model.gguf").tensors}
+    # 32 weights share a scale; what has rows of 48 stays as it is.
+    assert (kinds["blk.1.attn_q.weight"], kinds["blk.1.ffn_down.weight"]) == ("Q8_0", "F32")
+    assert "weights in 8 bits (Q8_0)" in (tmp_path / "out" / "README.md").read_text()
+    with pytest.raises(ModelError, match="finds other continuations probable"):
+        llama_cpp.check(lm.model, lm.tokenizer, tmp_path / "out" / "model.gguf")
+
+
+@needs_gguf
+@pytest.mark.slow
+@pytest.mark.skipif(not STORIES.is_dir(), reason="the model is not there")
+def test_merges_of_characters(tmp_path: Path) -> None:
+    lm = gerund.load(STORIES, attention="causal")
+    lm.export(tmp_path / "out", "gguf")
+    asked = llama_cpp._ask(llama_cpp.serve(tmp_path / "out" / "model.gguf", 512), "Once upon a time", 40)
+    assert asked["choices"][0]["text"] == lm.generate("Once upon a time", 40)[0].text
+    table = token_table(lm.tokenizer, 514)
+    assert (table.model, table.space_before, table.types[:4], table.types[-1]) == (
+        "llama", True, [UNKNOWN, CONTROL, CONTROL, BYTE], UNUSED,
+    )  # fmt: skip
+
+
+@needs_gguf
+@pytest.mark.slow
+def test_the_bundled_model(tmp_path: Path) -> None:
+    """It tokenizes as Qwen does; and what it encodes by is no matter."""
+    ran = run_cli("export", "default", tmp_path / "out", "--format", "gguf", "--attention", "echo", "--json")
+    assert (ran.code, ran.err) == (0, "")
+    assert json.loads(ran.out)["load"] == f"llama-cli -m {tmp_path / 'out' / 'model.gguf'}"
+
+
+@needs_gguf
+@pytest.mark.parametrize(
+    ("kind", "changes", "says"),
+    [
+        ("gpt2", {}, "a gpt2 model is not written as GGUF; llama, mistral, qwen2, qwen3 are"),
+        ("mistral", {}, "does not know the sliding window of 3 tokens"),
+        ("llama", {"hidden_act": "gelu"}, "computes a llama model with silu, not gelu"),
+        ("qwen2", {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}}, "scaled by 'linear'"),
+    ],
+)
+def test_refusals(tmp_path: Path, kind: str, changes: dict, says: str) -> None:
+    lm = gerund.load(save_tiny(tmp_path / "base", kind, **changes), attention="causal")
+    with pytest.raises(ConfigError, match=says):
+        lm.export(tmp_path / "out", "gguf")
+    assert not (tmp_path / "out").exists()
+
+
+def test_tokenizers_that_llama_cpp_has_no_name_for() -> None:
+    tokenizer = byte_tokenizer()
+    assert token_table(tokenizer, len(tokenizer)).cut == "gpt-2"
+    core = tokenizer.backend_tokenizer
+    bytes_ = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    core.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(r"\d"), "isolated"), bytes_])
+    with pytest.raises(ConfigError, match=r"how this tokenizer cuts a text \(Split, ByteLevel\) has no name"):
+        token_table(tokenizer, len(tokenizer))
+
+
+def test_without_the_libraries(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "gguf" else FIND_SPEC(name))
+    with pytest.raises(MissingDependencyError, match=r"needs gguf: pip install 'gerund\[gguf\]'"):
+        gerund.load(tiny_folder).export(tmp_path / "out", "gguf")
+    assert exporting.MODEL_FILE == "model.gguf"
+
+
+@needs_gguf
+def test_a_file_that_is_none(tiny_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").write_bytes(b"x")
+    lm = gerund.load(tiny_folder)
+    with pytest.raises(ModelError, match=r"llama\.cpp refuses the file"):
+        llama_cpp.check(lm.model, lm.tokenizer, tmp_path / "model.gguf")

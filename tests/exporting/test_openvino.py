@@ -1,0 +1,63 @@
+"""What OpenVINO makes of an exported graph is what gerund makes of the model."""
+
+import importlib.util
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import gerund
+from gerund import LanguageModel
+from gerund.errors import ConfigError, MissingDependencyError, ModelError
+from gerund.exporting import openvino as exporting
+from gerund.exporting.graphs import Prepared
+from gerund.exporting.tokenizers import plain_tokenizer
+from tests.cli.helpers import run_cli
+from tests.exporting.test_onnx import FIND_SPEC, TEXTS, readme_vectors
+
+needs_openvino = pytest.mark.skipif(
+    any(FIND_SPEC(name) is None for name in ("openvino", "onnx", "onnxscript")), reason="OpenVINO is not installed"
+)
+
+
+@needs_openvino
+@pytest.mark.slow
+def test_vectors(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lm = gerund.load(tiny_folder, attention="inter-bidir", k=2, dtype="float32")
+    lm = LanguageModel(lm.model, lm.tokenizer, replace(lm.encoder, prompts={"query": "Q:"}))
+    done = lm.export(tmp_path / "out", "openvino")
+    assert done.load == f"openvino.Core().compile_model({str(tmp_path / 'out' / 'openvino_model.xml')!r}, 'CPU')"
+    # What reports every import over the network was left aside, and nothing stands in its place.
+    assert "openvino_telemetry" not in sys.modules
+    left = {"openvino_model.xml", "openvino_model.bin", "openvino.json", "README.md"}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {*left, "tokenizer.json", "tokenizer_config.json"}
+    begins = json.loads((tmp_path / "out" / "openvino.json").read_text())["pooled_from"]
+    for prompt, begin in (("", begins[""]), ("Q:", begins["query"])):
+        for texts in (TEXTS, ["a"]):
+            found = readme_vectors(tmp_path / "out", [prompt + text for text in texts], monkeypatch, begin)
+            np.testing.assert_allclose(found, lm.encode(texts, prompt=prompt), atol=1e-5)
+    # Beside a model that is read otherwise, the same graph is found to be wrong.
+    other = gerund.load(tiny_folder, attention="bidir", dtype="float32").runtime
+    prepared = Prepared(other, plain_tokenizer(other), {"": begins[""], "Q:": begins["query"]})
+    with pytest.raises(ModelError, match="OpenVINO computes other vectors than gerund"):
+        exporting.check(prepared, tmp_path / "out" / "openvino_model.xml")
+    (tmp_path / "broken.xml").write_bytes(b"x")
+    with pytest.raises(ModelError, match="OpenVINO refuses its graph"):
+        exporting.check(prepared, tmp_path / "broken.xml")
+
+
+@needs_openvino
+def test_refusals(tiny_folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="reads a text twice; OpenVINO is for the other plans"):
+        gerund.load(tiny_folder, attention="echo").export(tmp_path / "out", "openvino")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_the_libraries(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "openvino" else FIND_SPEC(name))
+    with pytest.raises(MissingDependencyError, match=r"needs openvino.*: pip install 'gerund\[openvino\]'"):
+        gerund.load(tiny_folder).export(tmp_path / "out", "openvino")
+    assert "'gerund[openvino]'" in run_cli("export", tiny_folder, tmp_path / "out", "--format", "openvino").mistake
