@@ -65,7 +65,9 @@ def smallest_cosine(one_ND: np.ndarray, other_ND: np.ndarray) -> float:
 def encoders(model: Any, options: Any, folder: Path) -> Table:
     """Compare encoders."""
     texts = demo_texts(options.texts)
-    ours, loaded = gerund.load(model, dtype="float32"), gerund.load(model)
+    # Without the bundled model's head: OpenVINO cannot look up the vectors of words in it.
+    ours = gerund.load(model, adapter="none", attention="bidir", dtype="float32")
+    loaded = gerund.load(model, adapter="none", attention="bidir")
     prepared = graphs.prepare(ours.runtime, folder)
     plain, eight, other = folder / "model.onnx", folder / "eight.onnx", folder / "model.xml"
     onnx.write_graph(prepared, plain)

@@ -121,3 +121,14 @@ def test_without_the_libraries(tiny_folder: Path, tmp_path: Path, monkeypatch: p
     with pytest.raises(MissingDependencyError, match=r"needs onnx, .*pip install 'gerund\[onnx\]'"):
         gerund.load(tiny_folder).export(tmp_path / "out", "onnx")
     assert "pip install 'gerund[onnx]'" in run_cli("export", tiny_folder, tmp_path / "out", "--format", "onnx").mistake
+
+
+@needs_onnx
+@pytest.mark.slow
+def test_a_head_with_vectors_of_words(bundled: LanguageModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bundled model's; the graph finds words by a search of its own."""
+    bundled.export(tmp_path / "out", "onnx")
+    texts = ["The Cameron Hawkes flew over words; the end.", "NAIVE cafe 3.5 times, don't", "unbelievably"]
+    found = readme_vectors(tmp_path / "out", texts, monkeypatch)
+    assert found.shape == (3, bundled.dimensions)
+    np.testing.assert_allclose(found, bundled.encode(texts), atol=5e-3)  # bfloat16 beside float32

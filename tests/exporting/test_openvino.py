@@ -53,6 +53,8 @@ def test_vectors(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_refusals(tiny_folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="reads a text twice; OpenVINO is for the other plans"):
         gerund.load(tiny_folder, attention="echo").export(tmp_path / "out", "openvino")
+    with pytest.raises(ConfigError, match="integers of 64 bits, which OpenVINO cuts to 32; export as onnx"):
+        gerund.load().export(tmp_path / "out", "openvino")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from gerund.errors import ConfigError
 from gerund.exporting import graphs, onnx
 from gerund.exporting.files import write_json
 from gerund.exporting.graphs import VECTORS, Prepared
@@ -33,12 +34,17 @@ def write(runtime: EncoderRuntime, folder: Path) -> None:
     """Fill ``folder`` with the graph, its tokenizer, ``openvino.json`` and a README, after trying the graph.
 
     Raises:
-        ConfigError: a plan, prompt or tokenizer that another program could not follow.
+        ConfigError: a plan, prompt, tokenizer or head that another program could not follow.
         ModelError: torch cannot export the architecture, or OpenVINO computes something else.
         MissingDependencyError: OpenVINO or ONNX is not installed.
     """
     onnx.demand_installed(_NEEDED, "OpenVINO", "openvino")
     graphs.refuse(runtime, "OpenVINO")
+    if runtime.head is not None and runtime.head.words is not None:
+        raise ConfigError(
+            "this encoder adds vectors of words, found by integers of 64 bits, which OpenVINO cuts to 32; "
+            "export as onnx"
+        )
     prepared = graphs.prepare(runtime, folder)
     with TemporaryDirectory(dir=folder) as room:
         onnx.write_graph(prepared, Path(room) / onnx.MODEL_FILE)
