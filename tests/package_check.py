@@ -31,6 +31,7 @@ EXTRAS = (
     "onnx",
     "openvino",
     "gguf",
+    "ray",
 )
 IN_SOURCES = ("tests/tiny.py", "constraints.txt", "Makefile", "CITATION.cff", "SECURITY.md", "LICENSE")
 TYPED = """
