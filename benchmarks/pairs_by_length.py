@@ -1,9 +1,9 @@
 """Contrastive training steps that pass texts of similar length together, beside one padded pass over each group.
 
-    gerund mine ... -o titles.parquet        (as the recipe default-encoder says)
+    gerund mine ... -o pairs.parquet
     python benchmarks/pairs_by_length.py --folder . [--steps 4] [--rounds 3]
 
-The steps of the recipe `default-encoder` on the bundled model: 64 mined pairs of up to 128 tokens. Checks first that
+The steps of the recipe `gur-adapt` on the bundled model: 64 mined pairs of up to 128 tokens. Checks first that
 both systems find the same loss and gradients, then times them in turn.
 """
 
@@ -55,7 +55,7 @@ def compare(options: Any, source: list[str]) -> None:
     overrides = ["model.base=default", *source]
     if options.fp32:
         overrides.append("precision=fp32")
-    recipe = load_recipe("default-encoder", overrides)
+    recipe = load_recipe("gur-adapt", overrides)
     torch.manual_seed(0)
     trainable, bf16 = prepare_model(recipe, write=False), uses_bf16(recipe)
     objectives = prepare_objectives(recipe, trainable, Sources(recipe, trainable.tokenizer, print))
@@ -88,7 +88,7 @@ def compare(options: Any, source: list[str]) -> None:
         dict.fromkeys(SYSTEMS, lambda: [step(inputs) for inputs in items]), options.rounds, prepare=choose
     )
     vectors.passes_may_differ = own
-    caption = f"{options.steps} contrastive steps of the recipe `default-encoder`, {'bf16' if bf16 else 'fp32'}."
+    caption = f"{options.steps} contrastive steps of the recipe `gur-adapt`, {'bf16' if bf16 else 'fp32'}."
     table = rounds.table("steps", caption, base=PADDED, checks=[check])
     harness.report(options, __file__, [table], tokens=tokens, tokens_with_padding=padded)
 

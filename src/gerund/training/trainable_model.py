@@ -166,6 +166,9 @@ def _load(recipe: Recipe, base: str, *, weights: bool) -> TrainableModel:
     goes_on = any(objective.trains_head for objective in recipe.objectives)
     left_aside = recipe.model.adapter == NO_ADAPTER and _own_adapter(source) is not None
     head = read_head(settings) if settings is not None and goes_on and not left_aside else None
+    if head is not None:
+        # What it learns leads it out of its teacher's space; distillation declares that of its own teacher.
+        head = head.without_space()
     own = default_encoder_config(model)
     encoder = _trainable(recipe.encoder.applied_to(own if saved is None else saved.applied_to(own)))
     return TrainableModel(model, tokenizer, encoder, source, head=head)

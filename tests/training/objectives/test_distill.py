@@ -13,6 +13,7 @@ from gerund.training.corpus import teachers
 from gerund.training.corpus.teachers import SHARD_TEXTS, open_teacher, read_known, teacher_vectors
 from gerund.training.estimate import estimate
 from gerund.training.recipe import Recipe, load_recipe
+from gerund.training.trainable_model import prepare_model
 from tests.tiny import save_tiny
 from tests.training.conftest import sentences
 
@@ -73,6 +74,14 @@ def test_the_student_nears_its_teacher_and_its_head_is_kept(run, teacher):
     assert lm.space != lm.fingerprint()
     lm.save(folder.parent / "again")
     assert gerund.load(folder.parent / "again").space == lm.space
+
+
+def test_a_head_that_learns_something_else_leaves_the_space(run, settings, write_recipe):
+    settings["model"] = {"base": str(run("out", "steps=2"))}
+    settings["objectives"] = [{"kind": "gur", "pairs": {"files": ["pairs.parquet"]}}]
+    head = prepare_model(load_recipe(write_recipe(settings)), write=False).head
+    assert head is not None
+    assert head.settings.space is None
 
 
 def test_vectors_of_tokens_are_near_before_the_first_step(run, teacher):
