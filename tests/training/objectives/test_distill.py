@@ -78,7 +78,7 @@ def test_the_student_nears_its_teacher_and_its_head_is_kept(run, teacher):
 
 def test_a_head_that_learns_something_else_leaves_the_space(run, settings, write_recipe):
     settings["model"] = {"base": str(run("out", "steps=2"))}
-    settings["objectives"] = [{"kind": "gur", "pairs": {"files": ["pairs.parquet"]}}]
+    settings["objectives"] = [{"kind": "gur", "pairs": {"files": ["pairs.parquet"]}, "length": 32}]
     head = prepare_model(load_recipe(write_recipe(settings)), write=False).head
     assert head is not None
     assert head.settings.space is None
