@@ -85,7 +85,7 @@ class TestOwnTexts:
             (tmp_path / name).touch()
         recipe = load_recipe("magnet-default", ["data.sources.texts.limit=5"], texts=[tmp_path, tmp_path / "b.txt"])
         [source] = recipe.data.sources
-        expected = ["a.jsonl.xz", "b.txt", "deep/c.parquet", "b.txt"]
+        expected = ["a.jsonl.xz", "b.txt", "deep/c.parquet", "notes.md", "b.txt"]
         assert source.files == [tmp_path / name for name in expected]
         assert (source.limit, source.clean, source.validation) == (5, "none", [])
         assert recipe.data.validation_tokens == 16384

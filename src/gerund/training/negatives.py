@@ -194,6 +194,7 @@ class _Output:
                 raise ConfigError(
                     f"{self.folder} was begun otherwise: {differs}; go on as before, or give --force to begin anew"
                 )
+            self._remove_torn()
             return
         if path.is_file():
             self.clear()
@@ -203,9 +204,15 @@ class _Output:
 
     def clear(self) -> None:
         """Remove everything that a run writes; the manifest last, so that what is left of it is known as its own."""
-        for part in (*self.parts(), *self.folder.glob(".part-*.part"), self.folder / SHARED):
+        self._remove_torn()
+        for part in self.parts():
             part.unlink(missing_ok=True)
         (self.folder / MANIFEST).unlink(missing_ok=True)
+
+    def _remove_torn(self) -> None:
+        """Remove what whoever was killed has left half written."""
+        for torn in (*self.folder.glob(".part-*.part"), self.folder / SHARED):
+            torn.unlink(missing_ok=True)
 
 
 def _manifest(
