@@ -30,6 +30,9 @@ most ratios are those of the medians; their commands are written with today's op
 
 In tables of 2026-11-22 and earlier, `hybrid` is what `hybrid:rrf` is now: reciprocal rank fusion with BM25.
 
+Tables from before commit ea8f259 of 2026-11-23 read the bundled model by its earlier encoder: pairs mined from its own
+texts, the plan `inter-bidir`, 256 numbers. What it writes is the same.
+
 "The first base" is the bundled model's base after its first 2000 steps (16.4 million tokens), without adapters:
 `gerund train default-base` makes it again, to be given in the place of `default`.
 """

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _BREAK, _INSIDE, _START = 0, 1, 2
-_BASE = 0x9E3779B97F4A7C15 - (1 << 64)  # odd, so that no place of a word is lost
+_BASE = 0x9E3779B97F4A7C15  # odd, so that no place of a word is lost
 _LONGEST = 64
 _SPACES = ("Ġ", "▁")
 """What byte-level and SentencePiece vocabularies write for the space before a token."""
@@ -56,9 +56,9 @@ class WordVectors(nn.Module):
         """Note what each token of a vocabulary adds to a word."""
         special = set(tokenizer.all_special_ids)
         pieces = tokenizer.convert_ids_to_tokens(list(range(min(len(self.pieces_V), len(tokenizer)))))
-        hashed = bool(any(piece.startswith("##") for piece in pieces))
+        marks_inside = any(piece.startswith("##") for piece in pieces)
         for number, piece in enumerate(pieces):
-            if number in special or not (found := _letters(tokenizer, piece, hashed)):
+            if number in special or not (found := _letters(tokenizer, piece, marks_inside)):
                 continue
             letters, starts = found
             self.pieces_V[number] = _hash(letters)
@@ -121,15 +121,15 @@ class WordVectors(nn.Module):
         self.values_WE.copy_((vectors_WE / (largest_W / _LEVELS).clamp(min=1e-30)[:, None]).round())
 
 
-def _letters(tokenizer: "PreTrainedTokenizerBase", piece: str, hashed: bool) -> tuple[str, bool] | None:
+def _letters(tokenizer: "PreTrainedTokenizerBase", piece: str, marks_inside: bool) -> tuple[str, bool] | None:
     """Return the letters of a token in lower case, and whether a word starts with it; None for a token of signs.
 
     Args:
         tokenizer: Gives the characters that a token of bytes stands for.
         piece: The token, as the vocabulary writes it.
-        hashed: Whether it is a vocabulary that writes ``##`` before what goes on with a word.
+        marks_inside: Whether it is a vocabulary that writes ``##`` before what goes on with a word.
     """
-    starts = piece.startswith(_SPACES) or (hashed and not piece.startswith("##"))
+    starts = piece.startswith(_SPACES) or (marks_inside and not piece.startswith("##"))
     bare = piece.lstrip("".join(_SPACES)).removeprefix("##")
     text = tokenizer.convert_tokens_to_string([bare]).strip()
     # Bytes of a part of a character stand for nothing alone; they count as the letters that the vocabulary writes.
@@ -144,14 +144,18 @@ def _hash(letters: str) -> int:
     value = 0
     for place, sign in enumerate(letters):
         value += (ord(sign) + 1) * pow(_BASE, place, 1 << 64)
-    value %= 1 << 64
-    return value - (1 << 64) if value >= 1 << 63 else value
+    return _signed(value)
 
 
 def _powers() -> Tensor:
     """Return the base's powers by place ``(L,)``."""
-    values = [pow(_BASE, place, 1 << 64) for place in range(_LONGEST)]
-    return torch.tensor([value - (1 << 64) if value >= 1 << 63 else value for value in values])
+    return torch.tensor([_signed(pow(_BASE, place, 1 << 64)) for place in range(_LONGEST)])
+
+
+def _signed(value: int) -> int:
+    """Return the 64-bit integer that a number is modulo 2 to the 64."""
+    value %= 1 << 64
+    return value - (1 << 64) if value >= 1 << 63 else value
 
 
 def _last(true_BT: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ Knows: which texts, which losses. Does not know: how a teacher encodes, how vect
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
@@ -164,12 +165,7 @@ class DistillConfig(TextConfig, VectorConfig):
         settings = HeadSettings(width, dimensions, "linear", vocabulary, space, self.word_vectors or None)
         if model.head is not None:
             own = model.head.settings
-            if (own.dimensions, own.variant, own.vocabulary, own.words) != (
-                dimensions,
-                "linear",
-                vocabulary,
-                settings.words,
-            ):
+            if replace(own, space=space) != settings:
                 raise ConfigError(
                     f"distill: the base has a head of {own.dimensions} dimensions ({own.variant}), which leads into "
                     "no space of this teacher; set model.adapter to none, or merge the base without its head"
