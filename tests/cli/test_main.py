@@ -27,6 +27,20 @@ def test_an_output_that_cannot_be_written_is_one_sentence(command: list[str]) ->
     assert done.returncode == 1
 
 
+@pytest.mark.parametrize("command", [["recipes"], ["--version"], ["train", "--help"]])
+def test_a_reader_that_goes_away_is_no_error(command: list[str]) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", "gerund", *command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src")},
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        _, err = process.communicate()
+    assert (process.returncode, err) == (1, b"")
+
+
 SOURCE = str(Path(__file__).parents[2] / "src")
 MISTYPED = [
     ["--hlep"],

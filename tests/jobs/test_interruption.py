@@ -111,6 +111,7 @@ def test_a_command_says_what_is_kept(tmp_path, number):
         deadline = time.monotonic() + SECONDS
         while not list(parts.glob("part-*")) and time.monotonic() < deadline:
             time.sleep(0.01)
+        time.sleep(0.02)  # by now the next shard is on its way through the pipe to a process that is ended
         process.send_signal(number)
         _, err = process.communicate(timeout=SECONDS)
     assert f"gerund: interrupted; finished parts are kept in {parts}: give --resume to go on from there\n" in err

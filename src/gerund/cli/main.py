@@ -6,7 +6,6 @@ import nothing heavy at their top, so ``gerund --help`` does not wait for torch.
 
 import errno
 import os
-import signal
 import sys
 import warnings
 from typing import Annotated
@@ -100,9 +99,14 @@ def main() -> None:
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning
-            app()
+            try:
+                app()
+            finally:
+                sys.stdout.flush()
     except BrokenPipeError:
-        raise  # who reads has gone: nothing to say, and nobody to say it to
+        # Who reads has gone: nothing to say, and nobody to say it to, nor at the end of the process.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        sys.exit(1)
     except (GerundError, OSError, MemoryError, RecursionError, UnicodeError) as error:
         said, status = _sentence(error)
         print(f"gerund: error: {said}", file=sys.stderr)  # noqa: T201
@@ -147,10 +151,11 @@ def _system_sentence(error: OSError) -> tuple[str, int]:
 def run() -> None:
     """Run the command line as a program of its own.
 
-    A reader that goes away (head, less) ends it quietly; SIGTERM ends it as Ctrl-C does, after it has tidied up.
+    A reader that goes away (head, less) ends it quietly, with status 1; SIGTERM ends it as Ctrl-C does, after it has
+    tidied up.
     """
-    if hasattr(signal, "SIGPIPE"):
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    # SIGPIPE stays ignored, as Python starts: the pipes to a job's processes break too, when those are ended, and the
+    # signal would end the command before it has said what it kept.
     interrupt_on_termination()
     main()
 
