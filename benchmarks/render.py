@@ -66,7 +66,7 @@ PAGE = (
     Section("## Methods without training", ("training_free",)),
     Section("## Evaluation", ("quality-evaluation",)),
     Section("## Searching one's own documents", ("index",)),
-    Section("### What an index costs", ("index_cost",)),
+    Section("### What an index costs", ("index_cost", "kept_chunks")),
     Section("### Documents ranked by relevance", ("relevance",)),
     Section(
         "## Training for both",

@@ -47,10 +47,12 @@ GROUPS = {
     ),
     "clustering": ("clustering/stackoverflow", "clustering/twentynewsgroups"),
     "retrieval": ("retrieval/cranfield", "retrieval/medline", "retrieval/cisi"),
+    "tokens": ("ner/conll2003", "pos/conll2003", "chunking/conll2003"),
 }
 TITLES = {
     "sts": "STS (4 sets, Spearman)", "pairs": "MQP (max AP)", "probe": "linear probe (5 sets, accuracy)",
     "clustering": "clustering (2 sets, V-measure)", "retrieval": "retrieval (3 sets, nDCG@10)",
+    "tokens": "words of CoNLL-2003 (names F1, parts of speech, chunks F1)",
 }  # fmt: skip
 SETS = ("stsb.dev", "stsb.test", "sts12.test", "sts13.test", "sts14.test")
 OPTIONS = ("linear-probe.smote=never",)
@@ -123,7 +125,10 @@ def best_of(done: Tuned, fits: Callable[[EncoderConfig], bool]) -> Trial | None:
 
 def scored(lm: LanguageModel, name: str, config: EncoderConfig, options: Any, sample: Sequence[str]) -> None:
     """Score a setting on the test sets; the scores lie in the work folder."""
-    tasks = tasks_of([task for group in options.groups for task in GROUPS[group]], options.data)
+    # A template, what is put in front and a transform say nothing of a text's tokens.
+    of_texts = not {"template", "prepend", "transform"}.isdisjoint(config.methods)
+    groups = [group for group in options.groups if not (of_texts and group == "tokens")]
+    tasks = tasks_of([task for group in groups for task in GROUPS[group]], options.data)
     system = language_model_system(label_of(config, lm.n_layers), read_as(lm, config, sample), EmbeddingCache())
     settings = EvaluationConfig(limit=options.limit, show_progress=False)
     evaluate([system], tasks, settings, folder=options.work / name / "test")

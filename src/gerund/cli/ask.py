@@ -55,11 +55,23 @@ def command(
     rerank_by: index_options.RerankBy = None,
     cache: Annotated[
         Path | None,
-        typer.Option(help="Keep what was read of a --document here. [default: the user's caches]", show_default=False),
+        typer.Option(
+            help="Keep here what was read of a --document, or with --approximate-cache of an index's chunks. "
+            "[default: the user's caches]",
+            show_default=False,
+        ),
     ] = None,
     cache_size: Annotated[
         str, typer.Option(help="What is kept takes this much at most; 0 keeps nothing. What is unused longest goes.")
     ] = "2GB",
+    approximate_cache: Annotated[
+        bool,
+        typer.Option(
+            "--approximate-cache",
+            help="Keep what the model has read of each chunk, so that the next question that finds it starts sooner. "
+            "Chunks are then read without seeing each other: the answer is not quite that of reading them together.",
+        ),
+    ] = False,
     sources: Annotated[bool, typer.Option("--sources", help="Show everything that was read.")] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the answer with its sources as a JSON object.")
@@ -101,8 +113,10 @@ def command(
         "rerank_by": rerank_by,
     }
     _demand_there(where, document)
-    _checked(question, k, asked)
     most_bytes = bytes_of(cache_size)
+    if approximate_cache:
+        asked["approximate_cache"] = _chunk_cache(document, cache, most_bytes)
+    _checked(question, k, asked)
     reader = (
         index_options.open_existing(where, spec)
         if document is None
@@ -168,6 +182,18 @@ def _document(path: Path, spec: "ModelSpec", cache: Path | None, most_bytes: int
     from gerund.retrieval.open_document import open_document, usual_cache
 
     return open_document(path, spec, cache=usual_cache(cache, most_bytes) if most_bytes else None)
+
+
+def _chunk_cache(document: Path | None, cache: Path | None, most_bytes: int) -> Any:
+    """Return where chunks are kept."""
+    from gerund.errors import ConfigError
+    from gerund.retrieval.open_document import usual_cache
+
+    if document is not None:
+        raise ConfigError("--approximate-cache is for an index; what is read of a --document is kept as it is")
+    if not most_bytes:
+        raise ConfigError("--cache-size 0 keeps nothing, and --approximate-cache is for keeping")
+    return usual_cache(cache, most_bytes)
 
 
 def _warn(reader: "Asking", method: str | None) -> None:

@@ -7,12 +7,14 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, Unpack, get_args
 
-from gerund.checks import one_of
+from gerund.checks import one_of, place
 from gerund.config import Sampling
 from gerund.errors import unknown_name
 from gerund.inference.generate.settings import demand_room
+from gerund.jobs.disk_cache import DiskCache
 from gerund.retrieval.citations import Citations, checked
 from gerund.types import Answer, Source
 
@@ -65,6 +67,11 @@ class AskOptions(TypedDict, total=False):
     sampling: Sampling | None
     """How the tokens of a written answer are chosen; None is greedy."""
 
+    approximate_cache: "DiskCache | str | Path | None"
+    """A folder, or a cache with a limit of its own, where what a model has read of each chunk is kept, so that the next
+    question that finds the chunk starts sooner. Chunks are then read apart, each as if it were the only one: the answer
+    is not the one that reading them together gives. None, the default, reads them together."""
+
 
 @dataclass(frozen=True)
 class Asked:
@@ -80,6 +87,7 @@ class Asked:
     history: "Sequence[Message]" = ()
     max_new_tokens: int = MAX_NEW_TOKENS
     sampling: Sampling | None = None
+    approximate_cache: "DiskCache | str | Path | None" = None
 
     @classmethod
     def of(cls, question: str, k: int, options: AskOptions) -> Self:
@@ -99,6 +107,8 @@ class Asked:
         if given.method is not None:
             one_of("method", given.method, METHODS)
         demand_room(given.max_new_tokens)
+        if given.approximate_cache is not None and not isinstance(given.approximate_cache, DiskCache):
+            place("the cache", given.approximate_cache)
         if given.history == ():
             return given
         from gerund.retrieval.prompting import check_history  # which imports torch
@@ -289,8 +299,8 @@ class Asking(ABC):
         Args:
             question: what is asked.
             k: how many chunks are read at most; fewer where the model's context has no room for them.
-            options: ``method``, ``filter``, ``weight``, ``rerank``, ``rerank_by``, ``history``, ``max_new_tokens`` and
-                ``sampling``; see ``AskOptions``.
+            options: ``method``, ``filter``, ``weight``, ``rerank``, ``rerank_by``, ``history``, ``max_new_tokens``,
+                ``sampling`` and ``approximate_cache``; see ``AskOptions``.
 
         Returns:
             The answer with its numbered sources. Where nothing relevant was found, its text says so, and ``found`` is

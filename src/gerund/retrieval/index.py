@@ -302,6 +302,8 @@ class Index(Asking):
             if self._writer_of_answers is None:
                 self._writer_of_answers = AnswerWriter(self.lm)
             return self._writer_of_answers.written(asked, sources_of(hits))
+        if asked.approximate_cache is not None:
+            raise ConfigError("a quoted answer reads nothing that could be kept; leave approximate_cache out")
         embedder = self._demand_embedder()
 
         def encode(texts: Sequence[str]) -> np.ndarray:

@@ -115,6 +115,8 @@ class OpenDocument(Asking):
             return self._own_index()._prepared(asked)
         if asked.filter is not None or asked.weight is not None or asked.rerank:
             raise ConfigError("the whole document is read, and nothing searched; leave filter, weight and rerank out")
+        if asked.approximate_cache is not None:
+            raise ConfigError("what is read of one document is kept as it is; approximate_cache is for an index")
         from gerund.retrieval.prompting import Prompter, Reading
 
         prompter = Prompter(self.lm.model, self.lm.tokenizer)
@@ -148,7 +150,8 @@ class OpenDocument(Asking):
 
     def _read(self, prompter: "Prompter") -> "Session | None":
         """Return the document as the model has read it: just now, or some time before."""
-        from gerund.retrieval.writing import DUMMIES, common_start, read_once
+        from gerund.retrieval.kept_sources import DUMMIES
+        from gerund.retrieval.writing import common_start, read_once
 
         if self._tried:
             return self._session

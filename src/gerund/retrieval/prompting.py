@@ -46,12 +46,14 @@ class Reading:
         sources: those that fitted.
         max_new_tokens: how much the answer may have at most.
         stop: strings that end it.
+        history: the turns before that fitted.
     """
 
     ids: list[int]
     sources: list[Source]
     max_new_tokens: int
     stop: tuple[str, ...] = ()
+    history: Sequence[Message] = ()
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,7 @@ class Prompter:
             turns = turns[_TURN:]
         best = _largest(len(sources), lambda count: ids(count, turns) is not None)
         if best:
-            return Reading(ids(best, turns) or [], list(sources[:best]), answer, self.stop)
+            return Reading(ids(best, turns) or [], list(sources[:best]), answer, self.stop, turns)
         if ids(0, turns) is None:
             raise TextError(
                 f"the question is too long: of the model's context of {limit} tokens, {answer} are kept for the answer"
@@ -107,7 +109,7 @@ class Prompter:
         kept = _largest(len(sources[0].text), lambda size: ids(1, turns, size) is not None) if sources else 0
         read = _first(sources, 1, kept) if kept else []
         found = ids(1, turns, kept) if kept else ids(0, turns)
-        return Reading(found or [], read, answer, self.stop)
+        return Reading(found or [], read, answer, self.stop, turns)
 
     @property
     def stop(self) -> tuple[str, ...]:

@@ -8,15 +8,13 @@ from typing import TYPE_CHECKING
 
 from gerund.errors import ConfigError
 from gerund.retrieval.asking import Asked, Written
+from gerund.retrieval.kept_sources import DUMMIES, KeptSources, disk_cache
 from gerund.retrieval.prompting import Prompter
 from gerund.types import Source
 
 if TYPE_CHECKING:
     from gerund.inference.generate.session import Session
     from gerund.language_model import LanguageModel
-
-# Two texts that begin with different tokens: what prompts with either have in common does not depend on the text.
-DUMMIES = ("a", "7")
 
 
 class AnswerWriter:
@@ -40,6 +38,9 @@ class AnswerWriter:
         """
         reading = self.prompter.reading(asked.question, sources, asked.history, asked.max_new_tokens)
         known = self._instructions()
+        if asked.approximate_cache is not None and reading.sources:
+            kept = KeptSources(self.lm, self.prompter, disk_cache(asked.approximate_cache))
+            return Written(asked, self.lm, *kept.reading(asked, reading, known))
         fits = known is not None and reading.ids[: len(known.token_ids)] == known.token_ids
         return Written(asked, self.lm, reading, known if fits else None)
 
@@ -48,7 +49,7 @@ class AnswerWriter:
         if not self._tried:
             self._tried = True
             prompts = [
-                self.prompter.prompt_ids(self.prompter.prompt(one, [Source(1, one, 0, 1, one)], ()))
+                self.prompter.prompt_ids(self.prompter.prompt(one, [Source(1, one, 0, 1, one, one)], ()))
                 for one in DUMMIES
             ]  # fmt: skip
             self._begun = read_once(self.lm, common_start(*prompts))

@@ -28,6 +28,7 @@ from gerund.inference.generate.rows import Emit
 from gerund.inference.generate.session_files import Kept, Reader, load_kept, refuse_other_states, save_kept
 from gerund.inference.generate.settings import Options, Settings
 from gerund.inference.generate.streams import AsyncTextStream, TextStream, Work
+from gerund.inference.generate.turned_keys import turns_of
 from gerund.inference.tokens import InputFormat, tokenize
 from gerund.jobs.folders import atomic_folder
 from gerund.models.pooling import unit
@@ -135,6 +136,43 @@ class Session:
         cache, logits_BV, _ = _read(self._model, more, _copied(self._cache))
         text = self.text + self._tokenizer.decode(more)
         return replace(self, text=text, token_ids=ids, _cache=cache, _logits_BV=logits_BV)
+
+    def tail(self, first: int) -> Kept:
+        """Return what was read from a token on, without what stands before it, for ``with_tail``.
+
+        Args:
+            first: how many tokens are left out.
+
+        Raises:
+            ConfigError: keys of this architecture cannot be turned to another place.
+        """
+        turns_of(self._model)
+        cache = _copied(self._cache)
+        for layer in cache.layers:
+            layer.keys, layer.values = (one[:, :, first:].clone() for one in (layer.keys, layer.values))
+        ids = self.token_ids[first:]
+        return replace(self._kept(), text=self._tokenizer.decode(ids), token_ids=ids, cache=cache)
+
+    def with_tail(self, tail: Kept, start: int) -> Self:
+        """Return a session at whose end stands what another one has read, without reading it again: an approximation.
+
+        Keys are turned to their new place. What the tail could not see, the text between its own beginning and here,
+        has no part in what it holds; so all that is written behind it differs from what one pass over everything gives.
+
+        Args:
+            tail: what ``tail`` returned, of this model.
+            start: how many tokens stood before it.
+
+        Raises:
+            ConfigError: keys of this architecture cannot be turned to another place.
+            TextError: there is no room for it.
+        """
+        turns = turns_of(self._model)
+        ids = prompt_ids(self._model, self._tokenizer, [*self.token_ids, *tail.token_ids], "the text")
+        cache, by = _copied(self._cache), len(self.token_ids) - start
+        for layer, own, turn in zip(cache.layers, tail.cache.layers, turns, strict=True):
+            layer.update(turn.apply(own.keys, by), own.values)
+        return replace(self, text=self.text + tail.text, token_ids=ids, _cache=cache, _logits_BV=tail.logits_BV)
 
     def stream(
         self, max_new_tokens: int = 64, sampling: Sampling | None = None, **options: Unpack[Options]

@@ -1,0 +1,131 @@
+"""Chunks that a model has read once are not read again, from the command line and from Python."""
+
+import json
+
+import pytest
+
+import gerund
+from gerund import Chunking, ConfigError, Document
+from gerund.inference.generate.session_files import TENSORS
+from gerund.jobs.disk_cache import DiskCache
+from tests.cli.helpers import run_cli
+from tests.retrieval.test_asking import QUESTION, TURNS, chat_model
+from tests.retrieval.test_index import NOTES
+
+ASKED = {"method": "generate", "max_new_tokens": 8}
+
+
+@pytest.fixture(scope="module")
+def lm():
+    return chat_model(context=3000)
+
+
+@pytest.fixture
+def index(lm):
+    found = gerund.open_index(None, lm, chunking=Chunking(tokens=100))
+    found.add_documents([Document(name, text, f"About {name}") for name, text in NOTES.items()])
+    return found
+
+
+@pytest.fixture
+def passes(lm, monkeypatch):
+    """How many tokens the model has read in each pass."""
+    found = []
+    plain = lm.model.forward
+
+    def counted(input_ids=None, **more):
+        found.append(input_ids.shape[1])
+        return plain(input_ids=input_ids, **more)
+
+    monkeypatch.setattr(lm.model, "forward", counted)
+    return found
+
+
+@pytest.mark.parametrize("history", [(), TURNS], ids=["alone", "in a conversation"])
+def test_chunks_are_read_once(index, lm, tmp_path, passes, history):
+    cache = DiskCache(tmp_path / "cache")
+    first = index.ask(QUESTION, 3, **ASKED, approximate_cache=cache, history=history)
+    assert len(first.sources) == len(cache.sizes()) == 3
+    passes.clear()
+    again = index.ask(QUESTION, 3, **ASKED, approximate_cache=cache, history=history)
+    assert again == first
+    sizes = [len(lm.tokenizer(one.text, add_special_tokens=False).input_ids) for one in first.sources]
+    kept = [size for size in passes if size >= min(sizes)]
+    # Only what stands before the first chunk may be that long, where turns of a conversation do.
+    assert len(kept) <= bool(history) + 1
+    passes.clear()
+    exact = index.ask(QUESTION, 3, **ASKED, history=history)
+    assert sum(passes) > sum(sizes)
+    assert exact.sources == first.sources
+    assert exact.usage.prompt_tokens == first.usage.prompt_tokens
+
+
+def test_the_prompt_has_the_same_tokens_as_without_it(index, lm, tmp_path):
+    asked = gerund.retrieval.asking.Asked.of(QUESTION, 3, {**ASKED, "approximate_cache": tmp_path / "cache"})
+    exact = gerund.retrieval.asking.Asked.of(QUESTION, 3, ASKED)
+    assert index._prepared(asked).reading.ids == index._prepared(exact).reading.ids
+
+
+def test_sources_that_do_not_fit_are_left_out(index, tmp_path):
+    small = chat_model(context=index.ask(QUESTION, 4, **ASKED).usage.prompt_tokens)
+    other = gerund.open_index(None, small, chunking=Chunking(tokens=100))
+    other.add_documents([Document(name, text, f"About {name}") for name, text in NOTES.items()])
+    answer = other.ask(QUESTION, 4, **ASKED, approximate_cache=tmp_path / "cache")
+    assert answer.sources == other.ask(QUESTION, 4, **ASKED).sources
+    assert len(answer.sources) == 3
+
+
+def test_what_is_damaged_is_read_anew(index, tmp_path):
+    cache = tmp_path / "cache"
+    first = index.ask(QUESTION, 2, **ASKED, approximate_cache=cache)
+    for path in cache.rglob(TENSORS):
+        path.write_bytes(path.read_bytes()[:-1] + b"x")
+    assert index.ask(QUESTION, 2, **ASKED, approximate_cache=cache) == first
+
+
+def test_a_cache_that_cannot_be_written_is_a_warning(index, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.warns(UserWarning, match="what was read of a chunk is not kept"):
+        answer = index.ask(QUESTION, 2, **ASKED, approximate_cache=tmp_path / "file")
+    assert answer.found
+
+
+def test_where_there_is_nothing_to_keep_it_is_refused(index, lm, tmp_path):
+    with pytest.raises(ConfigError, match="a quoted answer reads nothing"):
+        index.ask(QUESTION, method="extractive", approximate_cache=tmp_path)
+    (tmp_path / "rail.txt").write_text("The railway opened in 1825.")
+    with pytest.raises(ConfigError, match="kept as it is"):
+        gerund.open_document(tmp_path / "rail.txt", lm).ask(QUESTION, **ASKED, approximate_cache=tmp_path / "cache")
+    with pytest.raises(ConfigError, match="the cache"):
+        index.ask(QUESTION, approximate_cache=3)
+
+
+def test_a_model_whose_keys_cannot_be_moved_is_refused(tmp_path):
+    from gerund.language_model import LanguageModel
+    from tests.tiny import byte_tokenizer, tiny
+
+    tokenizer = byte_tokenizer()
+    tokenizer.model_max_length = 2000
+    lm = LanguageModel(tiny("gpt2", vocab_size=len(tokenizer), n_positions=2000), tokenizer)
+    index = gerund.open_index(None, lm, chunking=Chunking(tokens=100))
+    index.add_documents([Document(name, text) for name, text in NOTES.items()])
+    with pytest.raises(ConfigError, match="cannot be moved"):
+        index.ask(QUESTION, 3, **ASKED, approximate_cache=tmp_path)
+
+
+def test_from_the_command_line(tmp_path):
+    notes = tmp_path / "notes"
+    notes.mkdir()
+    for name, text in NOTES.items():
+        (notes / name).with_suffix(".txt").write_text(text)
+    assert run_cli("index", notes, "-o", tmp_path / "my.index").code == 0
+    ask = ["ask", tmp_path / "my.index", QUESTION, "--generate", "--max-new-tokens", 4, "--json"]
+    more = ["--approximate-cache", "--cache", tmp_path / "cache"]
+    answers = [json.loads(run_cli(*ask, *own).out) for own in ([], more, more)]
+    assert answers[1] == answers[2]
+    assert answers[0]["sources"] == answers[1]["sources"]
+    assert len(list((tmp_path / "cache").iterdir())) == len(answers[1]["sources"])
+    wrong = run_cli("ask", "--document", notes / "rail.txt", QUESTION, "--approximate-cache").mistake
+    assert "is for an index" in wrong or "no such file" in wrong
+    assert "keeps nothing" in run_cli(*ask, "--approximate-cache", "--cache-size", 0).mistake
+    assert "quoted answer" in run_cli("ask", tmp_path / "my.index", QUESTION, "--approximate-cache").mistake
