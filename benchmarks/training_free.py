@@ -159,7 +159,7 @@ def tables_of(name: str, n_layers: int, options: Any) -> list[Table]:
         able = [label for label in means if fits(configs[label])]
         if not able:
             continue
-        best = max(able, key=lambda label: means[label])
+        best = max(able, key=lambda label: (means[label], label in tested))  # of several equal ones one is tested
         row: Row = {"family": family, "setting": best, "validation": round(means[best], 2)}
         for group in options.groups:
             own = [tested.get(best, {}).get(task) for task in GROUPS[group]]
