@@ -1,6 +1,7 @@
 """Distillation from end to end: the student nears its teacher, its head is kept, vectors are made once."""
 
 import json
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from gerund.errors import ConfigError, DataError, ModelError
 from gerund.training.corpus import teachers
 from gerund.training.corpus.teachers import SHARD_TEXTS, open_teacher, read_known, teacher_vectors
 from gerund.training.estimate import estimate
+from gerund.training.losses import static_vectors
 from gerund.training.recipe import Recipe, load_recipe
 from gerund.training.trainable_model import prepare_model
 from tests.cli.helpers import run_cli
@@ -96,14 +98,19 @@ def test_a_run_that_goes_on_reads_nothing_again(run, settings, monkeypatch, teac
         run("other-texts")
 
 
-def test_a_resumed_run_ends_with_the_same_weights(run, settings, tmp_path):
+@pytest.mark.parametrize("words", [0, 30])
+def test_a_resumed_run_ends_with_the_same_weights(run, settings, tmp_path, words):
     settings["schedule"] = {"name": "constant"}
     settings["steps"], settings["save_steps"] = 8, 4
-    settings["objectives"][0]["layers"] = [1]
+    settings["objectives"][0] |= {"layers": [1], "token_vectors": words > 0, "word_vectors": words}
     whole = run("whole")
-    run("cut", "steps=4")
-    (tmp_path / "cut" / "model").rename(tmp_path / "cut-model")
-    resumed = run("cut", resume=True)
+    with patch.object(static_vectors, "fit_head", wraps=static_vectors.fit_head) as fit:
+        run("cut", "steps=4")
+        (tmp_path / "cut" / "model").rename(tmp_path / "cut-model")
+        fitted = fit.call_count
+        resumed = run("cut", resume=True)
+    # Fitting may take minutes; a resumed run has its result.
+    assert fit.call_count == fitted == (words > 0)
     for name in ("head.safetensors", "adapter/adapter_model.safetensors"):
         assert (whole / name).read_bytes() == (resumed / name).read_bytes()
 
