@@ -29,22 +29,11 @@ from gerund.jobs.engines import engine_of
 from gerund.jobs.ray_engine import RayEngine
 from tests.data.embedding.crashes import ABOUT, fake_encode
 from tests.data.mining.corpora import SMALL, articles, run, write_jsonl
-
-
-def square(number):
-    return number * number
+from tests.jobs.shard_work import killed_once, square
 
 
 def refused(number):
     raise DataError(f"the document {number} is broken")
-
-
-def killed_once(place):
-    marker = Path(place)
-    if not marker.exists():
-        marker.touch()
-        os.kill(os.getpid(), signal.SIGKILL)
-    return marker.name
 
 
 def killed(_place):

@@ -13,12 +13,9 @@ import pytest
 
 from gerund.errors import ConfigError, ResourceError
 from gerund.jobs.engine import Holding, LocalEngine, cores, mapped
+from tests.jobs.shard_work import killed_once, square
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def square(number: int) -> int:
-    return number * number
 
 
 def where(_number: int) -> int:
@@ -59,14 +56,6 @@ def test_few_shards_are_read_ahead():
 def test_a_process_that_is_killed():
     with pytest.raises(ResourceError, match="a process was ended from outside, perhaps because memory ran out"):
         list(mapped(LocalEngine(2), killed, range(9)))
-
-
-def killed_once(place):
-    marker = Path(place)
-    if not marker.exists():
-        marker.touch()
-        os.kill(os.getpid(), signal.SIGKILL)
-    return marker.name
 
 
 def test_a_process_that_is_killed_is_replaced(tmp_path):

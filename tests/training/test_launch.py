@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gerund.cli import main as cli
 from gerund.errors import ConfigError
 from gerund.training.estimate import estimate
 from gerund.training.launch import check_processes
 from gerund.training.machine import check_machine
 from gerund.training.recipe import load_recipe
+from tests.cli.helpers import run_cli
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "accelerate.yaml"
 
@@ -23,20 +23,6 @@ def recipe(settings, write_recipe, tmp_path):
         return load_recipe(write_recipe(settings), [f"output={tmp_path / 'out'}", adamw, *overrides])
 
     return recipe
-
-
-@pytest.fixture
-def gerund_command(monkeypatch, capsys):
-    def call(*arguments):
-        monkeypatch.setattr("sys.argv", ["gerund", *map(str, arguments)])
-        try:
-            cli.main()
-            code = 0
-        except SystemExit as stop:
-            code = stop.code or 0
-        return code, capsys.readouterr()
-
-    return call
 
 
 @pytest.mark.parametrize(
@@ -84,18 +70,16 @@ class TestProcesses:
         with pytest.raises(ConfigError, match=r"^--processes starts processes itself; leave it out under torchrun"):
             check_processes(2)
 
-    def test_a_batch_that_cannot_be_shared_starts_nothing(self, gerund_command, settings, write_recipe, monkeypatch):
+    def test_a_batch_that_cannot_be_shared_starts_nothing(self, settings, write_recipe, monkeypatch):
         monkeypatch.setattr("gerund.training.launch.launch", lambda *_: pytest.fail("processes were started"))
-        code, said = gerund_command("train", write_recipe(settings), "--processes", 3)
-        assert code == 2
-        assert said.err == "gerund: error: causal: 3 processes cannot share a batch of 8\n"
+        ran = run_cli("train", write_recipe(settings), "--processes", 3)
+        assert ran.mistake == "causal: 3 processes cannot share a batch of 8"
 
-    def test_the_command_is_handed_on(self, gerund_command, settings, write_recipe, monkeypatch):
+    def test_the_command_is_handed_on(self, settings, write_recipe, monkeypatch):
         started = []
         monkeypatch.setattr("gerund.training.launch.launch", lambda *given: started.append(given) or 3)
         path = write_recipe(settings)
-        code, _ = gerund_command("train", path, "steps=12", "--processes", 2, "--resume", "--json")
-        assert code == 3
+        assert run_cli("train", path, "steps=12", "--processes", 2, "--resume", "--json").code == 3
         assert started == [(["train", "--resume", "--json", "--", str(path), "steps=12"], 2)]
 
 
@@ -108,11 +92,11 @@ class TestEstimate:
         assert (shared.shares.processes, shared.shares.sharding) == (2, "fsdp2")
         assert (alone.shares.processes, alone.shares.sharding, alone.shares.gathered) == (1, "none", 0)
 
-    def test_is_printed_by_share(self, gerund_command, settings, write_recipe):
-        code, said = gerund_command("train", write_recipe(settings), "--processes", 2, "--dry-run")
-        assert code == 0
-        lines = dict(line.split(None, 1) for line in said.out.splitlines())
+    def test_is_printed_by_share(self, settings, write_recipe):
+        ran = run_cli("train", write_recipe(settings), "--processes", 2, "--dry-run")
+        assert ran.code == 0
+        lines = dict(line.split(None, 1) for line in ran.out.splitlines())
         assert lines["weights"] == "1 MiB in each of 2 processes (sharding: none)"
         assert {"gradients", "optimizer", "activations"} <= lines.keys()
-        code, said = gerund_command("train", write_recipe(settings), "--processes", 2, "--dry-run", "--json")
-        assert json.loads(said.out)["shares"]["processes"] == 2
+        ran = run_cli("train", write_recipe(settings), "--processes", 2, "--dry-run", "--json")
+        assert json.loads(ran.out)["shares"]["processes"] == 2

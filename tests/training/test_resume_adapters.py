@@ -23,9 +23,9 @@ from gerund.training.run import train
 from gerund.training.run_folder import newest_checkpoint
 from gerund.training.trainer import GerundTrainer
 from tests.training.outcomes import read_log
-from tests.training.two_processes import CrashError, assert_equal_states, state, watched
+from tests.training.processes.one_of_two import CrashError, assert_equal_states, state, watched
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture

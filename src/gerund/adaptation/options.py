@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gerund.checks import demand_number, one_of, place, whole_number
+from gerund.checks import demand_number, one_of, whole_number
 from gerund.errors import ConfigError
 
 MINUTES = 10.0
@@ -83,30 +83,3 @@ class AdaptOptions:
         own = {name: getattr(self, name) for name in ("held_out", "ask", "minutes", "steps", "language", "seed")}
         files = {name: getattr(self, name) for name in ("questions", "recipe")}
         return own | {name: None if value is None else str(value) for name, value in files.items()}
-
-
-def options_of(
-    held_out: float = 0.2,
-    questions: str | Path | None = None,
-    ask: str = "titles",
-    recipe: str | Path | None = None,
-    minutes: float | None = None,
-    steps: int | None = None,
-    language: str = "en",
-    seed: int = 0,
-) -> AdaptOptions:
-    """Return the options of a run.
-
-    Raises:
-        ConfigError: one of them cannot be.
-    """
-    return AdaptOptions(
-        held_out=held_out,
-        questions=None if questions is None else place("questions", questions),
-        ask=ask,
-        recipe=recipe,
-        minutes=minutes,
-        steps=steps,
-        language=language,
-        seed=seed,
-    )

@@ -3,12 +3,11 @@
 Knows: JSON lines, how documents are called. Does not know: what is done with a question.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from gerund.data.files import checked_text, decode, opened
+from gerund.data.files import checked_text, decode, json_row, opened
 from gerund.errors import DataError
 
 
@@ -56,12 +55,7 @@ def read_questions(path: Path, sources: Sequence[str], roots: Sequence[str] = ()
 
 
 def _row(line: str, where: str) -> dict[str, Any]:
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{where}: not valid JSON ({error})") from error
-    if not isinstance(row, dict):
-        raise DataError(f"{where}: expected a JSON object, found {type(row).__name__}")
+    row = json_row(line, where)
     for name in ("question", "source"):
         if name not in row:
             raise DataError(f"{where}: no field {name!r}; present are: {', '.join(map(str, row)) or 'none'}")

@@ -29,7 +29,7 @@ from gerund.adaptation.base import demand_adaptable, finish, open_base
 from gerund.adaptation.choosing import Choice, Machine, choose, settings_for
 from gerund.adaptation.documents import Collected, name_of, read_documents
 from gerund.adaptation.measuring import Measured, measure
-from gerund.adaptation.options import AdaptOptions, options_of
+from gerund.adaptation.options import AdaptOptions
 from gerund.adaptation.pairs import Pairs, make_pairs
 from gerund.adaptation.queries import Split, split
 from gerund.adaptation.report import Adapted, write_report
@@ -102,7 +102,16 @@ def adapt(
         ResourceError: memory or disk ran out; what was finished is kept.
         KeyboardInterrupt: with a note that says what is kept.
     """
-    options = options_of(held_out, questions, ask, recipe, minutes, steps, language, seed)
+    options = AdaptOptions(
+        held_out=held_out,
+        questions=None if questions is None else place("questions", questions),
+        ask=ask,
+        recipe=recipe,
+        minutes=minutes,
+        steps=steps,
+        language=language,
+        seed=seed,
+    )
     job = _Job(_name(model), _paths(texts), place("output", output), options, show_progress, say or _silent)
     return job.run(resume=resume)
 

@@ -85,11 +85,22 @@ def command(
 
         gerund adapt ./model --texts articles.jsonl --questions questions.jsonl -o adapted
     """
+    from gerund.checks import place
     from gerund.errors import ConfigError
 
     if output is None and not dry_run:
         raise ConfigError("name the folder for the model and the report: -o OUT")
-    options = _checked(texts, output, options=(held_out, questions, ask, recipe, minutes, steps, language, seed))
+    settings: dict[str, Any] = {
+        "held_out": held_out,
+        "questions": None if questions is None else place("questions", questions),
+        "ask": ask,
+        "recipe": recipe,
+        "minutes": minutes,
+        "steps": steps,
+        "language": language,
+        "seed": seed,
+    }
+    options = _checked(texts, output, settings)
     from gerund.adaptation.running import adapt, plan
 
     def say(sentence: str) -> None:
@@ -101,32 +112,18 @@ def command(
             typer.echo(choice.to_json())
         return
     assert output is not None
-    done = adapt(
-        model,
-        texts,
-        output,
-        held_out=held_out,
-        questions=questions,
-        ask=ask,
-        recipe=recipe,
-        minutes=minutes,
-        steps=steps,
-        language=language,
-        seed=seed,
-        resume=resume,
-        say=say,
-    )
+    done = adapt(model, texts, output, **settings, resume=resume, say=say)
     _tell(done, texts, as_json=as_json)
 
 
-def _checked(texts: list[Path], output: Path | None, options: tuple[Any, ...]) -> "AdaptOptions":
+def _checked(texts: list[Path], output: Path | None, settings: dict[str, Any]) -> "AdaptOptions":
     """Return the options after looking for all files that are named: what is wrong is told at once."""
     from gerund.adaptation.documents import files_of
-    from gerund.adaptation.options import options_of
+    from gerund.adaptation.options import AdaptOptions
     from gerund.errors import DataError
     from gerund.training.recipe_files import find_recipe
 
-    checked = options_of(*options)
+    checked = AdaptOptions(**settings)
     files_of(texts, output)
     named = [checked.questions, None if checked.recipe is None else find_recipe(checked.recipe)]
     for file in named:

@@ -5,7 +5,6 @@ a document stood, so that an error can name the line. Does not know: tokens, mod
 are for. A corpus is never held in memory whole.
 """
 
-import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -13,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gerund.data.files import checked_text, decode, opened
+from gerund.data.files import checked_text, decode, json_row, opened
 from gerund.errors import ConfigError, DataError, unknown_name
 
 FORMATS = (
@@ -223,12 +222,7 @@ def _read_jsonl(path: Path, text_column: str, title_column: str) -> Iterator[Rec
 
 
 def _parse_row(line: str, where: str, text_column: str, title_column: str) -> Document:
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{where}: not valid JSON ({error})") from error
-    if not isinstance(row, dict):
-        raise DataError(f"{where}: expected a JSON object, found {type(row).__name__}")
+    row = json_row(line, where)
     if text_column not in row:
         raise DataError(f"{where}: no field {text_column!r}; present are: {', '.join(row) or 'none'}")
     return _document(row[text_column], row.get(title_column), where, text_column)

@@ -1,15 +1,16 @@
 """Files read with errors that name the line.
 
-Knows: bytes, compression, UTF-8. Does not know: what is in a file, or writing (``gerund.jobs.files``).
+Knows: bytes, compression, UTF-8, rows of JSON. Does not know: what is in a file, or writing (``gerund.jobs.files``).
 """
 
 import gzip
+import json
 import lzma
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from gerund.errors import DataError
 
@@ -43,6 +44,25 @@ def decode(raw: bytes, where: str) -> str:
         return raw.decode("utf-8")
     except UnicodeDecodeError as error:
         raise DataError(f"{where}: not valid UTF-8 at byte {error.start}") from error
+
+
+def json_row(line: str, where: str) -> dict[str, Any]:
+    """Return the JSON object that a line is.
+
+    Raises:
+        DataError: it is no JSON, or no object; the message begins with ``where``.
+
+    >>> json_row("[1, 2]", "a.jsonl, line 3")
+    Traceback (most recent call last):
+    gerund.errors.DataError: a.jsonl, line 3: expected a JSON object, found list
+    """
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{where}: not valid JSON ({error})") from error
+    if not isinstance(row, dict):
+        raise DataError(f"{where}: expected a JSON object, found {type(row).__name__}")
+    return row
 
 
 def checked_text(value: object, where: str, column: str) -> str:

@@ -4,7 +4,6 @@ Knows: JSON lines, CSV, TSV, Parquet, columns. Does not know: folders, shards.
 """
 
 import csv
-import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from gerund.data.files import checked_text, decode, opened
+from gerund.data.files import checked_text, decode, json_row, opened
 from gerund.errors import ConfigError, DataError
 
 FORMATS = ("txt", "jsonl", "csv", "tsv", "parquet")
@@ -107,14 +106,7 @@ def _json_records(table: Table) -> Iterator[tuple[int, dict[str, Any]]]:
     for number, line in lines_of(table):
         if line.isspace():
             continue
-        where = f"{table.name}, line {number}"
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise DataError(f"{where}: not valid JSON ({error})") from error
-        if not isinstance(row, dict):
-            raise DataError(f"{where}: expected a JSON object, found {type(row).__name__}")
-        yield number, row
+        yield number, json_row(line, f"{table.name}, line {number}")
 
 
 def _read_jsonl(table: Table) -> Iterator[Row]:

@@ -28,7 +28,7 @@ _WHAT = {"messages": "conversation", "prompt": "prompt"}
 
 
 @dataclass(frozen=True)
-class Asked:
+class WritingRequest:
     """What one request wants written.
 
     Attributes:
@@ -52,7 +52,7 @@ class Asked:
     usage: bool = False
 
 
-async def answer(service: Service, request: Request, asked: Asked, form: Form) -> dict[str, Any]:
+async def answer(service: Service, request: Request, asked: WritingRequest, form: Form) -> dict[str, Any]:
     """Return all texts of a request."""
     async with service.claim(request) as claim:
         ids, tickets = await _begin(service, claim, asked, emits=False)
@@ -73,7 +73,7 @@ async def answer(service: Service, request: Request, asked: Asked, form: Form) -
     return found
 
 
-async def stream(service: Service, request: Request, asked: Asked, form: Form) -> EventStream:
+async def stream(service: Service, request: Request, asked: WritingRequest, form: Form) -> EventStream:
     """Return the texts of a request as a stream; what is wrong with the request is raised before it begins."""
     claim = service.claim(request)
     try:
@@ -109,7 +109,7 @@ async def stream(service: Service, request: Request, asked: Asked, form: Form) -
 
 
 async def _begin(
-    service: Service, claim: Claim, asked: Asked, *, emits: bool
+    service: Service, claim: Claim, asked: WritingRequest, *, emits: bool
 ) -> tuple[list[list[int]], list[Ticket[list[Generation]]]]:
     """Hand all prompts of a request to the engine, or none."""
     engine, wanted_each = service.engine, asked.settings
@@ -151,7 +151,7 @@ def _ids(service: Service, prompt: Prompt, param: str) -> list[int]:
 
 
 async def _scored(
-    service: Service, claim: Claim, asked: Asked, written: Sequence[Sequence[Generation]]
+    service: Service, claim: Claim, asked: WritingRequest, written: Sequence[Sequence[Generation]]
 ) -> list[list[float]]:
     """Say how well each text follows its prompt; a blank one comes last."""
     lm = service.lm

@@ -7,6 +7,7 @@ Knows: the layout of a run's folder, and which process writes into it. Does not 
     OUTPUT/recipe.json      the settings, compared on resume
     OUTPUT/data.json        what the texts amount to, compared on resume
     OUTPUT/log.jsonl        one line a log or validation step
+    OUTPUT/fitted/          a distilling head as it was before the first step, if vectors of tokens are fitted for it
     OUTPUT/cache/           tokenizer and tokens, unless data.cache names another folder
     OUTPUT/checkpoints/     checkpoint-N, each whole only with its manifest
     OUTPUT/snapshots/       step-N, the model on its way, where snapshot_steps asks for it
@@ -144,7 +145,7 @@ def _prepare(recipe: Recipe, *, resuming: bool) -> tuple[TrainableModel, list[Ob
     with one_a_node():
         model = prepare_model(recipe, weights=first)
         sources = Sources(recipe, model.tokenizer, announce)
-        objectives = prepare_objectives(recipe, model, sources)
+        objectives = prepare_objectives(recipe, model, sources, resuming=resuming)
         if first:
             check_same_data(recipe.output, sources.summary(), resuming=resuming)
     return model, objectives

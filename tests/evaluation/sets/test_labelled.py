@@ -32,6 +32,7 @@ def test_texts_and_labels_keep_their_order(tmp_path, ending, opener):
         ('{"text": "a", "label": 1.5}', "line 2: 'label'"),
         ("[1]", "line 2: expected a JSON object"),
         ("{", "line 2: not valid JSON"),
+        pytest.param('{"text": ' + "[" * 100_000, "line 2: not valid JSON", id="nested too deep"),
     ],
 )
 def test_malformed_rows_are_refused_with_file_and_line(tmp_path, line, said):

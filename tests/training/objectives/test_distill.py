@@ -1,19 +1,21 @@
 """Distillation from end to end: the student nears its teacher, its head is kept, vectors are made once."""
 
 import json
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 import torch
 
 import gerund
-from gerund.cli import main as cli
 from gerund.errors import ConfigError, DataError, ModelError
 from gerund.training.corpus import teachers
 from gerund.training.corpus.teachers import SHARD_TEXTS, open_teacher, read_known, teacher_vectors
 from gerund.training.estimate import estimate
+from gerund.training.losses import static_vectors
 from gerund.training.recipe import Recipe, load_recipe
 from gerund.training.trainable_model import prepare_model
+from tests.cli.helpers import run_cli
 from tests.tiny import save_tiny
 from tests.training.conftest import sentences
 
@@ -35,20 +37,6 @@ def distilling(adapting, teacher):
 @pytest.fixture
 def settings(distilling):
     return distilling
-
-
-@pytest.fixture
-def gerund_command(monkeypatch, capsys):
-    def call(*arguments):
-        monkeypatch.setattr("sys.argv", ["gerund", *map(str, arguments)])
-        try:
-            cli.main()
-            code = 0
-        except SystemExit as stop:
-            code = stop.code or 0
-        return code, capsys.readouterr().err
-
-    return call
 
 
 def agreement(folder, teacher):
@@ -110,14 +98,19 @@ def test_a_run_that_goes_on_reads_nothing_again(run, settings, monkeypatch, teac
         run("other-texts")
 
 
-def test_a_resumed_run_ends_with_the_same_weights(run, settings, tmp_path):
+@pytest.mark.parametrize("words", [0, 30])
+def test_a_resumed_run_ends_with_the_same_weights(run, settings, tmp_path, words):
     settings["schedule"] = {"name": "constant"}
     settings["steps"], settings["save_steps"] = 8, 4
-    settings["objectives"][0]["layers"] = [1]
+    settings["objectives"][0] |= {"layers": [1], "token_vectors": words > 0, "word_vectors": words}
     whole = run("whole")
-    run("cut", "steps=4")
-    (tmp_path / "cut" / "model").rename(tmp_path / "cut-model")
-    resumed = run("cut", resume=True)
+    with patch.object(static_vectors, "fit_head", wraps=static_vectors.fit_head) as fit:
+        run("cut", "steps=4")
+        (tmp_path / "cut" / "model").rename(tmp_path / "cut-model")
+        fitted = fit.call_count
+        resumed = run("cut", resume=True)
+    # Fitting may take minutes; a resumed run has its result.
+    assert fit.call_count == fitted == (words > 0)
     for name in ("head.safetensors", "adapter/adapter_model.safetensors"):
         assert (whole / name).read_bytes() == (resumed / name).read_bytes()
 
@@ -156,18 +149,18 @@ def test_with_pairs_and_corrupted_texts_in_one_recipe(run, settings, corpus):
     assert lm.dimensions == lm.head.settings.dimensions
 
 
-def test_a_file_of_vectors_is_a_teacher(run, settings, gerund_command, teacher, tmp_path):
+def test_a_file_of_vectors_is_a_teacher(run, settings, teacher, tmp_path):
     texts = tmp_path / "texts.txt"
     texts.write_text("\n".join(sentences(f"t{i}", 1) for i in range(64)), "utf-8")
     vectors = tmp_path / "vectors.parquet"
-    assert gerund_command("embed", texts, "-m", teacher, "--keep-text", "-o", vectors)[0] == 0
+    assert run_cli("embed", texts, "-m", teacher, "--keep-text", "-o", vectors).code == 0
     settings["objectives"][0] |= {"teacher": str(vectors), "token_vectors": True}
     settings["data"] = {"folder": str(tmp_path)}
     folder = run("out")
     assert gerund.load(folder).space == gerund.load(teacher).fingerprint()
     assert agreement(folder, teacher) > 0.5
     bare = tmp_path / "bare.parquet"
-    assert gerund_command("embed", texts, "-m", teacher, "-o", bare)[0] == 0
+    assert run_cli("embed", texts, "-m", teacher, "-o", bare).code == 0
     with pytest.raises(ConfigError, match="--keep-text"):
         read_known(bare)
 
@@ -295,7 +288,7 @@ def test_another_adapter_leaves_the_head_behind(run, teacher, tmp_path):
     assert gerund.load(folder, adapter=folder / "adapter").head is None
 
 
-def test_the_teacher_of_the_command_line(write_recipe, settings, tmp_path, monkeypatch, gerund_command):
+def test_the_teacher_of_the_command_line(write_recipe, settings, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     recipe = write_recipe(settings)
     assert load_recipe(recipe, teacher="./another").objectives[0].teacher == "./another"
@@ -303,9 +296,6 @@ def test_the_teacher_of_the_command_line(write_recipe, settings, tmp_path, monke
     # It lies where the command is given, and brings the texts.
     assert (tmp_path / found.data.folder / found.objectives[0].teacher).resolve() == tmp_path / "vectors.parquet"
     assert not found.data.sources
-    code, err = gerund_command("train", recipe, "--teacher", "vectors.parquet", f"output={tmp_path / 'out'}")
-    assert code == 2
-    assert "vectors.parquet: no such file" in err
-    code, err = gerund_command("train", "unimae-default", "--teacher", "x")
-    assert code == 2
-    assert "learns from no teacher" in err
+    ran = run_cli("train", recipe, "--teacher", "vectors.parquet", f"output={tmp_path / 'out'}")
+    assert "vectors.parquet: no such file" in ran.mistake
+    assert "learns from no teacher" in run_cli("train", "unimae-default", "--teacher", "x").mistake

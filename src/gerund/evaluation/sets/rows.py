@@ -3,7 +3,6 @@
 Knows: JSON lines and tab-separated lines, plain or compressed. Does not know: what the fields mean.
 """
 
-import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from gerund.data.files import checked_text, decode, opened
+from gerund.data.files import checked_text, decode, json_row, opened
 from gerund.errors import DataError
 
 
@@ -90,13 +89,7 @@ def read_json_lines(path: Path, *, most: int | None = None) -> list[Row]:
     """
     rows = []
     for where, line in islice(_lines(path), most):
-        try:
-            values = json.loads(line)
-        except ValueError as error:
-            raise DataError(f"{where}: not valid JSON ({error})") from error
-        if not isinstance(values, dict):
-            raise DataError(f"{where}: expected a JSON object, found {type(values).__name__}")
-        rows.append(Row(where, values))
+        rows.append(Row(where, json_row(line, where)))
     return _not_empty(rows, path)
 
 

@@ -13,7 +13,7 @@ from gerund.server.choices import Form
 from gerund.server.errors import ApiError, blamed, told
 from gerund.server.routes.common import STREAMS, Served
 from gerund.server.schemas.writing import USUAL_COMPLETION, ChatRequest, CompletionRequest, Writing
-from gerund.server.writing import Asked, answer, stream
+from gerund.server.writing import WritingRequest, answer, stream
 
 router = APIRouter(tags=["writing"])
 
@@ -29,7 +29,7 @@ async def chat(body: ChatRequest, request: Request, service: Served) -> Any:
         settings = body.settings(most, body.asked_logprobs)
     except Exception as error:
         raise told(error, blamed(error, body)) from error
-    asked = Asked(
+    asked = WritingRequest(
         [conversation],
         settings,
         body.choices,
@@ -61,7 +61,7 @@ async def completions(body: CompletionRequest, request: Request, service: Served
         echoes = [_spelled(service, prompt) for prompt in prompts] if body.echo else []
     except Exception as error:
         raise told(error, blamed(error, body)) from error
-    asked = Asked(
+    asked = WritingRequest(
         prompts,
         settings,
         body.choices,

@@ -4,7 +4,6 @@ Knows: columns, file and line of each example. Does not know: tokens, prompts, l
 """
 
 import csv
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from gerund.data.files import checked_text, decode, opened
+from gerund.data.files import checked_text, decode, json_row, opened
 from gerund.data.tables import open_table, read_rows
 from gerund.errors import ConfigError, DataError
 from gerund.training.corpus.mixture import Mixture
@@ -239,13 +238,7 @@ def _read_jsonl(path: Path, required: tuple[str, ...], optional: tuple[str, ...]
             line = line.removeprefix("\ufeff") if number == 1 else line
             if not line.strip():
                 continue
-            try:
-                values = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                raise DataError(f"{where}: not valid JSON ({error})") from error
-            if not isinstance(values, dict):
-                raise DataError(f"{where}: expected a JSON object, found {type(values).__name__}")
-            yield where, values
+            yield where, json_row(line, where)
 
 
 def _read_table(path: Path, required: tuple[str, ...], optional: tuple[str, ...]) -> Iterator[_Record]:

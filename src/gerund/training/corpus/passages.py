@@ -3,7 +3,6 @@
 Knows: rows, places in documents, epochs. Does not know: tokens, objectives.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -13,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from gerund.data.files import checked_text, decode, opened
+from gerund.data.files import checked_text, decode, json_row, opened
 from gerund.errors import DataError
 
 _PARTS = "part-*.jsonl"
@@ -75,11 +74,8 @@ def read_passages(paths: Sequence[Path]) -> list[PassageExample]:
 
 
 def _example(line: str, where: str, source: str, places: "_PlacesByText") -> PassageExample:
-    try:
-        row = json.loads(line)
-    except ValueError as error:
-        raise DataError(f"{where}: not valid JSON ({error})") from error
-    if not isinstance(row, dict) or not isinstance(row.get("document"), int):
+    row = json_row(line, where)
+    if not isinstance(row.get("document"), int):
         raise DataError(f"{where}: expected a JSON object with a number 'document'")
     texts = {}
     for name in ("prefix", "continuation"):

@@ -50,6 +50,8 @@ class Context:
     """The model."""
     source: TextSource
     """What gives texts."""
+    resuming: bool = False
+    """Whether a run goes on from a checkpoint, by the same recipe and on the same texts."""
 
     def formatter(self, config: ObjectiveConfig, prompt: str | None = None) -> "InputFormatter":
         """Return what puts special tokens and a prompt around texts, as the encoder reads them.

@@ -34,6 +34,10 @@ if TYPE_CHECKING:
     from gerund.training.recipe import Recipe
 
 
+FITTED = "fitted"
+"""The folder, within a run's, of the head as it was fitted."""
+
+
 class DistillConfig(TextConfig, VectorConfig):
     """A teacher's vectors are learned: by cosine, by distance, and by what is alike in a batch (distillation)."""
 
@@ -197,13 +201,28 @@ class DistillConfig(TextConfig, VectorConfig):
         return teacher_vectors(teacher, read, len(texts), context.source.cache / "teacher", report)
 
     def _fit(self, head: "ProjectionHead", batches: Any, context: "Context") -> None:
-        """Fit the vectors of tokens and words to the teacher's vectors of all training texts; not in a dry run."""
-        from gerund.training.losses.static_vectors import fit_head
+        """Fit the vectors of tokens and words to the teacher's vectors of all training texts; not in a dry run.
 
+        The first process does so once a run, since it may take minutes: the others are given its weights, and a resumed
+        run reads what was fitted, of which a checkpoint holds only what is trained further.
+        """
+        from gerund.jobs.folders import atomic_folder
+        from gerund.models.heads import read_head
+        from gerund.training.losses.static_vectors import fit_head
+        from gerund.training.processes import process_index
+
+        if context.source.cache is None or process_index() > 0:
+            return
+        folder = context.recipe.output / FITTED
+        kept = read_head(folder) if context.resuming else None
+        if kept is not None and kept.settings == head.settings:
+            head.load_state_dict(kept.state_dict())
+            return
         if head.words is not None:
             head.words.read_tokens(context.model.tokenizer)
-        if context.source.cache is not None or self.file is not None:
-            fit_head(head, batches.every())
+        fit_head(head, batches.every())
+        with atomic_folder(folder, overwrite=True) as partial:
+            head.save(partial)
 
 
 class RandomVectors:

@@ -56,8 +56,16 @@ def _union(classes: tuple[type[ObjectiveConfig], ...]) -> TypeAdapter[ObjectiveC
     return TypeAdapter(union)
 
 
-def prepare_objectives(recipe: "Recipe", model: "TrainableModel", source: TextSource) -> list[Objective]:
+def prepare_objectives(
+    recipe: "Recipe", model: "TrainableModel", source: TextSource, *, resuming: bool = False
+) -> list[Objective]:
     """Return the recipe's objectives, ready to be trained; first those that share a pass.
+
+    Args:
+        recipe: The settings.
+        model: The model.
+        source: What gives texts.
+        resuming: Whether a run goes on from a checkpoint.
 
     Raises:
         ConfigError: An objective does not fit the model's tokenizer, or a file is not there.
@@ -77,7 +85,7 @@ def prepare_objectives(recipe: "Recipe", model: "TrainableModel", source: TextSo
                 break
         else:
             alone.append(config.prepare)
-    context = Context(recipe, model, source)
+    context = Context(recipe, model, source, resuming)
     return [prepare(context) for prepare in (*shared, *alone)]
 
 

@@ -1,6 +1,6 @@
 """What one of two processes does: it carries recipes out, one after the other.
 
-Not a test by itself; test_processes.py starts it. What stopped it, what it told and the gradients of every step go
+Not a test by itself; starting.py starts it. What stopped it, what it told and the gradients of every step go
 to files.
 """
 

@@ -1,0 +1,44 @@
+"""One step of every objective, in one process and in two: the same losses and gradients."""
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from gerund.training.recipe import load_recipe
+from tests.tiny import save_tiny
+from tests.training.processes.one_of_two import one_step, work_steps
+from tests.training.processes.recipes import SAME, steps_of
+from tests.training.processes.starting import start_two
+
+STEPS = (*SAME, "sscl", "distill", "span", "parallel", "stack", "extend")
+
+
+@pytest.fixture(scope="module")
+def steps(paired_corpus, base, tmp_path_factory):
+    """Take one step by every recipe in one process, and in two that begin with the first one's weights."""
+    folder = tmp_path_factory.mktemp("steps")
+    teacher = save_tiny(folder / "teacher", "llama")
+    expected = {}
+    for name, content in steps_of(paired_corpus, base, folder / "cache", teacher).items():
+        path = folder / f"{name}.yaml"
+        path.write_text(yaml.safe_dump({**content, "output": str(folder / "out")}), "utf-8")
+        expected[name] = one_step(load_recipe(path), 1)
+    start_two(work_steps, folder)
+    return folder, expected
+
+
+@pytest.mark.slow
+class TestOneStep:
+    @pytest.mark.parametrize("how", ["none", "fsdp2"])
+    @pytest.mark.parametrize("name", STEPS)
+    def test_equals_that_of_one_process(self, steps, name, how):
+        """Losses and gradients, by DDP and FSDP2, whatever the other process began with."""
+        folder, expected = steps
+        one, two = expected[name], load_file(folder / f"{name}-{how}.safetensors")
+        assert two.keys() == one.keys()
+        scale = max(value.abs().max().item() for key, value in one.items() if key.startswith("gradient"))
+        assert scale > 0
+        for key, value in one.items():
+            near = 1e-6 * (scale if key.startswith("gradient") else max(1.0, value.abs().item()))
+            torch.testing.assert_close(two[key], value, rtol=0, atol=near, msg=lambda text, key=key: f"{key}: {text}")
