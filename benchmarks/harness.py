@@ -247,7 +247,7 @@ def report(
         libraries: further ones whose versions matter.
         settings: what else decides the figures.
     """
-    own = {key: str(value) if isinstance(value, Path) else value for key, value in vars(options).items()}
+    own = {key: value.name if isinstance(value, Path) else value for key, value in vars(options).items()}
     own = {key: value for key, value in own.items() if key not in (*_COMMON, "argv")}
     run = Run(
         command=command_of(script, options.argv),

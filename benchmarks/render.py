@@ -55,6 +55,7 @@ PAGE = (
     Section("## The bundled model", ("quality-bundled",)),
     Section("### Short and long prefixes", ("decoding:prefix-lengths",)),
     Section("### Queries written anew", ("quality-queries",)),
+    Section("## One model, or one for each step", ("stack",)),
     Section("## Encoding", ("encode",)),
     Section("## What a plan costs", ("plan_overhead",)),
     Section("## Memory", ("memory",)),

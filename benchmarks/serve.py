@@ -1,11 +1,13 @@
 """A server under load: whether every answer is right, and what it costs beside other servers with the same weights.
 
-    python benchmarks/serve.py [--tables correct,chat,embeddings,mix] [--requests 400] [--clients 32] [--rounds 3]
+    python benchmarks/serve.py [--tables correct,chat,llama,embeddings,mix] [--requests 400] [--clients 32] [--rounds 3]
 
 `correct`: mixed requests of many clients, a tenth of which go away in the midst; each answer is compared with the
 library's own, and the server's memory is read before and after.
 
 `chat`: streamed chats of 1 and 8 clients, beside `transformers serve` with and without its continuous batching.
+
+`llama`: the same chats, beside llama.cpp's server with the same weights as GGUF, in float32 and bfloat16.
 
 `embeddings`: requests of one text by 32 clients, beside sentence-transformers behind FastAPI.
 
@@ -35,7 +37,10 @@ from results import Column, Row, Table, median_of
 from servers import (
     BATCHING,
     FASTAPI,
+    LLAMA,
+    LLAMA_HALF,
     OURS,
+    OURS_HALF,
     TRANSFORMERS,
     Served,
     Task,
@@ -43,12 +48,15 @@ from servers import (
     embed,
     fastapi,
     in_turn,
+    llama_cpp,
     ours,
     plain_beside,
     run_fastapi,
     save_plain,
     transformers,
 )
+
+_CHATS = 8
 
 
 def correct(options: Any, folder: Path, lm: Any) -> list[Table]:
@@ -153,52 +161,81 @@ def _same(kind: str, found: Any, expected: Any) -> bool:
 
 def chats(options: Any, folder: Path, lm: Any) -> list[Table]:
     """Stream chats from servers in turn."""
-    texts = demo_texts(8)
-    expected = [lm.chat([{"role": "user", "content": text}], options.tokens)[0] for text in texts]
-    written = [one.usage.completion_tokens for one in expected]
-    rows: list[Row] = []
     with ExitStack() as stack:
         servers = [
             stack.enter_context(transformers(folder, name=TRANSFORMERS)),
             stack.enter_context(transformers(folder, "--continuous-batching", name=BATCHING)),
             stack.enter_context(ours(folder)),
         ]
-        alike, failed = {}, []
-        for own in list(servers):
-            try:
-                found = asyncio.run(in_turn(own, 1, _chats(own, texts, options.tokens)))
-            except httpx.HTTPError as error:
-                servers.remove(own)
-                failed.append(f"{own.name} is left out: it answers a streamed chat by {type(error).__name__}")
-                continue
-            alike[own.name] = sum(text == one.text for (text, _), one in zip(found, expected, strict=True))
-        if alike[OURS] < len(texts):
-            raise harness.NotTheSame(f"{OURS}: {alike[OURS]} of {len(texts)} texts are the library's")
-        for clients in (1, 8):
-            count = len(texts) * (1 if clients == 1 else 2)
-            load = [texts[number % len(texts)] for number in range(count)]
+        rows, checks = _streamed(options, lm, servers, TRANSFORMERS)
+    return [_chat_table("chat", "in float32", options, TRANSFORMERS, rows, checks)]
 
-            def ask(own: Served, clients: int = clients, load: Sequence[str] = load) -> Awaitable[Any]:
-                return in_turn(own, clients, _chats(own, load, options.tokens))
 
-            rounds, gaps = _alternated(servers, options.rounds, ask)
-            tokens = sum(written[number % len(texts)] for number in range(count))
-            for row in rounds.rows(TRANSFORMERS, clients=clients):
-                name = str(row["system"])
-                rate = median_of([tokens / one.cpu for one in rounds.spent[name]])
-                waits = [gap for _, own in gaps[name] for gap in own]
-                rows.append({**row, "rate": rate, "gap": 1000 * float(np.median(waits)) if waits else None})
+def beside_llama_cpp(options: Any, folder: Path, lm: Any) -> list[Table]:
+    """Stream the same chats from llama.cpp's server and ours, each in two types."""
+    import gerund
+
+    half = gerund.load(folder, attention="causal", dtype="bfloat16")
+    files = {LLAMA: folder.with_name("float32"), LLAMA_HALF: folder.with_name("bfloat16")}
+    for own, place in zip((lm, half), files.values(), strict=True):
+        own.export(place, "gguf")
+    context = lm.model.config.max_position_embeddings
+    with ExitStack() as stack:
+        servers = [
+            *(stack.enter_context(llama_cpp(place / "model.gguf", 8, context, name)) for name, place in files.items()),
+            stack.enter_context(ours(folder)),
+            stack.enter_context(ours(folder, "--dtype", "bfloat16", name=OURS_HALF)),
+        ]
+        rows, checks = _streamed(options, lm, servers, LLAMA)
+    return [_chat_table("llama", "in float32 where nothing else is said", options, LLAMA, rows, checks)]
+
+
+def _streamed(options: Any, lm: Any, servers: list[Served], base: str) -> tuple[list[Row], list[str]]:
+    """Compare what servers write with what the library writes, then measure; return rows and what was compared."""
+    texts = demo_texts(_CHATS)
+    expected = [lm.chat([{"role": "user", "content": text}], options.tokens)[0] for text in texts]
+    written = [one.usage.completion_tokens for one in expected]
+    rows: list[Row] = []
+    alike, failed = {}, []
+    for own in list(servers):
+        try:
+            found = asyncio.run(in_turn(own, 1, _chats(own, texts, options.tokens)))
+        except httpx.HTTPError as error:
+            servers.remove(own)
+            failed.append(f"{own.name} is left out: it answers a streamed chat by {type(error).__name__}")
+            continue
+        alike[own.name] = sum(text == one.text for (text, _), one in zip(found, expected, strict=True))
+    if alike[OURS] < len(texts):
+        raise harness.NotTheSame(f"{OURS}: {alike[OURS]} of {len(texts)} texts are the library's")
+    for clients in (1, 8):
+        count = len(texts) * (1 if clients == 1 else 2)
+        load = [texts[number % len(texts)] for number in range(count)]
+
+        def ask(own: Served, clients: int = clients, load: Sequence[str] = load) -> Awaitable[Any]:
+            return in_turn(own, clients, _chats(own, load, options.tokens))
+
+        rounds, gaps = _alternated(servers, options.rounds, ask)
+        tokens = sum(written[number % len(texts)] for number in range(count))
+        for row in rounds.rows(base, clients=clients):
+            name = str(row["system"])
+            rate = median_of([tokens / one.cpu for one in rounds.spent[name]])
+            waits = [gap for _, own in gaps[name] for gap in own]
+            rows.append({**row, "rate": rate, "gap": 1000 * float(np.median(waits)) if waits else None})
+    same = "; ".join(f"{name} {count} of {len(texts)}" for name, count in alike.items())
+    return rows, [f"texts equal to the library's: {same}", *failed]
+
+
+def _chat_table(id_: str, types: str, options: Any, base: str, rows: list[Row], checks: list[str]) -> Table:
     columns = harness.time_columns(
-        TRANSFORMERS, Column("clients", "clients"),
+        base, Column("clients", "clients"),
         Column("rate", "tokens a second of processor time", "", 0, "higher"),
         Column("gap", "median gap between pieces", "ms", 1),
     )  # fmt: skip
-    same = "; ".join(f"{name} {count} of {len(texts)}" for name, count in alike.items())
     caption = (
-        f"Streamed greedy chats of {options.tokens} tokens, the bundled model's base in float32, "
-        f"{len(texts)} by one client and {2 * len(texts)} by eight; processor time of the server's process."
+        f"Streamed greedy chats of {options.tokens} tokens, the bundled model's base {types}, "
+        f"{_CHATS} by one client and {2 * _CHATS} by eight; processor time of the server's process."
     )
-    return [Table("chat", caption, columns, rows, checks=[f"texts equal to the library's: {same}", *failed])]
+    return Table(id_, caption, columns, rows, checks=checks)
 
 
 def _chats(own: Served, texts: Sequence[str], tokens: int) -> list[Task]:
@@ -312,7 +349,7 @@ async def _mixed(own: Served, texts: Sequence[str], options: Any) -> dict[str, f
     }
 
 
-TABLES = {"correct": correct, "chat": chats, "embeddings": embeddings, "mix": mix}
+TABLES = {"correct": correct, "chat": chats, "llama": beside_llama_cpp, "embeddings": embeddings, "mix": mix}
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -336,7 +373,7 @@ def main(argv: list[str] | None = None) -> None:
             table for name, make in TABLES.items() if name in options.tables.split(",")
             for table in make(options, folder, lm)
         ]  # fmt: skip
-    harness.report(options, __file__, tables, libraries=["fastapi", "uvicorn", "sentence-transformers"])
+    harness.report(options, __file__, tables, libraries=["fastapi", "uvicorn", "sentence-transformers", "xllamacpp"])
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ Knows: commands, HTTP. Does not know: what is measured.
 import asyncio
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -24,7 +25,8 @@ from harness import Spent
 TEMPLATE = "{{ bos_token }}{% for one in messages %}{{ one['role'] }}: {{ one['content'] }}\n{% endfor %}assistant:"
 TRANSFORMERS, BATCHING = "transformers serve", "transformers serve, batching"
 FASTAPI = "sentence-transformers + FastAPI"
-OURS = "gerund serve"
+LLAMA, LLAMA_HALF = "llama.cpp's server", "llama.cpp's server, bfloat16"
+OURS, OURS_HALF = "gerund serve", "gerund serve, bfloat16"
 _TICKS = os.sysconf("SC_CLK_TCK")
 Task = Callable[[httpx.AsyncClient], Awaitable[Any]]
 
@@ -65,7 +67,7 @@ def serving(name: str, command: Sequence[object], port: int, model: str) -> Iter
         process = subprocess.Popen([str(part) for part in command], stdout=log, stderr=log)
         own = Served(name, process, port, model)
         try:
-            ends = time.monotonic() + 120
+            ends = time.monotonic() + 300
             while not _is_healthy(own):
                 if process.poll() is not None or time.monotonic() > ends:
                     log.seek(0)
@@ -144,6 +146,29 @@ def run_fastapi(case: dict[str, Any]) -> None:
     uvicorn.run(app, host="127.0.0.1", port=case["port"], log_level="error")
 
 
+def llama_cpp(file: Path, slots: int, context: int, name: str) -> Any:
+    """Return llama.cpp's server for a file of GGUF."""
+    port = free_port()
+    case = json.dumps({"file": str(file), "slots": slots, "context": context, "port": port})
+    return serving(name, [sys.executable, __file__, case], port, "model")
+
+
+def run_llama_cpp(case: dict[str, Any]) -> None:
+    """Serve a file as llama.cpp does by itself, with a thread as the others; `main` below is this process."""
+    import xllamacpp
+
+    params = xllamacpp.CommonParams()
+    params.model.path, params.n_gpu_layers = case["file"], 0
+    # Its context is that of all slots together.
+    params.n_parallel, params.n_ctx = case["slots"], case["slots"] * case["context"]
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = int(os.environ.get("OMP_NUM_THREADS", "1"))
+    params.hostnames, params.port, params.offline, params.ui = ["127.0.0.1"], case["port"], True, False
+    params.verbosity = -1
+    server = xllamacpp.Server(params)  # it answers in threads of its own
+    signal.pause()
+    del server
+
+
 def save_plain(folder: Path) -> Any:
     """Write the bundled model's base with a chat template, and return it as the library reads it."""
     lm = gerund.load(attention="causal", adapter="none", dtype="float32")
@@ -207,3 +232,7 @@ async def embed(client: httpx.AsyncClient, model: str, text: str) -> list[float]
     answer.raise_for_status()
     vector: list[float] = answer.json()["data"][0]["embedding"]
     return vector
+
+
+if __name__ == "__main__":
+    run_llama_cpp(json.loads(sys.argv[1]))

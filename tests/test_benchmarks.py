@@ -29,10 +29,10 @@ SCRIPTS = sorted(path for path in FOLDER.glob("*.py") if path.stem not in LIBRAR
 FILES = sorted(results.RESULTS.glob("*.json"))
 # What `--quick` needs beside the library: arguments, whether it reads ../shared/data, and a peer.
 STUDIES = {"training": ("unimae",), "scorers": (), "gur": (), "decoding": (), "training_free": ()}
-DATA = {"relevance", "index", "kept_chunks"}  # reads ../shared/data and keeps nothing
+DATA = {"relevance", "index", "kept_chunks", "stack"}  # reads ../shared/data and keeps nothing
 PEERS = {
     **{"encode": "sentence_transformers", "serve": "fastapi", "relevance": "mteb"},
-    **{"index": "lancedb", "index_cost": "lancedb", "runtimes": "openvino"},
+    **{"index": "lancedb", "index_cost": "lancedb", "runtimes": "openvino", "stack": "xllamacpp"},
 }
 RUN = Run(command="python benchmarks/speed.py", machine="2 cores", date="2026-11-23")
 
