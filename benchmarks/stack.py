@@ -284,13 +284,15 @@ def compare(work: Work, cases: dict[str, dict[str, Any]], folder: Path) -> list[
 
 def stages(work: Work, found: dict[str, list[dict[str, Any]]], checks: list[str]) -> Table:
     """Return the table of times."""
+    from gerund import Chunking
+
     rows: list[Row] = []
     for stage in (*STAGES, "all"):
         rounds = Rounds({name: [_spent(one, stage) for one in own] for name, own in found.items()})
         rows += [{"stage": stage, **row} for row in rounds.rows(PEER)]
     columns = [Column("stage", "step"), *harness.time_columns(PEER)]
     caption = (
-        f"{len(work.documents)} documents of Cranfield in {len(work.chunks)} chunks of at most 64 tokens indexed, "
+        f"{len(work.documents)} documents of Cranfield in {len(work.chunks)} chunks of at most {Chunking().tokens} tokens indexed, "
         f"{len(work.queries)} searches by words and vectors, {len(work.candidates)} times {_RERANKED} chunks put into "
         f"a new order (gerund: likelihood of the query; the peer: a cross-encoder), and {len(work.prompts)} answers of "
         f"at most {work.tokens} tokens from {_SOURCES} chunks each, one at a time."

@@ -282,6 +282,6 @@ def test_what_is_no_index_model_or_document(tiny, tmp_path):
         gerund.open_index(None, tiny, chunking=64)
     with pytest.raises(ConfigError, match="a document is a Document"):
         gerund.open_index(None, tiny, chunking=SMALL).add_documents(["text"])
-    with pytest.raises(ConfigError, match="chunks of 64 tokens do not fit"):
+    with pytest.raises(ConfigError, match="chunks of 128 tokens do not fit"):
         gerund.open_index(tmp_path / "other.index", tiny).add_documents([Document("a", "One.")])
     assert not (tmp_path / "other.index").exists()

@@ -37,7 +37,7 @@ def command(
     *,
     spec: "ModelSpec",
     chunk_tokens: Annotated[
-        int | None, typer.Option(help="Tokens of a chunk at most; 64 for a new index.", show_default=False)
+        int | None, typer.Option(help="Tokens of a chunk at most; 128 for a new index.", show_default=False)
     ] = None,
     late: Annotated[
         bool | None,

@@ -112,7 +112,7 @@ class Chunking:
     Chunking(tokens=32, late=False, context=False, language='en')
     """
 
-    tokens: int = 64
+    tokens: int = 128
     """Tokens of a chunk at most, special ones not counted."""
 
     late: bool = False

@@ -49,7 +49,7 @@ def open_index(
     ('bread', 'Bread is made of flour.')
     """
     if chunking is not None and not isinstance(chunking, Chunking):
-        raise ConfigError(f"chunking is a Chunking, such as Chunking(tokens=64), not {chunking!r}")
+        raise ConfigError(f"chunking is a Chunking, such as Chunking(tokens=128), not {chunking!r}")
     if not (where is None or isinstance(where, str | Path) or callable(getattr(where, "vectors", None))):
         raise ConfigError(f"the index is a folder, a store or None, not {where!r}")
     root = None
