@@ -292,10 +292,10 @@ def stages(work: Work, found: dict[str, list[dict[str, Any]]], checks: list[str]
         rows += [{"stage": stage, **row} for row in rounds.rows(PEER)]
     columns = [Column("stage", "step"), *harness.time_columns(PEER)]
     caption = (
-        f"{len(work.documents)} documents of Cranfield in {len(work.chunks)} chunks of at most {Chunking().tokens} tokens "
-        f"indexed, {len(work.queries)} searches by words and vectors, {len(work.candidates)} times {_RERANKED} chunks put into "
-        f"a new order (gerund: likelihood of the query; the peer: a cross-encoder), and {len(work.prompts)} answers of "
-        f"at most {work.tokens} tokens from {_SOURCES} chunks each, one at a time."
+        f"{len(work.documents)} documents of Cranfield in {len(work.chunks)} chunks of at most {Chunking().tokens} "
+        f"tokens indexed, {len(work.queries)} searches by words and vectors, {len(work.candidates)} times {_RERANKED} "
+        "chunks put into a new order (gerund: likelihood of the query; the peer: a cross-encoder), and "
+        f"{len(work.prompts)} answers of at most {work.tokens} tokens from {_SOURCES} chunks each, one at a time."
     )
     return Table("stages", caption, columns, rows, checks=checks)
 
