@@ -207,7 +207,9 @@ async def chat(client: httpx.AsyncClient, model: str, text: str, tokens: int) ->
     body = {"model": model, "messages": [{"role": "user", "content": text}], "stream": True, "temperature": 0,
             "max_tokens": tokens}  # fmt: skip
     parts, gaps, last = [], [], time.perf_counter()
-    async with client.stream("POST", "/v1/chat/completions", json=body) as answer:
+    # A connection for each chat: one that a server has closed meanwhile would be an error of the next.
+    headers = {"Connection": "close"}
+    async with client.stream("POST", "/v1/chat/completions", json=body, headers=headers) as answer:
         answer.raise_for_status()
         async for line in answer.aiter_lines():
             content = _content(line)
