@@ -383,16 +383,15 @@ def main(argv: list[str] | None = None) -> None:
     if options.child is not None:
         harness.answer(run(options.child))
         return
+    chosen = set(options.systems.split(","))
     if options.data is None:
         parser.error("--data is missing: a folder with retrieval/cranfield")
-    chosen = set(options.systems.split(","))
     if not {"peer"} <= chosen <= set(NAMES):
         parser.error(f"--systems are peer and others of {', '.join(NAMES)}")
     with tempfile.TemporaryDirectory() as name:
         work, cases = prepared(options, Path(name))
         checks = compare(work, cases, Path(name))
-        wanted = [name for key, name in NAMES.items() if key in options.systems.split(",") and name in cases]
-        cases = {name: cases[name] for name in wanted}
+        cases = {name: cases[name] for key, name in NAMES.items() if key in chosen and name in cases}
         _, found = harness.alternate_children(__file__, cases, options.rounds)
         tables = [stages(work, found, checks), parts(cases, found)]
     harness.report(options, __file__, tables, libraries=("sentence-transformers", "lancedb", "xllamacpp"))

@@ -187,12 +187,13 @@ def _document(path: Path, spec: "ModelSpec", cache: Path | None, most_bytes: int
 def _chunk_cache(document: Path | None, cache: Path | None, most_bytes: int) -> Any:
     """Return where chunks are kept."""
     from gerund.errors import ConfigError
-    from gerund.retrieval.open_document import usual_cache
 
     if document is not None:
         raise ConfigError("--approximate-cache is for an index; what is read of a --document is kept as it is")
     if not most_bytes:
         raise ConfigError("--cache-size 0 keeps nothing, and --approximate-cache is for keeping")
+    from gerund.retrieval.open_document import usual_cache
+
     return usual_cache(cache, most_bytes)
 
 

@@ -5,7 +5,6 @@ It is an approximation: a chunk that was read apart has not seen those before it
 Knows: prompts, sessions, caches on the disk. Does not know: how chunks are found, how an answer is written.
 """
 
-import hashlib
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
@@ -82,12 +81,10 @@ class KeptSources:
         return [one[left + 1 : right] for left, right in pairwise(borders)]
 
     def _joined(self, between: Sequence[list[int]], texts: Sequence[list[int]], known: "Session") -> "Session":
-        start = len(known.token_ids)
-        first = between[0]
-        is_known = first[:start] == known.token_ids
-        session = known if is_known else self.lm.read(first)
-        for number, (ids, before) in enumerate(zip(texts, between, strict=True)):
-            rest = before[start:] if is_known and not number else before if number else []
+        start, first = len(known.token_ids), between[0]
+        session = known if first[:start] == known.token_ids else self.lm.read(first)
+        unread = [first[len(session.token_ids) :], *between[1:]]
+        for ids, rest in zip(texts, unread, strict=True):
             if rest:
                 session = session.read(rest)
             session = session.with_tail(self._read(ids, known), start)
@@ -95,10 +92,9 @@ class KeptSources:
 
     def _read(self, ids: list[int], known: "Session") -> "Kept":
         """Return a chunk as the model has read it behind the instructions: now, or some time before."""
-        from gerund.inference.generate.session_files import load_kept, save_kept, written_by
+        from gerund.inference.generate.session_files import cache_key, load_kept, save_kept
 
-        whole = f"{written_by(self.lm.weights_hash, self.lm.model)} {known.token_ids} {ids}"
-        key = hashlib.blake2b(whole.encode(), digest_size=16).hexdigest()
+        key = cache_key(self.lm, known.token_ids, ids)
         if (found := self.cache.get(key)) is not None:
             try:
                 kept = load_kept(found, self.lm)

@@ -6,7 +6,6 @@ that the next question starts at once. The result is that of reading everything 
 Knows: files, sessions, where they are kept. Does not know: how anything is found.
 """
 
-import hashlib
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -167,10 +166,9 @@ class OpenDocument(Asking):
         return self._session
 
     def _key(self, ids: list[int]) -> str:
-        from gerund.inference.generate.session_files import written_by
+        from gerund.inference.generate.session_files import cache_key
 
-        whole = f"{written_by(self.lm.weights_hash, self.lm.model)} {ids}"
-        return hashlib.blake2b(whole.encode(), digest_size=16).hexdigest()
+        return cache_key(self.lm, ids)
 
     def _kept(self, ids: list[int]) -> "Session | None":
         """Return what the cache has; what is damaged is removed, and read anew."""

@@ -88,6 +88,17 @@ def written_by(weights: str, model: PreTrainedModel) -> str:
     return hashlib.blake2b("\n".join(parts).encode(), digest_size=16).hexdigest()
 
 
+def cache_key(lm: Reader, *ids: list[int]) -> str:
+    """Return the key under which a cache has what a model read of these token ids.
+
+    Args:
+        lm: the model.
+        ids: what stands before what is kept, where something does, and what is kept.
+    """
+    whole = " ".join([written_by(lm.weights_hash, lm.model), *map(str, ids)])
+    return hashlib.blake2b(whole.encode(), digest_size=16).hexdigest()
+
+
 def save_kept(kept: Kept, folder: Path) -> None:
     """Write a session's files into a folder that is there; see ``Session.save``."""
     from safetensors.torch import save_file
