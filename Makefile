@@ -4,6 +4,7 @@
 #   make test     run the quick tests      (make test PYTEST_ARGS="-k plan -x"; -m slow for the slow ones)
 #   make package  build the packages of a release and try one in an empty environment
 #   make docs     build the documentation as a site in site/, without a network
+#   make docs-release   keep this version's site on the branch gh-pages, as the latest; nothing is pushed
 #   make check    style, types, documentation, packages and all tests: what a change has to pass
 #   make format   let ruff put the code into its form
 #   make benchmark-page   render docs/benchmarks.md from benchmarks/results/
@@ -23,7 +24,7 @@ USABLE := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11 python; do \
 	if $$python -c '$(USABLE)' >/dev/null 2>&1; then echo $$python; break; fi; done)
 
-.PHONY: help demo test check lint docs package format benchmark-page clean
+.PHONY: help demo test check lint docs docs-release package format benchmark-page clean
 .DEFAULT_GOAL := help
 
 help:
@@ -47,6 +48,12 @@ lint: $(READY)
 # Strict: a warning is an error. The variable silences an advertisement for another program.
 docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# One folder a version and one for `latest`, chosen by a menu in the site; `git push origin gh-pages` publishes them.
+docs-release: $(READY)
+	PATH="$(CURDIR)/$(BIN):$$PATH" NO_MKDOCS_2_WARNING=1 $(BIN)/mike deploy --update-aliases --alias-type copy \
+		"$$($(BIN)/python -c 'import gerund; print(gerund.__version__)')" latest
+	$(BIN)/mike set-default latest
 
 package: $(READY)
 	$(BIN)/python -m tests.package_check dist

@@ -5,6 +5,8 @@ Checks of many files are one test each, which names every offender.
 
 import doctest
 import importlib
+import json
+import os
 import re
 import shlex
 import subprocess
@@ -362,3 +364,31 @@ def test_links_are_led_to_where_pages_lie_in_the_site(hooks) -> None:
     assert hooks.rewritten(deep, "how-to/a.md", pages) == want
     fenced = "```text plan bidir 4\n[a](b.md)\n```\n"
     assert hooks.rewritten(fenced, "how-to/a.md", pages) == fenced.replace(" plan bidir 4", "")
+
+
+@pytest.mark.slow
+def test_sites_of_two_versions_lie_beside_each_other(tmp_path: Path) -> None:
+    pytest.importorskip("mike")
+    if not (ROOT / ".git").exists():
+        pytest.skip("the site's versions are kept by git, and this is no checkout")
+    checkout = tmp_path / "checkout"
+    git = ["git", "-c", "user.name=tests", "-c", "user.email=tests@localhost"]
+    subprocess.run([*git, "clone", "-q", "--depth", "1", f"file://{ROOT}", str(checkout)], check=True)
+    names = {"GIT_AUTHOR_NAME": "tests", "GIT_COMMITTER_NAME": "tests", "EMAIL": "tests@localhost"}
+    paths = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    for version in ("1.0.0", "1.1.0"):
+        deploy = ["mike", "deploy", "--update-aliases", "--alias-type", "copy"]
+        subprocess.run(
+            [*deploy, version, "latest"], cwd=checkout, check=True, env={**os.environ, **names, "PATH": paths}
+        )
+    shown = subprocess.run(
+        ["git", "show", "gh-pages:versions.json"], cwd=checkout, check=True, capture_output=True, text=True
+    )
+    assert [(one["version"], one["aliases"]) for one in json.loads(shown.stdout)] == [
+        ("1.1.0", ["latest"]),
+        ("1.0.0", []),
+    ]
+    page = subprocess.run(
+        ["git", "show", "gh-pages:1.0.0/index.html"], cwd=checkout, check=True, capture_output=True, text=True
+    )
+    assert "mike" in page.stdout  # the menu of versions reads versions.json
