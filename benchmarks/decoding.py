@@ -2,6 +2,7 @@
 
     python benchmarks/decoding.py --data ../shared/data --work WORK [--model FOLDER] [--scorer FOLDER ...]
     python benchmarks/decoding.py ... --id prefix-lengths --prefix-lengths 24,96,192 --only nucleus "ranked by default"
+    python benchmarks/decoding.py ... --id sentence-ends --ends sentence --corpora books
 
 RankGen's Tables 3, 16 and 17 and Figures 3, 4 and 8. Greedy, ancestral, nucleus, top-k and typical sampling; nucleus
 sampling of twenty continuations ranked by chance, by words, by the model's likelihoods and by each scorer; and beam
@@ -30,6 +31,7 @@ from gerund.reporting.plots.style import picture
 from gerund.scoring.registry import find_scorer
 from results import Column, Row, Table, mean_of
 
+IDS = ("writing", "prefix-lengths", "sentence-ends")
 LIKELIHOODS = ("random", "overlap", "content_overlap", "avg_cll", "pmi", "self_certainty")
 # Prefixes whose continuations are scored at a time.
 _PREFIXES = 16
@@ -66,7 +68,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--prefix-lengths", default="96", help="words of the prefix, with commas")
     parser.add_argument("--new-tokens", type=int, default=96)
     parser.add_argument("--ends", default="token", choices=ENDS, help="where both sides' texts end")
-    parser.add_argument("--id", default="writing", choices=["writing", "prefix-lengths"], help="the table's name")
+    parser.add_argument("--id", default="writing", choices=list(IDS), help="the table's name")
     quick = {"seeds": [0], "corpora": ["wiki"], "samples": 8, "new_tokens": 8, "only": ["nucleus", "ranked by overlap"]}
     options = harness.parse(parser, argv, quick=quick)
     options.work.mkdir(parents=True, exist_ok=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gerund.data.files import checked_text, decode, json_row, opened
+from gerund.data.files import COMPRESSED, checked_text, decode, json_row, opened
 from gerund.errors import ConfigError, DataError, unknown_name
 
 FORMATS = (
@@ -49,12 +49,14 @@ class Record:
         number: the line or row that it stands on, counted from 1.
         unit: ``line`` or ``row``, whichever ``number`` counts; "" where the file is one document.
         content: the bytes of a line or file, the text and title of a row, or why they cannot be had.
+        offset: where these bytes begin in the file; None where it is compressed or a table.
     """
 
     path: Path
     number: int
     unit: str
     content: bytes | tuple[object, object] | DataError
+    offset: int | None = None
 
     @property
     def place(self) -> str:
@@ -216,9 +218,27 @@ def corpus_format(path: Path) -> str:
 def _read_jsonl(path: Path, text_column: str, title_column: str) -> Iterator[Record]:
     del text_column, title_column
     with opened(path) as file:
-        for number, raw in enumerate(file, start=1):
-            if raw.strip(_BLANK):
-                yield Record(path, number, "line", raw)
+        yield from plain_lines(path, file, offset=0 if _is_plain(path) else None)
+
+
+def plain_lines(path: Path, file: Iterable[bytes], *, number: int = 1, offset: int | None = None) -> Iterator[Record]:
+    """Yield the lines of a file that are not blank.
+
+    Args:
+        path: the file.
+        file: its lines, or some of them.
+        number: the first one's number.
+        offset: where it begins in the file; None where that says nothing.
+    """
+    for raw in file:
+        if raw.strip(_BLANK):
+            yield Record(path, number, "line", raw, offset)
+        number += 1
+        offset = None if offset is None else offset + len(raw)
+
+
+def _is_plain(path: Path) -> bool:
+    return path.suffix.lower() not in COMPRESSED
 
 
 def _parse_row(line: str, where: str, text_column: str, title_column: str) -> Document:
@@ -235,7 +255,7 @@ def _document(text: object, title: object, where: str, text_column: str) -> Docu
 def _read_txt(path: Path, text_column: str, title_column: str) -> Iterator[Record]:
     del text_column, title_column
     with opened(path) as file:
-        yield Record(path, 1, "", file.read())
+        yield Record(path, 1, "", file.read(), 0 if _is_plain(path) else None)
 
 
 def _read_parquet(path: Path, text_column: str, title_column: str) -> Iterator[Record]:

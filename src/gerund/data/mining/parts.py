@@ -17,6 +17,7 @@ from typing import Any
 from gerund.data.corpus import Document, Record, document_of
 from gerund.data.mining.candidates import Pair, Prepared, as_utf8, candidates_of, opening_of, pairs_of, prepare
 from gerund.data.mining.config import BadDocument, MiningConfig
+from gerund.data.mining.shards import Shard
 from gerund.errors import DataError
 from gerund.jobs.files import whole_file
 
@@ -42,39 +43,6 @@ COLUMNS = {
     "opening": "string",
 }
 KEYS = {"key_high": "uint64", "key_low": "uint64", "place": "int32"}
-
-
-@dataclass(frozen=True)
-class Shard:
-    """Some consecutive documents of a corpus.
-
-    Attributes:
-        index: the shard's number, from 0.
-        first: the number of its first document in the corpus.
-        size: bytes of its documents.
-        records: the documents.
-    """
-
-    index: int
-    first: int
-    size: int
-    records: list[Record]
-
-    def digest(self) -> str:
-        """Return a hash of the documents, and of the files that they come from."""
-        digest = hashlib.blake2b(f"{self.first} {self.size}".encode(), digest_size=8)
-        for record in self.records:
-            content = record.content
-            pieces = content if isinstance(content, tuple) else (content,)
-            head = [record.path.name, record.number, *(_length(piece) for piece in pieces)]
-            digest.update(json.dumps(head).encode("utf-8", "surrogatepass"))
-            for piece in pieces:
-                digest.update(piece if isinstance(piece, bytes) else str(piece).encode("utf-8", "surrogatepass"))
-        return digest.hexdigest()
-
-
-def _length(piece: object) -> int | None:
-    return len(piece) if isinstance(piece, bytes | str) else None
 
 
 @dataclass(frozen=True)
@@ -118,16 +86,22 @@ class Facts:
 _SUMS = ("documents", "sentences", "repeated", "candidates", "found", "size")
 
 
-def make_part(work: Work, shard: Shard) -> Facts:
+def make_part(work: Work, shard: Shard) -> Facts | None:
     """Mine the documents of a shard, and write their pairs and what there is to say about it.
+
+    Returns:
+        What the part says of itself; None, and no part, where this process does not find the documents by their places.
 
     Raises:
         ResourceError: the disk is full.
     """
     errors: list[BadDocument] = []
+    loaded = shard.loaded()
+    if loaded is None:
+        return None
     counts: Counter[str] = Counter(size=shard.size)
     columns: dict[str, list[Any]] = {name: [] for name in (*COLUMNS, *KEYS)}
-    for batch in _batches(_prepared(shard, work, errors)):
+    for batch in _batches(_prepared(loaded, work, errors)):
         found = pairs_of([prepared for _, prepared in batch], work.config)
         for (record, prepared), pairs in zip(batch, found, strict=True):
             counts["documents"] += 1
@@ -136,7 +110,7 @@ def make_part(work: Work, shard: Shard) -> Facts:
             counts["candidates"] += candidates_of(prepared, work.config)
             counts["found"] += len(pairs)
             _add(columns, record, prepared, pairs, work.config)
-    facts = Facts(work.job, shard.digest(), errors=tuple(errors), **counts)
+    facts = Facts(work.job, loaded.digest(), errors=tuple(errors), **counts)
     _write(work.part(shard.index), columns, facts)
     return facts
 

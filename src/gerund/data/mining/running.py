@@ -9,8 +9,7 @@ Knows: files, parts, resuming. Does not know: how pairs are found, processes.
 
 import json
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import closing
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial, reduce
 from operator import add
@@ -20,10 +19,10 @@ from gerund.data.corpus import FORMATS as CORPUS_FORMATS
 from gerund.data.corpus import corpus_format
 from gerund.data.mining.config import BadDocument, Mined, MiningConfig
 from gerund.data.mining.gathering import FORMATS, gather
-from gerund.data.mining.parts import ENDING, Facts, Shard, Work, make_part, read_facts
-from gerund.data.mining.shards import shards_of
+from gerund.data.mining.parts import ENDING, Facts, Work, make_part, read_facts
+from gerund.data.mining.shards import Shard, shards_of
 from gerund.errors import ConfigError, DataError, InputError, OutputExistsError
-from gerund.jobs.engine import Engine, LocalEngine, mapped
+from gerund.jobs.engine import Engine, LocalEngine, is_alone
 from gerund.jobs.files import make_folder, refuse_existing, refuse_special, whole_file
 from gerund.jobs.manifest import InputFiles, Manifest
 from gerund.jobs.working_folder import MAKING, PLACING, WorkingFolder, kept_work_told, working_folder
@@ -167,22 +166,32 @@ class _Job:
     def _make_parts(self) -> None:
         """Work through every shard that has no part yet."""
         adopted, self.parts = self.parts, {}
+        by_place = not is_alone(self.engine)
         with progress(None, "mining", show=self.show) as advance:
 
             def missing() -> Iterator[Shard]:
-                for shard in shards_of(self.inputs.files, self.work):
+                columns = {"text_column": self.work.text_column, "title_column": self.work.title_column}
+                for shard in shards_of(self.inputs.files, self.work.config.part_size, **columns):
                     facts = adopted.get(shard.index)
                     if facts is None or facts.shard != shard.digest():
-                        yield shard
+                        yield shard.by_place() if by_place else shard
                     else:
                         self.parts[shard.index] = facts
                         advance(len(shard.records))
 
-            found = mapped(self.engine, partial(make_part, self.work), missing(), folder=self.folder.path)
-            with closing(found) as finished:  # type: ignore[type-var]
-                for shard, facts in finished:
-                    self.parts[shard.index] = facts
-                    advance(len(shard.records))
+            with self.engine.crew(partial(make_part, self.work), folder=self.folder.path) as crew:
+                left: Iterable[Shard] = missing()
+                while left:
+                    unread: list[Shard] = []
+                    for shard, facts in crew.map(left):
+                        if facts is None:
+                            # A machine of a cluster that does not have the corpus: from now on it is sent.
+                            by_place = False
+                            unread.append(shard.whole())
+                        else:
+                            self.parts[shard.index] = facts
+                            advance(len(shard.records))
+                    left = unread
         if self.inputs.changed():
             self.folder.clear()
             raise DataError("the files of the corpus have changed while they were read; run the same command again")
