@@ -1,8 +1,8 @@
 """Cuts a corpus into shards. Where one ends and the next begins depends on the documents alone.
 
 To another process a shard goes without its documents, where these are lines or whole files: it says where they stand,
-and that process reads them. What it reads is compared with a hash, so that a file that is not the same there, or not
-there at all, is found out.
+and that process reads them. A checksum is compared, so that a file that is not the same there, or not there at all, is
+found out.
 
 Knows: files of documents, their sizes and places. Does not know: what is done with a shard.
 """
@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from io import BytesIO
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 from gerund.data.corpus import Record, plain_lines, read_records
 from gerund.data.files import opened
@@ -67,7 +68,7 @@ class Shard:
         size: bytes of its documents.
         records: the documents; none in a process that was told their places alone, before ``loaded``.
         extents: where they stand; none where they have to be sent themselves.
-        content: a hash of them, where there are extents.
+        checksum: of their bytes, where there are extents.
     """
 
     index: int
@@ -75,7 +76,7 @@ class Shard:
     size: int
     records: list[Record]
     extents: tuple[Extent, ...] = ()
-    content: str = ""
+    checksum: int = 0
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what is sent to another process."""
@@ -89,11 +90,11 @@ class Shard:
         """Return the same shard, which goes to other processes without its documents, where that can be."""
         if self.extents or (extents := extents_of(self.records)) is None:
             return self
-        return replace(self, extents=extents, content=_hash_of(self.records))
+        return replace(self, extents=extents, checksum=_checksum(self.records))
 
     def whole(self) -> "Shard":
         """Return the same shard, which goes to other processes with its documents."""
-        return replace(self, extents=(), content="")
+        return replace(self, extents=(), checksum=0)
 
     def loaded(self) -> "Shard | None":
         """Return the shard with its documents; None where other ones, or none, stand where they should."""
@@ -103,7 +104,7 @@ class Shard:
             found = replace(self, records=[record for extent in self.extents for record in extent.read()])
         except DataError:
             return None
-        return found if _hash_of(found.records) == self.content else None
+        return found if _checksum(found.records) == self.checksum else None
 
     def digest(self) -> str:
         """Return a hash of the documents, and of the files that they come from."""
@@ -118,13 +119,13 @@ class Shard:
         return digest.hexdigest()
 
 
-def _hash_of(records: Sequence[Record]) -> str:
-    """Return a hash of what stands in documents, which takes less time than reading them."""
-    digest = hashlib.blake2b(str(len(records)).encode(), digest_size=16)
+def _checksum(records: Sequence[Record]) -> int:
+    """Return what tells these bytes from others of a file with the same name; four times as quick as reading them."""
+    value = len(records)
     for record in records:
         if isinstance(record.content, bytes):
-            digest.update(record.content)
-    return digest.hexdigest()
+            value = crc32(record.content, value)
+    return value
 
 
 def _length(piece: object) -> int | None:
@@ -139,18 +140,22 @@ def extents_of(records: Sequence[Record]) -> tuple[Extent, ...] | None:
     [(1, 0, 10)]
     """
     found: list[Extent] = []
+    begun, end = None, 0
     for record in records:
         if record.offset is None or not isinstance(record.content, bytes):
             return None
+        if begun is None or begun.path != record.path or not record.unit:
+            if begun is not None:
+                found.append(_extent(begun, end))
+            begun = record
         end = record.offset + len(record.content)
-        last = found[-1] if found else None
-        if last is not None and last.path == record.path and record.unit:
-            found[-1] = replace(last, length=end - last.offset)
-        else:
-            place = record.path.absolute()
-            length = end - record.offset
-            found.append(Extent(record.path, place, record.number, record.unit, record.offset, length))
-    return tuple(found)
+    return (*found, _extent(begun, end)) if begun is not None else None
+
+
+def _extent(first: Record, end: int) -> Extent:
+    assert first.offset is not None
+    place = first.path.absolute()
+    return Extent(first.path, place, first.number, first.unit, first.offset, end - first.offset)
 
 
 def shards_of(files: Sequence[Path], size: int, *, text_column: str, title_column: str) -> Iterator[Shard]:
