@@ -77,7 +77,7 @@ PAGE = (
     Section("## Writing guided by a score", ("guided_search",)),
     Section("## Many callers at once", ("engine",)),
     Section("## Scorers of continuations", ("scorers",)),
-    Section("### Writing by a scorer", ("decoding:writing",)),
+    Section("### Writing by a scorer", ("decoding:writing", "decoding:sentence-ends")),
     Section("## Mining pairs", ("mining",)),
     Section("## Bulk work", ("bulk",)),
     Section("## Language modelling and pairs in one model (GUR)", ("gur",)),
