@@ -38,6 +38,27 @@ HISTORY = {ROOT / "CHANGELOG.md", ROOT / "benchmarks" / "LOG.md"}
 HAS_DEFAULT = (PACKAGE / "assets" / "default" / "config.json").is_file()
 needs_default = pytest.mark.skipif(not HAS_DEFAULT, reason="the bundled model is not in this checkout")
 
+# What stands at the top of the repository; anything else was written there by mistake.
+ROOMS = {
+    ".ci",
+    ".gitignore",
+    "CHANGELOG.md",
+    "CITATION.cff",
+    "CONTRIBUTING.md",
+    "LICENSE",
+    "Makefile",
+    "README.md",
+    "SECURITY.md",
+    "benchmarks",
+    "constraints.txt",
+    "docs",
+    "examples",
+    "mkdocs.yml",
+    "pyproject.toml",
+    "src",
+    "tests",
+}
+
 FENCE = re.compile(r"^```(?P<info>[^\n]*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\((?P<target>[^)\s]+)\)|<img[^>]* src=\"(?P<image>[^\"]+)\"")
 CODE_PATH = re.compile(r"`(?P<path>[\w.-]+(?:/[\w.-]+)+\.(?:py|yaml))`")
@@ -275,6 +296,13 @@ def test_nothing_names_a_machine() -> None:
         hosts = {found["host"] for found in HOST.finditer(text)} - HOSTS
         offenders += [f"{page_id(path)} names the host {host}" for host in sorted(hosts)]
     assert not offenders, "\n".join(offenders)
+
+
+def test_nothing_strays_into_the_repository() -> None:
+    if not (ROOT / ".git").exists():
+        pytest.skip("no checkout")
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    assert {name.partition("/")[0] for name in listed.split("\0") if name} <= ROOMS
 
 
 def test_mask_pictures_are_what_the_code_does() -> None:
