@@ -139,6 +139,7 @@ def _tell(done: "Adapted", texts: list[Path], *, as_json: bool) -> None:
         typer.echo(json.dumps(done.to_dict(), ensure_ascii=False, default=str))
         return
     from gerund.adaptation.report import rows_of
+    from gerund.adaptation.verdict import main_of
 
     rows = [
         ("", "", "before", "after", "change"),
@@ -150,6 +151,7 @@ def _tell(done: "Adapted", texts: list[Path], *, as_json: bool) -> None:
     typer.echo(f"\n{done.verdict}")
     for sentence in done.advice:
         typer.echo(sentence)
-    typer.echo(f"\nReport: {done.page}\nModel:  {done.encoder}\nNext:")
+    following = "Next" if main_of(done.compared, "vectors").outcome == "helped" else "To try it all the same"
+    typer.echo(f"\nReport: {done.page}\nModel:  {done.encoder}\n{following}:")
     for line in done.next_commands(texts):
         typer.echo(f"  {line}")
