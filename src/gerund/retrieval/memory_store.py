@@ -8,6 +8,7 @@ Knows: SQLite, numpy. Does not know: models, files.
 import re
 import sqlite3
 import threading
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Self
@@ -32,6 +33,8 @@ class MemoryStore:
         self._lock = threading.RLock()
         self._about: About | None = None
         self._db = sqlite3.connect(":memory:", check_same_thread=False)
+        # An index in memory is closed by being forgotten; since Python 3.13 an open database is warned of.
+        weakref.finalize(self, self._db.close)
         self._files: dict[str, str] = {}
         self._rows = np.zeros(0, dtype=np.int64)
         self._vectors_ND = np.zeros((0, 0), dtype=np.float32)
