@@ -8,7 +8,6 @@ Knows: SQLite, numpy. Does not know: models, files.
 import re
 import sqlite3
 import threading
-import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Self
@@ -22,6 +21,13 @@ _WORD = re.compile(r"\w+")
 _FIELDS = "source, start, stop, text, number, tokens, title, heading, file, digest"
 
 
+class _Database(sqlite3.Connection):
+    """Is closed by being forgotten, as an index in memory is; since Python 3.13 an open one is warned of."""
+
+    def __del__(self) -> None:
+        self.close()
+
+
 class MemoryStore:
     """Chunks in memory.
 
@@ -32,9 +38,7 @@ class MemoryStore:
         self.name = name
         self._lock = threading.RLock()
         self._about: About | None = None
-        self._db = sqlite3.connect(":memory:", check_same_thread=False)
-        # An index in memory is closed by being forgotten; since Python 3.13 an open database is warned of.
-        weakref.finalize(self, self._db.close)
+        self._db = sqlite3.connect(":memory:", check_same_thread=False, factory=_Database)
         self._files: dict[str, str] = {}
         self._rows = np.zeros(0, dtype=np.int64)
         self._vectors_ND = np.zeros((0, 0), dtype=np.float32)
