@@ -68,7 +68,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--prefix-lengths", default="96", help="words of the prefix, with commas")
     parser.add_argument("--new-tokens", type=int, default=96)
     parser.add_argument("--ends", default="token", choices=ENDS, help="where both sides' texts end")
-    parser.add_argument("--id", default="writing", choices=list(IDS), help="the table's name")
+    parser.add_argument("--id", default="writing", choices=IDS, help="the table's name")
     quick = {"seeds": [0], "corpora": ["wiki"], "samples": 8, "new_tokens": 8, "only": ["nucleus", "ranked by overlap"]}
     options = harness.parse(parser, argv, quick=quick)
     options.work.mkdir(parents=True, exist_ok=True)

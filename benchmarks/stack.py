@@ -350,8 +350,7 @@ def installed(roots: Sequence[str]) -> list[metadata.Distribution]:
         own = metadata.distribution(wanted.name)
         found[key.partition("[")[0]] = own
         for need in map(Requirement, own.requires or ()):
-            extras = ["", *wanted.extras]
-            if need.marker is None or any(need.marker.evaluate({"extra": extra}) for extra in extras):
+            if need.marker is None or any(need.marker.evaluate({"extra": one}) for one in ("", *wanted.extras)):
                 left.append(need)
     return list(found.values())
 

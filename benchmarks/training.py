@@ -100,9 +100,8 @@ def _of_magnet(*kinds: str) -> Arm:
 
 def _by_positives(name: str, *settings: str) -> Arm:
     """Return a short training by MAGNET's contrastive objective alone, with other positives."""
-    alone = ("objectives.mntp.weight=0", "objectives.msg.weight=0", "objectives.sscl.weight=1")
-    chosen = (*alone, *(f"objectives.sscl.{setting}" for setting in settings))
-    return Arm(name, (("magnet-default", (f"steps={SHORT_STEPS}", *chosen)),))
+    [(recipe, alone)] = _of_magnet("sscl").recipes
+    return Arm(name, ((recipe, (*alone, *(f"objectives.sscl.{setting}" for setting in settings))),))
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from tests.architecture_table import BASE, DATA_FROM, RANK
 PACKAGE = Path(gerund.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
 
+ROOT = Path(__file__).resolve().parent.parent
 LINES_OF_A_FILE = 400
 LINES_OF_A_FUNCTION = 60
 
@@ -225,3 +226,32 @@ def test_help_comes_at_once() -> None:
         seconds.append(after.children_user + after.children_system - before.children_user - before.children_system)
     # Seconds of a processor, so that a busy machine does not fail the test; a quiet one takes half of this.
     assert median(seconds) < 1.0
+
+
+# What stands at the top of the repository; anything else was written there by mistake.
+ROOMS = {
+    ".ci",
+    ".gitignore",
+    "CHANGELOG.md",
+    "CITATION.cff",
+    "CONTRIBUTING.md",
+    "LICENSE",
+    "Makefile",
+    "README.md",
+    "SECURITY.md",
+    "benchmarks",
+    "constraints.txt",
+    "docs",
+    "examples",
+    "mkdocs.yml",
+    "pyproject.toml",
+    "src",
+    "tests",
+}
+
+
+def test_nothing_strays_into_the_repository() -> None:
+    if not (ROOT / ".git").exists():
+        pytest.skip("no checkout")
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    assert {name.partition("/")[0] for name in listed.split("\0") if name} <= ROOMS

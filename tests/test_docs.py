@@ -5,13 +5,9 @@ Checks of many files are one test each, which names every offender.
 
 import doctest
 import importlib
-import json
-import os
 import re
 import shlex
 import subprocess
-import sys
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,7 +18,6 @@ from typer.main import get_command
 import gerund
 from gerund.cli.main import app
 from gerund.errors import MissingDependencyError
-from gerund.training.recipe import Recipe
 from tests.architecture_table import PAGE, PICTURES, with_pictures
 from tests.cli.helpers import run_cli
 from tests.pictures import picture
@@ -38,31 +33,9 @@ HISTORY = {ROOT / "CHANGELOG.md", ROOT / "benchmarks" / "LOG.md"}
 HAS_DEFAULT = (PACKAGE / "assets" / "default" / "config.json").is_file()
 needs_default = pytest.mark.skipif(not HAS_DEFAULT, reason="the bundled model is not in this checkout")
 
-# What stands at the top of the repository; anything else was written there by mistake.
-ROOMS = {
-    ".ci",
-    ".gitignore",
-    "CHANGELOG.md",
-    "CITATION.cff",
-    "CONTRIBUTING.md",
-    "LICENSE",
-    "Makefile",
-    "README.md",
-    "SECURITY.md",
-    "benchmarks",
-    "constraints.txt",
-    "docs",
-    "examples",
-    "mkdocs.yml",
-    "pyproject.toml",
-    "src",
-    "tests",
-}
-
 FENCE = re.compile(r"^```(?P<info>[^\n]*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\((?P<target>[^)\s]+)\)|<img[^>]* src=\"(?P<image>[^\"]+)\"")
 CODE_PATH = re.compile(r"`(?P<path>[\w.-]+(?:/[\w.-]+)+\.(?:py|yaml))`")
-GENERATED = re.compile(r"^<!-- generated: (?P<what>[a-z ]+) -->$", re.MULTILINE)
 # Paths of somebody's machine, options that say where packages come from, notes to oneself.
 FOREIGN = re.compile(r"(?<![\w.])/(?:work|root|home|opt|Users)/|--(?:extra-)?index-url|\b(?:TODO|FIXME)\b")
 HOST = re.compile(r"\bhttps?://(?P<host>[\w.-]*[\w-])")
@@ -298,13 +271,6 @@ def test_nothing_names_a_machine() -> None:
     assert not offenders, "\n".join(offenders)
 
 
-def test_nothing_strays_into_the_repository() -> None:
-    if not (ROOT / ".git").exists():
-        pytest.skip("no checkout")
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
-    assert {name.partition("/")[0] for name in listed.split("\0") if name} <= ROOMS
-
-
 def test_mask_pictures_are_what_the_code_does() -> None:
     page = DOCS / "explanation" / "attention-plans.md"
     found = [(info, body) for _, info, body in blocks(page, "text") if " plan " in info]
@@ -340,83 +306,3 @@ def test_the_readme_is_short_and_shows_no_file_tree() -> None:
     lines = read(README).splitlines()
     assert len(lines) <= README_LINES
     assert not [line for line in lines if re.match(r"\s+\w+\.py\b", line)]
-
-
-@pytest.fixture
-def hooks(monkeypatch: pytest.MonkeyPatch) -> Iterator[object]:
-    """Return the module that builds the site."""
-    pytest.importorskip("mkdocs")
-    monkeypatch.syspath_prepend(str(DOCS / "_site"))
-    yield importlib.import_module("hooks")
-    for name in ("hooks", "docstrings", "recipe_fields"):
-        sys.modules.pop(name, None)
-
-
-def test_docstrings_become_markdown(hooks) -> None:
-    made = importlib.import_module("docstrings").as_markdown("Add, as :func:`sum`.\n\n>>> 1 + 1\n2\n\nMore.")
-    assert made == "Add, as `sum`.\n\n```pycon\n>>> 1 + 1\n2\n```\n\nMore."
-
-
-def test_what_the_site_generates_is_there(hooks) -> None:
-    wanted = {match["what"] for page in DOCS.rglob("*.md") for match in GENERATED.finditer(read(page))}
-    assert wanted == set(hooks.GENERATORS)
-    reference = hooks.GENERATORS["commands"]()
-    options = [f"{name} {option}" for name, all_of in commands().items() for option in all_of if option[0] == "-"]
-    missing = [name for name in commands() if f"## {name}\n" not in reference]
-    parts = {part.split("\n")[0]: part for part in reference.split("## ")}
-    missing += [text for text in options if f"`{text.split()[1]}`" not in parts[text.split()[0]]]
-    assert not missing
-
-
-def test_every_setting_of_a_recipe_is_in_the_reference(hooks) -> None:
-    recipe, objectives = hooks.GENERATORS["recipe"](), hooks.GENERATORS["objectives"]()
-    missing = [name for name in Recipe.model_fields if f"| `{name}` |" not in recipe]
-    guide = read(DOCS / "reference" / "objectives.md")
-    kinds = re.findall(r"^\| `(\w+)` \|", guide, re.MULTILINE)
-    assert len(kinds) >= 10
-    missing += [kind for kind in kinds if f"\n## {kind}\n" not in objectives]
-    missing += [kind for kind in re.findall(r"^## (\w+)$", objectives, re.MULTILINE) if kind not in kinds]
-    assert not missing
-    assert "| `p_mar` | number | `0.5` |" in objectives
-
-
-def test_links_are_led_to_where_pages_lie_in_the_site(hooks) -> None:
-    pages = ["index.md", "contributing.md", "tutorial/index.md", "how-to/a.md", "pictures/x.png"]
-    text = (
-        "[a](docs/how-to/a.md#b) ![x](docs/pictures/x.png) [c](CONTRIBUTING.md) [l](LICENSE) [w](https://example.com)"
-    )
-    want = "[a](how-to/a.md#b) ![x](pictures/x.png) [c](contributing.md) l (`LICENSE`) [w](https://example.com)"
-    assert hooks.rewritten(text, "index.md", pages) == want
-    deep = "[c](../../CONTRIBUTING.md) [`examples/x.py`](../../examples/x.py) [t](../tutorial/index.md)"
-    want = "[c](../contributing.md) `examples/x.py` [t](../tutorial/index.md)"
-    assert hooks.rewritten(deep, "how-to/a.md", pages) == want
-    fenced = "```text plan bidir 4\n[a](b.md)\n```\n"
-    assert hooks.rewritten(fenced, "how-to/a.md", pages) == fenced.replace(" plan bidir 4", "")
-
-
-@pytest.mark.slow
-def test_sites_of_two_versions_lie_beside_each_other(tmp_path: Path) -> None:
-    pytest.importorskip("mike")
-    if not (ROOT / ".git").exists():
-        pytest.skip("the site's versions are kept by git, and this is no checkout")
-    checkout = tmp_path / "checkout"
-    git = ["git", "-c", "user.name=tests", "-c", "user.email=tests@localhost"]
-    subprocess.run([*git, "clone", "-q", "--depth", "1", f"file://{ROOT}", str(checkout)], check=True)
-    names = {"GIT_AUTHOR_NAME": "tests", "GIT_COMMITTER_NAME": "tests", "EMAIL": "tests@localhost"}
-    paths = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    for version in ("1.0.0", "1.1.0"):
-        deploy = ["mike", "deploy", "--update-aliases", "--alias-type", "copy"]
-        subprocess.run(
-            [*deploy, version, "latest"], cwd=checkout, check=True, env={**os.environ, **names, "PATH": paths}
-        )
-    shown = subprocess.run(
-        ["git", "show", "gh-pages:versions.json"], cwd=checkout, check=True, capture_output=True, text=True
-    )
-    assert [(one["version"], one["aliases"]) for one in json.loads(shown.stdout)] == [
-        ("1.1.0", ["latest"]),
-        ("1.0.0", []),
-    ]
-    page = subprocess.run(
-        ["git", "show", "gh-pages:1.0.0/index.html"], cwd=checkout, check=True, capture_output=True, text=True
-    )
-    assert "mike" in page.stdout  # the menu of versions reads versions.json

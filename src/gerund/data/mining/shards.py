@@ -82,10 +82,6 @@ class Shard:
         """Return what is sent to another process."""
         return {**self.__dict__, "records": [] if self.extents else self.records}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Take what was sent."""
-        self.__dict__.update(state)
-
     def by_place(self) -> "Shard":
         """Return the same shard, which goes to other processes without its documents, where that can be."""
         if self.extents or (extents := extents_of(self.records)) is None:
