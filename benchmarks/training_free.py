@@ -1,4 +1,4 @@
-"""Every method without training in one table: plans, skips, mixed layers, templates, prepending, transforms.
+"""Every method without training in one table: plans, skips, mixed layers, templates, prepending, rerouting, transforms.
 
     python benchmarks/training_free.py --data ../shared/data --work runs/training-free --models default [--limit 300]
 
@@ -35,6 +35,7 @@ from gerund.evaluation.systems.selection import read_as
 from gerund.evaluation.task import EvaluationConfig, Task
 from gerund.evaluation.tuning import METHODS, PLANS, Trial, Tuned, tune
 from gerund.language_model import LanguageModel
+from gerund.spec import parse_settings
 from results import Column, Row, Table
 
 VALIDATION = ("sts/stsb", "linear-probe/hwu64", "linear-probe/financial_phrasebank")
@@ -82,6 +83,8 @@ FAMILIES: dict[str, Callable[[EncoderConfig], bool]] = {
     "PromptEOL, knowledge": lambda config: config.template == "prompteol-knowledge",
     "MetaEOL": lambda config: config.template == "metaeol",
     "Token Prepending": lambda config: bool(config.prepend),
+    "KV-Embedding's template alone": lambda config: config.template == "kv-embedding" and config.reroute == "none",
+    "KV-Embedding": lambda config: config.template == "kv-embedding" and config.reroute != "none",
 }
 
 
@@ -117,6 +120,19 @@ def tuned(lm: LanguageModel, name: str, options: argparse.Namespace, sample: Seq
     )
 
 
+def told(lm: LanguageModel, name: str, options: argparse.Namespace, sample: Sequence[str]) -> list[Trial]:
+    """Measure the settings that the command names, on validation data."""
+    configs = [parse_settings(text).applied_to(lm.encoder) for text in options.also]
+    labels = [label_of(config, lm.n_layers) for config in configs]
+    readers = [read_as(lm, config, sample) for config in configs]
+    systems = [language_model_system(*both, EmbeddingCache()) for both in zip(labels, readers, strict=True)]
+    settings = EvaluationConfig(limit=options.limit, split="validation", show_progress=False)
+    tasks = tasks_of(VALIDATION, options.data)
+    found = evaluate(systems, tasks, settings, folder=options.work / name / "validation").results
+    scores = {label: {one.task: one.score.value for one in found if one.system == label} for label in labels}
+    return [Trial(config, label, scores[label]) for config, label in zip(configs, labels, strict=True)]
+
+
 def best_of(done: Tuned, fits: Callable[[EncoderConfig], bool]) -> Trial | None:
     """Return the trial of a family with the best mean over the validation splits."""
     own = [trial for trial in done.trials if fits(trial.config)]
@@ -126,7 +142,7 @@ def best_of(done: Tuned, fits: Callable[[EncoderConfig], bool]) -> Trial | None:
 def scored(lm: LanguageModel, name: str, config: EncoderConfig, options: Any, sample: Sequence[str]) -> None:
     """Score a setting on the test sets; the scores lie in the work folder."""
     # A template, what is put in front and a transform say nothing of a text's tokens.
-    of_texts = not {"template", "prepend", "transform"}.isdisjoint(config.methods)
+    of_texts = not {"template", "prepend", "reroute", "transform"}.isdisjoint(config.methods)
     groups = [group for group in options.groups if not (of_texts and group == "tokens")]
     tasks = tasks_of([task for group in groups for task in GROUPS[group]], options.data)
     system = language_model_system(label_of(config, lm.n_layers), read_as(lm, config, sample), EmbeddingCache())
@@ -140,9 +156,9 @@ def finished(folder: Path, n_layers: int) -> tuple[dict[str, EncoderConfig], dic
     scores: dict[str, dict[str, float]] = {}
     for path in sorted((folder / "scores").glob("*.json")):
         found = json.loads(path.read_text(encoding="utf-8"))
-        told, score = found["description"], found["score"]
-        methods = {name: told[name] for name in METHOD_FIELDS if name in told}
-        config = EncoderConfig(AttentionPlan.from_dict(told["attention"]), pooling=told["pooling"], **methods)
+        described, score = found["description"], found["score"]
+        methods = {name: described[name] for name in METHOD_FIELDS if name in described}
+        config = EncoderConfig(AttentionPlan.from_dict(described["attention"]), pooling=described["pooling"], **methods)
         label = label_of(config, n_layers)
         configs[label] = config
         scores.setdefault(label, {})[found["task"]] = 100 * score["metrics"][score["main"]]
@@ -265,6 +281,7 @@ def measured(lm: LanguageModel, name: str, options: Any) -> None:
     """Choose on validation data and score what was chosen; everything goes into the work folder."""
     sample = sample_of(options.data)
     done = tuned(lm, name, options, sample)
+    done.trials += told(lm, name, options, sample)
     for family in options.families:
         if (trial := best_of(done, FAMILIES[family])) is not None:
             scored(lm, name, trial.config, options, sample)
@@ -285,6 +302,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--max-length", type=int, help="longest text in tokens")
     parser.add_argument("--budget", type=int, default=100, help="settings tried on validation data (%(default)s)")
     parser.add_argument("--plans", help="plans to try, with commas (all)")
+    parser.add_argument("--also", nargs="*", default=[], help="further settings to try, as columns of `gerund eval`")
     parser.add_argument("--families", nargs="+", default=list(FAMILIES), help="which are scored on test sets (all)")
     parser.add_argument("--groups", nargs="+", default=list(GROUPS), choices=list(GROUPS))
     parser.add_argument("--no-weights", action="store_true", help="leave the weights of layers out")

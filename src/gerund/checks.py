@@ -200,3 +200,26 @@ def read_sample(path: str | Path) -> list[str]:
     if not texts:
         raise DataError(f"{path} holds no text")
     return texts
+
+
+def demand_between(name: str, value: Any, least: float, most: float) -> None:
+    """Refuse a value of a setting that is no number, or not between two.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    demand_number(name, value)
+    if not least <= value <= most:
+        raise ConfigError(f"{name}={value} is not between {least} and {most}")
+
+
+def demand_unicode(name: str, text: str) -> None:
+    """Refuse half of a surrogate pair, which JSON may spell and no tokenizer and no file can hold.
+
+    Raises:
+        ConfigError: there is one.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"{name} is not valid Unicode: a lone surrogate at character {error.start}") from error

@@ -10,14 +10,16 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from gerund.attention.plan import AttentionPlan
-from gerund.checks import demand_number, read_json, whole_number
+from gerund.checks import demand_between, demand_number, demand_unicode, read_json, whole_number
 from gerund.errors import ConfigError, DataError, unknown_name
 from gerund.methods import (
     LAST_LAYER,
+    NO_REROUTE,
     NO_TEMPLATE,
     NO_TRANSFORM,
     Template,
     check_layers,
+    check_reroute,
     choose_prompt,
     templates_of,
     transform_parts,
@@ -35,7 +37,7 @@ EXPORT_FORMATS: tuple[ExportFormat, ...] = get_args(ExportFormat)
 InfillMethod = Literal["infill", "left-only", "blank", "contextual", "prefix-suffix", "line-by-line"]
 INFILL_METHODS: tuple[InfillMethod, ...] = get_args(InfillMethod)
 DTYPE_NAMES = ("float32", "bfloat16", "float16")
-POOLINGS = ("mean", "weighted-mean", "last", "first")
+POOLINGS = ("mean", "weighted-mean", "last", "first", "last-mean")
 POOL_BOS = ("auto", "always", "never")
 
 Job = Literal["encode", "infill", "score"]
@@ -60,6 +62,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "template": (_TEXT,),
     "layers": (_TEXT,),
     "prepend": (_NUMBER,),
+    "reroute": (_TEXT,),
     "transform": (_TEXT,),
     "pool_bos": (_TEXT,),
     "fusion": (_FRACTION, _NOTHING),
@@ -68,25 +71,12 @@ METHODS = {
     "template": NO_TEMPLATE,
     "layers": LAST_LAYER,
     "prepend": 0,
+    "reroute": NO_REROUTE,
     "transform": NO_TRANSFORM,
     "pool_bos": "auto",
 }
 """Settings that came later than the others, by what they are where nothing is said. As such they are neither written
 nor hashed, so that fingerprints stay what they were."""
-
-
-def _between(name: str, value: Any, least: float, most: float) -> None:
-    demand_number(name, value)
-    if not least <= value <= most:
-        raise ConfigError(f"{name}={value} is not between {least} and {most}")
-
-
-def _demand_unicode(name: str, text: str) -> None:
-    """Refuse half of a surrogate pair, which JSON may spell and no tokenizer and no file can hold."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise ConfigError(f"{name} is not valid Unicode: a lone surrogate at character {error.start}") from error
 
 
 @dataclass(frozen=True)
@@ -97,7 +87,8 @@ class EncoderConfig:
     """Which layers look where."""
 
     pooling: str = "mean"
-    """How token states become one vector: mean, weighted-mean (later tokens count more), last, first."""
+    """How token states become one vector: mean, weighted-mean (later tokens count more), last, first,
+    last-mean (half of the one, half of the other)."""
 
     prompt: str = ""
     """Text put before every text unless another prompt is given."""
@@ -127,6 +118,10 @@ class EncoderConfig:
     """Token Prepending: below which layer the last token's state takes the place of a token before the text; 0 for
     none."""
 
+    reroute: str = NO_REROUTE
+    """KV-Embedding: the layers in which the last token's key and value stand before the text, for all tokens to see:
+    ``all``, ``6``, ``4-8`` or ``1+8``; ``none``."""
+
     transform: str = NO_TRANSFORM
     """What is done to pooled vectors, fitted on a sample of texts: ``whitening`` or ``all-but-the-top``, with a number
     behind it for the dimensions kept or the directions taken out; ``none``."""
@@ -150,7 +145,7 @@ class EncoderConfig:
         if any(type(name) is not str or type(text) is not str for name, text in named):
             raise ConfigError(f"prompts are texts by name, not {self.prompts!r}")
         for name, text in [("prompt", self.prompt), *((f"the prompt {name!r}", text) for name, text in named)]:
-            _demand_unicode(name, text)
+            demand_unicode(name, text)
         if self.pooling not in POOLINGS:
             raise unknown_name("pooling", self.pooling, POOLINGS)
         if self.max_length is not None and self.max_length < 1:
@@ -160,8 +155,9 @@ class EncoderConfig:
         self._check_methods()
 
     def _check_methods(self) -> None:
-        _demand_unicode("the template", self.template)
+        demand_unicode("the template", self.template)
         check_layers(self.layers)
+        check_reroute(self.reroute)
         if self.transform != NO_TRANSFORM:
             transform_parts(self.transform)
         if self.pool_bos not in POOL_BOS:
@@ -172,8 +168,10 @@ class EncoderConfig:
             raise ConfigError(f"prepend={self.prepend}: the first layer that can take a state over is the second one")
         if self.prepend and not self.templates:
             raise ConfigError("prepend puts a token into a template, such as template='prompteol'; give one")
-        if self.prepend and (self.attention.skips or not self.attention.takes_skips):
-            raise ConfigError(f"prepend is for plans that run each layer once, not for {self.attention.name!r}")
+        once = self.attention.takes_skips and not self.attention.skips
+        for name, used in (("prepend", self.prepend), ("reroute", self.reroute != NO_REROUTE)):
+            if used and not once:
+                raise ConfigError(f"{name} is for plans that run each layer once, not for {self.attention.name!r}")
 
     @property
     def templates(self) -> tuple[Template, ...]:
@@ -185,11 +183,16 @@ class EncoderConfig:
         """The settings of methods without training that are not left as they usually are."""
         return [name for name, usual in METHODS.items() if getattr(self, name) != usual]
 
+    @property
+    def reads_beside(self) -> bool:
+        """Whether a pass does more than its plan: mixes layers, prepends or reroutes."""
+        return self.layers != LAST_LAYER or bool(self.prepend) or self.reroute != NO_REROUTE
+
     def refuse_methods(self, what: str) -> None:
         """Refuse what training and exports do not know of.
 
         Raises:
-            ConfigError: a template, mixed layers, prepending or a transform is set.
+            ConfigError: a template, mixed layers, prepending, rerouting or a transform is set.
         """
         found = [name for name in self.methods if name != "pool_bos"]
         if found:
@@ -293,16 +296,16 @@ class Sampling:
         self._check_penalties()
 
     def _check_penalties(self) -> None:
-        _between("min_p", 0.0 if self.min_p is None else self.min_p, 0, 1)
-        _between("repetition_penalty", self.repetition_penalty, 0.1, 10)
-        _between("frequency_penalty", self.frequency_penalty, -2, 2)
-        _between("presence_penalty", self.presence_penalty, -2, 2)
+        demand_between("min_p", 0.0 if self.min_p is None else self.min_p, 0, 1)
+        demand_between("repetition_penalty", self.repetition_penalty, 0.1, 10)
+        demand_between("frequency_penalty", self.frequency_penalty, -2, 2)
+        demand_between("presence_penalty", self.presence_penalty, -2, 2)
         if not isinstance(self.logit_bias, Mapping):
             raise ConfigError(f"logit_bias is a number by token id, such as {{42: -100}}, not {self.logit_bias!r}")
         for token, bias in self.logit_bias.items():
             if whole_number("a token id of logit_bias", token) < 0:
                 raise ConfigError(f"logit_bias names the token {token}, and token ids begin at 0")
-            _between(f"logit_bias of the token {token}", bias, -100, 100)
+            demand_between(f"logit_bias of the token {token}", bias, -100, 100)
         own = {int(token): float(bias) for token, bias in self.logit_bias.items() if bias}
         object.__setattr__(self, "logit_bias", own)
 

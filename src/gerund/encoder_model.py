@@ -22,7 +22,7 @@ from gerund.config import EncoderConfig, Job, vectors_alike
 from gerund.errors import ConfigError
 from gerund.inference.encode import runtime as encoding
 from gerund.inference.encode.precision import choose_autocast
-from gerund.methods import LAST_LAYER, NO_TRANSFORM, layer_numbers
+from gerund.methods import NO_TRANSFORM, layer_numbers, rerouted_layers
 from gerund.models.adapters import Adapters, base_state, load_adapters
 from gerund.models.fingerprint import fingerprint, weights_hash
 from gerund.models.heads import ProjectionHead
@@ -90,7 +90,7 @@ class EncoderModel:
         self._stamp = stamp
         self._loaded_changes = 0 if stamp is None else _changes(self._hashed_state())
         self._verify(plan)
-        layer_numbers(self.encoder.layers, self.n_layers)
+        _check_numbers(self.encoder, self.n_layers)
         self.runtime = self._make_runtime(plan)
         # A transform makes small directions large, and with them rounding.
         if autocast and self.encoder.transform == NO_TRANSFORM:
@@ -123,7 +123,7 @@ class EncoderModel:
 
     @staticmethod
     def _sends_plan(plan: ResolvedPlan, encoder: EncoderConfig) -> bool:
-        return not plan.is_causal or encoder.layers != LAST_LAYER or bool(encoder.prepend)
+        return not plan.is_causal or encoder.reads_beside
 
     def __reduce__(self) -> tuple[Callable[[ModelSpec], Any], tuple[ModelSpec]]:
         """Go to another process as the spec, by which it is loaded there."""
@@ -181,7 +181,7 @@ class EncoderModel:
         self._verify(plan)
         other = copy(self)
         other.encoder = encoder
-        layer_numbers(encoder.layers, self.n_layers)
+        _check_numbers(encoder, self.n_layers)
         alike = vectors_alike(encoder, self.encoder)
         other.transform = self.transform if alike else None
         other.head = self.head if self.head is None or alike else self.head.without_space()
@@ -278,6 +278,12 @@ class EncoderModel:
 
     def _hashed_state(self) -> Mapping[str, Tensor]:
         return base_state(self.model)
+
+
+def _check_numbers(encoder: EncoderConfig, n_layers: int) -> None:
+    """Refuse layers that a model of ``n_layers`` layers does not have."""
+    layer_numbers(encoder.layers, n_layers)
+    rerouted_layers(encoder.reroute, n_layers)
 
 
 def _changes(state: Mapping[str, Tensor]) -> int:

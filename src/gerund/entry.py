@@ -47,6 +47,7 @@ def load(
     template: str | None = None,
     layers: str | None = None,
     prepend: int | None = None,
+    reroute: str | None = None,
     transform: str | None = None,
     pool_bos: str | None = None,
     fusion: float | None = None,
@@ -67,7 +68,7 @@ def load(
         skips: residual connections across so many layers, from the first converted one on; 0 for none.
         recurrent: in models with layers without attention, whether the converted ones of these stay ``causal`` or run
             on the text and on the text reversed (``both``).
-        pooling: ``mean``, ``weighted-mean``, ``last`` or ``first``.
+        pooling: ``mean``, ``weighted-mean``, ``last``, ``first`` or ``last-mean``, half of both.
         prompt: default prompt of ``encode``: the text itself.
         prompts: prompts by name, for ``encode(..., prompt_name=NAME)``, in the place of the model's own; searches and
             ``rerank`` take those named ``query`` and ``document``.
@@ -83,9 +84,11 @@ def load(
         max_length: longest text in tokens.
         template: what is put around a text: ``prompteol``, ``prompteol-few-shot``, ``prompteol-cot``,
             ``prompteol-knowledge`` or ``metaeol``, which are pooled by their last token unless ``pooling`` says
-            otherwise, or a text with ``{text}``; ``none``.
+            otherwise; ``kv-embedding``, pooled by that and the mean of all tokens; or a text with ``{text}``; ``none``.
         layers: the layers whose states are averaged: ``last``, ``all``, ``6``, ``4-8`` or ``1+8``.
         prepend: Token Prepending below this layer, into a template; 0 for none.
+        reroute: KV-Embedding: the layers in which the last token's key and value stand before the text for all tokens
+            to see, such as ``4-5``; ``none``. ``lm.rerouting_layers(texts)`` chooses some.
         transform: ``whitening`` or ``all-but-the-top``, with ``-`` and a number for the dimensions kept or the
             directions taken out; ``none``. It is fitted by ``sample``, by ``lm.fitted(texts)``, or was saved so.
         pool_bos: whether special tokens before a text without a prompt are pooled: ``always``, ``never`` or ``auto``.
@@ -128,6 +131,7 @@ def load(
         template=template,
         layers=layers,
         prepend=prepend,
+        reroute=reroute,
         transform=transform,
         pool_bos=pool_bos,
         fusion=fusion,

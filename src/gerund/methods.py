@@ -3,7 +3,8 @@
 Sources of the templates: PromptEOL (Jiang et al., 2023, "Scaling Sentence Embeddings with Large Language Models") with
 its in-context form; pretended chain of thought and knowledge enhancement (Zhang et al., 2024, "Simple Techniques for
 Enhancing Sentence Embeddings in Generative Language Models"); MetaEOL (Lei et al., 2024, "Meta-Task Prompting Elicits
-Embeddings from Large Language Models"). The texts are those of their released code.
+Embeddings from Large Language Models"). The texts are those of their released code. That of KV-Embedding (Tang and
+Yang, 2026, arXiv 2601.01046), which has none, is as others wrote it down.
 
 Knows: names, numbers, texts around texts. Does not know: tokens, tensors, models.
 """
@@ -11,6 +12,7 @@ Knows: names, numbers, texts around texts. Does not know: tokens, tensors, model
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from gerund.errors import ConfigError, unknown_name
 
@@ -19,6 +21,8 @@ PLACE = "{text}"
 """Stands for the text in a template of one's own."""
 NAMED_POOLING = "last"
 """How the named templates are pooled: the last token's state is the vector."""
+KV_EMBEDDING = "kv-embedding"
+"""The template of KV-Embedding, which pools the last token's state and the mean of all tokens alike."""
 
 _EOL = 'his sentence : "{text}" means in one word:"'
 _META = {
@@ -58,11 +62,13 @@ NAMED: dict[str, tuple[str, ...]] = {
         f'In this task, {task} this task, this sentence : "{PLACE}" {verb} in one word:"'
         for task, verb in _META.items()
     ),
+    KV_EMBEDDING: (f"Context: {PLACE} Compress the Context in one word:",),
 }
 """Templates by name; of a name with several the mean of their vectors is taken."""
 
 LAST_LAYER = "last"
 ALL_LAYERS = "all"
+NO_REROUTE = "none"
 _LAYERS = re.compile(r"[0-9]{1,6}(-[0-9]{1,6})?(\+[0-9]{1,6}(-[0-9]{1,6})?)*")
 
 NO_TRANSFORM = "none"
@@ -120,12 +126,23 @@ def templates_of(name: str) -> tuple[Template, ...]:
     if name == NO_TEMPLATE:
         return ()
     if name in NAMED:
-        return tuple(_parted(text, ends_sentences=True) for text in NAMED[name])
+        return tuple(_parted(text, ends_sentences=name != KV_EMBEDDING) for text in NAMED[name])
     if name.count(PLACE) == 1:
         return (_parted(name, ends_sentences=False),)
     if PLACE in name:
         raise ConfigError(f"the template {name!r} has {PLACE} more than once")
     raise unknown_name("template", name, [NO_TEMPLATE, *NAMED, f"a text with {PLACE}"])
+
+
+def settings_of_template(name: str) -> dict[str, Any]:
+    """Return the settings that a template brings along where nothing else is said.
+
+    >>> settings_of_template("prompteol"), settings_of_template("Say {text}")
+    ({'pooling': 'last'}, {})
+    """
+    if name == KV_EMBEDDING:
+        return {"pooling": "last-mean", "pool_prompt": True}
+    return {"pooling": NAMED_POOLING} if name in NAMED else {}
 
 
 def layer_numbers(layers: str, n_layers: int) -> tuple[int, ...]:
@@ -145,17 +162,40 @@ def layer_numbers(layers: str, n_layers: int) -> tuple[int, ...]:
     ((8,), (0, 6, 7, 8))
     """
     check_layers(layers)
-    if layers == LAST_LAYER:
-        return (n_layers,)
-    if layers == ALL_LAYERS:
+    return (n_layers,) if layers == LAST_LAYER else _numbers("layers", layers, n_layers)
+
+
+def rerouted_layers(reroute: str, n_layers: int) -> tuple[int, ...]:
+    """Return in which layers, from 1 to ``n_layers``, the last token's key and value stand before the text.
+
+    Args:
+        reroute: ``none``; ``all``; a number, a range or several of both.
+        n_layers: of the model.
+
+    Raises:
+        ConfigError: it is spelled in another way, or the model has no such layer.
+
+    >>> rerouted_layers("none", 8), rerouted_layers("3+5-6", 8)
+    ((), (3, 5, 6))
+    """
+    check_reroute(reroute)
+    return () if reroute == NO_REROUTE else _numbers("reroute", reroute, n_layers)
+
+
+def _numbers(name: str, spelled: str, n_layers: int) -> tuple[int, ...]:
+    if spelled == ALL_LAYERS:
         return tuple(range(1, n_layers + 1))
     found: set[int] = set()
-    for part in layers.split("+"):
-        low, _, high = part.partition("-")
-        if int(high or low) > n_layers:
-            raise ConfigError(f"layers={layers}: the model has {n_layers} layers")
-        found |= set(range(int(low), int(high or low) + 1))
+    for low, high in _ranges(spelled):
+        if high > n_layers:
+            raise ConfigError(f"{name}={spelled}: the model has {n_layers} layers")
+        found |= set(range(low, high + 1))
     return tuple(sorted(found))
+
+
+def _ranges(spelled: str) -> list[tuple[int, int]]:
+    parts = [part.partition("-") for part in spelled.split("+")]
+    return [(int(low), int(high or low)) for low, _, high in parts]
 
 
 def check_layers(layers: str) -> None:
@@ -164,14 +204,31 @@ def check_layers(layers: str) -> None:
     Raises:
         ConfigError: it is no spelling of layers, or a range runs backwards.
     """
-    if layers in (LAST_LAYER, ALL_LAYERS):
+    if layers != LAST_LAYER:
+        _check_numbers("layers", layers, LAST_LAYER)
+
+
+def check_reroute(reroute: str) -> None:
+    """Refuse what ``rerouted_layers`` does not understand.
+
+    Raises:
+        ConfigError: it is no spelling of layers, a range runs backwards, or it names the embeddings.
+    """
+    if reroute == NO_REROUTE:
         return
-    if not _LAYERS.fullmatch(layers):
-        raise ConfigError(f"layers={layers!r} is none of last, all, 6, 4-8 and 1+8")
-    for part in layers.split("+"):
-        low, _, high = part.partition("-")
-        if int(high or low) < int(low):
-            raise ConfigError(f"layers={layers}: {part} runs backwards")
+    _check_numbers("reroute", reroute, NO_REROUTE)
+    if reroute != ALL_LAYERS and min(low for low, _ in _ranges(reroute)) < 1:
+        raise ConfigError(f"reroute={reroute}: layers are counted from 1")
+
+
+def _check_numbers(name: str, spelled: str, usual: str) -> None:
+    if spelled == ALL_LAYERS:
+        return
+    if not _LAYERS.fullmatch(spelled):
+        raise ConfigError(f"{name}={spelled!r} is none of {usual}, all, 6, 4-8 and 1+8")
+    for low, high in _ranges(spelled):
+        if high < low:
+            raise ConfigError(f"{name}={spelled}: {low}-{high} runs backwards")
 
 
 def transform_parts(name: str) -> tuple[str, int | None]:

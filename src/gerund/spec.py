@@ -17,7 +17,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, Va
 from gerund.attention.plan import AttentionPlan
 from gerund.config import DEFAULT_MODEL, METHODS, EncoderConfig, Job, whole_number
 from gerund.errors import ConfigError, GerundError, unknown_name
-from gerund.methods import NAMED, NAMED_POOLING, PLACE
+from gerund.methods import PLACE, settings_of_template
 
 NO_ADAPTER = "none"
 """Given for an adapter, it leaves the model's own aside; a folder of that name is ``./none``."""
@@ -84,7 +84,7 @@ class EncoderSettings(BaseModel):
     recurrent: Literal["causal", "both"] | None = None
     """Whether converted layers without attention stay causal or run in both directions."""
     pooling: str | None = None
-    """``mean``, ``weighted-mean``, ``last`` or ``first``."""
+    """``mean``, ``weighted-mean``, ``last``, ``first`` or ``last-mean``."""
     prompt: str | None = None
     """Text put before every text unless another prompt is given."""
     prompts: dict[str, str] | None = None
@@ -99,11 +99,13 @@ class EncoderSettings(BaseModel):
     """Longest text in tokens; ``auto`` for what the model was made for."""
     template: str | None = None
     """What is put around a text: ``prompteol``, ``metaeol``, ... or a text with ``{text}``; ``none``. A named one is
-    pooled by its last token where nothing else is said."""
+    pooled by its last token where nothing else is said, ``kv-embedding`` by that and all tokens' mean."""
     layers: str | None = None
     """Whose states are averaged: ``last``, ``all``, ``6``, ``4-8`` or ``1+8``."""
     prepend: Count | None = None
     """Token Prepending below this layer; 0 for none."""
+    reroute: str | None = None
+    """The layers in which the last token's key and value stand before the text; ``none``."""
     transform: str | None = None
     """``whitening`` or ``all-but-the-top``, fitted on a sample of texts; ``none``."""
     fusion: float | Auto | None = None
@@ -170,9 +172,8 @@ class EncoderSettings(BaseModel):
         """
         said = self.model_dump(exclude_none=True, include=_CONFIG_FIELDS)
         said |= {name: None for name in ("max_length", "fusion") if said.get(name) == "auto"}
-        if said.get("template") in NAMED and self.pooling is None:
-            said["pooling"] = NAMED_POOLING
-        return replace(own, attention=self.plan(own.attention), **said)
+        brought = settings_of_template(said.get("template", ""))
+        return replace(own, attention=self.plan(own.attention), **{**brought, **said})
 
     @classmethod
     def of_config(cls, config: EncoderConfig, n_layers: int | None = None) -> "EncoderSettings":

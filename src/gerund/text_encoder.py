@@ -10,9 +10,12 @@ from typing import Any, Literal, Self
 import numpy as np
 import torch
 
+from gerund.attention.plan import AttentionPlan
 from gerund.checks import check_dimensions, flag_or_none, one_of
+from gerund.config import EncoderConfig
 from gerund.errors import ConfigError
 from gerund.inference.encode import runtime as encoding
+from gerund.inference.encode.rerouting import chosen_layers, layer_dimensions
 from gerund.inference.tokens import Empty, Overflow, Tokens, check_texts
 from gerund.jobs.unfinished import Unfinished
 from gerund.methods import NO_TRANSFORM, PromptText
@@ -209,6 +212,28 @@ class TextEncoder(TokenEncoder):
         if sample:
             vectors = plain.encode(sample, prompt, False, prompt_name=prompt_name)
         return self.with_transform(fit(self.encoder.transform, vectors))
+
+    def rerouting_layers(self, texts: Sequence[str]) -> str:
+        """Return in which layers KV-Embedding would reroute, as ``reroute`` spells them.
+
+        They are chosen by the intrinsic dimension of tokens' states under plain causal attention (Tang and Yang, 2026,
+        section 3.2.3).
+
+        Args:
+            texts: a sample of what is going to be encoded, some hundred or more.
+
+        Raises:
+            DataError: the texts have too few tokens to say anything.
+
+        >>> lm = gerund.load(attention="causal", adapter="none")
+        >>> texts = ["The train was late because of the snow.", "A cat sleeps by the fire.", "Rates rose again."]
+        >>> layers = lm.rerouting_layers([f"{one} {other}" for one in texts for other in texts])
+        >>> lm = gerund.load(attention="causal", adapter="none", template="kv-embedding", reroute=layers)
+        """
+        plain = self.with_encoder(EncoderConfig(AttentionPlan("causal"), max_length=self.encoder.max_length))
+        tokens = [text for text in plain.tokens(check_texts(texts), empty="zeros") if text is not None]
+        numbers = chosen_layers(layer_dimensions(plain.runtime, tokens))
+        return "+".join(map(str, numbers))
 
     def _vectors(self, item: Any, prompt: str) -> np.ndarray:
         if isinstance(item, torch.Tensor):

@@ -10,6 +10,7 @@ from gerund.config import EncoderConfig
 from gerund.errors import ConfigError
 from gerund.evaluation.encoder_configs import label_of
 from gerund.evaluation.task import EvaluationConfig
+from gerund.evaluation.tuned_methods import windows
 from gerund.evaluation.tuning import METHODS, ONE_K, PLANS, Trial, _Search, most_k, spread, tune
 from gerund.methods import NAMED
 from tests.adapters import PEFT_WARNINGS, make_adapter
@@ -89,6 +90,7 @@ def test_methods_are_tried_on_the_best_plan_and_on_the_causal_model():
     assert {config.attention.skips for config in later if config.attention.name == "causal"} == {None, 1, 2, 3, 4}
     assert {config.template for config in later} == {"none", *NAMED}
     assert {config.prepend for config in later} == {0, 3, 4, 6, 8}
+    assert {config.reroute for config in later} == {"none", *windows(8)}
     assert {config.transform for config in later} >= {"whitening", "whitening-16", "all-but-the-top"}
     # The curves over k are of plans and nothing else.
     assert all(len({k for k, _ in points}) == len(points) for points in found.done.curves("mean").values())

@@ -104,9 +104,9 @@ def test_a_model_with_an_encoder_of_its_own_has_it_too(tmp_path) -> None:
     expected = fit("whitening-6", plain.encode(SAMPLE, normalize=False))(plain.encode(WORDS, normalize=False))
     np.testing.assert_allclose(fitted.encode(WORDS, normalize=False), expected, atol=1e-4)
     np.testing.assert_array_equal(fitted.for_representation().encode(WORDS), fitted.encode(WORDS))
-    with pytest.raises(ConfigError, match="layers and prepend are for decoder-only models"):
+    with pytest.raises(ConfigError, match="layers, prepend and reroute are for decoder-only models"):
         gerund.load(folder, layers="1")
-    with pytest.raises(ConfigError, match="layers and prepend are for decoder-only models"):
+    with pytest.raises(ConfigError, match="layers, prepend and reroute are for decoder-only models"):
         plain.with_encoder(replace(plain.encoder, layers="1")).encode("the cat")
 
 

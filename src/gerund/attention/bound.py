@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from gerund.attention.masks import Chunk, Near, padding_side, visible
 from gerund.attention.plan import Direction, ResolvedPlan, Stream, View
+from gerund.attention.rerouting import Rerouting
 from gerund.errors import ConfigError, UnsupportedModelError
 
 # Called with a layer, whether this is its second pass, and its attention probabilities (B, heads, T, T).
@@ -54,6 +55,7 @@ class BoundPlan:
         self.unmet: set[int] = set()  # layers whose recurrent module has not been given the plan yet
         self.states: dict[int, Tensor] = {}
         self.beside: Beside | None = None
+        self.rerouting: Rerouting | None = None
         self._masks: dict[tuple[Any, ...], Tensor | None] = {}
         self._only: View | None = None
         if span_BT is None and any(view.direction is Direction.HYBRID for view in plan.views):
@@ -103,23 +105,34 @@ class BoundPlan:
             dtype: None for a boolean mask, else an additive one of this dtype.
 
         Returns:
-            ``(B or 1, 1, T, T)``; None where "causal" or "sees everything" needs no mask.
+            ``(B or 1, 1, T, T)``; None where "causal" or "sees everything" needs no mask. That of a rerouted layer is
+            additive whatever ``dtype`` says.
         """
         view = self.view(layer)
         length = query.shape[2]
+        rerouting = self.rerouting if self.reroutes(layer) else None
+        if rerouting is not None:
+            rerouting.reached.add(layer)
+            dtype = query.dtype if dtype is None else dtype
         if window is not None and (window.size if isinstance(window, Chunk) else window) >= self._width(length):
             window = None
         if dtype is None and self._needs_no_mask(view, window):
             return None
-        key = (view, window, dtype, query.device)
+        key = (view, window, dtype, query.device, rerouting is None)
         if key not in self._masks:
             see = self._visible(view, length, window, query.device)
             if dtype is None:
                 self._masks[key] = see
+            elif rerouting is not None:
+                self._masks[key] = rerouting.mask(see, dtype)
             else:
                 zero = torch.zeros((), dtype=dtype, device=query.device)
                 self._masks[key] = torch.where(see, zero, torch.finfo(dtype).min)
         return self._masks[key]
+
+    def reroutes(self, layer: int) -> bool:
+        """Whether the last token's key and value stand before the text in layer ``layer``."""
+        return self.rerouting is not None and layer in self.rerouting.layers
 
     def check_lengths(self, queries: int, keys: int) -> None:
         """Raise unless this plan says what so many queries see of so many keys.
@@ -167,6 +180,9 @@ class BoundPlan:
         missing = sorted((set(range(len(self.plan.views))) - self.asked) | self.unmet)
         if missing:
             raise UnsupportedModelError(unreached(name, missing, len(self.plan.views)))
+        if self.rerouting is not None and (left := sorted(self.rerouting.layers - self.rerouting.reached)):
+            numbers = ", ".join(str(layer + 1) for layer in left)
+            raise UnsupportedModelError(f"reroute is for attention, which layer {numbers} of this {name} model has not")
 
 
 def unreached(name: str, layers: list[int], n_layers: int) -> str:

@@ -146,6 +146,10 @@ def _attach_module(index: int, module: nn.Module) -> list[RemovableHandle]:
             return None
         if way is Way.HANDED_ON:
             return args, {**kwargs, _MASK: None, "attention_plan": plan}
+        if plan.reroutes(index) and (
+            way is Way.HIDING or hasattr(module, "indexer") or kwargs.get("alibi") is not None
+        ):
+            raise UnsupportedModelError(f"{type(module).__name__} cannot have its last token's key before the text")
         _passing.at = plan, index
         mask = _mask(plan, index, module, args[0] if args else kwargs["hidden_states"], kwargs)
         return _with_mask(mask < 0 if way is Way.HIDING else mask, place, args, kwargs)

@@ -53,7 +53,9 @@ OPTIONS: dict[str, Any] = {
         str | None,
         typer.Option(help="causal or both: converted layers without attention.", show_default=False),
     ],
-    "pooling": Annotated[str | None, typer.Option(help="mean, weighted-mean, last or first.", show_default=False)],
+    "pooling": Annotated[
+        str | None, typer.Option(help="mean, weighted-mean, last, first or last-mean.", show_default=False)
+    ],
     "prompt": Annotated[str | None, typer.Option(help="Put before every text, and not pooled.", show_default=False)],
     "append_eos": Annotated[
         bool | None,
@@ -79,6 +81,13 @@ OPTIONS: dict[str, Any] = {
     ],
     "prepend": Annotated[
         int | None, typer.Option(help="Token Prepending below this layer, into a template.", show_default=False)
+    ],
+    "reroute": Annotated[
+        str | None,
+        typer.Option(
+            help="KV-Embedding: put the last token's key and value before the text in these layers: 6, 4-8, all.",
+            show_default=False,
+        ),
     ],
     "transform": Annotated[
         str | None,

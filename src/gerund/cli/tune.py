@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 # what kind they are.
 _DEFAULT_KINDS = ("sts", "classification")
 _RANKING_KINDS = ("retrieval",)
-_METHODS = "skips,layers,templates,prepend"
+_METHODS = "skips,layers,templates,prepend,reroute"
 _BUDGET = 150
 
 
@@ -45,7 +45,7 @@ def command(
         str,
         typer.Option(
             help="Methods without training to try behind the plans, with commas: skips, layers, templates, prepend, "
-            "and with --sample transforms; none for none."
+            "reroute, and with --sample transforms; none for none."
         ),
     ] = _METHODS,
     sample: options.Sample = None,

@@ -23,8 +23,8 @@ from gerund.evaluation.systems.embeddings import EmbeddingCache
 from gerund.evaluation.systems.language_model import language_model_system
 from gerund.evaluation.systems.selection import has_room, read_as
 from gerund.evaluation.task import EvaluationConfig, Task
+from gerund.evaluation.tuned_methods import METHODS, method_configs, spread
 from gerund.language_model import LanguageModel
-from gerund.methods import ALL_BUT_THE_TOP, NAMED, NAMED_POOLING, WHITENING
 
 BASELINES = ("causal", "echo")
 ONE_K = (
@@ -42,9 +42,6 @@ ONE_K = (
 )
 TWO_K = "mask0+bidir"
 PLANS = (*BASELINES, *ONE_K, TWO_K)
-METHODS = ("skips", "layers", "templates", "prepend", "transforms")
-"""What is tried behind the plans: methods without training, most of them on the best plan and on the causal one."""
-_SKIPS = (1, 2, 3, 4)
 # At most this fraction of the budget is for methods.
 _FOR_METHODS = 0.5
 DEFAULT_BUDGET = 150
@@ -232,7 +229,7 @@ class _Search:
         """Keep a part of the budget for methods."""
         # Only how many there are counts, and the causal plan takes every method.
         causal = replace(self.configs[0], attention=AttentionPlan("causal"))
-        wanted = len(_method_configs(methods, (causal, causal, causal), self.done.n_layers, dimensions))
+        wanted = len(method_configs(methods, (causal, causal, causal), self.done.n_layers, dimensions))
         self._reserved = max(0, min(2 * wanted, int(_FOR_METHODS * self.done.budget), self.done.budget - 2))
 
     def try_methods(self, methods: Sequence[str], dimensions: int) -> None:
@@ -241,7 +238,7 @@ class _Search:
         skipping = min(able, key=lambda trial: (-trial.mean, trial.converted), default=self.done.baseline).config
         starts = (self.done.best.config, skipping, self.done.baseline.config)
         tried, fresh = [trial.config for trial in self.done.trials], list[EncoderConfig]()
-        for config in _method_configs(methods, starts, self.done.n_layers, dimensions):
+        for config in method_configs(methods, starts, self.done.n_layers, dimensions):
             fresh += [config] if config not in (*tried, *fresh) else []
         room = max(0, self.done.budget - len(self.done.trials))
         self.done.trials += self._measure(fresh[:room]) if fresh[:room] else []
@@ -311,38 +308,6 @@ class _Search:
                 return
 
 
-def _method_configs(
-    methods: Sequence[str], starts: tuple[EncoderConfig, EncoderConfig, EncoderConfig], n_layers: int, dimensions: int
-) -> list[EncoderConfig]:
-    """Return what is tried on the best setting, the best that takes skips and the causal one, promising ones first."""
-    best, skipping, causal = starts
-
-    def on(start: EncoderConfig) -> list[EncoderConfig]:
-        found: list[EncoderConfig] = []
-        if "layers" in methods:
-            named = [f"{low}-{n_layers}" for low in (n_layers // 2, n_layers - 2, n_layers - 1) if low > 0]
-            named += ["all", f"1+{n_layers}", str(n_layers - 1)]
-            found += [replace(start, layers=layers) for layers in named]
-        if "transforms" in methods:
-            names = (WHITENING, f"{WHITENING}-{max(1, dimensions // 2)}", ALL_BUT_THE_TOP, f"{ALL_BUT_THE_TOP}-1")
-            found += [replace(start, transform=name) for name in names]
-        return found
-
-    def with_skips(start: EncoderConfig) -> list[EncoderConfig]:
-        plans = [replace(start.attention, skips=skips) for skips in _SKIPS] if "skips" in methods else []
-        return [replace(start, attention=plan) for plan in plans]
-
-    framed = [replace(causal, template=name, pooling=NAMED_POOLING) for name in NAMED]
-    low = [below for below in spread(n_layers, 5) if below > 1]
-    prepended = [replace(framed[0], prepend=below) for below in low] if "prepend" in methods else []
-    # What reads each text several times is what a small budget leaves out.
-    cheap, dear = ([one for one in framed if (len(one.templates) > 1) is several] for several in (False, True))
-    if "templates" not in methods:
-        cheap, dear = [], []
-    later = [*with_skips(causal), *on(causal)]
-    return [*with_skips(skipping), *on(best), *cheap, *prepended, *later, *dear]
-
-
 def _measurer(
     lm: LanguageModel,
     tasks: Sequence[Task],
@@ -387,14 +352,3 @@ def _measured(
 def most_k(plan: str, n_layers: int) -> int:
     """Return the largest k that is tried."""
     return min(_MOST_EXTENDED, n_layers) if plan.startswith("extend") else n_layers
-
-
-def spread(most: int, count: int) -> list[int]:
-    """Return at most ``count`` whole numbers from 1 to ``most``, evenly spread, both ends among them.
-
-    >>> spread(22, 4), spread(3, 9)
-    ([1, 8, 15, 22], [1, 2, 3])
-    """
-    if most <= count:
-        return list(range(1, most + 1))
-    return sorted({round(1 + (most - 1) * step / (count - 1)) for step in range(count)})

@@ -16,7 +16,7 @@ from gerund.attention.plan import AttentionPlan
 from gerund.checks import place
 from gerund.config import JOBS, EncoderConfig, Job, vectors_alike
 from gerund.errors import ConfigError, DataError, ModelError
-from gerund.methods import LAST_LAYER, NO_TRANSFORM
+from gerund.methods import NO_TRANSFORM
 from gerund.models import loading
 from gerund.models.adapters import ADAPTER_FILES, Adapters
 from gerund.models.encoder_decoder import SEQ2SEQ, is_encoder_decoder
@@ -177,8 +177,8 @@ def _adapter_in(where: str | Path, job: Job) -> Path:
 
 def _check_seq2seq(encoder: EncoderConfig, name: str, adapters: Sequence[str | Path | None]) -> None:
     """Refuse what belongs to decoder-only models."""
-    if encoder.layers != LAST_LAYER or encoder.prepend:
-        raise ConfigError(f"{name} has an encoder of its own; layers and prepend are for decoder-only models")
+    if encoder.reads_beside:
+        raise ConfigError(f"{name} has an encoder of its own; layers, prepend and reroute are for decoder-only models")
     if encoder.attention.name != "bidir":
         raise ConfigError(f"{name} has an encoder of its own, which looks both ways: attention is bidir, nothing else")
     if any(where not in (None, NO_ADAPTER) for where in adapters):

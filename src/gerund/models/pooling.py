@@ -15,7 +15,7 @@ def pool(hidden_BTD: Tensor, pooled_BT: Tensor, pooling: str) -> Tensor:
         hidden_BTD: last hidden states.
         pooled_BT: True for the tokens that count. A row without any gives a zero vector.
         pooling: ``mean``; ``weighted-mean``, where the i-th counted token weighs i (SGPT, section 3.1.2);
-            ``last``; ``first``.
+            ``last``; ``first``; ``last-mean``, half of the one and half of the other.
 
     Returns:
         ``(B, D)`` in float32.
@@ -37,6 +37,9 @@ def pool(hidden_BTD: Tensor, pooled_BT: Tensor, pooling: str) -> Tensor:
         weight_BT = (counted & (rank_BT == rank_BT[:, -1:])).float()
     elif pooling == "first":
         weight_BT = (counted & (rank_BT == 1)).float()
+    elif pooling == "last-mean":
+        count_B1 = rank_BT[:, -1:]
+        weight_BT = counted.float() + count_B1 * (counted & (rank_BT == count_B1))
     else:
         raise ValueError(f"unknown pooling {pooling!r}")
     weight_BT = weight_BT / weight_BT.sum(dim=1, keepdim=True).clamp(min=1.0)

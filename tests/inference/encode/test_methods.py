@@ -276,4 +276,4 @@ def test_what_knows_nothing_of_methods_refuses_them(tiny_folder, tmp_path) -> No
 
 
 def test_names_are_told(tiny_folder) -> None:
-    assert set(NAMED) == {*RELEASED, "metaeol"}
+    assert set(NAMED) == {*RELEASED, "metaeol", "kv-embedding"}

@@ -16,7 +16,6 @@ from gerund.evaluation.task import EvaluationConfig, Task
 from gerund.inference.encode.sweep import encode_each, encode_tokens_each
 from gerund.inference.encode.words import WordPooling, check_words, word_vectors
 from gerund.inference.tokens import Tokens
-from gerund.methods import LAST_LAYER
 
 # Vectors of words that are held at once: 1 GB.
 _MOST_BYTES = 1 << 30
@@ -126,7 +125,7 @@ def _fill(kin: list[LanguageModelSystem], prompt: str | None, texts: list[str], 
 
 def _shares(system: LanguageModelSystem) -> bool:
     lm = system.lm
-    others = lm.encoder.templates or lm.encoder.layers != LAST_LAYER or lm.encoder.prepend or lm.transform is not None
+    others = lm.encoder.templates or lm.encoder.reads_beside or lm.transform is not None
     return not (lm.runtime.plan.repeats_text or others)
 
 

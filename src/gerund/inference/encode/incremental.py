@@ -23,7 +23,6 @@ from gerund.inference.encode.precision import ENOUGH, SAMPLE_TEXTS, smallest_cos
 from gerund.inference.encode.runtime import EncoderRuntime, default_batch_tokens, in_batches, pooled
 from gerund.inference.generate.preallocated_cache import PreallocatedLayer, preallocated_cache
 from gerund.inference.tokens import InputFormat, Tokens, tokenize
-from gerund.methods import LAST_LAYER
 from gerund.models.adapters import active_adapter
 
 # Texts of a batch at most, and how many times the usual number of tokens, most of which are not read again.
@@ -152,7 +151,7 @@ class IncrementalEncoder:
 
 def can_encode_incrementally(runtime: EncoderRuntime) -> bool:
     """Whether a runtime can encode incrementally: its plan is causal, and the vectors equal those of whole texts."""
-    if runtime.config.layers != LAST_LAYER or runtime.config.prepend:
+    if runtime.config.reads_beside:
         return False
     if not runtime.plan.is_causal or runtime.plan.repeats_text or not takes_positions(runtime.model):
         return False

@@ -15,13 +15,14 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gerund.attention.bound import BoundPlan
 from gerund.attention.plan import ResolvedPlan
+from gerund.attention.rerouting import Rerouting
 from gerund.config import EncoderConfig, whole_number
 from gerund.errors import ConfigError, ResourceError
 from gerund.inference.encode.beside import Beside
 from gerund.inference.encode.positions import takes_positions
 from gerund.inference.tokens import Tokens, context_length, placed_ids, token_batches
 from gerund.jobs.unfinished import Reading
-from gerund.methods import LAST_LAYER
+from gerund.methods import rerouted_layers
 from gerund.models.adapters import active_adapter
 from gerund.models.encoder_decoder import encoder_of, is_encoder_decoder
 from gerund.models.heads import ProjectionHead
@@ -116,7 +117,7 @@ class EncoderRuntime:
 
     def pool_to(self, tokens: Tokens) -> int:
         """Return the token behind the last one that is pooled: the end of a template is for the last token's state."""
-        if tokens.behind is None or self.config.pool_prompt or self.config.pooling == "last":
+        if tokens.behind is None or self.config.pool_prompt or self.config.pooling in ("last", "last-mean"):
             return len(tokens)
         return tokens.behind[0]
 
@@ -130,10 +131,13 @@ class EncoderRuntime:
         """
         batch = self.batch(texts)
         plan = BoundPlan(self.plan, batch.real_BT) if self.sends_plan else None
-        if self.config.layers == LAST_LAYER and not self.config.prepend:
+        if not self.config.reads_beside:
             return self.run(batch, plan), batch.begin
         if plan is None:
-            raise ConfigError("layers and prepend are for decoder-only models")
+            raise ConfigError("layers, prepend and reroute are for decoder-only models")
+        if rerouted := rerouted_layers(self.config.reroute, self.n_layers):
+            last_B = batch.begin + torch.tensor([len(text) - 1 for text in texts], device=batch.begin.device)
+            plan.rerouting = Rerouting(frozenset(number - 1 for number in rerouted), last_B)
         beside = Beside(self.n_layers, self.config)
         if self.config.prepend:
             inputs = beside.prepended(self.model.get_input_embeddings(), batch.inputs, texts, batch.begin)

@@ -1,0 +1,79 @@
+"""Which methods without training a search tries behind the plans.
+
+Knows: settings. Does not know: scores, models.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from gerund.config import EncoderConfig
+from gerund.methods import ALL_BUT_THE_TOP, KV_EMBEDDING, NAMED, WHITENING, settings_of_template
+
+METHODS = ("skips", "layers", "templates", "prepend", "reroute", "transforms")
+"""What is tried behind the plans: methods without training, most of them on the best plan and on the causal one."""
+_SKIPS = (1, 2, 3, 4)
+
+
+def method_configs(
+    methods: Sequence[str], starts: tuple[EncoderConfig, EncoderConfig, EncoderConfig], n_layers: int, dimensions: int
+) -> list[EncoderConfig]:
+    """Return what is tried on the best setting, the best that takes skips and the causal one, promising ones first.
+
+    Args:
+        methods: names out of ``METHODS``.
+        starts: those three settings.
+        n_layers: of the model.
+        dimensions: of its vectors.
+    """
+    best, skipping, causal = starts
+
+    def on(start: EncoderConfig) -> list[EncoderConfig]:
+        found: list[EncoderConfig] = []
+        if "layers" in methods:
+            named = [f"{low}-{n_layers}" for low in (n_layers // 2, n_layers - 2, n_layers - 1) if low > 0]
+            named += ["all", f"1+{n_layers}", str(n_layers - 1)]
+            found += [replace(start, layers=layers) for layers in named]
+        if "transforms" in methods:
+            names = (WHITENING, f"{WHITENING}-{max(1, dimensions // 2)}", ALL_BUT_THE_TOP, f"{ALL_BUT_THE_TOP}-1")
+            found += [replace(start, transform=name) for name in names]
+        return found
+
+    def with_skips(start: EncoderConfig) -> list[EncoderConfig]:
+        plans = [replace(start.attention, skips=skips) for skips in _SKIPS] if "skips" in methods else []
+        return [replace(start, attention=plan) for plan in plans]
+
+    framed = [replace(causal, template=name, **settings_of_template(name)) for name in NAMED]
+    low = [below for below in spread(n_layers, 5) if below > 1]
+    prepended = [replace(framed[0], prepend=below) for below in low] if "prepend" in methods else []
+    kv = replace(causal, template=KV_EMBEDDING, **settings_of_template(KV_EMBEDDING))
+    rerouted = [replace(kv, reroute=window) for window in windows(n_layers)] if "reroute" in methods else []
+    # What reads each text several times is what a small budget leaves out.
+    cheap, dear = ([one for one in framed if (len(one.templates) > 1) is several] for several in (False, True))
+    if "templates" not in methods:
+        cheap, dear = [], []
+    later = [*with_skips(causal), *on(causal)]
+    return [*with_skips(skipping), *on(best), *cheap, *prepended, *rerouted, *later, *dear]
+
+
+def windows(n_layers: int) -> list[str]:
+    """Return the runs of layers in which keys are rerouted: a tenth of the layers and one more, at most at five places.
+
+    KV-Embedding leaves the first fifth of the layers as they are.
+
+    >>> windows(8), windows(2)
+    (['2-3', '3-4', '5-6', '6-7', '7-8'], ['1-2'])
+    """
+    width = min(n_layers, max(1, n_layers // 10) + 1)
+    first, last = min(n_layers // 5 + 1, n_layers - width + 1), n_layers - width + 1
+    return [f"{low}-{low + width - 1}" for low in (first - 1 + step for step in spread(last - first + 1, 5))]
+
+
+def spread(most: int, count: int) -> list[int]:
+    """Return at most ``count`` whole numbers from 1 to ``most``, evenly spread, both ends among them.
+
+    >>> spread(22, 4), spread(3, 9)
+    ([1, 8, 15, 22], [1, 2, 3])
+    """
+    if most <= count:
+        return list(range(1, most + 1))
+    return sorted({round(1 + (most - 1) * step / (count - 1)) for step in range(count)})
