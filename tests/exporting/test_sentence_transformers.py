@@ -137,6 +137,11 @@ def test_prompts_that_fuse_with_the_text(tiny_folder: Path, tmp_path: Path) -> N
     np.testing.assert_allclose(theirs, lm.encode(words, prompt_name="query"), atol=NEAR)
 
 
+def test_a_pooling_that_is_not_theirs_goes_through_gerund(tiny_folder: Path, tmp_path: Path) -> None:
+    lm = with_settings(tiny_folder, attention=AttentionPlan("bidir"), pooling="last-mean")
+    assert_same(lm, custom(lm, tmp_path / "out", "sentence-transformers has no pooling last-mean"))
+
+
 def test_a_weighted_mean_with_prompts(tiny_folder: Path, tmp_path: Path) -> None:
     lm = with_settings(tiny_folder, attention=AttentionPlan("bidir"), prompt="Query:", pooling="weighted-mean")
     assert_same(lm, custom(lm, tmp_path / "out", "weights of a weighted mean"), (None, ""))

@@ -32,7 +32,7 @@ PLAN = {
 }
 ENCODER: dict[str, list[Any]] = {
     "attention": [AttentionPlan("causal"), AttentionPlan("inplace-bidir", 1), AttentionPlan("echo")],
-    "pooling": ["mean", "last", "first", "weighted-mean"],
+    "pooling": ["mean", "last", "first", "weighted-mean", "last-mean"],
     "prompt": ["", "Q: "],
     "prompts": [{}, {"query": "Q: "}],
     "pool_prompt": [True, False],

@@ -83,6 +83,8 @@ def _obstacle_in_pooling(runtime: EncoderRuntime) -> str:
     config = runtime.config
     if config.append_eos and not runtime.tokenizer.is_fast:
         return "only fast tokenizers can be told to append an end token"
+    if config.pooling not in _POOLING:
+        return f"sentence-transformers has no pooling {config.pooling}"
     prompts = [prompt for prompt in prompt_settings(config)[0].values() if prompt]
     if config.pool_prompt or not prompts:
         return ""

@@ -43,7 +43,7 @@ def test_equals_reading_anew_on_every_architecture(tmp_path, name):
         np.testing.assert_allclose(grown(growing, lm, texts), anew(lm, texts), atol=2e-5)
 
 
-@pytest.mark.parametrize("pooling", ["mean", "weighted-mean", "last", "first"])
+@pytest.mark.parametrize("pooling", ["mean", "weighted-mean", "last", "first", "last-mean"])
 @pytest.mark.parametrize("append_eos", [False, True])
 def test_every_pooling_with_a_prompt(tiny_folder, pooling, append_eos):
     lm = gerund.load(tiny_folder, attention="causal", dtype="float32", pooling=pooling, prompt="on: ")

@@ -39,11 +39,13 @@ def by_hand(lm, text, prompt="", pooling="mean"):
     if pooling == "weighted-mean":
         weight = torch.arange(1, len(states) + 1).float()
         return (states * weight[:, None]).sum(0).numpy() / weight.sum().item()
+    if pooling == "last-mean":
+        return ((states[-1] + states.mean(0)) / 2).numpy()
     return states[{"last": -1, "first": 0}[pooling]].numpy()
 
 
 @pytest.mark.parametrize("padding_side", ["left", "right"])
-@pytest.mark.parametrize("pooling", ["mean", "weighted-mean", "last", "first"])
+@pytest.mark.parametrize("pooling", ["mean", "weighted-mean", "last", "first", "last-mean"])
 @pytest.mark.parametrize("plan", ["causal", "bidir", "mask0-bidir", "inter-back", "extend-bidir"])
 def test_batches_equal_single_texts_pooled_by_hand(plan, pooling, padding_side):
     lm = build(AttentionPlan(plan), pooling=pooling, padding_side=padding_side)
@@ -200,7 +202,7 @@ def test_pooling_ignores_what_padding_holds():
     states = torch.randn(2, 4, 3)
     counted = torch.tensor([[True, True, False, False], [False, False, False, False]])
     spoiled = states.masked_fill(~counted[..., None], float("nan"))
-    for name in ("mean", "weighted-mean", "last", "first"):
+    for name in ("mean", "weighted-mean", "last", "first", "last-mean"):
         assert torch.equal(pool(spoiled, counted, name), pool(states, counted, name))
         assert pool(spoiled, counted, name)[1].abs().max() == 0
 

@@ -19,11 +19,12 @@ def by_hand(lm, text, span):
     own = [states[before + row] for row, (a, b) in enumerate(tokens.offsets) if a < b and a < span[1] and b > span[0]]
     ranks = np.arange(1, len(own) + 1, dtype=np.float32)
     weights = {"mean": np.ones(len(own)), "weighted-mean": ranks, "last": ranks == len(own), "first": ranks == 1}
+    weights["last-mean"] = weights["mean"] + len(own) * weights["last"]
     own_weights = weights[lm.encoder.pooling].astype(np.float32)
     return (np.stack(own) * own_weights[:, None]).sum(0) / own_weights.sum()
 
 
-@pytest.mark.parametrize("pooling", ["mean", "weighted-mean", "last", "first"])
+@pytest.mark.parametrize("pooling", ["mean", "weighted-mean", "last", "first", "last-mean"])
 @pytest.mark.parametrize("plan", ["mask0-bidir", "causal"])
 def test_each_is_pooled_from_its_own_tokens(tiny_folder, pooling, plan):
     lm = gerund.load(tiny_folder, attention=plan, pooling=pooling, dtype="float32")

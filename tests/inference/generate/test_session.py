@@ -76,7 +76,7 @@ def test_logits_are_those_of_a_fresh_prefill_and_its_steps(model_type, append_eo
         assert len(own) == len(seen) >= len(result.token_ids)
 
 
-@pytest.mark.parametrize("pooling", ["mean", "weighted-mean", "last", "first"])
+@pytest.mark.parametrize("pooling", ["mean", "weighted-mean", "last", "first", "last-mean"])
 @pytest.mark.parametrize("append_eos", [False, True])
 @pytest.mark.parametrize("settings", [{}, {"normalize": False}, {"pool_prompt": True}])
 def test_the_vector_is_that_of_encode(pooling, append_eos, settings):
