@@ -15,7 +15,7 @@ PAGE = ROOT / "docs" / "explanation" / "design.md"
 # From the ground up. A module may import what stands in an earlier row, and its own package; a single module
 # (attention.plan) may stand below its package when it needs nothing of it. `data` is a side wing: see below.
 ROWS = (
-    ("errors", "types", "progress", "version"),
+    ("errors", "types", "progress", "version", "sentences"),
     ("checks",),
     ("precision",),
     ("jobs",),
@@ -46,7 +46,19 @@ ROWS = (
     ("__main__",),
 )
 BASE = (
-    *("errors", "types", "progress", "version", "checks", "precision", "jobs", "attention.plan", "methods", "config"),
+    *(
+        "errors",
+        "types",
+        "progress",
+        "version",
+        "sentences",
+        "checks",
+        "precision",
+        "jobs",
+        "attention.plan",
+        "methods",
+        "config",
+    ),
     "spec",
 )
 # `data` imports only the base, and is imported by this part, its row and those above.

@@ -6,6 +6,7 @@ Knows: indexes, rankings, three measures. Does not know: training, reports, stat
 """
 
 import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
@@ -27,6 +28,8 @@ MAIN = MEASURES[0]
 _CUT = 10
 _DOCUMENTS_AT_ONCE = 64
 _QUERIES_AT_ONCE = 64
+# Documents by which it is found out how long measuring takes.
+_SAMPLE = 48
 
 
 @dataclass(frozen=True)
@@ -101,6 +104,17 @@ def measure(
     values = {mode: {name: tuple(own) for name, own in by.items()} for mode, by in scores.items()}
     weight = fusion.WEIGHT if lm.encoder.fusion is None else lm.encoder.fusion
     return Measured(values, len(corpus), chunks, weight)
+
+
+def measuring_seconds(lm: "LanguageModel", found: Split, language: str = "en") -> float:
+    """Return about how long ``measure`` will take, by indexing some of the documents."""
+    step = max(1, len(found.corpus) // _SAMPLE)
+    sample = found.corpus[::step][:_SAMPLE]
+    index = open_index(None, lm, chunking=chunking_for(lm, language))
+    begin = time.perf_counter()
+    index.add_documents(sample)
+    characters = [sum(len(one.text) for one in some) for some in (found.corpus, sample)]
+    return (time.perf_counter() - begin) * characters[0] / max(1, characters[1])
 
 
 def _score(queries: Sequence[Query], rankings: "Sequence[Sequence[Hit]]", scores: dict[str, list[float]]) -> None:

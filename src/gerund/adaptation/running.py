@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 from gerund.adaptation.base import demand_adaptable, finish, open_base
 from gerund.adaptation.choosing import Choice, Machine, choose, settings_for
 from gerund.adaptation.documents import Collected, name_of, read_documents
-from gerund.adaptation.measuring import Measured, measure
+from gerund.adaptation.measuring import Measured, measure, measuring_seconds
 from gerund.adaptation.options import AdaptOptions
 from gerund.adaptation.pairs import Pairs, make_pairs
 from gerund.adaptation.queries import Split, split
@@ -135,7 +135,10 @@ def plan(
         job.output.mkdir()
         found, lm = job.read(None), job.open()
         pairs = job.pairs(found, lm)
-        return job.choose(pairs.count, measured=True)
+        choice = job.choose(pairs.count, measured=True)
+        minutes = 2 * measuring_seconds(lm, found, options.language) / 60
+        job.say(f"measuring before and after: about {max(minutes, 0.1):.1f} minutes more")
+        return choice
 
 
 class _Job:
@@ -187,7 +190,6 @@ class _Job:
                 seconds=time.perf_counter() - begin,
             )
             write_report(done)
-        self.say(done.verdict)
         return done
 
     def read(self, output: Path | None) -> Split:
@@ -310,7 +312,12 @@ class _Job:
         if not trained.is_dir():
             from gerund.training.run import train
 
-            train(choice.recipe, resume=True)
+            try:
+                train(choice.recipe, resume=True)
+            except KeyboardInterrupt as stop:
+                # What training says of its own folder; what the whole keeps is told behind it.
+                stop.__notes__ = []
+                raise
         finish(self.model, trained, target)
         # The same weights once more.
         shutil.rmtree(trained, ignore_errors=True)

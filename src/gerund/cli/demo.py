@@ -68,7 +68,7 @@ def _run(console: "Console", spec: "ModelSpec", output: Path, prompt: str | None
         lm = demo.start()
     page.make_folder(output)
     console.print(f"Loaded {lm.name} ({demo.kind})", style="bold")
-    console.print(f"Encoding plan {lm.encoder.attention.name}, verified layer by layer; vectors of {lm.dimensions}\n")
+    console.print(f"Encoding plan {demo.reads_as}, verified layer by layer; vectors of {lm.dimensions}\n")
     results = _find(console, demo, prompt)
     with _waiting(console, "drawing"):
         inspected, plan = demo.inspect_attention()

@@ -16,6 +16,8 @@ from itertools import islice
 
 import numpy as np
 
+from gerund.sentences import segments
+
 _WORD = re.compile(r"\S+")
 _STRETCH = 20_000
 _LIKELY_END = re.compile(r"[.!?]['\"”’)]*\s+|[。！？][”’」』）]*|\n\s*\n")
@@ -92,12 +94,10 @@ def sentence_bounds(text: str, language: str = "en") -> list[tuple[int, int]]:
     >>> sentence_bounds("Mr. Smith left. He was late.")
     [(0, 15), (16, 28)]
     """
-    from sentencex import segment
-
     found = []
     place = 0
     for stretch in _stretches(text):
-        for piece in segment(language, stretch):
+        for piece in segments(stretch, language):
             if stripped := piece.strip():
                 # What the splitter does to white space between sentences does not matter this way.
                 start = text.index(stripped, place)

@@ -17,7 +17,7 @@ class SearchResults:
     """What the searches found, under one attention plan.
 
     Attributes:
-        plan: name of the plan, or what the baseline is called.
+        plan: name of the plan, and of the adapter where there is one; or what the baseline is called.
         answers: for each search its best documents, best first.
         right: fraction of those answers whose topic is the search's.
         neighbours: fraction of the documents' own nearest documents that have the same topic.

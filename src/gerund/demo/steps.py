@@ -82,6 +82,12 @@ class Demo:
         )
 
     @property
+    def reads_as(self) -> str:
+        """How the model's own encoder is called: its plan, and whether an adapter was trained for it."""
+        plan = self.lm.encoder.attention.name
+        return plan if self.lm.runtime.adapter is None else f"{plan} + adapter"
+
+    @property
     def topics(self) -> list[str]:
         """The topic of each document."""
         return [item.topic for item in self.documents]
@@ -122,7 +128,7 @@ class Demo:
     def search(self) -> SearchResults:
         """Embed collection and searches, and answer them."""
         with self.timed(f"embed {len(self.documents) + len(self.queries)} texts"):
-            return self._found(self.lm, self.lm.encoder.attention.name)
+            return self._found(self.lm, self.reads_as)
 
     def baseline(self) -> SearchResults:
         """Do the same with causal attention, no adapter and the mean: what the conversion is measured against."""

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from gerund.errors import ConfigError, DataError, MissingDependencyError
+from gerund.sentences import segments
 
 LEAST = 100
 ADVISED = 500
@@ -174,9 +175,7 @@ def sentences_of(text: str, language: str = "en") -> list[str]:
     >>> sentences_of("Mr. Smith left.  He left. He")
     ['Mr. Smith left.', 'He left.', 'He']
     """
-    from sentencex import segment
-
-    return [stripped for sentence in segment(language, text) if (stripped := sentence.strip())]
+    return [stripped for sentence in segments(text, language) if (stripped := sentence.strip())]
 
 
 def rep_n(tokens: Sequence[Hashable], n: int) -> float:

@@ -19,6 +19,7 @@ from gerund.inference.generate.sampling import request_seeds
 from gerund.inference.generate.settings import Settings
 from gerund.inference.text_ids import text_ids
 from gerund.inference.tokens import check_texts, check_unicode, context_length
+from gerund.sentences import segments
 
 PROMPT_METHODS = ("blank", "contextual", "prefix-suffix", "line-by-line")
 
@@ -220,10 +221,8 @@ def _line_by_line(before: str, behind: Sequence[str]) -> str:
 
 def _sentences(text: str) -> list[str]:
     """Return the sentences of a text; a line break ends one too."""
-    from sentencex import segment
-
     lines = [line for line in text.splitlines() if line.strip()]
-    return [sentence.strip() for line in lines for sentence in segment("en", line) if sentence.strip()]
+    return [sentence.strip() for line in lines for sentence in segments(line) if sentence.strip()]
 
 
 def _joined(before: str, text: str) -> str:

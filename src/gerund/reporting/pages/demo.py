@@ -94,7 +94,7 @@ def write_page(folder: Path, demo: Demo, results: DemoResults, pictures: Gallery
         "demo.html.jinja",
         title=f"{Path(lm.name).name}: one model, four models' work",
         kind=demo.kind,
-        plan=lm.encoder.attention.name,
+        plan=demo.reads_as,
         searches=list(zip(demo.queries, results.found.answers, strict=True)),
         documents=len(demo.documents),
         topics=len(set(demo.topics)),
