@@ -35,7 +35,7 @@ from gerund.data.embedding_lots import Elsewhere
 from gerund.data.mining import MiningConfig, mine
 from gerund.data.tables import open_table
 from gerund.entry import load
-from gerund.jobs.engine import Crew, Engine, Holding, opened
+from gerund.jobs.engine import Engine, StatefulWork, WorkerPool, opened
 from gerund.jobs.engines import engine_of
 from gerund.worker_model import WorkerModel
 from inputs import demo_texts
@@ -63,17 +63,17 @@ class Timed:
         self.cpu = 0.0
 
     @contextmanager
-    def crew(self, work: Any, *, folder: Path | None = None) -> Iterator[Crew[Any, Any]]:
+    def pool(self, work: Any, *, folder: Path | None = None) -> Iterator[WorkerPool[Any, Any]]:
         """Yield workers; see ``Engine``."""
-        needs = work if isinstance(work, Holding) else Holding(lambda: work)
-        clocked = Holding(partial(_clocked, work), gpus=needs.gpus, threads=needs.threads)
-        with self.engine.crew(clocked, folder=folder) as crew:
-            self.crew_of_engine = crew
+        needs = work if isinstance(work, StatefulWork) else StatefulWork(lambda: work)
+        clocked = StatefulWork(partial(_clocked, work), gpus=needs.gpus, threads=needs.threads)
+        with self.engine.pool(clocked, folder=folder) as pool:
+            self.pool_of_engine = pool
             yield self
 
     def map(self, shards: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
         """Yield each shard with its result, and note the time."""
-        for shard, (facts, seconds) in self.crew_of_engine.map(shards):
+        for shard, (facts, seconds) in self.pool_of_engine.map(shards):
             self.cpu += seconds
             size = len(shard.rows) if hasattr(shard, "rows") else shard.size / 1e6
             self.done.append((time.perf_counter() - self.began, size))

@@ -74,7 +74,7 @@ def test_vectors_are_those_of_the_model_in_their_order(lm):
     np.testing.assert_allclose(np.linalg.norm(unit, axis=1), [1, 0, 1, 1], atol=1e-5)
     kept = EmbeddingCache()
     MTEBEncoder(language_model_system("kept", lm, kept)).encode(batches, task_metadata=task_named())
-    assert key_of_text("an inn") in kept.shelf(language_model_system("tiny", lm).cache_key, "")
+    assert key_of_text("an inn") in kept.store(language_model_system("tiny", lm).cache_key, "")
 
 
 def test_documents_may_have_a_prompt_of_their_own():

@@ -24,7 +24,7 @@ from gerund.data.mining import mine
 from gerund.data.tables import open_table
 from gerund.errors import DataError, InputError, ResourceError
 from gerund.jobs import ray_engine, shared_folder
-from gerund.jobs.engine import Holding, mapped
+from gerund.jobs.engine import StatefulWork, mapped
 from gerund.jobs.engines import engine_of
 from gerund.jobs.ray_engine import RayEngine
 from tests.data.embedding.crashes import ABOUT, fake_encode
@@ -51,10 +51,10 @@ def fake_encoder():
 
 def every_shard_once(_folder):
     assert dict(mapped(RayEngine(2), square, iter(range(9)))) == {number: number**2 for number in range(9)}
-    with RayEngine(2).crew(square) as crew:
-        assert dict(crew.map([])) == {}
+    with RayEngine(2).pool(square) as pool:
+        assert dict(pool.map([])) == {}
         for _ in range(2):
-            assert dict(crew.map([3])) == {3: 9}
+            assert dict(pool.map([3])) == {3: 9}
 
 
 def both_workers_work_and_go_when_nobody_reads_on(_folder):
@@ -69,7 +69,7 @@ def both_workers_work_and_go_when_nobody_reads_on(_folder):
 
 
 def a_refusal_is_one_sentence(_folder):
-    for work in (refused, Holding(refused_at_the_start)):
+    for work in (refused, StatefulWork(refused_at_the_start)):
         with pytest.raises(DataError, match=r"^the document 7 is broken$"):
             list(mapped(RayEngine(1), work, [7]))
 

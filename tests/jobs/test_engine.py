@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gerund.errors import ConfigError, ResourceError
-from gerund.jobs.engine import Holding, LocalEngine, cores, mapped
+from gerund.jobs.engine import LocalEngine, StatefulWork, cores, mapped
 from tests.jobs.shard_work import killed_once, square
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -73,11 +73,11 @@ def in_turn(base, number):
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_crew_makes_what_it_holds_once(workers, monkeypatch):
+def test_a_pool_makes_what_it_holds_once(workers, monkeypatch):
     monkeypatch.setenv("OPENED", "0")
-    with LocalEngine(workers).crew(Holding(partial(opener, 10))) as crew:
+    with LocalEngine(workers).pool(StatefulWork(partial(opener, 10))) as pool:
         for _ in range(2):
-            assert sorted(crew.map(range(4))) == [(number, (10 + number, "1")) for number in range(4)]
+            assert sorted(pool.map(range(4))) == [(number, (10 + number, "1")) for number in range(4)]
 
 
 def slow(number):

@@ -7,7 +7,7 @@ from gerund import Chunking, Document
 from gerund.jobs.engine import LocalEngine
 from gerund.retrieval import workers
 from gerund.retrieval.migrating import migrate_index
-from gerund.retrieval.workers import embedded_by, embedding_crew, lots_of
+from gerund.retrieval.workers import embedded_by, embedding_pool, lots_of
 from gerund.worker_model import WorkerModel
 
 DOCUMENTS = [Document(f"note {i}", f"The cat number {i} sat on the mat. " * (1 + i % 5), f"Cat {i}") for i in range(20)]
@@ -45,7 +45,7 @@ def test_where_nothing_is_new_nobody_begins(lm):
 
 
 class _Nobody(LocalEngine):
-    def crew(self, *_, **__):
+    def pool(self, *_, **__):
         raise AssertionError("somebody began")
 
 
@@ -53,7 +53,7 @@ def test_migration(lm, small_lots):
     index = gerund.open_index(None, lm, chunking=Chunking(tokens=40))
     index.add_documents(DOCUMENTS)
     chunking = Chunking(tokens=20)
-    with embedding_crew(LocalEngine(1), WorkerModel.of(lm), chunking) as embed:
+    with embedding_pool(LocalEngine(1), WorkerModel.of(lm), chunking) as embed:
         assert migrate_index(index.store, lm, chunking, embed=embed) == len(DOCUMENTS)
     other = gerund.open_index(None, lm, chunking=chunking)
     other.add_documents(DOCUMENTS)

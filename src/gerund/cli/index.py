@@ -164,10 +164,10 @@ class _Machines:
         """Return what embeds chunks; None for this process."""
         if not self.are_elsewhere:
             return nullcontext()
-        from gerund.retrieval.workers import embedding_crew
+        from gerund.retrieval.workers import embedding_pool
         from gerund.worker_model import WorkerModel
 
-        return embedding_crew(self.engine, WorkerModel.of(lm, threads=self.threads), chunking)
+        return embedding_pool(self.engine, WorkerModel.of(lm, threads=self.threads), chunking)
 
 
 def _watch(index: "Index", paths: list[Path], output: str, *, prune: bool, interval: float, as_json: bool) -> None:

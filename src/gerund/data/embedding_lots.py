@@ -16,7 +16,7 @@ import numpy as np
 from gerund.data.embedding_files import IdType, Part, write_part
 from gerund.data.tables import Rows
 from gerund.errors import ModelError, TextError
-from gerund.jobs.engine import Engine, Holding
+from gerund.jobs.engine import Engine, StatefulWork
 from gerund.jobs.unfinished import Unfinished
 
 
@@ -96,9 +96,9 @@ class LotWork:
         write_part(path, part, self.id_type, facts)
         return facts
 
-    def elsewhere(self, make: Elsewhere) -> Holding[Lot, dict[str, Any]]:
+    def elsewhere(self, make: Elsewhere) -> StatefulWork[Lot, dict[str, Any]]:
         """Return this work for the workers of an engine."""
-        return Holding(partial(_opened, self, make.make), gpus=make.gpus, threads=make.threads)
+        return StatefulWork(partial(_opened, self, make.make), gpus=make.gpus, threads=make.threads)
 
 
 def encoded_rows(encode: Encode, rows: Rows, kept: Unfinished) -> Encoded:

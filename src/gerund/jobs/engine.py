@@ -34,7 +34,7 @@ MOST_WORKERS = 100_000
 
 
 @dataclass(frozen=True)
-class Holding(Generic[Shard, Facts]):
+class StatefulWork(Generic[Shard, Facts]):
     """Work with something that each worker makes once and holds, such as a model.
 
     Attributes:
@@ -48,10 +48,10 @@ class Holding(Generic[Shard, Facts]):
     threads: int = 1
 
 
-Work = Callable[[Shard], Facts] | Holding[Shard, Facts]
+Work = Callable[[Shard], Facts] | StatefulWork[Shard, Facts]
 
 
-class Crew(Protocol[Shard, Found_co]):
+class WorkerPool(Protocol[Shard, Found_co]):
     """Workers that are there for one kind of work, and hold what it needs until they are sent away."""
 
     def map(self, shards: Iterable[Shard]) -> Iterator[tuple[Shard, Found_co]]:
@@ -77,9 +77,9 @@ class Engine(Protocol):
 
     workers: int
 
-    def crew(
+    def pool(
         self, work: Work[Shard, Facts], *, folder: Path | None = None
-    ) -> AbstractContextManager[Crew[Shard, Facts]]:
+    ) -> AbstractContextManager[WorkerPool[Shard, Facts]]:
         """Return workers, who begin with the first shard and are sent away at the end of the block.
 
         Args:
@@ -92,12 +92,12 @@ class Engine(Protocol):
 def mapped(
     engine: Engine, work: Work[Shard, Facts], shards: Iterable[Shard], *, folder: Path | None = None
 ) -> Iterator[tuple[Shard, Facts]]:
-    """Yield each shard with what the work returned, as they become ready; see ``Crew.map``.
+    """Yield each shard with what the work returned, as they become ready; see ``WorkerPool.map``.
 
     Close the iterator where it is not read to its end: that ends the work.
     """
-    with engine.crew(work, folder=folder) as crew:
-        yield from crew.map(shards)
+    with engine.pool(work, folder=folder) as pool:
+        yield from pool.map(shards)
 
 
 def is_alone(engine: Engine) -> bool:
@@ -107,7 +107,7 @@ def is_alone(engine: Engine) -> bool:
 
 def opened(work: Work[Shard, Facts]) -> Callable[[Shard], Facts]:
     """Return what works on a shard, after making what is to be held."""
-    return work.make() if isinstance(work, Holding) else work
+    return work.make() if isinstance(work, StatefulWork) else work
 
 
 class LocalEngine:
@@ -130,12 +130,12 @@ class LocalEngine:
         self.workers = checked_workers(workers) or cores()
 
     @contextmanager
-    def crew(
+    def pool(
         self,
         work: Work[Shard, Facts],
         *,
         folder: Path | None = None,  # noqa: ARG002  (whoever is on this machine sees it)
-    ) -> Iterator[Crew[Shard, Facts]]:
+    ) -> Iterator[WorkerPool[Shard, Facts]]:
         """Yield workers; see ``Engine``."""
         if self.workers == 1:
             yield _Here(work)

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Generic
 
 from gerund.errors import ConfigError, GerundError, MissingDependencyError, ResourceError
-from gerund.jobs.engine import ATTEMPTS, Crew, Facts, Holding, Shard, Work, checked_workers, opened
+from gerund.jobs.engine import ATTEMPTS, Facts, Shard, StatefulWork, Work, WorkerPool, checked_workers, opened
 from gerund.jobs.shared_folder import Proof, proof_of
 
 LOCAL = "local"
@@ -57,20 +57,20 @@ class RayEngine:
         self.workers = workers or self._places("CPU")
 
     @contextmanager
-    def crew(self, work: Work[Shard, Facts], *, folder: Path | None = None) -> Iterator[Crew[Shard, Facts]]:
+    def pool(self, work: Work[Shard, Facts], *, folder: Path | None = None) -> Iterator[WorkerPool[Shard, Facts]]:
         """Yield workers; see ``Engine``."""
-        needs = work if isinstance(work, Holding) else Holding[Shard, Facts](lambda: work)
+        needs = work if isinstance(work, StatefulWork) else StatefulWork[Shard, Facts](lambda: work)
         workers = self._asked or self._places("GPU" if needs.gpus else "CPU") // (1 if needs.gpus else needs.threads)
         with proof_of(folder) as proof:
-            crew = _Actors(self._ray, max(workers, 1), needs, work, proof)
+            pool = _Actors(self._ray, max(workers, 1), needs, work, proof)
             try:
-                yield crew
+                yield pool
             except self._ray.exceptions.RayTaskError:
                 raise  # a mistake in the work itself: with its traceback
             except self._ray.exceptions.RayError as error:
                 raise ResourceError(f"the Ray cluster failed: {error}") from error
             finally:
-                crew.dismiss()
+                pool.dismiss()
 
     def _places(self, kind: str) -> int:
         return max(int(self._ray.cluster_resources().get(kind, 0)), 1)
@@ -119,7 +119,7 @@ class _Actors(Generic[Shard, Facts]):
     """The workers of one kind of work."""
 
     def __init__(
-        self, ray: Any, workers: int, needs: Holding[Shard, Facts], work: Work[Shard, Facts], proof: Proof
+        self, ray: Any, workers: int, needs: StatefulWork[Shard, Facts], work: Work[Shard, Facts], proof: Proof
     ) -> None:
         self.ray, self.workers = ray, workers
         self.arguments = (work, proof)

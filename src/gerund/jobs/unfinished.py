@@ -20,7 +20,7 @@ from typing import Self
 import numpy as np
 
 from gerund.errors import ResourceError
-from gerund.jobs.shelf import KEY_BYTES, Shelf
+from gerund.jobs.row_store import KEY_BYTES, RowStore
 
 FLUSH_SECONDS = 5.0
 """After so many seconds finished rows go to the disk: with the batch that is being worked on, what a kill costs."""
@@ -50,7 +50,7 @@ class Unfinished:
         self.resumed = 0
         """Those of them that an earlier attempt had done."""
         self._advance = advance or (lambda _rows: None)
-        self._shelf: Shelf | None = None
+        self._store: RowStore | None = None
         self._waiting: dict[bytes, np.ndarray] = {}
         self._flushed = time.monotonic()
 
@@ -68,11 +68,11 @@ class Unfinished:
         """Return the rows of one reading: where each row is made of several, they are read one after the other."""
         return Reading(self, number, last=number == of - 1)
 
-    def shelf(self) -> Shelf | None:
+    def store(self) -> RowStore | None:
         """Return what is kept; None where nothing is."""
-        if self._shelf is None and self.folder is not None:
-            self._shelf = Shelf(self.folder)
-        return self._shelf
+        if self._store is None and self.folder is not None:
+            self._store = RowStore(self.folder)
+        return self._store
 
     def add(self, keys: Sequence[bytes], vectors_ND: np.ndarray, *, whole: bool) -> None:
         """Take rows in; ``whole`` says that nothing else is missing of them."""
@@ -97,18 +97,18 @@ class Unfinished:
         Raises:
             ResourceError: the disk is full.
         """
-        shelf = self.shelf()
+        store = self.store()
         # An interruption may come between their way to the disk and the end of their waiting.
-        keys = [key for key in self._waiting if shelf is not None and key not in shelf]
-        if shelf is not None and keys:
-            shelf.add(keys, np.stack([self._waiting[key] for key in keys]))
+        keys = [key for key in self._waiting if store is not None and key not in store]
+        if store is not None and keys:
+            store.add(keys, np.stack([self._waiting[key] for key in keys]))
         self._waiting.clear()
         self._flushed = time.monotonic()
 
     def forget(self) -> None:
         """Remove what is kept, once the lot itself is."""
         self._waiting.clear()
-        self._shelf = None
+        self._store = None
         if self.folder is not None:
             shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -121,13 +121,13 @@ class Reading:
 
     def fill(self, vectors_ND: np.ndarray) -> frozenset[int]:
         """Put the rows that are done into their places; returns which they are."""
-        shelf = self._lot.shelf()
-        if not shelf or shelf.width != vectors_ND.shape[1]:
+        store = self._lot.store()
+        if not store or store.width != vectors_ND.shape[1]:
             return frozenset()
         keys = {row: self._key(row) for row in range(len(vectors_ND))}
-        done = [row for row, key in keys.items() if key in shelf]
+        done = [row for row, key in keys.items() if key in store]
         if done:
-            vectors_ND[done] = shelf.rows([keys[row] for row in done])
+            vectors_ND[done] = store.rows([keys[row] for row in done])
         if self._last:
             self._lot.count_resumed(len(done))
         return frozenset(done)

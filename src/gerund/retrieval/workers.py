@@ -10,7 +10,7 @@ from functools import partial
 
 import numpy as np
 
-from gerund.jobs.engine import Crew, Engine, Holding
+from gerund.jobs.engine import Engine, StatefulWork, WorkerPool
 from gerund.retrieval.documents import Chunk, Chunking
 from gerund.retrieval.embedding import Embedder
 from gerund.retrieval.index import Index
@@ -52,13 +52,13 @@ def embedded_by(engine: Engine, index: Index, *, threads: int | None = None) -> 
     1
     """
     with ExitStack() as stack:
-        crew: list[Embed] = []
+        pool: list[Embed] = []
 
         def embed(documents: Sequence[Sequence[Chunk]]) -> np.ndarray:
-            if not crew:
+            if not pool:
                 model = WorkerModel.of(index.lm, threads=threads)
-                crew.append(stack.enter_context(embedding_crew(engine, model, index.chunking)))
-            return crew[0](documents)
+                pool.append(stack.enter_context(embedding_pool(engine, model, index.chunking)))
+            return pool[0](documents)
 
         index.elsewhere = (embed, engine.workers)
         try:
@@ -68,7 +68,7 @@ def embedded_by(engine: Engine, index: Index, *, threads: int | None = None) -> 
 
 
 @contextmanager
-def embedding_crew(engine: Engine, model: WorkerModel, chunking: Chunking) -> Iterator[Embed]:
+def embedding_pool(engine: Engine, model: WorkerModel, chunking: Chunking) -> Iterator[Embed]:
     """Yield what embeds the chunks of documents as ``Embedder.chunks`` does, by the workers of an engine.
 
     Args:
@@ -76,9 +76,9 @@ def embedding_crew(engine: Engine, model: WorkerModel, chunking: Chunking) -> It
         model: loads the model in each.
         chunking: how documents are cut and embedded.
     """
-    work = Holding(partial(_opened, model, chunking), gpus=model.gpus, threads=model.threads)
-    with engine.crew(work) as crew:
-        yield partial(_embedded, crew)
+    work = StatefulWork(partial(_opened, model, chunking), gpus=model.gpus, threads=model.threads)
+    with engine.pool(work) as pool:
+        yield partial(_embedded, pool)
 
 
 def lots_of(documents: Sequence[Sequence[Chunk]]) -> Iterator[ChunkLot]:
@@ -93,8 +93,8 @@ def lots_of(documents: Sequence[Sequence[Chunk]]) -> Iterator[ChunkLot]:
         yield ChunkLot(index, own)
 
 
-def _embedded(crew: Crew[ChunkLot, np.ndarray], documents: Sequence[Sequence[Chunk]]) -> np.ndarray:
-    found = {lot.index: vectors_ND for lot, vectors_ND in crew.map(lots_of(documents))}
+def _embedded(pool: WorkerPool[ChunkLot, np.ndarray], documents: Sequence[Sequence[Chunk]]) -> np.ndarray:
+    found = {lot.index: vectors_ND for lot, vectors_ND in pool.map(lots_of(documents))}
     return np.concatenate([found[index] for index in sorted(found)])
 
 

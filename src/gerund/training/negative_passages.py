@@ -17,7 +17,7 @@ from gerund.data.corpus import CLEANERS, clean_text, part_of
 from gerund.data.passages import Passage, Sentence, cut_to_words, other_stretches, sample_passages, split_sentences
 from gerund.errors import ConfigError, unknown_name
 from gerund.inference.generate.like_length import continuations_of_length
-from gerund.jobs.engine import Engine, Holding
+from gerund.jobs.engine import Engine, StatefulWork
 from gerund.jobs.files import whole_file
 from gerund.language_model import LanguageModel
 from gerund.scoring.hardest import Hardest
@@ -103,9 +103,9 @@ class Elsewhere:
     gpus: float = 0.0
     threads: int = 1
 
-    def work(self, config: NegativesConfig, batch_size: int) -> Holding["DocumentPart", Made]:
+    def work(self, config: NegativesConfig, batch_size: int) -> StatefulWork["DocumentPart", Made]:
         """Return what a worker does."""
-        return Holding(partial(_opened, config, self.load, batch_size), gpus=self.gpus, threads=self.threads)
+        return StatefulWork(partial(_opened, config, self.load, batch_size), gpus=self.gpus, threads=self.threads)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from typing import Any
 
 from gerund.data.corpus import part_of, read_documents
 from gerund.errors import ConfigError, DataError, OutputExistsError
-from gerund.jobs.engine import Crew, Engine, LocalEngine, Work
+from gerund.jobs.engine import Engine, LocalEngine, Work, WorkerPool
 from gerund.jobs.files import write_whole
 from gerund.jobs.locks import LOCK, hold
 from gerund.jobs.manifest import InputFiles, Manifest
@@ -100,8 +100,8 @@ def make_negatives(
         work: Work[DocumentPart, Made] = partial(make_part, PassageMaker(config, lm, scorer, batch_size))
         work = work if elsewhere is None else elsewhere.work(config, batch_size)
         try:
-            with kept_work_told(output.how_to_go_on), engine.crew(work, folder=folder) as crew:
-                made = _make_parts(inputs, output, config, crew, _Source(text_column, show))
+            with kept_work_told(output.how_to_go_on), engine.pool(work, folder=folder) as pool:
+                made = _make_parts(inputs, output, config, pool, _Source(text_column, show))
             if not made.passages:
                 output.clear()
                 raise DataError(
@@ -115,7 +115,11 @@ def make_negatives(
 
 
 def _make_parts(
-    inputs: InputFiles, output: "_Output", config: NegativesConfig, crew: Crew[DocumentPart, Made], source: "_Source"
+    inputs: InputFiles,
+    output: "_Output",
+    config: NegativesConfig,
+    pool: WorkerPool[DocumentPart, Made],
+    source: "_Source",
 ) -> Made:
     found = [Made(0, 0, 0, 0, 0)]
     with progress(None, "making passages", show=source.show) as advance:
@@ -133,7 +137,7 @@ def _make_parts(
                 else:
                     yield DocumentPart(path.absolute(), [(place, one.text) for place, one in own])
 
-        for part, made in crew.map(missing()):
+        for part, made in pool.map(missing()):
             if inputs.changed():
                 part.path.unlink()
                 raise DataError("the files of the corpus have changed since the run began; give --force to begin anew")

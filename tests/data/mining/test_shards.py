@@ -84,7 +84,7 @@ class Elsewhere:
     whole: list[bool] = field(default_factory=list)
 
     @contextmanager
-    def crew(self, work, *, folder=None):
+    def pool(self, work, *, folder=None):
         self.work = opened(pickle.loads(pickle.dumps(work)))
         yield self
 
@@ -119,8 +119,8 @@ def test_processes_read_the_documents_themselves(tmp_path, monkeypatch):
 
     class Watched(LocalEngine):
         @contextmanager
-        def crew(self, work, *, folder=None):
-            with super().crew(work, folder=folder) as inner:
+        def pool(self, work, *, folder=None):
+            with super().pool(work, folder=folder) as inner:
                 yield _Watching(inner, seen)
 
     mine([Path("corpus.jsonl")], tmp_path / "one.parquet", SMALL, workers=1)

@@ -43,8 +43,8 @@ def test_put_keeps_what_is_there(cache):
     cache.put("f", "", ["b", "c", "c"], np.array([[9.0], [3.0], [3.0]]))
     rows = cache.vectors("f", "", ["c", "b", "a"], Encoder())
     assert rows.tolist() == [[3.0], [2.0], [1.0]]
-    assert key_of_text("a") in cache.shelf("f", "")
-    assert key_of_text("d") not in cache.shelf("f", "")
+    assert key_of_text("a") in cache.store("f", "")
+    assert key_of_text("d") not in cache.store("f", "")
 
 
 def test_no_text_no_vector(cache):
@@ -65,8 +65,8 @@ def test_vectors_outlive_the_process(tmp_path):
 def test_a_killed_writer_leaves_nothing_wrong(tmp_path, name, bytes_left):
     """Whatever of two rows (8 bytes and a key of 16 each) is on the disk, only whole ones are read."""
     EmbeddingCache(tmp_path).vectors("f", "", ["a", "bb"], Encoder())
-    [shelf] = tmp_path.iterdir()
-    file = shelf / name
+    [store] = tmp_path.iterdir()
+    file = store / name
     file.write_bytes(file.read_bytes()[:bytes_left])
     encode = Encoder()
     again = EmbeddingCache(tmp_path).vectors("f", "", ["bb", "a", "ccc"], encode)

@@ -6,7 +6,7 @@ import pytest
 import gerund
 from gerund import Chunking, Document
 from gerund.errors import ConfigError
-from gerund.evaluation.systems.index import RERANKED, IndexSystem, Shelf, Way, way_named
+from gerund.evaluation.systems.index import RERANKED, IndexCache, IndexSystem, Way, way_named
 from gerund.evaluation.systems.language_model import language_model_system
 from gerund.evaluation.systems.selection import systems_of
 from gerund.evaluation.task import EvaluationConfig
@@ -81,12 +81,12 @@ def test_several_ways_share_one_index(bundled, monkeypatch):
     monkeypatch.setattr(
         type(bundled), "encode", lambda self, texts, *a, **k: made.append(texts) or plain(self, texts, *a, **k)
     )
-    shelf = Shelf()
+    cache = IndexCache()
     corpus = {"id": ["a", "b"], "text": ["One cat.", "Two dogs."], "title": ["", ""]}
     for mode in ("hybrid", "words", "vectors"):
-        IndexSystem(language_model_system("m", bundled), Way(mode), shelf).search_model({}).index(corpus)
+        IndexSystem(language_model_system("m", bundled), Way(mode), cache).search_model({}).index(corpus)
     assert len(made) == 1
-    IndexSystem(language_model_system("m", bundled), Way(), shelf).search_model({}).index({**corpus, "id": ["a", "c"]})
+    IndexSystem(language_model_system("m", bundled), Way(), cache).search_model({}).index({**corpus, "id": ["a", "c"]})
     assert len(made) == 2
 
 

@@ -18,11 +18,11 @@ TEXTS = [*(f"{'the cat and ' * (i % 4)}text {i}" for i in range(10)), ""]
 class Engine(LocalEngine):
     """This process, which counts whom it takes on."""
 
-    crews = 0
+    pools = 0
 
-    def crew(self, *given, **more):
-        self.crews += 1
-        return super().crew(*given, **more)
+    def pool(self, *given, **more):
+        self.pools += 1
+        return super().pool(*given, **more)
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def test_the_same_vectors_under_each_plan(lm, cached, monkeypatch):
     engine = Engine(1)
     with encoded_by(engine, systems):
         found = [[one.encode(TEXTS, prompt=prompt, normalize=True) for prompt in (None, "Q: ")] for one in encoders]
-    assert engine.crews == 2
+    assert engine.pools == 2
     for one, vectors in zip(encoders, found, strict=True):
         assert one.elsewhere is None
         for prompt, own in zip((None, "Q: "), vectors, strict=True):

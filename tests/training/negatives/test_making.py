@@ -176,8 +176,8 @@ class _Single(LocalEngine):
     """Says that it has two workers, of which this process is the only one."""
 
     @contextmanager
-    def crew(self, work, **_):
+    def pool(self, work, **_):
         assert self.workers == 2
         pickle.loads(pickle.dumps(work))
-        with LocalEngine(1).crew(work) as crew:
-            yield crew
+        with LocalEngine(1).pool(work) as pool:
+            yield pool

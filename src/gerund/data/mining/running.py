@@ -179,11 +179,11 @@ class _Job:
                         self.parts[shard.index] = facts
                         advance(len(shard.records))
 
-            with self.engine.crew(partial(make_part, self.work), folder=self.folder.path) as crew:
+            with self.engine.pool(partial(make_part, self.work), folder=self.folder.path) as pool:
                 left: Iterable[Shard] = missing()
                 while left:
                     unread: list[Shard] = []
-                    for shard, facts in crew.map(left):
+                    for shard, facts in pool.map(left):
                         if facts is None:
                             # A machine of a cluster that does not have the corpus: from now on it is sent.
                             by_place = False

@@ -19,7 +19,7 @@ import numpy as np
 from gerund.errors import ResourceError
 from gerund.evaluation.systems.base import EncodesWords
 from gerund.inference.encode.words import WordPooling
-from gerund.jobs.shelf import KEY_BYTES, Shelf
+from gerund.jobs.row_store import KEY_BYTES, RowStore
 from gerund.jobs.unfinished import Unfinished
 from gerund.progress import progress
 
@@ -52,7 +52,7 @@ class EmbeddingCache:
         self.folder = folder
         self.lots = 1
         self._unfinished = unfinished if folder is None else folder / _UNFINISHED
-        self._shelves: dict[tuple[str, str], Shelf] = {}
+        self._stores: dict[tuple[str, str], RowStore] = {}
 
     def vectors(self, fingerprint: str, prompt: str, texts: list[str], compute: Compute) -> np.ndarray:
         """Return the vectors of ``texts``, computing only those that are not there.
@@ -69,19 +69,19 @@ class EmbeddingCache:
         Raises:
             ResourceError: the disk is full.
         """
-        shelf = self.shelf(fingerprint, prompt)
+        store = self.store(fingerprint, prompt)
         keys = [key_of_text(text) for text in texts]
-        missing = list({key: text for key, text in zip(keys, texts, strict=True) if key not in shelf}.items())
+        missing = list({key: text for key, text in zip(keys, texts, strict=True) if key not in store}.items())
         step = _LOT * self.lots
         for start in range(0, len(missing), step):
             new_keys, new_texts = zip(*missing[start : start + step], strict=True)
             with self.lot(f"{fingerprint} {prompt}", new_keys) as kept:
-                shelf.add(new_keys, compute(list(new_texts), kept))
-        return shelf.rows(keys)
+                store.add(new_keys, compute(list(new_texts), kept))
+        return store.rows(keys)
 
     @contextmanager
     def lot(self, encoder: str, keys: Sequence[bytes]) -> Iterator[Unfinished]:
-        """Yield what is done of the vectors of some texts, to be put on a shelf before the block ends.
+        """Yield what is done of the vectors of some texts, to be put into the store before the block ends.
 
         Args:
             encoder: all that the vectors depend on besides the texts.
@@ -107,18 +107,18 @@ class EmbeddingCache:
 
     def put(self, fingerprint: str, prompt: str, texts: list[str], vectors: np.ndarray) -> None:
         """Keep vectors that were computed elsewhere; texts that are there already keep theirs."""
-        shelf = self.shelf(fingerprint, prompt)
-        fresh = {key: row for row, key in enumerate(map(key_of_text, texts)) if key not in shelf}
+        store = self.store(fingerprint, prompt)
+        fresh = {key: row for row, key in enumerate(map(key_of_text, texts)) if key not in store}
         if fresh:
-            shelf.add(list(fresh), vectors[list(fresh.values())])
+            store.add(list(fresh), vectors[list(fresh.values())])
 
-    def shelf(self, fingerprint: str, prompt: str) -> "Shelf":
+    def store(self, fingerprint: str, prompt: str) -> "RowStore":
         """Return the vectors of one encoder with one prompt."""
         name = (fingerprint, hashlib.blake2b(prompt.encode(), digest_size=6).hexdigest() if prompt else "plain")
-        if name not in self._shelves:
+        if name not in self._stores:
             place = None if self.folder is None else self.folder / f"{name[0]}-{name[1]}"
-            self._shelves[name] = Shelf(place)
-        return self._shelves[name]
+            self._stores[name] = RowStore(place)
+        return self._stores[name]
 
 
 def key_of_text(text: str) -> bytes:

@@ -76,7 +76,7 @@ def way_named(name: str) -> Way | None:
     return Way(mode, _WHOLE in parts, _LATE in parts, _RERANK in parts)
 
 
-class Shelf:
+class IndexCache:
     """The index that was made last of each encoder and kind of chunk, so that several ways to ask share it."""
 
     def __init__(self) -> None:
@@ -110,13 +110,13 @@ class IndexSystem(System):
     Args:
         dense: the model under one encoder config.
         way: how the index is made and asked.
-        shelf: where indices are kept that several ways share.
+        cache: where indices are kept that several ways share.
     """
 
-    def __init__(self, dense: LanguageModelSystem, way: Way, shelf: Shelf | None = None) -> None:
+    def __init__(self, dense: LanguageModelSystem, way: Way, cache: IndexCache | None = None) -> None:
         super().__init__(f"{dense.label}, index ({way})")
         self.dense, self.way = dense, way
-        self.shelf = shelf or Shelf()
+        self.cache = cache or IndexCache()
 
     @property
     def name(self) -> str:
@@ -186,7 +186,7 @@ class IndexSearch:
         rows = zip(corpus["id"], corpus["text"], corpus["title"], strict=True)
         documents = [Document(id_, text, title or "") for id_, text, title in rows]
         own = self._system
-        self._index = own.shelf.index(own.dense.lm, own.dense.cache_key, own.chunking, documents)
+        self._index = own.cache.index(own.dense.lm, own.dense.cache_key, own.chunking, documents)
 
     def search(
         self, queries: Any, *, top_k: int, top_ranked: Mapping[str, list[str]] | None = None, **_settings: Any

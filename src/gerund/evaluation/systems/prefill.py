@@ -105,11 +105,11 @@ def prefilled_words(
 
 def _fill(kin: list[LanguageModelSystem], prompt: str | None, texts: list[str], config: EvaluationConfig) -> None:
     text_of_prompt = kin[0].lm.encoder.prompt_text(prompt)
-    shelves = [one.cache.shelf(one.cache_key, text_of_prompt) for one in kin if one.cache is not None]
+    stores = [one.cache.store(one.cache_key, text_of_prompt) for one in kin if one.cache is not None]
     keys = {text: key_of_text(text) for text in texts}
-    missing = [text for text, key in keys.items() if any(key not in shelf for shelf in shelves)]
+    missing = [text for text, key in keys.items() if any(key not in store for store in stores)]
     new = [keys[text] for text in missing]
-    needy = [one for one, shelf in zip(kin, shelves, strict=True) if any(key not in shelf for key in new)]
+    needy = [one for one, store in zip(kin, stores, strict=True) if any(key not in store for key in new)]
     if len(needy) < 2:
         return
     tokens: list[Tokens | None] = kin[0].lm.tokens(missing, prompt, empty="zeros")

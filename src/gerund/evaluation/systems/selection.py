@@ -16,7 +16,7 @@ from gerund.evaluation.systems.base import Encoder, System
 from gerund.evaluation.systems.bm25 import BM25, BM25System
 from gerund.evaluation.systems.embeddings import EmbeddingCache
 from gerund.evaluation.systems.hybrid import HYBRID, HybridSystem, fusion_named
-from gerund.evaluation.systems.index import INDEX, IndexSystem, Shelf, way_named
+from gerund.evaluation.systems.index import INDEX, IndexCache, IndexSystem, way_named
 from gerund.evaluation.systems.language_model import LanguageModelSystem, language_model_system
 from gerund.evaluation.systems.sentence_transformers import SentenceTransformersSystem
 from gerund.generative_model import GenerativeModel
@@ -82,8 +82,10 @@ def systems_of(
     hybrids = [HybridSystem(one, how) for how in fusions for one in found if isinstance(one, Encoder)]
     if fusions and not hybrids:
         raise ConfigError("hybrid joins the ranking of a model with that of BM25; name a model too")
-    shelf = Shelf()
-    indices = [IndexSystem(one, way, shelf) for way in ways for one in found if isinstance(one, LanguageModelSystem)]
+    indices_made = IndexCache()
+    indices = [
+        IndexSystem(one, way, indices_made) for way in ways for one in found if isinstance(one, LanguageModelSystem)
+    ]
     if ways and not indices:
         raise ConfigError("index is that of a language model; name a model too")
     return [*found, *hybrids, *indices]

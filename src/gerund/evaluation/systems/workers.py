@@ -12,7 +12,7 @@ import numpy as np
 
 from gerund.evaluation.systems.base import System
 from gerund.evaluation.systems.language_model import LanguageModelSystem
-from gerund.jobs.engine import Crew, Engine, Holding
+from gerund.jobs.engine import Engine, StatefulWork, WorkerPool
 from gerund.worker_model import WorkerModel
 
 if TYPE_CHECKING:
@@ -34,9 +34,9 @@ def encoded_by(engine: Engine, systems: Sequence[System], *, threads: int | None
         threads: cores that each worker computes on; None for one.
     """
     models = [one for one in systems if isinstance(one, LanguageModelSystem)]
-    with _Crews(engine, threads) as crews:
+    with _Pools(engine, threads) as pools:
         for one in models:
-            one.elsewhere = partial(crews.encode, one.lm)
+            one.elsewhere = partial(pools.encode, one.lm)
             if one.cache is not None:
                 one.cache.lots = max(one.cache.lots, engine.workers)
         try:
@@ -46,24 +46,24 @@ def encoded_by(engine: Engine, systems: Sequence[System], *, threads: int | None
                 one.elsewhere = None
 
 
-class _Crews(ExitStack):
+class _Pools(ExitStack):
     """The workers of one system, until another one asks."""
 
     def __init__(self, engine: Engine, threads: int | None) -> None:
         super().__init__()
         self.engine, self.threads = engine, threads
         self.lm: LanguageModel | None = None
-        self.crew: Crew[TextLot, np.ndarray] | None = None
+        self.pool: WorkerPool[TextLot, np.ndarray] | None = None
 
     def encode(self, lm: "LanguageModel", texts: Sequence[str], prompt: str | None) -> np.ndarray:
         """Return vectors as they were pooled, ``(n, D)`` float32."""
-        if lm is not self.lm or self.crew is None:
+        if lm is not self.lm or self.pool is None:
             self.close()
             model = WorkerModel.of(lm, threads=self.threads)
-            work = Holding(partial(_opened, model), gpus=model.gpus, threads=model.threads)
-            self.crew, self.lm = self.enter_context(self.engine.crew(work)), lm
+            work = StatefulWork(partial(_opened, model), gpus=model.gpus, threads=model.threads)
+            self.pool, self.lm = self.enter_context(self.engine.pool(work)), lm
         lots = ((start, tuple(texts[start : start + _LOT]), prompt) for start in range(0, len(texts), _LOT))
-        found = {lot[0]: vectors_ND for lot, vectors_ND in self.crew.map(lots)}
+        found = {lot[0]: vectors_ND for lot, vectors_ND in self.pool.map(lots)}
         parts = [found[start] for start in sorted(found)]
         return np.concatenate(parts) if parts else np.zeros((0, lm.dimensions), dtype=np.float32)
 

@@ -18,7 +18,7 @@ from gerund.jobs.files import write_whole
 KEY_BYTES = 16
 
 
-class Shelf:
+class RowStore:
     """Rows of one width, by key.
 
     Args:
