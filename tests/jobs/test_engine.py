@@ -13,7 +13,7 @@ import pytest
 
 from gerund.errors import ConfigError, ResourceError
 from gerund.jobs.engine import LocalEngine, StatefulWork, cores, mapped
-from tests.jobs.shard_work import killed_once, square
+from tests.jobs.shard_work import killed_once, killed_or_busy_once, square
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -61,6 +61,13 @@ def test_a_process_that_is_killed():
 def test_a_process_that_is_killed_is_replaced(tmp_path):
     shards = [str(tmp_path / name) for name in "abc"]
     assert sorted(mapped(LocalEngine(2), killed_once, shards)) == [(one, one[-1]) for one in shards]
+
+
+def test_a_busy_process_is_not_waited_for_when_another_is_killed(tmp_path):
+    begun = time.monotonic()
+    shards = [str(tmp_path / name) for name in ("busy", "killed")]
+    assert sorted(name for _, name in mapped(LocalEngine(2), killed_or_busy_once, shards)) == ["busy", "killed"]
+    assert time.monotonic() - begun < 60
 
 
 def opener(base):

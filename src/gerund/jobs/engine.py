@@ -211,7 +211,8 @@ class _Pool(Generic[Shard, Facts]):
         if self.running:
             self.again.append((shard, attempts))
             return
-        self.close()
+        # A process that was just starting may not hear that it is to end, and would be waited for without end.
+        self.kill()
         self.executor, self.is_broken = self._start(), False
         self.running[self.executor.submit(_work, shard)] = (shard, attempts)
 
