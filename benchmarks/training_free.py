@@ -123,6 +123,8 @@ def tuned(lm: LanguageModel, name: str, options: argparse.Namespace, sample: Seq
 def told(lm: LanguageModel, name: str, options: argparse.Namespace, sample: Sequence[str]) -> list[Trial]:
     """Measure the settings that the command names, on validation data."""
     configs = [parse_settings(text).applied_to(lm.encoder) for text in options.also]
+    if not configs:
+        return []
     labels = [label_of(config, lm.n_layers) for config in configs]
     readers = [read_as(lm, config, sample) for config in configs]
     systems = [language_model_system(*both, EmbeddingCache()) for both in zip(labels, readers, strict=True)]

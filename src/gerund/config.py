@@ -137,6 +137,8 @@ class EncoderConfig:
     def __post_init__(self) -> None:
         if type(self.fusion) is int:
             object.__setattr__(self, "fusion", float(self.fusion))
+        if not isinstance(self.attention, AttentionPlan):
+            raise ConfigError(f"attention is an AttentionPlan, not {self.attention!r}")
         for name, kinds in _KINDS.items():
             if type(getattr(self, name)) not in kinds:
                 wanted = " or ".join(_WORDS[kind] for kind in kinds)

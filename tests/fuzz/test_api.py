@@ -33,6 +33,7 @@ PLAN = {
 ENCODER: dict[str, list[Any]] = {
     "attention": [AttentionPlan("causal"), AttentionPlan("inplace-bidir", 1), AttentionPlan("echo")],
     "pooling": ["mean", "last", "first", "weighted-mean", "last-mean"],
+    "reroute": ["none", "1", "all"],
     "prompt": ["", "Q: "],
     "prompts": [{}, {"query": "Q: "}],
     "pool_prompt": [True, False],
