@@ -18,6 +18,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from itertools import islice
+from multiprocessing import connection
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -29,6 +30,9 @@ Found_co = TypeVar("Found_co", covariant=True)
 
 ATTEMPTS = 5
 """How often a shard is begun before its worker's end counts as the shard's own fault."""
+
+LOOK_SECONDS = 1.0
+"""How long a result is waited for before it is seen whether a process ended."""
 
 MOST_WORKERS = 100_000
 
@@ -189,11 +193,20 @@ class _Pool(Generic[Shard, Facts]):
                 self._submit(*following)
             if not self.running:
                 return
-            done, _ = wait(self.running, return_when=FIRST_COMPLETED)
-            yield from self._results(done)
+            yield from self._results(self._some_done())
             if self.is_broken:
                 # The executor has given up on all of them; a result that was there already counts.
                 yield from self._results(wait(self.running).done)
+
+    def _some_done(self) -> set[Future[Facts]]:
+        while True:
+            done, _ = wait(self.running, timeout=LOOK_SECONDS, return_when=FIRST_COMPLETED)
+            if done:
+                return done
+            # The executor may wait without knowing of the process that it started last, whose end it then does not
+            # see (CPython wakes its manager before the process is there). It sees the others' end.
+            if connection.wait([process.sentinel for process in self._processes()], timeout=0):
+                self._kill_processes()
 
     def _has_room(self) -> bool:
         return not self.running if self.is_broken else len(self.running) <= self.workers
@@ -241,11 +254,16 @@ class _Pool(Generic[Shard, Facts]):
 
     def kill(self) -> None:
         """End the processes at once, whatever they do."""
-        if self.executor is None:
-            return
-        for process in list((getattr(self.executor, "_processes", None) or {}).values()):
+        if self.executor is not None:
+            self._kill_processes()
+            self.executor.shutdown(cancel_futures=True)
+
+    def _processes(self) -> "list[multiprocessing.process.BaseProcess]":
+        return list((getattr(self.executor, "_processes", None) or {}).values())
+
+    def _kill_processes(self) -> None:
+        for process in self._processes():
             process.kill()
-        self.executor.shutdown(cancel_futures=True)
 
 
 def checked_workers(workers: int | None) -> int | None:
