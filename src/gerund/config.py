@@ -124,7 +124,8 @@ class EncoderConfig:
 
     transform: str = NO_TRANSFORM
     """What is done to pooled vectors, fitted on a sample of texts: ``whitening`` or ``all-but-the-top``, with a number
-    behind it for the dimensions kept or the directions taken out; ``none``."""
+    behind it for the dimensions kept or the directions taken out; ``none``. ``truncate-128`` keeps the first 128
+    numbers and is fitted to nothing."""
 
     pool_bos: str = "auto"
     """Whether the special tokens before a text without a prompt are pooled: ``always``, ``never`` (as in LBW's released

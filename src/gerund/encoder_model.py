@@ -22,12 +22,12 @@ from gerund.config import EncoderConfig, Job, vectors_alike
 from gerund.errors import ConfigError
 from gerund.inference.encode import runtime as encoding
 from gerund.inference.encode.precision import choose_autocast
-from gerund.methods import NO_TRANSFORM, layer_numbers, rerouted_layers
+from gerund.methods import NO_TRANSFORM, TRUNCATE, layer_numbers, rerouted_layers
 from gerund.models.adapters import Adapters, base_state, load_adapters
 from gerund.models.fingerprint import fingerprint, weights_hash
 from gerund.models.heads import ProjectionHead
 from gerund.models.known_hashes import recall, remember
-from gerund.models.transforms import Transform
+from gerund.models.transforms import Transform, truncation
 from gerund.spec import ModelSpec
 
 _attaching = Lock()  # two encoders that are made of one model must not both register its hooks
@@ -91,10 +91,18 @@ class EncoderModel:
         self._loaded_changes = 0 if stamp is None else _changes(self._hashed_state())
         self._verify(plan)
         _check_numbers(self.encoder, self.n_layers)
-        self.runtime = self._make_runtime(plan)
-        # A transform makes small directions large, and with them rounding.
-        if autocast and self.encoder.transform == NO_TRANSFORM:
+        self.runtime = self._truncated(self._make_runtime(plan))
+        self.transform = self.runtime.transform
+        # A fitted transform makes small directions large, and with them rounding.
+        if autocast and self.encoder.transform.split("-")[0] in (NO_TRANSFORM, TRUNCATE):
             self.runtime = replace(self.runtime, autocast=choose_autocast(self.runtime))
+
+    @staticmethod
+    def _truncated(runtime: encoding.EncoderRuntime) -> encoding.EncoderRuntime:
+        """Put in the one transform that is known without a sample, where the encoder config names it."""
+        if runtime.transform is not None:
+            return runtime
+        return replace(runtime, transform=truncation(runtime.config.transform, runtime.width))
 
     def _attach(self) -> int:
         """Make the model ready for attention plans, and return how many layers they have a say in."""
@@ -185,7 +193,7 @@ class EncoderModel:
         alike = vectors_alike(encoder, self.encoder)
         other.transform = self.transform if alike else None
         other.head = self.head if self.head is None or alike else self.head.without_space()
-        other.runtime = replace(
+        runtime = replace(
             self.runtime,
             head=other.head,
             config=encoder,
@@ -193,6 +201,8 @@ class EncoderModel:
             sends_plan=self._sends_plan(plan, encoder),
             transform=other.transform,
         )
+        other.runtime = self._truncated(runtime)
+        other.transform = other.runtime.transform
         return other
 
     def with_transform(self, transform: Transform) -> Self:

@@ -91,6 +91,7 @@ def load(
             to see, such as ``4-5``; ``none``. ``lm.rerouting_layers(texts)`` chooses some.
         transform: ``whitening`` or ``all-but-the-top``, with ``-`` and a number for the dimensions kept or the
             directions taken out; ``none``. It is fitted by ``sample``, by ``lm.fitted(texts)``, or was saved so.
+            ``truncate-128`` keeps the first 128 numbers of each vector and needs no sample.
         pool_bos: whether special tokens before a text without a prompt are pooled: ``always``, ``never`` or ``auto``.
         fusion: what the vectors count where a search joins them with words, from 0 to 1.
         sample: a file of texts, one a line, on which ``transform`` is fitted.

@@ -74,7 +74,8 @@ _LAYERS = re.compile(r"[0-9]{1,6}(-[0-9]{1,6})?(\+[0-9]{1,6}(-[0-9]{1,6})?)*")
 NO_TRANSFORM = "none"
 WHITENING = "whitening"
 ALL_BUT_THE_TOP = "all-but-the-top"
-_TRANSFORM = re.compile(rf"({WHITENING}|{ALL_BUT_THE_TOP})(?:-([0-9]{{1,6}}))?")
+TRUNCATE = "truncate"
+_TRANSFORM = re.compile(rf"({WHITENING}|{ALL_BUT_THE_TOP}|{TRUNCATE})(?:-([0-9]{{1,6}}))?")
 
 
 @dataclass(frozen=True)
@@ -232,7 +233,7 @@ def _check_numbers(name: str, spelled: str, usual: str) -> None:
 
 
 def transform_parts(name: str) -> tuple[str, int | None]:
-    """Return the kind of a transform and its number: dimensions that whitening keeps, directions that are taken out.
+    """Return the kind of a transform and its number: dimensions that are kept, directions that are taken out.
 
     Raises:
         ConfigError: no such transform.
@@ -241,8 +242,9 @@ def transform_parts(name: str) -> tuple[str, int | None]:
     (('whitening', 128), ('all-but-the-top', None))
     """
     found = _TRANSFORM.fullmatch(name)
-    if found is None or found[2] == "0":
-        raise unknown_name("transform", name, [NO_TRANSFORM, WHITENING, ALL_BUT_THE_TOP, f"{WHITENING}-256"])
+    if found is None or found[2] == "0" or (found[1] == TRUNCATE and found[2] is None):
+        known = [NO_TRANSFORM, WHITENING, ALL_BUT_THE_TOP, f"{WHITENING}-256", f"{TRUNCATE}-128"]
+        raise unknown_name("transform", name, known)
     return found[1], None if found[2] is None else int(found[2])
 
 

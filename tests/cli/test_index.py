@@ -139,6 +139,18 @@ def test_another_encoder_is_refused_and_the_index_migrated(folder, tiny_folder):
     assert "0 documents embedded anew" in again.err
 
 
+def test_small_vectors_are_stored_and_migrated_to(folder, tiny_folder):
+    index = folder / "my.index"
+    assert "is cut into" in run_cli("index", folder / "notes", "-o", index, "--precision", "binary").mistake
+    ran = run_cli("index", "-o", index, "--migrate", "--precision", "binary", "--transform", "truncate-16")
+    assert ran.code == 0, ran.err
+    about = gerund.open_index(index).about
+    assert (about.dimensions, about.chunking.precision) == (16, "binary")
+    assert "3 files unchanged" in run_cli("index", folder / "notes", "-o", index).err
+    [first, *_] = lines(run_cli("search", index, "flour", "--mode", "vectors", "--json"))
+    assert -1 <= first["similarity"] <= 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -152,6 +164,8 @@ def test_another_encoder_is_refused_and_the_index_migrated(folder, tiny_folder):
         (["index", "notes", "-o", "notes/rail.txt"], "is a file; an index is a folder"),
         (["index", "notes", "-o", "new", "--chunk-tokens", 0], "chunks of 0 tokens hold nothing"),
         (["index", "notes", "-o", "new", "--language", "e.n"], "language is a code such as en"),
+        (["index", "notes", "-o", "new", "--precision", "int8"], "valid are: float32, float16, binary"),
+        (["index", "notes", "-o", "new", "--transform", "truncate-9999"], "truncate-9999: a vector has"),
         (["search", "nowhere", "x"], "nowhere: no such index; gerund index PATHS -o nowhere makes one"),
         (["search", "empty", "x"], "there is no index in it"),
         (["search", "notes", "x"], "notes is no index"),

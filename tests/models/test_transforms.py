@@ -51,6 +51,25 @@ def test_all_but_the_top_takes_the_mean_and_the_first_directions_away() -> None:
     assert np.linalg.matrix_rank(fit("all-but-the-top", cloud(width=250)).matrix_DE) == 248
 
 
+def test_a_truncation_keeps_the_first_numbers_and_needs_no_sample(tiny_folder, tmp_path) -> None:
+    whole, cut = gerund.load(tiny_folder), gerund.load(tiny_folder, transform="truncate-6")
+    assert cut.dimensions == 6
+    np.testing.assert_array_equal(cut.encode(WORDS), whole.encode(WORDS, dimensions=6))
+    [spans], [same] = (one.encode_spans(["the cat"], [[(0, 3), (4, 7)]]) for one in (cut, whole))
+    np.testing.assert_allclose(spans, same[:, :6] / np.linalg.norm(same[:, :6], axis=1, keepdims=True), atol=1e-6)
+    assert cut.fingerprint() not in (whole.fingerprint(), whole.with_encoder(replace(whole.encoder)).fingerprint())
+    cut.save(tmp_path / "cut")
+    again = gerund.load(tmp_path / "cut")
+    assert again.fingerprint() == cut.fingerprint()
+    np.testing.assert_array_equal(again.encode(WORDS), cut.encode(WORDS))
+    assert whole.with_encoder(cut.encoder).dimensions == 6
+    assert cut.with_encoder(whole.encoder).dimensions == whole.dimensions
+    with pytest.raises(ConfigError, match=f"truncate-9999: a vector has {whole.dimensions} numbers"):
+        gerund.load(tiny_folder, transform="truncate-9999")
+    with pytest.raises(ConfigError, match="is fitted to nothing"):
+        cut.fitted(SAMPLE)
+
+
 @pytest.mark.parametrize(
     ("name", "vectors", "message"),
     [

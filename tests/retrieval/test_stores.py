@@ -130,6 +130,43 @@ def test_vectors_are_ranked_by_their_cosine(filled):
     assert sources(filled.vectors(query, 2)) == wanted[:2]
 
 
+@pytest.mark.parametrize("kind", ["lance", "memory"])
+@pytest.mark.parametrize("precision", ["float16", "binary"])
+@pytest.mark.parametrize("dimensions", [16, 19])  # of the last byte of 19 bits five are empty
+def test_small_vectors_are_ranked_as_written_out(tmp_path, kind, precision, dimensions):
+    about = About("f", "m", dimensions, "causal, mean", Chunking(precision=precision))
+    store = LanceStore(tmp_path / "my.index") if kind == "lance" else MemoryStore()
+    store.create(about)
+    assert store.about() == about
+    rng = np.random.default_rng(0)
+    exact, query = rng.normal(size=(40, dimensions)), rng.normal(size=dimensions)
+    exact, query = exact / np.linalg.norm(exact, axis=1, keepdims=True), query / np.linalg.norm(query)
+    chunks = [chunk(f"d{place}", f"Text {place}.") for place in range(40)]
+    store.replace([one.source for one in chunks], chunks, exact.astype(np.float32))
+    kept = np.sign(exact) / np.sqrt(dimensions) if precision == "binary" else exact.astype(np.float16)
+    found = store.vectors(query.astype(np.float32), 10)  # forty are looked at again: all of them
+    order = sorted(range(40), key=lambda place: -float(kept[place] @ query))[:10]
+    assert sources(found) == [f"d{place}" for place in order]
+    tolerance = 1e-6 if precision == "binary" else 2e-3
+    assert [score for _, score in found] == pytest.approx([float(kept[one] @ query) for one in order], abs=tolerance)
+    assert sources(store.vectors(query.astype(np.float32), 40, "source = 'd7'")) == ["d7"]
+    store.replace(["d7"], [chunk("d7", "Anew.")], -exact[7:8].astype(np.float32))
+    [(_, score)] = store.vectors(query.astype(np.float32), 1, "source = 'd7'")
+    assert score == pytest.approx(-float(kept[7] @ query), abs=tolerance)
+
+
+def test_only_the_nearest_by_their_bits_are_looked_at_again(tmp_path):
+    rng = np.random.default_rng(1)
+    exact, query = rng.normal(size=(200, 32)).astype(np.float32), rng.normal(size=32).astype(np.float32)
+    near = np.argsort((np.signbit(exact) != np.signbit(query)).sum(axis=1), kind="stable")[:8].tolist()
+    wanted = sorted(near, key=lambda place: -float(np.sign(exact[place]) @ query))[:2]
+    store = MemoryStore()
+    store.create(About("f", "m", 32, "causal, mean", Chunking(precision="binary")))
+    chunks = [chunk(f"d{place}", f"Text {place}.") for place in range(200)]
+    store.replace([one.source for one in chunks], chunks, exact)
+    assert sources(store.vectors(query, 2)) == [f"d{place}" for place in wanted]
+
+
 def test_filters(filled):
     stored(filled, [chunk("sea", "Steam at sea."), chunk("sea", "More steam at sea.", 1)])
     query = vector_of("anything")

@@ -46,7 +46,7 @@ def command(
             help="Folders or hub ids; default for the bundled model; bm25 for BM25, which only ranks; hybrid for "
             "each model once more, its ranking joined with BM25's (hybrid:rrf by places, hybrid:0.4 with that weight "
             "of the vectors); index for each model's index, as gerund search asks it (index:words, index:vectors, "
-            "index:rerank, with ,whole or ,late behind it); st:FOLDER or st:ID for a model of "
+            "index:rerank, with ,whole, ,late, ,float16 or ,binary behind it); st:FOLDER or st:ID for a model of "
             "sentence-transformers, which only encodes.",
             show_default=False,
         ),

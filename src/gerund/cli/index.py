@@ -2,7 +2,7 @@
 
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,10 +17,15 @@ if TYPE_CHECKING:
     from gerund.retrieval.indexing import Embed, IndexSummary
     from gerund.spec import ModelSpec
 
-_HELPS = {"model": "A folder or hub id; left out, what the index was made with, and for a new one the bundled model."}
+_HELPS = {
+    "model": "A folder or hub id; left out, what the index was made with, and for a new one the bundled model.",
+    "transform": "truncate-128 keeps the first 128 numbers of each vector; a fitted one belongs to a saved model.",
+}
 
 
-@options.with_spec("model", *options.PLAN, "pooling", "max_length", "adapter", *options.MACHINE, helps=_HELPS)
+@options.with_spec(
+    "model", *options.PLAN, "pooling", "max_length", "adapter", "transform", *options.MACHINE, helps=_HELPS
+)
 def command(
     paths: Annotated[
         list[Path] | None,
@@ -57,6 +62,13 @@ def command(
     ] = None,
     language: Annotated[
         str | None, typer.Option(help="What the documents are written in; en for a new index.", show_default=False)
+    ] = None,
+    precision: Annotated[
+        str | None,
+        typer.Option(
+            help="How the numbers of vectors are stored: float32, float16, or binary (a bit each); float32 if new.",
+            show_default=False,
+        ),
     ] = None,
     prune: Annotated[bool, typer.Option("--prune", help="Remove what lay in PATHS and is gone.")] = False,
     watch: Annotated[
@@ -100,6 +112,8 @@ def command(
 
         gerund index -o my.index --migrate -m ./model --late
 
+        gerund index notes/ -o small.index --transform truncate-128 --precision binary
+
         gerund index notes/ -o my.index --workers 8
     """
     from gerund.errors import ConfigError
@@ -114,7 +128,8 @@ def command(
         raise ConfigError("--watch follows what lies in PATHS; name them")
     store = store_at(output)
     about = store.about()
-    chunking = _chunking(None if about is None else about.chunking, chunk_tokens, late, context, language)
+    said = {"tokens": chunk_tokens, "late": late, "context": context, "language": language, "precision": precision}
+    chunking = _chunking(None if about is None else about.chunking, said)
     given = spec if about is None or _says_something(spec) else index_options.own_model(about, output, spec)
     machines = _Machines(engine_of(engine, workers, address, usual=1), threads)
     if migrate:
@@ -189,16 +204,13 @@ def _says_something(spec: "ModelSpec") -> bool:
     return bool(spec.model_fields_set - set(options.MACHINE))
 
 
-def _chunking(
-    own: "Chunking | None", tokens: int | None, late: bool | None, context: bool | None, language: str | None
-) -> "Chunking":
+def _chunking(own: "Chunking | None", said: dict[str, Any]) -> "Chunking":
     """Return how documents are to be cut: what is left out is the index's own."""
     from dataclasses import replace
 
     from gerund.retrieval.documents import Chunking
 
-    said = {"tokens": tokens, "late": late, "context": context, "language": language}
-    return replace(own or Chunking(), **{name: value for name, value in said.items() if value is not None})  # type: ignore[arg-type]
+    return replace(own or Chunking(), **{name: value for name, value in said.items() if value is not None})
 
 
 def _tell(summary: "IndexSummary", output: str, chunks: int, *, as_json: bool) -> None:

@@ -91,7 +91,10 @@ OPTIONS: dict[str, Any] = {
     ],
     "transform": Annotated[
         str | None,
-        typer.Option(help="Fit whitening or all-but-the-top to the vectors of --sample.", show_default=False),
+        typer.Option(
+            help="Fit whitening or all-but-the-top to the vectors of --sample, or truncate-128: the first 128 numbers.",
+            show_default=False,
+        ),
     ],
     "pool_bos": Annotated[
         str | None,

@@ -1,8 +1,10 @@
-"""Transforms of pooled vectors that are fitted on a sample of texts without labels: whitening, all-but-the-top.
+"""Transforms of pooled vectors: whitening and all-but-the-top, fitted on a sample of texts without labels; truncation.
 
 Whitening: Su et al., 2021, "Whitening Sentence Representations for Better Semantics and Faster Retrieval", Algorithm 1.
 All-but-the-top: Mu and Viswanath, 2018, "All-but-the-Top: Simple and Effective Postprocessing for Word
-Representations", Algorithm 1. Both are a mean that is taken away and a matrix.
+Representations", Algorithm 1. Both are a mean that is taken away and a matrix. Truncation keeps the first numbers of a
+vector, which a training with nested losses makes the ones that say most: Kusupati et al., 2022, "Matryoshka
+Representation Learning".
 
 A folder with one has ``transform.safetensors`` beside the model's own files.
 
@@ -17,7 +19,7 @@ import numpy as np
 from safetensors.numpy import load_file, save_file
 
 from gerund.errors import ConfigError, DataError
-from gerund.methods import WHITENING, transform_parts
+from gerund.methods import NO_TRANSFORM, TRUNCATE, WHITENING, transform_parts
 
 WEIGHTS_FILE = "transform.safetensors"
 # Directions along which the sample does not vary, relative to that along which it varies most.
@@ -26,11 +28,11 @@ _NOTHING = 1e-10
 
 @dataclass(frozen=True, eq=False)
 class Transform:
-    """A fitted transform.
+    """A transform.
 
     Attributes:
         name: such as ``whitening-128``.
-        mean_D: the sample's mean.
+        mean_D: the sample's mean; zeros for a truncation.
         matrix_DE: what vectors without the mean are multiplied by.
     """
 
@@ -71,10 +73,12 @@ def fit(name: str, vectors_ND: np.ndarray) -> Transform:
         vectors_ND: of the sample, not normalised.
 
     Raises:
-        ConfigError: no such transform, a number above the dimensions, or a sample that is too small or varies too
-            little for it.
+        ConfigError: no such transform, one that is not fitted, a number above the dimensions, or a sample that is too
+            small or varies too little for it.
     """
     kind, number = transform_parts(name)
+    if kind == TRUNCATE:
+        raise ConfigError(f"{name} keeps numbers as they are and is fitted to nothing; leave the sample out")
     sample_ND = np.unique(vectors_ND.astype(np.float64), axis=0)
     count, width = sample_ND.shape
     if number is not None and number > width:
@@ -95,6 +99,27 @@ def fit(name: str, vectors_ND: np.ndarray) -> Transform:
         top_KD = rows_KD[:kept]
         matrix_DE = np.eye(width) - top_KD.T @ top_KD
     return Transform(name, mean_D.astype(np.float32), matrix_DE.astype(np.float32))
+
+
+def truncation(name: str, width: int) -> Transform | None:
+    """Return the transform that keeps the first numbers of a vector; None where the name is that of another one.
+
+    Args:
+        name: such as ``truncate-128``.
+        width: numbers of a whole vector.
+
+    Raises:
+        ConfigError: a vector has fewer numbers.
+
+    >>> truncation("truncate-2", 3)(np.array([[1.0, 2.0, 3.0]])).tolist()
+    [[1.0, 2.0]]
+    """
+    if name == NO_TRANSFORM or transform_parts(name)[0] != TRUNCATE:
+        return None
+    number = transform_parts(name)[1] or 0
+    if number > width:
+        raise ConfigError(f"{name}: a vector has {width} numbers")
+    return Transform(name, np.zeros(width, np.float32), np.eye(width, number, dtype=np.float32))
 
 
 def read_transform(folder: Path, name: str) -> Transform | None:

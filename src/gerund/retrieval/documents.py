@@ -8,11 +8,14 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
 
-from gerund.checks import flag
+from gerund.checks import flag, one_of
 from gerund.config import whole_number
 from gerund.errors import ConfigError, DataError
 
 PATH_SIGN = " > "
+BINARY = "binary"
+# Not int8, which LanceDB stores and does not compare with a query.
+PRECISIONS = ("float32", "float16", BINARY)
 """Stands between the headings above a chunk."""
 
 
@@ -109,7 +112,7 @@ class Chunking:
     """How documents are cut and embedded; an index has one way, and keeps it.
 
     >>> Chunking.from_dict(Chunking(tokens=32).to_dict())
-    Chunking(tokens=32, late=False, context=False, language='en')
+    Chunking(tokens=32, late=False, context=False, language='en', precision='float32')
     """
 
     tokens: int = 128
@@ -126,7 +129,12 @@ class Chunking:
     language: str = "en"
     """What the documents are written in: how sentences end, and which words are stems of each other."""
 
+    precision: str = "float32"
+    """How the numbers of vectors are stored: ``float32``; ``float16``, half the bytes; or ``binary``, a bit each, by
+    which four times as many chunks are found as are wanted, then put into order by the query's own numbers."""
+
     def __post_init__(self) -> None:
+        one_of("precision of an index", self.precision, PRECISIONS)
         if whole_number("tokens", self.tokens) < 1:
             raise ConfigError(f"chunks of {self.tokens} tokens hold nothing")
         for name in ("late", "context"):
@@ -136,7 +144,8 @@ class Chunking:
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-ready dict."""
-        return asdict(self)
+        # Indices of whole numbers are described, and their tables called, as they were before there were others.
+        return {name: value for name, value in asdict(self).items() if (name, value) != ("precision", PRECISIONS[0])}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
@@ -145,14 +154,15 @@ class Chunking:
         Raises:
             DataError: it describes something else.
         """
-        if not isinstance(values, Mapping) or set(values) != {one.name for one in fields(cls)}:
+        if not isinstance(values, Mapping) or {*values, "precision"} != {one.name for one in fields(cls)}:
             raise DataError(f"this is no description of chunks: {values!r}")
         return cls(**values)
 
     def __str__(self) -> str:
         """Describe it in a few words."""
         parts = [f"{self.tokens} tokens", "late" if self.late else "early"]
-        return ", ".join([*parts, *(["with headings"] if self.context else []), self.language])
+        parts += [*(["with headings"] if self.context else []), self.language]
+        return ", ".join([*parts, *([] if self.precision == PRECISIONS[0] else [self.precision])])
 
 
 def rebuilt(chunks: list[Chunk]) -> Document:

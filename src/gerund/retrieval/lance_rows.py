@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gerund.retrieval.documents import Chunk
+from gerund.precision import quantize
+from gerund.retrieval.documents import BINARY, Chunk
 from gerund.retrieval.store import Words
 
 if TYPE_CHECKING:
@@ -50,14 +51,35 @@ def full_text(query: Words) -> Any:
     return BooleanQuery([*must, (Occur.SHOULD, MatchQuery(query.text, "words"))] if has_words else must)
 
 
-def schema_of(dimensions: int) -> "pa.Schema":
+def vector_type(dimensions: int, precision: str) -> "pa.DataType":
+    """Return the type of a vector's column: numbers, or bytes of eight bits each."""
+    import pyarrow as pa
+
+    if precision == BINARY:
+        return pa.list_(pa.uint8(), -(-dimensions // 8))
+    return pa.list_(pa.float16() if precision == "float16" else pa.float32(), dimensions)
+
+
+def precision_in(schema: "pa.Schema") -> str:
+    """Return how a table's vectors are stored."""
+    return {"uint8": BINARY, "halffloat": "float16"}.get(str(schema.field("vector").type.value_type), "float32")
+
+
+def bits_in(rows: "pa.Table") -> np.ndarray:
+    """Return the vectors of rows that are stored as bits ``(n, bytes)``."""
+    column = rows.column("vector").combine_chunks()
+    found: np.ndarray = column.flatten().to_numpy(zero_copy_only=False).reshape(len(rows), column.type.list_size)
+    return found
+
+
+def schema_of(dimensions: int, precision: str) -> "pa.Schema":
     """Return the columns of a table of chunks."""
     import pyarrow as pa
 
     text, number = pa.string(), pa.int64()
     named = {"id": text, "source": text, "start": number, "stop": number, "text": text, "number": number}
     named |= {"tokens": number, "title": text, "heading": text, "file": text, "digest": text, "words": text}
-    return pa.schema([*named.items(), ("vector", pa.list_(pa.float32(), dimensions))])
+    return pa.schema([*named.items(), ("vector", vector_type(dimensions, precision))])
 
 
 def text_rows(columns: Mapping[str, Sequence[str]]) -> "pa.Table":
@@ -67,18 +89,19 @@ def text_rows(columns: Mapping[str, Sequence[str]]) -> "pa.Table":
     return pa.table({name: pa.array(values, pa.string()) for name, values in columns.items()})
 
 
-def arrow_rows(chunks: Sequence[Chunk], vectors_ND: np.ndarray) -> "pa.Table":
-    """Return chunks with their vectors as rows."""
+def arrow_rows(chunks: Sequence[Chunk], vectors_ND: np.ndarray, precision: str) -> "pa.Table":
+    """Return chunks with their vectors, in the precision that the index has, as rows."""
     import pyarrow as pa
 
-    schema = schema_of(vectors_ND.shape[1])
+    schema = schema_of(vectors_ND.shape[1], precision)
     columns: dict[str, list[Any]] = {
         name: [getattr(one, "end" if name == "stop" else name) for one in chunks] for name in ("id", *FIELDS)
     }
     columns["words"] = [one.indexed_text for one in chunks]
-    flat = pa.array(np.ascontiguousarray(vectors_ND, dtype=np.float32).ravel())
+    kept = quantize(vectors_ND, "ubinary") if precision == BINARY else vectors_ND.astype(precision)
+    flat = pa.array(np.ascontiguousarray(kept).ravel())
     arrays = [
-        pa.FixedSizeListArray.from_arrays(flat, vectors_ND.shape[1]) if one.name == "vector"
+        pa.FixedSizeListArray.from_arrays(flat, kept.shape[1]) if one.name == "vector"
         else pa.array(columns[one.name], one.type)
         for one in schema
     ]  # fmt: skip

@@ -26,9 +26,20 @@ import numpy as np
 
 from gerund.errors import DataError, GerundError, InputError, MissingDependencyError, ResourceError, one_line
 from gerund.jobs.locks import give_back, take
-from gerund.retrieval.documents import Chunk
-from gerund.retrieval.lance_rows import FIELDS, analysis, arrow_rows, chunks_in, full_text, schema_of, text_rows
-from gerund.retrieval.store import About, DocumentState, Found, Words, bad_filter, one_of_sources, quoted
+from gerund.precision import RESCORED, quantize
+from gerund.retrieval.documents import BINARY, Chunk
+from gerund.retrieval.lance_rows import (
+    FIELDS,
+    analysis,
+    arrow_rows,
+    bits_in,
+    chunks_in,
+    full_text,
+    precision_in,
+    schema_of,
+    text_rows,
+)
+from gerund.retrieval.store import About, DocumentState, Found, Words, bad_filter, nearest_bits, one_of_sources, quoted
 
 METADATA = b"gerund"
 _POINTER, _CURRENT = "gerund", "chunks"
@@ -136,11 +147,12 @@ class LanceStore:
         with self.locked(), self._told():
             table, condition = self._table(self._demand_current()), one_of_sources(sources)
             known = table.count_rows(condition)
+            rows = arrow_rows(chunks, vectors_ND, precision_in(table.schema)) if chunks else None
             if known and chunks:
                 merge = table.merge_insert("id").when_matched_update_all().when_not_matched_insert_all()
-                merge.when_not_matched_by_source_delete(condition).execute(arrow_rows(chunks, vectors_ND))
+                merge.when_not_matched_by_source_delete(condition).execute(rows)
             elif chunks:
-                table.add(arrow_rows(chunks, vectors_ND))
+                table.add(rows)
             elif known:
                 table.delete(condition)
 
@@ -170,17 +182,27 @@ class LanceStore:
         wanted = full_text(query)
         if wanted is None:
             return []
-        return self._search(lambda table: table.search(wanted, query_type="fts"), "_score", limit, where)
+        found = self._search(lambda table: table.search(wanted, query_type="fts"), ["_score"], limit, where)
+        return _scored(found, "_score")
 
     def vectors(self, vector_D: np.ndarray, limit: int, where: str | None = None) -> list[Found]:
         """Return the chunks whose vectors are nearest to a vector of length 1, best first."""
+        with self._told():
+            precision = precision_in(self._table(self._demand_current()).schema)
+        own_1D = np.asarray(vector_D, dtype=np.float32)[None]
+        asked = quantize(own_1D, "ubinary") if precision == BINARY else own_1D.astype(precision)
 
         def search(table: Any) -> Any:
-            query = table.search(np.asarray(vector_D, dtype=np.float32), vector_column_name="vector")
-            return query.distance_type("cosine").nprobes(_PROBES)
+            query = table.search(asked[0], vector_column_name="vector").nprobes(_PROBES)
+            return query.distance_type("hamming" if precision == BINARY else "cosine")
 
-        found = self._search(search, "_distance", limit, where)
-        return [(chunk, 1 - distance) for chunk, distance in found]
+        if precision != BINARY:
+            found = self._search(search, ["_distance"], limit, where)
+            return [(one, 1 - distance) for one, distance in _scored(found, "_distance")]
+        found = self._search(search, ["_distance", "vector"], RESCORED * limit, where)
+        places, scores = nearest_bits(own_1D[0], bits_in(found), limit)
+        chunks = chunks_in(found)
+        return [(chunks[place], score) for place, score in zip(places, scores, strict=True)]
 
     def count(self) -> int:
         """Return how many chunks there are."""
@@ -198,7 +220,8 @@ class LanceStore:
             if table.count_rows() >= FLAT_ROWS and not any("vector" in one.columns for one in table.list_indices()):
                 from lancedb.index import IvfFlat
 
-                table.create_index("vector", config=IvfFlat(distance_type="cosine"))
+                bits = precision_in(table.schema) == BINARY
+                table.create_index("vector", config=IvfFlat(distance_type="hamming" if bits else "cosine"))
             for one in (table, self._table(_files(generation))):
                 one.optimize(cleanup_older_than=_KEPT)
 
@@ -271,19 +294,21 @@ class LanceStore:
         import pyarrow as pa
         from lancedb.index import FTS
 
-        schema = schema_of(about.dimensions).with_metadata({METADATA: about.to_json().encode()})
+        schema = schema_of(about.dimensions, about.chunking.precision).with_metadata(
+            {METADATA: about.to_json().encode()}
+        )
         table = db.create_table(name, schema=schema, exist_ok=True)
         if not any("words" in one.columns for one in table.list_indices()):
             table.create_index("words", config=FTS(with_position=True, **analysis(about.chunking.language)))
         db.create_table(_files(name), schema=pa.schema([("file", pa.string()), ("digest", pa.string())]), exist_ok=True)
 
-    def _search(self, search: Callable[[Any], Any], score: str, limit: int, where: str | None) -> list[Found]:
+    def _search(self, search: Callable[[Any], Any], more: list[str], limit: int, where: str | None) -> Any:
+        """Return the rows that are found, with further columns than those of a chunk."""
         with self._told(where):
-            query = search(self._table(self._demand_current())).select([*FIELDS, score])
+            query = search(self._table(self._demand_current())).select([*FIELDS, *more])
             if where is not None:
                 query = query.where(where, prefilter=True)
-            found = query.limit(limit).to_arrow()
-        return list(zip(chunks_in(found), found.column(score).to_pylist(), strict=True))
+            return query.limit(limit).to_arrow()
 
     @contextmanager
     def _told(self, where: str | None = None) -> Iterator[None]:
@@ -312,6 +337,10 @@ class LanceStore:
         except (OSError, RuntimeError, ValueError):
             return False
         return name != self._generation
+
+
+def _scored(rows: Any, score: str) -> list[Found]:
+    return list(zip(chunks_in(rows), rows.column(score).to_pylist(), strict=True))
 
 
 def _demand_place(folder: Path) -> None:

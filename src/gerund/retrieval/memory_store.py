@@ -14,8 +14,18 @@ from typing import Any, Self
 
 import numpy as np
 
-from gerund.retrieval.documents import Chunk
-from gerund.retrieval.store import About, DocumentState, Found, Words, bad_filter, content_words, one_of_sources
+from gerund.precision import quantize
+from gerund.retrieval.documents import BINARY, Chunk
+from gerund.retrieval.store import (
+    About,
+    DocumentState,
+    Found,
+    Words,
+    bad_filter,
+    content_words,
+    nearest_bits,
+    one_of_sources,
+)
 
 _WORD = re.compile(r"\w+")
 _FIELDS = "source, start, stop, text, number, tokens, title, heading, file, digest"
@@ -52,7 +62,7 @@ class MemoryStore:
         with self._lock:
             if self._about is None:
                 self._about = about
-                self._vectors_ND = np.zeros((0, about.dimensions), dtype=np.float32)
+                self._vectors_ND = self._kept(np.zeros((0, about.dimensions), dtype=np.float32))
                 tokenizer = "porter unicode61" if about.chunking.language == "en" else "unicode61"
                 self._db.execute(
                     "CREATE TABLE chunks (source TEXT, start INT, stop INT, text TEXT, number INT, tokens INT, "
@@ -95,7 +105,8 @@ class MemoryStore:
                 row = self._db.execute(f"INSERT INTO chunks VALUES ({marks})", values).lastrowid
                 self._db.execute("INSERT INTO words (rowid, indexed) VALUES (?, ?)", (row, one.indexed_text))
                 new.append(row)
-            new_ND = np.asarray(vectors_ND, dtype=np.float32).reshape(len(new), self._vectors_ND.shape[1])
+            assert self._about is not None
+            new_ND = self._kept(np.asarray(vectors_ND, dtype=np.float32).reshape(len(new), self._about.dimensions))
             self._rows = np.concatenate([self._rows[kept], np.array(new, dtype=np.int64)])
             self._vectors_ND = np.concatenate([self._vectors_ND[kept], new_ND])
 
@@ -143,11 +154,17 @@ class MemoryStore:
                 rows, [row for (row,) in self._fetch(f"SELECT rowid FROM chunks WHERE ({where})", (), where)]
             )
             rows, vectors_ND = rows[kept], vectors_ND[kept]
-        cosine_N = vectors_ND @ np.asarray(vector_D, dtype=np.float32)
+        own_D = np.asarray(vector_D, dtype=np.float32)
+        if self._is_binary:
+            places, scores = nearest_bits(own_D, vectors_ND, limit)
+        else:
+            cosine_N = vectors_ND.astype(np.float32) @ own_D
+            places = np.argsort(-cosine_N, kind="stable")[:limit].tolist()
+            scores = cosine_N[places].tolist()
         found = []
-        for place in np.argsort(-cosine_N, kind="stable")[:limit]:
+        for place, score in zip(places, scores, strict=True):
             [row] = self._fetch(f"SELECT {_FIELDS} FROM chunks WHERE rowid = ?", (int(rows[place]),))
-            found.append((Chunk(*row), float(cosine_N[place])))
+            found.append((Chunk(*row), score))
         return found
 
     def count(self) -> int:
@@ -168,6 +185,16 @@ class MemoryStore:
         with self._lock:
             self._about, self._db, self._files = other._about, other._db, other._files
             self._rows, self._vectors_ND = other._rows, other._vectors_ND
+
+    @property
+    def _is_binary(self) -> bool:
+        return self._about is not None and self._about.chunking.precision == BINARY
+
+    def _kept(self, vectors_ND: np.ndarray) -> np.ndarray:
+        """Return vectors as they are kept: numbers, or bytes of eight bits each."""
+        assert self._about is not None
+        kept = quantize(vectors_ND, "ubinary") if self._is_binary else vectors_ND.astype(self._about.chunking.precision)
+        return np.asarray(kept)
 
     def _fetch(self, sql: str, values: Sequence[object] = (), where: str | None = None) -> list[Any]:
         try:

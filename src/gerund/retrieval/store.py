@@ -16,6 +16,7 @@ from typing import Any, Protocol, Self
 import numpy as np
 
 from gerund.errors import ConfigError, DataError
+from gerund.precision import nearest
 from gerund.retrieval.documents import Chunk, Chunking
 from gerund.spec import ModelSpec
 
@@ -51,7 +52,8 @@ class About:
 
     def to_json(self) -> str:
         """Return it as JSON."""
-        return json.dumps({"format": FORMAT, **asdict(self)}, ensure_ascii=False, sort_keys=True)
+        own = {"format": FORMAT, **asdict(self), "chunking": self.chunking.to_dict()}
+        return json.dumps(own, ensure_ascii=False, sort_keys=True)
 
     @classmethod
     def from_json(cls, text: str | bytes, where: str) -> Self:
@@ -227,6 +229,18 @@ class VectorStore(Protocol):
 
     def swap(self, other: Self) -> None:
         """Let what ``beside`` returned take this one's place, in one step."""
+
+
+def nearest_bits(query_D: np.ndarray, bits_NC: np.ndarray, limit: int) -> tuple[list[int], list[float]]:
+    """Return which vectors that are stored as bits are nearest to a query, best first, and the cosines with them.
+
+    The nearest by the bits that differ, four times as many as are wanted, are put into order by the query's numbers.
+    """
+    if not len(bits_NC):
+        return [], []
+    places_1K, products_1K = nearest(query_D[None], bits_NC, "ubinary", limit)
+    # A vector of ones and minus ones is as long as the root of how many they are.
+    return places_1K[0].tolist(), (products_1K[0] / np.sqrt(len(query_D))).tolist()
 
 
 def check_filter(where: Any) -> str | None:

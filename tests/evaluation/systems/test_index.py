@@ -23,6 +23,7 @@ DOCUMENTS = {
 QUERIES = {"q1": "when was the railway opened", "q2": "what makes dough rise", "q3": "nests"}
 JUDGED = [("q1", "rail", 1), ("q2", "bread", 1), ("q3", "birds", 1), ("q3", "sea", 0)]
 WAYS = ["index", "index:words", "index:vectors", "index:rerank", "index:vectors,whole", "index:late"]
+WAYS += ["index:vectors,binary"]
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +39,7 @@ def folder(tmp_path):
 
 def by_hand(lm, way):
     """Return the order of documents that a user's search gives."""
-    index = gerund.open_index(None, lm, chunking=Chunking(late=way.is_late))
+    index = gerund.open_index(None, lm, chunking=Chunking(late=way.is_late, precision=way.precision))
     index.add_documents([Document(name, text) for name, text in DOCUMENTS.items()])
     rerank = RERANKED if way.is_reranked else 0
     found = {}

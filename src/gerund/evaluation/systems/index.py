@@ -20,7 +20,7 @@ from gerund.errors import unknown_name
 from gerund.evaluation.systems.base import System
 from gerund.evaluation.systems.language_model import LanguageModelSystem
 from gerund.retrieval import fusion
-from gerund.retrieval.documents import Chunking, Document
+from gerund.retrieval.documents import PRECISIONS, Chunking, Document
 from gerund.retrieval.embedding import largest_chunk
 from gerund.retrieval.index import Index
 from gerund.retrieval.opening import open_index
@@ -32,7 +32,7 @@ RERANKED = 20
 """How many of the first hits are put into a new order."""
 
 _WHOLE, _LATE, _RERANK = "whole", "late", "rerank"
-_PARTS = (*MODES, _WHOLE, _LATE, _RERANK)
+_PARTS = (*MODES, _WHOLE, _LATE, _RERANK, *PRECISIONS[1:])
 
 
 @dataclass(frozen=True)
@@ -44,16 +44,19 @@ class Way:
         is_whole: a document is one chunk, as far as the model reads.
         is_late: chunks are pooled from one pass over their document.
         is_reranked: the model puts the first hits into a new order, by the likelihood of the query.
+        precision: how the numbers of vectors are stored.
     """
 
     mode: Mode = "hybrid"
     is_whole: bool = False
     is_late: bool = False
     is_reranked: bool = False
+    precision: str = PRECISIONS[0]
 
     def __str__(self) -> str:
         flags = {_WHOLE: self.is_whole, _LATE: self.is_late, _RERANK: self.is_reranked}
-        return ",".join([self.mode, *(name for name, is_set in flags.items() if is_set)])
+        small = [] if self.precision == PRECISIONS[0] else [self.precision]
+        return ",".join([self.mode, *(name for name, is_set in flags.items() if is_set), *small])
 
 
 def way_named(name: str) -> Way | None:
@@ -73,7 +76,8 @@ def way_named(name: str) -> Way | None:
         if part not in _PARTS:
             raise unknown_name(f"part behind {INDEX}:", part, list(_PARTS))
     mode = next((one for one in reversed(MODES) if one in parts), MODES[0])
-    return Way(mode, _WHOLE in parts, _LATE in parts, _RERANK in parts)
+    precision = next((one for one in PRECISIONS if one in parts), PRECISIONS[0])
+    return Way(mode, _WHOLE in parts, _LATE in parts, _RERANK in parts, precision)
 
 
 class IndexCache:
@@ -152,9 +156,10 @@ class IndexSystem(System):
     def chunking(self) -> Chunking:
         """How documents are cut."""
         if not self.way.is_whole:
-            return Chunking(late=self.way.is_late)
+            return Chunking(late=self.way.is_late, precision=self.way.precision)
         most = largest_chunk(self.dense.lm)
-        return Chunking(tokens=10**6 if most is None else most, late=self.way.is_late, context=True)
+        tokens = 10**6 if most is None else most
+        return Chunking(tokens, late=self.way.is_late, context=True, precision=self.way.precision)
 
     def search_model(self, prompts: Mapping[str, str], *, show: bool | None = None) -> "IndexSearch":
         """Return the index as MTEB searches; prompts are the encoder's own, as in ``gerund search``."""
