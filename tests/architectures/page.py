@@ -40,6 +40,10 @@ _HEAD = """All {count} architectures that transformers {version} reads causal la
 _HOW = """`gerund doctor MODEL` says the same of one model. `python -m tests.architectures` makes this page anew from a
     checkout; with `--transformers FOLDER` it compares another installation of transformers, such as its development
     head, with it."""
+_GAPS = "Filling gaps"
+_GAPS_TEXT = """Under MAGNET's hybrid mask, {filled} of the {works} predict every token of a gap, written one by one
+    with a cache and in padded batches, as a whole text in eager attention does under that mask written out. The others
+    refuse, and say why."""
 _NARROW = ["architecture", "why"]
 
 
@@ -53,10 +57,35 @@ def sections(text: str) -> dict[str, list[str]]:
     found = {}
     for part in text.split("\n## ")[1:]:
         title, _, body = part.partition("\n")
+        if title == _GAPS:
+            continue
         lists = re.findall(r"^`[^|]*?\.$", body, re.MULTILINE | re.DOTALL)
         rows = re.findall(r"^\| `([\w-]+)` \|", body, re.MULTILINE)
         found[title] = [*re.findall(r"`([\w-]+)`", " ".join(lists)), *rows]
     return found
+
+
+def without_gaps(text: str) -> set[str]:
+    """Return the architectures of which a page says that they fill no gaps."""
+    _, _, body = text.partition(f"\n## {_GAPS}\n")
+    return {kind for row in re.findall(r"^\| .* \|$", body, re.MULTILINE) for kind in re.findall(r"`([\w-]+)`", row)}
+
+
+def _gaps(found: Sequence[Found]) -> list[str]:
+    """Return the section on filling gaps."""
+    works = [one for one in found if one.verdict in ("exact", "recurrent")]
+    reasons: dict[str, list[str]] = {}
+    for one in works:
+        if one.gaps:
+            reasons.setdefault(re.sub(r"\bthis \S+ model\b", "this model", one.gaps), []).append(one.kind)
+    filled = sum(not one.gaps for one in works)
+    lines = [f"## {_GAPS}", "", *wrapped(_GAPS_TEXT.format(filled=filled, works=len(works))), ""]
+    if reasons:
+        lines += ["| why | architectures |", "|---|---|"]
+    for why, kinds in sorted(reasons.items(), key=lambda own: (-len(own[1]), own[0])):
+        named = ", ".join(f"`{kind}`" for kind in sorted(kinds))
+        lines.append("| {} | {} |".format(why.replace("|", "\\|").replace("`", "'"), named))
+    return [*lines, ""]
 
 
 def page(found: Sequence[Found], version: str = transformers.__version__) -> str:
@@ -88,4 +117,5 @@ def page(found: Sequence[Found], version: str = transformers.__version__) -> str
                 cells.insert(1, ", ".join(f"`{name}`" for name in one.without))
             lines.append(f"| {' | '.join(cells)} |")
         lines += [""] if len(plain) < len(rows) else []
+    lines += _gaps(found)
     return "\n".join(lines).rstrip() + "\n"

@@ -36,7 +36,20 @@ class SlowModel:
 
     def states(self, ids: Sequence[int], plan: AttentionPlan | None) -> Tensor:
         """Return the last hidden states ``(T, D)`` of one text; without a plan those of the untouched model."""
-        run = _Run(self, len(ids), plan)
+        return self._run(self.body, ids, plan).last_hidden_state[0]  # type: ignore[no-any-return]
+
+    def logprobs(self, ids: Sequence[int], span: Sequence[int]) -> Tensor:
+        """Return what is predicted at each token ``(T, V)`` under MAGNET's hybrid mask.
+
+        Args:
+            ids: the text.
+            span: 1 for the tokens of a span, 0 for its context.
+        """
+        found: Tensor = self._run(self.model, ids, AttentionPlan("hybrid"), span).logits[0].log_softmax(-1)
+        return found
+
+    def _run(self, part: Any, ids: Sequence[int], plan: AttentionPlan | None, span: Sequence[int] = ()) -> Any:
+        run = _Run(self, len(ids), plan, span)
         handles: list[Any] = []
         try:
             if plan is not None:
@@ -44,7 +57,7 @@ class SlowModel:
                 self.body(_batch(ids), use_cache=False)
                 handles = _removed(handles)
                 run.hook(handles)
-            return self.body(_batch(ids), use_cache=False).last_hidden_state[0]
+            return part(_batch(ids), use_cache=False)
         finally:
             _removed(handles)
             for module in self.model.modules():
@@ -54,8 +67,9 @@ class SlowModel:
 class _Run:
     """One text under one plan."""
 
-    def __init__(self, slow: SlowModel, length: int, plan: AttentionPlan | None) -> None:
+    def __init__(self, slow: SlowModel, length: int, plan: AttentionPlan | None, span: Sequence[int] = ()) -> None:
         self.slow, self.length, self.plan = slow, length, plan
+        self.span = list(span) or [0] * length
         self.near: dict[int, Tensor] = {}
         self.second: dict[str, Tensor] = {}
 
@@ -100,7 +114,7 @@ class _Run:
         mask = torch.zeros(self.length, self.length, dtype=torch.bool)
         for query in range(self.length):
             for key in range(self.length):
-                sees_key = sees(kind, query, key, real, hidden=hidden, window=None, span=real)
+                sees_key = sees(kind, query, key, real, hidden=hidden, window=None, span=self.span)
                 later, earlier = max(query, key), min(query, key)
                 mask[query, key] = sees_key and (near is None or bool(near[later, earlier]))
         return _replaced(args, kwargs, mask)

@@ -15,6 +15,8 @@ from gerund.attention.plan import AttentionPlan
 from gerund.attention.recurrent import recurrent_modules
 from gerund.config import EncoderConfig
 from gerund.errors import GerundError
+from gerund.inference.infill.span_pass import Context, SpanPass
+from gerund.inference.likelihood.tokens import causal_runtime
 from gerund.language_model import LanguageModel
 from tests.architectures.configs import NOT_TRIED, small_config
 from tests.architectures.slow import SlowModel
@@ -45,12 +47,14 @@ class Found:
             the causal ones), ``refused``, ``untried``, or ``wrong``, which must never be.
         why: the reason, where there is one.
         without: plans that are refused where others are exact.
+        gaps: why no gap is filled; empty where gaps are filled exactly.
     """
 
     kind: str
     verdict: str
     why: str = ""
     without: tuple[str, ...] = ()
+    gaps: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Return it ready for JSON."""
@@ -103,13 +107,41 @@ def _compare(kind: str, lm: LanguageModel, slow: SlowModel, ids: Any, untouched:
     after = None if written is None else generated(lm.model, ids[0])
     if after is not None and not all(torch.equal(a, b) for a, b in zip(written, after, strict=True)):
         wrong.append("generation has changed")
+    gaps = ""
+    try:
+        if not (apart := _gap_distance(lm, slow, ids)) <= NEAR:
+            wrong.append(f"gaps are {apart:.0e} away")
+    except GerundError as error:
+        gaps = str(error)
     if wrong:
         return Found(kind, "wrong", "; ".join(wrong))
     exact = [_name(plan) for plan in plans[1:] if _name(plan) not in refused]
     if not exact:
         return Found(kind, "causal", next(iter(refused.values())))
     why = next(iter(refused.values())) if refused else ""
-    return Found(kind, "recurrent" if recurrent else "exact", why, tuple(refused))
+    return Found(kind, "recurrent" if recurrent else "exact", why, tuple(refused), gaps)
+
+
+@torch.no_grad()
+def _gap_distance(lm: LanguageModel, slow: SlowModel, ids: Any) -> float:
+    """Return how far predictions in gaps, written with a cache, lie from whole texts under the mask written out."""
+    gaps = [(2, 3), (3, 3)]
+    rows = [
+        Context(own[:at], own[at + size :], range(at + size, len(own)))
+        for own, (at, size) in zip(ids, gaps, strict=False)
+    ]
+    filling = SpanPass(causal_runtime(lm.model, lm.tokenizer), rows, sees_right=True)
+    steps = [filling.logprobs_BV]
+    for step in range(3):
+        filling.advance(range(len(rows)), [own[at + step] for own, (at, _) in zip(ids, gaps, strict=False)])
+        steps.append(filling.logprobs_BV)
+    apart = 0.0
+    for row, (own, (at, size)) in enumerate(zip(ids, gaps, strict=False)):
+        span = [int(at <= place < at + size) for place in range(len(own))]
+        expected = slow.logprobs(own, span)[at - 1 : at + size]
+        found = torch.stack([step[row] for step in steps])
+        apart = max(apart, float((found - expected).abs().max() / expected.abs().max()))
+    return apart
 
 
 @torch.no_grad()

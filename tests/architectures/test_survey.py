@@ -12,8 +12,9 @@ from gerund.attention import masked
 from gerund.attention.interface import attach
 from gerund.attention.streams import attach_streams, decoder_layers
 from gerund.doctor.support import support
+from gerund.inference.infill.span_pass import SpanPass
 from tests.architectures.configs import KINDS, small_config
-from tests.architectures.page import PAGE, page, sections
+from tests.architectures.page import PAGE, page, sections, without_gaps
 from tests.architectures.survey import Found, build, survey
 from tests.tiny import N_LAYERS
 
@@ -42,6 +43,7 @@ def test_every_architecture_is_exact_or_says_why_not(kind):
     assert found.verdict != "wrong", found.why
     own = page([found]).split("\n## ")[1].split("\n")[0]
     assert kind in sections(TEXT)[own]
+    assert (kind in without_gaps(TEXT)) == bool(found.gaps)
 
 
 @pytest.mark.slow
@@ -56,7 +58,9 @@ def test_the_doctor_says_the_same_of_one_model(kind):
 
 @pytest.mark.parametrize("kind", ["llama", "bloom", "lfm2"])
 def test_a_survey_of_one_of_each_way(kind):
-    assert survey(kind).verdict == ("exact" if kind in ("llama", "bloom") else "recurrent")
+    found = survey(kind)
+    assert found.verdict == ("exact" if kind in ("llama", "bloom") else "recurrent")
+    assert bool(found.gaps) == (kind != "llama")
 
 
 def test_a_survey_finds_masks_that_are_not_those_of_the_plan(monkeypatch):
@@ -65,6 +69,13 @@ def test_a_survey_finds_masks_that_are_not_those_of_the_plan(monkeypatch):
     found = survey("bloom")
     assert found.verdict == "wrong"
     assert "bidir is" in found.why
+
+
+def test_a_survey_finds_gaps_that_are_filled_under_another_mask(monkeypatch):
+    monkeypatch.setattr("tests.architectures.survey.SpanPass", lambda *args, **_: SpanPass(*args, sees_right=False))
+    found = survey("llama")
+    assert found.verdict == "wrong"
+    assert found.why.startswith("gaps are")
 
 
 def _asked(plan, index, hidden):

@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
+from transformers import DynamicCache, PreTrainedModel
+from transformers.cache_utils import LinearAttentionCacheLayerMixin
 
 from gerund.attention.bound import BoundPlan
 from gerund.attention.masked import plan_of
@@ -99,6 +101,20 @@ def kind_of(layer: nn.Module) -> LayerKind:
 def recurrent_modules(layer: nn.Module) -> list[nn.Module]:
     """Return the recurrent modules in a decoder layer, or in a whole model."""
     return [part for part in layer.modules() if type(part).__name__.endswith(tuple(_MODULES))]
+
+
+def keeps_states(model: PreTrainedModel) -> bool:
+    """Whether a model's cache has more of a text than keys and values: states of what runs from left to right in it.
+
+    That may be a short convolution inside attention (inkling, zaya), of which no plan needs to know.
+    """
+    if recurrent_modules(model):
+        return True
+    try:
+        layers = DynamicCache(config=model.config).layers
+    except (KeyError, ValueError, AttributeError):  # a kind of layer that has no such cache
+        return False
+    return any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in layers)
 
 
 def read_by_weight(model: nn.Module) -> list[str]:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from gerund.attention.recurrent import recurrent_modules
+from gerund.attention.recurrent import keeps_states
 from gerund.errors import GerundError
 from gerund.inference.encode.positions import takes_positions
 from gerund.inference.encode.precision import ENOUGH, SAMPLE_TEXTS, smallest_cosine
@@ -156,7 +156,7 @@ def can_encode_incrementally(runtime: EncoderRuntime) -> bool:
     if not runtime.plan.is_causal or runtime.plan.repeats_text or not takes_positions(runtime.model):
         return False
     # Known and new tokens stand apart in the cache, and a window counts places there; a recurrent layer has none.
-    if _has_windows(runtime.model.config.get_text_config(decoder=True)) or recurrent_modules(runtime.model):
+    if _has_windows(runtime.model.config.get_text_config(decoder=True)) or keeps_states(runtime.model):
         return False
     input_format = InputFormat(append_eos=runtime.config.append_eos)
     # Cut here: for a context as short as that, a warning would be about texts that nobody gave.

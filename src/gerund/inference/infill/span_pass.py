@@ -19,7 +19,7 @@ from transformers import DynamicCache
 from gerund.attention.bound import BoundPlan
 from gerund.attention.growing import GrowingHybrid
 from gerund.attention.masked import has_indexer
-from gerund.attention.recurrent import recurrent_modules
+from gerund.attention.recurrent import keeps_states
 from gerund.errors import ModelError, UnsupportedModelError
 from gerund.inference.encode.positions import takes_positions
 from gerund.inference.encode.runtime import EncoderRuntime
@@ -55,15 +55,15 @@ class SpanPass:
         sees_right: True for MAGNET's hybrid mask; False for the untouched causal model, which has no right side.
 
     Raises:
-        UnsupportedModelError: it takes no positions, has recurrent layers or indexers, or its cache drops tokens.
+        UnsupportedModelError: it takes no positions, keeps states or has indexers, or its cache drops tokens.
         ModelError: the model's head cannot be run on its own.
     """
 
     def __init__(self, runtime: EncoderRuntime, contexts: Sequence[Context], *, sees_right: bool) -> None:
-        if recurrent_modules(runtime.model):
+        if keeps_states(runtime.model):
             raise UnsupportedModelError(
-                f"gaps cannot be filled with this {runtime.model.config.model_type} model: its recurrent layers keep a "
-                "state of what they read, which no cached text can be taken out of"
+                f"this {runtime.model.config.model_type} model keeps states of what it has read, which no cached text "
+                "can be taken out of, so it fills no gaps and branches off no prompt"
             )
         if has_indexer(runtime.model):
             raise UnsupportedModelError(
