@@ -1,6 +1,11 @@
 // Requests to the server: answers, streams, and errors in the server's own words.
 
-export class Problem extends Error {}
+export class Problem extends Error {
+  constructor(message, status) {
+    super(message);
+    this.status = status;
+  }
+}
 
 async function send(path, body, signal) {
   let answer;
@@ -16,7 +21,7 @@ async function send(path, body, signal) {
     let said = `The server answered ${answer.status}.`;
     try { said = (await answer.json()).error.message; } catch { /* not the server's own answer */ }
     const wait = answer.headers.get("Retry-After");
-    throw new Problem(answer.status === 429 && wait ? `${said} Try again in ${wait} s.` : said);
+    throw new Problem(answer.status === 429 && wait ? `${said} Try again in ${wait} s.` : said, answer.status);
   }
   return answer;
 }

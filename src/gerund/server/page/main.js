@@ -33,8 +33,22 @@ tabs.forEach((tab, place) => {
 const named = tabs.find((tab) => `#${tab.getAttribute("aria-controls")}` === location.hash);
 if (named) choose(named, false);
 
+// The page is there before the model is; what it can do is asked until the model is loaded.
+const UNAVAILABLE = 503, PAUSE_MS = 1000;
+async function loaded() {
+  for (;;) {
+    try {
+      return await ask("v1/playground");
+    } catch (error) {
+      if (error.status !== UNAVAILABLE) throw error;
+      byId("model").textContent = "The model is being loaded …";
+      await new Promise((resolve) => setTimeout(resolve, PAUSE_MS));
+    }
+  }
+}
+
 try {
-  const state = await ask("v1/playground");
+  const state = await loaded();
   byId("model").textContent = `${state.model}: ${state.plan}, ${state.dimensions} dimensions, ${state.context} tokens of context`;
   startWrite(state);
   startFill(state);
