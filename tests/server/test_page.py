@@ -227,9 +227,10 @@ def test_gaps_search_and_ranking(page: Any) -> None:
 
     page.press("#tab-fill", "ArrowRight")
     assert page.evaluate_handle("document.activeElement").get_attribute("id") == "tab-search"
-    page.fill("#search-text", "flour")
+    page.fill("#search-text", "the flour of it")
     page.press("#search-text", "Enter")
     page.wait_for_selector("#search-output li:has-text('Bread') mark:has-text('flour')")
+    assert {one.lower() for one in page.locator("#search-output mark").all_inner_texts()} == {"flour"}
 
     page.click("#tab-rank")
     page.fill("#candidates [name=max_tokens]", "3")

@@ -79,7 +79,9 @@ def highlighted(text: str, query: str) -> "Text":
     """Return the part of a text that has most of a query's words, on one line, with these words in bold."""
     from rich.text import Text
 
-    stems = {_stem(word) for word in _WORD.findall(query)}
+    from gerund.retrieval.store import content_words
+
+    stems = {_stem(word) for word in content_words(query, "en") or _WORD.findall(query)}
     line = " ".join(text.split())
     found = [one.span() for one in _WORD.finditer(line) if _stem(one[0]) in stems]
     begin = _best_begin(line, found)

@@ -155,13 +155,18 @@ _ENGLISH = (
 _STOP_WORDS = {"en": frozenset(_ENGLISH.split())}
 
 
+def stop_words(language: str) -> frozenset[str]:
+    """Return the words of a language that no search by words looks at, in lower case; known of English alone."""
+    return _STOP_WORDS.get(language, frozenset())
+
+
 def content_words(text: str, language: str) -> list[str]:
     """Return the words of a text without stop words, which are known of English alone.
 
     >>> content_words("What is bread made of?", "en")
     ['bread', 'made']
     """
-    stop = _STOP_WORDS.get(language, frozenset())
+    stop = stop_words(language)
     return [word for word in _WORD.findall(text) if word.casefold() not in stop]
 
 

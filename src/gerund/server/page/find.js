@@ -3,14 +3,18 @@
 import { ask } from "./api.js";
 import { byId, element, onSubmit, settings, showHits } from "./form.js";
 
+// Words that no search by words looks at, such as "the"; the server says which.
+let stopWords = new Set();
+
 // Returns the text in parts, with the words of the query marked.
 export function marked(text, query) {
-  const words = [...new Set(query.toLowerCase().match(/[\p{L}\p{N}]{3,}/gu) ?? [])];
+  const words = [...new Set(query.toLowerCase().match(/[\p{L}\p{N}]{3,}/gu) ?? [])].filter((word) => !stopWords.has(word));
   if (!words.length) return [text];
-  const stems = words.map((word) => word.slice(0, Math.max(3, word.length - 2)).replace(/[.*+?^${}()|[\]\\]/g, "\\$&"));
+  // A longer word may end otherwise in the text; a short one is itself.
+  const stems = words.map((word) => (word.length > 3 ? `${word.slice(0, Math.max(3, word.length - 2))}[\\p{L}\\p{N}]*` : word));
   const parts = [];
   let at = 0;
-  for (const found of text.matchAll(new RegExp(`(?<![\\p{L}\\p{N}])(?:${stems.join("|")})[\\p{L}\\p{N}]*`, "giu"))) {
+  for (const found of text.matchAll(new RegExp(`(?<![\\p{L}\\p{N}])(?:${stems.join("|")})(?![\\p{L}\\p{N}])`, "giu"))) {
     parts.push(text.slice(at, found.index), element("mark", found[0]));
     at = found.index + found[0].length;
   }
@@ -26,6 +30,7 @@ function options(select, names) {
 }
 
 export function start(state) {
+  stopWords = new Set(state.stop_words);
   const form = byId("search-form");
   form.hidden = !state.index;
   byId("search-none").hidden = Boolean(state.index);

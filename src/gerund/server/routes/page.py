@@ -12,6 +12,7 @@ from fastapi import APIRouter, Response
 
 from gerund.attention.plan import PLAN_NAMES
 from gerund.language_model import LanguageModel
+from gerund.retrieval.store import stop_words
 from gerund.scoring.measures import RELEVANCE_MEASURES
 from gerund.scoring.names import DEFAULT, MEASURE_NAMES, OWN
 from gerund.server.errors import ApiError
@@ -64,6 +65,7 @@ async def about(service: Served) -> dict[str, Any]:
         "context": service.limit,
         "chat": service.chats,
         "index": service.has_index,
+        "stop_words": sorted(stop_words("en" if service.index is None else service.index.chunking.language)),
         "plan": plan,
         "plans": list(PLAN_NAMES) if is_decoder else [],
         "scorers": [*own, DEFAULT, *(one for one in MEASURE_NAMES if one != DEFAULT)],
