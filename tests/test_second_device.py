@@ -109,8 +109,8 @@ precision: fp32
         assert all(isinstance(value, Elsewhere) for value in result.losses.values())
     assert device.operations > 500
     assert found.keys() == expected.keys()
-    for name, gradient in expected.items():
-        torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-6)
+    for name, gradient in expected.items():  # sums of thousands of terms, in another order there
+        torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-5 * max(0.1, float(gradient.abs().max())))
 
 
 def moved(item):

@@ -365,8 +365,8 @@ def test_a_hybrid_model_encodes_generates_and_refuses_to_infill(name):
     assert lm.encode_words([["a", "dog"], ["owls"]])[0].shape == (2, 32)
     written = [generation.text for generation in lm.generate(texts, 4)]
     assert written == [item.text for item in hybrid_lm(name, AttentionPlan("causal")).generate(texts, 4)]
-    for method in ("infill", "left-only"):
-        with pytest.raises(UnsupportedModelError, match="recurrent layers"):
+    for method, why in {"infill": "recurrent layers would show the context", "left-only": "keeps states"}.items():
+        with pytest.raises(UnsupportedModelError, match=why):
             lm.infill("the [blank] garden", max_tokens=4, method=method)
 
 

@@ -18,6 +18,7 @@ COMMANDS = typer.main.get_command(app).commands
 SPECIAL_HELPS = {
     ("ask", "model"),
     ("index", "model"),
+    ("index", "transform"),
     ("search", "model"),
     ("infill", "adapter"),
     ("negatives", "model"),
