@@ -51,7 +51,7 @@ def trained(recipe: str, overrides: Sequence[str], output: Path, more: Sequence[
 
 def measured(systems: Sequence[Any], tasks: Sequence[Any], options: argparse.Namespace) -> Metrics:
     """Return all metrics of one system by task: the last one; a hybrid is behind the one that it joins."""
-    work, limit = options.work, QUICK_LIMIT if options.quick else None
+    work, limit = options.work, QUICK_LIMIT if options.quick else getattr(options, "limit", None)
     system = systems_of(list(systems), cache=cache_in(work / "scores"))[-1]
     done = evaluate([system], tasks, EvaluationConfig(show_progress=False, limit=limit), folder=work / "scores")
     return {result.task: dict(result.score.metrics) for result in done.results}
