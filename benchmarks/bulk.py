@@ -7,7 +7,7 @@ listens on all of its interfaces (with a token): in a network namespace nobody e
 
     unshare -rn sh -c 'ip link set lo up && exec python benchmarks/bulk.py --address local'
 
-A rate is what was finished between the moment when each worker had finished one lot and the end, so that starting
+A rate is what was finished between the moment when each worker had finished one shard and the end, so that starting
 workers and loading models do not count; the whole time, with both, stands beside it. The processor time of the workers
 alone says what a text costs where, also beside other work. Before anything is told, the ids
 and vectors (to 1e-6) and the pairs (to the byte) were shown to be the same.
@@ -31,7 +31,7 @@ import harness
 from gerund.cli.embed import EncodingWorker
 from gerund.data.embedding_files import read_embeddings
 from gerund.data.embedding_job import EmbeddingConfig, embedding_job
-from gerund.data.embedding_lots import Elsewhere
+from gerund.data.embedding_shards import Elsewhere
 from gerund.data.mining import MiningConfig, mine
 from gerund.data.tables import open_table
 from gerund.entry import load
@@ -50,7 +50,7 @@ COLUMNS = [
 
 
 class Timed:
-    """An engine that notes when each lot was finished, and what processor time it took its worker.
+    """An engine that notes when each shard was finished, and what processor time it took its worker.
 
     Args:
         engine: does the work.
@@ -80,7 +80,7 @@ class Timed:
             yield shard, facts
 
     def rate(self) -> float:
-        """Return what was finished a second, once every worker had finished a lot."""
+        """Return what was finished a second, once every worker had finished a shard."""
         first = min(self.workers, len(self.done) - 1)
         began = self.done[first - 1][0] if first else 0.0
         return sum(size for _, size in self.done[first:]) / (self.done[-1][0] - began)
@@ -106,10 +106,10 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--tables", default=",".join(TABLES), help="which, with commas (%(default)s)")
     parser.add_argument("--texts", type=int, default=20_000, help="texts that are embedded (%(default)s)")
     parser.add_argument("--articles", type=int, default=400, help="documents that are mined (%(default)s)")
-    parser.add_argument("--lot", type=int, default=256, help="texts of a lot (%(default)s)")
+    parser.add_argument("--shard", type=int, default=256, help="texts of a shard (%(default)s)")
     parser.add_argument("--workers", default="1,2", help="how many, with commas (%(default)s)")
     parser.add_argument("--address", help="of a Ray cluster; left out, without Ray")
-    quick = {"texts": 64, "lot": 8, "articles": 40, "tables": "mine"}
+    quick = {"texts": 64, "shard": 8, "articles": 40, "tables": "mine"}
     options = harness.parse(parser, argv, quick=quick)
     # Ray gives its workers the lowest priority of all unless it is told otherwise: beside other work that would be all
     # that is measured.
@@ -145,7 +145,7 @@ def embed(options: Any, folder: Path) -> Table:
 
     def run(system: str, workers: int, output: Path) -> Timed:
         timed = engine_for(system, workers, options)
-        with embedding_job(open_table(source), output, EmbeddingConfig(shard_rows=options.lot, force=True)) as job:
+        with embedding_job(open_table(source), output, EmbeddingConfig(shard_rows=options.shard, force=True)) as job:
             about = {"fingerprint": lm.fingerprint(), "model": lm.name, "dimensions": lm.dimensions}
             job.run(None, about, elsewhere=Elsewhere(timed, worker), show_progress=False)  # type: ignore[arg-type]
         return timed
@@ -155,7 +155,7 @@ def embed(options: Any, folder: Path) -> Table:
     assert all(other.ids == first.ids for other in others)
     largest = max((float(np.abs(other.vectors - first.vectors).max()) for other in others), default=0.0)
     check = harness.require("ids the same, largest difference of the vectors", largest, 1e-6)
-    caption = f"Embedding {len(texts)} short texts with the bundled model in float32, {options.lot} a lot."
+    caption = f"Embedding {len(texts)} short texts with the bundled model in float32, {options.shard} a shard."
     return Table("embed", caption, with_unit("texts"), rows, checks=[check])
 
 
@@ -176,7 +176,7 @@ def mine_articles(options: Any, folder: Path) -> Table:
     rows, outputs = compared(options, folder, "pairs.parquet", run)
     same = len({output.read_bytes() for output in outputs}) == 1
     check = harness.require("difference of the files of pairs", 0.0 if same else float("nan"), 0)
-    caption = f"Mining {options.articles} documents ({corpus.stat().st_size / 1e6:.1f} MB), about 20 lots."
+    caption = f"Mining {options.articles} documents ({corpus.stat().st_size / 1e6:.1f} MB), about 20 shards."
     return Table("mine", caption, with_unit("MB"), rows, checks=[check])
 
 

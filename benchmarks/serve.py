@@ -294,12 +294,13 @@ def _embeds(own: Served, texts: Sequence[str]) -> list[Task]:
 
 
 def mix(options: Any, folder: Path, lm: Any) -> list[Table]:
-    """Chat while others embed, under several shares of the time."""
+    """Chat while others embed, under several ratios of the time."""
     del lm
     texts, rows = demo_texts(40), []
     with ExitStack() as stack:
         servers = [
-            stack.enter_context(ours(folder, "--share", share, name=f"share {share}")) for share in ("0.3", "1", "3")
+            stack.enter_context(ours(folder, "--writing-ratio", ratio, name=f"writing ratio {ratio}"))
+            for ratio in ("0.3", "1", "3")
         ]
         found: dict[str, list[dict[str, float]]] = {own.name: [] for own in servers}
         for number in range(options.rounds):

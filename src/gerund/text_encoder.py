@@ -85,7 +85,7 @@ class TextEncoder(TokenEncoder):
         show_progress = flag_or_none("show_progress", show_progress)
         check_precision(precision)
         check_dimensions(dimensions, self.dimensions)
-        tokens = self.readings(texts, prompt, empty, overflow, prompt_name=prompt_name, warn=True)
+        tokens = self.tokenize_prompted(texts, prompt, empty, overflow, prompt_name=prompt_name, warn=True)
         vectors = self._vectors_of(tokens, normalize, dimensions, batch_tokens, show_progress, kept)
         if precision != "float32" and len(vectors):
             vectors = quantize(vectors, precision, ranges)
@@ -109,11 +109,11 @@ class TextEncoder(TokenEncoder):
     ) -> EncodeResult:
         """Turn texts into vectors, and say how many tokens were read and which texts were cut; as ``encode``."""
         check_dimensions(dimensions, self.dimensions)
-        tokens = self.readings(texts, prompt, empty, overflow, prompt_name=prompt_name)
+        tokens = self.tokenize_prompted(texts, prompt, empty, overflow, prompt_name=prompt_name)
         vectors = self._vectors_of(tokens, normalize, dimensions, batch_tokens, show_progress, kept)
         return self.with_usage(vectors, tokens)
 
-    def readings(
+    def tokenize_prompted(
         self,
         texts: str | Sequence[str],
         prompt: str | None = None,
@@ -137,14 +137,14 @@ class TextEncoder(TokenEncoder):
     def vectors(
         self, found: Sequence[np.ndarray], normalize: bool | None = None, dimensions: int | None = None
     ) -> np.ndarray:
-        """Return the vectors of ``encode`` from what ``encoding.encode`` gave for each of ``readings``."""
+        """Return the vectors of ``encode`` from what ``encoding.encode`` gave for each of ``tokenize_prompted``."""
         vectors = found[0] if len(found) == 1 else np.mean(found, axis=0)
         vectors = np.ascontiguousarray(vectors[:, :dimensions])
         return unit(vectors) if (self.encoder.normalize if normalize is None else normalize) else vectors
 
     @staticmethod
     def with_usage(vectors: np.ndarray, tokens: Sequence[Sequence[Tokens | None]]) -> EncodeResult:
-        """Return vectors with what was read for them, from ``readings``."""
+        """Return vectors with what was read for them, from ``tokenize_prompted``."""
         return EncodeResult(
             vectors,
             [sum(0 if own is None else len(own) for own in same) for same in zip(*tokens, strict=True)],
@@ -163,8 +163,8 @@ class TextEncoder(TokenEncoder):
         """Return the vectors of texts that were tokenized once a template: the mean of each over its templates."""
         found = []
         for number, one in enumerate(tokens):
-            reading = None if kept is None else kept.reading(number, len(tokens))
-            found.append(encoding.encode(self.runtime, one, batch_tokens=batch_tokens, show=show, kept=reading))
+            kept_pass = None if kept is None else kept.encoding_pass(number, len(tokens))
+            found.append(encoding.encode(self.runtime, one, batch_tokens=batch_tokens, show=show, kept=kept_pass))
         return self.vectors(found, normalize, dimensions)
 
     def similarity(self, a: Any, b: Any, prompt: str | None = None, *, prompt_name: str | None = None) -> np.ndarray:

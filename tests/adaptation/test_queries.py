@@ -174,7 +174,7 @@ def test_questions_of_nearly_all_documents_leave_nothing_to_train_on(tmp_path):
         ({"minutes": float("nan")}, "minutes=nan leaves no time"),
         ({"minutes": 3, "steps": 4}, "give one of them"),
         ({"steps": 0}, "steps=0 trains nothing"),
-        ({"held_out": 0.9}, "held_out=0.9 is not a share"),
+        ({"held_out": 0.9}, "held_out=0.9 is not a fraction"),
         ({"seed": -1}, "seed=-1"),
         ({"language": "../en"}, "language is a code"),
         ({"ask": "title"}, "did you mean 'titles'"),

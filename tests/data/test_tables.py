@@ -1,4 +1,4 @@
-"""Rows out of every format, in lots, and errors that name file and line."""
+"""Rows out of every format, in shards, and errors that name file and line."""
 
 import gzip
 import io
@@ -101,10 +101,10 @@ class TestLots:
 
     def test_a_lot_is_read_when_it_is_asked_for(self, tmp_path):
         path = write(tmp_path / "a.txt", b"one\ntwo\nthree\n\xff")
-        lots = read_rows(open_table(path), max_rows=2)
-        assert next(lots).texts == ["one", "two"]
+        shards = read_rows(open_table(path), max_rows=2)
+        assert next(shards).texts == ["one", "two"]
         with pytest.raises(DataError, match="line 4: not valid UTF-8"):
-            next(lots)
+            next(shards)
 
     def test_empty_rows_can_be_found_and_left_out(self):
         rows = Rows([4, 5, 6], ["a", " \t", ""], [1, 2, 3], "x")

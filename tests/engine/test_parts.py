@@ -6,8 +6,8 @@ import time
 import pytest
 
 from gerund.engine.admission import Admission, Job
-from gerund.engine.sharing import Share
 from gerund.engine.stepwise import Stepwise
+from gerund.engine.writing_ratio import WritingRatio
 from gerund.errors import ClosedError, DeadlineError, QueueFullError, TooLargeError
 
 
@@ -75,9 +75,9 @@ def test_waiting_until_the_queue_is_empty() -> None:
     assert desk.wait_until_empty(10)
 
 
-@pytest.mark.parametrize("share", [0.5, 1.0, 3.0])
-def test_writing_gets_its_share_of_the_time(share) -> None:
-    due = Share(share)
+@pytest.mark.parametrize("ratio", [0.5, 1.0, 3.0])
+def test_writing_gets_so_many_times_the_time_of_reading(ratio) -> None:
+    due = WritingRatio(ratio)
     due.wrote(1.0)
     steps, reading = 0, 0.0
     while reading < 100:
@@ -86,11 +86,11 @@ def test_writing_gets_its_share_of_the_time(share) -> None:
         while due.is_due:
             due.wrote(1.0)
             steps += 1
-    assert steps == pytest.approx(share * reading, rel=0.05)
+    assert steps == pytest.approx(ratio * reading, rel=0.05)
 
 
 def test_writing_does_not_catch_up_for_ever() -> None:
-    due = Share(1.0)
+    due = WritingRatio(1.0)
     due.wrote(1.0)
     due.read(1000.0)
     steps = 0

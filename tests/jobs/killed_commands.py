@@ -1,4 +1,4 @@
-"""Kills ``gerund embed`` and ``gerund eval`` in the middle of a lot, and looks what the same command makes of it.
+"""Kills ``gerund embed`` and ``gerund eval`` in the middle of a shard, and looks what the same command makes of it.
 
 Run as a process of its own: commands run in forked children, which saves loading torch for each. The signals come at
 random times, -9 among them. Any difference to the command that nobody disturbs is an AssertionError.

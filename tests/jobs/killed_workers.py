@@ -14,14 +14,14 @@ import time
 from pathlib import Path
 
 from gerund.data.embedding_job import EmbeddingConfig, embedding_job
-from gerund.data.embedding_lots import Elsewhere
+from gerund.data.embedding_shards import Elsewhere
 from gerund.data.tables import open_table
 from gerund.jobs.engine import LocalEngine
 from tests.data.embedding.crashes import ABOUT, fake_encode
 
 ROWS = 300
 SECONDS_A_LOT = 0.05
-# A job of 30 lots stands so many deaths without one lot having five of them.
+# A job of 30 shards stands so many deaths without one shard having five of them.
 KILLS_A_RUN = 4
 
 

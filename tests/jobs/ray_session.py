@@ -19,7 +19,7 @@ from unittest.mock import patch
 import pytest
 
 from gerund.data.embedding_job import EmbeddingConfig, embedding_job
-from gerund.data.embedding_lots import Elsewhere
+from gerund.data.embedding_shards import Elsewhere
 from gerund.data.mining import mine
 from gerund.data.tables import open_table
 from gerund.errors import DataError, InputError, ResourceError

@@ -87,8 +87,8 @@ def test_it_finds_what_is_meant(lm, base):
 
 def test_it_knows_what_follows(lm):
     beginnings = read_beginnings()
-    lots = [(one.right, *one.wrong) for one in beginnings]
-    scores = lm.score([one.text for one in beginnings], lots)
+    shards = [(one.right, *one.wrong) for one in beginnings]
+    scores = lm.score([one.text for one in beginnings], shards)
     assert sum(int(np.argmax(row)) == 0 for row in scores) > len(beginnings) / 2
 
 

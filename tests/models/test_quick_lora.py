@@ -9,7 +9,7 @@ import torch
 
 import gerund
 from gerund.models import quick_lora
-from gerund.models.adapters import active_adapter, reading_of
+from gerund.models.adapters import active_adapter, adapter_computation
 from tests.adapters import PEFT_WARNINGS, make_adapter
 from tests.tiny import save_tiny
 
@@ -45,7 +45,7 @@ def by_peft(lm, texts=TEXTS):
 def test_both_ways_are_what_peft_computes(folders, monkeypatch, largest):
     monkeypatch.setattr(quick_lora, "LARGEST_COPIES", largest)
     lm = load(folders)
-    assert reading_of(lm.model).way == ("merged" if largest else "low-rank")
+    assert adapter_computation(lm.model).way == ("merged" if largest else "low-rank")
     np.testing.assert_allclose(lm.encode(TEXTS), by_peft(lm), atol=2e-6)
     plain = gerund.load(folders[0], k=2, dtype="float32").encode(TEXTS)
     assert np.abs(lm.encode(TEXTS) - plain).max() > 1e-3
@@ -114,7 +114,7 @@ def test_other_adapters_are_left_to_peft(tmp_path):
     base = save_tiny(tmp_path / "base", "llama")
     dora = make_adapter(base, tmp_path / "dora", target_modules=["q_proj"], use_dora=True)
     lm = gerund.load(base, k=2, adapter=dora, dtype="float32")
-    found = reading_of(lm.model)
+    found = adapter_computation(lm.model)
     assert found.way is None
     assert found.others > 0
     assert "PEFT" in found.told()
@@ -122,7 +122,7 @@ def test_other_adapters_are_left_to_peft(tmp_path):
 
 
 def test_the_bundled_model_s_are_merged_copies(bundled):
-    found = reading_of(bundled.model)
+    found = adapter_computation(bundled.model)
     assert found.way == "merged"
     assert found.others == 0
     assert found.copies <= quick_lora.LARGEST_COPIES

@@ -7,7 +7,7 @@ from gerund import Chunking, Document
 from gerund.jobs.engine import LocalEngine
 from gerund.retrieval import workers
 from gerund.retrieval.migrating import migrate_index
-from gerund.retrieval.workers import embedded_by, embedding_pool, lots_of
+from gerund.retrieval.workers import embedded_by, embedding_pool, shards_of
 from gerund.worker_model import WorkerModel
 
 DOCUMENTS = [Document(f"note {i}", f"The cat number {i} sat on the mat. " * (1 + i % 5), f"Cat {i}") for i in range(20)]
@@ -19,12 +19,12 @@ def lm(tiny_folder):
 
 
 @pytest.fixture
-def small_lots(monkeypatch):
-    monkeypatch.setattr(workers, "_LOT", 4)
+def small_shards(monkeypatch):
+    monkeypatch.setattr(workers, "_SHARD", 4)
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_the_same_hits(lm, small_lots, late):
+def test_the_same_hits(lm, small_shards, late):
     chunking = Chunking(tokens=40, late=late)
     alone, spread = (gerund.open_index(None, lm, chunking=chunking) for _ in range(2))
     alone.add_documents(DOCUMENTS)
@@ -51,7 +51,7 @@ class _Nobody(LocalEngine):
         raise AssertionError("somebody began")
 
 
-def test_migration(lm, small_lots):
+def test_migration(lm, small_shards):
     index = gerund.open_index(None, lm, chunking=Chunking(tokens=40))
     index.add_documents(DOCUMENTS)
     chunking = Chunking(tokens=20)
@@ -68,9 +68,9 @@ def test_migration(lm, small_lots):
     assert len(own) > len(DOCUMENTS)
 
 
-def test_lots_depend_on_the_documents_alone(small_lots):
+def test_lots_depend_on_the_documents_alone(small_shards):
     documents = [["chunk"] * count for count in (1, 2, 3, 9, 1)]
-    lots = list(lots_of(documents))
-    assert [lot.index for lot in lots] == [0, 1, 2]
-    assert [[len(one) for one in lot.documents] for lot in lots] == [[1, 2, 3], [9], [1]]
-    assert [one for lot in lots for one in lot.documents] == documents
+    shards = list(shards_of(documents))
+    assert [shard.index for shard in shards] == [0, 1, 2]
+    assert [[len(one) for one in shard.documents] for shard in shards] == [[1, 2, 3], [9], [1]]
+    assert [one for shard in shards for one in shard.documents] == documents

@@ -16,7 +16,7 @@ from gerund.server.settings import KEY_VARIABLE, ServeSettings, is_loopback, rea
         ({"slots": 0}, "slots=0"),
         ({"timeout": -1}, "timeout=-1"),
         ({"timeout": float("nan")}, "timeout=nan"),
-        ({"share": 0}, "share=0"),
+        ({"writing_ratio": 0}, "writing_ratio=0"),
         ({"name": ["a b"]}, "name.0='a b'"),
         ({"host": ""}, "is no address"),
         ({"log": "loud"}, "log='loud'"),

@@ -89,8 +89,8 @@ class TestEstimate:
         shared = estimate(recipe("sharding=fsdp2", "objectives.causal.micro_batch_size=null"), processes=2)
         # The steps of the whole training read the same tokens.
         assert (shared.tokens, shared.tokens_per_step) == (alone.tokens, alone.tokens_per_step)
-        assert (shared.shares.processes, shared.shares.sharding) == (2, "fsdp2")
-        assert (alone.shares.processes, alone.shares.sharding, alone.shares.gathered) == (1, "none", 0)
+        assert (shared.memory.processes, shared.memory.sharding) == (2, "fsdp2")
+        assert (alone.memory.processes, alone.memory.sharding, alone.memory.gathered) == (1, "none", 0)
 
     def test_is_printed_by_share(self, settings, write_recipe):
         ran = run_cli("train", write_recipe(settings), "--processes", 2, "--dry-run")

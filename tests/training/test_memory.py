@@ -1,9 +1,9 @@
-"""Memory by share: what autograd keeps is counted tensor by tensor, and shards are a fraction."""
+"""Memory by use: what autograd keeps is counted tensor by tensor, and shards are a fraction."""
 
 import torch
 from torch import nn
 
-from gerund.training.memory import KeptForBackward, memory_shares
+from gerund.training.memory import KeptForBackward, memory_use
 
 MIB = 2**20
 
@@ -34,17 +34,17 @@ def test_a_tensor_that_is_kept_twice_counts_once():
     assert kept.now == 0
 
 
-def test_shares():
+def test_uses():
     model = nn.Sequential(nn.Linear(512, 512, bias=False), nn.Linear(512, 1024, bias=False))  # 1 and 2 MiB
     model[0].requires_grad_(False)
     optimizer = torch.optim.AdamW(model[1].parameters())
     model[1].weight.grad = torch.ones_like(model[1].weight)
     optimizer.step()
 
-    def shares(processes, sharding):
+    def used(processes, sharding):
         given = {"activations": 3 * MIB, "processes": processes, "sharding": sharding}
-        found = memory_shares(model, [model[1]], optimizer, **given)
+        found = memory_use(model, [model[1]], optimizer, **given)
         return found.weights, found.gradients, found.optimizer, found.activations, found.gathered
 
-    assert shares(1, "none") == shares(2, "none") == shares(1, "fsdp2") == (3, 2, 5, 3, 0)  # and a step count
-    assert shares(2, "fsdp2") == (2, 1, 3, 3, 3)
+    assert used(1, "none") == used(2, "none") == used(1, "fsdp2") == (3, 2, 5, 3, 0)  # and a step count
+    assert used(2, "fsdp2") == (2, 1, 3, 3, 3)

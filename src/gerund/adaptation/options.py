@@ -41,7 +41,7 @@ class AdaptOptions:
     """
 
     held_out: float = 0.2
-    """Which share of the documents is put aside to measure on; at least 30 and at most 500 of them."""
+    """Which fraction of the documents is put aside to measure on; at least 30 and at most 500 of them."""
     questions: Path | None = None
     """A .jsonl file of questions with the documents that answer them (``question``, ``source``), in the place of titles
     and first sentences."""
@@ -63,7 +63,7 @@ class AdaptOptions:
         one_of("way to ask", self.ask, ASKED)
         demand_number("held_out", self.held_out)
         if not 0 < self.held_out <= 0.5:
-            raise ConfigError(f"held_out={self.held_out} is not a share above 0 and at most 0.5")
+            raise ConfigError(f"held_out={self.held_out} is not a fraction above 0 and at most 0.5")
         if self.minutes is not None:
             demand_number("minutes", self.minutes)
             if not 0 < self.minutes < float("inf"):

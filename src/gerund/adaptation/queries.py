@@ -170,7 +170,7 @@ def split(documents: Sequence[Document], options: AdaptOptions, roots: Sequence[
 
     Args:
         documents: all of them.
-        options: the share, the file of questions, the seed.
+        options: the fraction, the file of questions, the seed.
         roots: folders that the sources of questions may be relative to.
 
     Raises:

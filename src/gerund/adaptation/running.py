@@ -71,15 +71,15 @@ def adapt(
 ) -> Adapted:
     """Train a model's encoder on your own documents, and measure whether that helps to find them.
 
-    A share of the documents is put aside; nothing of them is trained on. Of the others pairs are made: sentences with
-    a long common substring (as ``gerund mine`` finds them), and titles or first sentences with chunks. The finished
-    model generates bit for bit what it did.
+    A fraction of the documents is put aside; nothing of them is trained on. Of the others pairs are made: sentences
+    with a long common substring (as ``gerund mine`` finds them), and titles or first sentences with chunks. The
+    finished model generates bit for bit what it did.
 
     Args:
         model: a folder or hub id; None for the bundled model.
         texts: files and folders of documents, of the kinds that ``gerund index`` reads.
         output: the folder of the finished model, the report, and everything on the way.
-        held_out: share of the documents that is put aside to measure on; at least 30 and at most 500 of them.
+        held_out: fraction of the documents that is put aside to measure on; at least 30 and at most 500 of them.
         questions: a .jsonl file with ``question`` and ``source``, to measure on instead of titles and first sentences.
         ask: what documents are asked by: ``titles``, and first sentences where there is none; or ``sentences`` alone.
         recipe: another recipe than ``gur-adapt``: a file, or the name of a bundled one.

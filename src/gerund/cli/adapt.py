@@ -38,7 +38,7 @@ def command(
         int | None, typer.Option(help="Train so many steps, in the place of minutes.", show_default=False)
     ] = None,
     held_out: Annotated[
-        float, typer.Option(help="Share of the documents put aside to measure on: 30 to 500 of them.")
+        float, typer.Option(help="Fraction of the documents put aside to measure on: 30 to 500 of them.")
     ] = 0.2,
     questions: Annotated[
         Path | None,

@@ -83,8 +83,8 @@ def _print_model(console: "Console", found: "Diagnosis") -> None:
     console.print(f"  {found.n_layers} layers, {heads}, width {found.width}, context {context}")
     adapter = ", with its adapter while encoding" if found.adapter else ""
     console.print(f"  stored as {found.stored_dtype}, examined in {found.dtype} on {found.device}{adapter}")
-    if found.adapter_reading:
-        console.print(f"  {found.adapter_reading}")
+    if found.adapter_computation:
+        console.print(f"  {found.adapter_computation}")
     console.print()
 
 

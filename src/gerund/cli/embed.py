@@ -11,7 +11,7 @@ from gerund.cli import model_options as options
 
 if TYPE_CHECKING:
     from gerund.data.embedding_job import EmbeddingSummary
-    from gerund.data.embedding_lots import Elsewhere, Encode, Encoded
+    from gerund.data.embedding_shards import Elsewhere, Encode, Encoded
     from gerund.jobs.engine import Engine
     from gerund.jobs.unfinished import Unfinished
     from gerund.language_model import LanguageModel
@@ -164,7 +164,7 @@ def command(
 def _elsewhere(
     machines: "Engine", lm: "LanguageModel", spec: "ModelSpec", threads: int, settings: dict[str, Any]
 ) -> "Elsewhere":
-    from gerund.data.embedding_lots import Elsewhere
+    from gerund.data.embedding_shards import Elsewhere
     from gerund.worker_model import WorkerModel
 
     model = WorkerModel.of(lm, spec, threads=threads)
@@ -198,13 +198,13 @@ class EncodingWorker:
     settings: dict[str, Any]
 
     def __call__(self) -> "Encode":
-        """Load the model there; return what encodes a lot with it."""
+        """Load the model there; return what encodes a shard with it."""
         return partial(_encode, self.model.load(), self.settings)
 
 
 def _encode(lm: "LanguageModel", settings: dict[str, Any], texts: list[str], kept: "Unfinished") -> "Encoded":
     """Encode one shard, counting the texts that were cut."""
-    from gerund.data.embedding_lots import Encoded
+    from gerund.data.embedding_shards import Encoded
 
     found = lm.encode_with_usage(texts, show_progress=False, kept=kept, **settings)
     return Encoded(found.vectors, sum(found.truncated))

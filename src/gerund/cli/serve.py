@@ -55,7 +55,7 @@ def command(
     read_tokens: Annotated[
         int | None, _option("Tokens that are read between two steps of writing. [default: 256]")
     ] = None,
-    share: Annotated[
+    writing_ratio: Annotated[
         float | None, _option("Seconds of writing for each second of reading, while both wait. [default: 1]")
     ] = None,
     queue_tokens: Annotated[
@@ -93,8 +93,8 @@ def command(
         "host": host, "port": port, "api_key_file": None if api_key_file is None else str(api_key_file),
         "name": name or None, "index": index, "workers": workers, "threads": threads, "max_new_tokens": max_new_tokens,
         "timeout": timeout, "drain": drain, "slots": slots, "context": context, "read_tokens": read_tokens,
-        "share": share, "queue_tokens": queue_tokens, "exact": exact or None, "compile": compile or None,
-        "body_limit": body_limit, "body_timeout": body_timeout, "log": log,
+        "writing_ratio": writing_ratio, "queue_tokens": queue_tokens, "exact": exact or None,
+        "compile": compile or None, "body_limit": body_limit, "body_timeout": body_timeout, "log": log,
     }  # fmt: skip
     of_model, of_server = ({}, {}) if config is None else read_config(config)
     settings = settings_of({**of_server, **{key: value for key, value in typed.items() if value is not None}})

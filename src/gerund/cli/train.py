@@ -93,7 +93,7 @@ def command(
         typer.echo(f"seconds per step   {found.seconds_per_step:.3g}")
         typer.echo(f"estimated time     {_duration(found.seconds)}")
         typer.echo(f"memory             {found.memory_mib:,} MiB at the peak of a step of this process")
-        for line in found.shares.lines():
+        for line in found.memory.lines():
             typer.echo(line)
         return
     if processes > 1:

@@ -27,7 +27,7 @@ from gerund.data.embedding_files import (
     output_files,
     read_facts,
 )
-from gerund.data.embedding_lots import Elsewhere, Encode, Encoded, Lot, LotWork, encoded_rows
+from gerund.data.embedding_shards import Elsewhere, Encode, Encoded, Shard, ShardWork, encoded_rows
 from gerund.data.embedding_survey import EMPTY, EmptyTexts, Survey, digest_of, shards_of, survey_of
 from gerund.data.files import COMPRESSED
 from gerund.data.table_readers import Table
@@ -172,7 +172,7 @@ class EmbeddingJob:
         self._resumed = self.rows_done
         with kept_work_told(self.how_to_go_on):
             if not placed:
-                work = LotWork(manifest.key, self.folder.path.absolute(), self.survey.id_type, self.config.keep_text)
+                work = ShardWork(manifest.key, self.folder.path.absolute(), self.survey.id_type, self.config.keep_text)
                 if elsewhere is None:
                     self._encode_rest(encode, work, show_progress)
                 else:
@@ -236,31 +236,31 @@ class EmbeddingJob:
         gone = earlier.stage == PLACING and len(self._parts) < len(shards)
         return gone and all(file.exists() for file in self.files)
 
-    def _encode_elsewhere(self, elsewhere: Elsewhere, work: LotWork, show_progress: bool | None) -> None:
+    def _encode_elsewhere(self, elsewhere: Elsewhere, work: ShardWork, show_progress: bool | None) -> None:
         with progress(self.survey.rows, "embedding", show=show_progress) as advance:
             found = mapped(elsewhere.engine, work.elsewhere(elsewhere), self._missing(advance), folder=work.folder)
             with closing(found) as finished:  # type: ignore[type-var]
-                for lot, facts in finished:
-                    self._parts[lot.index] = facts
-                    advance(len(lot.rows))
+                for shard, facts in finished:
+                    self._parts[shard.index] = facts
+                    advance(len(shard.rows))
 
-    def _encode_rest(self, encode: Encode, work: LotWork, show_progress: bool | None) -> None:
+    def _encode_rest(self, encode: Encode, work: ShardWork, show_progress: bool | None) -> None:
         writing: Future[None] | None = None
         with (
             progress(self.survey.rows, "embedding", show=show_progress) as advance,
             ThreadPoolExecutor(1) as reader,
             ThreadPoolExecutor(1) as writer,
         ):
-            for lot in _ahead(self._missing(advance), reader):
-                encoded = self._encoded(encode, lot, work, advance)
+            for shard in _ahead(self._missing(advance), reader):
+                encoded = self._encoded(encode, shard, work, advance)
                 if writing is not None:
                     writing.result()
-                writing = writer.submit(self._write, lot, encoded, work)
+                writing = writer.submit(self._write, shard, encoded, work)
             if writing is not None:
                 writing.result()
 
-    def _missing(self, advance: Callable[[int], None]) -> Iterator[Lot]:
-        """Yield the lots that have no part yet."""
+    def _missing(self, advance: Callable[[int], None]) -> Iterator[Shard]:
+        """Yield the shards that have no part yet."""
         if len(self._parts) == len(self.survey.shards):
             return
         for index, rows in enumerate(shards_of(self.table, max_rows=self.config.shard_rows, empty=self.config.empty)):
@@ -268,16 +268,16 @@ class EmbeddingJob:
                 advance(len(rows))
             else:
                 self._demand_unchanged(index, rows)
-                yield Lot(index, self.survey.shards[index], rows)
+                yield Shard(index, self.survey.shards[index], rows)
 
-    def _encoded(self, encode: Encode, lot: Lot, work: LotWork, advance: Callable[[int], None]) -> Encoded:
-        kept = work.begun(lot, self.folder.unfinished(lot.index), advance)
-        self._begun[lot.index] = kept
+    def _encoded(self, encode: Encode, shard: Shard, work: ShardWork, advance: Callable[[int], None]) -> Encoded:
+        kept = work.begun(shard, self.folder.unfinished(shard.index), advance)
+        self._begun[shard.index] = kept
         try:
-            encoded = encoded_rows(encode, lot.rows, kept)
+            encoded = encoded_rows(encode, shard.rows, kept)
         finally:
             self._resumed += kept.resumed
-        advance(len(lot.rows) - kept.rows)
+        advance(len(shard.rows) - kept.rows)
         return encoded
 
     def _demand_unchanged(self, index: int, rows: Rows | None) -> None:
@@ -288,10 +288,10 @@ class EmbeddingJob:
                 "longer changes, with --force to begin anew"
             )
 
-    def _write(self, lot: Lot, encoded: Encoded, work: LotWork) -> None:
-        self._parts[lot.index] = work.write(self.folder.part(lot.index), lot, encoded)
-        if lot.index in self._begun:
-            self._begun[lot.index].forget()
+    def _write(self, shard: Shard, encoded: Encoded, work: ShardWork) -> None:
+        self._parts[shard.index] = work.write(self.folder.part(shard.index), shard, encoded)
+        if shard.index in self._begun:
+            self._begun[shard.index].forget()
 
     def _place(self, info: dict[str, Any], manifest: Manifest) -> None:
         """Join the parts and put the output in its place."""

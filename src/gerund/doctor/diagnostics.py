@@ -31,7 +31,7 @@ from gerund.inference.inspection import (
 )
 from gerund.inference.tokens import InputFormat, context_length, tokenize
 from gerund.models import loading
-from gerund.models.adapters import Adapters, count_parameters, load_adapters, reading_of
+from gerund.models.adapters import Adapters, adapter_computation, count_parameters, load_adapters
 from gerund.models.encoder_decoder import demand_decoder_only
 from gerund.models.settings_file import read_adapters, read_saved
 from gerund.models.sources import find
@@ -74,11 +74,11 @@ def diagnose(spec: ModelSpec) -> Diagnosis:
     load_adapters(loaded, adapters.by_name)
     diagnostics.adapter = adapters.name("encode")
     diagnosis = diagnostics.diagnose(source.name, stored, torch.equal(logits, diagnostics.logits()))
-    reading = reading_of(loaded)
+    computation = adapter_computation(loaded)
     diagnosis = replace(
         diagnosis,
         adapter=diagnostics.adapter is not None,
-        adapter_reading="" if reading is None else reading.told(),
+        adapter_computation="" if computation is None else computation.told(),
         seconds=time.perf_counter() - start,
     )
     return replace(diagnosis, advice=tuple(advise(diagnosis)))

@@ -106,7 +106,7 @@ class Diagnosis:
         context: longest text in tokens; None when nothing says it.
         embeddings: rows of the input embeddings.
         adapter: whether an adapter takes part in encoding.
-        adapter_reading: how adapters are read, merged or beside the weights, as a sentence; empty without any.
+        adapter_computation: how adapters are read, merged or beside the weights, as a sentence; empty without any.
         pooling: how token states become one vector.
         plan: the attention plan, k and k0 filled in.
         reached: whether the plan reaches every layer and each does what it says.
@@ -150,7 +150,7 @@ class Diagnosis:
     tokenizer: TokenizerFacts
     seconds: float
     advice: tuple[str, ...] = field(default=())
-    adapter_reading: str = ""
+    adapter_computation: str = ""
 
     @property
     def healthy(self) -> bool:

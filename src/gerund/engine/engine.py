@@ -16,9 +16,9 @@ from gerund.checks import check_dimensions, flag_or_none, is_listing, whole_numb
 from gerund.engine.admission import Admission, Job
 from gerund.engine.encoding import EncodeJob, text_of
 from gerund.engine.preparing import Prepared, prepare
-from gerund.engine.sharing import Share
 from gerund.engine.work import EngineConfig, EngineState, Ticket
 from gerund.engine.writing import Abandoned, Request, WriteJob
+from gerund.engine.writing_ratio import WritingRatio
 from gerund.errors import ClosedError, ConfigError, EngineError, TextError
 from gerund.generative_model import GenerativeModel
 from gerund.inference.generate.prompts import Prompt, check_prompts
@@ -69,7 +69,7 @@ class Engine:
         self._verify = verify
         limit = context_length(lm.model.config, lm.tokenizer)
         self._desk = Admission(self.config.queue_tokens, limit or self.config.queue_tokens)
-        self._share = Share(self.config.share)
+        self._ratio = WritingRatio(self.config.writing_ratio)
         self._prepared: Prepared | None = None
         self._inbox: list[Job] = []
         self._calls: list[_CallJob] = []
@@ -199,7 +199,7 @@ class Engine:
         if isinstance(texts, str) or not is_listing(texts) or not len(texts):
             raise TextError("give a list of texts, such as ['a cat', 'a dog']")
         plain = [one if isinstance(one, str) else text_of(self.lm, index, one) for index, one in enumerate(texts)]
-        tokens = self.lm.readings(plain, prompt, empty, overflow, prompt_name=prompt_name)
+        tokens = self.lm.tokenize_prompted(plain, prompt, empty, overflow, prompt_name=prompt_name)
         return self._submit(EncodeJob(self.lm, tokens, normalize, dimensions, deadline))
 
     def call(self, function: Callable[[], T], *, tokens: int, deadline: float | None = None) -> Ticket[T]:
@@ -303,10 +303,10 @@ class Engine:
         others = own.writing.waits or own.encoding.waits or bool(self._calls)
         for _ in range(_MOST_STEPS):
             if not own.writing.live:
-                self._share.forget()
+                self._ratio.forget()
                 break
             self._step(own)
-            if not others or not self._share.is_due:
+            if not others or not self._ratio.is_due:
                 break
         if not others:
             return
@@ -331,11 +331,11 @@ class Engine:
     def _step(self, own: Prepared) -> None:
         began = time.perf_counter()
         own.writing.step()
-        self._share.wrote(time.perf_counter() - began)
+        self._ratio.wrote(time.perf_counter() - began)
 
     def _note_reading(self) -> None:
         now = time.perf_counter()
-        self._share.read(now - self._since)
+        self._ratio.read(now - self._since)
         self._since = now
 
     def _between(self, own: Prepared) -> None:
@@ -350,9 +350,9 @@ class Engine:
         self._note_reading()
         # What a pass computes in is its own matter.
         with torch.autocast(self.lm.device.type, enabled=False):
-            if own.writing.live and self._share.is_due:
+            if own.writing.live and self._ratio.is_due:
                 self._step(own)
-            if self._call is not None and self._share.is_due:
+            if self._call is not None and self._ratio.is_due:
                 self._let_in(own)
         self._since = time.perf_counter()
 
@@ -363,7 +363,7 @@ class Engine:
         spent = own.writing.read(1) if own.writing.waits else 0
         if own.encoding.waits:
             own.encoding.read(max(1, self.config.read_tokens - spent))
-        self._share.let_in(time.perf_counter() - began)
+        self._ratio.let_in(time.perf_counter() - began)
 
     def _call_next(self) -> None:
         self._call = job = self._calls.pop(0)

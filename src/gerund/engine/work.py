@@ -24,7 +24,7 @@ class EngineConfig:
             needs more, and fits the model's context, is written one at a time.
         read_tokens: tokens of prompts and texts that are read between two steps of the writers.
         idle_read_tokens: the same while nobody writes.
-        share: time of writing for each second of reading.
+        writing_ratio: time of writing for each second of reading.
         queue_tokens: tokens that may wait; more are refused until some are done.
         prefix_tokens: tokens of prompts that are kept for prompts that begin alike; 0 keeps none. None keeps 4096
             where that was proved to change nothing, and none elsewhere. A number keeps so many in any case: where
@@ -37,7 +37,7 @@ class EngineConfig:
     context: int | None = None
     read_tokens: int = 256
     idle_read_tokens: int = 2048
-    share: float = 1.0
+    writing_ratio: float = 1.0
     queue_tokens: int = 65536
     prefix_tokens: int | None = None
     exact: bool = False
@@ -54,9 +54,11 @@ class EngineConfig:
             flag(name, getattr(self, name))
         if self.exact and self.compile:
             raise ConfigError("exact and compile contradict each other: a compiled step is equal up to rounding")
-        demand_number("share", self.share)
-        if not 0 < self.share < float("inf"):
-            raise ConfigError(f"share={self.share} is not above 0; 1 gives writing as much time as reading")
+        demand_number("writing_ratio", self.writing_ratio)
+        if not 0 < self.writing_ratio < float("inf"):
+            raise ConfigError(
+                f"writing_ratio={self.writing_ratio} is not above 0; 1 gives writing as much time as reading"
+            )
 
 
 @dataclass(frozen=True)

@@ -42,13 +42,13 @@ def method_configs(
         plans = [replace(start.attention, skips=skips) for skips in _SKIPS] if "skips" in methods else []
         return [replace(start, attention=plan) for plan in plans]
 
-    framed = [replace(causal, template=name, **settings_of_template(name)) for name in NAMED]
+    formatted = [replace(causal, template=name, **settings_of_template(name)) for name in NAMED]
     low = [below for below in spread(n_layers, 5) if below > 1]
-    prepended = [replace(framed[0], prepend=below) for below in low] if "prepend" in methods else []
+    prepended = [replace(formatted[0], prepend=below) for below in low] if "prepend" in methods else []
     kv = replace(causal, template=KV_EMBEDDING, **settings_of_template(KV_EMBEDDING))
     rerouted = [replace(kv, reroute=window) for window in windows(n_layers)] if "reroute" in methods else []
     # What reads each text several times is what a small budget leaves out.
-    cheap, dear = ([one for one in framed if (len(one.templates) > 1) is several] for several in (False, True))
+    cheap, dear = ([one for one in formatted if (len(one.templates) > 1) is several] for several in (False, True))
     if "templates" not in methods:
         cheap, dear = [], []
     later = [*with_skips(causal), *on(causal)]

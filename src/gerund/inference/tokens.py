@@ -163,10 +163,10 @@ def tokenize(
     if not filled:
         return result
     room = _room(tokenizer, input_format)
-    framed = [_Framed.of(tokenizer, texts[index], index, input_format, room) for index in filled]
+    formatted = [_Formatted.of(tokenizer, texts[index], index, input_format, room) for index in filled]
     found = encode_texts(
         tokenizer,
-        [one.whole for one in framed],
+        [one.whole for one in formatted],
         offsets=offsets or input_format.has_frame,
         parses_control=input_format.parses_control,
         most=None if input_format.template.after else room,
@@ -176,13 +176,13 @@ def tokenize(
         raise _too_long(filled[long[0]], found[long[0]], f"there is room for {room}")
     if long and warn:
         warnings.warn(f"{len(long)} of {len(texts)} texts were longer than {room} tokens and were cut", stacklevel=4)
-    for index, own, one in zip(filled, found, framed, strict=True):
+    for index, own, one in zip(filled, found, formatted, strict=True):
         result[index] = _tokens(tokenizer, own, input_format, one, offsets, room)
     return result
 
 
 @dataclass(frozen=True)
-class _Framed:
+class _Formatted:
     """A text with what stands around it.
 
     Attributes:
@@ -198,7 +198,7 @@ class _Framed:
     @classmethod
     def of(
         cls, tokenizer: PreTrainedTokenizerBase, text: str, index: int, input_format: InputFormat, room: int | None
-    ) -> "_Framed":
+    ) -> "_Formatted":
         if not input_format.has_frame:
             return cls(text, 0, len(text))
         if isinstance(text, Rendered):
@@ -255,7 +255,7 @@ def _tokens(
     tokenizer: PreTrainedTokenizerBase,
     found: TextIds,
     input_format: InputFormat,
-    framed: _Framed,
+    formatted: _Formatted,
     keep_offsets: bool,
     room: int | None,
 ) -> Tokens:
@@ -263,9 +263,9 @@ def _tokens(
     last = len(ids) - found.after
     end, start = last, before
     if input_format.template.after:
-        end = next((i for i in range(before, last) if found.offsets[i][0] >= framed.end), last)
-    if framed.begin:
-        start = next((i for i in range(before, end) if found.offsets[i][1] > framed.begin), end)
+        end = next((i for i in range(before, last) if found.offsets[i][0] >= formatted.end), last)
+    if formatted.begin:
+        start = next((i for i in range(before, end) if found.offsets[i][1] > formatted.begin), end)
     behind = last - end
     is_cut = room is not None and len(ids) > room
     if room is not None and is_cut:
@@ -279,11 +279,11 @@ def _tokens(
         ids = [*ids, tokenizer.eos_token_id]
     places: tuple[tuple[int, int], ...] = ()
     if keep_offsets:
-        shift = framed.begin
+        shift = formatted.begin
         places = tuple((max(0, a - shift), b - shift) for a, b in found.offsets[start:end])
     placeholder = None
     if input_format.prepends:
-        opening = len(framed.whole[: framed.begin].removesuffix('"').rstrip())
+        opening = len(formatted.whole[: formatted.begin].removesuffix('"').rstrip())
         placeholder = next((i for i in range(before, end) if found.offsets[i][1] > opening), end)
         # Any token will do: it gets a vector of its own in the place of the token's embedding.
         ids = [*ids[:placeholder], tokenizer.pad_token_id or 0, *ids[placeholder:]]

@@ -1,9 +1,9 @@
-"""The rows of a lot of work that are done before the lot is, so that an interruption costs seconds and not the lot.
+"""The rows of a shard that are done before the shard is, so that an interruption costs seconds and not the shard.
 
-A lot is worked on in batches that depend on it alone. Rows go to the disk once a few seconds have passed since the last
-ones went, and when the work is interrupted. Whoever begins the lot again is handed them, makes the same batches, and
-leaves out those that are done: so a lot that was interrupted has the same bytes as one that was not. Rows are known by
-a hash of the lot, so that those of another lot, or of other settings, are never taken for its own.
+A shard is worked on in batches that depend on it alone. Rows go to the disk once a few seconds have passed since the
+last ones went, and when the work is interrupted. Whoever begins the shard again is handed them, makes the same batches,
+and leaves out those that are done: so a shard that was interrupted has the same bytes as one that was not. Rows are
+known by a hash of the shard, so that those of another shard, or of other settings, are never taken for its own.
 
 Knows: rows, seconds. Does not know: what the rows are, who makes them.
 """
@@ -27,11 +27,11 @@ FLUSH_SECONDS = 5.0
 
 
 class Unfinished:
-    """A lot on its way; used as a context, whose end, with an error or without, puts all finished rows on the disk.
+    """A shard on its way; used as a context, whose end, with an error or without, puts all finished rows on the disk.
 
     Args:
         folder: where the rows are kept, made with the first of them; None keeps none.
-        lot: a hash of all that the rows depend on.
+        shard: a hash of all that the rows depend on.
         advance: told how many more rows are done, those of an earlier attempt included.
         seconds: how long finished rows may wait for the disk.
     """
@@ -39,12 +39,12 @@ class Unfinished:
     def __init__(
         self,
         folder: Path | None,
-        lot: str,
+        shard: str,
         *,
         advance: Callable[[int], None] | None = None,
         seconds: float = FLUSH_SECONDS,
     ) -> None:
-        self.folder, self.lot, self.seconds = folder, lot, seconds
+        self.folder, self.shard, self.seconds = folder, shard, seconds
         self.rows = 0
         """Rows that are done, in this attempt or an earlier one."""
         self.resumed = 0
@@ -64,9 +64,9 @@ class Unfinished:
             with suppress(ResourceError):  # what went wrong first is what is to be told
                 self.flush()
 
-    def reading(self, number: int = 0, of: int = 1) -> "Reading":
-        """Return the rows of one reading: where each row is made of several, they are read one after the other."""
-        return Reading(self, number, last=number == of - 1)
+    def encoding_pass(self, number: int = 0, of: int = 1) -> "EncodingPass":
+        """Return the rows of one pass: where each row is made of several, they come one after the other."""
+        return EncodingPass(self, number, last=number == of - 1)
 
     def store(self) -> RowStore | None:
         """Return what is kept; None where nothing is."""
@@ -106,22 +106,22 @@ class Unfinished:
         self._flushed = time.monotonic()
 
     def forget(self) -> None:
-        """Remove what is kept, once the lot itself is."""
+        """Remove what is kept, once the shard itself is."""
         self._waiting.clear()
         self._store = None
         if self.folder is not None:
             shutil.rmtree(self.folder, ignore_errors=True)
 
 
-class Reading:
-    """The rows of one reading of a lot."""
+class EncodingPass:
+    """The rows of one pass over a shard."""
 
-    def __init__(self, lot: Unfinished, number: int, *, last: bool) -> None:
-        self._lot, self._number, self._last = lot, number, last
+    def __init__(self, shard: Unfinished, number: int, *, last: bool) -> None:
+        self._shard, self._number, self._last = shard, number, last
 
     def fill(self, vectors_ND: np.ndarray) -> frozenset[int]:
         """Put the rows that are done into their places; returns which they are."""
-        store = self._lot.store()
+        store = self._shard.store()
         if not store or store.width != vectors_ND.shape[1]:
             return frozenset()
         keys = {row: self._key(row) for row in range(len(vectors_ND))}
@@ -129,15 +129,15 @@ class Reading:
         if done:
             vectors_ND[done] = store.rows([keys[row] for row in done])
         if self._last:
-            self._lot.count_resumed(len(done))
+            self._shard.count_resumed(len(done))
         return frozenset(done)
 
     def keep(self, rows: Sequence[int], vectors_ND: np.ndarray) -> None:
         """Keep rows that are done now."""
-        self._lot.add([self._key(row) for row in rows], vectors_ND, whole=self._last)
+        self._shard.add([self._key(row) for row in rows], vectors_ND, whole=self._last)
 
     def _key(self, row: int) -> bytes:
-        return hashlib.blake2b(f"{self._lot.lot} {self._number} {row}".encode(), digest_size=KEY_BYTES).digest()
+        return hashlib.blake2b(f"{self._shard.shard} {self._number} {row}".encode(), digest_size=KEY_BYTES).digest()
 
 
 def has_rows(folder: Path) -> bool:

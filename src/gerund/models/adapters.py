@@ -25,7 +25,7 @@ from transformers import PreTrainedModel
 from gerund.config import JOBS, Job
 from gerund.errors import ConfigError, DataError, ModelError
 from gerund.models.fingerprint import adapter_hash
-from gerund.models.quick_lora import Reading, make_quick, quick_forward
+from gerund.models.quick_lora import AdapterComputation, make_quick, quick_forward
 
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 
@@ -175,7 +175,7 @@ def _gate_layers(model: PreTrainedModel) -> None:
     make_quick(changed, {id(module): module.gerund_inside for module in changed})
 
 
-def reading_of(model: PreTrainedModel) -> Reading | None:
+def adapter_computation(model: PreTrainedModel) -> AdapterComputation | None:
     """Return how the adapters in a model are read; None where it has none."""
     changed = [module for module in model.modules() if type(module) in _gated.values()]
     return make_quick(changed, {id(module): module.gerund_inside for module in changed}) if changed else None

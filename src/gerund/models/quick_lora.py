@@ -29,7 +29,7 @@ LARGEST_COPIES = 2**29
 
 
 @dataclass(frozen=True)
-class Reading:
+class AdapterComputation:
     """How a model's adapters are read.
 
     Attributes:
@@ -47,7 +47,7 @@ class Reading:
     def told(self) -> str:
         """Return it as a sentence for people.
 
-        >>> Reading("merged", 56, 0, 11_796_480).told()
+        >>> AdapterComputation("merged", 56, 0, 11_796_480).told()
         'its adapters are read through merged copies of 56 weights (11.2 MiB), as quickly as the model without them'
         """
         if self.way is None:
@@ -66,7 +66,7 @@ class Reading:
         return f"its adapters {how}" + (f"; {self.others} layers are computed by PEFT" if self.others else "")
 
 
-def make_quick(layers: Iterable[Any], names: Mapping[int, Iterable[str]]) -> Reading:
+def make_quick(layers: Iterable[Any], names: Mapping[int, Iterable[str]]) -> AdapterComputation:
     """Choose how LoRA layers are read, and note it in each of them.
 
     Args:
@@ -88,7 +88,7 @@ def make_quick(layers: Iterable[Any], names: Mapping[int, Iterable[str]]) -> Rea
         layer.gerund_quick = dict.fromkeys(plain[id(layer)], way)
         layer.gerund_made = {}
     quick = sum(bool(own) for own in plain.values())
-    return Reading(way if quick else None, quick, len(listed) - quick, copies)
+    return AdapterComputation(way if quick else None, quick, len(listed) - quick, copies)
 
 
 def quick_forward(layer: Any, name: str, input_: Tensor) -> Tensor | None:

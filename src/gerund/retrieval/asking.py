@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from gerund.inference.generate.chat import Message
     from gerund.inference.generate.session import Session
     from gerund.language_model import LanguageModel
-    from gerund.retrieval.prompting import Reading
+    from gerund.retrieval.prompting import AnswerPrompt
     from gerund.types import Generation
 
 Method = Literal["extractive", "generate"]
@@ -128,36 +128,36 @@ class Written:
     Attributes:
         asked: the question.
         lm: the model.
-        reading: what it reads.
+        prompt: what it reads.
         known: what of it has been read already; None for nothing.
         cites: whether the answer cites sources by numbers; where not, it rests on all of them.
     """
 
     asked: Asked
     lm: "LanguageModel"
-    reading: "Reading"
+    prompt: "AnswerPrompt"
     known: "Session | None" = None
     cites: bool = True
 
     def stream(self) -> Any:
         """Return the text in pieces, as they come."""
         model, prompt, settings = self._continued()
-        return model.stream(*prompt, self.reading.max_new_tokens, self.asked.sampling, **settings)
+        return model.stream(*prompt, self.prompt.max_new_tokens, self.asked.sampling, **settings)
 
     def astream(self) -> Any:
         """Return the text in pieces, for ``async for``."""
         model, prompt, settings = self._continued()
-        return model.astream(*prompt, self.reading.max_new_tokens, self.asked.sampling, **settings)
+        return model.astream(*prompt, self.prompt.max_new_tokens, self.asked.sampling, **settings)
 
     def answer(self, generation: "Generation") -> Answer:
         """Return what a model wrote as an answer."""
-        text, cited, dropped = checked(generation.text, len(self.reading.sources) if self.cites else 0)
+        text, cited, dropped = checked(generation.text, len(self.prompt.sources) if self.cites else 0)
         return Answer(
             self.asked.question,
             text.strip() or SILENT,
             found=True,
-            sources=self.reading.sources,
-            cited=cited if self.cites else [one.number for one in self.reading.sources],
+            sources=self.prompt.sources,
+            cited=cited if self.cites else [one.number for one in self.prompt.sources],
             method=GENERATE,
             dropped=dropped,
             finished=generation.finished,
@@ -166,7 +166,7 @@ class Written:
 
     def _continued(self) -> tuple[Any, list[Any], dict[str, Any]]:
         """Return what writes, behind which prompt: the model, or a session that has read the beginning already."""
-        ids, settings = self.reading.ids, {"stop": list(self.reading.stop) or None}
+        ids, settings = self.prompt.ids, {"stop": list(self.prompt.stop) or None}
         if self.known is None:
             return self.lm, [ids], settings
         rest = ids[len(self.known.token_ids) :]
@@ -263,7 +263,7 @@ class _Checked:
 
     def __init__(self, written: Written) -> None:
         self.said = False
-        self._citations = Citations(len(written.reading.sources) if written.cites else 0)
+        self._citations = Citations(len(written.prompt.sources) if written.cites else 0)
         self._space = ""
 
     def put(self, piece: str) -> str:

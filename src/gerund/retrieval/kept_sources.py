@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from gerund.errors import ConfigError, DataError, FingerprintError, GerundError
 from gerund.jobs.disk_cache import DiskCache
 from gerund.retrieval.asking import Asked
-from gerund.retrieval.prompting import Prompter, Reading
+from gerund.retrieval.prompting import AnswerPrompt, Prompter
 from gerund.types import Source
 
 if TYPE_CHECKING:
@@ -44,7 +44,9 @@ class KeptSources:
     def __init__(self, lm: "LanguageModel", prompter: Prompter, cache: DiskCache) -> None:
         self.lm, self.prompter, self.cache = lm, prompter, cache
 
-    def reading(self, asked: Asked, exact: Reading, known: "Session | None") -> "tuple[Reading, Session]":
+    def answer_prompt(
+        self, asked: Asked, exact: AnswerPrompt, known: "Session | None"
+    ) -> "tuple[AnswerPrompt, Session]":
         """Return what a model reads for a question, and a session that has all of it but the end.
 
         Args:
@@ -67,13 +69,13 @@ class KeptSources:
                 return replace(exact, ids=[*session.token_ids, *between[-1]], sources=sources), session
         raise ConfigError("the best chunk fills the model's context; leave approximate_cache out")
 
-    def _between(self, asked: Asked, reading: Reading) -> list[list[int]]:
+    def _between(self, asked: Asked, exact: AnswerPrompt) -> list[list[int]]:
         """Return the token ids of a prompt before, between and behind its sources' texts."""
-        alike = [_with_text(reading.sources, dummy) for dummy in DUMMIES]
-        prompts = [self.prompter.prompt(asked.question, sources, reading.history) for sources in alike]
+        alike = [_with_text(exact.sources, dummy) for dummy in DUMMIES]
+        prompts = [self.prompter.prompt(asked.question, sources, exact.history) for sources in alike]
         one, other = (self.prompter.prompt_ids(prompt) for prompt in prompts)
         places = [place for place, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]]
-        if len(one) != len(other) or len(places) != len(reading.sources):
+        if len(one) != len(other) or len(places) != len(exact.sources):
             raise ConfigError(
                 f"the tokenizer of {self.lm.name} joins sources with what surrounds them; leave approximate_cache out"
             )

@@ -116,7 +116,7 @@ class OpenDocument(Asking):
             raise ConfigError("the whole document is read, and nothing searched; leave filter, weight and rerank out")
         if asked.approximate_cache is not None:
             raise ConfigError("what is read of one document is kept as it is; approximate_cache is for an index")
-        from gerund.retrieval.prompting import Prompter, Reading
+        from gerund.retrieval.prompting import AnswerPrompt, Prompter
 
         prompter = Prompter(self.lm.model, self.lm.tokenizer)
         one = self.document
@@ -136,10 +136,10 @@ class OpenDocument(Asking):
             questions, answers = questions[1:], answers[1:]
         source = Source(1, one.source, 0, len(one.text), one.text, one.title)
         answer = asked.max_new_tokens if limit is None or room is None else limit - room
-        reading = Reading(ids, [source], answer, prompter.stop)
+        answer_prompt = AnswerPrompt(ids, [source], answer, prompter.stop)
         known = self._read(prompter)
         fits = known is not None and ids[: len(known.token_ids)] == known.token_ids
-        return Written(asked, self.lm, reading, known if fits else None, cites=False)
+        return Written(asked, self.lm, answer_prompt, known if fits else None, cites=False)
 
     def _own_index(self) -> Index:
         if self._index is None:

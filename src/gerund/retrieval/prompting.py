@@ -38,7 +38,7 @@ _SHARE = 2  # at most one part in so many of the context is kept for the answer
 
 
 @dataclass(frozen=True)
-class Reading:
+class AnswerPrompt:
     """What a model reads.
 
     Attributes:
@@ -73,9 +73,9 @@ class Prompter:
         """Whether the model was trained to chat."""
         return bool(self.tokenizer.chat_template)
 
-    def reading(
+    def answer_prompt(
         self, question: str, sources: Sequence[Source], history: Sequence[Message], max_new_tokens: int
-    ) -> Reading:
+    ) -> AnswerPrompt:
         """Return a prompt with as many sources as fit.
 
         The room for the answer comes first, up to half of the context. Where there is too little room for the best
@@ -101,7 +101,7 @@ class Prompter:
             turns = turns[_TURN:]
         best = _largest(len(sources), lambda count: ids(count, turns) is not None)
         if best:
-            return Reading(ids(best, turns) or [], list(sources[:best]), answer, self.stop, turns)
+            return AnswerPrompt(ids(best, turns) or [], list(sources[:best]), answer, self.stop, turns)
         if ids(0, turns) is None:
             raise TextError(
                 f"the question is too long: of the model's context of {limit} tokens, {answer} are kept for the answer"
@@ -109,7 +109,7 @@ class Prompter:
         kept = _largest(len(sources[0].text), lambda size: ids(1, turns, size) is not None) if sources else 0
         read = _first(sources, 1, kept) if kept else []
         found = ids(1, turns, kept) if kept else ids(0, turns)
-        return Reading(found or [], read, answer, self.stop, turns)
+        return AnswerPrompt(found or [], read, answer, self.stop, turns)
 
     @property
     def stop(self) -> tuple[str, ...]:

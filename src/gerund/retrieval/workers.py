@@ -1,6 +1,6 @@
 """Chunks embedded by the workers of an engine, as this process would embed them.
 
-Knows: engines, how documents become lots. Does not know: stores, files.
+Knows: engines, how documents become shards. Does not know: stores, files.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -17,16 +17,16 @@ from gerund.retrieval.index import Index
 from gerund.retrieval.indexing import Embed
 from gerund.worker_model import WorkerModel
 
-# Chunks that a worker embeds at a time; where a lot ends depends on the documents alone.
-_LOT = 256
+# Chunks that a worker embeds at a time; where a shard ends depends on the documents alone.
+_SHARD = 256
 
 
 @dataclass(frozen=True)
-class ChunkLot:
+class ChunkShard:
     """Some documents in chunks.
 
     Attributes:
-        index: the lot's number among those that are embedded at once.
+        index: the shard's number among those that are embedded at once.
         documents: all chunks of each document.
     """
 
@@ -81,26 +81,26 @@ def embedding_pool(engine: Engine, model: WorkerModel, chunking: Chunking) -> It
         yield partial(_embedded, pool)
 
 
-def lots_of(documents: Sequence[Sequence[Chunk]]) -> Iterator[ChunkLot]:
-    """Yield documents in lots of some chunks."""
+def shards_of(documents: Sequence[Sequence[Chunk]]) -> Iterator[ChunkShard]:
+    """Yield documents in shards of some chunks."""
     index, own = 0, list[Sequence[Chunk]]()
     for chunks in documents:
         own.append(chunks)
-        if sum(map(len, own)) >= _LOT:
-            yield ChunkLot(index, own)
+        if sum(map(len, own)) >= _SHARD:
+            yield ChunkShard(index, own)
             index, own = index + 1, []
     if own:
-        yield ChunkLot(index, own)
+        yield ChunkShard(index, own)
 
 
-def _embedded(pool: WorkerPool[ChunkLot, np.ndarray], documents: Sequence[Sequence[Chunk]]) -> np.ndarray:
-    found = {lot.index: vectors_ND for lot, vectors_ND in pool.map(lots_of(documents))}
+def _embedded(pool: WorkerPool[ChunkShard, np.ndarray], documents: Sequence[Sequence[Chunk]]) -> np.ndarray:
+    found = {shard.index: vectors_ND for shard, vectors_ND in pool.map(shards_of(documents))}
     return np.concatenate([found[index] for index in sorted(found)])
 
 
-def _opened(model: WorkerModel, chunking: Chunking) -> Callable[[ChunkLot], np.ndarray]:
+def _opened(model: WorkerModel, chunking: Chunking) -> Callable[[ChunkShard], np.ndarray]:
     return partial(_embed, Embedder(model.load(), chunking))
 
 
-def _embed(embedder: Embedder, lot: ChunkLot) -> np.ndarray:
-    return embedder.chunks(lot.documents)
+def _embed(embedder: Embedder, shard: ChunkShard) -> np.ndarray:
+    return embedder.chunks(shard.documents)

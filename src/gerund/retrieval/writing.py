@@ -36,13 +36,13 @@ class AnswerWriter:
         Raises:
             TextError: the question does not fit into the model's context.
         """
-        reading = self.prompter.reading(asked.question, sources, asked.history, asked.max_new_tokens)
+        answer_prompt = self.prompter.answer_prompt(asked.question, sources, asked.history, asked.max_new_tokens)
         known = self._instructions()
-        if asked.approximate_cache is not None and reading.sources:
+        if asked.approximate_cache is not None and answer_prompt.sources:
             kept = KeptSources(self.lm, self.prompter, disk_cache(asked.approximate_cache))
-            return Written(asked, self.lm, *kept.reading(asked, reading, known))
-        fits = known is not None and reading.ids[: len(known.token_ids)] == known.token_ids
-        return Written(asked, self.lm, reading, known if fits else None)
+            return Written(asked, self.lm, *kept.answer_prompt(asked, answer_prompt, known))
+        fits = known is not None and answer_prompt.ids[: len(known.token_ids)] == known.token_ids
+        return Written(asked, self.lm, answer_prompt, known if fits else None)
 
     def _instructions(self) -> "Session | None":
         """Return the instructions, which stand before everything else, as the model has read them once."""

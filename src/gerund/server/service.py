@@ -131,7 +131,7 @@ class Service:
             slots=own.slots,
             context=own.context,
             read_tokens=own.read_tokens,
-            share=own.share,
+            writing_ratio=own.writing_ratio,
             queue_tokens=own.queue_tokens,
             exact=own.exact,
             compile=own.compile,

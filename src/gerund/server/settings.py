@@ -67,7 +67,7 @@ class ServeSettings(BaseModel):
     """Room of a slot in tokens; None takes the model's context, 2048 at most."""
     read_tokens: Count = 256
     """Tokens that are read between two steps of writing."""
-    share: Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)] = 1.0
+    writing_ratio: Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)] = 1.0
     """Seconds of writing for each second of reading while both wait."""
     queue_tokens: Count = 65536
     """Tokens that may wait; what comes then is asked to come again."""

@@ -13,7 +13,7 @@ import torch
 
 from gerund.training.corpus.sources import existing
 from gerund.training.machine import check_machine, peak_memory_mib, uses_bf16
-from gerund.training.memory import KeptForBackward, MemoryShares, memory_shares
+from gerund.training.memory import KeptForBackward, MemoryUse, memory_use
 from gerund.training.objectives.base import Objective, TextConfig
 from gerund.training.objectives.batches import tokens_in
 from gerund.training.objectives.registry import prepare_objectives
@@ -43,7 +43,7 @@ class Estimate:
     """Estimated time of all steps."""
     memory_mib: int
     """Peak memory of these steps, over all stages: of the GPU where there is one, else of the process."""
-    shares: MemoryShares
+    memory: MemoryUse
     """What each process holds, by what it is."""
 
 
@@ -136,7 +136,7 @@ def estimate(recipe: Recipe, *, processes: int = 1) -> Estimate:
         total += sum(own.values()) * count
         most = max(most, sum(own.values()))
     layers, sharding = model.layers, recipe.sharding
-    shares = memory_shares(module, layers, optimizer, activations=kept.peak, processes=processes, sharding=sharding)
+    memory = memory_use(module, layers, optimizer, activations=kept.peak, processes=processes, sharding=sharding)
     return Estimate(
         parameters=sum(p.numel() for part in (model.model, model.head) if part for p in part.parameters()),
         trained_parameters=sum(p.numel() for p in module.parameters() if p.requires_grad),
@@ -146,7 +146,7 @@ def estimate(recipe: Recipe, *, processes: int = 1) -> Estimate:
         seconds_per_step=seconds / recipe.steps,
         seconds=seconds,
         memory_mib=peak_memory_mib(),
-        shares=shares,
+        memory=memory,
     )
 
 

@@ -15,7 +15,7 @@ _MIB = 2**20
 
 
 @dataclass(frozen=True)
-class MemoryShares:
+class MemoryUse:
     """What each process holds, in MiB."""
 
     processes: int
@@ -34,9 +34,9 @@ class MemoryShares:
     """With shards, the weights that are put together at a time: a layer's, and those outside of layers."""
 
     def lines(self) -> Iterator[str]:
-        r"""Yield a line for each share, as ``--dry-run`` prints them.
+        r"""Yield a line for each use, as ``--dry-run`` prints them.
 
-        >>> print(*MemoryShares(8, "fsdp2", 3830, 3830, 7660, 512, 2836).lines(), sep="\n")
+        >>> print(*MemoryUse(8, "fsdp2", 3830, 3830, 7660, 512, 2836).lines(), sep="\n")
         weights            3,830 MiB in each of 8 processes (sharding: fsdp2)
         gradients          3,830 MiB
         optimizer          7,660 MiB
@@ -52,7 +52,7 @@ class MemoryShares:
             yield f"gathered           {self.gathered:,} MiB at a time"
 
 
-def memory_shares(
+def memory_use(
     module: nn.Module,
     layers: Iterable[nn.Module],
     optimizer: torch.optim.Optimizer,
@@ -60,7 +60,7 @@ def memory_shares(
     activations: int,
     processes: int,
     sharding: str,
-) -> MemoryShares:
+) -> MemoryUse:
     """Return what each of several processes will hold.
 
     Args:
@@ -72,17 +72,17 @@ def memory_shares(
         sharding: ``none`` or ``fsdp2``.
     """
     sharded = sharding != "none" and processes > 1
-    share = processes if sharded else 1
+    parts = processes if sharded else 1
     weights = _bytes(module.parameters())
     by_layer = [_bytes(layer.parameters()) for layer in layers]
     outside = weights - sum(by_layer)
     gathered = outside + max(by_layer, default=0) if sharded else 0
-    return MemoryShares(
+    return MemoryUse(
         processes=processes,
         sharding=sharding if processes > 1 else "none",
-        weights=_mib(weights / share),
-        gradients=_mib(_bytes(p for p in module.parameters() if p.requires_grad) / share),
-        optimizer=_mib(_bytes(_state(optimizer)) / share),
+        weights=_mib(weights / parts),
+        gradients=_mib(_bytes(p for p in module.parameters() if p.requires_grad) / parts),
+        optimizer=_mib(_bytes(_state(optimizer)) / parts),
         activations=_mib(activations),
         gathered=_mib(gathered),
     )

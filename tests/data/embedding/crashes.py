@@ -17,7 +17,7 @@ import pyarrow.compute
 import pyarrow.parquet  # noqa: F401
 
 from gerund.data.embedding_job import EmbeddingConfig, embedding_job
-from gerund.data.embedding_lots import Encoded
+from gerund.data.embedding_shards import Encoded
 from gerund.data.tables import open_table
 from gerund.jobs.unfinished import Unfinished
 from tests.jobs.crashes import contents, killed_before

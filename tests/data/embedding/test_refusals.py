@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gerund.data.embedding_job import EmbeddingConfig, embedding_job
-from gerund.data.embedding_lots import Encoded
+from gerund.data.embedding_shards import Encoded
 from gerund.data.tables import open_table
 from gerund.errors import ConfigError, DataError, InputError, ModelError, OutputExistsError, ResourceError, TextError
 from tests.data.embedding.crashes import ABOUT, fake_encode

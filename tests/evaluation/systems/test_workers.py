@@ -32,8 +32,8 @@ def lm(tiny_folder):
 
 @pytest.mark.parametrize("cached", [True, False])
 def test_the_same_vectors_under_each_plan(lm, cached, monkeypatch):
-    monkeypatch.setattr(workers, "_LOT", 3)
-    monkeypatch.setattr(embeddings, "_LOT", 4)
+    monkeypatch.setattr(workers, "_SHARD", 3)
+    monkeypatch.setattr(embeddings, "_SHARD", 4)
     columns = [EncoderSettings(attention="causal"), EncoderSettings(attention="bidir", pooling="last")]
     systems = systems_of([lm, "bm25", "hybrid"], columns, cache=EmbeddingCache() if cached else None)
     if not cached:

@@ -107,8 +107,8 @@ def test_lots_do_not_show(corpus, tokenizer, tmp_path, cache, monkeypatch):
 def test_no_lot_is_larger_than_allowed(monkeypatch):
     monkeypatch.setattr(token_cache, "_TEXTS_AT_ONCE", 3)
     monkeypatch.setattr(token_cache, "_CHARACTERS_AT_ONCE", 10)
-    lots = list(token_cache._batches(["a", "b", "c", "d", "x" * 20, "e"]))
-    assert lots == [["a", "b", "c"], ["d", "x" * 20], ["e"]]
+    shards = list(token_cache._batches(["a", "b", "c", "d", "x" * 20, "e"]))
+    assert shards == [["a", "b", "c"], ["d", "x" * 20], ["e"]]
 
 
 def test_second_call_reads_nothing(corpus, tokenizer, cache, tmp_path, monkeypatch):

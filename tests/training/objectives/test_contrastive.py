@@ -54,7 +54,7 @@ def formatter_of(tokenizer, encoder, prompt=None):
 
 
 def slow_vector(eager, text, encoder):
-    """Encode one framed text; its prompt counts as its special tokens do, only where no plan hides them."""
+    """Encode one formatted text; its prompt counts as its special tokens do, only where no plan hides them."""
     has_prompt = text.text_from > text.specials_before
     skips = not encoder.pool_prompt and (has_prompt or encoder.attention.name.startswith("mask0"))
     return slow.vector(eager, text.ids, text.text_from if skips else 0, encoder.attention, encoder.pooling)
@@ -104,9 +104,9 @@ def test_equals_one_pair_at_a_time(
         "negative": [text for row in rows for text in row.negatives],
     }
     assert list(batch) == [group for group in texts if texts[group]]
-    framed = {group: [(queries if group == "query" else documents).format_text(text, 40) for text in texts[group]]
+    formatted = {group: [(queries if group == "query" else documents).format_text(text, 40) for text in texts[group]]
               for group in texts}  # fmt: skip
-    own = {group: [slow_vector(eager, text, encoder) for text in framed[group]] for group in texts}
+    own = {group: [slow_vector(eager, text, encoder) for text in formatted[group]] for group in texts}
     if projection:
         own = {group: [losses.projection.weight @ vector for vector in own[group]] for group in own}
     expected, hits = slow.contrast(*own.values(), texts, temperature, similarity)

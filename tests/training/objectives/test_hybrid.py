@@ -196,12 +196,12 @@ def test_a_text_that_is_one_span_is_plain_language_modelling(model, make, ids_of
     batches = make(rows, InputFormatter(tokenizer, append_eos=eos), ("mntp", "msg"), whole_fraction=1.0)
     batch = batches.make(0, 0, 3)
     found = HybridLosses(2, ("mntp", "msg"))(model, batch)
-    framed = [[tokenizer.bos_token_id, *row] for row in rows]
-    expected = sum(causal_loss(model, torch.tensor([row])) for row in framed)
+    formatted = [[tokenizer.bos_token_id, *row] for row in rows]
+    expected = sum(causal_loss(model, torch.tensor([row])) for row in formatted)
     torch.testing.assert_close(found["msg"], expected, rtol=1e-11, atol=1e-11)
     assert found["mntp"].item() == 0.0
     assert HybridLosses(2, ("mntp", "msg")).counts(batch) == {"mntp": 0, "msg": 20 + 9 + 14}
-    assert [text["input_ids"] for text in slow.texts_of(batch)] == framed
+    assert [text["input_ids"] for text in slow.texts_of(batch)] == formatted
 
 
 def test_both_in_one_pass_are_each_alone_on_the_same_view(model, make, formatter, ids_of):

@@ -143,10 +143,10 @@ def test_what_is_never_touched(build, eos, predict):
     batch = hybrid(tokenizer, rows, eos=eos, **settings).make(0, 0, N)
     touched_first = 0
     for row, (ids, labels, selected, span) in enumerate(views(batch)):
-        framed = formatter.format(rows[row])
-        places = formatter.places(framed)
-        assert labels == framed.ids[: len(labels)]
-        assert len(labels) == len(framed) or (len(labels) == places.stop and all(span[1:]))
+        formatted = formatter.format(rows[row])
+        places = formatter.places(formatted)
+        assert labels == formatted.ids[: len(labels)]
+        assert len(labels) == len(formatted) or (len(labels) == places.stop and all(span[1:]))
         for place in range(len(ids)):
             if place not in places:
                 assert not selected[place]

@@ -158,10 +158,10 @@ def test_what_is_masked(build, rate):
     batch = UnimaeBatches(Rows(rows), formatter, config, mask_id=MASK, pad=0, seed=1).make(0, 0, len(rows))
     hidden = 0
     for row, text in enumerate(slow.texts_of(batch)):
-        framed = formatter.format(rows[row])
-        assert text["labels"] == framed.ids
+        formatted = formatter.format(rows[row])
+        assert text["labels"] == formatted.ids
         assert text["labels"][-1] == tokenizer.eos_token_id
-        assert [place for place, inside in enumerate(text["inside"]) if inside] == list(formatter.places(framed))
+        assert [place for place, inside in enumerate(text["inside"]) if inside] == list(formatter.places(formatted))
         assert sum(text["inside"]) == len(rows[row])
         for own, original, inside in zip(text["input_ids"], text["labels"], text["inside"], strict=True):
             assert own == original or (inside and own == MASK)

@@ -1,7 +1,7 @@
 """Where vectors are kept: of whole texts by encoder and text, of words in one array; in memory or on disk.
 
-No text is encoded twice. Texts that are new are encoded lot by lot; the rows of a lot that is not finished lie beside
-the rest under ``unfinished``, so that whoever is interrupted goes on in the lot, with the batches it would have had.
+No text is encoded twice. Texts that are new are encoded shard by shard; the rows of one that is not finished lie beside the
+rest under ``unfinished``, so that whoever is interrupted goes on in the shard, with the batches it would have had.
 
 Knows: vectors, keys, files. Does not know: models.
 """
@@ -28,8 +28,8 @@ MOST_BYTES = 1 << 30
 
 _SENTENCES_AT_ONCE = 2048
 
-# Texts of a lot.
-_LOT = 4096
+# Texts of a shard.
+_SHARD = 4096
 _UNFINISHED = "unfinished"
 
 # Turns texts into vectors ``(n, D)``; may keep finished rows in what it is given with them.
@@ -41,16 +41,16 @@ class EmbeddingCache:
 
     Args:
         folder: where they are kept; None keeps them in memory.
-        unfinished: where the rows of lots that are not finished are kept although the rest is in memory; all of them
+        unfinished: where the rows of shards that are not finished are kept although the rest is in memory; all of them
             stay until ``forget_unfinished``. With ``folder`` they lie in there.
 
     Attributes:
-        lots: how many lots are encoded at once: as many as there are workers.
+        shards: how many shards are encoded at once: as many as there are workers.
     """
 
     def __init__(self, folder: Path | None = None, *, unfinished: Path | None = None) -> None:
         self.folder = folder
-        self.lots = 1
+        self.shards = 1
         self._unfinished = unfinished if folder is None else folder / _UNFINISHED
         self._stores: dict[tuple[str, str], RowStore] = {}
 
@@ -72,15 +72,15 @@ class EmbeddingCache:
         store = self.store(fingerprint, prompt)
         keys = [key_of_text(text) for text in texts]
         missing = list({key: text for key, text in zip(keys, texts, strict=True) if key not in store}.items())
-        step = _LOT * self.lots
+        step = _SHARD * self.shards
         for start in range(0, len(missing), step):
             new_keys, new_texts = zip(*missing[start : start + step], strict=True)
-            with self.lot(f"{fingerprint} {prompt}", new_keys) as kept:
+            with self.shard(f"{fingerprint} {prompt}", new_keys) as kept:
                 store.add(new_keys, compute(list(new_texts), kept))
         return store.rows(keys)
 
     @contextmanager
-    def lot(self, encoder: str, keys: Sequence[bytes]) -> Iterator[Unfinished]:
+    def shard(self, encoder: str, keys: Sequence[bytes]) -> Iterator[Unfinished]:
         """Yield what is done of the vectors of some texts, to be put into the store before the block ends.
 
         Args:
@@ -89,7 +89,7 @@ class EmbeddingCache:
         """
         name = hashlib.blake2b(encoder.encode() + b" " + b"".join(keys), digest_size=KEY_BYTES).hexdigest()
         if self.folder is not None:
-            # One lot is finished before the next begins: what lies here of another was given up.
+            # One shard is finished before the next begins: what lies here of another was given up.
             for path in (self.folder / _UNFINISHED).glob("*"):
                 if path.name != name:
                     shutil.rmtree(path, ignore_errors=True)
@@ -101,7 +101,7 @@ class EmbeddingCache:
                 (self.folder / _UNFINISHED).rmdir()
 
     def forget_unfinished(self) -> None:
-        """Remove what is kept of lots, once nobody is going to go on with them."""
+        """Remove what is kept of shards, once nobody is going to go on with them."""
         if self._unfinished is not None:
             shutil.rmtree(self._unfinished, ignore_errors=True)
 

@@ -116,7 +116,7 @@ def _fill(kin: list[LanguageModelSystem], prompt: str | None, texts: list[str], 
     cache = needy[0].cache
     assert cache is not None
     everything = " ".join([*(one.cache_key for one in needy), text_of_prompt])
-    with cache.lot(everything, new) as kept:
+    with cache.shard(everything, new) as kept:
         vectors = encode_each([one.lm.runtime for one in needy], tokens, show=config.show_progress, kept=kept)
         for one, own in zip(needy, vectors, strict=True):
             if one.cache is not None:

@@ -109,8 +109,8 @@ class SentenceTransformersSystem(Encoder):
     ) -> np.ndarray:
         """Compute vectors ``(n, D)`` float32 as they were pooled, keeping finished slices where it is said."""
         vectors = np.zeros((len(texts), self.dimensions), dtype=np.float32)
-        reading = None if kept is None else kept.reading()
-        done = frozenset() if reading is None else reading.fill(vectors)
+        kept_pass = None if kept is None else kept.encoding_pass()
+        done = frozenset() if kept_pass is None else kept_pass.fill(vectors)
         # Longest first, as sentence-transformers itself goes through its batches.
         order = sorted(range(len(texts)), key=lambda row: -len(texts[row]))
         with progress(len(texts), "encoding", show=show) as advance:
@@ -120,8 +120,8 @@ class SentenceTransformersSystem(Encoder):
                     own = [texts[row] for row in rows]
                     found = self._model.encode(own, prompt=prompt, show_progress_bar=False, convert_to_numpy=True)
                     vectors[rows] = np.asarray(found, dtype=np.float32)
-                    if reading is not None:
-                        reading.keep(rows, vectors[rows])
+                    if kept_pass is not None:
+                        kept_pass.keep(rows, vectors[rows])
                 advance(len(rows))
         return vectors
 

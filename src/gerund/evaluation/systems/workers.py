@@ -18,10 +18,10 @@ from gerund.worker_model import WorkerModel
 if TYPE_CHECKING:
     from gerund.language_model import LanguageModel
 
-# Texts that a worker encodes at a time; batches are made of texts of one lot.
-_LOT = 512
-# A lot: its number, its texts and what is put before them.
-TextLot = tuple[int, tuple[str, ...], str | None]
+# Texts that a worker encodes at a time; batches are made of texts of one shard.
+_SHARD = 512
+# A shard: its number, its texts and what is put before them.
+TextShard = tuple[int, tuple[str, ...], str | None]
 
 
 @contextmanager
@@ -38,7 +38,7 @@ def encoded_by(engine: Engine, systems: Sequence[System], *, threads: int | None
         for one in models:
             one.elsewhere = partial(pools.encode, one.lm)
             if one.cache is not None:
-                one.cache.lots = max(one.cache.lots, engine.workers)
+                one.cache.shards = max(one.cache.shards, engine.workers)
         try:
             yield
         finally:
@@ -53,7 +53,7 @@ class _Pools(ExitStack):
         super().__init__()
         self.engine, self.threads = engine, threads
         self.lm: LanguageModel | None = None
-        self.pool: WorkerPool[TextLot, np.ndarray] | None = None
+        self.pool: WorkerPool[TextShard, np.ndarray] | None = None
 
     def encode(self, lm: "LanguageModel", texts: Sequence[str], prompt: str | None) -> np.ndarray:
         """Return vectors as they were pooled, ``(n, D)`` float32."""
@@ -62,17 +62,17 @@ class _Pools(ExitStack):
             model = WorkerModel.of(lm, threads=self.threads)
             work = StatefulWork(partial(_opened, model), gpus=model.gpus, threads=model.threads)
             self.pool, self.lm = self.enter_context(self.engine.pool(work)), lm
-        lots = ((start, tuple(texts[start : start + _LOT]), prompt) for start in range(0, len(texts), _LOT))
-        found = {lot[0]: vectors_ND for lot, vectors_ND in self.pool.map(lots)}
+        shards = ((start, tuple(texts[start : start + _SHARD]), prompt) for start in range(0, len(texts), _SHARD))
+        found = {shard[0]: vectors_ND for shard, vectors_ND in self.pool.map(shards)}
         parts = [found[start] for start in sorted(found)]
         return np.concatenate(parts) if parts else np.zeros((0, lm.dimensions), dtype=np.float32)
 
 
-def _opened(model: WorkerModel) -> Callable[[TextLot], np.ndarray]:
+def _opened(model: WorkerModel) -> Callable[[TextShard], np.ndarray]:
     return partial(_encode, model.load())
 
 
-def _encode(lm: "LanguageModel", lot: TextLot) -> np.ndarray:
-    _, texts, prompt = lot
+def _encode(lm: "LanguageModel", shard: TextShard) -> np.ndarray:
+    _, texts, prompt = shard
     vectors: np.ndarray = lm.encode(list(texts), prompt=prompt, normalize=False, empty="zeros", show_progress=False)
     return vectors

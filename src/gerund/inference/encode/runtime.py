@@ -21,7 +21,7 @@ from gerund.errors import ConfigError, ResourceError
 from gerund.inference.encode.beside import Beside
 from gerund.inference.encode.positions import takes_positions
 from gerund.inference.tokens import Tokens, context_length, placed_ids, token_batches
-from gerund.jobs.unfinished import Reading
+from gerund.jobs.unfinished import EncodingPass
 from gerund.methods import rerouted_layers
 from gerund.models.adapters import active_adapter
 from gerund.models.encoder_decoder import encoder_of, is_encoder_decoder
@@ -228,7 +228,7 @@ def encode(
     *,
     batch_tokens: int | None = None,
     show: bool | None = None,
-    kept: Reading | None = None,
+    kept: EncodingPass | None = None,
 ) -> np.ndarray:
     """Encode texts into vectors, not normalised.
 

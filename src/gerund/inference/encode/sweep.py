@@ -46,13 +46,13 @@ def encode_each(
         ConfigError: the runtimes do not share a model, or a plan reads another text (``echo``, ``hybrid``).
     """
     vectors = np.zeros((len(runtimes), len(texts), runtimes[0].width), dtype=np.float32)
-    readings = [] if kept is None else [kept.reading(place, len(runtimes)) for place in range(len(runtimes))]
-    done = [reading.fill(own) for reading, own in zip(readings, vectors, strict=False)]
+    passes = [] if kept is None else [kept.encoding_pass(place, len(runtimes)) for place in range(len(runtimes))]
+    done = [one.fill(own) for one, own in zip(passes, vectors, strict=False)]
 
     def keep(place: int, rows: list[int], batch: list[Tokens], hidden_BTD: Tensor, begin: Tensor) -> None:
         vectors[place, rows] = pooled(runtimes[place], batch, hidden_BTD, begin)
-        if readings:
-            readings[place].keep(rows, vectors[place, rows])
+        if passes:
+            passes[place].keep(rows, vectors[place, rows])
 
     _sweep(runtimes, texts, keep, show, done)
     return vectors

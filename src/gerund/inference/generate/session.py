@@ -25,7 +25,7 @@ from gerund.inference.encode.runtime import EncoderRuntime, pooled
 from gerund.inference.generate import generation
 from gerund.inference.generate.prompts import Prompt, check_prompts, prompt_ids
 from gerund.inference.generate.rows import Emit
-from gerund.inference.generate.session_files import Kept, Reader, load_kept, refuse_other_states, save_kept
+from gerund.inference.generate.session_files import Kept, ReadingModel, load_kept, refuse_other_states, save_kept
 from gerund.inference.generate.settings import Options, Settings
 from gerund.inference.generate.streams import AsyncTextStream, TextStream, Work
 from gerund.inference.generate.turned_keys import turns_of
@@ -83,7 +83,7 @@ class Session:
         save_kept(self._kept(), folder)
 
     @classmethod
-    def load(cls, folder: str | Path, lm: Reader) -> Self:
+    def load(cls, folder: str | Path, lm: ReadingModel) -> Self:
         """Open what ``save`` wrote.
 
         Args:

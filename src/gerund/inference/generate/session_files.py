@@ -31,7 +31,7 @@ FORMAT = 1
 _LOGITS = "logits"
 
 
-class Reader(Protocol):
+class ReadingModel(Protocol):
     """A model that reads a text once; a ``LanguageModel``."""
 
     @property
@@ -88,7 +88,7 @@ def written_by(weights: str, model: PreTrainedModel) -> str:
     return hashlib.blake2b("\n".join(parts).encode(), digest_size=16).hexdigest()
 
 
-def cache_key(lm: Reader, *ids: list[int]) -> str:
+def cache_key(lm: ReadingModel, *ids: list[int]) -> str:
     """Return the key under which a cache has what a model read of these token ids.
 
     Args:
@@ -118,7 +118,7 @@ def save_kept(kept: Kept, folder: Path) -> None:
     (folder / SETTINGS).write_text(json.dumps({**said, "check": _check(said)}), encoding="utf-8")
 
 
-def load_kept(folder: str | Path, lm: Reader) -> Kept:
+def load_kept(folder: str | Path, lm: ReadingModel) -> Kept:
     """Read a session's folder; see ``Session.load``.
 
     Raises:

@@ -112,7 +112,7 @@ class Slots:
             known: how many of its tokens ``recall`` has put there.
         """
         rest = list(ids[known:])
-        own = Cache(layers=[_Reading(layer, known) for layer in self._layers])
+        own = Cache(layers=[_Prefilled(layer, known) for layer in self._layers])
         inputs: dict[str, Any] = {"input_ids": torch.tensor([rest], device=self._device)}
         if self._keeps_logits:
             inputs["logits_to_keep"] = 1
@@ -260,7 +260,7 @@ class _Part(CacheLayerMixin):
         return self.layer.room
 
 
-class _Reading(_Part):
+class _Prefilled(_Part):
     """A layer while a prompt is read, some tokens of which are there."""
 
     def __init__(self, layer: _Layer, known: int) -> None:

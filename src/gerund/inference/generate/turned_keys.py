@@ -17,7 +17,7 @@ from transformers.cache_utils import DynamicLayer
 from gerund.errors import ConfigError
 from gerund.inference.encode.positions import takes_positions
 
-# The trial: so many tokens, so many places apart, and what keys may differ by, as a share of the greatest.
+# The trial: so many tokens, so many places apart, and what keys may differ by, as a fraction of the greatest.
 _TOKENS, _APART = 8, 37
 _ALIKE = {torch.float32: 1e-3, torch.float64: 1e-3}
 _ALIKE_ROUNDED = 5e-2

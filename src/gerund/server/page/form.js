@@ -57,8 +57,8 @@ export function onSubmit(form, work) {
 export function bar(score, least, greatest) {
   const made = element("span", undefined, "bar");
   const own = element("span");
-  const share = greatest > least ? (score - least) / (greatest - least) : 1;
-  own.style.width = `${Math.round(5 + 95 * share)}%`;
+  const fraction = greatest > least ? (score - least) / (greatest - least) : 1;
+  own.style.width = `${Math.round(5 + 95 * fraction)}%`;
   made.append(own);
   made.setAttribute("aria-hidden", "true");
   return made;

@@ -14,9 +14,9 @@ from gerund.errors import FingerprintError
 from gerund.server.encoding import encoded
 from gerund.server.errors import told
 from gerund.server.routes.common import FINGERPRINT_HEADER, MISMATCH, Served
-from gerund.server.schemas.reading import EmbeddingRequest
+from gerund.server.schemas.representation import EmbeddingRequest
 
-router = APIRouter(tags=["reading"])
+router = APIRouter(tags=["representation"])
 
 
 @router.post("/v1/embeddings", responses=MISMATCH)

@@ -17,10 +17,10 @@ from gerund.scoring.measures import check_relevance
 from gerund.server.encoding import cosines, encoded
 from gerund.server.errors import ApiError, blamed, told
 from gerund.server.routes.common import Served
-from gerund.server.schemas.reading import RerankRequest, ScoreRequest, TeiRerankRequest
+from gerund.server.schemas.representation import RerankRequest, ScoreRequest, TeiRerankRequest
 from gerund.server.service import Service
 
-router = APIRouter(tags=["reading"])
+router = APIRouter(tags=["representation"])
 
 
 @router.post("/v1/rerank")

@@ -13,7 +13,7 @@ from gerund.inference.text_ids import encode_texts
 from gerund.inference.tokens import check_unicode
 from gerund.server.errors import ApiError, told
 from gerund.server.routes.common import Served
-from gerund.server.schemas.reading import DetokenizeRequest, TokenizeRequest
+from gerund.server.schemas.representation import DetokenizeRequest, TokenizeRequest
 from gerund.server.schemas.writing import ChatRequest
 from gerund.server.service import Service
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from gerund.attention.streams import decoder_layers, hidden_of
 from gerund.models.pooling import pool
 from gerund.training.losses.by_length import Batch
-from gerund.training.losses.vectors import VectorReader
+from gerund.training.losses.vectors import VectorEncoder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from gerund.models.heads import ProjectionHead
 
 
-class DistillReader(VectorReader):
+class DistillEncoder(VectorEncoder):
     """Reads texts as ``encode`` does behind a head, and beside it the pooled states of further layers.
 
     Args:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _DROPOUTS = ("attention_dropout", "attn_dropout", "dropout")
 
 
-class VectorReader(nn.Module):
+class VectorEncoder(nn.Module):
     """Reads texts as ``encode`` does, with gradients; holds the projection that is trained beside the model.
 
     Args:

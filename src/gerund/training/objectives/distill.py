@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from gerund.models.heads import ProjectionHead
     from gerund.training.corpus.formatting import InputFormatter
     from gerund.training.corpus.teachers import KnownVectors, TeacherVectors
-    from gerund.training.losses.layer_states import DistillReader
+    from gerund.training.losses.layer_states import DistillEncoder
     from gerund.training.objectives.context import Context
     from gerund.training.recipe import Recipe
 
@@ -130,7 +130,7 @@ class DistillConfig(TextConfig, VectorConfig):
     def _objective(
         self, context: "Context", formatter: "InputFormatter", teacher: Any, space: str, dimensions: int
     ) -> Objective:
-        from gerund.training.losses.layer_states import DistillReader
+        from gerund.training.losses.layer_states import DistillEncoder
 
         if max(self.matryoshka, default=0) > dimensions:
             raise ConfigError(
@@ -140,7 +140,7 @@ class DistillConfig(TextConfig, VectorConfig):
         if max(self.layers, default=0) > context.model.n_layers:
             raise ConfigError(f"distill: layers {max(self.layers)}, and the model has {context.model.n_layers}")
         head = self._head(context, space, dimensions)
-        losses = DistillLosses(DistillReader(runtime, head, dimensions, self.layers), self)
+        losses = DistillLosses(DistillEncoder(runtime, head, dimensions, self.layers), self)
         group = TextGroup.of(context)
         if self.file is not None:
             batches: Batches = KnownBatches(teacher, formatter, group, length=self.length, seed=context.seed(self))
@@ -323,9 +323,9 @@ class DistillLosses(PairLosses):
         config: The weights of the losses.
     """
 
-    heads: "DistillReader"
+    heads: "DistillEncoder"
 
-    def __init__(self, reader: "DistillReader", config: DistillConfig) -> None:
+    def __init__(self, reader: "DistillEncoder", config: DistillConfig) -> None:
         self.heads, self.config = reader, config
 
     def __call__(self, model: "PreTrainedModel", part: Batch) -> "Tensor":

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from gerund.inference.encode.runtime import EncoderRuntime
     from gerund.inference.tokens import Tokens
-    from gerund.training.losses.vectors import VectorReader
+    from gerund.training.losses.vectors import VectorEncoder
     from gerund.training.objectives.context import Context
 
 Similarity = Literal["cosine", "dot"]
@@ -114,7 +114,7 @@ class ContrastiveLosses(PairLosses):
         dropout: Dropout of the attention probabilities; None leaves the model's own.
     """
 
-    heads: "VectorReader"
+    heads: "VectorEncoder"
     matryoshka: Sequence[int] = ()
 
     def __init__(
@@ -127,9 +127,9 @@ class ContrastiveLosses(PairLosses):
         in_batch: bool = True,
         dropout: float | None = None,
     ) -> None:
-        from gerund.training.losses.vectors import VectorReader
+        from gerund.training.losses.vectors import VectorEncoder
 
-        self.heads = VectorReader(runtime, projection=projection, dropout=dropout)
+        self.heads = VectorEncoder(runtime, projection=projection, dropout=dropout)
         self.temperature, self.similarity, self.in_batch = temperature, similarity, in_batch
 
     def of(self, config: ContrastiveConfig, context: "Context") -> Self:

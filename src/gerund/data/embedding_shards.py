@@ -1,8 +1,8 @@
-"""One lot of a table: from its rows to a part, a file that is whole or absent and depends on the lot alone.
+"""One shard of a table: from its rows to a part, a file that is whole or absent and depends on the shard alone.
 
 This is what runs in the workers of a job, and in its own process where it has none.
 
-Knows: rows, vectors, parts. Does not know: models, where one lot ends and the next begins, who works.
+Knows: rows, vectors, parts. Does not know: models, where one shard ends and the next begins, who works.
 """
 
 from collections.abc import Callable
@@ -22,13 +22,13 @@ from gerund.jobs.unfinished import Unfinished
 
 @dataclass(frozen=True)
 class Encoded:
-    """What the encoder gives back for one lot: ``(n, d)`` float32, and how many texts were cut."""
+    """What the encoder gives back for one shard: ``(n, d)`` float32, and how many texts were cut."""
 
     vectors: np.ndarray
     truncated: int = 0
 
 
-# From the texts of a lot and its rows that are done to its vectors.
+# From the texts of a shard and its rows that are done to its vectors.
 Encode = Callable[[list[str], Unfinished], Encoded]
 
 
@@ -37,7 +37,7 @@ class Elsewhere:
     """Who encodes, where it is not this process.
 
     Attributes:
-        engine: gives out the lots.
+        engine: gives out the shards.
         make: makes what encodes in each worker; can be sent there.
         gpus: GPUs that a worker needs for itself.
         threads: cores that it needs.
@@ -50,11 +50,11 @@ class Elsewhere:
 
 
 @dataclass(frozen=True)
-class Lot:
+class Shard:
     """Some consecutive rows of a table.
 
     Attributes:
-        index: the lot's number, from 0.
+        index: the shard's number, from 0.
         digest: a hash of its rows.
         rows: the rows.
     """
@@ -65,8 +65,8 @@ class Lot:
 
 
 @dataclass(frozen=True)
-class LotWork:
-    """What is done with every lot.
+class ShardWork:
+    """What is done with every shard.
 
     Attributes:
         job: a hash of all that determines the parts.
@@ -80,29 +80,31 @@ class LotWork:
     id_type: IdType
     keep_text: bool
 
-    def begun(self, lot: Lot, folder: Path | None = None, advance: Callable[[int], None] | None = None) -> Unfinished:
-        """Return the rows of a lot that are done; ``folder`` keeps them, without one nothing does."""
-        return Unfinished(folder, f"{self.job} {lot.digest}", advance=advance)
+    def begun(
+        self, shard: Shard, folder: Path | None = None, advance: Callable[[int], None] | None = None
+    ) -> Unfinished:
+        """Return the rows of a shard that are done; ``folder`` keeps them, without one nothing does."""
+        return Unfinished(folder, f"{self.job} {shard.digest}", advance=advance)
 
-    def write(self, path: Path, lot: Lot, encoded: Encoded) -> dict[str, Any]:
-        """Write a lot's part, whole or not at all; returns what it says of itself.
+    def write(self, path: Path, shard: Shard, encoded: Encoded) -> dict[str, Any]:
+        """Write a shard's part, whole or not at all; returns what it says of itself.
 
         Raises:
             ResourceError: the disk is full.
         """
-        ids = lot.rows.ids if self.id_type == "int" else [str(id_) for id_ in lot.rows.ids]
-        part = Part(ids, lot.rows.texts if self.keep_text else None, encoded.vectors)
-        facts = {"job": self.job, "shard": lot.digest, "rows": len(lot.rows), "truncated": encoded.truncated}
+        ids = shard.rows.ids if self.id_type == "int" else [str(id_) for id_ in shard.rows.ids]
+        part = Part(ids, shard.rows.texts if self.keep_text else None, encoded.vectors)
+        facts = {"job": self.job, "shard": shard.digest, "rows": len(shard.rows), "truncated": encoded.truncated}
         write_part(path, part, self.id_type, facts)
         return facts
 
-    def elsewhere(self, make: Elsewhere) -> StatefulWork[Lot, dict[str, Any]]:
+    def elsewhere(self, make: Elsewhere) -> StatefulWork[Shard, dict[str, Any]]:
         """Return this work for the workers of an engine."""
         return StatefulWork(partial(_opened, self, make.make), gpus=make.gpus, threads=make.threads)
 
 
 def encoded_rows(encode: Encode, rows: Rows, kept: Unfinished) -> Encoded:
-    """Encode the rows of a lot, and look at the vectors.
+    """Encode the rows of a shard, and look at the vectors.
 
     Raises:
         TextError: a text is too long, where that is an error; with its line.
@@ -122,11 +124,11 @@ def encoded_rows(encode: Encode, rows: Rows, kept: Unfinished) -> Encoded:
     return encoded
 
 
-def _opened(work: LotWork, make: Callable[[], Encode]) -> Callable[[Lot], dict[str, Any]]:
+def _opened(work: ShardWork, make: Callable[[], Encode]) -> Callable[[Shard], dict[str, Any]]:
     encode = make()
 
-    def make_part(lot: Lot) -> dict[str, Any]:
-        encoded = encoded_rows(encode, lot.rows, work.begun(lot))
-        return work.write(work.folder / f"part-{lot.index:06d}.arrow", lot, encoded)
+    def make_part(shard: Shard) -> dict[str, Any]:
+        encoded = encoded_rows(encode, shard.rows, work.begun(shard))
+        return work.write(work.folder / f"part-{shard.index:06d}.arrow", shard, encoded)
 
     return make_part

@@ -1,6 +1,6 @@
-"""``/v1/search`` over the index that is served, and ``/v1/attention``: where the layers look in a text.
+"""``/v1/attention``: which tokens each layer attends to in a text, untouched and under a plan.
 
-Knows: the fields and the answers. Does not know: how an index finds, how attention is recorded.
+Knows: the fields and the answer. Does not know: how attention is recorded.
 """
 
 from dataclasses import replace
@@ -13,44 +13,14 @@ from gerund.inference.inspection import AttentionInspection, inspect_attention, 
 from gerund.language_model import LanguageModel
 from gerund.server.errors import ApiError, told
 from gerund.server.routes.common import Served
-from gerund.server.schemas.reading import AttentionRequest, SearchRequest
+from gerund.server.schemas.representation import AttentionRequest
 from gerund.server.service import Service
 
-router = APIRouter(tags=["reading"])
+router = APIRouter(tags=["representation"])
 
 # A map has a number for each pair of tokens.
 _TOKENS = 64
 _DIGITS = 4
-
-
-@router.post("/v1/search")
-async def search(body: SearchRequest, request: Request, service: Served) -> dict[str, Any]:
-    """Find the chunks of the index that is served which fit a query best."""
-    service.demand_model(body.model)
-    index = service.index
-    if index is None:
-        raise ApiError(
-            "no index is served; make one with gerund index FOLDER -o my.index, and start with --index my.index",
-            404,
-            code="no_index",
-        )
-    async with service.claim(request) as claim:
-        try:
-            work = claim.hold(
-                service.engine.call(
-                    lambda: index.search(body.query, body.k or 10, mode=body.mode or "hybrid", filter=body.filter),
-                    tokens=len(body.query) // 4 + 1,
-                    deadline=claim.deadline,
-                )
-            )
-            hits = await claim.result(work)
-        except Exception as error:
-            raise told(error, "filter" if "filter" in str(error) else "query") from error
-    return {
-        "object": "list",
-        "model": service.names[0],
-        "data": [{"object": "search_result", **hit.to_dict()} for hit in hits],
-    }
 
 
 @router.post("/v1/attention")

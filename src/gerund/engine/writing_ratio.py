@@ -1,4 +1,4 @@
-"""How an engine divides its time: writing gets its share of what reading took, step by step.
+"""How an engine divides its time: writing gets so many times what reading took, step by step.
 
 Knows: seconds. Does not know: what is done in them.
 """
@@ -8,30 +8,30 @@ Knows: seconds. Does not know: what is done in them.
 _MOST_BEHIND = 16
 
 
-class Share:
+class WritingRatio:
     """Counts what reading owes to writing.
 
     Args:
-        share: seconds of writing for each second of reading.
+        ratio: seconds of writing for each second of reading.
 
-    >>> share = Share(1.0)
-    >>> share.wrote(0.01)
-    >>> share.read(0.004)
-    >>> share.is_due
+    >>> ratio = WritingRatio(1.0)
+    >>> ratio.wrote(0.01)
+    >>> ratio.read(0.004)
+    >>> ratio.is_due
     False
-    >>> share.read(0.007)
-    >>> share.is_due
+    >>> ratio.read(0.007)
+    >>> ratio.is_due
     True
     """
 
-    def __init__(self, share: float) -> None:
-        self._share = share
+    def __init__(self, ratio: float) -> None:
+        self._ratio = ratio
         self._step = 0.0  # seconds of one step of writing, lately
         self._owed = 0.0
 
     def read(self, seconds: float) -> None:
         """Note a time of reading."""
-        self._owed = min(self._owed + self._share * seconds, _MOST_BEHIND * self._step)
+        self._owed = min(self._owed + self._ratio * seconds, _MOST_BEHIND * self._step)
 
     def wrote(self, seconds: float) -> None:
         """Note the time of one step."""

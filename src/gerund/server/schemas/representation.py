@@ -1,4 +1,4 @@
-"""Bodies of requests to read: embeddings, rankings, scores, tokens.
+"""Bodies of requests that represent texts: embeddings, rankings, scores, tokens.
 
 Knows: the fields of OpenAI, Cohere, Jina, TEI and vLLM. Does not know: models, the engine.
 """
