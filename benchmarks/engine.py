@@ -28,14 +28,14 @@ import gerund
 import harness
 from gerund import Engine, EngineConfig, LanguageModel, Sampling
 from gerund.inference.generate import generation, in_turn
-from gerund.inference.generate.settings import Settings
+from gerund.inference.generate.settings import GenerationConfig
 from gerund.types import Generation
 from results import Column, Row, Table, median_of
 
 ONE_BY_ONE, ENGINE, COMPILED = "one by one", "engine", "engine, compiled step"
 LOCK = "a lock around the model"
 BATCHES, IN_TURN = "batches to their ends", "one makes room for the next"
-Asked = list[tuple[str, Settings]]
+Asked = list[tuple[str, GenerationConfig]]
 
 
 @cache
@@ -46,14 +46,14 @@ def words() -> list[str]:
     return " ".join(texts).split()
 
 
-def endless(tokens: int, seed: int = 0) -> Iterator[tuple[str, Settings]]:
+def endless(tokens: int, seed: int = 0) -> Iterator[tuple[str, GenerationConfig]]:
     """Yield prompts out of the bundled documents, with what is asked for."""
     chance = random.Random(seed)
     for number in count():
         length = chance.randint(5, 40)
         start = chance.randrange(len(words()) - length)
         sampling = Sampling(temperature=1.0, top_p=0.9, seed=number)
-        yield " ".join(words()[start : start + length]), Settings.of(tokens, sampling, {})
+        yield " ".join(words()[start : start + length]), GenerationConfig.of(tokens, sampling, {})
 
 
 def requests(number: int, tokens: int) -> Asked:
@@ -122,7 +122,9 @@ class Mixed:
     """
 
     def __init__(
-        self, write: Callable[[tuple[str, Settings], Callable[[], None]], Any], encode: Callable[[list[str]], Any]
+        self,
+        write: Callable[[tuple[str, GenerationConfig], Callable[[], None]], Any],
+        encode: Callable[[list[str]], Any],
     ) -> None:
         self.write, self.encode = write, encode
         self.tokens = self.texts = 0
@@ -176,7 +178,7 @@ def mix(options: argparse.Namespace) -> list[Row]:
     """Compare an engine with a lock, in turn."""
     lm, lock = gerund.load(dtype="float32"), threading.Lock()
 
-    def write_locked(asked: tuple[str, Settings], note: Callable[[], None]) -> None:
+    def write_locked(asked: tuple[str, GenerationConfig], note: Callable[[], None]) -> None:
         with lock:
             generation.generate(lm.model, lm.tokenizer, [asked[0]], asked[1], emit=lambda _: note())
 
@@ -187,7 +189,7 @@ def mix(options: argparse.Namespace) -> list[Row]:
     found: dict[str, list[Row]] = {LOCK: [], ENGINE: []}
     with Engine(lm, EngineConfig(slots=options.slots)) as engine:
 
-        def write(asked: tuple[str, Settings], note: Callable[[], None]) -> None:
+        def write(asked: tuple[str, GenerationConfig], note: Callable[[], None]) -> None:
             engine.write(*asked, emit=lambda _: note()).result()
 
         systems: dict[str, tuple[Any, Any]] = {
@@ -206,7 +208,7 @@ def mix(options: argparse.Namespace) -> list[Row]:
 def batches(options: argparse.Namespace) -> tuple[list[Row], list[str]]:
     """Compare many prompts in batches with the same in turn."""
     rows, checks = [], []
-    settings = Settings.of(64, Sampling(temperature=1.0, top_p=0.9, seed=5), {"stop": ["."]})
+    settings = GenerationConfig.of(64, Sampling(temperature=1.0, top_p=0.9, seed=5), {"stop": ["."]})
     prompts = [prompt for prompt, _ in requests(options.prompts, 1)]
     for dtype in options.dtypes:
         lm = gerund.load(dtype=dtype)

@@ -20,7 +20,7 @@ from gerund.entry import load
 from gerund.errors import GerundError
 from gerund.evaluation.registry import select
 from gerund.evaluation.tuning import PLANS
-from gerund.spec import parse_settings
+from gerund.spec import parse_encoder_spec
 from results import Column, Row, Table
 
 ATTENTION, HYBRID = "attention", "hybrid"
@@ -130,7 +130,7 @@ def pairs_in(options: Any) -> Path:
 def measured(model: Path, reading: Reading, options: Any) -> study.Metrics:
     """Return the metrics of every task."""
     lm = load(model)
-    lm = lm.with_encoder(parse_settings(reading.settings).applied_to(lm.encoder))
+    lm = lm.with_encoder(parse_encoder_spec(reading.settings).applied_to(lm.encoder))
     return study.measured([lm], select(list(options.tasks), options.data), options)
 
 

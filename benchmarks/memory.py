@@ -18,7 +18,7 @@ from transformers import T5Config, T5ForConditionalGeneration
 
 import gerund
 import harness
-from gerund.models.heads import HeadSettings, ProjectionHead
+from gerund.models.heads import HeadConfig, ProjectionHead
 from inputs import bundled_tokenizer, random_llama, save, size_of
 from results import Column, Table, median_of
 
@@ -39,7 +39,7 @@ def make_t5(folder: Path, width: int, layers: int) -> None:
         num_decoder_layers=layers, num_heads=width // 64, decoder_start_token_id=0, pad_token_id=0,
     )  # fmt: skip
     save(T5ForConditionalGeneration(config), folder)
-    ProjectionHead(HeadSettings(width)).save(folder)
+    ProjectionHead(HeadConfig(width)).save(folder)
 
 
 def at_work(case: dict[str, Any]) -> dict[str, Any]:

@@ -35,7 +35,7 @@ from gerund.evaluation.systems.selection import read_as
 from gerund.evaluation.task import EvaluationConfig, Task
 from gerund.evaluation.tuning import METHODS, PLANS, Trial, Tuned, tune
 from gerund.language_model import LanguageModel
-from gerund.spec import parse_settings
+from gerund.spec import parse_encoder_spec
 from results import Column, Row, Table
 
 VALIDATION = ("sts/stsb", "linear-probe/hwu64", "linear-probe/financial_phrasebank")
@@ -122,7 +122,7 @@ def tuned(lm: LanguageModel, name: str, options: argparse.Namespace, sample: Seq
 
 def told(lm: LanguageModel, name: str, options: argparse.Namespace, sample: Sequence[str]) -> list[Trial]:
     """Measure the settings that the command names, on validation data."""
-    configs = [parse_settings(text).applied_to(lm.encoder) for text in options.also]
+    configs = [parse_encoder_spec(text).applied_to(lm.encoder) for text in options.also]
     if not configs:
         return []
     labels = [label_of(config, lm.n_layers) for config in configs]

@@ -13,14 +13,14 @@ from ray import serve
 
 from gerund.server.app import Gate, make_app
 from gerund.server.service import Service, name_of
-from gerund.server.settings import ServeSettings
+from gerund.server.settings import ServerConfig
 from gerund.spec import ModelSpec
 
 
 def replica() -> Gate:
     """Load the model in a replica, and return its application."""
     spec, keys = ModelSpec.of(os.environ.get("GERUND_MODEL")), os.environ.get("GERUND_API_KEY", "").split()
-    service = Service(ServeSettings(), (name_of(spec), spec.model))
+    service = Service(ServerConfig(), (name_of(spec), spec.model))
     service.load(spec)
     return make_app(service, keys)
 

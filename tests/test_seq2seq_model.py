@@ -14,7 +14,7 @@ from gerund.errors import ConfigError, DataError, ModelError, TextError, Unsuppo
 from gerund.inference.infill import sentinels
 from gerund.inference.infill.sentinels import Gapped, sentinel_ids, spans_of
 from gerund.language_model import LanguageModel
-from gerund.models.heads import HeadSettings, ProjectionHead, read_head
+from gerund.models.heads import HeadConfig, ProjectionHead, read_head
 from gerund.scoring.dual import DualScorer
 from gerund.types import Generation
 from tests.cli.helpers import run_cli
@@ -37,7 +37,7 @@ def with_head(folder, place, **settings):
     lm = gerund.load(folder, dtype="float32")
     torch.manual_seed(3)
     lm.save(place)
-    ProjectionHead(HeadSettings(width=32, **{"dimensions": 8, **settings})).save(place)
+    ProjectionHead(HeadConfig(width=32, **{"dimensions": 8, **settings})).save(place)
     return place
 
 
@@ -82,7 +82,7 @@ class TestEncoding:
 
     def test_released_head_is_the_released_formula(self):
         torch.manual_seed(0)
-        head = ProjectionHead(HeadSettings(width=6, dimensions=4, variant="released"))
+        head = ProjectionHead(HeadConfig(width=6, dimensions=4, variant="released"))
         states = torch.randn(3, 6)
         gated = torch.nn.functional.gelu(states @ head.inner.weight.T, approximate="tanh") * (
             states @ head.gate.weight.T
@@ -307,14 +307,14 @@ class TestRefusals:
     def test_a_head_of_another_width(self, folder, tmp_path):
         place = tmp_path / "m"
         gerund.load(folder).save(place)
-        ProjectionHead(HeadSettings(width=16)).save(place)
+        ProjectionHead(HeadConfig(width=16)).save(place)
         with pytest.raises(DataError, match="for states of 16 numbers, not 32"):
             gerund.load(place)
 
 
 def test_a_decoder_only_model_may_have_a_head(tmp_path):
     folder = save_tiny(tmp_path / "m")
-    ProjectionHead(HeadSettings(width=32, dimensions=8)).save(folder)
+    ProjectionHead(HeadConfig(width=32, dimensions=8)).save(folder)
     lm = gerund.load(folder, dtype="float32")
     assert lm.encode("the cat").shape == (8,)
     merged = lm.export(tmp_path / "merged", "merged")

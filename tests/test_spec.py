@@ -18,7 +18,7 @@ from gerund.config import EncoderConfig
 from gerund.errors import ConfigError
 from gerund.models.settings_file import read_saved, settings_from, settings_text
 from gerund.models.sources import find
-from gerund.spec import EncoderSettings, ModelSpec, parse_settings
+from gerund.spec import EncoderSpec, ModelSpec, parse_encoder_spec
 from tests.tiny import N_LAYERS
 
 BUNDLED = find(None).folder
@@ -114,38 +114,38 @@ class TestValue:
 class TestSettings:
     def test_what_is_left_out_is_the_models_own(self):
         own = EncoderConfig(attention=AttentionPlan("mask0-bidir", k=5), pooling="last", prompt="p")
-        assert EncoderSettings().applied_to(own) == own
-        assert EncoderSettings(k=2).applied_to(own) == replace(own, attention=AttentionPlan("mask0-bidir", k=2))
-        assert EncoderSettings(k="auto").applied_to(own).attention.k is None
+        assert EncoderSpec().applied_to(own) == own
+        assert EncoderSpec(k=2).applied_to(own) == replace(own, attention=AttentionPlan("mask0-bidir", k=2))
+        assert EncoderSpec(k="auto").applied_to(own).attention.k is None
 
     def test_another_plan_starts_from_its_own_defaults(self):
         own = EncoderConfig(attention=AttentionPlan("mask0-bidir", k=5, sink_tokens=3))
-        assert EncoderSettings(attention="inplace-back").applied_to(own).attention == AttentionPlan("inplace-back")
+        assert EncoderSpec(attention="inplace-back").applied_to(own).attention == AttentionPlan("inplace-back")
 
     def test_the_models_own_length_can_be_undone(self):
-        assert EncoderSettings(max_length="auto").applied_to(EncoderConfig(max_length=7)).max_length is None
+        assert EncoderSpec(max_length="auto").applied_to(EncoderConfig(max_length=7)).max_length is None
 
     def test_a_setting_that_the_models_own_plan_has_no_use_for_is_refused(self):
         with pytest.raises(ConfigError, match="takes no k"):
-            EncoderSettings(k=3).applied_to(EncoderConfig(attention=AttentionPlan("bidir")))
+            EncoderSpec(k=3).applied_to(EncoderConfig(attention=AttentionPlan("bidir")))
 
     def test_the_papers_spellings(self):
         assert ModelSpec(attention="MASK0&BIDIR", k=3) == ModelSpec(attention="mask0+bidir", k=3)
         assert ModelSpec(attention="MASK5-BIDIR") == ModelSpec(attention="mask0-bidir", sink_tokens=5)
         own = EncoderConfig(attention=AttentionPlan("mask0-bidir", k=5))
-        assert EncoderSettings(attention="MASK0-BIDIR").applied_to(own) == own
+        assert EncoderSpec(attention="MASK0-BIDIR").applied_to(own) == own
 
     def test_skips_are_set_and_taken_away(self):
         own = EncoderConfig(attention=AttentionPlan("mask0-bidir", k=5, skips=2))
-        assert EncoderSettings().applied_to(own).attention.skips == 2
-        assert EncoderSettings(skips=3).applied_to(own).attention.skips == 3
-        assert EncoderSettings(skips=0).applied_to(own).attention.skips is None
-        assert EncoderSettings(attention=AttentionPlan("mask0-bidir", k=5)).applied_to(own).attention.skips is None
-        assert parse_settings("mask0-bidir:k=1,skips=3").applied_to(EncoderConfig()).attention.skips == 3
+        assert EncoderSpec().applied_to(own).attention.skips == 2
+        assert EncoderSpec(skips=3).applied_to(own).attention.skips == 3
+        assert EncoderSpec(skips=0).applied_to(own).attention.skips is None
+        assert EncoderSpec(attention=AttentionPlan("mask0-bidir", k=5)).applied_to(own).attention.skips is None
+        assert parse_encoder_spec("mask0-bidir:k=1,skips=3").applied_to(EncoderConfig()).attention.skips == 3
 
     def test_one_line(self):
         line = "mask0+bidir:k=6,k0=3,pooling=last,append_eos=true,max_length=auto,prompt=Find, please: "
-        assert parse_settings(line).said() == {
+        assert parse_encoder_spec(line).said() == {
             "attention": "mask0+bidir", "k": 6, "k0": 3, "pooling": "last", "append_eos": True, "max_length": "auto",
             "prompt": "Find, please: ",
         }  # fmt: skip
@@ -163,7 +163,7 @@ class TestSettings:
     )
     def test_a_line_that_means_nothing_is_refused(self, line, message):
         with pytest.raises(ConfigError, match=message):
-            parse_settings(line)
+            parse_encoder_spec(line)
 
 
 class TestLoading:
@@ -205,7 +205,7 @@ class TestLoading:
         lm = loaded(tiny_folder, pooling="last", prompt="q: ", max_length=9)
         lm.save(tmp_path / "saved")
         found = read_saved(tmp_path / "saved")
-        assert type(found) is EncoderSettings
+        assert type(found) is EncoderSpec
         assert found.said() == {name: getattr(lm.spec, name) for name in found.said()}
         assert found.applied_to(EncoderConfig()) == lm.encoder
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
         UnsupportedModelError,
     )
     from gerund.inference.generate.session import Session
-    from gerund.inference.generate.settings import Settings
+    from gerund.inference.generate.settings import GenerationConfig
     from gerund.language_model import LanguageModel
     from gerund.retrieval.documents import Chunking, Document
     from gerund.retrieval.index import Index
@@ -64,7 +64,7 @@ _WHERE = {
     "Rerank": "gerund.config",
     "Sampling": "gerund.config",
     "Session": "gerund.inference.generate.session",
-    "Settings": "gerund.inference.generate.settings",
+    "GenerationConfig": "gerund.inference.generate.settings",
     "Source": "gerund.types",
     "TextError": "gerund.errors",
     "UnsupportedModelError": "gerund.errors",
@@ -86,6 +86,7 @@ __all__ = [
     "Engine",
     "EngineConfig",
     "Generation",
+    "GenerationConfig",
     "GerundError",
     "Hit",
     "Index",
@@ -98,7 +99,6 @@ __all__ = [
     "Rerank",
     "Sampling",
     "Session",
-    "Settings",
     "Source",
     "TextError",
     "UnsupportedModelError",

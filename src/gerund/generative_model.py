@@ -18,7 +18,7 @@ from gerund.exporting.folders import write_settings
 from gerund.inference.generate import generation
 from gerund.inference.generate.prompts import Prompt, check_conversation, check_prompts, prompt_ids
 from gerund.inference.generate.rows import Emit, Piece
-from gerund.inference.generate.settings import Options, Settings
+from gerund.inference.generate.settings import GenerationConfig, GenerationKeywords
 from gerund.inference.generate.streams import AsyncTextStream, TextStream, Work, in_thread
 from gerund.inference.infill import expansion
 from gerund.inference.infill.infilling import BLANK, Method
@@ -68,7 +68,7 @@ class GenerativeModel(TextEncoder):
         *,
         rerank: Rerank | None = None,
         batch_size: int = 16,
-        **options: Unpack[Options],
+        **options: Unpack[GenerationKeywords],
     ) -> list[Generation]:
         """Continue each prompt with the untouched model; an encoder-decoder writes a text of its own for it.
 
@@ -84,7 +84,7 @@ class GenerativeModel(TextEncoder):
             options: ``n``, how many continuations of each prompt, above 1 sampled ones; ``stop``, strings before
                 which the text ends; ``logprobs``, the log-probability of each token and how many alternatives;
                 ``schema``, ``regex`` or ``choice``, the form of the text, which need llguidance. See
-                ``gerund.inference.generate.settings.Options``. None of them goes with ``rerank``.
+                ``gerund.inference.generate.settings.GenerationKeywords``. None of them goes with ``rerank``.
 
         Returns:
             ``n`` times a ``Generation`` for each prompt, those of one prompt together, in the order of the
@@ -115,7 +115,7 @@ class GenerativeModel(TextEncoder):
         sampling: Sampling | None = None,
         *,
         rerank: Rerank | None = None,
-        **options: Unpack[Options],
+        **options: Unpack[GenerationKeywords],
     ) -> list[Generation]:
         """Write the next turn of a conversation, in the form that the model's own chat template gives it.
 
@@ -147,7 +147,7 @@ class GenerativeModel(TextEncoder):
         sampling: Sampling | None = None,
         *,
         rerank: Rerank | None = None,
-        **options: Unpack[Options],
+        **options: Unpack[GenerationKeywords],
     ) -> TextStream:
         """Continue one prompt, a conversation too, and yield the text piece by piece; as ``generate``.
 
@@ -169,7 +169,7 @@ class GenerativeModel(TextEncoder):
         *,
         rerank: Rerank | None = None,
         batch_size: int = 16,
-        **options: Unpack[Options],
+        **options: Unpack[GenerationKeywords],
     ) -> list[Generation]:
         """Continue each prompt as ``generate`` does, while the event loop goes on; cancelling it stops the model."""
         settings = self._settings(max_new_tokens, sampling, rerank, options)
@@ -183,7 +183,7 @@ class GenerativeModel(TextEncoder):
         sampling: Sampling | None = None,
         *,
         rerank: Rerank | None = None,
-        **options: Unpack[Options],
+        **options: Unpack[GenerationKeywords],
     ) -> list[Generation]:
         """Write the next turn of a conversation as ``chat`` does, while the event loop goes on."""
         conversation = check_conversation(messages)
@@ -196,23 +196,23 @@ class GenerativeModel(TextEncoder):
         sampling: Sampling | None = None,
         *,
         rerank: Rerank | None = None,
-        **options: Unpack[Options],
+        **options: Unpack[GenerationKeywords],
     ) -> AsyncTextStream:
         """Continue one prompt as ``stream`` does, for ``async for``; to cancel the task stops the model."""
         return AsyncTextStream(self._stream_work(prompt, max_new_tokens, sampling, rerank, options))
 
     def _settings(
-        self, max_new_tokens: int, sampling: Sampling | None, rerank: Rerank | None, options: Options
-    ) -> Settings:
+        self, max_new_tokens: int, sampling: Sampling | None, rerank: Rerank | None, options: GenerationKeywords
+    ) -> GenerationConfig:
         """Return what is asked for as one value, checked."""
         if rerank is None:
-            return Settings.of(max_new_tokens, sampling, options)
-        settings = Settings.of(max_new_tokens, sampling_or(sampling, NUCLEUS), options)
+            return GenerationConfig.of(max_new_tokens, sampling, options)
+        settings = GenerationConfig.of(max_new_tokens, sampling_or(sampling, NUCLEUS), options)
         settings.refuse_with_rerank()
         return settings
 
     def _write(
-        self, prompts: Sequence[Prompt], settings: Settings, rerank: Rerank | None, batch_size: int, stop: Event
+        self, prompts: Sequence[Prompt], settings: GenerationConfig, rerank: Rerank | None, batch_size: int, stop: Event
     ) -> list[Generation]:
         if rerank is not None:
             return list(self._search(prompts, settings, rerank, stop))
@@ -220,7 +220,12 @@ class GenerativeModel(TextEncoder):
         return generation.generate(*own, batch_size=batch_size, cancelled=stop)
 
     def _stream_work(
-        self, prompt: Prompt, max_new_tokens: int, sampling: Sampling | None, rerank: Rerank | None, options: Options
+        self,
+        prompt: Prompt,
+        max_new_tokens: int,
+        sampling: Sampling | None,
+        rerank: Rerank | None,
+        options: GenerationKeywords,
     ) -> Work:
         """Return what writes a stream."""
         settings = self._settings(max_new_tokens, sampling, rerank, options)
@@ -237,12 +242,16 @@ class GenerativeModel(TextEncoder):
 
         return work
 
-    def _search(self, prompts: Sequence[Prompt], settings: Settings, rerank: Rerank, stop: Event) -> list[Ranked]:
+    def _search(
+        self, prompts: Sequence[Prompt], settings: GenerationConfig, rerank: Rerank, stop: Event
+    ) -> list[Ranked]:
         """Continue each prompt by what a scorer likes best; only a model that continues its prompt can."""
         del prompts, settings, rerank, stop
         raise self._not_continuing()
 
-    def _stream_search(self, prompt: Prompt, settings: Settings, rerank: Rerank, stop: Event) -> Iterator[Piece]:
+    def _stream_search(
+        self, prompt: Prompt, settings: GenerationConfig, rerank: Rerank, stop: Event
+    ) -> Iterator[Piece]:
         """Do so for one prompt, piece by piece."""
         del prompt, settings, rerank, stop
         raise self._not_continuing()

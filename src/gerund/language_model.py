@@ -20,7 +20,7 @@ from gerund.inference.generate.prompts import Prompt, plain_text, prompt_text
 from gerund.inference.generate.reranking import Judge, search, stream_search
 from gerund.inference.generate.rows import Piece
 from gerund.inference.generate.session import Session, encode_and_keep, read_prompt
-from gerund.inference.generate.settings import Settings
+from gerund.inference.generate.settings import GenerationConfig
 from gerund.inference.infill import infilling
 from gerund.inference.infill.infilling import BLANK, Method
 from gerund.inference.infill.several import each
@@ -51,7 +51,9 @@ class LanguageModel(GenerativeModel):
         k = "" if plan.k is None else f", k={plan.k}"
         return f"<LanguageModel {self.name}: {plan.name}{k}, {self.encoder.pooling}, {self.dimensions} dimensions>"
 
-    def _search(self, prompts: Sequence[Prompt], settings: Settings, rerank: Rerank, stop: Event) -> list[Ranked]:
+    def _search(
+        self, prompts: Sequence[Prompt], settings: GenerationConfig, rerank: Rerank, stop: Event
+    ) -> list[Ranked]:
         return search(
             self.model,
             self.tokenizer,
@@ -63,7 +65,9 @@ class LanguageModel(GenerativeModel):
             cancelled=stop,
         )
 
-    def _stream_search(self, prompt: Prompt, settings: Settings, rerank: Rerank, stop: Event) -> Iterator[Piece]:
+    def _stream_search(
+        self, prompt: Prompt, settings: GenerationConfig, rerank: Rerank, stop: Event
+    ) -> Iterator[Piece]:
         return stream_search(
             self.model,
             self.tokenizer,

@@ -58,10 +58,10 @@ def _spelled_out(name: str, data: Mapping[str, Any]) -> dict[str, Any]:
     return {"attention": plan.name, **own}
 
 
-class EncoderSettings(BaseModel):
+class EncoderSpec(BaseModel):
     """What is said about how a model is read as an encoder; ``None`` leaves the model's own.
 
-    >>> EncoderSettings(attention="mask0-bidir", k=3).applied_to(EncoderConfig(pooling="last")).pooling
+    >>> EncoderSpec(attention="mask0-bidir", k=3).applied_to(EncoderConfig(pooling="last")).pooling
     'last'
     """
 
@@ -153,7 +153,7 @@ class EncoderSettings(BaseModel):
         Raises:
             ConfigError: a setting that the plan has no use for.
 
-        >>> EncoderSettings(k=3).plan(AttentionPlan("mask0-bidir", k=5)).k
+        >>> EncoderSpec(k=3).plan(AttentionPlan("mask0-bidir", k=5)).k
         3
         """
         if self.attention is not None and self.attention != own.name:
@@ -176,18 +176,18 @@ class EncoderSettings(BaseModel):
         return replace(own, attention=self.plan(own.attention), **{**brought, **said})
 
     @classmethod
-    def of_config(cls, config: EncoderConfig, n_layers: int | None = None) -> "EncoderSettings":
+    def of_config(cls, config: EncoderConfig, n_layers: int | None = None) -> "EncoderSpec":
         """Return settings that say all of an encoder config, worked out for ``n_layers`` layers where these are given.
 
         >>> config = EncoderConfig(pooling="last")
-        >>> EncoderSettings.of_config(config).applied_to(EncoderConfig(prompt="another")) == config
+        >>> EncoderSpec.of_config(config).applied_to(EncoderConfig(prompt="another")) == config
         True
         """
         fields: dict[str, Any] = {name: getattr(config, name) for name in _CONFIG_FIELDS}
         fields |= {name: "auto" for name in ("max_length", "fusion") if fields[name] is None}
         fields["prompts"] = dict(config.prompts)
         plan = config.attention if n_layers is None else config.attention.with_defaults(n_layers)
-        return EncoderSettings.model_validate({"attention": plan, **fields})
+        return EncoderSpec.model_validate({"attention": plan, **fields})
 
     def said(self) -> dict[str, Any]:
         """Return the fields that are not left out."""
@@ -204,7 +204,7 @@ _ON_ONE_LINE = (
 )
 
 
-def parse_settings(text: str) -> EncoderSettings:
+def parse_encoder_spec(text: str) -> EncoderSpec:
     """Return the settings that ``PLAN[:NAME=VALUE,...]`` means, the form of the command line and of tables.
 
     ``prompt=`` comes last, since a prompt may hold commas, and so does a template that is no name.
@@ -212,7 +212,7 @@ def parse_settings(text: str) -> EncoderSettings:
     Raises:
         ConfigError: an unknown plan or setting, or a value that does not fit.
 
-    >>> parse_settings("causal:pooling=last,append_eos=true").said()
+    >>> parse_encoder_spec("causal:pooling=last,append_eos=true").said()
     {'attention': 'causal', 'pooling': 'last', 'append_eos': True}
     """
     name, _, rest = text.partition(":")
@@ -220,7 +220,7 @@ def parse_settings(text: str) -> EncoderSettings:
     for setting, value in _pairs(rest, text):
         values[setting] = _value(setting, value, text)
     with plainly():
-        return EncoderSettings(**values)
+        return EncoderSpec(**values)
 
 
 def _pairs(rest: str, text: str) -> Iterable[tuple[str, str]]:
@@ -255,7 +255,7 @@ def _value(name: str, value: str, text: str) -> Any:
     return int(value)
 
 
-class ModelSpec(EncoderSettings):
+class ModelSpec(EncoderSpec):
     """Which model, and how it is read: what ``gerund.load`` takes, and what every part of the library hands on.
 
     Frozen, compared by value, hashable; it goes through JSON (``model_dump_json``, ``model_validate_json``) and pickle.
@@ -317,7 +317,7 @@ class ModelSpec(EncoderSettings):
 
     def with_encoder(self, encoder: EncoderConfig, n_layers: int) -> "ModelSpec":
         """Return the same model read under ``encoder``, with every setting worked out for ``n_layers`` layers."""
-        worked_out = EncoderSettings.of_config(encoder, n_layers)
+        worked_out = EncoderSpec.of_config(encoder, n_layers)
         return type(self).model_validate({**dict(self), **dict(worked_out)})
 
     def adapter_of(self, job: Job) -> str | None:

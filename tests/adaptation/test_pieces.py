@@ -10,7 +10,7 @@ import yaml
 from gerund.adaptation.choosing import Base, Machine, choose, settings_for, shape_of
 from gerund.adaptation.documents import read_documents
 from gerund.adaptation.measuring import MEASURES, Measured, measure, scores_of
-from gerund.adaptation.options import AdaptOptions
+from gerund.adaptation.options import AdaptConfig
 from gerund.adaptation.pairs import PAIRS, Pairs, make_pairs, plain, texts_put_aside
 from gerund.adaptation.queries import Query, Split, split
 from gerund.adaptation.verdict import advice, compare, main_of, verdict
@@ -56,7 +56,7 @@ def as_documents(rows):
 
 def test_no_text_of_what_is_put_aside_is_in_a_pair(tmp_path, bundled):
     every = as_documents(documents(90))
-    found = split(every, AdaptOptions())
+    found = split(every, AdaptConfig())
     # A sentence that all documents have is in those that were put aside, too.
     same = "The same sentence stands in each and every one of these documents."
     found = Split(
@@ -64,7 +64,7 @@ def test_no_text_of_what_is_put_aside_is_in_a_pair(tmp_path, bundled):
         tuple(Document(one.source, f"{one.text} {same}", one.title) for one in found.held_out),
         found.queries,
     )
-    pairs = make_pairs(found, tmp_path, AdaptOptions(), bundled, show=False)
+    pairs = make_pairs(found, tmp_path, AdaptConfig(), bundled, show=False)
     rows = [json.loads(line) for line in (tmp_path / PAIRS).read_text().splitlines()]
     assert pairs.count == len(rows) > 100
     assert min(pairs.sentences, pairs.titles, pairs.chunks) > 10
@@ -86,11 +86,11 @@ def test_without_a_repeated_phrase_titles_and_chunks_are_left(tmp_path, bundled)
         }
         for number in range(100, 210)
     ]
-    found = split(as_documents(rows), AdaptOptions())
-    assert make_pairs(found, tmp_path, AdaptOptions(), bundled, show=False).sentences == 0
+    found = split(as_documents(rows), AdaptConfig())
+    assert make_pairs(found, tmp_path, AdaptConfig(), bundled, show=False).sentences == 0
     few = Split(found.training[:10], found.held_out, found.queries)
     with pytest.raises(DataError, match="10 documents make 10 pairs, and 50 are needed"):
-        make_pairs(few, tmp_path / "few", AdaptOptions(), bundled, show=False)
+        make_pairs(few, tmp_path / "few", AdaptConfig(), bundled, show=False)
 
 
 def test_ranking_is_scored_as_by_hand():
@@ -122,7 +122,7 @@ def test_a_larger_model_gets_less_at_a_time_and_smaller_steps():
 
 
 def settings(tmp_path, base=BASE, **options):
-    return settings_for(base, CPU, AdaptOptions(**options), tmp_path / "data", tmp_path / "run")
+    return settings_for(base, CPU, AdaptConfig(**options), tmp_path / "data", tmp_path / "run")
 
 
 def test_an_adapter_is_trained_further_and_else_a_new_one(tmp_path):
@@ -147,7 +147,7 @@ def test_every_recipe_for_encoders_is_led_to_the_users_own_data(tmp_path, name):
 
 def test_steps_that_are_given_are_not_timed(tmp_path):
     (tmp_path / "data").mkdir()
-    found = choose(settings(tmp_path), AdaptOptions(steps=7), 640, CPU, tmp_path / "r.yaml", measured=False)
+    found = choose(settings(tmp_path), AdaptConfig(steps=7), 640, CPU, tmp_path / "r.yaml", measured=False)
     assert (found.recipe.steps, found.seconds, found.bound, found.epochs) == (7, None, "steps", 0.7)
     assert found.recipe.schedule.warmup_steps == 1
     assert found.recipe.save_steps % found.recipe.log_steps == 0
@@ -172,7 +172,7 @@ class Took:
 )
 def test_there_are_as_many_steps_as_there_is_time_for(tmp_path, monkeypatch, options, pairs, steps, bound):
     monkeypatch.setattr("gerund.training.estimate.estimate", lambda _: Took())
-    found = choose(settings(tmp_path, **options), AdaptOptions(**options), pairs, CPU, tmp_path / "r.yaml")
+    found = choose(settings(tmp_path, **options), AdaptConfig(**options), pairs, CPU, tmp_path / "r.yaml")
     assert found.bound == bound
     assert steps in (found.recipe.steps, None)
     assert found.seconds == 2 * found.recipe.steps
@@ -183,7 +183,7 @@ def test_too_little_time_says_how_much_is_needed(tmp_path, monkeypatch):
     with pytest.raises(
         ConfigError, match=r"0.1 minutes are enough for 3 steps, and 10 are the least: give minutes of 0.33"
     ):
-        choose(settings(tmp_path), AdaptOptions(minutes=0.1), 500, CPU, tmp_path / "r.yaml")
+        choose(settings(tmp_path), AdaptConfig(minutes=0.1), 500, CPU, tmp_path / "r.yaml")
 
 
 def measured(vectors, hybrid):

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from gerund.adaptation.options import AdaptOptions
+from gerund.adaptation.options import AdaptConfig
 from gerund.adaptation.queries import MOST_SEARCHED, Split, made_query, split, without_beginning
 from gerund.errors import ConfigError, DataError
 from gerund.retrieval.documents import Document, Section
@@ -18,7 +18,7 @@ def read(count=70, *, titles=True):
 
 def test_every_document_is_trained_on_or_put_aside():
     every = read(200)
-    found = split(every, AdaptOptions(held_out=0.25))
+    found = split(every, AdaptConfig(held_out=0.25))
     aside, training = {one.source for one in found.held_out}, {one.source for one in found.training}
     assert len(aside) == 50
     assert not aside & training
@@ -30,20 +30,20 @@ def test_every_document_is_trained_on_or_put_aside():
 
 def test_what_is_put_aside_depends_on_texts_alone():
     every = read(100)
-    first = {one.text for one in split(every, AdaptOptions()).held_out}
-    assert {one.text for one in split(every[::-1], AdaptOptions()).held_out} == first
-    more = {one.text for one in split(read(120), AdaptOptions(held_out=0.3)).held_out}
+    first = {one.text for one in split(every, AdaptConfig()).held_out}
+    assert {one.text for one in split(every[::-1], AdaptConfig()).held_out} == first
+    more = {one.text for one in split(read(120), AdaptConfig(held_out=0.3)).held_out}
     assert len(first - more) <= 6
-    assert {one.text for one in split(every, AdaptOptions(seed=1)).held_out} != first
+    assert {one.text for one in split(every, AdaptConfig(seed=1)).held_out} != first
 
 
 def test_at_least_thirty_and_at_most_five_hundred():
-    assert len(split(read(60), AdaptOptions(held_out=0.01)).queries) == 30
-    assert len(split(read(1200), AdaptOptions(held_out=0.5)).queries) == 500
+    assert len(split(read(60), AdaptConfig(held_out=0.01)).queries) == 30
+    assert len(split(read(1200), AdaptConfig(held_out=0.5)).queries) == 500
 
 
 def test_first_sentences_are_taken_out_of_their_documents():
-    for options, every in ((AdaptOptions(), read(titles=False)), (AdaptOptions(ask="sentences"), read())):
+    for options, every in ((AdaptConfig(), read(titles=False)), (AdaptConfig(ask="sentences"), read())):
         found = split(every, options)
         whole = {one.source: one.text for one in every}
         rest = {one.source: one.text for one in found.held_out}
@@ -59,7 +59,7 @@ def test_a_heading_that_is_the_title_is_taken_out_and_sections_move_with_the_tex
     text = "# Bread\n\nFlour and water and salt and yeast, and a warm oven.\n\n## Yeast\n\nIt rises."
     at = text.index("## Yeast")
     document = Document("a.md", text, "Bread", (Section(0, ("Bread",)), Section(at, ("Bread", "Yeast"))))
-    query, rest = made_query(document, frozenset(), AdaptOptions())
+    query, rest = made_query(document, frozenset(), AdaptConfig())
     assert query.text == "Bread"
     assert "Bread" not in rest.text
     assert [rest.text[one.start :][:8] for one in rest.sections] == [rest.text[:8], "## Yeast"]
@@ -70,39 +70,39 @@ def test_a_heading_that_is_the_title_is_taken_out_and_sections_move_with_the_tex
 
 def test_a_title_that_many_documents_share_asks_for_none():
     every = [Document(one.source, one.text, "Untitled") for one in read()]
-    assert split(every, AdaptOptions()).kinds == {"first sentence": 30}
+    assert split(every, AdaptConfig()).kinds == {"first sentence": 30}
 
 
 def test_documents_of_one_title_are_one_query():
     every = read(70)
     every = [Document(one.source, one.text, every[number // 2].title) for number, one in enumerate(every)]
-    found = split(every, AdaptOptions())
+    found = split(every, AdaptConfig())
     assert all(len(one.sources) == 2 for one in found.queries)
     assert len({one.text for one in found.queries}) == len(found.queries)
 
 
 def test_quotes_ask_for_no_phrase():
     document = Document("a", 'The "Old Man" sat by the sea. ' + "He looked at it for hours and hours and hours.")
-    query, _ = made_query(document, frozenset(), AdaptOptions())
+    query, _ = made_query(document, frozenset(), AdaptConfig())
     assert query.text == "The Old Man sat by the sea."
 
 
 def test_a_sentence_without_spaces_has_words():
     text = "斯蒂芬森的铁路在一八二五年开通。" + 3 * "这座桥建于一八二五年，现在已经没有人走过它了。"
-    query, _ = made_query(Document("a", text), frozenset(), AdaptOptions(language="zh"))
+    query, _ = made_query(Document("a", text), frozenset(), AdaptConfig(language="zh"))
     assert query.text == "斯蒂芬森的铁路在一八二五年开通。"
 
 
 def test_what_stands_word_for_word_in_its_document_is_counted():
-    found = split(read(), AdaptOptions())
+    found = split(read(), AdaptConfig())
     assert found.verbatim == 30
     assert "30 of them word for word" in found.told
-    assert split(read(), AdaptOptions(ask="sentences")).verbatim == 0
+    assert split(read(), AdaptConfig(ask="sentences")).verbatim == 0
 
 
 def test_of_many_documents_a_part_is_searched_with_all_that_answers():
     many = tuple(Document(f"d{number}", f"Text number {number}.") for number in range(MOST_SEARCHED + 500))
-    found = split(read(60), AdaptOptions())
+    found = split(read(60), AdaptConfig())
     corpus = Split((*many, *found.training), found.held_out, found.queries).corpus
     assert len(corpus) == MOST_SEARCHED
     assert {source for one in found.queries for source in one.sources} <= {one.source for one in corpus}
@@ -110,16 +110,16 @@ def test_of_many_documents_a_part_is_searched_with_all_that_answers():
 
 def test_too_few_documents_are_told_how_many_are_needed():
     with pytest.raises(DataError, match=r"3 documents are too few to adapt to: 30 .* give 60 or more"):
-        split(read(3), AdaptOptions())
+        split(read(3), AdaptConfig())
     short = [Document(f"d{number}", f"Number {number}.") for number in range(90)]
     with pytest.raises(DataError, match="only 0 of 90 documents have a title or a first sentence"):
-        split(short, AdaptOptions())
+        split(short, AdaptConfig())
 
 
 def questions(tmp_path, rows):
     path = tmp_path / "questions.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return AdaptOptions(questions=path)
+    return AdaptConfig(questions=path)
 
 
 def test_questions_put_their_documents_aside(tmp_path):
@@ -164,7 +164,7 @@ def test_questions_of_nearly_all_documents_leave_nothing_to_train_on(tmp_path):
     with pytest.raises(DataError, match="10 documents are left to train on"):
         split(every, questions(tmp_path, rows))
     with pytest.raises(DataError, match="no such file"):
-        split(every, AdaptOptions(questions=tmp_path / "none.jsonl"))
+        split(every, AdaptConfig(questions=tmp_path / "none.jsonl"))
 
 
 @pytest.mark.parametrize(
@@ -182,4 +182,4 @@ def test_questions_of_nearly_all_documents_leave_nothing_to_train_on(tmp_path):
 )
 def test_options_that_cannot_be(options, message):
     with pytest.raises(ConfigError, match=message):
-        AdaptOptions(**options)
+        AdaptConfig(**options)

@@ -19,7 +19,7 @@ from gerund.config import EncoderConfig
 from gerund.errors import ConfigError, UnsupportedModelError
 from gerund.language_model import LanguageModel
 from gerund.models.fingerprint import fingerprint
-from gerund.spec import EncoderSettings, parse_settings
+from gerund.spec import EncoderSpec, parse_encoder_spec
 from tests.attention.in_threads import wrong_in_threads
 from tests.attention.reference import ReferenceModel, kinds
 from tests.tiny import N_LAYERS, RECURRENT, batch, byte_tokenizer, tiny
@@ -331,17 +331,17 @@ def test_the_setting_goes_through_specs_and_leaves_what_was_written_before_alone
     plan = AttentionPlan("mask0-bidir", k=2, recurrent="both")
     assert AttentionPlan.from_dict(plan.to_dict()) == plan
     assert "recurrent" not in AttentionPlan("mask0-bidir", k=2).to_dict()
-    assert parse_settings("mask0-bidir:k=2,recurrent=both").plan(AttentionPlan()) == plan
+    assert parse_encoder_spec("mask0-bidir:k=2,recurrent=both").plan(AttentionPlan()) == plan
     spec = ModelSpec(attention=plan)
     assert ModelSpec.model_validate_json(spec.model_dump_json()) == spec
     assert spec.plan(AttentionPlan("bidir")) == plan
-    assert EncoderSettings(recurrent="causal").plan(plan) == AttentionPlan("mask0-bidir", k=2)
+    assert EncoderSpec(recurrent="causal").plan(plan) == AttentionPlan("mask0-bidir", k=2)
     config = EncoderConfig(attention=plan)
-    assert EncoderSettings.of_config(config, N_LAYERS).applied_to(EncoderConfig()) == config
+    assert EncoderSpec.of_config(config, N_LAYERS).applied_to(EncoderConfig()) == config
     still = EncoderConfig(attention=AttentionPlan("mask0-bidir", k=2))
     assert fingerprint("w", "", config, N_LAYERS) != fingerprint("w", "", still, N_LAYERS)
     with pytest.raises(ConfigError, match="recurrent"):
-        parse_settings("mask0-bidir:recurrent=backward")
+        parse_encoder_spec("mask0-bidir:recurrent=backward")
 
 
 def hybrid_lm(name, plan):

@@ -8,13 +8,13 @@ import torch
 
 from gerund import Sampling
 from gerund.inference.generate import generation
-from gerund.inference.generate.settings import Settings
+from gerund.inference.generate.settings import GenerationConfig
 from gerund.language_model import LanguageModel
 from gerund.types import Generation
 from tests.tiny import byte_tokenizer, tiny
 
 SEEDED = Sampling(temperature=1.0, seed=5)
-LONG = Settings.of(40, Sampling(temperature=1.0, seed=1), {})
+LONG = GenerationConfig.of(40, Sampling(temperature=1.0, seed=1), {})
 PROMPTS = ("the cat", "in", "an other thin thing", "x", "the end in the end", "a", "er", "that and this")
 
 
@@ -24,12 +24,12 @@ def tiny_lm(kind: str = "llama", dtype: torch.dtype = torch.float32, **changes: 
     return LanguageModel(tiny(kind, vocab_size=len(tokenizer), **changes).to(dtype), tokenizer)
 
 
-def alone(lm: LanguageModel, prompt: str, settings: Settings) -> list[Generation]:
+def alone(lm: LanguageModel, prompt: str, settings: GenerationConfig) -> list[Generation]:
     """Return what the library gives for one request by itself."""
     return generation.generate(lm.model, lm.tokenizer, [prompt], settings)
 
 
-def requests(most: int = 12) -> list[tuple[str, Settings]]:
+def requests(most: int = 12) -> list[tuple[str, GenerationConfig]]:
     """Return requests of every kind, which write different numbers of tokens."""
     options = [
         (None, {}),
@@ -42,7 +42,7 @@ def requests(most: int = 12) -> list[tuple[str, Settings]]:
         (None, {"logprobs": 0}),
     ]
     return [
-        (prompt, Settings.of(3 + (5 * number) % most, sampling, own))  # type: ignore[arg-type]
+        (prompt, GenerationConfig.of(3 + (5 * number) % most, sampling, own))  # type: ignore[arg-type]
         for number, (prompt, (sampling, own)) in enumerate(zip(PROMPTS, options, strict=True))
     ]
 

@@ -10,7 +10,7 @@ from gerund import ConfigError, Engine, EngineConfig, Sampling, TextError
 from gerund.engine.work import EngineState, Ticket
 from gerund.errors import ClosedError, DeadlineError, EngineError, ModelError, QueueFullError, TooLargeError
 from gerund.inference.generate.rows import Piece
-from gerund.inference.generate.settings import Settings
+from gerund.inference.generate.settings import GenerationConfig
 from tests.engine.common import LONG, PROMPTS, SEEDED, alone, held, rows_of
 
 
@@ -19,7 +19,7 @@ def test_one_row_that_fails_ends_alone(engine, plain) -> None:
         raise SystemExit(3)
 
     # No token of the model spells this letter.
-    impossible = Settings.of(9, None, {"regex": "[a-c]{9}"})
+    impossible = GenerationConfig.of(9, None, {"regex": "[a-c]{9}"})
     form = engine.write("in", impossible)
     bad = engine.write("the cat", LONG, emit=broken)
     good = engine.write("the cat", LONG)
@@ -40,7 +40,7 @@ def test_a_form_that_allows_nothing_ends_its_request_alone(engine, monkeypatch) 
     good = engine.write("the cat", LONG)
     monkeypatch.setattr(Follower, "allowed", nothing)
     with pytest.raises(ModelError, match="no token fits"):
-        engine.write("in", Settings.of(4, None, {"choice": ["a"]})).result(30)
+        engine.write("in", GenerationConfig.of(4, None, {"choice": ["a"]})).result(30)
     assert len(good.result(30)[0].token_ids) > 5
 
 
@@ -74,7 +74,7 @@ def test_an_engine_that_breaks_leaves_nobody_waiting(engine, monkeypatch) -> Non
 
 
 def test_callbacks_that_fail_disturb_nobody(engine) -> None:
-    ticket = engine.write("in", Settings.of(3, None, {}))
+    ticket = engine.write("in", GenerationConfig.of(3, None, {}))
     ticket.future.add_done_callback(lambda _: 1 / 0)
     assert ticket.result(30)
     assert engine.encode(["a"]).result(30)
@@ -117,7 +117,7 @@ def test_cancelling_ends_the_reading_of_a_prompt(plain, monkeypatch) -> None:
         monkeypatch.setattr(WritingPart, "is_abandoned", property(cancel_first))
         with held(engine):
             tickets.append(engine.write("the cat", LONG))
-        other = engine.write("in", Settings.of(3, None, {}))
+        other = engine.write("in", GenerationConfig.of(3, None, {}))
         assert other.result(30)
     with pytest.raises(CancelledError):
         tickets[0].result(30)
@@ -155,7 +155,7 @@ def test_what_never_fits_is_told_apart_from_what_does_not_fit_now(engine) -> Non
     with pytest.raises(TooLargeError, match="divide it"):
         engine.encode(["the cat in the hat"] * 200)
     with pytest.raises(TooLargeError):
-        engine.write("the cat", Settings.of(30, SEEDED, {"n": 20}))
+        engine.write("the cat", GenerationConfig.of(30, SEEDED, {"n": 20}))
     with pytest.raises(TextError, match="context ends at 64"):
         engine.write("the cat " * 40, LONG)
 
@@ -176,9 +176,9 @@ def test_bad_requests_fail_at_once_and_in_a_sentence(engine) -> None:
         (3, LONG, TextError),
         ([], LONG, TextError),
         ("in", "long", ConfigError),
-        ("in", Settings.of(3, Sampling(logit_bias={9999: 1.0}), {}), ConfigError),
-        ("in", Settings.of(3, Sampling(temperature=1.0, seed=[1, 2]), {}), ConfigError),
-        ("in", Settings.of(3, None, {"regex": "("}), ConfigError),
+        ("in", GenerationConfig.of(3, Sampling(logit_bias={9999: 1.0}), {}), ConfigError),
+        ("in", GenerationConfig.of(3, Sampling(temperature=1.0, seed=[1, 2]), {}), ConfigError),
+        ("in", GenerationConfig.of(3, None, {"regex": "("}), ConfigError),
         ([{"role": "user", "content": "hello"}], LONG, ModelError),
     ):
         with pytest.raises(error):

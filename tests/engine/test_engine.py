@@ -12,7 +12,7 @@ import torch
 import gerund
 from gerund import Engine, EngineConfig, Sampling, TextError
 from gerund.inference.generate.rows import Piece
-from gerund.inference.generate.settings import Settings
+from gerund.inference.generate.settings import GenerationConfig
 from tests.engine.common import LONG, PROMPTS, SEEDED, alone, held, requests, rows_of, tiny_lm
 
 
@@ -45,7 +45,7 @@ def test_a_request_gives_the_same_alone_and_beside_others(lm) -> None:
 
 def test_bfloat16_has_the_bits_of_generate_where_that_is_proved() -> None:
     lm = tiny_lm(dtype=torch.bfloat16)
-    asked = [(prompt, Settings.of(6, None, {"logprobs": 1})) for prompt in PROMPTS[:3]]
+    asked = [(prompt, GenerationConfig.of(6, None, {"logprobs": 1})) for prompt in PROMPTS[:3]]
     with Engine(lm, EngineConfig(slots=3)) as engine:
         if engine.state().promise != "bits of generate":
             pytest.skip(engine.state().why)
@@ -57,7 +57,10 @@ def test_bfloat16_has_the_bits_of_generate_where_that_is_proved() -> None:
 @pytest.mark.parametrize("kind", ["gemma3_text", "lfm2", "stablelm"])
 def test_what_slots_cannot_hold_is_written_alone(kind) -> None:
     lm = tiny_lm(kind)
-    asked = [("the cat", Settings.of(5, None, {"logprobs": 1})), ("in", Settings.of(4, SEEDED, {"n": 2}))]
+    asked = [
+        ("the cat", GenerationConfig.of(5, None, {"logprobs": 1})),
+        ("in", GenerationConfig.of(4, SEEDED, {"n": 2})),
+    ]
     with Engine(lm) as engine:
         state = engine.state()
         tickets = [engine.write(*request) for request in asked]
@@ -75,16 +78,16 @@ def test_exact_engines_write_as_generate_does(plain) -> None:
 
 
 def test_a_text_that_no_slot_has_room_for_is_written_alone(plain) -> None:
-    settings = Settings.of(30, None, {})
+    settings = GenerationConfig.of(30, None, {})
     with Engine(plain, EngineConfig(context=16)) as engine:
-        short, long = engine.write("in", Settings.of(4, None, {})), engine.write("the cat", settings)
+        short, long = engine.write("in", GenerationConfig.of(4, None, {})), engine.write("the cat", settings)
         assert rows_of(long.result(30)) == rows_of(alone(plain, "the cat", settings))
         assert len(short.result(30)[0].token_ids) <= 4
         assert engine.state().context == 16
 
 
 def test_a_prompt_is_read_once_for_several_texts(engine, plain) -> None:
-    [one, two] = engine.write("the cat", Settings.of(5, SEEDED, {"n": 2})).result(30)
+    [one, two] = engine.write("the cat", GenerationConfig.of(5, SEEDED, {"n": 2})).result(30)
     assert engine.state().tokens_read == len(plain.tokenizer("the cat")["input_ids"])
     assert one.text != two.text
 
@@ -92,7 +95,7 @@ def test_a_prompt_is_read_once_for_several_texts(engine, plain) -> None:
 def test_beginnings_that_are_known_are_not_read_again() -> None:
     lm = tiny_lm(max_position_embeddings=512)
     lm.tokenizer.model_max_length = 512
-    system, settings = "the end in the " * 20, Settings.of(4, None, {"logprobs": 0})
+    system, settings = "the end in the " * 20, GenerationConfig.of(4, None, {"logprobs": 0})
     prompts = [f"{system}{end}" for end in ("and this is a question", "and that is another one", "thin ice in the air")]
     with Engine(lm, EngineConfig(prefix_tokens=0)) as engine:
         fresh = [engine.write(prompt, settings).result(30) for prompt in prompts]
@@ -123,7 +126,7 @@ def test_a_compiled_step_writes_the_same_texts() -> None:
 
 def test_pieces_are_the_text(engine) -> None:
     pieces: list[Piece] = []
-    [one, two] = engine.write("the cat", Settings.of(9, SEEDED, {"n": 2}), emit=pieces.append).result(30)
+    [one, two] = engine.write("the cat", GenerationConfig.of(9, SEEDED, {"n": 2}), emit=pieces.append).result(30)
     for number, whole in enumerate((one, two)):
         own = [piece for piece in pieces if piece.index == number]
         assert "".join(piece.text for piece in own) == whole.text
@@ -181,7 +184,7 @@ def test_short_requests_do_not_wait_for_a_long_call(engine, plain) -> None:
 
     call = engine.call(long, tokens=10)
     try:
-        assert engine.write("the cat", Settings.of(3, None, {})).result(30)
+        assert engine.write("the cat", GenerationConfig.of(3, None, {})).result(30)
         assert engine.encode(["in"]).result(30).vectors.shape[0] == 1
     finally:
         ends.set()
@@ -207,7 +210,7 @@ def test_many_threads_at_once(bundled, dtype) -> None:
             jobs.append([text() for _ in range(chance.randint(1, 3))])
         else:
             options = chance.choice([{}, {}, {"stop": [" the", "."]}, {"logprobs": 1}, {"regex": "[a-z ]{4,12}"}])
-            jobs.append((text(), Settings.of(chance.randint(1, 16), chance.choice(samplings), options)))
+            jobs.append((text(), GenerationConfig.of(chance.randint(1, 16), chance.choice(samplings), options)))
     expected = [alone(lm, *job) if isinstance(job, tuple) else lm.encode(job) for job in jobs]
     found: dict[int, object] = {}
 

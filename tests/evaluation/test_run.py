@@ -17,7 +17,7 @@ from gerund.evaluation.systems.prefill import word_groups
 from gerund.evaluation.systems.selection import systems_of
 from gerund.evaluation.task import EvaluationConfig
 from gerund.inference.encode import runtime as encoding
-from gerund.spec import ModelSpec, parse_settings
+from gerund.spec import ModelSpec, parse_encoder_spec
 from tests.evaluation.toys import TEXTS, ToyLikelihood, ToyTask, ToyWords, ToyWriting
 from tests.tiny import save_tiny_t5
 
@@ -31,7 +31,7 @@ def lm(tiny_folder):
 
 
 def encoder_configs(*texts):
-    return [parse_settings(text) for text in texts]
+    return [parse_encoder_spec(text) for text in texts]
 
 
 def test_scores_are_those_of_encoding_by_hand(lm):
@@ -44,7 +44,7 @@ def test_scores_are_those_of_encoding_by_hand(lm):
         "echo",
     ]
     for text, result in zip(PLANS, done.results, strict=True):
-        vectors = lm.with_encoder(parse_settings(text).applied_to(lm.encoder)).encode(list(TEXTS), normalize=True)
+        vectors = lm.with_encoder(parse_encoder_spec(text).applied_to(lm.encoder)).encode(list(TEXTS), normalize=True)
         expected = np.mean([a @ b for a, b in pairwise(vectors)])
         assert result.score.value == pytest.approx(float(expected), abs=1e-6)
 

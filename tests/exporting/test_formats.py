@@ -17,7 +17,7 @@ from gerund.exporting.formats import convert
 from gerund.jobs import folders
 from gerund.models import loading
 from gerund.models.sources import find
-from gerund.scoring.dual import DualScorer, ScorerSettings
+from gerund.scoring.dual import DualScorer, ScorerConfig
 from tests.adapters import PEFT_WARNINGS, make_adapter
 from tests.tiny import save_tiny
 
@@ -75,7 +75,7 @@ def test_the_scorer_goes_along(tiny_folder: Path, tmp_path: Path) -> None:
     adapter = make_adapter(tiny_folder, tmp_path / "lora", target_modules=["q_proj"])
     lm = load(tiny_folder, attention="bidir", adapter=adapter)
     projection_DD = np.random.default_rng(0).normal(size=(lm.dimensions, lm.dimensions)).astype(np.float32)
-    lm.scorer = DualScorer(lm, ScorerSettings(prefix="p ", similarity="cosine"), projection_DD)
+    lm.scorer = DualScorer(lm, ScorerConfig(prefix="p ", similarity="cosine"), projection_DD)
     lm.save(tmp_path / "scorer")
     wanted = lm.score(["the cat"], [[" sat", " in"]], scorer="own")
     lm.export(tmp_path / "merged", "merged")

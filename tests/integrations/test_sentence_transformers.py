@@ -14,7 +14,7 @@ import torch
 
 import gerund
 from gerund.errors import ConfigError, DataError, MissingDependencyError
-from gerund.models.heads import HeadSettings, ProjectionHead
+from gerund.models.heads import HeadConfig, ProjectionHead
 from tests.cli.helpers import run_cli
 from tests.tiny import save_tiny, save_tiny_t5
 
@@ -107,7 +107,7 @@ def test_a_folder_of_an_earlier_version(lm: gerund.LanguageModel, tmp_path: Path
 def test_a_projection_head(tmp_path: Path) -> None:
     folder = save_tiny(tmp_path / "base")
     base = gerund.load(folder, k=2, dtype="float32")
-    head = ProjectionHead(HeadSettings(width=base.dimensions, dimensions=8))
+    head = ProjectionHead(HeadConfig(width=base.dimensions, dimensions=8))
     lm = gerund.LanguageModel(base.model, base.tokenizer, base.encoder, head=head)
     lm.save(tmp_path / "headed")
     assert refused(tmp_path / "headed")

@@ -16,7 +16,7 @@ from gerund.config import JOBS
 from gerund.errors import ConfigError, DataError, GerundError, ModelError
 from gerund.models.adapters import Adapters, active_adapter, base_state, merged_state
 from gerund.models.settings_file import read_adapters
-from gerund.scoring.dual import DualScorer, ScorerSettings
+from gerund.scoring.dual import DualScorer, ScorerConfig
 from tests.adapters import PEFT_WARNINGS, make_adapter
 from tests.tiny import save_tiny
 
@@ -42,7 +42,7 @@ def runs(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
         lm = gerund.load(tiny_folder, adapter=adapter, dtype="float32", **plan)
         if job == "score":
             projection = np.random.default_rng(0).normal(size=(lm.dimensions, lm.dimensions)).astype(np.float32)
-            lm.scorer = DualScorer(lm, ScorerSettings(prefix="a "), projection)
+            lm.scorer = DualScorer(lm, ScorerConfig(prefix="a "), projection)
         lm.save(room / job)
         found[job] = room / job
     return found

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 import gerund
 from gerund.errors import ModelError
 from gerund.models import loading
-from gerund.models.heads import HeadSettings, ProjectionHead, read_head
+from gerund.models.heads import HeadConfig, ProjectionHead, read_head
 from gerund.models.sources import find
 from gerund.models.weights import WEIGHTS, shards_of
 from tests.tiny import byte_tokenizer, save_tiny, save_tiny_t5
@@ -238,7 +238,7 @@ def test_a_generation_config_of_texts(folder: Path, settings: dict[str, object])
 
 @pytest.mark.parametrize("width", [10**9, 64])
 def test_a_head_that_is_larger_than_its_weights(tmp_path: Path, width: int) -> None:
-    ProjectionHead(HeadSettings(width=32, dimensions=8)).save(tmp_path)
+    ProjectionHead(HeadConfig(width=32, dimensions=8)).save(tmp_path)
     path = tmp_path / "head.json"
     path.write_text(path.read_text().replace('"width": 32', f'"width": {width}'))
     with pytest.raises(gerund.DataError, match=r"inner\.weight"):
@@ -246,7 +246,7 @@ def test_a_head_that_is_larger_than_its_weights(tmp_path: Path, width: int) -> N
 
 
 def test_a_head_that_is_not_finite(tmp_path: Path) -> None:
-    head = ProjectionHead(HeadSettings(width=32, dimensions=8))
+    head = ProjectionHead(HeadConfig(width=32, dimensions=8))
     torch.nn.init.constant_(head.outer.weight, float("nan"))
     head.save(tmp_path)
     with pytest.raises(gerund.DataError, match=r"outer\.weight holds numbers that are not finite"):

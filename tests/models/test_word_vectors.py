@@ -8,7 +8,7 @@ import torch
 
 import gerund
 from gerund.errors import ConfigError
-from gerund.models.heads import HeadSettings, ProjectionHead, read_head
+from gerund.models.heads import HeadConfig, ProjectionHead, read_head
 from gerund.models.word_vectors import WordVectors
 from gerund.training.losses.static_vectors import StaticFit, fit_head
 
@@ -105,7 +105,7 @@ def test_fitted_together_with_tokens_they_are_least_squares(tokenizer):
     pool = ["alpha", "beta", "gamma", "Delta", "epsilon", "zeta", "eta", "theta"]
     texts = [" ".join(letters.choice(pool) for _ in range(letters.randint(1, 5))) for _ in range(60)]
     teacher = torch.randn(60, 3, generator=torch.Generator().manual_seed(2))
-    head = ProjectionHead(HeadSettings(4, 3, "linear", len(tokenizer), None, len(pool)))
+    head = ProjectionHead(HeadConfig(4, 3, "linear", len(tokenizer), None, len(pool)))
     head.words.read_tokens(tokenizer)
     ids, pooled = read(tokenizer, texts)
     batches = [
@@ -127,7 +127,7 @@ def test_fitted_together_with_tokens_they_are_least_squares(tokenizer):
     wanted = counts[:, seen] @ torch.linalg.lstsq(wide, right).solution
     torch.testing.assert_close(head(torch.zeros(60, 4), ids, pooled), wanted, atol=0.02, rtol=0)
     # Room for more words than there are changes nothing.
-    more = ProjectionHead(HeadSettings(4, 3, "linear", len(tokenizer), None, 11))
+    more = ProjectionHead(HeadConfig(4, 3, "linear", len(tokenizer), None, 11))
     more.words.read_tokens(tokenizer)
     fit_head(more, batches)
     torch.nn.init.zeros_(more.outer.weight)
@@ -140,7 +140,7 @@ def test_nothing_is_fitted_to_nothing():
 
 
 def test_a_head_with_words_is_kept(tmp_path, words, tokenizer):
-    head = ProjectionHead(HeadSettings(4, 4, "linear", len(tokenizer), None, 3))
+    head = ProjectionHead(HeadConfig(4, 4, "linear", len(tokenizer), None, 3))
     head.words.load_state_dict(words.state_dict())
     head.save(tmp_path)
     back = read_head(tmp_path)
@@ -154,6 +154,6 @@ def test_a_head_with_words_is_kept(tmp_path, words, tokenizer):
 
 def test_words_ask_for_a_vocabulary():
     with pytest.raises(ConfigError, match="a vocabulary of tokens too"):
-        HeadSettings(4, words=3)
+        HeadConfig(4, words=3)
     with pytest.raises(ConfigError, match="a head's words is a whole number"):
-        HeadSettings(4, variant="linear", vocabulary=5, words=0)
+        HeadConfig(4, variant="linear", vocabulary=5, words=0)

@@ -12,7 +12,7 @@ from gerund.evaluation.systems.selection import systems_of
 from gerund.evaluation.task import EvaluationConfig
 from gerund.reporting.evaluation import joined, write_report
 from gerund.reporting.pages import pictures
-from gerund.spec import parse_settings
+from gerund.spec import parse_encoder_spec
 from tests.evaluation.fakes import FakeEncoder
 from tests.evaluation.toys import ToyTask, ToyWriting
 from tests.reporting.pages.html import checked
@@ -112,7 +112,7 @@ TASKS = (ToyTask(name="toy/one"), ToyWriting(name="toy-writing/one"))
 
 
 def evaluated(lm, folder, *plans, tasks=TASKS):
-    configs = [parse_settings(text) for text in plans]
+    configs = [parse_encoder_spec(text) for text in plans]
     return evaluate(systems_of([lm], configs), list(tasks), folder=folder)
 
 

@@ -8,7 +8,7 @@ import torch
 
 import gerund
 from gerund.errors import FingerprintError
-from gerund.models.heads import HeadSettings, ProjectionHead
+from gerund.models.heads import HeadConfig, ProjectionHead
 from gerund.retrieval.documents import Chunking
 from gerund.retrieval.store import About
 from tests.tiny import save_tiny
@@ -20,7 +20,7 @@ def student(folder: Path, teacher: gerund.LanguageModel, seed: int, dimensions: 
     """A model that declares its teacher's space."""
     base = gerund.load(save_tiny(folder / f"base{seed}", "llama"))
     torch.manual_seed(seed)
-    settings = HeadSettings(
+    settings = HeadConfig(
         base.runtime.state_width, dimensions or teacher.dimensions, "linear", space=teacher.fingerprint()
     )
     base.save(folder / f"student{seed}")

@@ -12,7 +12,7 @@ from gerund.attention.plan import AttentionPlan
 from gerund.config import Rerank, Sampling
 from gerund.errors import TextError
 from gerund.inference.encode.incremental import IncrementalEncoder
-from gerund.scoring.dual import DualScorer, ScorerSettings
+from gerund.scoring.dual import DualScorer, ScorerConfig
 
 SAMPLING = Sampling(temperature=1.0, seed=5)
 PROMPTS = ["the cat sat in", "an inn"]
@@ -21,7 +21,7 @@ PROMPTS = ["the cat sat in", "an inn"]
 def scorer_of(folder, attention="causal", **settings):
     encoder = gerund.load(folder, attention=attention, dtype="float32", pooling="last")
     projection = np.random.default_rng(0).normal(size=(encoder.dimensions, encoder.dimensions)).astype(np.float32)
-    return DualScorer(encoder, ScorerSettings(**settings), projection)
+    return DualScorer(encoder, ScorerConfig(**settings), projection)
 
 
 @pytest.mark.parametrize("most", [128, 7])

@@ -19,7 +19,7 @@ from gerund.server.app import make_app
 from gerund.server.listening import address_of, listen
 from gerund.server.running import Protocol, Server
 from gerund.server.service import Service
-from gerund.server.settings import ServeSettings
+from gerund.server.settings import ServerConfig
 from tests.tiny import byte_tokenizer, tiny
 
 TEMPLATE = (
@@ -50,7 +50,7 @@ class Running:
         service: what is behind it.
     """
 
-    def __init__(self, lm: Any, settings: ServeSettings, keys: list[str]) -> None:
+    def __init__(self, lm: Any, settings: ServerConfig, keys: list[str]) -> None:
         self.lm = lm
         self.service = Service(settings, settings.name or ("tiny",))
         listening = listen("127.0.0.1", 0)
@@ -112,6 +112,6 @@ def served_lm(served_folder: Path) -> Any:
 @pytest.fixture(scope="session")
 def live(served_folder: Path) -> Iterator[Running]:
     """A server with a tiny model, for all tests that leave it as it is."""
-    running = Running(load(served_folder), ServeSettings(max_new_tokens=32), [])
+    running = Running(load(served_folder), ServerConfig(max_new_tokens=32), [])
     yield running
     running.stop()

@@ -27,14 +27,14 @@ from gerund.server import running as running_module
 from gerund.server.errors import ApiError, told
 from gerund.server.gate import Gate
 from gerund.server.schemas.base import worst
-from gerund.server.settings import ServeSettings
+from gerund.server.settings import ServerConfig
 from tests.server.conftest import Running
 
 
 @pytest.fixture(scope="module")
 def guarded(served_folder: Any) -> Iterator[Running]:
     """A server with two keys and small bounds."""
-    settings = ServeSettings(body_limit=2000, body_timeout=0.4, timeout=30)
+    settings = ServerConfig(body_limit=2000, body_timeout=0.4, timeout=30)
     found = Running(load(served_folder), settings, ["first-key", "second-key"])
     yield found
     found.stop()
@@ -240,7 +240,7 @@ def test_bodies_that_are_held_together_have_a_bound() -> None:
         assert gate._held == 32 * 100, "what was read of a refused request is let go of"
         return sent
 
-    sent = asyncio.run(ask(Gate(app, ServeSettings(body_limit=100), [], lambda *_: None)))
+    sent = asyncio.run(ask(Gate(app, ServerConfig(body_limit=100), [], lambda *_: None)))
     assert sent[0]["status"] == 429
     assert (b"retry-after", b"1") in sent[0]["headers"]
 
@@ -258,7 +258,7 @@ def test_a_client_that_does_not_read_is_given_up() -> None:
             await asyncio.sleep(60)
 
         statuses: list[int] = []
-        gate = Gate(app, ServeSettings(timeout=0.1), [], lambda route, status, seconds: statuses.append(status))
+        gate = Gate(app, ServerConfig(timeout=0.1), [], lambda route, status, seconds: statuses.append(status))
         began = time.monotonic()
         await gate({"type": "http", "method": "GET", "path": "/", "headers": []}, receive, send)
         assert statuses == [499]

@@ -15,7 +15,7 @@ pytest.importorskip("fastapi", reason="needs gerund[serve]")
 from gerund.entry import load
 from gerund.errors import DataError
 from gerund.server.service import Service
-from gerund.server.settings import ServeSettings
+from gerund.server.settings import ServerConfig
 from tests.server.conftest import Running
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -41,7 +41,7 @@ def indexed(served_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> It
     lm = load(served_folder)
     where = tmp_path_factory.mktemp("page") / "my.index"
     open_index(where, lm).add_documents([Document(name, text) for name, text in DOCUMENTS.items()])
-    running = Running(lm, ServeSettings(max_new_tokens=8, index=str(where)), ["secret"])
+    running = Running(lm, ServerConfig(max_new_tokens=8, index=str(where)), ["secret"])
     yield running
     running.stop()
 
@@ -106,7 +106,7 @@ def test_an_index_that_is_not_there_or_anothers_is_refused_at_start(
     indexed: Running, tmp_path: Path, bundled: Any
 ) -> None:
     with pytest.raises(DataError, match="no such index"):
-        Service(ServeSettings(index=str(tmp_path / "none")), ("tiny",)).start(indexed.lm)
+        Service(ServerConfig(index=str(tmp_path / "none")), ("tiny",)).start(indexed.lm)
     with pytest.raises(Exception, match="was made with"):
         Service(indexed.service.settings, ("tiny",)).start(bundled)
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from gerund.entry import load
-from gerund.server.settings import ServeSettings
+from gerund.server.settings import ServerConfig
 from tests.server.conftest import Running, save_served
 
 CHAT, COMPLETE, EMBED = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
@@ -147,7 +147,7 @@ def test_other_methods(live: Running, method: str) -> None:
 
 def test_a_model_without_a_template_says_so(tmp_path: Any) -> None:
     folder = save_served(tmp_path / "plain", template=None)
-    running = Running(load(folder), ServeSettings(), [])
+    running = Running(load(folder), ServerConfig(), [])
     try:
         found = running.post(CHAT, messages=HELLO)
         assert (found.status_code, found.json()["error"]["code"]) == (400, "not_with_this_model")

@@ -19,7 +19,7 @@ import pytest
 
 from gerund.entry import load
 from gerund.server.listening import listen
-from gerund.server.settings import ServeSettings
+from gerund.server.settings import ServerConfig
 from tests.server.conftest import Running
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"
@@ -157,7 +157,7 @@ def test_while_the_model_is_loaded_all_else_is_503(served_lm: Any) -> None:
     from gerund.server.app import make_app
     from gerund.server.service import Service
 
-    service = Service(ServeSettings(), ("tiny",))
+    service = Service(ServerConfig(), ("tiny",))
 
     async def ask() -> list[httpx.Response]:
         transport = httpx.ASGITransport(app=make_app(service))
@@ -229,7 +229,7 @@ def test_sigterm_drops_no_request_that_was_taken(served_folder: Path) -> None:
 
 def test_what_is_not_done_by_the_end_is_told(served_folder: Path) -> None:
     # A drain of no time at all: what runs is given up, and its client hears of it.
-    running = Running(load(served_folder), ServeSettings(drain=0.01), [])
+    running = Running(load(served_folder), ServerConfig(drain=0.01), [])
     try:
         found: list[Any] = []
 
@@ -257,7 +257,7 @@ def test_what_is_not_done_by_the_end_is_told(served_folder: Path) -> None:
 @pytest.fixture
 def small(served_folder: Path) -> Iterator[Running]:
     """A server with a small queue and one slot."""
-    running = Running(load(served_folder), ServeSettings(queue_tokens=700, slots=1, timeout=20), [])
+    running = Running(load(served_folder), ServerConfig(queue_tokens=700, slots=1, timeout=20), [])
     yield running
     running.stop()
 
@@ -309,7 +309,7 @@ def test_a_full_queue_says_when_to_come_again(small: Running) -> None:
 
 @pytest.mark.slow
 def test_a_request_has_a_deadline(served_folder: Path) -> None:
-    running = Running(load(served_folder), ServeSettings(timeout=0.2), [])
+    running = Running(load(served_folder), ServerConfig(timeout=0.2), [])
     try:
         found = running.post("/v1/completions", **{**LONG, "n": 8, "temperature": 1})
         assert (found.status_code, found.json()["error"]["code"]) == (504, "timeout")

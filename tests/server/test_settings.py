@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from gerund.errors import ConfigError, DataError
-from gerund.server.settings import KEY_VARIABLE, ServeSettings, is_loopback, read_config, read_keys, settings_of
+from gerund.server.settings import KEY_VARIABLE, ServerConfig, is_loopback, read_config, read_keys, settings_of
 
 
 @pytest.mark.parametrize(
@@ -62,14 +62,14 @@ def test_a_wrong_file_is_told(tmp_path: Path, content: str, kind: type[Exception
 def test_keys(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text("one\n\n two \n")
-    own = ServeSettings(api_key_file=str(file))
+    own = ServerConfig(api_key_file=str(file))
     assert read_keys(own, {}) == ["one", "two"]
     assert read_keys(own, {KEY_VARIABLE: "three"}) == ["one", "two"], "what is named beats what lies around"
-    assert read_keys(ServeSettings(), {KEY_VARIABLE: "three"}) == ["three"]
-    assert read_keys(ServeSettings(), {}) == []
+    assert read_keys(ServerConfig(), {KEY_VARIABLE: "three"}) == ["three"]
+    assert read_keys(ServerConfig(), {}) == []
     for bad in ("", "two words", "kéy"):
         with pytest.raises(ConfigError) as found:
-            read_keys(ServeSettings(), {KEY_VARIABLE: bad})
+            read_keys(ServerConfig(), {KEY_VARIABLE: bad})
         assert not bad or bad not in str(found.value), "a key is never shown"
     file.write_text("\n")
     with pytest.raises(DataError, match="holds no key"):
@@ -79,14 +79,14 @@ def test_keys(tmp_path: Path) -> None:
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "example.org"])
 def test_an_address_for_others_needs_a_key(host: str) -> None:
     assert not is_loopback(host)
-    own = ServeSettings(host=host)
+    own = ServerConfig(host=host)
     with pytest.raises(ConfigError, match="a key is needed"):
         own.demand_safe([])
     own.demand_safe(["a-key"])
-    ServeSettings(host="::1").demand_safe([])
+    ServerConfig(host="::1").demand_safe([])
 
 
 def test_the_example_is_a_file_of_settings() -> None:
     model, server = read_config(Path(__file__).resolve().parents[2] / "examples" / "serve" / "serve.yaml")
     assert model == {"model": "default"}
-    assert settings_of(server) == ServeSettings(name=("gerund",), log="json"), "it shows the defaults"
+    assert settings_of(server) == ServerConfig(name=("gerund",), log="json"), "it shows the defaults"

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from gerund.adaptation.options import MINUTES, AdaptOptions
+from gerund.adaptation.options import MINUTES, AdaptConfig
 from gerund.adaptation.pairs import PAIRS, TEXTS
 from gerund.errors import ConfigError, ResourceError
 from gerund.jobs.files import write_whole
@@ -125,7 +125,7 @@ def shape_of(base: Base, machine: Machine) -> dict[str, Any]:
     return {"rank": rank, "rate": round(rate * (0.3 if base.adapter else 1.0), 6), "batch": batch, "micro": micro}
 
 
-def settings_for(base: Base, machine: Machine, options: AdaptOptions, data: Path, run: Path) -> dict[str, Any]:
+def settings_for(base: Base, machine: Machine, options: AdaptConfig, data: Path, run: Path) -> dict[str, Any]:
     """Return the settings of the recipe, with the model, the data and the run put in.
 
     Args:
@@ -175,7 +175,7 @@ def _on_own_data(objective: dict[str, Any], data: dict[str, Any]) -> None:
 
 
 def choose(
-    settings: dict[str, Any], options: AdaptOptions, pairs: int, machine: Machine, file: Path, *, measured: bool = True
+    settings: dict[str, Any], options: AdaptConfig, pairs: int, machine: Machine, file: Path, *, measured: bool = True
 ) -> Choice:
     """Find out how many steps there is time for, by taking a few, and write the recipe down.
 

@@ -29,13 +29,13 @@ LEAST_PAIRS = 50
 
 
 @dataclass(frozen=True, kw_only=True)
-class AdaptOptions:
+class AdaptConfig:
     """How a model is adapted.
 
     Raises:
         ConfigError: an option that cannot be.
 
-    >>> AdaptOptions(minutes=0)
+    >>> AdaptConfig(minutes=0)
     Traceback (most recent call last):
     gerund.errors.ConfigError: minutes=0 leaves no time to train; give a number above 0
     """

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gerund.adaptation.measuring import chunking_for
-from gerund.adaptation.options import LEAST_PAIRS, AdaptOptions
+from gerund.adaptation.options import LEAST_PAIRS, AdaptConfig
 from gerund.adaptation.queries import Split, common_titles, made_query, order_of
 from gerund.data.files import opened
 from gerund.data.mining import MiningConfig, mine
@@ -73,7 +73,7 @@ class Pairs:
 def make_pairs(
     found: Split,
     folder: Path,
-    options: AdaptOptions,
+    options: AdaptConfig,
     lm: "LanguageModel",
     *,
     show: bool | None = None,
@@ -121,7 +121,7 @@ def make_pairs(
     return pairs_found
 
 
-def chunk_pairs(documents: Sequence[Document], lm: "LanguageModel", options: AdaptOptions) -> Iterator[tuple[str, str]]:
+def chunk_pairs(documents: Sequence[Document], lm: "LanguageModel", options: AdaptConfig) -> Iterator[tuple[str, str]]:
     """Yield what a document is asked by with some of its chunks: titles and first sentences are made as for queries."""
     common, chunking = common_titles(documents), chunking_for(lm, options.language)
     for document in documents:
@@ -154,7 +154,7 @@ def plain(text: str) -> str:
     return " ".join(text.split()).casefold()
 
 
-def _mined(folder: Path, pairs: str, options: AdaptOptions, show: bool | None) -> list[tuple[str, str]]:
+def _mined(folder: Path, pairs: str, options: AdaptConfig, show: bool | None) -> list[tuple[str, str]]:
     """Return what the miner finds; nothing where no two sentences share enough."""
     # Long stretches for two sentences of the body, which at 30 share only a common phrase.
     own: dict[str, Any] = {"threshold": 60, "max_uses": 2, "per_document": 6} if pairs == "all" else {"per_document": 8}

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from gerund.adaptation.options import LEAST_DOCUMENTS, LEAST_QUERIES, MOST_QUERIES, MOST_SEARCHED, AdaptOptions
+from gerund.adaptation.options import LEAST_DOCUMENTS, LEAST_QUERIES, MOST_QUERIES, MOST_SEARCHED, AdaptConfig
 from gerund.adaptation.questions import read_questions
 from gerund.data.passages import sentence_bounds
 from gerund.errors import DataError
@@ -99,7 +99,7 @@ class Split:
         return sum(any(f" {_plain(one.text)} " in texts[name] for name in one.sources) for one in self.queries)
 
 
-def made_query(document: Document, common: frozenset[str], options: AdaptOptions) -> tuple[Query, Document] | None:
+def made_query(document: Document, common: frozenset[str], options: AdaptConfig) -> tuple[Query, Document] | None:
     r"""Return a document's query and the document without it; None where there is nothing to ask or nothing left.
 
     Args:
@@ -108,7 +108,7 @@ def made_query(document: Document, common: frozenset[str], options: AdaptOptions
         options: what is asked by, and the language.
 
     >>> document = Document("a", "Bread\n\n" + 9 * "It is made of flour. ", "Bread")
-    >>> query, rest = made_query(document, frozenset(), AdaptOptions())
+    >>> query, rest = made_query(document, frozenset(), AdaptConfig())
     >>> query.text, rest.text.strip()[:20]
     ('Bread', 'It is made of flour.')
     """
@@ -165,7 +165,7 @@ def order_of(document: Document, seed: int) -> bytes:
     return hashlib.blake2b(f"{seed}\0{document.text}".encode(errors="replace"), digest_size=8).digest()
 
 
-def split(documents: Sequence[Document], options: AdaptOptions, roots: Sequence[str] = ()) -> Split:
+def split(documents: Sequence[Document], options: AdaptConfig, roots: Sequence[str] = ()) -> Split:
     """Put documents aside and make queries of them, or take the questions of a file.
 
     Args:
@@ -210,7 +210,7 @@ def split(documents: Sequence[Document], options: AdaptOptions, roots: Sequence[
     return _checked(Split(training, tuple(rest for _, rest in chosen.values()), tuple(queries.values())))
 
 
-def _split_by_questions(documents: Sequence[Document], options: AdaptOptions, roots: Sequence[str]) -> Split:
+def _split_by_questions(documents: Sequence[Document], options: AdaptConfig, roots: Sequence[str]) -> Split:
     assert options.questions is not None
     asked = read_questions(options.questions, [one.source for one in documents], roots)
     if len(asked) < LEAST_QUERIES:

@@ -13,7 +13,7 @@ from typing import Any
 from gerund.adaptation.choosing import Choice
 from gerund.adaptation.documents import Collected
 from gerund.adaptation.measuring import MODE_NAMES, Measured
-from gerund.adaptation.options import MINUTES, AdaptOptions
+from gerund.adaptation.options import MINUTES, AdaptConfig
 from gerund.adaptation.pairs import Pairs
 from gerund.adaptation.queries import Split
 from gerund.adaptation.verdict import Compared, advice, verdict
@@ -55,7 +55,7 @@ class Adapted:
     before: Measured
     after: Measured
     compared: tuple[Compared, ...]
-    options: AdaptOptions
+    options: AdaptConfig
     parameters: int
     seconds: float
 

@@ -29,7 +29,7 @@ from gerund.adaptation.base import demand_adaptable, finish, open_base
 from gerund.adaptation.choosing import Choice, Machine, choose, settings_for
 from gerund.adaptation.documents import Collected, name_of, read_documents
 from gerund.adaptation.measuring import Measured, measure, measuring_seconds
-from gerund.adaptation.options import AdaptOptions
+from gerund.adaptation.options import AdaptConfig
 from gerund.adaptation.pairs import Pairs, make_pairs
 from gerund.adaptation.queries import Split, split
 from gerund.adaptation.report import Adapted, write_report
@@ -102,7 +102,7 @@ def adapt(
         ResourceError: memory or disk ran out; what was finished is kept.
         KeyboardInterrupt: with a note that says what is kept.
     """
-    options = AdaptOptions(
+    options = AdaptConfig(
         held_out=held_out,
         questions=None if questions is None else place("questions", questions),
         ask=ask,
@@ -119,7 +119,7 @@ def adapt(
 def plan(
     model: str | Path | None = None,
     texts: str | Path | Sequence[str | Path] = (),
-    options: AdaptOptions | None = None,
+    options: AdaptConfig | None = None,
     *,
     show_progress: bool | None = None,
     say: Say | None = None,
@@ -129,7 +129,7 @@ def plan(
     Raises:
         GerundError: as ``adapt``.
     """
-    options = options or AdaptOptions()
+    options = options or AdaptConfig()
     with TemporaryDirectory(prefix="gerund-") as folder:
         job = _Job(_name(model), _paths(texts), Path(folder) / "out", options, show_progress, say or _silent)
         job.output.mkdir()
@@ -149,7 +149,7 @@ class _Job:
         model: str,
         texts: list[Path],
         output: Path,
-        options: AdaptOptions,
+        options: AdaptConfig,
         show: bool | None,
         say: Say,
     ) -> None:

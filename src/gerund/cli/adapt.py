@@ -8,7 +8,7 @@ import typer
 from gerund.cli.model_options import DEFAULT_MODEL
 
 if TYPE_CHECKING:
-    from gerund.adaptation.options import AdaptOptions
+    from gerund.adaptation.options import AdaptConfig
     from gerund.adaptation.report import Adapted
 
 
@@ -116,14 +116,14 @@ def command(
     _tell(done, texts, as_json=as_json)
 
 
-def _checked(texts: list[Path], output: Path | None, settings: dict[str, Any]) -> "AdaptOptions":
+def _checked(texts: list[Path], output: Path | None, settings: dict[str, Any]) -> "AdaptConfig":
     """Return the options after looking for all files that are named: what is wrong is told at once."""
     from gerund.adaptation.documents import files_of
-    from gerund.adaptation.options import AdaptOptions
+    from gerund.adaptation.options import AdaptConfig
     from gerund.errors import DataError
     from gerund.training.recipe_files import find_recipe
 
-    checked = AdaptOptions(**settings)
+    checked = AdaptConfig(**settings)
     files_of(texts, output)
     named = [checked.questions, None if checked.recipe is None else find_recipe(checked.recipe)]
     for file in named:

@@ -11,11 +11,11 @@ from gerund.cli import model_options
 if TYPE_CHECKING:
     from gerund.config import Sampling
     from gerund.generative_model import GenerativeModel
-    from gerund.inference.generate.settings import Options
+    from gerund.inference.generate.settings import GenerationKeywords
     from gerund.spec import ModelSpec
 
     # How much is written at most, how tokens are chosen, and what else is asked of an answer.
-    Asked = tuple[int, Sampling | None, Options]
+    Asked = tuple[int, Sampling | None, GenerationKeywords]
 
 
 @model_options.with_spec("MODEL", *model_options.MACHINE)
@@ -61,12 +61,12 @@ def command(
     import sys
 
     from gerund.errors import ConfigError
-    from gerund.inference.generate.settings import Settings
+    from gerund.inference.generate.settings import GenerationConfig
 
     more = options.penalties_of(min_p, repetition_penalty, frequency_penalty, presence_penalty, None)
     sampling = options.sampling_of(temperature, top_p, top_k, typical_p, seed, more)
     asked = options.text_options_of(None, stop, None, schema, regex, choice)
-    Settings.of(max_new_tokens, sampling, asked)
+    GenerationConfig.of(max_new_tokens, sampling, asked)
     talks = messages is None and sys.stdin.isatty()
     if talks and as_json:
         raise ConfigError("--json is for one answer; give --messages, or a message through a pipe")

@@ -118,7 +118,7 @@ def command(
     from gerund.errors import ConfigError
     from gerund.jobs.engine import is_alone
     from gerund.jobs.engines import engine_of
-    from gerund.spec import parse_settings
+    from gerund.spec import parse_encoder_spec
 
     if list_:
         _list(data)
@@ -126,7 +126,7 @@ def command(
     if tasks is None or output is None:
         raise ConfigError("give --tasks and -o REPORT, or --list to see what a folder of data holds")
     # What is quick to find comes first: to know the tasks takes seconds, and the models more.
-    columns = [parse_settings(text) for text in plan or []]
+    columns = [parse_encoder_spec(text) for text in plan or []]
     texts = [] if sample is None else read_sample(sample)
     lock = report_folder(output)
     config = _config(seed=seed, limit=limit, validation=validation)

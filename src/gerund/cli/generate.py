@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from gerund.config import Rerank, Sampling
     from gerund.data.tables import Rows
-    from gerund.inference.generate.settings import Options
+    from gerund.inference.generate.settings import GenerationKeywords
     from gerund.language_model import LanguageModel
     from gerund.spec import ModelSpec
     from gerund.types import Generation
@@ -153,7 +153,7 @@ def command(
     streams.write(lines, output, sum(map(len, chunks)), "generating")
 
 
-def _refuse_unseen(asked: "Options", *, alone: bool, candidates: bool, ranked: bool, expands: bool) -> None:
+def _refuse_unseen(asked: "GenerationKeywords", *, alone: bool, candidates: bool, ranked: bool, expands: bool) -> None:
     """Refuse what would not be seen, or not be heeded."""
     from gerund.errors import ConfigError
 
@@ -185,15 +185,15 @@ def _check(
     chunks: "list[Rows]",
     max_new_tokens: int | None,
     sampling: "Sampling",
-    asked: "Options",
+    asked: "GenerationKeywords",
     ranked: "Rerank | None",
     expansion: dict[str, Any] | None,
 ) -> None:
     """Find what is wrong with the settings before a model is loaded."""
     from gerund.inference.generate.reranking import demand_choice
-    from gerund.inference.generate.settings import Settings
+    from gerund.inference.generate.settings import GenerationConfig
 
-    settings = Settings.of(64 if max_new_tokens is None else max_new_tokens, sampling, asked)
+    settings = GenerationConfig.of(64 if max_new_tokens is None else max_new_tokens, sampling, asked)
     if ranked is not None:
         settings.refuse_with_rerank()
         demand_choice(ranked, sampling)
@@ -206,7 +206,7 @@ def _stream(
     rows: "Rows",
     max_new_tokens: int,
     sampling: "Sampling",
-    asked: "Options",
+    asked: "GenerationKeywords",
     rerank: "Rerank | None",
 ) -> None:
     from gerund.errors import TextError

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from gerund.config import Rerank, Sampling
     from gerund.data.tables import Rows
-    from gerund.inference.generate.settings import Options
+    from gerund.inference.generate.settings import GenerationKeywords
     from gerund.language_model import LanguageModel
     from gerund.types import Generation, TokenLogprob
 
@@ -105,7 +105,7 @@ def text_options_of(
     schema: str | None,
     regex: str | None,
     choice: list[str] | None,
-) -> "Options":
+) -> "GenerationKeywords":
     """Return what the options say of the text as a whole.
 
     Raises:
@@ -116,7 +116,7 @@ def text_options_of(
     from gerund.checks import read_json
 
     given = {"n": n, "stop": stop or None, "logprobs": logprobs, "regex": regex, "choice": choice or None}
-    found: Options = {name: value for name, value in given.items() if value is not None}  # type: ignore[assignment]
+    found: GenerationKeywords = {name: value for name, value in given.items() if value is not None}  # type: ignore[assignment]
     if schema is not None:
         found["schema"] = read_json(Path(schema[1:])) if schema.startswith("@") else schema
     return found

@@ -8,7 +8,7 @@ import typer
 from gerund.cli import model_options
 
 if TYPE_CHECKING:
-    from gerund.server.settings import ServeSettings
+    from gerund.server.settings import ServerConfig
     from gerund.spec import ModelSpec
 
 
@@ -142,7 +142,7 @@ def _demand_libraries() -> None:
         raise MissingDependencyError(f"the server needs {' and '.join(missing)}: pip install 'gerund[serve]'")
 
 
-def _serve(spec: "ModelSpec", settings: "ServeSettings", keys: list[str]) -> None:
+def _serve(spec: "ModelSpec", settings: "ServerConfig", keys: list[str]) -> None:
     from gerund.server import logs
     from gerund.server.listening import address_of, listen
 

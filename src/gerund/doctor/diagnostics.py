@@ -35,7 +35,7 @@ from gerund.models.adapters import Adapters, adapter_computation, count_paramete
 from gerund.models.encoder_decoder import demand_decoder_only
 from gerund.models.settings_file import read_adapters, read_saved
 from gerund.models.sources import find
-from gerund.spec import EncoderSettings, ModelSpec
+from gerund.spec import EncoderSpec, ModelSpec
 
 # How far states may lie apart that ought to be the same, as a fraction of the largest of them.
 _NEAR = {torch.float32: 1e-4, torch.float64: 1e-6}
@@ -61,7 +61,7 @@ def diagnose(spec: ModelSpec) -> Diagnosis:
     weights_type = loading.pick_dtype(spec.dtype)
     source = find(spec.model)
     settings = loading.settings_folder(source)
-    saved = (None if settings is None else read_saved(settings)) or EncoderSettings()
+    saved = (None if settings is None else read_saved(settings)) or EncoderSpec()
     encoder = spec.applied_to(saved.applied_to(EncoderConfig()))
     stored = loading.own_dtype(source)
     loaded, tokenizer = loading.read(source, weights_type)

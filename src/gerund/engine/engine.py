@@ -23,7 +23,7 @@ from gerund.errors import ClosedError, ConfigError, EngineError, TextError
 from gerund.generative_model import GenerativeModel
 from gerund.inference.generate.prompts import Prompt, check_prompts
 from gerund.inference.generate.rows import Emit
-from gerund.inference.generate.settings import Settings
+from gerund.inference.generate.settings import GenerationConfig
 from gerund.inference.tokens import Empty, Overflow, context_length
 from gerund.text_encoder import TextEncoder
 from gerund.types import EncodeResult, Generation
@@ -56,7 +56,7 @@ class Engine:
 
     >>> import gerund
     >>> with gerund.Engine(gerund.load()) as engine:
-    ...     story = engine.write("The old man", gerund.Settings(max_new_tokens=4))
+    ...     story = engine.write("The old man", gerund.GenerationConfig(max_new_tokens=4))
     ...     vectors = engine.encode(["a cat", "a dog"])
     ...     len(story.result()), len(vectors.result().vectors)
     (1, 2)
@@ -135,7 +135,7 @@ class Engine:
     # -------------------------------------------------------------------------------------------------- requests
 
     def write(
-        self, prompt: Prompt, settings: Settings, *, emit: Emit | None = None, deadline: float | None = None
+        self, prompt: Prompt, settings: GenerationConfig, *, emit: Emit | None = None, deadline: float | None = None
     ) -> Ticket[list[Generation]]:
         """Continue a prompt; see ``LanguageModel.generate``.
 
@@ -156,8 +156,10 @@ class Engine:
         """
         if not isinstance(self.lm, GenerativeModel):
             raise ConfigError(f"{self.lm.name} does not write")
-        if not isinstance(settings, Settings):
-            raise ConfigError(f"settings is a Settings, such as Settings(max_new_tokens=64), not {settings!r}")
+        if not isinstance(settings, GenerationConfig):
+            raise ConfigError(
+                f"settings is a GenerationConfig, such as gerund.GenerationConfig(max_new_tokens=64), not {settings!r}"
+            )
         if isinstance(prompt, Integral | Mapping):
             raise TextError(f"a prompt is a text, token ids or the messages of a conversation, not {prompt!r}")
         [checked] = check_prompts([prompt])

@@ -18,7 +18,7 @@ from gerund.inference.generate.own_loop import Asked
 from gerund.inference.generate.prompts import Prompt, prompt_ids
 from gerund.inference.generate.rows import Emit, Piece, Row
 from gerund.inference.generate.sampling import request_seeds
-from gerund.inference.generate.settings import Settings
+from gerund.inference.generate.settings import GenerationConfig
 from gerund.inference.generate.writers import Writers
 from gerund.inference.tokens import context_length
 from gerund.models.encoder_decoder import is_encoder_decoder
@@ -40,12 +40,12 @@ class Request:
     """
 
     ids: list[int]
-    settings: Settings
+    settings: GenerationConfig
     rows: list[Row]
     room: int
 
     @classmethod
-    def of(cls, lm: GenerativeModel, prompt: Prompt, settings: Settings, emit: Emit | None) -> "Request":
+    def of(cls, lm: GenerativeModel, prompt: Prompt, settings: GenerationConfig, emit: Emit | None) -> "Request":
         """Check a request.
 
         Raises:

@@ -13,7 +13,7 @@ from gerund.models import loading
 from gerund.models.adapters import Adapters, merged_state, merging_unties
 from gerund.models.fingerprint import fingerprint, weights_hash
 from gerund.models.settings_file import settings_text
-from gerund.spec import EncoderSettings
+from gerund.spec import EncoderSpec
 
 
 def write_merged(runtime: EncoderRuntime, folder: Path) -> str:
@@ -50,6 +50,6 @@ def write_settings(
         adapters: those of its jobs.
     """
     places = (adapters or Adapters()).copy_into(folder)
-    text = settings_text(EncoderSettings.of_config(encoder, n_layers), identity, places)
+    text = settings_text(EncoderSpec.of_config(encoder, n_layers), identity, places)
     (folder / CONFIG_FILE).write_text(text, encoding="utf-8")
     write_own_modules(folder, encoder)

@@ -14,7 +14,7 @@ from gerund.config import Sampling
 from gerund.entry import load
 from gerund.errors import ConfigError, unknown_name
 from gerund.inference.generate.chat import demand_template
-from gerund.inference.generate.settings import Options, Settings
+from gerund.inference.generate.settings import GenerationConfig, GenerationKeywords
 from gerund.inference.text_ids import text_ids
 from gerund.language_model import LanguageModel
 from gerund.retrieval.index import Index
@@ -29,7 +29,7 @@ Model = LanguageModel | ModelSpec | str | Path | None
 Job = Literal["query", "document"]
 
 _SAMPLING = tuple(one.name for one in fields(Sampling))
-_OPTIONS = tuple(Options.__annotations__)
+_OPTIONS = tuple(GenerationKeywords.__annotations__)
 _LENGTHS = ("max_new_tokens", "max_tokens")
 SETTINGS = (*_LENGTHS[:1], *_SAMPLING, *_OPTIONS)
 """What may be said of a generation, by the names of ``gerund.Sampling`` and ``generate``."""
@@ -98,7 +98,7 @@ def request(*given: Mapping[str, Any]) -> Request:
         settings |= said
     sampling = Sampling(**{name: settings[name] for name in _SAMPLING if name in settings})
     options: dict[str, Any] = {name: settings[name] for name in _OPTIONS if name in settings}
-    Settings.of(settings["max_new_tokens"], sampling, options)  # type: ignore[arg-type]
+    GenerationConfig.of(settings["max_new_tokens"], sampling, options)  # type: ignore[arg-type]
     return Request(settings["max_new_tokens"], sampling, options)
 
 

@@ -31,7 +31,7 @@ _EPSILON = 1e-6
 
 
 @dataclass(frozen=True)
-class HeadSettings:
+class HeadConfig:
     """The shape of a head.
 
     Attributes:
@@ -78,7 +78,7 @@ class HeadSettings:
         return {name: value for name, value in asdict(self).items() if value is not None}
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> "HeadSettings":
+    def from_dict(cls, data: Mapping[str, Any]) -> "HeadConfig":
         """Read settings back.
 
         Raises:
@@ -99,12 +99,12 @@ class ProjectionHead(nn.Module):
     Args:
         settings: its shape.
 
-    >>> head = ProjectionHead(HeadSettings(width=32, dimensions=8))
+    >>> head = ProjectionHead(HeadConfig(width=32, dimensions=8))
     >>> head(torch.zeros(3, 32)).shape
     torch.Size([3, 8])
     """
 
-    def __init__(self, settings: HeadSettings) -> None:
+    def __init__(self, settings: HeadConfig) -> None:
         super().__init__()
         self.settings = settings
         width, dimensions = settings.width, settings.dimensions
@@ -187,7 +187,7 @@ def read_head(folder: Path) -> ProjectionHead | None:
     path = folder / HEAD_FILE
     if not path.is_file():
         return None
-    settings = HeadSettings.from_dict(read_settings(path, "head")["head"])
+    settings = HeadConfig.from_dict(read_settings(path, "head")["head"])
     weights = folder / WEIGHTS_FILE
     try:
         stored = load_file(weights)
@@ -199,7 +199,7 @@ def read_head(folder: Path) -> ProjectionHead | None:
     return head.float().eval()
 
 
-def _refuse_others(settings: HeadSettings, stored: Mapping[str, Tensor], weights: Path) -> None:
+def _refuse_others(settings: HeadConfig, stored: Mapping[str, Tensor], weights: Path) -> None:
     """Refuse weights that are not those of a head of this shape, before memory is taken for it."""
     with torch.device("meta"):
         wanted = ProjectionHead(settings).state_dict()

@@ -27,7 +27,7 @@ from gerund.models.settings_file import read_adapters, read_saved
 from gerund.models.sources import find
 from gerund.models.transforms import Transform, read_transform
 from gerund.models.weights import weight_files
-from gerund.spec import NO_ADAPTER, EncoderSettings, ModelSpec
+from gerund.spec import NO_ADAPTER, EncoderSpec, ModelSpec
 
 # An encoder of its own looks both ways by itself.
 _ENCODER = EncoderConfig(attention=AttentionPlan("bidir"))
@@ -94,7 +94,7 @@ def open_model(spec: ModelSpec) -> Opened:
     where = loading.pick_device(spec.device)
     source = find(spec.model)
     settings = loading.settings_folder(source)
-    saved = (None if settings is None else read_saved(settings)) or EncoderSettings()
+    saved = (None if settings is None else read_saved(settings)) or EncoderSpec()
     own_adapters = {} if settings is None else read_adapters(settings)
     config = loading.read_config(source)
     seq2seq = config.model_type in SEQ2SEQ

@@ -14,13 +14,13 @@ from gerund import checks
 from gerund.attention.plan import AttentionPlan
 from gerund.config import CONFIG_FILE, FORMAT, JOBS, METHODS, Job, read_settings
 from gerund.errors import ConfigError, DataError, unknown_name
-from gerund.spec import EncoderSettings, plainly
+from gerund.spec import EncoderSpec, plainly
 
 _FIELDS = ("attention", "pooling", "prompt", "prompts", "pool_prompt", "append_eos", "normalize", "max_length")
 _ADAPTER = "adapter"
 
 
-def read_saved(folder: Path) -> EncoderSettings | None:
+def read_saved(folder: Path) -> EncoderSpec | None:
     """Read how the model in a folder is read as an encoder; None where nothing says so.
 
     Raises:
@@ -65,7 +65,7 @@ def read_adapters(folder: Path) -> dict[Job, Path]:
     return {job: folder / place for job, place in places.items() if place is not None}
 
 
-def settings_text(settings: EncoderSettings, fingerprint: str, places: Mapping[Job, str | None] | None = None) -> str:
+def settings_text(settings: EncoderSpec, fingerprint: str, places: Mapping[Job, str | None] | None = None) -> str:
     """Return the text of ``gerund.json``.
 
     Args:
@@ -81,10 +81,10 @@ def settings_text(settings: EncoderSettings, fingerprint: str, places: Mapping[J
     return json.dumps(data, indent=2, ensure_ascii=False) + "\n"
 
 
-def saved_fields(settings: EncoderSettings, adapter: str | None = None) -> dict[str, Any]:
+def saved_fields(settings: EncoderSpec, adapter: str | None = None) -> dict[str, Any]:
     """Return settings, with every one of them worked out, as files hold them: the plan as one entry.
 
-    >>> own = saved_fields(EncoderSettings(attention="bidir", pooling="last", max_length="auto"))
+    >>> own = saved_fields(EncoderSpec(attention="bidir", pooling="last", max_length="auto"))
     >>> own["attention"]["name"], own["pooling"], own["max_length"]
     ('bidir', 'last', None)
     """
@@ -99,8 +99,8 @@ def saved_fields(settings: EncoderSettings, adapter: str | None = None) -> dict[
     return {**fields, **others, _ADAPTER: adapter}
 
 
-def settings_from(fields: Mapping[str, Any]) -> EncoderSettings:
-    """Return the settings that a file holds, its plan as one entry or as ``EncoderSettings`` has it.
+def settings_from(fields: Mapping[str, Any]) -> EncoderSpec:
+    """Return the settings that a file holds, its plan as one entry or as ``EncoderSpec`` has it.
 
     Raises:
         ConfigError: an unknown field, or a value that is not valid.
@@ -108,7 +108,7 @@ def settings_from(fields: Mapping[str, Any]) -> EncoderSettings:
     >>> settings_from({"attention": {"name": "mask0-bidir", "k": 3}, "adapter": "adapter"}).k
     3
     """
-    valid = (*EncoderSettings.model_fields, _ADAPTER)
+    valid = (*EncoderSpec.model_fields, _ADAPTER)
     for name in fields:
         if name not in valid:
             raise unknown_name(f"field in {CONFIG_FILE}", name, valid)
@@ -119,4 +119,4 @@ def settings_from(fields: Mapping[str, Any]) -> EncoderSettings:
         if name != "max_length" and name in fields and fields[name] is None:
             raise ConfigError(f"{name} in {CONFIG_FILE} is null")
     with plainly():
-        return EncoderSettings.model_validate({name: value for name, value in fields.items() if name != _ADAPTER})
+        return EncoderSpec.model_validate({name: value for name, value in fields.items() if name != _ADAPTER})

@@ -38,7 +38,7 @@ MAX_NEW_TOKENS = 256
 SILENT = "The model wrote no answer; the sources are what it read."
 
 
-class AskOptions(TypedDict, total=False):
+class AskKeywords(TypedDict, total=False):
     """What may be said of a question beside ``k``; all of it has defaults."""
 
     method: Method | None
@@ -90,7 +90,7 @@ class Asked:
     approximate_cache: "DiskCache | str | Path | None" = None
 
     @classmethod
-    def of(cls, question: str, k: int, options: AskOptions) -> Self:
+    def of(cls, question: str, k: int, options: AskKeywords) -> Self:
         """Return a checked question.
 
         Raises:
@@ -100,8 +100,8 @@ class Asked:
         from gerund.retrieval.searching import check_query
 
         for name in options:
-            if name not in AskOptions.__annotations__:
-                raise unknown_name("setting", name, list(AskOptions.__annotations__))
+            if name not in AskKeywords.__annotations__:
+                raise unknown_name("setting", name, list(AskKeywords.__annotations__))
         check_query(question, "question")
         given = cls(question, k, **options)  # type: ignore[arg-type]
         if given.method is not None:
@@ -293,14 +293,14 @@ class Asking(ABC):
     def _prepared(self, asked: Asked) -> Answer | Written:
         """Return the answer, or what a model is to write it from."""
 
-    def ask(self, question: str, k: int = ANSWER_HITS, **options: Unpack[AskOptions]) -> Answer:
+    def ask(self, question: str, k: int = ANSWER_HITS, **options: Unpack[AskKeywords]) -> Answer:
         """Answer a question from the chunks that fit it best.
 
         Args:
             question: what is asked.
             k: how many chunks are read at most; fewer where the model's context has no room for them.
             options: ``method``, ``filter``, ``weight``, ``rerank``, ``rerank_by``, ``history``, ``max_new_tokens``,
-                ``sampling`` and ``approximate_cache``; see ``AskOptions``.
+                ``sampling`` and ``approximate_cache``; see ``AskKeywords``.
 
         Returns:
             The answer with its numbered sources. Where nothing relevant was found, its text says so, and ``found`` is
@@ -323,7 +323,7 @@ class Asking(ABC):
         assert stream.result is not None
         return stream.result
 
-    def stream(self, question: str, k: int = ANSWER_HITS, **options: Unpack[AskOptions]) -> AnswerStream:
+    def stream(self, question: str, k: int = ANSWER_HITS, **options: Unpack[AskKeywords]) -> AnswerStream:
         """Answer a question as ``ask`` does, and yield the text piece by piece; ``result`` is the answer at the end.
 
         >>> index = gerund.open_index(None, gerund.load())
@@ -335,7 +335,7 @@ class Asking(ABC):
         asked = Asked.of(question, k, options)
         return AnswerStream(lambda: self._prepared(asked))
 
-    async def aask(self, question: str, k: int = ANSWER_HITS, **options: Unpack[AskOptions]) -> Answer:
+    async def aask(self, question: str, k: int = ANSWER_HITS, **options: Unpack[AskKeywords]) -> Answer:
         """Answer a question as ``ask`` does, while the event loop goes on; cancelling it stops the model."""
         stream = self.astream(question, k, **options)
         try:
@@ -346,7 +346,7 @@ class Asking(ABC):
         assert stream.result is not None
         return stream.result
 
-    def astream(self, question: str, k: int = ANSWER_HITS, **options: Unpack[AskOptions]) -> AsyncAnswerStream:
+    def astream(self, question: str, k: int = ANSWER_HITS, **options: Unpack[AskKeywords]) -> AsyncAnswerStream:
         """Answer a question as ``stream`` does, for ``async for``; to cancel the task stops the model."""
         asked = Asked.of(question, k, options)
         return AsyncAnswerStream(lambda: self._prepared(asked))

@@ -31,7 +31,7 @@ from gerund.models.pooling import unit
 from gerund.models.settings_file import read_saved, saved_fields, settings_from
 from gerund.scoring.vectors import VectorScorer
 from gerund.seq2seq_encoder import Seq2SeqEncoder
-from gerund.spec import EncoderSettings, ModelSpec
+from gerund.spec import EncoderSpec, ModelSpec
 from gerund.text_encoder import TextEncoder
 
 SETTINGS_FILE = "scorer.json"
@@ -41,7 +41,7 @@ SIMILARITIES = ("dot", "cosine")
 
 
 @dataclass(frozen=True)
-class ScorerSettings:
+class ScorerConfig:
     """How the two sides are read."""
 
     prefix: str = "pre "
@@ -67,7 +67,7 @@ class ScorerSettings:
                 raise ConfigError(f"{name}={getattr(self, name)} leaves no text")
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> "ScorerSettings":
+    def from_dict(cls, data: Mapping[str, Any]) -> "ScorerConfig":
         """Read settings back.
 
         Raises:
@@ -98,12 +98,12 @@ class DualScorer(VectorScorer):
     def __init__(
         self,
         encoder: TextEncoder,
-        settings: ScorerSettings | None = None,
+        settings: ScorerConfig | None = None,
         projection_DD: np.ndarray | None = None,
         name: str | None = None,
     ) -> None:
         self.has_own_config = encoder.job == "score"
-        own = settings or ScorerSettings()
+        own = settings or ScorerConfig()
         sides = _Sides(encoder, own, projection_DD)
         super().__init__(name or encoder.name, sides.prefixes, sides.continuations)
         self.encoder, self.settings, self.projection_DD = encoder, own, projection_DD
@@ -186,7 +186,7 @@ class _Sides:
     """What both sides' vectors are made of; it does not hold the scorer, whose memory is then freed with it."""
 
     encoder: TextEncoder
-    settings: ScorerSettings
+    settings: ScorerConfig
     projection_DD: np.ndarray | None
 
     def prefixes(self, texts: Sequence[str]) -> np.ndarray:
@@ -218,7 +218,7 @@ def has_scorer(folder: Path) -> bool:
     return (folder / SETTINGS_FILE).is_file()
 
 
-def read_scorer(folder: Path) -> tuple[ScorerSettings, np.ndarray | None]:
+def read_scorer(folder: Path) -> tuple[ScorerConfig, np.ndarray | None]:
     """Return settings and projection ``(D, D)`` of a folder.
 
     Raises:
@@ -234,10 +234,10 @@ def read_scorer(folder: Path) -> tuple[ScorerSettings, np.ndarray | None]:
             projection_DD = load_file(weights)[_PROJECTION].float().numpy()
         except Exception as error:  # safetensors has an exception outside the built-in ones
             raise DataError(f"{weights} cannot be read: {error}") from error
-    return ScorerSettings.from_dict(data["scorer"]), projection_DD
+    return ScorerConfig.from_dict(data["scorer"]), projection_DD
 
 
-def read_scorer_config(folder: Path) -> EncoderSettings | None:
+def read_scorer_config(folder: Path) -> EncoderSpec | None:
     """Return how the scorer in a model's folder reads, where that is not how the encoder does.
 
     Raises:
@@ -254,7 +254,7 @@ def read_scorer_config(folder: Path) -> EncoderSettings | None:
 
 def write_scorer(
     folder: Path,
-    settings: ScorerSettings,
+    settings: ScorerConfig,
     projection_DD: np.ndarray | None,
     config: EncoderConfig | None = None,
 ) -> None:
@@ -263,7 +263,7 @@ def write_scorer(
         save_file({_PROJECTION: torch.from_numpy(np.ascontiguousarray(projection_DD))}, folder / WEIGHTS_FILE)
     data: dict[str, Any] = {"format": FORMAT, "scorer": asdict(settings), "projection": projection_DD is not None}
     if config is not None:
-        data["encoder"] = saved_fields(EncoderSettings.of_config(config))
+        data["encoder"] = saved_fields(EncoderSpec.of_config(config))
     (folder / SETTINGS_FILE).write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from gerund.server.errors import GONE, ApiError, ClientGoneError, told
 from gerund.server.logs import note, note_defect
-from gerund.server.settings import ServeSettings, is_loopback
+from gerund.server.settings import ServerConfig, is_loopback
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -43,7 +43,7 @@ class Gate:
     def __init__(
         self,
         app: Any,
-        settings: ServeSettings,
+        settings: ServerConfig,
         keys: Sequence[str],
         done: Callable[[str, int, float], None],
     ) -> None:

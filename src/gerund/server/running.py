@@ -18,7 +18,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from gerund.server.app import make_app
 from gerund.server.logs import note
 from gerund.server.service import Service, name_of
-from gerund.server.settings import ServeSettings
+from gerund.server.settings import ServerConfig
 from gerund.spec import ModelSpec
 
 _KEEP_ALIVE = 30
@@ -137,7 +137,7 @@ class Server(uvicorn.Server):
 
 
 def make_server(
-    spec: ModelSpec, settings: ServeSettings, keys: Sequence[str], ready: Callable[[Service], None]
+    spec: ModelSpec, settings: ServerConfig, keys: Sequence[str], ready: Callable[[Service], None]
 ) -> Server:
     """Return a server that is not running yet; see ``serve``."""
     service = Service(settings, settings.name or (name_of(spec), spec.model))
@@ -164,7 +164,7 @@ def make_server(
 def serve(
     listening: socket.socket,
     spec: ModelSpec,
-    settings: ServeSettings,
+    settings: ServerConfig,
     keys: Sequence[str],
     ready: Callable[[Service], None],
     began: Callable[[Server], None] | None = None,
@@ -191,7 +191,7 @@ def serve(
         raise server.failure
 
 
-def set_threads(settings: ServeSettings) -> None:
+def set_threads(settings: ServerConfig) -> None:
     """Let a process compute in as many threads as it was given; several divide the cores."""
     import torch
 

@@ -16,13 +16,13 @@ from gerund.engine.engine import Engine
 from gerund.engine.work import EngineConfig
 from gerund.errors import GerundError
 from gerund.generative_model import GenerativeModel
-from gerund.inference.generate.settings import Settings
+from gerund.inference.generate.settings import GenerationConfig
 from gerund.inference.tokens import context_length
 from gerund.models.encoder_decoder import is_encoder_decoder
 from gerund.server.claims import Claim
 from gerund.server.errors import ApiError, unknown_model
 from gerund.server.metrics import Metrics
-from gerund.server.settings import ServeSettings
+from gerund.server.settings import ServerConfig
 from gerund.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class Service:
         over: done when nothing is waited for any more.
     """
 
-    settings: ServeSettings
+    settings: ServerConfig
     names: tuple[str, ...]
     metrics: Metrics = field(default_factory=Metrics)
     phase: Phase = "loading"
@@ -139,7 +139,7 @@ class Service:
         engine = Engine(lm, config)
         engine.start()
         engine.encode(["A text to begin with."]).result()
-        engine.write("A text", Settings(max_new_tokens=2)).result()
+        engine.write("A text", GenerationConfig(max_new_tokens=2)).result()
         self._fingerprints[None] = lm.fingerprint()
         self._lm, self._engine, self.phase = lm, engine, "ready"
 

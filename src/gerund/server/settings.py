@@ -23,12 +23,12 @@ Count = Annotated[int, Field(ge=1, le=10**9)]
 Seconds = Annotated[float, Field(gt=0, le=10**6, allow_inf_nan=False)]
 
 
-class ServeSettings(BaseModel):
+class ServerConfig(BaseModel):
     """How a server is run.
 
-    >>> ServeSettings(port=9000).is_local
+    >>> ServerConfig(port=9000).is_local
     True
-    >>> ServeSettings(host="0.0.0.0").demand_safe([])
+    >>> ServerConfig(host="0.0.0.0").demand_safe([])
     Traceback (most recent call last):
     gerund.errors.ConfigError: 0.0.0.0 can be reached from other machines, so a key is needed: put one into ...
     """
@@ -114,7 +114,7 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def read_keys(settings: ServeSettings, environment: Mapping[str, str] | None = None) -> list[str]:
+def read_keys(settings: ServerConfig, environment: Mapping[str, str] | None = None) -> list[str]:
     """Return the keys of those who may ask; none where everybody on this machine may.
 
     Args:
@@ -166,7 +166,7 @@ def read_config(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         raise DataError(f"{path} holds no settings: names and values, such as 'port: 8000'")
     model: dict[str, Any] = {}
     server: dict[str, Any] = {}
-    valid = [*ModelSpec.model_fields, *ServeSettings.model_fields]
+    valid = [*ModelSpec.model_fields, *ServerConfig.model_fields]
     for given, value in content.items():
         name = str(given).replace("-", "_")
         if name in ("api_key", "key"):
@@ -176,13 +176,13 @@ def read_config(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
             hint = f"did you mean {near[0]!r}?" if near else "gerund serve --help lists them"
             raise ConfigError(f"{path}: there is no setting {given!r}; {hint}")
         if value is not None:
-            (server if name in ServeSettings.model_fields else model)[name] = value
+            (server if name in ServerConfig.model_fields else model)[name] = value
     if isinstance(server.get("name"), str):
         server["name"] = [server["name"]]
     return model, server
 
 
-def settings_of(given: Mapping[str, Any]) -> ServeSettings:
+def settings_of(given: Mapping[str, Any]) -> ServerConfig:
     """Return checked settings.
 
     Raises:
@@ -190,7 +190,7 @@ def settings_of(given: Mapping[str, Any]) -> ServeSettings:
     """
     values = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
     try:
-        return ServeSettings.model_validate(values)
+        return ServerConfig.model_validate(values)
     except ValidationError as error:
         first = error.errors()[0]
         name = ".".join(map(str, first["loc"]))

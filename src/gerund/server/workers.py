@@ -19,7 +19,7 @@ from typing import Any
 
 from gerund.errors import GerundError, InputError, ResourceError
 from gerund.server import logs
-from gerund.server.settings import ServeSettings
+from gerund.server.settings import ServerConfig
 from gerund.spec import ModelSpec
 
 _POLL = 0.2
@@ -40,7 +40,7 @@ class _Worker:
 def serve_many(
     listening: socket.socket,
     spec: ModelSpec,
-    settings: ServeSettings,
+    settings: ServerConfig,
     keys: Sequence[str],
     ready: Callable[[dict[str, Any]], None],
 ) -> None:
@@ -69,7 +69,7 @@ class _Supervisor:
         self,
         listening: socket.socket,
         spec: ModelSpec,
-        settings: ServeSettings,
+        settings: ServerConfig,
         keys: Sequence[str],
         ready: Callable[[dict[str, Any]], None],
     ) -> None:
@@ -157,9 +157,7 @@ def _said(pipe: Connection) -> dict[str, Any] | None:
         return None
 
 
-def _work(
-    pipe: Connection, listening: socket.socket, spec: ModelSpec, settings: ServeSettings, keys: list[str]
-) -> None:
+def _work(pipe: Connection, listening: socket.socket, spec: ModelSpec, settings: ServerConfig, keys: list[str]) -> None:
     """Serve in a process of its own."""
     from gerund.server.running import Server, serve
 

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from gerund.engine.work import Ticket
 from gerund.errors import TextError, TooLargeError
 from gerund.inference.generate.prompts import Prompt, check_prompts, plain_text, prompt_ids, prompt_text
-from gerund.inference.generate.settings import Settings
+from gerund.inference.generate.settings import GenerationConfig
 from gerund.scoring.likelihood import LikelihoodScorer
 from gerund.scoring.registry import find_scorer
 from gerund.server.choices import Form, usage_of
@@ -43,7 +43,7 @@ class WritingRequest:
     """
 
     prompts: Sequence[Prompt]
-    settings: Settings
+    settings: GenerationConfig
     choices: int
     param: str
     explicit: bool = True

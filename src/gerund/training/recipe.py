@@ -12,7 +12,7 @@ from pydantic import Field, SerializeAsAny, ValidationError, WrapValidator, fiel
 
 from gerund.data.corpus import corpus_files, part_of
 from gerund.errors import ConfigError
-from gerund.spec import EncoderSettings
+from gerund.spec import EncoderSpec
 from gerund.training.objectives import registry
 from gerund.training.objectives.base import ObjectiveConfig, Section
 from gerund.training.recipe_files import explain, find_recipe, read_settings
@@ -76,7 +76,7 @@ class TokenizerConfig(Section):
     """What a trained tokenizer reports as ``model_max_length``."""
 
 
-class EncoderSection(EncoderSettings):
+class EncoderSection(EncoderSpec):
     """How the model is read as an encoder, while contrastive objectives train it and afterwards.
 
     What is left out comes from the base's ``gerund.json``, or else is the library's default.

@@ -10,7 +10,7 @@ from gerund.evaluation.systems.embeddings import EmbeddingCache
 from gerund.evaluation.systems.selection import systems_of
 from gerund.evaluation.systems.workers import encoded_by
 from gerund.jobs.engine import LocalEngine
-from gerund.spec import EncoderSettings
+from gerund.spec import EncoderSpec
 
 TEXTS = [*(f"{'the cat and ' * (i % 4)}text {i}" for i in range(10)), ""]
 
@@ -34,7 +34,7 @@ def lm(tiny_folder):
 def test_the_same_vectors_under_each_plan(lm, cached, monkeypatch):
     monkeypatch.setattr(workers, "_SHARD", 3)
     monkeypatch.setattr(embeddings, "_SHARD", 4)
-    columns = [EncoderSettings(attention="causal"), EncoderSettings(attention="bidir", pooling="last")]
+    columns = [EncoderSpec(attention="causal"), EncoderSpec(attention="bidir", pooling="last")]
     systems = systems_of([lm, "bm25", "hybrid"], columns, cache=EmbeddingCache() if cached else None)
     if not cached:
         for one in systems:

@@ -16,7 +16,7 @@ from gerund.evaluation.task import EvaluationConfig
 from gerund.evaluation.tasks.few_shot import FewShot
 from gerund.evaluation.tasks.fine_tuning import find
 from gerund.inference.encode.classifier import TextClassifier
-from gerund.models.heads import HeadSettings, ProjectionHead
+from gerund.models.heads import HeadConfig, ProjectionHead
 from tests.adapters import PEFT_WARNINGS, make_adapter
 from tests.evaluation.made_up import fruits, write_classification
 from tests.tiny import save_tiny, save_tiny_t5
@@ -32,7 +32,7 @@ def t5_folder(tmp_path_factory):
     plain = save_tiny_t5(tmp_path_factory.mktemp("plain"))
     gerund.load(plain, dtype="float32").save(folder)
     torch.manual_seed(3)
-    ProjectionHead(HeadSettings(width=32, dimensions=8)).save(folder)
+    ProjectionHead(HeadConfig(width=32, dimensions=8)).save(folder)
     return folder
 
 

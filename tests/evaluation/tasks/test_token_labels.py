@@ -21,7 +21,7 @@ from gerund.evaluation.systems.selection import systems_of
 from gerund.evaluation.task import EvaluationConfig
 from gerund.evaluation.tasks import token_labels
 from gerund.evaluation.tasks.token_labels import TokenTask, find, score_words, token_tags
-from gerund.spec import parse_settings
+from gerund.spec import parse_encoder_spec
 from tests.evaluation.fakes import FakeEncoder
 
 # word, part of speech, phrase, name
@@ -248,7 +248,7 @@ def test_words_by_their_first_token(tasks: dict[str, TokenTask], tiny_folder: Pa
     # Side by side with other plans, the vectors are those of each alone.
     models = systems_of(
         [gerund.load(tiny_folder, dtype="float32")],
-        [parse_settings(f"mask0-bidir:k={k}") for k in (1, 2)],
+        [parse_encoder_spec(f"mask0-bidir:k={k}") for k in (1, 2)],
     )
     together = [one.score.value for one in evaluate(models, [first], EvaluationConfig()).results]
     assert together == [replace(first).run(one, EvaluationConfig(seed=0)).value for one in models]

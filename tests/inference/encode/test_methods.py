@@ -13,7 +13,7 @@ from gerund.inference.encode.beside import placeholder_embedding
 from gerund.language_model import LanguageModel
 from gerund.methods import NAMED, templates_of
 from gerund.models.settings_file import saved_fields, settings_from
-from gerund.spec import EncoderSettings
+from gerund.spec import EncoderSpec
 from gerund.types import Rendered
 from tests.tiny import byte_tokenizer, tiny
 
@@ -221,7 +221,7 @@ def test_settings_that_are_left_alone_are_neither_written_nor_hashed() -> None:
     ]
     assert len({lm.fingerprint() for lm in changed}) == len(changed)
     for lm in changed:
-        saved = saved_fields(EncoderSettings.of_config(lm.encoder, 4))
+        saved = saved_fields(EncoderSpec.of_config(lm.encoder, 4))
         assert lm.encoder.methods == [name for name in METHODS if name in saved]
         assert settings_from(saved).applied_to(EncoderConfig()) == lm.encoder.with_defaults(4)
 

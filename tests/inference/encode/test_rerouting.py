@@ -15,7 +15,7 @@ from gerund.attention.masks import visible
 from gerund.inference.encode.rerouting import chosen_layers, intrinsic_dimension
 from gerund.language_model import LanguageModel
 from gerund.methods import rerouted_layers
-from gerund.spec import parse_settings
+from gerund.spec import parse_encoder_spec
 from tests.inference.encode.test_methods import ROOM, TEXTS, build
 
 PROMPT = "Context: {} Compress the Context in one word:"
@@ -93,7 +93,7 @@ def test_the_first_token_comes_to_know_of_the_last() -> None:
 def test_a_template_brings_its_pooling(tiny_folder) -> None:
     lm = gerund.load(tiny_folder, attention="causal", template="kv-embedding", reroute="2-3")
     assert (lm.encoder.pooling, lm.encoder.pool_prompt, lm.encoder.reroute) == ("last-mean", True, "2-3")
-    said = parse_settings("causal:template=kv-embedding,pooling=mean,pool_prompt=false").applied_to(lm.encoder)
+    said = parse_encoder_spec("causal:template=kv-embedding,pooling=mean,pool_prompt=false").applied_to(lm.encoder)
     assert (said.pooling, said.pool_prompt) == ("mean", False)
 
 

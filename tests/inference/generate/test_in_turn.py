@@ -10,7 +10,7 @@ from gerund.inference.generate import in_turn
 from gerund.inference.generate.generation import generate
 from gerund.inference.generate.own_loop import Cancelled
 from gerund.inference.generate.rows import Piece
-from gerund.inference.generate.settings import Settings
+from gerund.inference.generate.settings import GenerationConfig
 from gerund.inference.generate.slots import Slots
 from gerund.language_model import LanguageModel
 from tests.tiny import byte_tokenizer, tiny
@@ -54,21 +54,21 @@ def lm_of(kind: str = "llama", dtype: torch.dtype = torch.float32) -> LanguageMo
 )
 def test_texts_are_those_of_one_by_one(dtype, sampling, options, steps) -> None:
     lm = lm_of(dtype=dtype)
-    settings = Settings.of(9, sampling, options)
+    settings = GenerationConfig.of(9, sampling, options)
     found = generate(lm.model, lm.tokenizer, PROMPTS, settings, batch_size=3)
     assert steps, "slots took no part"
     assert max(steps) == 3
     expected = []
     for number, prompt in enumerate(PROMPTS):
         own = sampling if sampling is None else Sampling(temperature=1.0, seed=number)
-        expected += generate(lm.model, lm.tokenizer, [prompt], Settings.of(9, own, options))
+        expected += generate(lm.model, lm.tokenizer, [prompt], GenerationConfig.of(9, own, options))
     assert [one.text for one in found] == [one.text for one in expected]
     assert [one.finished for one in found] == [one.finished for one in expected]
 
 
 def test_a_text_that_ends_makes_room_for_the_next(steps) -> None:
     lm = lm_of()
-    settings = Settings.of(20, SEEDS, {"stop": ["a", "e", "i", "o", "t"]})
+    settings = GenerationConfig.of(20, SEEDS, {"stop": ["a", "e", "i", "o", "t"]})
     found = generate(lm.model, lm.tokenizer, PROMPTS, settings, batch_size=2)
     tokens = [one.usage.completion_tokens for one in found]
     assert len(set(tokens)) > 2
@@ -80,7 +80,7 @@ def test_a_text_that_ends_makes_room_for_the_next(steps) -> None:
 def test_pieces_come_and_work_ends_when_it_is_cancelled() -> None:
     lm = lm_of()
     pieces: list[Piece] = []
-    settings = Settings.of(9, SEEDS, {})
+    settings = GenerationConfig.of(9, SEEDS, {})
     found = generate(lm.model, lm.tokenizer, PROMPTS, settings, batch_size=2, emit=pieces.append)
     for number, whole in enumerate(found):
         assert "".join(piece.text for piece in pieces if piece.index == number) == whole.text
@@ -99,13 +99,13 @@ def test_pieces_come_and_work_ends_when_it_is_cancelled() -> None:
 @pytest.mark.parametrize("kind", ["mistral", "lfm2", "qwen2_moe"])
 def test_models_of_which_nothing_is_promised_write_in_batches(kind, steps) -> None:
     lm = lm_of(kind)
-    assert len(generate(lm.model, lm.tokenizer, PROMPTS, Settings.of(3, None, {}), batch_size=2)) == 8
+    assert len(generate(lm.model, lm.tokenizer, PROMPTS, GenerationConfig.of(3, None, {}), batch_size=2)) == 8
     assert not steps
 
 
 def test_few_prompts_and_short_texts_are_not_worth_a_proof(steps, monkeypatch) -> None:
     lm = lm_of()
-    generate(lm.model, lm.tokenizer, PROMPTS[:3], Settings.of(9, None, {}), batch_size=2)
+    generate(lm.model, lm.tokenizer, PROMPTS[:3], GenerationConfig.of(9, None, {}), batch_size=2)
     monkeypatch.setattr(in_turn, "_WORTHWHILE", 8192)
-    generate(lm.model, lm.tokenizer, PROMPTS, Settings.of(9, None, {}), batch_size=2)
+    generate(lm.model, lm.tokenizer, PROMPTS, GenerationConfig.of(9, None, {}), batch_size=2)
     assert not steps

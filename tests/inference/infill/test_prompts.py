@@ -4,7 +4,7 @@ import pytest
 
 import gerund
 from gerund import ConfigError, Generation, Sampling, TextError
-from gerund.inference.generate.settings import Settings
+from gerund.inference.generate.settings import GenerationConfig
 from gerund.inference.infill import prompts as infill_prompts
 from gerund.inference.infill.prompts import PROMPT_METHODS, STORIES, answer, fill, prompt
 from tests.tiny import byte_tokenizer, tiny
@@ -72,7 +72,7 @@ def scripted(monkeypatch):
 def test_the_papers_wording(method, scripted):
     assert scripted.fill(GYM, [" He lifted. And"], method=method) == ["He lifted."]
     assert scripted.asked == [GOLDEN[method]]
-    assert scripted.settings == [Settings(4, GREEDY)]
+    assert scripted.settings == [GenerationConfig(4, GREEDY)]
 
 
 @pytest.mark.parametrize("method", ["blank", "prefix-suffix", "line-by-line"])

@@ -20,7 +20,7 @@ from gerund.reporting.pages.evaluation import SUMMARY
 from gerund.reporting.pages.pictures import pictures_for
 from gerund.reporting.pages.rendering import drawn
 from gerund.reporting.plots import attention, embeddings, scores
-from gerund.spec import parse_settings
+from gerund.spec import parse_encoder_spec
 from tests.evaluation.toys import ToyTask
 from tests.reporting.pages.html import checked
 from tests.reporting.results import made, several
@@ -62,7 +62,7 @@ class Gone(ToyTask):
 
 @pytest.fixture(scope="module")
 def models(tiny_folder):
-    configs = [parse_settings(text) for text in ("causal", "mask0-bidir:k=2")]
+    configs = [parse_encoder_spec(text) for text in ("causal", "mask0-bidir:k=2")]
     return systems_of([gerund.load(tiny_folder), "bm25"], configs)
 
 
@@ -196,7 +196,7 @@ def test_clustering_comes_first_and_files_are_drawn_once(models, calls):
 def test_attention_is_drawn_once_a_plan(tiny_folder, calls):
     lm = gerund.load(tiny_folder)
     texts = ("causal", "mask0-bidir:k=2", "mask0-bidir:k=2,pooling=last", "bidir")
-    models = systems_of([lm], [parse_settings(text) for text in texts])
+    models = systems_of([lm], [parse_encoder_spec(text) for text in texts])
     gallery = wanted(models, [])
     titles = [said["title"] for _, _, said in calls]
     assert [title.split(",")[0] for title in titles] == ["mask0-bidir k=2", "bidir"]

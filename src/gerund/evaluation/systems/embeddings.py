@@ -1,7 +1,7 @@
 """Where vectors are kept: of whole texts by encoder and text, of words in one array; in memory or on disk.
 
-No text is encoded twice. Texts that are new are encoded shard by shard; the rows of one that is not finished lie beside the
-rest under ``unfinished``, so that whoever is interrupted goes on in the shard, with the batches it would have had.
+No text is encoded twice. Texts that are new are encoded shard by shard; the rows of one that is not finished lie beside
+the rest under ``unfinished``, so that whoever is interrupted goes on in the shard, with the batches it would have had.
 
 Knows: vectors, keys, files. Does not know: models.
 """

@@ -22,12 +22,12 @@ from gerund.evaluation.systems.sentence_transformers import SentenceTransformers
 from gerund.generative_model import GenerativeModel
 from gerund.language_model import LanguageModel
 from gerund.methods import NO_TRANSFORM
-from gerund.spec import EncoderSettings, ModelSpec
+from gerund.spec import EncoderSpec, ModelSpec
 
 
 def systems_of(
     models: Sequence[ModelSpec | LanguageModel | SentenceTransformersSystem | str],
-    columns: Sequence[EncoderSettings] = (),
+    columns: Sequence[EncoderSpec] = (),
     *,
     cache: EmbeddingCache | None = None,
     sample: Sequence[str] = (),
@@ -71,7 +71,7 @@ def systems_of(
                 raise ConfigError(f"a spec, a model in memory, {BM25!r}, {HYBRID!r} or {INDEX!r}, not {model!r}")
             named.append((BM25, BM25System))
             continue
-        for column in columns or (EncoderSettings(),):
+        for column in columns or (EncoderSpec(),):
             config = column.applied_to(model.encoder)
             lm = model if config == model.encoder else read_as(model, config, sample)
             label = label_of(config, model.n_layers)

@@ -3,7 +3,7 @@
 transformers' ``generate`` runs the model. What it would choose itself reads torch's global random state, which threads
 would share, and the defaults of the model's folder; here rows choose for themselves (see ``rows``).
 
-Knows: models, tokenizers, ``Settings``. Does not know: attention plans: none is ever sent.
+Knows: models, tokenizers, ``GenerationConfig``. Does not know: attention plans: none is ever sent.
 """
 
 import threading
@@ -22,7 +22,7 @@ from gerund.inference.generate.own_loop import Asked, Cancelled, end_ids, own_lo
 from gerund.inference.generate.prompts import Prompt, prompt_ids
 from gerund.inference.generate.rows import Emit, Row, Vocabulary, Writing, advance
 from gerund.inference.generate.sampling import request_seeds, sample_seed
-from gerund.inference.generate.settings import Settings
+from gerund.inference.generate.settings import GenerationConfig
 from gerund.inference.tokens import context_length
 from gerund.models.encoder_decoder import is_encoder_decoder
 from gerund.types import Generation
@@ -32,7 +32,7 @@ def generate(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     prompts: Sequence[Prompt],
-    settings: Settings,
+    settings: GenerationConfig,
     *,
     batch_size: int = 16,
     emit: Emit | None = None,
@@ -112,7 +112,7 @@ def continue_read(
     tokenizer: PreTrainedTokenizerBase,
     ids: list[int],
     decode: Callable[..., Tensor],
-    settings: Settings,
+    settings: GenerationConfig,
     *,
     emit: Emit | None = None,
     cancelled: threading.Event | None = None,
@@ -139,7 +139,7 @@ def continue_read(
     return row.result()
 
 
-def writing_of(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, settings: Settings) -> Writing:
+def writing_of(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, settings: GenerationConfig) -> Writing:
     """Return settings, read for this model."""
     head = model.get_output_embeddings()
     # A model without a head says so when it is asked for its first token.

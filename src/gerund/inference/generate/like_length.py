@@ -12,7 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from gerund.config import Sampling
 from gerund.errors import ConfigError
 from gerund.inference.generate.generation import generate
-from gerund.inference.generate.settings import Settings
+from gerund.inference.generate.settings import GenerationConfig
 from gerund.inference.text_ids import text_ids
 from gerund.inference.tokens import context_length, keep_end
 
@@ -52,7 +52,7 @@ def continuations_of_length(
             model,
             tokenizer,
             [fitting(model, tokenizer, prefixes[row], room) for row in rows],
-            Settings(room, replace(sampling, seed=seeds)),
+            GenerationConfig(room, replace(sampling, seed=seeds)),
             batch_size=batch_size,
         )
         for row, one in zip(rows, found, strict=True):

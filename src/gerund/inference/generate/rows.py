@@ -3,7 +3,7 @@
 Rows know nothing of each other, and what is chosen for one depends on its logits and itself alone. So any rows may
 share a pass of the model: the rows of one call, or, in a server, those of different requests.
 
-Knows: ``Settings``, tokenizers, logits. Does not know: models, caches, batches.
+Knows: ``GenerationConfig``, tokenizers, logits. Does not know: models, caches, batches.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ from gerund.errors import ConfigError
 from gerund.inference.generate.constraints import Follower, Form
 from gerund.inference.generate.detokenizing import TextTail, continuation_text, token_bytes
 from gerund.inference.generate.sampling import chosen_tokens, filters_of, penalised
-from gerund.inference.generate.settings import Settings
+from gerund.inference.generate.settings import GenerationConfig
 from gerund.types import Generation, TokenLogprob, Usage
 
 
@@ -58,13 +58,13 @@ class Vocabulary:
 
 
 class Writing:
-    """Settings, read for one model: what all rows of a request have in common.
+    """A ``GenerationConfig``, read for one model: what all rows of a request have in common.
 
     Raises:
         ConfigError: a bias is for a token that the model does not have, or the form cannot be followed.
     """
 
-    def __init__(self, vocabulary: Vocabulary, settings: Settings) -> None:
+    def __init__(self, vocabulary: Vocabulary, settings: GenerationConfig) -> None:
         self.vocabulary, self.settings = vocabulary, settings
         wrong = next((token for token in settings.sampling.logit_bias if token >= vocabulary.size), None)
         if wrong is not None:

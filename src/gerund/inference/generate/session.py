@@ -26,7 +26,7 @@ from gerund.inference.generate import generation
 from gerund.inference.generate.prompts import Prompt, check_prompts, prompt_ids
 from gerund.inference.generate.rows import Emit
 from gerund.inference.generate.session_files import Kept, ReadingModel, load_kept, refuse_other_states, save_kept
-from gerund.inference.generate.settings import Options, Settings
+from gerund.inference.generate.settings import GenerationConfig, GenerationKeywords
 from gerund.inference.generate.streams import AsyncTextStream, TextStream, Work
 from gerund.inference.generate.turned_keys import turns_of
 from gerund.inference.tokens import InputFormat, tokenize
@@ -175,19 +175,19 @@ class Session:
         return replace(self, text=self.text + tail.text, token_ids=ids, _cache=cache, _logits_BV=tail.logits_BV)
 
     def stream(
-        self, max_new_tokens: int = 64, sampling: Sampling | None = None, **options: Unpack[Options]
+        self, max_new_tokens: int = 64, sampling: Sampling | None = None, **options: Unpack[GenerationKeywords]
     ) -> TextStream:
         """Continue the text as ``generate`` does and yield it piece by piece, as ``LanguageModel.stream``."""
         return TextStream(self._work(max_new_tokens, sampling, options))
 
     def astream(
-        self, max_new_tokens: int = 64, sampling: Sampling | None = None, **options: Unpack[Options]
+        self, max_new_tokens: int = 64, sampling: Sampling | None = None, **options: Unpack[GenerationKeywords]
     ) -> AsyncTextStream:
         """Continue the text as ``stream`` does, for ``async for``."""
         return AsyncTextStream(self._work(max_new_tokens, sampling, options))
 
     def generate(
-        self, max_new_tokens: int = 64, sampling: Sampling | None = None, **options: Unpack[Options]
+        self, max_new_tokens: int = 64, sampling: Sampling | None = None, **options: Unpack[GenerationKeywords]
     ) -> Generation:
         """Continue the text without reading it again.
 
@@ -206,7 +206,7 @@ class Session:
         """
         return self._continued(_one_of(max_new_tokens, sampling, options))
 
-    def _work(self, max_new_tokens: int, sampling: Sampling | None, options: Options) -> Work:
+    def _work(self, max_new_tokens: int, sampling: Sampling | None, options: GenerationKeywords) -> Work:
         settings = _one_of(max_new_tokens, sampling, options)
 
         def work(emit: Emit, stop: threading.Event) -> None:
@@ -215,7 +215,7 @@ class Session:
         return work
 
     def _continued(
-        self, settings: Settings, emit: Emit | None = None, cancelled: threading.Event | None = None
+        self, settings: GenerationConfig, emit: Emit | None = None, cancelled: threading.Event | None = None
     ) -> Generation:
         return generation.continue_read(
             self._model,
@@ -255,8 +255,8 @@ def _copied(cache: Cache) -> Cache:
     return own
 
 
-def _one_of(max_new_tokens: int, sampling: Sampling | None, options: Options) -> Settings:
-    settings = Settings.of(max_new_tokens, sampling, options)
+def _one_of(max_new_tokens: int, sampling: Sampling | None, options: GenerationKeywords) -> GenerationConfig:
+    settings = GenerationConfig.of(max_new_tokens, sampling, options)
     if settings.n != 1:
         raise ConfigError(f"n={settings.n}: a session continues its text once a call; call it again")
     return settings

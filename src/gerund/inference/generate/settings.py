@@ -32,7 +32,7 @@ class Constraint:
     source: str
 
 
-class Options(TypedDict, total=False):
+class GenerationKeywords(TypedDict, total=False):
     """What may be said of a generation beside ``max_new_tokens`` and ``sampling``; all of it has defaults."""
 
     n: int
@@ -58,10 +58,10 @@ class Options(TypedDict, total=False):
 
 
 @dataclass(frozen=True)
-class Settings:
+class GenerationConfig:
     """One request but for its prompt; ``of`` makes checked ones.
 
-    >>> Settings.of(20, Sampling(temperature=1.0, seed=1), {"n": 2, "stop": "END"}).stop
+    >>> GenerationConfig.of(20, Sampling(temperature=1.0, seed=1), {"n": 2, "stop": "END"}).stop
     ('END',)
 
     Attributes:
@@ -81,7 +81,7 @@ class Settings:
     constraint: Constraint | None = None
 
     @classmethod
-    def of(cls, max_new_tokens: int, sampling: Sampling | None, options: Options) -> Self:
+    def of(cls, max_new_tokens: int, sampling: Sampling | None, options: GenerationKeywords) -> Self:
         """Return checked settings.
 
         Args:
@@ -93,8 +93,8 @@ class Settings:
             ConfigError: a setting is impossible, or contradicts another.
         """
         for name in options:
-            if name not in Options.__annotations__:
-                raise unknown_name("setting", name, list(Options.__annotations__))
+            if name not in GenerationKeywords.__annotations__:
+                raise unknown_name("setting", name, list(GenerationKeywords.__annotations__))
         sampling = sampling_or(sampling)
         n = whole_number("n", options.get("n", 1))
         if not 1 <= n <= MOST_AT_ONCE:
@@ -152,7 +152,7 @@ def _stop_strings(stop: Any) -> tuple[str, ...]:
     return tuple(dict.fromkeys(listed))
 
 
-def _constraint(options: Options) -> Constraint | None:
+def _constraint(options: GenerationKeywords) -> Constraint | None:
     given = [name for name in _FORMS if options.get(name) is not None]
     if len(given) > 1:
         raise ConfigError(f"{' and '.join(given)} were given, and a text has one form; give one of them")

@@ -16,7 +16,7 @@ from gerund.config import Sampling
 from gerund.errors import ConfigError, TextError, unknown_name
 from gerund.inference.generate.generation import generate
 from gerund.inference.generate.sampling import request_seeds
-from gerund.inference.generate.settings import Settings
+from gerund.inference.generate.settings import GenerationConfig
 from gerund.inference.text_ids import text_ids
 from gerund.inference.tokens import check_texts, check_unicode, context_length
 from gerund.sentences import segments
@@ -128,7 +128,7 @@ def fill(
         asked = prompt(before, texts[number + 1 :], method, shots)
         _check_room(model, tokenizer, asked, number, method, shots, max_tokens)
         own = sampling if sampling.seed is None else replace(sampling, seed=seed + number * _NEXT_SEED)
-        [result] = generate(model, tokenizer, [asked], Settings(max_tokens, own), batch_size=1)
+        [result] = generate(model, tokenizer, [asked], GenerationConfig(max_tokens, own), batch_size=1)
         answers.append(answer(result.text))
         before = _joined(before, answers[-1]) + texts[number + 1]
     return answers

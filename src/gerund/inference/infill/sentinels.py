@@ -16,7 +16,7 @@ from gerund.config import Sampling
 from gerund.errors import ConfigError, ModelError, TextError
 from gerund.inference.generate.detokenizing import continuation_text
 from gerund.inference.generate.generation import generate
-from gerund.inference.generate.settings import Settings
+from gerund.inference.generate.settings import GenerationConfig
 from gerund.inference.text_ids import text_ids
 from gerund.inference.tokens import check_unicode
 from gerund.types import Infill, Rendered
@@ -145,7 +145,7 @@ def fill(
     asked = gapped.with_sentinels(tokenizer)
     # Of every gap: its sentinel, its tokens; and a sentinel behind the last one.
     most = gaps * (max_tokens + 1) + 1
-    written = generate(model, tokenizer, [asked], Settings(most, sampling, n=samples))
+    written = generate(model, tokenizer, [asked], GenerationConfig(most, sampling, n=samples))
     found = [_filled(model, tokenizer, gapped, asked, one.token_ids, max_tokens) for one in written]
     return sorted(found, key=lambda one: -sum(one.scores) / len(one.scores))
 

@@ -20,7 +20,7 @@ from gerund.models.settings_file import settings_text
 from gerund.reporting.comparison import PERCENTS, shown
 from gerund.reporting.document import bare_name, versions
 from gerund.reporting.pages.rendering import Picture, Wanted, drawn, write_html
-from gerund.spec import EncoderSettings
+from gerund.spec import EncoderSpec
 from gerund.version import __version__
 
 FORMAT = 2
@@ -51,7 +51,7 @@ def write_tuning(
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     best = done.chosen(lm)
-    settings = EncoderSettings.of_config(best.encoder, lm.n_layers)
+    settings = EncoderSpec.of_config(best.encoder, lm.n_layers)
     write_whole(folder / CONFIG_FILE, settings_text(settings, best.fingerprint()))
     document = json.dumps(tuned_dict(done, lm, config), indent=1, ensure_ascii=False)
     write_whole(folder / "tuning.json", document + "\n")
@@ -82,7 +82,7 @@ def write_fusion(folder: Path, done: TunedFusion, chosen: LanguageModel, config:
     Raises:
         ResourceError: the disk is full or refuses.
     """
-    settings = EncoderSettings.of_config(chosen.encoder, chosen.n_layers)
+    settings = EncoderSpec.of_config(chosen.encoder, chosen.n_layers)
     write_whole(folder / CONFIG_FILE, settings_text(settings, chosen.fingerprint()))
     told = {
         "format": FORMAT,

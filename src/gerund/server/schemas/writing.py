@@ -1,4 +1,4 @@
-"""Bodies of requests to write: chats, completions, infilling; and how they become ``Settings``.
+"""Bodies of requests to write: chats, completions, infilling; and how they become ``GenerationConfig``.
 
 Knows: OpenAI's fields, those of llama.cpp's ``/infill``, ranges. Does not know: models, the engine.
 """
@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field
 
 from gerund.config import Sampling
-from gerund.inference.generate.settings import Options, Settings
+from gerund.inference.generate.settings import GenerationConfig, GenerationKeywords
 from gerund.server.errors import ApiError
 from gerund.server.schemas.base import Body, Count, Ids, ManyIds, Text
 
@@ -150,17 +150,17 @@ class Writing(Sampled):
         """Whether a scorer chooses among the texts."""
         return (self.best_of or 1) > 1
 
-    def settings(self, max_new_tokens: int, logprobs: int | None) -> Settings:
+    def settings(self, max_new_tokens: int, logprobs: int | None) -> GenerationConfig:
         """Return what is asked of the engine for one prompt.
 
         Raises:
             ConfigError: settings contradict each other.
         """
         form = None if self.response_format is None else self.response_format.schema_to_follow
-        options: Options = {"n": self.samples, "stop": self.stop, "logprobs": logprobs}
+        options: GenerationKeywords = {"n": self.samples, "stop": self.stop, "logprobs": logprobs}
         if form is not None:
             options["schema"] = form
-        return Settings.of(max_new_tokens, self.sampling(1.0), options)
+        return GenerationConfig.of(max_new_tokens, self.sampling(1.0), options)
 
 
 class Part(Body):

@@ -161,12 +161,12 @@ class DistillConfig(TextConfig, VectorConfig):
         """Return the base's head, to be trained further, or a new one into the teacher's space."""
         from torch import nn
 
-        from gerund.models.heads import HeadSettings, ProjectionHead
+        from gerund.models.heads import HeadConfig, ProjectionHead
 
         model = context.model
         width = model.runtime.state_width
         vocabulary = model.vocabulary if self.token_vectors else None
-        settings = HeadSettings(width, dimensions, "linear", vocabulary, space, self.word_vectors or None)
+        settings = HeadConfig(width, dimensions, "linear", vocabulary, space, self.word_vectors or None)
         if model.head is not None:
             own = model.head.settings
             if replace(own, space=space) != settings:

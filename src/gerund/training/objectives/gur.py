@@ -169,14 +169,14 @@ class GurConfig(ContrastiveConfig):
 
     def _head(self, context: "Context") -> "ProjectionHead | None":
         """Return the base's head, to be trained further, or a new one, or None where the recipe asks for none."""
-        from gerund.models.heads import HeadSettings, ProjectionHead
+        from gerund.models.heads import HeadConfig, ProjectionHead
 
         model, asked = context.model, self.dimensions
         head = model.head
         if asked is None and (self.projection is not None or not (model.is_encoder_decoder or head)):
             return None
         if head is None:
-            shape = HeadSettings(model.runtime.state_width, asked or _DIMENSIONS, self.variant or "paper")
+            shape = HeadConfig(model.runtime.state_width, asked or _DIMENSIONS, self.variant or "paper")
             head = ProjectionHead(shape)
         own = head.settings
         if asked not in (None, own.dimensions) or self.variant not in (None, own.variant):

@@ -118,7 +118,7 @@ class RankgenObjective(Objective):
 
     def extra_files(self) -> Iterator[Callable[[Path], None]]:
         """Yield what writes the scorer beside the model."""
-        from gerund.scoring.dual import ScorerSettings, write_scorer
+        from gerund.scoring.dual import ScorerConfig, write_scorer
 
         config, batches = cast("RankgenConfig", self.config), cast("PassageBatches", self.batches)
         projection = cast("ContrastiveLosses", self.losses).projection
@@ -126,7 +126,7 @@ class RankgenObjective(Objective):
         if weight is not None:
             weight = weight.full_tensor() if hasattr(weight, "full_tensor") else weight
             weight = weight.detach().float().cpu().numpy().copy()
-        settings = ScorerSettings(
+        settings = ScorerConfig(
             prefix=config.prefix_marker,
             continuation=config.continuation_marker,
             prefix_tokens=config.length - batches.prefixes.overhead,
