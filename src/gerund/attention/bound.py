@@ -158,7 +158,7 @@ class BoundPlan:
         return length
 
     def _visible(self, view: View, length: int, window: Near, device: torch.device) -> Tensor:
-        """Return who sees whom, ``(B or 1, 1, queries, keys)``."""
+        """Return which query attends to which key, ``(B or 1, 1, queries, keys)``."""
         real = None if self.real_BT is None else self.real_BT.to(device)
         span = None if self.span_BT is None else self.span_BT.to(device)
         return visible(view, length, real_BT=real, span_BT=span, window=window, device=device)

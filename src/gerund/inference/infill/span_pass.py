@@ -124,7 +124,7 @@ class SpanPass:
             ids_BT: the tokens that are read.
             position_BT: their positions.
             cache: what was read before; what is read now is added to it.
-            plan: who sees whom; None for the model's own causal mask.
+            plan: which token attends to which; None for the model's own causal mask.
             real_BT: without a plan, which tokens of the cache and these are real; None for all.
         """
         runtime = self._runtime

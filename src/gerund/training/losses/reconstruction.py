@@ -65,7 +65,7 @@ class ReconstructionDecoder(nn.Module):
             real_BT: True for tokens, False for padding on either side.
             p_mrc: how likely a query sees each other token.
             generator: where the random numbers come from; None takes torch's own.
-            mask_BTS: ``(B, T, 1 + T)``, who sees whom, instead of sampling it.
+            mask_BTS: ``(B, T, 1 + T)``, which position attends to which, instead of sampling it.
 
         Returns:
             ``(B, T, D)``. Rows of padding hold numbers without meaning.
