@@ -239,8 +239,8 @@ def reranked(options: Any) -> Table:
         Column("ndcg", "nDCG@10", "%", 1),
     ]  # fmt: skip
     caption = (
-        f"The first {options.rerank} hits of `gerund search` (chunks of 64 tokens, words and vectors joined) in a new "
-        "order; a document stands where its first chunk stands."
+        f"The first {options.rerank} hits of `gerund search` (chunks of {Chunking().tokens} tokens, words and vectors "
+        "joined) in a new order; a document stands where its first chunk stands."
     )
     return Table("reranked", caption, columns, rows)
 

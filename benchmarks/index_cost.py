@@ -79,7 +79,8 @@ def making(options: Any) -> Table:
         systems = {PEER: theirs, "gerund, early": lambda: ours(False), "gerund, late": lambda: ours(True)}
         rounds = harness.alternate(systems, options.rounds)
     caption = (
-        f"Making an index of {len(documents)} documents ({len(chunks)} chunks of at most 64 tokens), a random 6-layer "
+        f"Making an index of {len(documents)} documents ({len(chunks)} chunks of at most "
+        f"{Chunking().tokens} tokens), a random 6-layer "
         "Llama of width 384; the peer is given the chunks, ours cuts them too."
     )
     return rounds.table("making", caption, base=PEER, checks=[check])

@@ -1,10 +1,10 @@
 """Kills indexing and looks what the same command makes of it; run as a process of its own.
 
     python -m tests.retrieval.crashes FOLDER steps [STEP ...]
-    python -m tests.retrieval.crashes FOLDER times
+    python -m tests.retrieval.crashes FOLDER times [KILLS]
 
-``steps`` kills before a call of the store that writes, each in turn or the given ones, ``times`` at random moments,
-while LanceDB's threads write.
+``steps`` kills before a call of the store that writes, each in turn or the given ones, ``times`` at random moments, ten
+or as many as are asked for, while LanceDB's threads write.
 Children are forked before LanceDB is imported: it has threads, which no fork outlives. Prints how many were killed; any
 difference to an uninterrupted run is an AssertionError.
 """
@@ -165,11 +165,11 @@ def main(folder: Path, how: str, *steps: str) -> None:
             if not killed:
                 break
     else:
-        draw, rounds = random.Random(0), 0
-        while kills < KILLS:
+        chance, rounds, wanted = random.Random(0), 0, int(*steps or [KILLS])
+        while kills < wanted:
             rounds += 1
             # Every fifth is let through, however slow the machine is.
-            moments = iter([*(draw.uniform(0.1, 1.6) for _ in range(4)), None] * KILLS)
+            moments = iter([*(chance.uniform(0.1, 1.6) for _ in range(4)), None] * wanted)
             kills += round_(folder, f"time-{rounds}", lambda work, moments=moments: in_child(work, next(moments)))
     print(kills)
 
