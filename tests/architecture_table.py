@@ -17,7 +17,7 @@ PAGE = ROOT / "docs" / "explanation" / "design.md"
 ROWS = (
     ("errors", "types", "progress", "version", "sentences"),
     ("checks",),
-    ("precision",),
+    ("precision", "poolings"),
     ("jobs",),
     ("attention.plan",),
     ("methods",),
@@ -54,6 +54,7 @@ BASE = (
         "sentences",
         "checks",
         "precision",
+        "poolings",
         "jobs",
         "attention.plan",
         "methods",

@@ -24,6 +24,7 @@ from gerund.methods import (
     templates_of,
     transform_parts,
 )
+from gerund.poolings import POOLINGS
 from gerund.types import Scorer
 
 CONFIG_FILE = "gerund.json"
@@ -37,7 +38,6 @@ EXPORT_FORMATS: tuple[ExportFormat, ...] = get_args(ExportFormat)
 InfillMethod = Literal["infill", "left-only", "blank", "contextual", "prefix-suffix", "line-by-line"]
 INFILL_METHODS: tuple[InfillMethod, ...] = get_args(InfillMethod)
 DTYPE_NAMES = ("float32", "bfloat16", "float16")
-POOLINGS = ("mean", "weighted-mean", "last", "first", "last-mean")
 POOL_BOS = ("auto", "always", "never")
 
 Job = Literal["encode", "infill", "score"]
@@ -150,7 +150,7 @@ class EncoderConfig:
         for name, text in [("prompt", self.prompt), *((f"the prompt {name!r}", text) for name, text in named)]:
             demand_unicode(name, text)
         if self.pooling not in POOLINGS:
-            raise unknown_name("pooling", self.pooling, POOLINGS)
+            raise unknown_name("pooling", self.pooling, list(POOLINGS))
         if self.max_length is not None and self.max_length < 1:
             raise ConfigError(f"max_length={self.max_length} leaves no room for a text")
         if self.fusion is not None and not 0 <= self.fusion <= 1:

@@ -29,13 +29,8 @@ from gerund.inference.encode.runtime import EncoderRuntime, encode, encode_token
 from gerund.inference.tokens import InputFormat, Tokens, tokenize
 from gerund.models import loading
 from gerund.models.adapters import merged_state
+from gerund.poolings import POOLINGS
 
-_POOLING = {
-    "mean": "pooling_mode_mean_tokens",
-    "weighted-mean": "pooling_mode_weightedmean_tokens",
-    "last": "pooling_mode_lasttoken",
-    "first": "pooling_mode_cls_token",
-}
 # Largest cosine distance between the exported encoder and ours; half precision rounds more coarsely.
 _NEAR = {torch.float32: 1e-4, torch.float64: 1e-4}
 _NEAR_HALF = 2e-3
@@ -83,12 +78,13 @@ def _obstacle_in_pooling(runtime: EncoderRuntime) -> str:
     config = runtime.config
     if config.append_eos and not runtime.tokenizer.is_fast:
         return "only fast tokenizers can be told to append an end token"
-    if config.pooling not in _POOLING:
+    pooling = POOLINGS[config.pooling]
+    if pooling.sentence_transformers is None:
         return f"sentence-transformers has no pooling {config.pooling}"
     prompts = [prompt for prompt in prompt_settings(config)[0].values() if prompt]
     if config.pool_prompt or not prompts:
         return ""
-    if config.pooling == "weighted-mean":
+    if pooling.depends_on_places:
         return "sentence-transformers counts the prompt's tokens in the weights of a weighted mean"
     fused = next((prompt for prompt in prompts if is_fused(runtime, prompt)), None)
     if fused is None:
@@ -114,7 +110,8 @@ def write_plain(runtime: EncoderRuntime, folder: Path) -> None:
     # The names of version 2 to 5, which version 6 reads as well.
     modules = [("", "Transformer"), ("1_Pooling", "Pooling")]
     (folder / "1_Pooling").mkdir()
-    modes = {mode: name == config.pooling for name, mode in _POOLING.items()}
+    theirs = {name: one.sentence_transformers for name, one in POOLINGS.items() if one.sentence_transformers}
+    modes = {mode: name == config.pooling for name, mode in theirs.items()}
     pooling = {"word_embedding_dimension": runtime.width, **modes, "include_prompt": config.pool_prompt}
     write_json(folder / "1_Pooling" / "config.json", pooling)
     older = {"specifier": ">=5.2", "reason": "older versions ignore is_causal and read from left to right"}

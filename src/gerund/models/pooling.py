@@ -7,6 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gerund.poolings import POOLINGS
+
 
 def pool(hidden_BTD: Tensor, pooled_BT: Tensor, pooling: str) -> Tensor:
     """Pool the states that ``pooled_BT`` marks into one vector a text.
@@ -14,8 +16,7 @@ def pool(hidden_BTD: Tensor, pooled_BT: Tensor, pooling: str) -> Tensor:
     Args:
         hidden_BTD: last hidden states.
         pooled_BT: True for the tokens that count. A row without any gives a zero vector.
-        pooling: ``mean``; ``weighted-mean``, where the i-th counted token weighs i (SGPT, section 3.1.2);
-            ``last``; ``first``; ``last-mean``, half of the one and half of the other.
+        pooling: a name of ``gerund.poolings.POOLINGS``.
 
     Returns:
         ``(B, D)`` in float32.
@@ -27,21 +28,7 @@ def pool(hidden_BTD: Tensor, pooled_BT: Tensor, pooling: str) -> Tensor:
     >>> round(pool(states, counted, "weighted-mean").item(), 4)
     2.3333
     """
-    counted = pooled_BT.bool()
-    rank_BT = counted.int().cumsum(dim=1)
-    if pooling == "mean":
-        weight_BT = counted.float()
-    elif pooling == "weighted-mean":
-        weight_BT = (rank_BT * counted).float()
-    elif pooling == "last":
-        weight_BT = (counted & (rank_BT == rank_BT[:, -1:])).float()
-    elif pooling == "first":
-        weight_BT = (counted & (rank_BT == 1)).float()
-    elif pooling == "last-mean":
-        count_B1 = rank_BT[:, -1:]
-        weight_BT = counted.float() + count_B1 * (counted & (rank_BT == count_B1))
-    else:
-        raise ValueError(f"unknown pooling {pooling!r}")
+    weight_BT = POOLINGS[pooling].weights(pooled_BT.bool())
     weight_BT = weight_BT / weight_BT.sum(dim=1, keepdim=True).clamp(min=1.0)
     # Padding may hold anything, even infinities: it is taken out before it is multiplied by 0.
     states_BTD = hidden_BTD.float().masked_fill(weight_BT[..., None] == 0, 0.0)

@@ -28,6 +28,7 @@ from gerund.models.encoder_decoder import encoder_of, is_encoder_decoder
 from gerund.models.heads import ProjectionHead
 from gerund.models.pooling import pool
 from gerund.models.transforms import Transform
+from gerund.poolings import POOLINGS
 from gerund.progress import progress
 
 # Numbers in the states of a batch. On a CPU more brings no speed, since the caches are full already, and costs
@@ -117,7 +118,7 @@ class EncoderRuntime:
 
     def pool_to(self, tokens: Tokens) -> int:
         """Return the token behind the last one that is pooled: the end of a template is for the last token's state."""
-        if tokens.behind is None or self.config.pool_prompt or self.config.pooling in ("last", "last-mean"):
+        if tokens.behind is None or self.config.pool_prompt or POOLINGS[self.config.pooling].reads_end:
             return len(tokens)
         return tokens.behind[0]
 

@@ -1,0 +1,70 @@
+"""Poolings: how the states of a text's tokens become one vector, one entry each in one table.
+
+Knows: weights of tokens, and what sentence-transformers calls the same. Does not know: models, batches, files. Torch is
+not imported: weights are made by the methods of the tensor that is given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Pooling:
+    """One way to pool.
+
+    Attributes:
+        weights: from the tokens that count ``(B, T)``, booleans, to what each weighs, of any sum; a token that does not
+            count weighs nothing.
+        in_words: what the vector is, for documentation and messages.
+        reads_end: whether the last token's state matters, so that what a template puts behind the text is pooled too.
+        depends_on_places: whether a token's weight depends on its place, and so on the prompt before it.
+        sentence_transformers: its switch in that library's ``1_Pooling/config.json``; None where it has none.
+    """
+
+    weights: Callable[[Tensor], Tensor]
+    in_words: str
+    reads_end: bool = False
+    depends_on_places: bool = False
+    sentence_transformers: str | None = None
+
+
+def _mean(counted_BT: Tensor) -> Tensor:
+    return counted_BT.float()
+
+
+def _weighted_mean(counted_BT: Tensor) -> Tensor:
+    return (counted_BT.int().cumsum(dim=1) * counted_BT).float()
+
+
+def _last(counted_BT: Tensor) -> Tensor:
+    rank_BT = counted_BT.int().cumsum(dim=1)
+    return (counted_BT & (rank_BT == rank_BT[:, -1:])).float()
+
+
+def _first(counted_BT: Tensor) -> Tensor:
+    return (counted_BT & (counted_BT.int().cumsum(dim=1) == 1)).float()
+
+
+def _last_mean(counted_BT: Tensor) -> Tensor:
+    return _mean(counted_BT) + counted_BT.sum(dim=1, keepdim=True) * _last(counted_BT)
+
+
+POOLINGS: dict[str, Pooling] = {
+    "mean": Pooling(_mean, "the mean", sentence_transformers="pooling_mode_mean_tokens"),
+    "weighted-mean": Pooling(
+        _weighted_mean,
+        "the mean in which the i-th token weighs i (SGPT, section 3.1.2)",
+        depends_on_places=True,
+        sentence_transformers="pooling_mode_weightedmean_tokens",
+    ),
+    "last": Pooling(_last, "the last token's state", reads_end=True, sentence_transformers="pooling_mode_lasttoken"),
+    "first": Pooling(_first, "the first token's state", sentence_transformers="pooling_mode_cls_token"),
+    "last-mean": Pooling(_last_mean, "half of the last token's state and half of the mean", reads_end=True),
+}
+"""All poolings by name."""
