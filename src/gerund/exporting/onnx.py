@@ -131,7 +131,8 @@ def quantize(path: Path) -> None:
     options.log_severity_level = 3
     with _silence():
         onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-        quantize_dynamic(str(plain), str(path), per_channel=True, weight_type=QuantType.QInt8)
+        # Seven of the eight bits: products of eight overflow on processors with AVX2 that lack VNNI (cosines of 0.91).
+        quantize_dynamic(str(plain), str(path), per_channel=True, reduce_range=True, weight_type=QuantType.QInt8)
     plain.unlink()
 
 
