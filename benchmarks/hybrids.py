@@ -4,7 +4,7 @@
 
 Two bases of about 8 million parameters are trained from scratch by `default-base`, on the same tokens: one with
 attention in every layer, one with convolutions in five of eight (LFM 2). Each is read by every plan, the hybrid with
-recurrent layers causal and both ways; then each reading is trained by UniMAE and by GUR, several seeds, and measured
+recurrent layers causal and both ways; then each is trained by UniMAE and by GUR, several seeds, and measured
 again. Bases, pairs, trainings and scores that lie in the work folder already are used again.
 """
 
@@ -59,7 +59,7 @@ ONE_WAY = ("causal", "echo", "mask0-for")
 
 
 @dataclass(frozen=True)
-class Reading:
+class Case:
     """A base and how it is read."""
 
     base: str
@@ -82,18 +82,18 @@ class Reading:
 
 # What is trained by GUR: both ways of reading recurrent layers, and the base without any. UniMAE compresses a text into
 # a causal state, so each base is trained once, and then read in that way and by the plans.
-BOTH_WAYS = (Reading(ATTENTION, "bidir"), Reading(HYBRID, "bidir"), Reading(HYBRID, "bidir", "both"))
-COMPRESSED = (Reading(ATTENTION, "causal", pooling="last"), Reading(HYBRID, "causal", pooling="last"))
+BOTH_WAYS = (Case(ATTENTION, "bidir"), Case(HYBRID, "bidir"), Case(HYBRID, "bidir", "both"))
+COMPRESSED = (Case(ATTENTION, "causal", pooling="last"), Case(HYBRID, "causal", pooling="last"))
 READ_AS = {"UniMAE": (*COMPRESSED, *BOTH_WAYS), "GUR": BOTH_WAYS}
 
 
-def readings(plans: Sequence[str]) -> Iterator[Reading]:
+def cases(plans: Sequence[str]) -> Iterator[Case]:
     """Yield every base with every plan."""
     for plan in plans:
-        yield Reading(ATTENTION, plan)
-        yield Reading(HYBRID, plan)
+        yield Case(ATTENTION, plan)
+        yield Case(HYBRID, plan)
         if plan not in ONE_WAY:
-            yield Reading(HYBRID, plan, "both")
+            yield Case(HYBRID, plan, "both")
 
 
 def base_of(name: str, options: Any) -> Path:
@@ -104,16 +104,16 @@ def base_of(name: str, options: Any) -> Path:
     return study.trained("default-base", [*settings, *steps], options.work / "bases" / name, quick)
 
 
-def trained(reading: Reading, kind: str, seed: int, options: Any) -> Path:
+def trained(case: Case, kind: str, seed: int, options: Any) -> Path:
     """Return the folder of a trained model, trained unless it is there."""
     recipe, own = RECIPES[kind]
-    settings = [f"model.base={base_of(reading.base, options)}", f"seed={seed}", f"steps={STEPS}", *own]
+    settings = [f"model.base={base_of(case.base, options)}", f"seed={seed}", f"steps={STEPS}", *own]
     settings += [f"data.folder={options.data / 'lm'}", f"data.cache={options.work / 'cache'}"]
-    name = f"{kind}-{reading.base}"
+    name = f"{kind}-{case.base}"
     if kind == "GUR":
         settings.append(f"objectives.gur.pairs.files=[{pairs_in(options)}]")
-        settings.append(f"encoder.attention={{name: {reading.plan}, recurrent: {reading.recurrent}}}")
-        name += f"-{reading.recurrent}"
+        settings.append(f"encoder.attention={{name: {case.plan}, recurrent: {case.recurrent}}}")
+        name += f"-{case.recurrent}"
     output = options.work / "runs" / f"{name}-{seed}"
     return study.trained(recipe, settings, output, options.set)
 
@@ -127,10 +127,10 @@ def pairs_in(options: Any) -> Path:
     return path
 
 
-def measured(model: Path, reading: Reading, options: Any) -> study.Metrics:
+def measured(model: Path, case: Case, options: Any) -> study.Metrics:
     """Return the metrics of every task."""
     lm = load(model)
-    lm = lm.with_encoder(parse_encoder_spec(reading.settings).applied_to(lm.encoder))
+    lm = lm.with_encoder(parse_encoder_spec(case.settings).applied_to(lm.encoder))
     return study.measured([lm], select(list(options.tasks), options.data), options)
 
 
@@ -157,30 +157,30 @@ MEAN = Column("mean", "mean", "%", 1, "higher")
 def untrained_table(options: Any) -> Table:
     """Measure each base under every plan, converted layers as many as a plan has by default."""
     rows: list[Row] = []
-    for reading in readings(options.plans):
+    for case in cases(options.plans):
         try:
-            found = measured(base_of(reading.base, options), reading, options)
+            found = measured(base_of(case.base, options), case, options)
         except GerundError:  # a plan that has no meaning in this model is refused by name
-            rows.append({**reading.cells, **dict.fromkeys(options.tasks), "mean": None})
+            rows.append({**case.cells, **dict.fromkeys(options.tasks), "mean": None})
         else:
-            rows.append({**reading.cells, **row([found], options)})
+            rows.append({**case.cells, **row([found], options)})
     caption = "Two bases of 8 million parameters under every plan, untrained: Spearman, nDCG@10, V-measure."
     return Table("untrained", caption, [*FIRST, *(column for column, _, _ in columns_of(options)), MEAN], rows)
 
 
 def trained_table(options: Any) -> Table:
-    """Measure what the same training brings to each reading."""
+    """Measure what the same training brings to each case."""
     rows: list[Row] = []
     for kind in RECIPES:
-        for reading in READ_AS[kind]:
-            if options.only and f"{kind}-{reading.base}" not in options.only:
+        for case in READ_AS[kind]:
+            if options.only and f"{kind}-{case.base}" not in options.only:
                 continue
-            found = [measured(trained(reading, kind, seed, options), reading, options) for seed in options.seeds]
+            found = [measured(trained(case, kind, seed, options), case, options) for seed in options.seeds]
             rows.append(
                 {
                     "trained": kind,
-                    **reading.cells,
-                    "pooling": reading.pooling,
+                    **case.cells,
+                    "pooling": case.pooling,
                     **row(found, options),
                     "seeds": len(found),
                 }

@@ -21,14 +21,12 @@ class Pooling:
     Attributes:
         weights: from the tokens that count ``(B, T)``, booleans, to what each weighs, of any sum; a token that does not
             count weighs nothing.
-        in_words: what the vector is, for documentation and messages.
         reads_end: whether the last token's state matters, so that what a template puts behind the text is pooled too.
         depends_on_places: whether a token's weight depends on its place, and so on the prompt before it.
         sentence_transformers: its switch in that library's ``1_Pooling/config.json``; None where it has none.
     """
 
     weights: Callable[[Tensor], Tensor]
-    in_words: str
     reads_end: bool = False
     depends_on_places: bool = False
     sentence_transformers: str | None = None
@@ -56,15 +54,14 @@ def _last_mean(counted_BT: Tensor) -> Tensor:
 
 
 POOLINGS: dict[str, Pooling] = {
-    "mean": Pooling(_mean, "the mean", sentence_transformers="pooling_mode_mean_tokens"),
+    "mean": Pooling(_mean, sentence_transformers="pooling_mode_mean_tokens"),
     "weighted-mean": Pooling(
-        _weighted_mean,
-        "the mean in which the i-th token weighs i (SGPT, section 3.1.2)",
+        _weighted_mean,  # the i-th token weighs i (SGPT, section 3.1.2)
         depends_on_places=True,
         sentence_transformers="pooling_mode_weightedmean_tokens",
     ),
-    "last": Pooling(_last, "the last token's state", reads_end=True, sentence_transformers="pooling_mode_lasttoken"),
-    "first": Pooling(_first, "the first token's state", sentence_transformers="pooling_mode_cls_token"),
-    "last-mean": Pooling(_last_mean, "half of the last token's state and half of the mean", reads_end=True),
+    "last": Pooling(_last, reads_end=True, sentence_transformers="pooling_mode_lasttoken"),
+    "first": Pooling(_first, sentence_transformers="pooling_mode_cls_token"),
+    "last-mean": Pooling(_last_mean, reads_end=True),  # half of the last token's state and half of the mean
 }
 """All poolings by name."""

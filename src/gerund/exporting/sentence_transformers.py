@@ -110,8 +110,11 @@ def write_plain(runtime: EncoderRuntime, folder: Path) -> None:
     # The names of version 2 to 5, which version 6 reads as well.
     modules = [("", "Transformer"), ("1_Pooling", "Pooling")]
     (folder / "1_Pooling").mkdir()
-    theirs = {name: one.sentence_transformers for name, one in POOLINGS.items() if one.sentence_transformers}
-    modes = {mode: name == config.pooling for name, mode in theirs.items()}
+    modes = {
+        one.sentence_transformers: name == config.pooling
+        for name, one in POOLINGS.items()
+        if one.sentence_transformers is not None
+    }
     pooling = {"word_embedding_dimension": runtime.width, **modes, "include_prompt": config.pool_prompt}
     write_json(folder / "1_Pooling" / "config.json", pooling)
     older = {"specifier": ">=5.2", "reason": "older versions ignore is_causal and read from left to right"}
