@@ -84,7 +84,7 @@ class TestProcesses:
 
 
 class TestEstimate:
-    def test_shares_of_several_processes(self, recipe):
+    def test_memory_of_several_processes(self, recipe):
         alone = estimate(recipe())
         shared = estimate(recipe("sharding=fsdp2", "objectives.causal.micro_batch_size=null"), processes=2)
         # The steps of the whole training read the same tokens.
@@ -92,11 +92,11 @@ class TestEstimate:
         assert (shared.memory.processes, shared.memory.sharding) == (2, "fsdp2")
         assert (alone.memory.processes, alone.memory.sharding, alone.memory.gathered) == (1, "none", 0)
 
-    def test_is_printed_by_share(self, settings, write_recipe):
+    def test_is_printed(self, settings, write_recipe):
         ran = run_cli("train", write_recipe(settings), "--processes", 2, "--dry-run")
         assert ran.code == 0
         lines = dict(line.split(None, 1) for line in ran.out.splitlines())
         assert lines["weights"] == "1 MiB in each of 2 processes (sharding: none)"
         assert {"gradients", "optimizer", "activations"} <= lines.keys()
         ran = run_cli("train", write_recipe(settings), "--processes", 2, "--dry-run", "--json")
-        assert json.loads(ran.out)["shares"]["processes"] == 2
+        assert json.loads(ran.out)["memory"]["processes"] == 2
