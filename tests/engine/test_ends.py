@@ -230,7 +230,7 @@ def test_an_engine_is_started_once_and_says_what_it_is(plain) -> None:
     with pytest.raises(ClosedError):
         engine.encode(["a"])
     with engine:
-        assert engine.state().why == "nothing was proved at the start"
+        assert engine.state().why == "nothing was verified at the start"
         with pytest.raises(EngineError, match="started once"):
             engine.start()
         assert rows_of(engine.write("in", LONG).result(30))[0][1] == alone(plain, "in", LONG)[0].token_ids

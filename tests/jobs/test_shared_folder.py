@@ -6,7 +6,7 @@ import pytest
 
 from gerund.errors import InputError
 from gerund.jobs import shared_folder
-from gerund.jobs.shared_folder import NAME, proof_of
+from gerund.jobs.shared_folder import NAME, shared_folder_check
 
 
 @pytest.fixture(autouse=True)
@@ -15,30 +15,30 @@ def impatient(monkeypatch):
 
 
 def test_who_sees_the_folder(tmp_path):
-    with proof_of(tmp_path) as proof:
-        proof.check()
+    with shared_folder_check(tmp_path) as check:
+        check.check()
     assert list(tmp_path.iterdir()) == []
 
 
 def test_who_does_not_see_it(tmp_path):
-    with proof_of(tmp_path) as proof:
+    with shared_folder_check(tmp_path) as check:
         (tmp_path / NAME).unlink()
         with pytest.raises(InputError, match="does not see"):
-            proof.check()
+            check.check()
 
 
 def test_who_sees_another(tmp_path):
-    with proof_of(tmp_path) as proof:
+    with shared_folder_check(tmp_path) as check:
         (tmp_path / NAME).write_text("of another machine")
         with pytest.raises(InputError, match="has another folder at"):
-            proof.check()
+            check.check()
 
 
 def test_who_has_another_version(tmp_path):
-    with proof_of(tmp_path) as proof, pytest.raises(InputError, match="install the same on all of them"):
-        replace(proof, version="0.0.0").check()
+    with shared_folder_check(tmp_path) as check, pytest.raises(InputError, match="install the same on all of them"):
+        replace(check, version="0.0.0").check()
 
 
 def test_no_folder_is_needed():
-    with proof_of(None) as proof:
-        proof.check()
+    with shared_folder_check(None) as check:
+        check.check()

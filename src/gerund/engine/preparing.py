@@ -1,6 +1,6 @@
 """What an engine does before it takes work: find out how the model writes side by side, and make room for it.
 
-Knows: models, proofs, slots. Does not know: threads, requests.
+Knows: models, reproducibility, slots. Does not know: threads, requests.
 """
 
 from collections import Counter
@@ -11,7 +11,12 @@ from gerund.engine.work import EngineConfig
 from gerund.engine.writing import WritingPart
 from gerund.generative_model import GenerativeModel
 from gerund.inference.generate.prefixes import Prefixes
-from gerund.inference.generate.proving import LEAST_READ, Proof, prove, prove_compiled
+from gerund.inference.generate.reproducibility import (
+    LEAST_READ,
+    Reproducibility,
+    check_batching,
+    check_compiled_batching,
+)
 from gerund.inference.generate.slots import unfit
 from gerund.inference.generate.writers import Writers
 from gerund.inference.tokens import context_length
@@ -55,20 +60,20 @@ def prepare(lm: TextEncoder, config: EngineConfig, counts: "Counter[str]", *, ve
         writing = WritingPart(lm, None, config.slots, counts)  # type: ignore[arg-type]
         return Prepared(writing, encoding, "none", "this model does not write", None)
     room = _room(lm, config)
-    proof = _proof(lm, config, room, verify=verify)
-    if not proof.fits:
-        return Prepared(WritingPart(lm, None, config.slots, counts), encoding, proof.promise, proof.why, None)
+    found = _reproducibility(lm, config, room, verify=verify)
+    if not found.fits:
+        return Prepared(WritingPart(lm, None, config.slots, counts), encoding, found.promise, found.why, None)
     tokens = config.prefix_tokens
     if tokens is None:
-        tokens = _PREFIX_TOKENS if proof.recalls else 0
+        tokens = _PREFIX_TOKENS if found.recalls else 0
     prefixes = Prefixes(tokens, LEAST_READ) if tokens else None
     if config.compile:
-        slots, proof = prove_compiled(proof, lm.model, config.slots, room)
+        slots, found = check_compiled_batching(found, lm.model, config.slots, room)
     else:
-        slots = proof.slots(lm.model, config.slots, room)
+        slots = found.slots(lm.model, config.slots, room)
     writers = Writers(slots, prefixes)
-    promise, why = proof.promise, proof.why
-    if prefixes is not None and not proof.recalls:
+    promise, why = found.promise, found.why
+    if prefixes is not None and not found.recalls:
         promise, why = "none", "beginnings of prompts are kept, and on this machine that changes last bits"
     return Prepared(WritingPart(lm, writers, config.slots, counts), encoding, promise, why, room)
 
@@ -79,12 +84,14 @@ def _room(lm: GenerativeModel, config: EngineConfig) -> int:
     return wanted if limit is None else min(wanted, limit)
 
 
-def _proof(lm: GenerativeModel, config: EngineConfig, room: int, *, verify: bool) -> Proof:
+def _reproducibility(lm: GenerativeModel, config: EngineConfig, room: int, *, verify: bool) -> Reproducibility:
     if config.exact:
-        return Proof(False, "bits of generate", "each text is written alone, through transformers' own loop")
+        return Reproducibility(False, "bits of generate", "each text is written alone, through transformers' own loop")
     if verify:
-        return prove(lm.model, lm.tokenizer, config.slots, room)
+        return check_batching(lm.model, lm.tokenizer, config.slots, room)
     reason = unfit(lm.model)
     if reason is None:
-        return Proof(True, "none", "nothing was proved at the start")
-    return Proof(False, "bits of generate", f"{reason}; each text is written alone, through transformers' own loop")
+        return Reproducibility(True, "none", "nothing was verified at the start")
+    return Reproducibility(
+        False, "bits of generate", f"{reason}; each text is written alone, through transformers' own loop"
+    )

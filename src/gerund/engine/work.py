@@ -27,7 +27,7 @@ class EngineConfig:
         writing_ratio: time of writing for each second of reading.
         queue_tokens: tokens that may wait; more are refused until some are done.
         prefix_tokens: tokens of prompts that are kept for prompts that begin alike; 0 keeps none. None keeps 4096
-            where that was proved to change nothing, and none elsewhere. A number keeps so many in any case: where
+            where that was verified to change nothing, and none elsewhere. A number keeps so many in any case: where
             it changes last bits, nothing is promised any more.
         exact: write each text alone, through transformers' own loop: bit-equal to ``generate`` always, without gain.
         compile: compile the decode step; texts are equal up to near ties.

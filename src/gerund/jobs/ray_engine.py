@@ -24,7 +24,7 @@ from typing import Any, Generic
 
 from gerund.errors import ConfigError, GerundError, MissingDependencyError, ResourceError
 from gerund.jobs.engine import ATTEMPTS, Facts, Shard, StatefulWork, Work, WorkerPool, checked_workers, opened
-from gerund.jobs.shared_folder import Proof, proof_of
+from gerund.jobs.shared_folder import SharedFolderCheck, shared_folder_check
 
 LOCAL = "local"
 """The address that starts a cluster of this machine alone."""
@@ -61,8 +61,8 @@ class RayEngine:
         """Yield workers; see ``Engine``."""
         needs = work if isinstance(work, StatefulWork) else StatefulWork[Shard, Facts](lambda: work)
         workers = self._asked or self._places("GPU" if needs.gpus else "CPU") // (1 if needs.gpus else needs.threads)
-        with proof_of(folder) as proof:
-            pool = _Actors(self._ray, max(workers, 1), needs, work, proof)
+        with shared_folder_check(folder) as check:
+            pool = _Actors(self._ray, max(workers, 1), needs, work, check)
             try:
                 yield pool
             except self._ray.exceptions.RayTaskError:
@@ -79,14 +79,14 @@ class RayEngine:
 class _Worker:
     """What runs in an actor. Errors that mean something to the user come back as values, without Ray's traceback."""
 
-    def __init__(self, work: Work[Any, Any], proof: Proof) -> None:
-        self.work, self.proof = work, proof
+    def __init__(self, work: Work[Any, Any], check: SharedFolderCheck) -> None:
+        self.work, self.folder_check = work, check
         self.function: Any = None
 
     def begin(self) -> GerundError | None:
         """Check the machine, and make what is to be held."""
         try:
-            self.proof.check()
+            self.folder_check.check()
             self.function = opened(self.work)
         except GerundError as error:
             return error
@@ -119,10 +119,15 @@ class _Actors(Generic[Shard, Facts]):
     """The workers of one kind of work."""
 
     def __init__(
-        self, ray: Any, workers: int, needs: StatefulWork[Shard, Facts], work: Work[Shard, Facts], proof: Proof
+        self,
+        ray: Any,
+        workers: int,
+        needs: StatefulWork[Shard, Facts],
+        work: Work[Shard, Facts],
+        check: SharedFolderCheck,
     ) -> None:
         self.ray, self.workers = ray, workers
-        self.arguments = (work, proof)
+        self.arguments = (work, check)
         # Restarts and retries are done here. By the cores Ray sets OMP_NUM_THREADS.
         options = {"num_cpus": needs.threads, "num_gpus": needs.gpus, "max_restarts": 0, "max_task_retries": 0}
         self.kind = ray.remote(_Worker).options(**options)

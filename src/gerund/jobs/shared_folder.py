@@ -1,4 +1,4 @@
-"""Proof that a worker sees the folder that the driver sees, and runs the same gerund.
+"""Check that a worker sees the folder that the driver sees, and runs the same gerund.
 
 The driver writes a number that nobody can guess into the folder; a worker that reads it there sees the same folder.
 
@@ -24,7 +24,7 @@ _PATIENCE = 5.0
 
 
 @dataclass(frozen=True)
-class Proof:
+class SharedFolderCheck:
     """What a worker has to find.
 
     Attributes:
@@ -62,7 +62,7 @@ class Proof:
 
 
 @contextmanager
-def proof_of(folder: Path | None) -> Iterator[Proof]:
+def shared_folder_check(folder: Path | None) -> Iterator[SharedFolderCheck]:
     """Yield what workers have to find, and leave the folder as it was.
 
     Raises:
@@ -70,12 +70,12 @@ def proof_of(folder: Path | None) -> Iterator[Proof]:
     """
     nonce = secrets.token_hex(16)
     if folder is None:
-        yield Proof(None, nonce, __version__)
+        yield SharedFolderCheck(None, nonce, __version__)
         return
     folder = folder.absolute()
     write_whole(folder / NAME, nonce)
     try:
-        yield Proof(folder, nonce, __version__)
+        yield SharedFolderCheck(folder, nonce, __version__)
     finally:
         with suppress(OSError):
             (folder / NAME).unlink()

@@ -26,7 +26,7 @@ def _anything_is_worthwhile(monkeypatch):
 
 @pytest.fixture
 def steps(monkeypatch):
-    """How many rows each step of slots had, without the proof's."""
+    """How many rows each step of slots had, without the check's."""
     seen: list[int] = []
     plain, write = Slots.step, in_turn._write
 

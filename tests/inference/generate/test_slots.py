@@ -5,10 +5,10 @@ import torch
 
 from gerund.attention.pauses import pause, pausing
 from gerund.attention.side_by_side import SideBySide
-from gerund.inference.generate import proving
+from gerund.inference.generate import reproducibility
 from gerund.inference.generate.bare import bare
 from gerund.inference.generate.prefixes import BLOCK, Prefixes
-from gerund.inference.generate.proving import prove
+from gerund.inference.generate.reproducibility import check_batching
 from gerund.inference.generate.slots import Slots, unfit
 from gerund.language_model import LanguageModel
 from tests.tiny import byte_tokenizer, tiny
@@ -70,56 +70,56 @@ def test_rows_that_join_and_leave_get_what_a_pass_over_their_text_gives(kind, al
 def test_models_that_keep_something_else_are_not_fit_and_the_proof_says_so(kind) -> None:
     model = model_of(kind)
     assert unfit(model)
-    proof = prove(model, byte_tokenizer(), 4, 64)
-    assert (proof.fits, proof.promise) == (False, "bits of generate")
+    found = check_batching(model, byte_tokenizer(), 4, 64)
+    assert (found.fits, found.promise) == (False, "bits of generate")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_what_is_promised_holds(dtype) -> None:
     model = model_of("llama", dtype)
-    proof = prove(model, byte_tokenizer(), 4, 64)
-    assert proof.fits
-    if proof.promise == "none":
-        pytest.skip(proof.why)
-    found = []
+    found = check_batching(model, byte_tokenizer(), 4, 64)
+    assert found.fits
+    if found.promise == "none":
+        pytest.skip(found.why)
+    logits = []
     for beside in ([], [[7, 8, 9] * 9], [[3], [4, 5] * 12, [6] * 30]):
-        slots = proof.slots(model, 4, 64)
+        slots = found.slots(model, 4, 64)
         logits_V = slots.read([5, 6, 7, 8])
         slots.join(4)
         for ids in beside:
             slots.read(ids)
             slots.join(len(ids))
-        found.append(torch.stack([logits_V, *(slots.step([20 + k] * slots.live)[0] for k in range(6))]))
+        logits.append(torch.stack([logits_V, *(slots.step([20 + k] * slots.live)[0] for k in range(6))]))
     assert all(torch.equal(one, found[0]) for one in found)
 
 
-def test_the_proof_finds_out_that_rows_depend_on_each_other(monkeypatch) -> None:
+def test_the_check_finds_out_that_rows_depend_on_each_other(monkeypatch) -> None:
     plain = Slots.step
     monkeypatch.setattr(Slots, "step", lambda self, tokens: plain(self, tokens) * (1 + 1e-6 * len(tokens)))
     model = model_of("llama")
-    proof = prove(model, byte_tokenizer(), 4, 64)
-    assert (proof.fits, proof.promise) == (True, "none")
-    assert "depends" in proof.why
+    found = check_batching(model, byte_tokenizer(), 4, 64)
+    assert (found.fits, found.promise) == (True, "none")
+    assert "depends" in found.why
 
 
-def test_the_proof_finds_out_that_slots_give_something_else(monkeypatch) -> None:
+def test_the_check_finds_out_that_slots_give_something_else(monkeypatch) -> None:
     plain = Slots.step
     monkeypatch.setattr(Slots, "step", lambda self, tokens: plain(self, tokens).flip(-1))
-    proof = prove(model_of("llama"), byte_tokenizer(), 4, 64)
-    assert not proof.fits
-    assert "logits differ" in proof.why
+    found = check_batching(model_of("llama"), byte_tokenizer(), 4, 64)
+    assert not found.fits
+    assert "logits differ" in found.why
 
 
 def test_a_proof_is_made_once(monkeypatch) -> None:
     model = model_of("llama")
-    first = prove(model, byte_tokenizer(), 2, 64)
-    monkeypatch.setattr(proving, "_proved", None)
-    assert prove(model, byte_tokenizer(), 2, 64) is first
+    first = check_batching(model, byte_tokenizer(), 2, 64)
+    monkeypatch.setattr(reproducibility, "_checked", None)
+    assert check_batching(model, byte_tokenizer(), 2, 64) is first
 
 
 def test_experts_make_rows_depend_on_each_other() -> None:
-    proof = prove(model_of("qwen2_moe"), byte_tokenizer(), 3, 64)
-    assert (proof.fits, proof.promise) == (True, "none")
+    found = check_batching(model_of("qwen2_moe"), byte_tokenizer(), 3, 64)
+    assert (found.fits, found.promise) == (True, "none")
 
 
 def test_a_bare_model_computes_the_same_and_hooks_of_others_stay(bundled) -> None:

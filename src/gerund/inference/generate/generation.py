@@ -46,7 +46,7 @@ def generate(
         prompts: any number of texts, token ids or conversations, of any lengths.
         settings: how much is written, how tokens are chosen, and so on. A continuation depends on its prompt, its
             seed and the number of the sample, and on nothing that is generated beside it.
-        batch_size: continuations in one pass. Where there are many more, and it was proved that texts do not depend on
+        batch_size: continuations in one pass. Where there are many more, and texts were verified not to depend on
             what is written beside them, one that ends makes room for the next.
         emit: takes the texts as they come; called in this thread.
         cancelled: ends the work within a token once it is set.

@@ -1,10 +1,10 @@
 """Many texts, as many at a time as a batch has: one that ends makes room for the next ("continuous batching").
 
 A batch that is written to its end computes as many tokens for each text as for the longest one. Here nothing waits, and
-nothing is padded. It is done where it was proved that a text does not depend on what is written beside it, and where
-there is enough to write that the proof is soon earned back.
+nothing is padded. It is done where it was verified that a text does not depend on what is written beside it, and where
+there is enough to write that the check is soon earned back.
 
-Knows: rows, slots, proofs. Does not know: prompts as texts, settings.
+Knows: rows, slots, reproducibility. Does not know: prompts as texts, settings.
 """
 
 from collections import deque
@@ -14,7 +14,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gerund.inference.generate.own_loop import Asked, Cancelled
-from gerund.inference.generate.proving import prove
+from gerund.inference.generate.reproducibility import check_batching
 from gerund.inference.generate.rows import Row
 from gerund.inference.generate.slots import unfit
 from gerund.inference.generate.writers import Writers
@@ -24,7 +24,7 @@ from gerund.inference.tokens import context_length
 _WORTHWHILE = 8192
 # Rows for each slot; with fewer, hardly any waits for room.
 _ROUNDS = 2
-# Room of a slot at least. Rooms are powers of 2, so that a proof serves many calls.
+# Room of a slot at least. Rooms are powers of 2, so that one check serves many calls.
 _LEAST_ROOM = 64
 
 
@@ -57,10 +57,10 @@ def write_in_turn(
     limit = context_length(model.config, tokenizer)
     room = max(_LEAST_ROOM, 1 << (longest - 1).bit_length())
     room = room if limit is None else min(room, limit)
-    proof = prove(model, tokenizer, at_once, room, recalling=False)
-    if not proof.fits or proof.promise == "none":
+    found = check_batching(model, tokenizer, at_once, room, recalling=False)
+    if not found.fits or found.promise == "none":
         return False
-    _write(Writers(proof.slots(model, at_once, room)), read, rows, cancelled)
+    _write(Writers(found.slots(model, at_once, room)), read, rows, cancelled)
     return True
 
 

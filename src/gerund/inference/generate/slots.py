@@ -34,7 +34,7 @@ Kept = list[tuple[Tensor, Tensor]]
 def unfit(model: PreTrainedModel) -> str | None:
     """Say why slots cannot hold what a model keeps of a text; None where nothing is known against it.
 
-    Whether a model that they can hold gives what it should is for ``side_by_side.proof`` to find out.
+    Whether a model that they can hold gives what it should is for ``reproducibility.check_batching`` to find out.
     """
     kind = model.config.model_type
     if is_encoder_decoder(model):

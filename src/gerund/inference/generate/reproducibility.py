@@ -1,7 +1,7 @@
 """What can be promised of texts that are written side by side on this machine, found out by trying it.
 
 Whether a row of a product comes out the same, to the bit, whatever rows are beside it is a matter of kernels: of the
-processor, the type of the weights, the number of threads. So it is proved, with the model itself.
+processor, the type of the weights, the number of threads. So it is verified with the model itself.
 
 Knows: slots, transformers' own loop. Does not know: requests.
 """
@@ -34,7 +34,7 @@ _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_exp
 
 
 @dataclass(frozen=True)
-class Proof:
+class Reproducibility:
     """How texts are written side by side, and what holds for them.
 
     Attributes:
@@ -60,9 +60,9 @@ class Proof:
         return Slots(model, count, room, alone=self.alone, at_least=self.at_least, multiple=self.multiple)
 
 
-def prove(
+def check_batching(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, count: int, room: int, *, recalling: bool = True
-) -> Proof:
+) -> Reproducibility:
     """Find out how a model writes side by side and what can be promised; once for a model, its slots and threads.
 
     Args:
@@ -75,16 +75,16 @@ def prove(
     key = (count, room, recalling, torch.get_num_threads(), model.dtype)
     known = _known.setdefault(model, {})
     if key not in known:
-        known[key] = _proved(model, tokenizer, count, room, recalling)
+        known[key] = _checked(model, tokenizer, count, room, recalling)
     return known[key]
 
 
-_known: WeakKeyDictionary[PreTrainedModel, dict[object, Proof]] = WeakKeyDictionary()
+_known: WeakKeyDictionary[PreTrainedModel, dict[object, Reproducibility]] = WeakKeyDictionary()
 
 
-def _proved(
+def _checked(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, count: int, room: int, recalling: bool
-) -> Proof:
+) -> Reproducibility:
     reason = unfit(model)
     if reason is None:
         try:
@@ -92,10 +92,14 @@ def _proved(
                 return _tried(model, tokenizer, count, room, recalling)
         except (GerundError, AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
             reason = f"this {model.config.model_type} model cannot be written with in slots ({error})"
-    return Proof(False, "bits of generate", f"{reason}; each text is written alone, through transformers' own loop")
+    return Reproducibility(
+        False, "bits of generate", f"{reason}; each text is written alone, through transformers' own loop"
+    )
 
 
-def _tried(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, count: int, room: int, recalling: bool) -> Proof:
+def _tried(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, count: int, room: int, recalling: bool
+) -> Reproducibility:
     size = int(model.get_input_embeddings().weight.shape[0])
     prompts = [_tokens(length, size) for length in _PROMPTS[:count] if length + _WRITTEN < room] or [[size // 2]]
     written = _tokens(_WRITTEN, size)
@@ -107,27 +111,29 @@ def _tried(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, count: in
     if not deviation < spread * (1e-3 if model.dtype == torch.float32 else 0.15):
         raise ValueError(f"logits differ by {deviation:.1e} from those of transformers' own loop")
     if _has_experts(model):
-        return Proof(True, "none", "which experts compute together depends on what else is written")
+        return Reproducibility(True, "none", "which experts compute together depends on what else is written")
     if all(map(torch.equal, own, found)) and _is_steady(slots, size):
-        why = "proved at the start: each row attends alone, with logits bit-equal to those of transformers' own loop"
-        return Proof(True, "bits of generate", why, alone=True, recalls=recalling and _recalls(slots, size))
+        why = "verified at the start: each row attends alone, with logits bit-equal to those of transformers' own loop"
+        return Reproducibility(True, "bits of generate", why, alone=True, recalls=recalling and _recalls(slots, size))
     few = min(_FEW, count) if model.dtype == torch.float32 else 1
     for slots.at_least, slots.multiple in ((few, 1), *_ALL_ALIKE):
         for slots.alone in (False, True):
             if _is_steady(slots, size):
-                why = "proved at the start: a row's logits are bit-equal whatever rows are beside it"
+                why = "verified at the start: a row's logits are bit-equal whatever rows are beside it"
                 recalls = recalling and _recalls(slots, size)
                 way = slots.alone, slots.at_least, slots.multiple
-                return Proof(True, "same text under any load", why, *way, recalls)
+                return Reproducibility(True, "same text under any load", why, *way, recalls)
     why = "what a row computes depends, in its last bits, on the rows beside it on this machine"
-    return Proof(True, "none", why)
+    return Reproducibility(True, "none", why)
 
 
-def prove_compiled(proof: Proof, model: PreTrainedModel, count: int, room: int) -> tuple[Slots, Proof]:
+def check_compiled_batching(
+    found: Reproducibility, model: PreTrainedModel, count: int, room: int
+) -> tuple[Slots, Reproducibility]:
     """Return slots with a compiled step, warm, and what can be promised of it; plain ones where nothing is compiled.
 
     Args:
-        proof: what was found out about the plain step.
+        found: what was found out about the plain step.
         model: the language model.
         count: how many texts at a time.
         room: tokens of each.
@@ -139,11 +145,11 @@ def prove_compiled(proof: Proof, model: PreTrainedModel, count: int, room: int) 
             slots.read(_tokens(3, size))
             steady = _is_steady(slots, size)
     except Exception as error:  # whatever a compiler and what it calls raise
-        return proof.slots(model, count, room), replace(proof, why=f"{proof.why}; nothing was compiled ({error})")
-    own = replace(proof, alone=False, at_least=count, multiple=1)
-    if proof.promise == "none" or not steady:
+        return found.slots(model, count, room), replace(found, why=f"{found.why}; nothing was compiled ({error})")
+    own = replace(found, alone=False, at_least=count, multiple=1)
+    if found.promise == "none" or not steady:
         return slots, replace(own, promise="none", why="the step is compiled, and its texts are equal up to near ties")
-    why = "proved at the start: a row's logits are bit-equal whatever rows are beside it, in a compiled step"
+    why = "verified at the start: a row's logits are bit-equal whatever rows are beside it, in a compiled step"
     return slots, replace(own, promise="same text under any load", why=why)
 
 
