@@ -178,7 +178,7 @@ class TestFilling:
         assert Gapped.of("a  [blank] b", "[blank]").pieces == ["a", " b"]
 
 
-class TestHalves:
+class TestEncoderDecoder:
     def test_for_representation(self, folder, tmp_path):
         lm = gerund.load(with_head(folder, tmp_path / "m"), dtype="float32")
         half = lm.for_representation()

@@ -31,7 +31,7 @@ def test_a_text_is_read_once_and_what_cannot_be_read_is_told(tmp_path):
     found = read_documents([tmp_path])
     assert found.documents[0].title == documents(1)[0]["title"]
     assert (len(found.documents), found.files, found.repeated, len(found.failed)) == (5, 3, 1, 1)
-    assert found.told == (
+    assert found.summary == (
         "5 documents in 3 files; left out: 1 file that could not be read to its end, 1 with the same text as another"
     )
 

@@ -96,7 +96,7 @@ def test_a_sentence_without_spaces_has_words():
 def test_what_stands_word_for_word_in_its_document_is_counted():
     found = split(read(), AdaptConfig())
     assert found.verbatim == 30
-    assert "30 of them word for word" in found.told
+    assert "30 of them word for word" in found.summary
     assert split(read(), AdaptConfig(ask="sentences")).verbatim == 0
 
 

@@ -116,7 +116,7 @@ def test_the_released_training_is_that_of_transformers_trainer() -> None:
     np.testing.assert_allclose(found.bias_C, linear.bias.detach().numpy(), atol=2e-6)
 
 
-def test_training_repeats_and_leaves_other_draws_alone() -> None:
+def test_training_repeats_and_leaves_other_generators_alone() -> None:
     vectors, tags, _ = made_up()
     state = torch.get_rng_state()
     with torch.no_grad():

@@ -21,8 +21,8 @@ def slow_bootstrap(examples, statistic, rounds=1500):
     """Draw rows again with replacement, one by one."""
     rng = random.Random(5)
     rows = list(zip(*examples, strict=True))
-    drawn = sorted(statistic(*zip(*rng.choices(rows, k=len(rows)), strict=True)) for _ in range(rounds))
-    return drawn[int(0.025 * rounds)], drawn[int(0.975 * rounds)]
+    resampled = sorted(statistic(*zip(*rng.choices(rows, k=len(rows)), strict=True)) for _ in range(rounds))
+    return resampled[int(0.025 * rounds)], resampled[int(0.975 * rounds)]
 
 
 def slow_spearman(values, targets):

@@ -117,7 +117,7 @@ def test_other_adapters_are_left_to_peft(tmp_path):
     found = adapter_computation(lm.model)
     assert found.way is None
     assert found.others > 0
-    assert "PEFT" in found.told()
+    assert "PEFT" in found.summary()
     assert lm.encode(TEXTS).shape == (3, lm.dimensions)
 
 
@@ -126,4 +126,4 @@ def test_the_bundled_model_s_are_merged_copies(bundled):
     assert found.way == "merged"
     assert found.others == 0
     assert found.copies <= quick_lora.LARGEST_COPIES
-    assert "as quickly as the model without" in found.told()
+    assert "as quickly as the model without" in found.summary()

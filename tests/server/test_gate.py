@@ -24,7 +24,7 @@ from gerund.errors import (
     TooLargeError,
 )
 from gerund.server import running as running_module
-from gerund.server.errors import ApiError, told
+from gerund.server.errors import ApiError, api_error
 from gerund.server.gate import Gate
 from gerund.server.schemas.base import worst
 from gerund.server.settings import ServerConfig
@@ -203,7 +203,7 @@ def test_no_text_and_no_key_is_noted(
     ],
 )
 def test_errors_as_clients_get_them(error: Exception, status: int, code: str | None, retry: str | None) -> None:
-    found = told(error, "input")
+    found = api_error(error, "input")
     assert (found.status, found.code, found.headers.get("Retry-After")) == (status, code, retry)
     assert "a text" not in found.message
 

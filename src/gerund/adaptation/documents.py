@@ -40,10 +40,10 @@ class Collected:
         return whole.hexdigest()
 
     @property
-    def told(self) -> str:
+    def summary(self) -> str:
         """Say what was read and what was left out.
 
-        >>> Collected((Document("a", "A."),), 2, (Failure("b.txt", "b.txt: there is no text in it"),), 0).told
+        >>> Collected((Document("a", "A."),), 2, (Failure("b.txt", "b.txt: there is no text in it"),), 0).summary
         '1 document in 2 files; left out: 1 file that could not be read to its end'
         """
         count = len(self.documents)

@@ -58,10 +58,10 @@ class Pairs:
         return self.sentences + self.titles + self.chunks
 
     @property
-    def told(self) -> str:
+    def summary(self) -> str:
         """Say what there is to train on.
 
-        >>> Pairs(1200, 300, 2000, 0).told
+        >>> Pairs(1200, 300, 2000, 0).summary
         '3,500 pairs: 2,000 of a title or first sentence and a chunk, 300 and a sentence, 1,200 of two sentences'
         """
         return (

@@ -63,7 +63,7 @@ class Split:
     def corpus(self) -> tuple[Document, ...]:
         """What is searched: all documents, of more than 5,000 a part; without titles, since they are what is asked.
 
-        What answers a query is always among them; others are drawn by their text.
+        What answers a query is always among them; others are sampled by a hash of their text.
         """
         answers = {source for one in self.queries for source in one.sources}
         others = [one for one in self.training if one.source not in answers]
@@ -86,7 +86,7 @@ class Split:
         return dict(Counter(one.kind for one in self.queries))
 
     @property
-    def told(self) -> str:
+    def summary(self) -> str:
         """Say what is measured on."""
         parts = [f"{count} {kind}{'s' if count > 1 else ''}" for kind, count in self.kinds.items()]
         told = f"{len(self.held_out):,} documents put aside; queries: {' and '.join(parts)}"
@@ -161,7 +161,7 @@ def common_titles(documents: Sequence[Document]) -> frozenset[str]:
 
 
 def order_of(document: Document, seed: int) -> bytes:
-    """Return a hash of a document's text, by which documents are drawn."""
+    """Return a hash of a document's text, by which documents are sampled."""
     return hashlib.blake2b(f"{seed}\0{document.text}".encode(errors="replace"), digest_size=8).digest()
 
 
@@ -219,10 +219,10 @@ def _split_by_questions(documents: Sequence[Document], options: AdaptConfig, roo
             "are needed"
         )
 
-    def drawn(item: tuple[str, tuple[str, ...]]) -> bytes:
+    def place(item: tuple[str, tuple[str, ...]]) -> bytes:
         return hashlib.blake2b(f"{options.seed}\0{item[0]}".encode(errors="replace"), digest_size=8).digest()
 
-    chosen = dict(sorted(asked.items(), key=drawn)[:MOST_QUERIES])
+    chosen = dict(sorted(asked.items(), key=place)[:MOST_QUERIES])
     aside = {source for sources in chosen.values() for source in sources}
     queries = [Query(" ".join(text.replace('"', " ").split()), sources, QUESTION) for text, sources in chosen.items()]
     training = tuple(one for one in documents if one.source not in aside)

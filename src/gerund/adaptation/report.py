@@ -220,9 +220,9 @@ def _facts(done: Adapted) -> list[tuple[str, str]]:
     }[choice.bound]
     return [
         ("Model", f"{bare_name(done.model)}, {done.parameters:,} parameters"),
-        ("Documents", done.collected.told),
-        ("Put aside", f"{done.split.told}; drawn by a hash of their text, and never trained on"),
-        ("Pairs", done.pairs.told),
+        ("Documents", done.collected.summary),
+        ("Put aside", f"{done.split.summary}; sampled by a hash of their text, and never trained on"),
+        ("Pairs", done.pairs.summary),
         ("Pairs left out", f"{done.pairs.left_out:,}, whose text stands in a document that was put aside"),
         ("Recipe", bare_name(str(done.options.recipe or "gur-adapt"))),
         ("Adapter", "the model's own, trained further" if lora is None else f"a new one of rank {lora.rank}"),
@@ -235,7 +235,7 @@ def _facts(done: Adapted) -> list[tuple[str, str]]:
         ),
         ("A document's place", "that of its best chunk among the first 100"),
         ("Vectors count", f"{done.after.weight:g} where they are joined with words"),
-        ("Intervals", "95%, by drawing queries again (bootstrap); p by a paired randomisation test"),
+        ("Intervals", "95%, by resampling queries (bootstrap); p by a paired randomisation test"),
         ("This run took", duration(done.seconds)),
         ("gerund", __version__),
         ("Packages", ", ".join(f"{name} {number}" for name, number in versions().items())),

@@ -195,12 +195,12 @@ class _Job:
     def read(self, output: Path | None) -> Split:
         """Read the documents, in whose folders the output must not lie, and put some aside."""
         self.collected = read_documents(self.texts, output, show=self.show)
-        self.say(f"read {self.collected.told}")
+        self.say(f"read {self.collected.summary}")
         for one in self.collected.failed[:5]:
             self.say(f"warning: {one.reason}")
         roots = [name_of(path) for path in self.texts]
         found = split(self.collected.documents, self.options, roots)
-        self.say(found.told)
+        self.say(found.summary)
         return found
 
     def open(self) -> "LanguageModel":
@@ -212,7 +212,7 @@ class _Job:
     def pairs(self, found: Split, lm: "LanguageModel") -> Pairs:
         """Make the pairs."""
         pairs = make_pairs(found, self.output / "data", self.options, lm, show=self.show)
-        self.say(pairs.told)
+        self.say(pairs.summary)
         return pairs
 
     def choose(self, pairs: int, *, measured: bool) -> Choice:

@@ -151,17 +151,17 @@ def _serve(spec: "ModelSpec", settings: "ServerConfig", keys: list[str]) -> None
         where = address_of(listening)
         typer.echo(f"gerund: listening on {where}; loading the model ...")
 
-        def told(card: dict[str, Any]) -> None:
+        def announce(card: dict[str, Any]) -> None:
             typer.echo(welcome(where, card, has_key=bool(keys), workers=settings.workers))
 
         if settings.workers == 1:
             from gerund.server.running import serve
 
-            serve(listening, spec, settings, keys, lambda service: told(service.card()))
+            serve(listening, spec, settings, keys, lambda service: announce(service.card()))
         else:
             from gerund.server.workers import serve_many
 
-            serve_many(listening, spec, settings, keys, told)
+            serve_many(listening, spec, settings, keys, announce)
     typer.echo("gerund: ended")
 
 

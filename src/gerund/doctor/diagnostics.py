@@ -78,7 +78,7 @@ def diagnose(spec: ModelSpec) -> Diagnosis:
     diagnosis = replace(
         diagnosis,
         adapter=diagnostics.adapter is not None,
-        adapter_computation="" if computation is None else computation.told(),
+        adapter_computation="" if computation is None else computation.summary(),
         seconds=time.perf_counter() - start,
     )
     return replace(diagnosis, advice=tuple(advise(diagnosis)))

@@ -1,6 +1,6 @@
 """How sure a score is, and whether one system is better than another by more than chance.
 
-The interval is the percentile bootstrap's: examples are drawn again with replacement. Two means over the same examples
+The interval is the percentile bootstrap's: examples are sampled with replacement. Two means over the same examples
 are compared by the randomisation test, which flips the signs of their differences; two correlations by the bootstrap
 of their difference, since no sign can be flipped there. Both are the tests that the field recommends (Smucker et al.,
 2007, for retrieval; Dror et al., 2018, for language).
@@ -24,7 +24,7 @@ RESAMPLES = 2000
 FLIPS = 9999
 """Of the randomisation test; where there are no more possible ones than these, all are tried."""
 FEWEST = 2
-# Numbers that are drawn at a time: 64 MB.
+# Numbers that are sampled at a time: 64 MB.
 _AT_ONCE = 1 << 23
 
 
@@ -61,7 +61,7 @@ def interval_of(examples: Examples, *, seed: int = 0) -> Interval | None:
     """
     if len(examples.values) < FEWEST:
         return None
-    return _interval(_drawn(_columns(examples), _statistic(examples), seed))
+    return _interval(_resampled(_columns(examples), _statistic(examples), seed))
 
 
 def difference_of(one: Examples, other: Examples, *, seed: int = 0) -> Difference | None:
@@ -79,7 +79,7 @@ def difference_of(one: Examples, other: Examples, *, seed: int = 0) -> Differenc
     if one.targets is None:
         columns, statistic = (first - second,), _mean
         p = _randomisation(columns[0], seed)
-        drawn = _drawn(columns, statistic, seed)
+        resampled = _resampled(columns, statistic, seed)
         value = float(columns[0].mean())
     else:
         if one.ids != other.ids:
@@ -89,10 +89,10 @@ def difference_of(one: Examples, other: Examples, *, seed: int = 0) -> Differenc
         def gap(first_RN: np.ndarray, second_RN: np.ndarray, targets_RN: np.ndarray) -> np.ndarray:
             return _spearman(first_RN, targets_RN) - _spearman(second_RN, targets_RN)
 
-        drawn = _drawn((first, second, targets), gap, seed)
+        resampled = _resampled((first, second, targets), gap, seed)
         value = float(gap(first[None], second[None], targets[None])[0])
-        p = _both_sides(drawn)
-    return Difference(value, _interval(drawn), p, len(first))
+        p = _both_sides(resampled)
+    return Difference(value, _interval(resampled), p, len(first))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -135,8 +135,8 @@ def _spearman(values_RN: np.ndarray, targets_RN: np.ndarray) -> np.ndarray:
     return np.asarray(np.divide(above, below, out=np.zeros_like(above), where=below > 0))
 
 
-def _drawn(columns: Sequence[np.ndarray], statistic: Any, seed: int) -> np.ndarray:
-    """Return the statistic of every bootstrap sample; the same row is drawn in all columns."""
+def _resampled(columns: Sequence[np.ndarray], statistic: Any, seed: int) -> np.ndarray:
+    """Return the statistic of every bootstrap sample; the same row is sampled in all columns."""
     rng = np.random.default_rng(seed)
     count = len(columns[0])
     at_once = max(1, _AT_ONCE // count)
@@ -147,15 +147,15 @@ def _drawn(columns: Sequence[np.ndarray], statistic: Any, seed: int) -> np.ndarr
     return np.concatenate(found)
 
 
-def _interval(drawn: np.ndarray) -> Interval:
-    low, high = np.quantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+def _interval(resampled: np.ndarray) -> Interval:
+    low, high = np.quantile(resampled, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return Interval(float(low), float(high))
 
 
-def _both_sides(drawn: np.ndarray) -> float:
+def _both_sides(resampled: np.ndarray) -> float:
     """Return twice the smaller part of the differences that lie on one side of none; never quite 0."""
-    least = min(int((drawn <= 0).sum()), int((drawn >= 0).sum()))
-    return min(1.0, 2 * (least + 1) / (len(drawn) + 1))
+    least = min(int((resampled <= 0).sum()), int((resampled >= 0).sum()))
+    return min(1.0, 2 * (least + 1) / (len(resampled) + 1))
 
 
 def _randomisation(differences: np.ndarray, seed: int) -> float:

@@ -44,10 +44,10 @@ class AdapterComputation:
     others: int
     copies: int
 
-    def told(self) -> str:
+    def summary(self) -> str:
         """Return it as a sentence for people.
 
-        >>> AdapterComputation("merged", 56, 0, 11_796_480).told()
+        >>> AdapterComputation("merged", 56, 0, 11_796_480).summary()
         'its adapters are read through merged copies of 56 weights (11.2 MiB), as quickly as the model without them'
         """
         if self.way is None:

@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
 from gerund.errors import GerundError
-from gerund.server.errors import GONE, ApiError, told
+from gerund.server.errors import GONE, ApiError, api_error
 from gerund.server.gate import Gate
 from gerund.server.routes import attention, embeddings, infilling, page, ranking, search, state, tokens, writing
 from gerund.server.routes.common import ERRORS
@@ -54,7 +54,7 @@ def make_app(service: Service, keys: Sequence[str] = ()) -> Gate:
 
 
 async def _api_error(_request: Request, error: Exception) -> Response:
-    found = told(error)
+    found = api_error(error)
     return Response(status_code=GONE) if found.status == GONE else _shown(found)
 
 
@@ -77,7 +77,7 @@ async def _http_error(_request: Request, error: Exception) -> Response:
 
 async def _any_error(_request: Request, error: Exception) -> Response:
     # It is raised again behind this answer, and the gate notes it.
-    return _shown(told(error))
+    return _shown(api_error(error))
 
 
 def _shown(error: ApiError) -> JSONResponse:

@@ -14,7 +14,7 @@ from gerund.inference.text_ids import encode_texts
 from gerund.inference.tokens import check_unicode
 from gerund.models.pooling import unit
 from gerund.server.claims import Claim
-from gerund.server.errors import ApiError, told
+from gerund.server.errors import ApiError, api_error
 from gerund.server.service import Service
 from gerund.types import EncodeResult
 
@@ -64,12 +64,12 @@ async def encoded(
                 code="context_length_exceeded",
                 param=place,
             ) from error
-        raise told(error, place) from error
+        raise api_error(error, place) from error
     except ConfigError as error:
         named = "prompt" if prompt_name is None else "prompt_name"
-        raise told(error, "dimensions" if "dimensions" in str(error) else named) from error
+        raise api_error(error, "dimensions" if "dimensions" in str(error) else named) from error
     except Exception as error:
-        raise told(error, param) from error
+        raise api_error(error, param) from error
     return found
 
 
@@ -103,7 +103,7 @@ def text_of_ids(service: Service, ids: list[int], param: str, index: int) -> str
         check_unicode("text", text)
         [again] = encode_texts(tokenizer, [text], specials=False)
     except TextError as error:
-        raise told(error, param) from error
+        raise api_error(error, param) from error
     if again.ids != own:
         raise ApiError(
             f"{param}.{index} has token ids that this model's tokenizer would not give for any text; {hint}",

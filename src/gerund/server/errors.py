@@ -133,7 +133,7 @@ def _known(status: int, param: str | None) -> str | None:
     return param if 400 <= status < 500 else None
 
 
-def told(error: BaseException, param: str | None = None) -> ApiError:
+def api_error(error: BaseException, param: str | None = None) -> ApiError:
     """Return an error of the library, or any other, as a client gets it.
 
     Args:

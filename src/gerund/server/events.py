@@ -10,7 +10,7 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from gerund.server.errors import ClientGoneError, told
+from gerund.server.errors import ClientGoneError, api_error
 from gerund.server.logs import note_defect
 
 DONE = b"data: [DONE]\n\n"
@@ -55,7 +55,7 @@ class EventStream(Response):
         except ClientGoneError:
             return  # nobody reads the end; the connection is closed behind what was sent
         except Exception as error:
-            failed = told(error)
+            failed = api_error(error)
             if failed.status >= 500 and failed.code == "server_error":
                 note_defect(error, route=scope["path"])
             await send({"type": "http.response.body", "body": event(failed.body), "more_body": False})

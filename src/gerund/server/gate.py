@@ -16,7 +16,7 @@ import uuid
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from typing import Any
 
-from gerund.server.errors import GONE, ApiError, ClientGoneError, told
+from gerund.server.errors import GONE, ApiError, ClientGoneError, api_error
 from gerund.server.logs import note, note_defect
 from gerund.server.settings import ServerConfig, is_loopback
 
@@ -75,7 +75,7 @@ class Gate:
                 answer.status = GONE
             else:
                 note_defect(error, request=own)
-                await answer.refuse(told(error))
+                await answer.refuse(api_error(error))
         finally:
             route = getattr(scope.get("route"), "path", "(none)")
             seconds = time.perf_counter() - began

@@ -14,7 +14,7 @@ from gerund.inference.infill.infilling import BLANK
 from gerund.inference.text_ids import encode_texts
 from gerund.inference.tokens import check_unicode
 from gerund.server.choices import Form, usage_of
-from gerund.server.errors import ApiError, blamed, told
+from gerund.server.errors import ApiError, api_error, blamed
 from gerund.server.events import EventStream
 from gerund.server.schemas.writing import USUAL_COMPLETION, CompletionRequest, InfillRequest
 from gerund.server.service import Service
@@ -83,7 +83,7 @@ async def _filled(
         try:
             check_unicode("the text", piece)
         except Exception as error:
-            raise told(error, param) from error
+            raise api_error(error, param) from error
     blank = marker(pieces)
     text = blank.join(pieces)
     async with service.claim(request) as claim:
@@ -100,7 +100,7 @@ async def _filled(
             ticket = claim.hold(service.engine.call(work, tokens=tokens, deadline=claim.deadline))
             return await claim.result(ticket), count
         except Exception as error:
-            raise told(error, blamed(error, body) or param) from error
+            raise api_error(error, blamed(error, body) or param) from error
 
 
 def marker(pieces: Sequence[str]) -> str:

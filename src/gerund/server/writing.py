@@ -18,7 +18,7 @@ from gerund.scoring.likelihood import LikelihoodScorer
 from gerund.scoring.registry import find_scorer
 from gerund.server.choices import Form, usage_of
 from gerund.server.claims import Claim
-from gerund.server.errors import ApiError, told
+from gerund.server.errors import ApiError, api_error
 from gerund.server.events import EventStream
 from gerund.server.service import Service
 from gerund.types import Generation
@@ -134,7 +134,7 @@ async def _begin(
     try:
         return await claim.run(work)
     except Exception as error:
-        raise told(error, asked.param) from error
+        raise api_error(error, asked.param) from error
 
 
 def _ids(service: Service, prompt: Prompt, param: str) -> list[int]:
@@ -179,4 +179,4 @@ async def _scored(
     except ApiError:
         raise
     except Exception as error:
-        raise told(error, "best_of") from error
+        raise api_error(error, "best_of") from error

@@ -79,7 +79,7 @@ def expected(table, test, config, *, per_label=8, runs=10):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 7])
-def test_accuracy_is_that_of_logistic_regressions_on_the_same_draws(folder, seed):
+def test_accuracy_is_that_of_logistic_regressions_on_the_same_samples(folder, seed):
     config = EvaluationConfig(seed=seed)
     table = table_of()
     accuracies, f1s, _ = expected(table, TEST, config)
@@ -92,7 +92,7 @@ def test_accuracy_is_that_of_logistic_regressions_on_the_same_draws(folder, seed
     assert score == task_in(folder).run(table, config)
 
 
-def test_options_change_the_draws(folder):
+def test_options_change_the_samples(folder):
     table = table_of()
     accuracies, _, _ = expected(table, TEST, EvaluationConfig(), per_label=2, runs=3)
     score = task_in(folder, per_label=2, runs=3).run(table, EvaluationConfig())

@@ -56,18 +56,18 @@ def expected(table, rows, config):
     labels = [label for _, label in rows]
     vectors = np.array([table.vectors[text] for text, _ in rows], dtype=np.float32)
     seed = mteb_seed(config)
-    draws = random.Random(seed)
+    rng = random.Random(seed)
     kmeans = MiniBatchKMeans(len(set(labels)), batch_size=512, n_init=1, random_state=seed)
     found = []
     for _ in range(10):
-        places = draws.choices(range(len(rows)), k=len(rows))
+        places = rng.choices(range(len(rows)), k=len(rows))
         clusters = kmeans.fit_predict(vectors[places])
         found.append(v_measure([labels[place] for place in places], clusters.tolist()))
     return found
 
 
 @pytest.mark.parametrize("seed", [0, 5])
-def test_v_measure_is_that_of_k_means_on_the_same_draws(task, seed):
+def test_v_measure_is_that_of_k_means_on_the_same_samples(task, seed):
     config, table = EvaluationConfig(seed=seed), table_of()
     wanted = expected(table, ROWS, config)
     score = task.run(table, config)
@@ -79,7 +79,7 @@ def test_v_measure_is_that_of_k_means_on_the_same_draws(task, seed):
     assert score == task.run(table, config)
 
 
-def test_limit_draws_texts(task):
+def test_limit_samples_texts(task):
     config, table = EvaluationConfig(limit=9), table_of()
     chosen = task.picture_data(config)
     rows = list(zip(chosen.texts, chosen.labels, strict=True))

@@ -96,7 +96,7 @@ def test_the_same_seed_gives_the_same_score(tmp_path: Path) -> None:
     assert first.spread
 
 
-def test_one_draw_has_no_spread(task: FewShot) -> None:
+def test_one_sample_has_no_spread(task: FewShot) -> None:
     score = replace(task, runs=1).run(Letters(), EvaluationConfig())
     assert (score.spread, score.runs) == (None, 1)
 

@@ -110,7 +110,7 @@ def test_samples_are_those_of_few_shot(task):
 
 
 @pytest.mark.slow
-def test_several_draws_have_a_spread_and_prompts_are_read(task, tiny_folder):
+def test_several_samples_have_a_spread_and_prompts_are_read(task, tiny_folder):
     one = language_model_system("tiny", gerund.load(tiny_folder))
     score = replace(task, runs=2, epochs=1).run(one, EvaluationConfig(prompts={"fine-tuning": "what: "}))
     assert score.runs == 2

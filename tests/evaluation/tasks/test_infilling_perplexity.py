@@ -89,10 +89,10 @@ def test_documents_are_cut_and_short_ones_passed_over(data, lm):
 
 
 def test_spans_have_the_papers_lengths_and_context_on_both_sides():
-    draw = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     counts, sizes = set(), set()
     for _ in range(3000):
-        spans = sample_spans(256, draw)
+        spans = sample_spans(256, rng)
         counts.add(len(spans))
         edges = [0, *(place for span in spans for place in span), 256]
         assert all(after - before >= 1 for before, after in zip(edges[::2], edges[1::2], strict=True))
@@ -100,7 +100,7 @@ def test_spans_have_the_papers_lengths_and_context_on_both_sides():
     assert counts == {1, 2, 3}
     assert sizes == set(range(8, 33))
     for n in range(32, 80):
-        for start, end in sample_spans(n, draw):
+        for start, end in sample_spans(n, rng):
             assert 1 <= start < end < n
 
 

@@ -25,8 +25,8 @@ WORDS = ["the", "a", "cat", "hat", "in", "an", "inn", "thin", "man", "ran.", "he
 
 
 def document(words, seed, paragraph=9):
-    draw = random.Random(seed)
-    chosen = [draw.choice(WORDS) for _ in range(words)]
+    rng = random.Random(seed)
+    chosen = [rng.choice(WORDS) for _ in range(words)]
     return "\n".join(" ".join(chosen[start : start + paragraph]) for start in range(0, words, paragraph))
 
 
@@ -176,7 +176,7 @@ def test_mauves_states_may_be_another_models(tmp_path, system, tiny_folder):
     }
 
 
-def test_the_seed_decides_passages_and_draws(tmp_path, system):
+def test_the_seed_decides_passages_and_samples(tmp_path, system):
     task = replace(corpus(tmp_path, [document(40, seed) for seed in range(9)]), samples=40)
     assert task.run(system, EvaluationConfig()) == task.run(system, EvaluationConfig())
     assert task.run(system, EvaluationConfig()).metrics != task.run(system, EvaluationConfig(seed=1)).metrics
@@ -196,7 +196,7 @@ def test_the_seed_decides_passages_and_draws(tmp_path, system):
         ("typical", Sampling(temperature=1, typical_p=0.9, seed=range(3))),
     ],
 )
-def test_decodings_draw_as_they_are_called(system, decoding, sampling):
+def test_decodings_sample_as_they_are_called(system, decoding, sampling):
     task = Writing(name="writing/x", decoding=decoding, max_new_tokens=20)
     prompts = ["the", "a cat", "in an inn"]
     assert task.write(system.lm, prompts, EvaluationConfig()) == system.lm.generate(prompts, 20, sampling)

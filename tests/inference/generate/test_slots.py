@@ -90,7 +90,7 @@ def test_what_is_promised_holds(dtype) -> None:
             slots.read(ids)
             slots.join(len(ids))
         logits.append(torch.stack([logits_V, *(slots.step([20 + k] * slots.live)[0] for k in range(6))]))
-    assert all(torch.equal(one, found[0]) for one in found)
+    assert all(torch.equal(one, logits[0]) for one in logits)
 
 
 def test_the_check_finds_out_that_rows_depend_on_each_other(monkeypatch) -> None:

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request
 from gerund.attention.plan import AttentionPlan
 from gerund.inference.inspection import AttentionInspection, inspect_attention, sink_fraction, token_labels
 from gerund.language_model import LanguageModel
-from gerund.server.errors import ApiError, told
+from gerund.server.errors import ApiError, api_error
 from gerund.server.routes.common import Served
 from gerund.server.schemas.representation import AttentionRequest
 from gerund.server.service import Service
@@ -45,7 +45,7 @@ async def attention(body: AttentionRequest, request: Request, service: Served) -
             )
             found = await claim.result(work)
         except Exception as error:
-            raise told(error, "text" if "token" in str(error) else "plan") from error
+            raise api_error(error, "text" if "token" in str(error) else "plan") from error
     return _shown(service, read, found)
 
 

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Header, Request, Response
 from gerund.checks import check_dimensions
 from gerund.errors import FingerprintError
 from gerund.server.encoding import encoded
-from gerund.server.errors import told
+from gerund.server.errors import api_error
 from gerund.server.routes.common import FINGERPRINT_HEADER, MISMATCH, Served
 from gerund.server.schemas.representation import EmbeddingRequest
 
@@ -35,9 +35,9 @@ async def embeddings(
     try:
         own = service.fingerprint(_checked(body.dimensions, service.lm.dimensions))
     except Exception as error:
-        raise told(error, "dimensions") from error
+        raise api_error(error, "dimensions") from error
     if x_gerund_fingerprint is not None and x_gerund_fingerprint.strip() != own:
-        raise told(
+        raise api_error(
             FingerprintError(
                 f"the vectors of this server have the fingerprint {own}, and {x_gerund_fingerprint.strip()} was asked "
                 "for: another model, adapter, plan or number of dimensions; do not mix the two"

@@ -15,7 +15,7 @@ from gerund.inference.tokens import check_unicode
 from gerund.models.pooling import unit
 from gerund.scoring.measures import check_relevance
 from gerund.server.encoding import cosines, encoded
-from gerund.server.errors import ApiError, blamed, told
+from gerund.server.errors import ApiError, api_error, blamed
 from gerund.server.routes.common import Served
 from gerund.server.schemas.representation import RerankRequest, ScoreRequest, TeiRerankRequest
 from gerund.server.service import Service
@@ -66,7 +66,7 @@ async def _relevance(
     try:
         check_relevance(query, documents, None, by)
     except Exception as error:
-        raise told(error, "query" if "query" in str(error) else "documents") from error
+        raise api_error(error, "query" if "query" in str(error) else "documents") from error
     async with service.claim(request) as claim:
         if by in (None, "vectors"):
             return await cosines(service, claim, query, documents)
@@ -77,7 +77,7 @@ async def _relevance(
             )
             found = await claim.result(work)
         except Exception as error:
-            raise told(error, "by") from error
+            raise api_error(error, "by") from error
     scores_N = np.empty(len(documents))
     scores_N[found.indices] = found.scores
     return scores_N, tokens
@@ -116,7 +116,7 @@ async def _continuations(service: Service, request: Request, body: ScoreRequest)
             )
             [found] = await claim.result(work)
         except Exception as error:
-            raise told(error, blamed(error, body) or "continuations") from error
+            raise api_error(error, blamed(error, body) or "continuations") from error
     return [_finite(value) for value in found], tokens
 
 

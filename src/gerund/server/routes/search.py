@@ -7,7 +7,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
-from gerund.server.errors import ApiError, told
+from gerund.server.errors import ApiError, api_error
 from gerund.server.routes.common import Served
 from gerund.server.schemas.representation import SearchRequest
 
@@ -36,7 +36,7 @@ async def search(body: SearchRequest, request: Request, service: Served) -> dict
             )
             hits = await claim.result(work)
         except Exception as error:
-            raise told(error, "filter" if "filter" in str(error) else "query") from error
+            raise api_error(error, "filter" if "filter" in str(error) else "query") from error
     return {
         "object": "list",
         "model": service.names[0],

@@ -11,7 +11,7 @@ from fastapi import APIRouter
 from gerund.inference.generate.prompts import prompt_ids
 from gerund.inference.text_ids import encode_texts
 from gerund.inference.tokens import check_unicode
-from gerund.server.errors import ApiError, told
+from gerund.server.errors import ApiError, api_error
 from gerund.server.routes.common import Served
 from gerund.server.schemas.representation import DetokenizeRequest, TokenizeRequest
 from gerund.server.schemas.writing import ChatRequest
@@ -34,7 +34,7 @@ async def tokenize(body: TokenizeRequest, service: Served) -> dict[str, Any]:
     try:
         ids = await asyncio.to_thread(_ids, service, body)
     except Exception as error:
-        raise told(error, given[0]) from error
+        raise api_error(error, given[0]) from error
     return {"tokens": ids, "count": len(ids), "max_model_len": service.limit}
 
 

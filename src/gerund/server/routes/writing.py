@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request
 from gerund.inference.generate.chat import demand_template
 from gerund.server import infilling
 from gerund.server.choices import Form
-from gerund.server.errors import ApiError, blamed, told
+from gerund.server.errors import ApiError, api_error, blamed
 from gerund.server.routes.common import STREAMS, Served
 from gerund.server.schemas.writing import USUAL_COMPLETION, ChatRequest, CompletionRequest, Writing
 from gerund.server.writing import WritingRequest, answer, stream
@@ -28,7 +28,7 @@ async def chat(body: ChatRequest, request: Request, service: Served) -> Any:
         most = body.asked_tokens or service.settings.max_new_tokens
         settings = body.settings(most, body.asked_logprobs)
     except Exception as error:
-        raise told(error, blamed(error, body)) from error
+        raise api_error(error, blamed(error, body)) from error
     asked = WritingRequest(
         [conversation],
         settings,
@@ -60,7 +60,7 @@ async def completions(body: CompletionRequest, request: Request, service: Served
         settings = body.settings(body.max_tokens or USUAL_COMPLETION, body.logprobs)
         echoes = [_spelled(service, prompt) for prompt in prompts] if body.echo else []
     except Exception as error:
-        raise told(error, blamed(error, body)) from error
+        raise api_error(error, blamed(error, body)) from error
     asked = WritingRequest(
         prompts,
         settings,
