@@ -19,6 +19,8 @@ PYTEST_ARGS ?=
 # Tests compute in one thread each, so that several run side by side; WORKERS=0 for a debugger.
 WORKERS ?= auto
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 4 --dist worksteal
+# Commands that tests start import hundreds of files each: what Python has compiled is kept for the next one.
+unexport PYTHONDONTWRITEBYTECODE
 # The first Python that is new enough and can make environments. Some are only there in name, so each is asked.
 USABLE := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11 python; do \

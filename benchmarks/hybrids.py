@@ -1,11 +1,11 @@
 """Does it help to read recurrent layers both ways? A hybrid and a pure-attention base, before and after training.
 
-    python benchmarks/hybrids.py --data ../shared/data --work WORK [--seeds 0,1,2] [--base-steps 2000]
+    python benchmarks/hybrids.py --data ../shared/data --work WORK [--seeds 0,1,2] [--size 8m] [--base-steps 2000]
 
-Two bases of about 8 million parameters are trained from scratch by `default-base`, on the same tokens: one with
-attention in every layer, one with convolutions in five of eight (LFM 2). Each is read by every plan, the hybrid with
-recurrent layers causal and both ways; then each is trained by UniMAE and by GUR, several seeds, and measured
-again. Bases, pairs, trainings and scores that lie in the work folder already are used again.
+Two bases of about 8 million parameters (or 2, in a quarter of the time) are trained from scratch by `default-base`, on
+the same tokens: one with attention in every layer, one with convolutions in five of eight (LFM 2). Each is read by
+every plan, the hybrid with recurrent layers causal and both ways; then each is trained by UniMAE and by GUR, several
+seeds, and measured again. Bases, pairs, trainings and scores that lie in the work folder already are used again.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,16 +24,35 @@ from gerund.spec import parse_encoder_spec
 from results import Column, Row, Table
 
 ATTENTION, HYBRID = "attention", "hybrid"
-_SIZES = (
-    "hidden_size: 256, intermediate_size: 704, num_hidden_layers: 8, num_attention_heads: 4, num_key_value_heads: 2, "
-    "max_position_embeddings: 1024, rope_theta: 10000.0, tie_word_embeddings: true, initializer_range: 0.02"
-)
-BASES = {
-    ATTENTION: f"model.config={{model_type: llama, head_dim: 64, {_SIZES}}}",
-    # LFM 2's own layout at this size: attention in three layers of eight.
-    HYBRID: "model.config={model_type: lfm2, full_attn_idxs: [2, 5, 7], conv_L_cache: 3, "
-    f"block_auto_adjust_ff_dim: false, {_SIZES}}}",
+
+
+@dataclass(frozen=True)
+class Size:
+    """How large both bases are, and the batches that they are trained with."""
+
+    words: str
+    width: int
+    feed_forward: int
+    vocabulary: int
+    length: int
+
+    def settings(self, base: str) -> list[str]:
+        """Return what a recipe for a base changes."""
+        config = (
+            f"hidden_size: {self.width}, intermediate_size: {self.feed_forward}, num_hidden_layers: 8, "
+            "num_attention_heads: 4, num_key_value_heads: 2, max_position_embeddings: 1024, rope_theta: 10000.0, "
+            f"tie_word_embeddings: true, initializer_range: 0.02, {_KINDS[base].format(head=self.width // 4)}"
+        )
+        lengths = (f"objectives.causal.length={self.length}", f"objectives.causal.decay_length={2 * self.length}")
+        return [f"model.config={{{config}}}", f"tokenizer.vocab_size={self.vocabulary}", *lengths]
+
+
+# LFM 2's own layout at this size: attention in three layers of eight.
+_KINDS = {
+    ATTENTION: "model_type: llama, head_dim: {head}",
+    HYBRID: "model_type: lfm2, full_attn_idxs: [2, 5, 7], conv_L_cache: 3, block_auto_adjust_ff_dim: false",
 }
+SIZES = {"8m": Size("8 million", 256, 704, 8192, 512), "2m": Size("2 million", 128, 352, 4096, 256)}
 # Recipes on any base, short enough for one core: the objective's own settings stay, its batches are smaller.
 RECIPES = {
     "UniMAE": ("unimae-domain-default", ("objectives.unimae.batch_size=16", "objectives.unimae.length=64")),
@@ -98,10 +117,11 @@ def cases(plans: Sequence[str]) -> Iterator[Case]:
 
 def base_of(name: str, options: Any) -> Path:
     """Return the folder of a base, trained unless it is there."""
-    settings = [BASES[name], f"data.folder={options.data / 'lm'}", f"data.cache={options.work / 'cache'}"]
+    own = SIZES[options.size].settings(name)
+    settings = [*own, f"data.folder={options.data / 'lm'}", f"data.cache={options.work / 'cache'}"]
     steps = [f"steps={options.base_steps}", f"schedule.decay_steps={options.base_steps // 5}", "precision=auto"]
     quick = [*options.set, *QUICK_BASE] if options.quick else []
-    return study.trained("default-base", [*settings, *steps], options.work / "bases" / name, quick)
+    return study.trained("default-base", [*settings, *steps], options.work / "bases" / f"{name}-{options.size}", quick)
 
 
 def trained(case: Case, kind: str, seed: int, options: Any) -> Path:
@@ -109,7 +129,7 @@ def trained(case: Case, kind: str, seed: int, options: Any) -> Path:
     recipe, own = RECIPES[kind]
     settings = [f"model.base={base_of(case.base, options)}", f"seed={seed}", f"steps={STEPS}", *own]
     settings += [f"data.folder={options.data / 'lm'}", f"data.cache={options.work / 'cache'}"]
-    name = f"{kind}-{case.base}"
+    name = f"{kind}-{case.base}-{options.size}"
     if kind == "GUR":
         settings.append(f"objectives.gur.pairs.files=[{pairs_in(options)}]")
         settings.append(f"encoder.attention={{name: {case.plan}, recurrent: {case.recurrent}}}")
@@ -164,7 +184,8 @@ def untrained_table(options: Any) -> Table:
             rows.append({**case.cells, **dict.fromkeys(options.tasks), "mean": None})
         else:
             rows.append({**case.cells, **row([found], options)})
-    caption = "Two bases of 8 million parameters under every plan, untrained: Spearman, nDCG@10, V-measure."
+    size = SIZES[options.size].words
+    caption = f"Two bases of {size} parameters under every plan, untrained: Spearman, nDCG@10, V-measure."
     return Table("untrained", caption, [*FIRST, *(column for column, _, _ in columns_of(options)), MEAN], rows)
 
 
@@ -195,6 +216,7 @@ def main(argv: list[str] | None = None) -> None:
     """Train, measure, and report both tables."""
     parser = study.parser(__doc__)
     parser.add_argument("--limit", type=int, default=500, help="at most so many examples a task (%(default)s)")
+    parser.add_argument("--size", default="8m", choices=SIZES, help="parameters of each base (%(default)s)")
     parser.add_argument("--base-steps", type=int, default=2000, help="steps of each base (%(default)s)")
     parser.add_argument("--plans", nargs="+", default=list(PLANS), help="plans of the untrained table (all)")
     parser.add_argument("--tables", nargs="+", default=["untrained", "trained"], choices=["untrained", "trained"])

@@ -123,6 +123,7 @@ def quick_or_slow(page: Path) -> Any:
     return slow_where(page.parent.name == "how-to", page)
 
 
+@pytest.mark.slow
 @needs_default
 @pytest.mark.usefixtures("loaded_once")
 @pytest.mark.parametrize("page", [quick_or_slow(page) for page in PAGES if blocks(page, "python")], ids=page_id)
@@ -147,6 +148,7 @@ def command_lines(page: Path) -> list[tuple[int, str]]:
     return found
 
 
+@pytest.mark.slow
 @needs_default
 def test_the_tutorial_of_the_command_line_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -258,6 +260,7 @@ def tracked() -> list[Path]:
     return [ROOT / name for name in done.stdout.split("\0") if name]
 
 
+@pytest.mark.slow
 def test_nothing_names_a_machine() -> None:
     endings = {".py", ".md", ".yaml", ".yml", ".toml", ".txt", ".json", ".jsonl", ".cfg", ".html", ".css", ""}
     offenders = []

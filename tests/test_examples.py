@@ -65,6 +65,7 @@ def test_frameworks(
             run(name, tmp_path / "empty", "what is bread made of")
 
 
+@pytest.mark.slow
 def test_distillation_texts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     article = "The Nile is a river which flows north. Is it the longest of all? It is, says Dr. Watt, who knows it.\n"
     for name in ("wiki.train", "wiki.more", "books.train"):
@@ -82,6 +83,7 @@ def test_distillation_texts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert any(len(text.split()) >= 30 for text in texts)
 
 
+@pytest.mark.slow
 def test_threads(tiny_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run("threads.py", "--model", tiny_folder)
     output = capsys.readouterr().out
@@ -89,6 +91,7 @@ def test_threads(tiny_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "the same vectors as alone: 30 of 30 times" in output
 
 
+@pytest.mark.slow
 def test_compare_plans(tiny_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = ["5.0\ta cat\ta cat", "3.0\ta cat\ta kitten", "1.0\ta cat\tthe rates rose", "0.0\tthe sea\tbread"]
     (tmp_path / "pairs.tsv").write_text("\n".join(rows))

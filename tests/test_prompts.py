@@ -84,6 +84,7 @@ def test_load_stores_them_and_its_spec_says_so(lm):
         gerund.load(prompts=["query"])
 
 
+@pytest.mark.slow
 def test_on_the_command_line(lm, tiny_folder, tmp_path):
     lm.save(tmp_path / "model")
     (tmp_path / "in.txt").write_text("the cat\na tin\n")

@@ -71,6 +71,7 @@ def test_every_setting(tiny_folder: Path, tmp_path: Path) -> None:
     assert stored["format"] == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["gpt2", "opt", "gemma2", "qwen2_moe"])
 @pytest.mark.parametrize("tied", [True, False])
 def test_tied_and_untied(tmp_path: Path, architecture: str, tied: bool) -> None:
@@ -86,6 +87,7 @@ def test_tied_and_untied(tmp_path: Path, architecture: str, tied: bool) -> None:
     assert all(torch.equal(saved[name], original[name]) for name in saved)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision(tmp_path: Path, dtype: torch.dtype) -> None:
     name = str(dtype).removeprefix("torch.")
@@ -149,6 +151,7 @@ def test_a_real_model(stories_folder: Path, tmp_path: Path) -> None:
     assert torch.equal(plain_logits(tmp_path / "out"), plain_logits(stories_folder))
 
 
+@pytest.mark.slow
 def test_two_encoders_share_one_model(tiny_folder: Path) -> None:
     plans = {name: AttentionPlan(name) for name in ("inter-bidir", "extra-back", "mask0-all")}
     alone = {name: load(tiny_folder, attention=plan).encode(TEXTS) for name, plan in plans.items()}

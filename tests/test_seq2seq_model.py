@@ -66,6 +66,7 @@ class TestEncoding:
         [plain], [prompted] = lm.encode_tokens("cat"), lm.encode_tokens("cat", prompt="Q:")
         assert len(prompted) == len(plain)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("variant", ["paper", "released"])
     def test_a_head_makes_the_vectors(self, folder, tmp_path, variant):
         place = with_head(folder, tmp_path / "m", variant=variant)
@@ -324,6 +325,7 @@ def test_a_decoder_only_model_may_have_a_head(tmp_path):
 
 
 class TestCommandLine:
+    @pytest.mark.slow
     def test_embed_generate_infill(self, folder, tmp_path):
         (tmp_path / "texts.txt").write_text("\n".join(TEXTS))
         done = run_cli("embed", tmp_path / "texts.txt", "-m", folder, "-o", tmp_path / "v.npy")

@@ -178,6 +178,7 @@ class TestLoading:
         assert other.spec == lm.spec
         np.testing.assert_array_equal(other.encode(["a cat"]), lm.encode(["a cat"]))
 
+    @pytest.mark.slow
     def test_a_models_own_spec_loads_it_again(self, tiny_folder):
         lm = loaded(tiny_folder, max_length=9)
         for encoder in (

@@ -54,6 +54,7 @@ def as_documents(rows):
     return [Document(row["id"], row["text"], row.get("title", "")) for row in rows]
 
 
+@pytest.mark.slow
 def test_no_text_of_what_is_put_aside_is_in_a_pair(tmp_path, bundled):
     every = as_documents(documents(90))
     found = split(every, AdaptConfig())
@@ -101,6 +102,7 @@ def test_ranking_is_scored_as_by_hand():
     assert scores_of(["a"], ["a", "b"])[1] == 0.5
 
 
+@pytest.mark.slow
 def test_a_query_finds_its_document_by_words_and_vectors(bundled):
     every = tuple(as_documents(documents(12)))
     asked = Split(every[:10], every[10:], (Query(f"Where is the {every[10].title}", (every[10].source,), "question"),))

@@ -56,6 +56,7 @@ def test_the_doctor_says_the_same_of_one_model(kind):
     assert support(model, N_LAYERS).verdict == survey(kind).verdict
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["llama", "bloom", "lfm2"])
 def test_a_survey_of_one_of_each_way(kind):
     found = survey(kind)
@@ -71,6 +72,7 @@ def test_a_survey_finds_masks_that_are_not_those_of_the_plan(monkeypatch):
     assert "bidir is" in found.why
 
 
+@pytest.mark.slow
 def test_a_survey_finds_gaps_that_are_filled_under_another_mask(monkeypatch):
     monkeypatch.setattr("tests.architectures.survey.SpanPass", lambda *args, **_: SpanPass(*args, sees_right=False))
     found = survey("llama")

@@ -177,6 +177,7 @@ def test_an_indexer_chooses_among_what_the_plan_shows(name):
     assert (run(ready(name), PLANS[0], inputs)[0, 0] - first).abs().max() > 0
 
 
+@pytest.mark.slow
 def test_layers_that_look_where_another_has_looked_take_one_view_only():
     shared = dict(indexer_types=["full", "shared"] * 2)
     model = ready("glm_moe_dsa", **shared)
@@ -245,6 +246,7 @@ def test_positions_that_are_told_by_places_fill_no_gaps():
         lm.infill("the [blank] garden", lengths=2)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_falcon_with_a_bias_of_positions_and_with_many_keys():
     inputs = batch("both")
@@ -295,6 +297,7 @@ def test_an_unknown_module_is_left_alone():
     assert way_of(torch.nn.Linear(2, 2)) is None
 
 
+@pytest.mark.slow
 def test_threads_encode_under_other_plans_while_one_generates():
     texts = ["a dog in the garden", "an owl"]
     both = language_model("bloom", AttentionPlan("bidir"))

@@ -51,6 +51,7 @@ def spans(real):
     return span
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize("name", CONFIGS)
 @torch.no_grad()
@@ -69,6 +70,7 @@ def test_every_plan_equals_explicit_masks(name, side):
         assert difference <= 1e-5 * max(1.0, slow[real].abs().max().item()), (label, difference)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2", "mistral", "opt"])
 @torch.no_grad()
 def test_left_and_right_padding_and_single_texts_agree(name):

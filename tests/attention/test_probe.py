@@ -83,6 +83,7 @@ def with_bound(change):
     return make
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CONFIGS)
 def test_every_architecture_passes_every_plan(name):
     model = ready(name)
@@ -106,6 +107,7 @@ def test_what_is_seen_is_what_the_masks_say(name):
             assert not (layer.leaks & ~expected).any(), (plan_name, index)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REFUSED)
 def test_architectures_that_no_plan_reaches_are_refused_by_name(name):
     model = ready(name)
@@ -274,6 +276,7 @@ def test_another_thread_reads_on_as_if_nothing_were():
     assert torch.equal(meanwhile[0], alone)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", ["llama", "gemma2", "gpt2"])
 def test_half_precision_passes_too(name, dtype):

@@ -150,6 +150,7 @@ def assert_near(found, expected, label):
     assert difference <= 3e-5 * max(1.0, expected.abs().max().item()), (label, difference)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plans", ALL)
 @pytest.mark.parametrize("side", ["both", *(pytest.param(side, marks=pytest.mark.slow) for side in ("none", "left"))])
 @pytest.mark.parametrize("name", RECURRENT)

@@ -6,8 +6,14 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from unittest.mock import patch
 
-from gerund.cli.main import main
+import typer
+
+from gerund.cli import main as entry
 from gerund.models import loading
+
+_APP = entry.app
+# All commands are put together once, not for every line that is run.
+_COMMANDS = typer.main.get_command(_APP)
 
 
 @dataclass(frozen=True)
@@ -40,13 +46,14 @@ def run_cli(*arguments: object, stdin: str | bytes = b"") -> Ran:
     out, err = io.StringIO(), io.StringIO()
     code = 0
     with (
+        patch.object(entry, "app", _COMMANDS if entry.app is _APP else entry.app),  # a test may have put in its own
         patch.object(sys, "argv", ["gerund", *map(str, arguments)]),
         patch.object(sys, "stdin", io.TextIOWrapper(io.BytesIO(raw), encoding="utf-8")),
         redirect_stdout(out),
         redirect_stderr(err),
     ):
         try:
-            main()
+            entry.main()
         except SystemExit as stop:
             code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     return Ran(code, out.getvalue(), err.getvalue())

@@ -69,6 +69,7 @@ def test_a_t5_is_told_how_it_is_trained(tmp_path, texts):
     assert "has an encoder of its own, which no adapter is trained for; train it whole" in said
 
 
+@pytest.mark.slow
 def test_what_fails_once_the_model_is_there_leaves_nothing_behind(tmp_path, texts, tiny_folder, monkeypatch):
     out = tmp_path / "out"
     assert "did you mean unimae-default" in mistake("--texts", texts, "-o", out, "--recipe", "unimae-defalt")

@@ -108,6 +108,7 @@ class TestGenerate:
         assert [[token["id"] for token in one["logprobs"]] for one in found] == [one.token_ids for one in expected]
         assert found[0]["usage"]["completion_tokens"] == expected[0].usage.completion_tokens
 
+    @pytest.mark.slow
     def test_forms(self, tiny_folder, tmp_path):
         pytest.importorskip("llguidance")
         schema = tmp_path / "schema.json"
@@ -142,6 +143,7 @@ class TestGenerate:
             assert words in run_cli("generate", "x", "-m", tiny_folder, *arguments).mistake
 
 
+@pytest.mark.slow
 def test_questions_on_a_terminal(folder, tmp_path, monkeypatch):
     lm = gerund.load(folder)
     index = gerund.open_index(tmp_path / "my.index", lm, chunking=gerund.Chunking(tokens=100))

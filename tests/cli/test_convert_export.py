@@ -89,6 +89,7 @@ def test_convert_and_export_with_an_adapter(tiny_folder: Path, tmp_path: Path) -
     np.testing.assert_allclose(load(tmp_path / "merged").encode(TEXTS), wanted, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings(*PEFT_WARNINGS)
 @pytest.mark.parametrize("tied", [False, True])
 def test_convert_with_the_adapter_merged(tmp_path: Path, tied: bool) -> None:
@@ -133,6 +134,7 @@ def test_merging_without_an_adapter(tiny_folder: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_stays_as_it_is(tmp_path: Path, dtype: torch.dtype) -> None:
     base = save_tiny(tmp_path / "base")
@@ -144,6 +146,7 @@ def test_half_precision_stays_as_it_is(tmp_path: Path, dtype: torch.dtype) -> No
     assert plain_logits(tmp_path / "merged").dtype == dtype
 
 
+@pytest.mark.slow
 def test_export_for_sentence_transformers(tiny_folder: Path, tmp_path: Path) -> None:
     library = pytest.importorskip("sentence_transformers")
     plain, own = tmp_path / "plain", tmp_path / "own"
@@ -224,6 +227,7 @@ def test_the_embedded_default(tmp_path: Path, bundled: gerund.LanguageModel) -> 
     assert gerund.load(tmp_path / "out").fingerprint() == bundled.fingerprint()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings(*PEFT_WARNINGS)
 def test_a_model_named_by_its_hub_id(tiny_folder: Path, tmp_path: Path, monkeypatch) -> None:
     """From a cache as the hub client keeps it, without a network."""

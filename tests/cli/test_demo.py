@@ -90,6 +90,7 @@ def test_scores_and_marks_are_those_of_the_texts(roomy_folder: Path) -> None:
     assert found.right == pytest.approx(right)
 
 
+@pytest.mark.slow
 def test_a_changed_weight_is_seen(roomy_folder: Path) -> None:
     demo = Demo(ModelSpec(model=str(roomy_folder)))
     lm = demo.start()

@@ -27,6 +27,7 @@ def found(tiny_folder):
     return examined(str(tiny_folder))
 
 
+@pytest.mark.slow
 def test_a_healthy_model(found, tiny_folder):
     assert found.healthy
     assert found.reached
@@ -53,6 +54,7 @@ def test_a_healthy_model(found, tiny_folder):
     assert not facts.adds_eos
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gemma2", "gpt2", "gpt_oss"])
 def test_other_architectures_are_healthy_too(name, tmp_path):
     found = examined(str(save_tiny(tmp_path / name, name)), attention="mask0-all", k=1)
@@ -62,6 +64,7 @@ def test_other_architectures_are_healthy_too(name, tmp_path):
     assert {layer.window for layer in found.layers} == ({3, None} if name != "gpt2" else {None})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "support", "sentence"),
     [
@@ -125,6 +128,7 @@ def test_the_folders_own_settings_count(tiny_folder, tmp_path):
     assert examined(str(tmp_path / "own"), attention="mask0-for").plan == AttentionPlan("mask0-for", k=1)
 
 
+@pytest.mark.slow
 def test_without_special_tokens(tmp_path):
     folder = save_tiny(tmp_path / "bare", bos=False)
     settings = json.loads((folder / "tokenizer_config.json").read_text())
@@ -161,6 +165,7 @@ def test_a_model_whose_padding_shows(tiny_folder, monkeypatch):
     assert not examined(str(tiny_folder)).healthy
 
 
+@pytest.mark.slow
 def test_the_text_shows_everything_and_no_colours(tiny_folder):
     ran = run_cli("doctor", tiny_folder)
     assert (ran.code, ran.err) == (0, "")
@@ -176,6 +181,7 @@ def test_the_text_shows_everything_and_no_colours(tiny_folder):
     assert all(line == line.rstrip() and len(line) <= 120 for line in ran.out.splitlines())
 
 
+@pytest.mark.slow
 def test_the_text_of_a_refused_model(tmp_path):
     ran = run_cli("doctor", save_tiny(tmp_path / "gpt_neo", "gpt_neo"))
     assert ran.code == 0
@@ -185,6 +191,7 @@ def test_the_text_of_a_refused_model(tmp_path):
     assert "x: sees what it must not" in ran.out
 
 
+@pytest.mark.slow
 def test_json_is_complete(found, tiny_folder):
     report = json.loads(run_cli("doctor", tiny_folder, "--json").out)
     expected = json.loads(json.dumps(found.to_dict()))
@@ -195,6 +202,7 @@ def test_json_is_complete(found, tiny_folder):
     np.testing.assert_allclose(report["layers"][0]["sink_before"], expected["layers"][0]["sink_before"], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_real_model(stories_folder):
     found = examined(str(stories_folder))
     assert found.healthy

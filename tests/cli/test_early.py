@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 # torch cannot be imported here: a command that looks at its files too late fails otherwise.
 PROGRAM = """
 import io, json, sys
@@ -22,6 +24,7 @@ for words in json.loads(sys.argv[1]):
 """
 
 
+@pytest.mark.slow
 def test_files_are_looked_at_first(tmp_path: Path) -> None:
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "a.txt").write_text("A text.")

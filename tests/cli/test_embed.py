@@ -118,6 +118,7 @@ def test_killed_and_resumed_gives_the_same_file(tiny_folder, tmp_path, monkeypat
     assert whole.read_bytes() == out.read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what, code", [(KeyboardInterrupt(), 130), (ResourceError("out of memory"), 1)])
 def test_interrupted_says_how_to_go_on(source, tiny_folder, tmp_path, monkeypatch, what, code):
     out = tmp_path / "out.npy"
@@ -215,6 +216,7 @@ class TestMistakes:
     def test_model(self, refuse, tmp_path):
         assert "there is no folder" in refuse(model=tmp_path / "absent")
 
+    @pytest.mark.slow
     def test_unfinished_work_of_other_settings(self, source, tiny_folder, tmp_path, monkeypatch):
         out = tmp_path / "out.npy"
         own, calls = gerund.LanguageModel.encode_with_usage, []

@@ -20,6 +20,7 @@ def scores(report):
     return {(row["task"], row["system"]): row["score"]["metrics"][row["score"]["main"]] for row in found["scores"]}
 
 
+@pytest.mark.slow
 def test_models_plans_and_bm25_stand_side_by_side(tiny_folder, data, tmp_path):
     report = tmp_path / "report"
     ran = run_cli(
@@ -39,6 +40,7 @@ def test_models_plans_and_bm25_stand_side_by_side(tiny_folder, data, tmp_path):
     assert "[5/" in ran.err
 
 
+@pytest.mark.slow
 def test_a_second_command_goes_on_and_adds(tiny_folder, data, tmp_path):
     report = tmp_path / "report"
     base = ["eval", tiny_folder, "--data", data, "-o", report, "--no-pictures", "--plan"]
@@ -55,6 +57,7 @@ def test_a_second_command_goes_on_and_adds(tiny_folder, data, tmp_path):
     assert all(path.stat().st_mtime_ns == time for path, time in files.items())
 
 
+@pytest.mark.slow
 def test_what_was_measured_otherwise_is_not_dropped_in_silence(tiny_folder, data, tmp_path):
     base = ["eval", tiny_folder, "--data", data, "-o", tmp_path / "r", "--no-pictures", "--tasks", "sts"]
     assert "warning" not in run_cli(*base).err
@@ -176,6 +179,7 @@ def test_a_model_that_is_not_there(data, tmp_path):
     assert "none" in ran.mistake
 
 
+@pytest.mark.slow
 def test_a_malformed_row_is_named_and_earlier_scores_are_kept(tiny_folder, data, tmp_path):
     folder = write_data(tmp_path / "data")
     (folder / "sts" / "small.test.tsv").write_text("1\ta\tb\nhigh\tc\td\n")

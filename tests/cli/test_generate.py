@@ -21,6 +21,7 @@ def test_a_real_checkpoint_tells_its_story(stories_folder):
     assert ran.out.endswith("\n")
 
 
+@pytest.mark.slow
 def test_the_prompt_comes_first_in_text_and_apart_in_json(stories_folder):
     text = run_cli("generate", "Once upon a time", "-m", stories_folder, "--max-new-tokens", 30).out
     assert text.startswith("Once upon a time, there was")
@@ -72,6 +73,7 @@ def test_into_a_file(tiny_folder, tmp_path):
     assert [path.name for path in out.parent.iterdir()] == ["out.jsonl"]
 
 
+@pytest.mark.slow
 def test_a_seeded_line_does_not_depend_on_the_other_lines(tiny_folder, tmp_path):
     arguments = ["-m", tiny_folder, "--max-new-tokens", 8, "--top-k", 50, "--seed", 3]
     source = tmp_path / "in.txt"
@@ -85,6 +87,7 @@ def test_a_seeded_line_does_not_depend_on_the_other_lines(tiny_folder, tmp_path)
     assert [len(found) for found in texts.values()] == [1, 1, 1]
 
 
+@pytest.mark.slow
 def test_samples_are_repeatable_and_equal_lines_differ(tiny_folder, tmp_path):
     source = tmp_path / "in.txt"
     source.write_text("same\n" * 140)

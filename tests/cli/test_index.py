@@ -52,6 +52,7 @@ def test_what_has_not_changed_needs_no_model(folder):
     assert "3 files, 0 documents stored (0 chunks), 3 files unchanged" in ran.err
 
 
+@pytest.mark.slow
 def test_a_broken_file_is_reported_and_the_others_are_indexed(folder):
     (folder / "notes" / "broken.pdf").write_bytes(b"%PDF-1.4 broken")
     (folder / "notes" / "new.txt").write_text("Quite new.\n")
@@ -66,6 +67,7 @@ def test_a_broken_file_is_reported_and_the_others_are_indexed(folder):
     assert [one["source"] for one in found] == ["notes/new.txt"]
 
 
+@pytest.mark.slow
 def test_search(made):
     with no_loading():
         [hit] = lines(run_cli("search", made / "my.index", "flour", "--mode", "words", "--json"))
@@ -102,6 +104,7 @@ def test_words_are_highlighted_where_most_of_them_stand():
     assert highlighted("short", "nothing").plain == "short"
 
 
+@pytest.mark.slow
 def test_ask(made):
     ran = run_cli("ask", made / "my.index", "When was the railway opened?")
     assert ran.code == 0, ran.err
@@ -117,6 +120,7 @@ def test_ask(made):
     assert (nothing.code, nothing.out) == (1, "Nothing in the index is about this question.\n")
 
 
+@pytest.mark.slow
 def test_another_encoder_is_refused_and_the_index_migrated(folder, tiny_folder):
     index = folder / "my.index"
     other = ["-m", tiny_folder, "--attention", "causal"]
@@ -139,6 +143,7 @@ def test_another_encoder_is_refused_and_the_index_migrated(folder, tiny_folder):
     assert "0 documents embedded anew" in again.err
 
 
+@pytest.mark.slow
 def test_small_vectors_are_stored_and_migrated_to(folder, tiny_folder):
     index = folder / "my.index"
     assert "is cut into" in run_cli("index", folder / "notes", "-o", index, "--precision", "binary").mistake

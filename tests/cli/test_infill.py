@@ -34,6 +34,7 @@ def called():
         yield calls
 
 
+@pytest.mark.slow
 def test_the_whole_text_is_printed(tiny_folder):
     wanted = gerund.load(tiny_folder).infill(TEXT, lengths=[2, 3])
     ran = run_cli("infill", TEXT, "-m", tiny_folder, *FAST)
@@ -49,6 +50,7 @@ def test_the_whole_text_is_printed(tiny_folder):
     assert list(record) == ["text", "spans", "scores", "lengths"]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings(*PEFT_WARNINGS)
 def test_the_models_own_adapter_is_left_aside(tiny_folder, tmp_path):
     lm = gerund.load(tiny_folder, adapter=make_adapter(tiny_folder, tmp_path / "adapter"))
@@ -65,6 +67,7 @@ def test_the_models_own_adapter_is_left_aside(tiny_folder, tmp_path):
     assert used == [dict.fromkeys(JOBS, tmp_path / "model" / "adapter"), {}]
 
 
+@pytest.mark.slow
 def test_every_option_reaches_the_engine(tiny_folder, called):
     options = ["--blank", "___", "--method", "left-only", "--max-tokens", 9, "--samples", 3]
     draws = ["--temperature", 0.5, "--top-p", 0.9, "--top-k", 4, "--typical-p", 0.8, "--seed", 5]
@@ -122,6 +125,7 @@ def test_into_a_file(tiny_folder, tmp_path, called):
     assert [path.name for path in out.parent.iterdir()] == ["out.jsonl"]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings(*PEFT_WARNINGS)
 def test_an_adapter_takes_part(tiny_folder, tmp_path):
     adapter = make_adapter(tiny_folder, tmp_path / "lora")

@@ -61,6 +61,7 @@ MISTYPED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", MISTYPED, ids=lambda arguments: arguments[-1])
 def test_what_is_mistyped_is_said_before_torch_is_there(arguments: list[str]) -> None:
     script = """
@@ -153,6 +154,7 @@ def test_bytes_that_are_no_text(arguments: list[str | bytes], tmp_path: Path) ->
     assert done.stderr.endswith(b" is not valid UTF-8, at character 3\n")
 
 
+@pytest.mark.slow
 def test_a_file_whose_name_is_no_text_is_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     name = os.fsdecode(b"caf\xe9.jsonl")

@@ -92,6 +92,7 @@ def test_default_tasks_are_those_with_a_validation_split(tiny_folder, data, tmp_
     assert told["config"]["split"] == "validation"
 
 
+@pytest.mark.slow
 def test_without_a_validation_split_there_is_a_warning(tiny_folder, data, tmp_path):
     ran = run_cli("tune", tiny_folder, "--data", data, "--tasks", "retrieval", "--budget", 2, "-o", tmp_path / "t")
     assert ran.code == 0, ran.err
@@ -125,6 +126,7 @@ def test_a_folder_with_nothing_to_choose_on(tiny_folder, tmp_path):
     assert "has no sts or classification task with a validation split" in ran.mistake
 
 
+@pytest.mark.slow
 def test_the_weight_of_a_fusion_is_chosen_written_and_found(tiny_folder, data, tmp_path):
     out, encoder = tmp_path / "fused", tmp_path / "encoder"
     arguments = ["tune", tiny_folder, "--data", data, "--tasks", "retrieval", "--fusion", "-o", out]

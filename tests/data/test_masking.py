@@ -167,6 +167,7 @@ def arrangements(maskable, lengths):
 
 
 class TestSampleSpans:
+    @pytest.mark.slow
     def test_rules_hold_for_texts_of_every_size(self):
         for length, count, seed in product((2, 5, 6, 9, 10, 11, 14, 40, 130, 131, 300), (1, 2, 4), range(40)):
             rng = np.random.default_rng([length, count, seed])
@@ -199,6 +200,7 @@ class TestSampleSpans:
         expected = len(sizes) / 125
         assert ((observed - expected) ** 2 / expected).sum() < 178
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         "pattern, settings",
         [

@@ -14,6 +14,7 @@ from gerund.inference.generate.settings import GenerationConfig
 from tests.engine.common import LONG, PROMPTS, SEEDED, alone, held, rows_of
 
 
+@pytest.mark.slow
 def test_one_row_that_fails_ends_alone(engine, plain) -> None:
     def broken(piece: Piece) -> None:
         raise SystemExit(3)

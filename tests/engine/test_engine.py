@@ -70,6 +70,7 @@ def test_what_slots_cannot_hold_is_written_alone(kind) -> None:
     assert "alone" in state.why
 
 
+@pytest.mark.slow
 def test_exact_engines_write_as_generate_does(plain) -> None:
     with Engine(plain, EngineConfig(exact=True)) as engine:
         tickets = [engine.write(*request) for request in requests()]
@@ -92,6 +93,7 @@ def test_a_prompt_is_read_once_for_several_texts(engine, plain) -> None:
     assert one.text != two.text
 
 
+@pytest.mark.slow
 def test_beginnings_that_are_known_are_not_read_again() -> None:
     lm = tiny_lm(max_position_embeddings=512)
     lm.tokenizer.model_max_length = 512

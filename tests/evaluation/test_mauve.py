@@ -120,6 +120,7 @@ def test_sampling_noise_is_as_it_was_measured():
     assert np.std(few) > np.std(same)
 
 
+@pytest.mark.slow
 def test_value_spread_and_curve_belong_together():
     p, q = clouds(120, 8, 0.4)
     result = mauve(p, q)
@@ -153,6 +154,7 @@ def test_the_longer_side_is_cut_and_few_texts_are_noted():
     assert mauve(*clouds(500, 4, 0.0), seeds=1).notes == ()
 
 
+@pytest.mark.slow
 def test_equal_texts_everywhere():
     """A model that writes one and the same text shares one bucket at most with people; all alike is equal."""
     p, q = clouds(120, 8, 0.0)

@@ -241,6 +241,7 @@ def test_an_encoder_decoder_leaves_likelihoods_to_others(lm, tmp_path):
         evaluate(systems_of([t5]), [task])
 
 
+@pytest.mark.slow
 def test_another_precision_is_another_score(tiny_folder, tmp_path):
     def reused(dtype):
         lm = gerund.load(tiny_folder, dtype=dtype)

@@ -74,6 +74,7 @@ def test_a_single_example_that_differs_says_nothing():
     assert (found.value, found.p) == (0.25, 1.0)
 
 
+@pytest.mark.slow
 def test_chance_is_found_significant_as_often_as_it_may():
     rng = np.random.default_rng(4)
     p_values = []

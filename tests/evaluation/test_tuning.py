@@ -96,6 +96,7 @@ def test_methods_are_tried_on_the_best_plan_and_on_the_causal_model():
     assert all(len({k for k, _ in points}) == len(points) for points in found.done.curves("mean").values())
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.* were cut")  # a template leaves little room in 64 tokens
 @pytest.mark.parametrize("name", ["inter-bidir", "extend-back", "mask0+bidir"])
 def test_methods_are_tried_whatever_the_models_own_plan_takes(lm, name):
@@ -167,6 +168,7 @@ def test_poolings_are_tried_with_every_plan():
     assert len(done.curves("mean")) == len(done.curves("last"))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings(*PEFT_WARNINGS)
 def test_the_plan_that_an_adapter_was_trained_under_is_tried(tiny_folder, tmp_path):
     own = AttentionPlan("inter-bidir", k=3)

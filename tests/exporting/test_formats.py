@@ -70,6 +70,7 @@ def test_merged_for_tools_that_know_no_adapters(tmp_path: Path) -> None:
     assert not (tmp_path / "out" / "adapter").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings(*PEFT_WARNINGS)
 def test_the_scorer_goes_along(tiny_folder: Path, tmp_path: Path) -> None:
     adapter = make_adapter(tiny_folder, tmp_path / "lora", target_modules=["q_proj"])
@@ -149,6 +150,7 @@ def test_converting_a_model_in_several_files(tmp_path: Path) -> None:
     assert torch.equal(plain_logits(tmp_path / "out"), plain_logits(base))
 
 
+@pytest.mark.slow
 def test_converting_twice_keeps_what_is_not_changed(tiny_folder: Path, tmp_path: Path) -> None:
     converted(tiny_folder, tmp_path / "one", attention="bidir", pooling="last", prompt="Q: ")
     converted(tmp_path / "one", tmp_path / "two", prompt="R: ")
@@ -156,6 +158,7 @@ def test_converting_twice_keeps_what_is_not_changed(tiny_folder: Path, tmp_path:
     assert two == replace(one, prompt="R: ")
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings(*PEFT_WARNINGS)
 def test_converting_with_an_adapter(tiny_folder: Path, tmp_path: Path) -> None:
     adapter = make_adapter(tiny_folder, tmp_path / "lora")

@@ -49,6 +49,7 @@ def test_vectors(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
         exporting.check(prepared, tmp_path / "broken.xml")
 
 
+@pytest.mark.slow
 @needs_openvino
 def test_refusals(tiny_folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="reads a text twice; OpenVINO is for the other plans"):

@@ -147,6 +147,7 @@ def test_a_weighted_mean_with_prompts(tiny_folder: Path, tmp_path: Path) -> None
     assert_same(lm, custom(lm, tmp_path / "out", "weights of a weighted mean"), (None, ""))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*were cut:UserWarning", "ignore:The explicitly set RoPE")
 @pytest.mark.parametrize("architecture", CONFIGS)
 def test_every_architecture(tmp_path: Path, architecture: str) -> None:
@@ -215,6 +216,7 @@ def test_padding(tmp_path: Path, side: str) -> None:
     assert model.tokenizer.padding_side == "right"
 
 
+@pytest.mark.slow
 def test_a_tokenizer_that_ends_every_text_by_itself(tmp_path: Path) -> None:
     from tokenizers import processors
 
@@ -228,6 +230,7 @@ def test_a_tokenizer_that_ends_every_text_by_itself(tmp_path: Path) -> None:
         assert_same(lm, plain(lm, tmp_path / f"out-{append_eos}"), (None, ""))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings(*PEFT_WARNINGS)
 @pytest.mark.parametrize("name", ["bidir", "mask0-bidir"])
 def test_adapters_are_merged(tmp_path: Path, name: str) -> None:
@@ -240,6 +243,7 @@ def test_adapters_are_merged(tmp_path: Path, name: str) -> None:
     assert not (tmp_path / "out" / "adapter").exists()
 
 
+@pytest.mark.slow
 def test_half_precision(tmp_path: Path) -> None:
     tiny("llama", vocab_size=300).to(torch.bfloat16).save_pretrained(tmp_path / "base")
     byte_tokenizer().save_pretrained(tmp_path / "base")
@@ -272,6 +276,7 @@ def test_the_plain_folder_is_an_encoder_only(tiny_folder: Path, tmp_path: Path) 
         gerund.load(tmp_path / "out")
 
 
+@pytest.mark.slow
 def test_our_folder_is_a_language_model_still(tiny_folder: Path, tmp_path: Path) -> None:
     lm = load(tiny_folder, k=2)
     custom(lm, tmp_path / "out", "has no attention plan")
@@ -282,6 +287,7 @@ def test_our_folder_is_a_language_model_still(tiny_folder: Path, tmp_path: Path)
         assert torch.equal(AutoModelForCausalLM.from_pretrained(tmp_path / "out")(ids).logits, lm.model(ids).logits)
 
 
+@pytest.mark.slow
 def test_export_is_quiet(tiny_folder: Path, tmp_path: Path, capfd) -> None:
     lm = with_settings(tiny_folder, attention=AttentionPlan("bidir"), prompt="Query:")
     level = logging.getLogger("sentence_transformers").level
@@ -292,6 +298,7 @@ def test_export_is_quiet(tiny_folder: Path, tmp_path: Path, capfd) -> None:
     assert logging.getLogger("sentence_transformers").level == level
 
 
+@pytest.mark.slow
 def test_a_real_model(stories_folder: Path, tmp_path: Path) -> None:
     lm = load(stories_folder, attention="bidir")
     assert_same(lm, plain(lm, tmp_path / "plain"))
@@ -299,6 +306,7 @@ def test_a_real_model(stories_folder: Path, tmp_path: Path) -> None:
     assert_same(lm, custom(lm, tmp_path / "own", "has no attention plan"), (None, ""))
 
 
+@pytest.mark.slow
 def test_a_real_model_with_prompts(stories_folder: Path, tmp_path: Path) -> None:
     lm = load(stories_folder, attention="bidir")
     lm = LanguageModel(lm.model, lm.tokenizer, replace(lm.encoder, prompts={"query": "Find: ", "text": "Once:"}))

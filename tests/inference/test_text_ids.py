@@ -245,6 +245,7 @@ class TestLongTexts:
         assert not encode_texts(tokenizer, [text], most=100)[0].is_whole
         assert max(seen) < len(text) // 5
 
+    @pytest.mark.slow
     def test_the_tokens_that_are_wanted_are_those_of_the_whole(self, tokenizer):
         for seed in range(12):
             text = self.text(seed, 4000)
@@ -257,6 +258,7 @@ class TestLongTexts:
                 assert found.offsets[:kept] == whole.offsets[:kept]
                 assert found.ids[kept:] == whole.ids[len(whole.ids) - whole.after :]
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("length", [9, 40, 200])
     def test_what_is_kept_is_what_was_kept(self, tokenizer, length, monkeypatch):
         texts = [self.text(seed, 1500) for seed in range(4)] + ["the cat", "x" * 9000, " " * 9000 + "a", "日本" * 5000]

@@ -17,6 +17,7 @@ WORK = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*were cut:UserWarning")
 def test_many_lengths_at_once() -> None:
     tokenizer = byte_tokenizer()

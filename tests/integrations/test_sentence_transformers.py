@@ -71,6 +71,7 @@ def refused(folder: Path) -> bool:
     return True
 
 
+@pytest.mark.slow
 def test_every_folder_is_refused_without_the_flag(
     lm: gerund.LanguageModel, folder: Path, tiny_folder, tmp_path
 ) -> None:

@@ -53,11 +53,13 @@ def test_few_shards_are_read_ahead():
         assert len(read) <= 5
 
 
+@pytest.mark.slow
 def test_a_process_that_is_killed():
     with pytest.raises(ResourceError, match="a process was ended from outside, perhaps because memory ran out"):
         list(mapped(LocalEngine(2), killed, range(9)))
 
 
+@pytest.mark.slow
 def test_a_process_that_is_killed_is_replaced(tmp_path):
     shards = [str(tmp_path / name) for name in "abc"]
     assert sorted(mapped(LocalEngine(2), killed_once, shards)) == [(one, one[-1]) for one in shards]

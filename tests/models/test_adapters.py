@@ -69,6 +69,7 @@ def logits(lm: gerund.LanguageModel) -> torch.Tensor:
     return lm.model(IDS).logits
 
 
+@pytest.mark.slow
 def test_every_kind(adapted: tuple[Path, Path], tmp_path: Path) -> None:
     base, adapter = adapted
     plain, lm = load(base, attention="causal"), load(base, adapter, attention="causal")
@@ -96,6 +97,7 @@ def test_every_kind(adapted: tuple[Path, Path], tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_merging(adapted: tuple[Path, Path], tmp_path: Path) -> None:
     lm = load(*adapted, k=2)
     before = {name: tensor.clone() for name, tensor in lm.model.state_dict().items()}
@@ -114,6 +116,7 @@ def test_stored_fingerprint_of_a_merged_model(tiny_folder: Path, adapter_folder:
     assert load(tmp_path / "merged").fingerprint() in (tmp_path / "merged" / "gerund.json").read_text()
 
 
+@pytest.mark.slow
 def test_gpt2_with_its_transposed_layers(tmp_path: Path) -> None:
     base = save_tiny(tmp_path / "base", "gpt2")
     adapter = make_adapter(base, tmp_path / "lora", target_modules=["c_attn", "c_proj"], fan_in_fan_out=True)
@@ -189,6 +192,7 @@ def test_the_switch_belongs_to_the_thread(tiny_folder: Path, adapter_folder: Pat
     assert torch.equal(logits(lm), inactive)
 
 
+@pytest.mark.slow
 def test_fingerprint_covers_the_adapter(tiny_folder: Path, adapter_folder: Path, tmp_path: Path) -> None:
     other = make_adapter(tiny_folder, tmp_path / "other", r=2)
     prints = [load(tiny_folder, adapter).fingerprint() for adapter in (None, adapter_folder, other)]
@@ -197,6 +201,7 @@ def test_fingerprint_covers_the_adapter(tiny_folder: Path, adapter_folder: Path,
     assert load(tiny_folder, moved).fingerprint() == prints[1]
 
 
+@pytest.mark.slow
 def test_the_own_adapter_left_aside(tiny_folder: Path, adapter_folder: Path, tmp_path: Path) -> None:
     gerund.load(tiny_folder, adapter=adapter_folder).save(tmp_path / "own")
     plain, own = gerund.load(tiny_folder), gerund.load(tmp_path / "own")
@@ -218,6 +223,7 @@ def test_an_adapter_is_not_counted_among_the_parameters(tiny_folder: Path, adapt
     assert sum(parameter.numel() for parameter in adapted.parameters()) > own
 
 
+@pytest.mark.slow
 def test_saving_over_the_folder_that_it_came_from(tiny_folder: Path, adapter_folder: Path, tmp_path: Path) -> None:
     lm = load(tiny_folder, adapter_folder)
     lm.save(tmp_path / "out")
@@ -233,6 +239,7 @@ def refusal(model: Path, adapter: Path, kind: type[Exception] = ModelError) -> s
     return str(caught.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "says"),
     [

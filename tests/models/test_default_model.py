@@ -41,6 +41,7 @@ def test_it_is_small():
     assert sum(file.stat().st_size for file in FOLDER.rglob("*")) < 50e6
 
 
+@pytest.mark.slow
 def test_each_job_has_an_adapter_of_its_own(lm):
     places = read_adapters(FOLDER)
     assert set(places) == set(JOBS)
@@ -63,6 +64,7 @@ def test_a_filling_is_made_of_words(lm):
     assert span.strip()[:1].isalpha()
 
 
+@pytest.mark.slow
 def test_it_writes_as_the_base_to_the_bit(lm, base):
     batch = lm.tokenizer(["The old man looked at the sea and", "In 1825"], return_tensors="pt", padding=True)
     with torch.no_grad():

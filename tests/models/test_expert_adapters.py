@@ -42,6 +42,7 @@ def test_merging_gives_what_the_active_adapter_gives(adapted):
     torch.testing.assert_close(merged(**inputs).logits, active, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_saved_folder_reads_again(adapted, tmp_path):
     name, folder = adapted
     base = save_tiny(tmp_path / "base", name)

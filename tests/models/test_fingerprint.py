@@ -93,6 +93,7 @@ def test_rounded_weights_are_other_weights(tiny_folder: Path) -> None:
     assert len(prints) == 3
 
 
+@pytest.mark.slow
 def test_of_a_language_model(tiny_folder: Path, tmp_path: Path) -> None:
     lm = gerund.load(tiny_folder, k=2, dtype="float32")
     assert lm.fingerprint() == gerund.load(tiny_folder, k=2, dtype="float32").fingerprint()

@@ -107,6 +107,7 @@ def test_converted_by_the_command(runs, tiny_folder, tmp_path):
     assert (out / weights).read_bytes() == (runs["encode"] / weights).read_bytes()
 
 
+@pytest.mark.slow
 def test_merging_joins_nothing(runs, tmp_path):
     done = CliRunner().invoke(
         app, ["convert", str(runs["encode"]), str(tmp_path / "x"), "--merge", "--scorer", "there"]
@@ -149,6 +150,7 @@ def test_reports_go_with_their_adapters(joined, runs, tmp_path):
     assert kept("--adapter", str(runs["infill"] / "adapter")) == {"training-infill.json", "training-base.json"}
 
 
+@pytest.mark.slow
 def test_another_plan_for_an_adapter_is_told(runs, tmp_path):
     def told(*options):
         arguments = ["convert", str(runs["encode"]), str(tmp_path / "out"), "--force", *options]
@@ -160,6 +162,7 @@ def test_another_plan_for_an_adapter_is_told(runs, tmp_path):
     assert told() == told("--attention", "bidir") == told("--attention", "causal", "--adapter", "none") == []
 
 
+@pytest.mark.slow
 def test_a_scorer_with_its_own_reading_stays_under_every_plan(joined, runs, tmp_path):
     expected = of(runs["score"]).score(PREFIXES, CONTINUATIONS)[0]
     other = joined.with_encoder(gerund.EncoderConfig(pooling="weighted-mean"))
@@ -179,6 +182,7 @@ def test_left_aside_all_are(joined, tiny_folder, tmp_path):
     assert lm.infill(GAP, lengths=2) == plain.infill(GAP, lengths=2)
 
 
+@pytest.mark.slow
 def test_without_one_a_job_is_the_untouched_models(runs, tiny_folder, tmp_path):
     of(runs["encode"], infill_adapter="none").save(tmp_path / "apart")
     lm, plain = of(tmp_path / "apart"), of(tiny_folder)
@@ -210,6 +214,7 @@ def test_merging_keeps_no_scorer_that_reads_otherwise(joined, runs, tmp_path):
     np.testing.assert_allclose(merged.encode(TEXTS), joined.encode(TEXTS), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_threads_do_not_wake_each_others(joined, runs):
     assert joined.scorer is not None
     scoring = joined.scorer.encoder  # the scorer itself remembers what it has read

@@ -28,6 +28,7 @@ def worked_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 def test_it_is_worked_out_once(tmp_path: Path, worked_out: list[str]) -> None:
     base = save_tiny(tmp_path / "base")
     hashes = {gerund.load(base, attention=plan).weights_hash for plan in ("causal", "bidir")}

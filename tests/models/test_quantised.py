@@ -60,6 +60,7 @@ def to_fp8(folder):
     change(folder, quant_method="fp8", activation_scheme="dynamic", weight_block_size=[16, 16])
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU has kernels for eight bits, which need large blocks")
 def test_eight_bits_are_read_encode_generate_and_are_saved(tmp_path):
     plain = gerund.load(save_tiny(tmp_path / "plain"), attention="mask0-bidir", k=2, dtype="float32")

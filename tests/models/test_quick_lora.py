@@ -51,6 +51,7 @@ def test_both_ways_are_what_peft_computes(folders, monkeypatch, largest):
     assert np.abs(lm.encode(TEXTS) - plain).max() > 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("largest", [2**29, 0], ids=["merged", "low-rank"])
 def test_in_bfloat16_they_differ_from_float32_no_more_than_peft_does(folders, monkeypatch, largest):
     monkeypatch.setattr(quick_lora, "LARGEST_COPIES", largest)
@@ -84,6 +85,7 @@ def test_changed_weights_are_seen(folders):
     assert np.abs(lm.encode(TEXTS) - plain).max() > 1e-3
 
 
+@pytest.mark.slow
 def test_generating_beside_it_is_the_untouched_model_s_to_the_bit(folders):
     lm = load(folders)
     plain = gerund.load(folders[0], k=2, dtype="float32")

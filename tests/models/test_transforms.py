@@ -51,6 +51,7 @@ def test_all_but_the_top_takes_the_mean_and_the_first_directions_away() -> None:
     assert np.linalg.matrix_rank(fit("all-but-the-top", cloud(width=250)).matrix_DE) == 248
 
 
+@pytest.mark.slow
 def test_a_truncation_keeps_the_first_numbers_and_needs_no_sample(tiny_folder, tmp_path) -> None:
     whole, cut = gerund.load(tiny_folder), gerund.load(tiny_folder, transform="truncate-6")
     assert cut.dimensions == 6
@@ -100,6 +101,7 @@ def test_vectors_of_a_fitted_model_are_the_transform_of_its_own(tiny_folder, nam
         _ = fitted.spec
 
 
+@pytest.mark.slow
 def test_it_is_saved_with_the_model_and_not_used_for_other_vectors(tiny_folder, tmp_path) -> None:
     fitted = gerund.load(tiny_folder, dtype="float32", transform="whitening-20").fitted(SAMPLE)
     fitted.save(tmp_path / "saved")
@@ -129,6 +131,7 @@ def test_a_model_with_an_encoder_of_its_own_has_it_too(tmp_path) -> None:
         plain.with_encoder(replace(plain.encoder, layers="1")).encode("the cat")
 
 
+@pytest.mark.slow
 def test_a_file_of_texts_fits_it_at_load(tiny_folder, tmp_path) -> None:
     path = tmp_path / "texts.txt"
     path.write_text("\n".join(SAMPLE) + "\n\n", encoding="utf-8")

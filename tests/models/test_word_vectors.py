@@ -49,6 +49,7 @@ def keys_of(words, tokenizer, text):
     return words.words(ids, pooled)[1].tolist()
 
 
+@pytest.mark.slow
 def test_a_word_is_the_same_in_any_case_and_at_any_place(words, tokenizer):
     ids, pooled = read(tokenizer, TEXTS)
     text, keys = words.words(ids, pooled)
@@ -100,6 +101,7 @@ def test_the_sum_of_the_vectors_of_known_words(words, tokenizer):
     torch.testing.assert_close(words(ids, pooled), found)
 
 
+@pytest.mark.slow
 def test_fitted_together_with_tokens_they_are_least_squares(tokenizer):
     letters = random.Random(1)
     pool = ["alpha", "beta", "gamma", "Delta", "epsilon", "zeta", "eta", "theta"]

@@ -113,6 +113,7 @@ def test_a_model_whose_keys_cannot_be_moved_is_refused(tmp_path):
         index.ask(QUESTION, 3, **ASKED, approximate_cache=tmp_path)
 
 
+@pytest.mark.slow
 def test_from_the_command_line(tmp_path):
     notes = tmp_path / "notes"
     notes.mkdir()

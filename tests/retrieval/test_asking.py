@@ -82,6 +82,7 @@ def scripted(index, monkeypatch, text, **more):
     return script
 
 
+@pytest.mark.slow
 def test_a_model_with_a_chat_template_writes_and_another_one_quotes(index, lm, bundled):
     answer = index.ask(QUESTION, max_new_tokens=12)
     assert (answer.method, answer.found) == ("generate", True)

@@ -157,6 +157,7 @@ def test_settings_that_cannot_be(settings, message):
         Chunking(**settings)
 
 
+@pytest.mark.slow
 def test_chunks_that_the_model_cannot_read(lm):
     with pytest.raises(ConfigError, match=r"chunks of 200 tokens do not fit .* room for \d+; choose smaller ones"):
         Embedder(lm, Chunking(tokens=200))

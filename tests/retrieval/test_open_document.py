@@ -96,6 +96,7 @@ def test_a_cache_that_cannot_be_written_costs_a_warning_and_no_answer(lm, path, 
     assert small.sizes() == {}
 
 
+@pytest.mark.slow
 def test_a_model_without_a_template_quotes_and_writes_on_request(bundled, path, tmp_path):
     document = gerund.open_document(path, bundled, cache=tmp_path / "cache")
     quoted = document.ask(QUESTION)
@@ -122,6 +123,7 @@ def test_documents_that_cannot_be_asked(lm, path, tmp_path):
         gerund.open_document(tmp_path / "empty.txt", lm)
 
 
+@pytest.mark.slow
 def test_old_turns_go_where_there_is_no_room(lm, path):
     turns = [{"role": "user", "content": "x" * 300}, {"role": "assistant", "content": "y" * 300}]
     answer = gerund.open_document(path, lm).ask(QUESTION, history=turns * 3, max_new_tokens=100)
@@ -140,6 +142,7 @@ def test_architectures_that_cannot_be_read_on_from_are_read_whole(path, tmp_path
     assert not (tmp_path / "cache").exists()
 
 
+@pytest.mark.slow
 def test_on_the_command_line(path, tmp_path):
     ask = ["ask", "--document", path, "--cache", tmp_path / "cache"]
     ran = run_cli(*ask, QUESTION)

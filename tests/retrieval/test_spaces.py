@@ -33,6 +33,7 @@ def teacher(tmp_path):
     return gerund.load(save_tiny(tmp_path / "teacher", "gpt2"), attention="causal")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kept", [False, True], ids=["in memory", "in a folder"])
 def test_student_and_teacher_search_each_other_s_index(tmp_path, teacher, kept):
     if kept:
@@ -69,6 +70,7 @@ def test_others_are_refused(tmp_path, teacher):
         gerund.open_index(index.store, student(tmp_path, teacher, 3, dimensions=teacher.dimensions - 1))
 
 
+@pytest.mark.slow
 def test_the_space_is_no_longer_declared_when_the_vectors_are_others(tmp_path, teacher):
     found = student(tmp_path, teacher, 1)
     again = gerund.load(tmp_path / "student1", pooling="last")

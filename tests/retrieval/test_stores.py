@@ -256,6 +256,7 @@ def test_a_newer_format_is_refused(tmp_path):
             About.from_json(broken, "my.index")
 
 
+@pytest.mark.slow
 def test_without_lancedb_there_is_the_pip_line(tmp_path):
     script = (
         "import sys; sys.modules['lancedb'] = None\n"

@@ -41,6 +41,7 @@ def sources(index):
     return sorted(Path(one).name for one in index.sources())
 
 
+@pytest.mark.slow
 def test_what_appears_changes_and_goes(index, notes):
     follower = Follower(index, [notes], prune=True, interval=2)
     assert follower.round().documents == 0  # an empty folder is none to stop at

@@ -51,6 +51,7 @@ class _Nobody(LocalEngine):
         raise AssertionError("somebody began")
 
 
+@pytest.mark.slow
 def test_migration(lm, small_shards):
     index = gerund.open_index(None, lm, chunking=Chunking(tokens=40))
     index.add_documents(DOCUMENTS)

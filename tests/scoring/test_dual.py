@@ -44,6 +44,7 @@ def test_a_plan_that_looks_ahead_reads_anew(tiny_folder):
     assert plain.incremental() is plain
 
 
+@pytest.mark.slow
 def test_the_search_is_the_same(tiny_folder, monkeypatch):
     lm = gerund.load(tiny_folder, attention="causal", dtype="float32")
     rerank = Rerank(4, beams=2, every=3, scorer=scorer_of(tiny_folder))

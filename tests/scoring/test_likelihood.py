@@ -69,6 +69,7 @@ def by_hand(lm, prefix, candidate):
     }
 
 
+@pytest.mark.slow
 def test_every_scorer(lm):
     evidence = Evidence(lm, PREFIXES, CANDIDATES, show=False)
     for name, scorer in MEASURES.items():

@@ -38,6 +38,7 @@ def same_vectors(found: Any, expected: np.ndarray) -> bool:
 # ------------------------------------------------------------------------------------------------------------- openai
 
 
+@pytest.mark.slow
 def test_openai_lists_the_model(openai: Any) -> None:
     [card] = openai.models.list().data
     assert card.id == "tiny"
@@ -190,6 +191,7 @@ def test_llama_index(live: Running, served_lm: Any) -> None:
     assert same_vectors(embedding.get_text_embedding_batch(["a\ncat", "dog"]), served_lm.encode(["a cat", "dog"]))
 
 
+@pytest.mark.slow
 def test_haystack(live: Running, served_lm: Any) -> None:
     pytest.importorskip("haystack", reason="needs gerund[clients]")
     from haystack.components.embedders import OpenAIDocumentEmbedder, OpenAITextEmbedder

@@ -80,6 +80,7 @@ def test_every_route_needs_the_key(guarded: Running) -> None:
         assert found.status_code == 200
 
 
+@pytest.mark.slow
 def test_a_body_has_a_bound_with_and_without_a_length(guarded: Running) -> None:
     small, large = {"prompt": "a"}, {"prompt": "a" * 3000}
     assert guarded.post("/tokenize", **small).status_code == 200
@@ -102,6 +103,7 @@ HEAD = (
 )
 
 
+@pytest.mark.slow
 def test_a_body_that_comes_too_slowly_is_given_up(guarded: Running) -> None:
     began = time.monotonic()
     found = raw(guarded, HEAD + b"Content-Length: 1000\r\n\r\n", more=b"{" + b" " * 30, pause=0.05)
@@ -245,6 +247,7 @@ def test_bodies_that_are_held_together_have_a_bound() -> None:
     assert (b"retry-after", b"1") in sent[0]["headers"]
 
 
+@pytest.mark.slow
 def test_a_client_that_does_not_read_is_given_up() -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await receive()

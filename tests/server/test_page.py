@@ -50,6 +50,7 @@ def basic(key: str) -> dict[str, str]:
     return {"Authorization": f"Basic {base64.b64encode(f'me:{key}'.encode()).decode()}"}
 
 
+@pytest.mark.slow
 def test_files_pass_the_gate_and_run_under_a_policy(indexed: Running) -> None:
     names = ["", *(f"page/{name}" for name in ("style.css", "main.js", "api.js", "form.js", "write.js"))]
     for name in names:

@@ -145,6 +145,7 @@ def test_other_methods(live: Running, method: str) -> None:
     assert found.headers["Allow"] == "POST"
 
 
+@pytest.mark.slow
 def test_a_model_without_a_template_says_so(tmp_path: Any) -> None:
     folder = save_served(tmp_path / "plain", template=None)
     running = Running(load(folder), ServerConfig(), [])

@@ -38,6 +38,7 @@ def test_chat(live: Running, served_lm: Any) -> None:
     assert found["usage"]["prompt_tokens"] == expected[0].usage.prompt_tokens, "the prompt is read once"
 
 
+@pytest.mark.slow
 def test_seeds_repeat_and_their_absence_does_not(live: Running) -> None:
     def text(**more: Any) -> str:
         found = live.ok("/v1/chat/completions", messages=HELLO, max_tokens=12, **more)

@@ -227,6 +227,7 @@ def test_sigterm_drops_no_request_that_was_taken(served_folder: Path) -> None:
     assert len(found) - len(answers) == 9, "every client was refused once, when the server had ended"
 
 
+@pytest.mark.slow
 def test_what_is_not_done_by_the_end_is_told(served_folder: Path) -> None:
     # A drain of no time at all: what runs is given up, and its client hears of it.
     running = Running(load(served_folder), ServerConfig(drain=0.01), [])
@@ -265,6 +266,7 @@ def small(served_folder: Path) -> Iterator[Running]:
 LONG: dict[str, Any] = {"prompt": "the", "max_tokens": 400, "temperature": 0, "logit_bias": {"2": -100}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("streams", [False, True])
 def test_a_client_that_goes_cancels_its_request(
     small: Running, streams: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
@@ -288,6 +290,7 @@ def test_a_client_that_goes_cancels_its_request(
     assert [record.getMessage() for record in caplog.records] == ["request"], "to go is no defect of the server"
 
 
+@pytest.mark.slow
 def test_a_full_queue_says_when_to_come_again(small: Running) -> None:
     answers: list[httpx.Response] = []
     threads = [threading.Thread(target=lambda: answers.append(small.post("/v1/completions", **LONG))) for _ in range(5)]

@@ -32,6 +32,7 @@ def adapted_layers(model):
     return {name for name, part in model.named_modules() if hasattr(part, "lora_A")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RECURRENT)
 def test_every_adapted_layer_of_a_hybrid_gets_a_gradient(name):
     model = ready(name)

@@ -151,6 +151,7 @@ class TestMistakes:
         with pytest.raises(ConfigError, match=rf"field 'objectives\.0\.{old}' is called '{new}' now$"):
             load_recipe(write_recipe(settings), [f"objectives=[{{kind: {kind}, {pairs}length: 16, {old}: 0.5}}]"])
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         "content", ["[" * 100_000, "{a: " * 100_000, "- " * 5_000, "model: " + "[" * 65 + "]" * 65]
     )
@@ -179,6 +180,7 @@ class TestMistakes:
             load_recipe(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_recipe_is_read_without_torch(settings, write_recipe):
     script = f"""
 import sys

@@ -31,6 +31,7 @@ def whole(corpus, tmp_path_factory):
 
 
 class TestResume:
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         "step", [pytest.param(1, marks=pytest.mark.slow), 7, pytest.param(11, marks=pytest.mark.slow)]
     )

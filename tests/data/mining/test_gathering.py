@@ -39,6 +39,7 @@ def test_sorted_by_key_and_the_earliest_of_equal_ones(tmp_path):
     assert [(one["document"], one["text_a"]) for one in found] == [(6, "x"), (1, "x"), (2, "y"), (4, "x"), (0, "x")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bucket", [1, 100, 2**20])
 def test_the_same_through_any_number_of_buckets(tmp_path, monkeypatch, bucket):
     monkeypatch.setattr(gathering, "_BUCKET", bucket)

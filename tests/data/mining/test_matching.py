@@ -60,12 +60,14 @@ def check(draw, alphabet):
     return len(wanted)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("alphabet", ALPHABETS.values(), ids=ALPHABETS.keys())
 def test_equal_to_all_substrings(alphabet):
     draw = random.Random(len(alphabet))
     assert sum(check(draw, alphabet) for _ in range(120)) > 100
 
 
+@pytest.mark.slow
 def test_other_weights_equal_to_all_substrings():
     draw = random.Random(1)
     for weights in (SymbolWeights(1, 1, 1), SymbolWeights(1, 2, 50), SymbolWeights(1000, 300, 100)):
@@ -198,6 +200,7 @@ class TestRule:
 
 
 class TestSpans:
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         "seed", [pytest.param(seed, marks=pytest.mark.slow) if seed > 4 else seed for seed in range(20)]
     )
@@ -245,6 +248,7 @@ class TestWorstCases:
         found = matching_pairs(sentences, max_uses=4)
         assert len(found) == 6000
 
+    @pytest.mark.slow
     def test_thousands_of_alike_sentences(self):
         sentences = [f"This is page {number} of the {number * 7} pages of this long report." for number in range(4000)]
         self.quick(lambda: matching_pairs(sentences, max_uses=2), 20, 150)

@@ -101,6 +101,7 @@ class TestOutput:
 
 
 class TestFormats:
+    @pytest.mark.slow
     def test_all_give_the_same_pairs(self, corpus, tmp_path):
         content = corpus.read_bytes()
         (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(content))

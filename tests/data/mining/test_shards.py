@@ -111,6 +111,7 @@ def test_machines_without_the_corpus_are_sent_the_documents(tmp_path, monkeypatc
     assert engine.whole == [False, *[True] * (len(engine.whole) - 1)]
 
 
+@pytest.mark.slow
 def test_processes_read_the_documents_themselves(tmp_path, monkeypatch):
     """Also where the corpus is named by a path from this folder."""
     write_jsonl(tmp_path / "corpus.jsonl", articles(60))

@@ -83,6 +83,7 @@ def test_a_hybrid_of_vectors_alone_takes_no_scorer():
         one.find_scorer("pmi", seed=0)
 
 
+@pytest.mark.slow
 def test_an_adapter_is_named_with_the_plan_it_was_trained_under(tmp_path):
     bundled = gerund.load()
     other = bundled.with_encoder(replace(bundled.encoder, attention=gerund.AttentionPlan("causal")))

@@ -134,6 +134,7 @@ def test_candidates_of_other_tasks_are_joined(table, how):
         assert row == pytest.approx([wanted[one] for one in DOCUMENTS])
 
 
+@pytest.mark.slow
 def test_every_model_gains_one_and_its_vectors_are_computed_once(folder, tiny_folder, monkeypatch):
     lm = gerund.load(tiny_folder)
     found = systems_of([lm, "bm25", "hybrid"])

@@ -49,6 +49,7 @@ def by_hand(lm, way):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("names", [WAYS[:1], pytest.param(WAYS, marks=pytest.mark.slow)])
 def test_scores_are_those_of_a_users_search(folder, bundled, names):
     [task] = retrieval.find(folder)
@@ -76,6 +77,7 @@ def test_whole_documents_are_one_chunk(bundled):
     assert search._index.chunking.context
 
 
+@pytest.mark.slow
 def test_several_ways_share_one_index(bundled, monkeypatch):
     made = []
     plain = type(bundled).encode
@@ -91,6 +93,7 @@ def test_several_ways_share_one_index(bundled, monkeypatch):
     assert len(made) == 2
 
 
+@pytest.mark.slow
 def test_candidates_alone_are_ranked_and_those_not_found_come_last(folder, bundled):
     rows = [("q1", "sea"), ("q1", "empty"), ("q1", "rail"), ("q2", "sea"), ("q3", "empty"), ("q3", "birds")]
     write_pairs(folder / "retrieval" / "small" / "candidates" / "test.tsv", ("query-id", "corpus-id"), rows)

@@ -30,6 +30,7 @@ def lm(tiny_folder):
     return gerund.load(tiny_folder, dtype="float32")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cached", [True, False])
 def test_the_same_vectors_under_each_plan(lm, cached, monkeypatch):
     monkeypatch.setattr(workers, "_SHARD", 3)

@@ -82,6 +82,7 @@ def test_the_score_is_the_formula():
     assert scored(asked[3:], answers[3:], []).metrics["f1"] == 0
 
 
+@pytest.mark.slow
 def test_the_bundled_model_is_asked(folder, bundled):
     [task] = [one for one in tasks_in(folder) if one.kind == "ask"]
     score = task.run(language_model_system("m", bundled), EvaluationConfig(show_progress=False))

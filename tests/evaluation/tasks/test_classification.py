@@ -118,6 +118,7 @@ def test_limit_and_split_choose_what_is_scored(folder):
     assert score.value == pytest.approx(np.mean(accuracies), abs=1e-6)
 
 
+@pytest.mark.slow
 def test_all_that_is_encoded_is_known_before(folder):
     for config in (EvaluationConfig(), EvaluationConfig(seed=3, limit=4, prompts={"classification": "P: "})):
         table, task = table_of(), task_in(folder, per_label=2, runs=2)
@@ -129,6 +130,7 @@ def test_all_that_is_encoded_is_known_before(folder):
         assert learnt < set(task.texts(config))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", [0.0, 1.0])
 def test_constant_embeddings_score_one_class(folder, value):
     score = task_in(folder).run(same_vectors([text for text, _ in [*TRAIN, *TEST]], value), EvaluationConfig())

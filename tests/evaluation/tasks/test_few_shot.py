@@ -67,6 +67,7 @@ def test_the_score_is_the_mean_over_the_samples(task: FewShot) -> None:
     assert 0.3 < score.value <= 1
 
 
+@pytest.mark.slow
 def test_every_system_learns_from_the_same_texts(task: FewShot, tiny_folder: Path) -> None:
     lm = gerund.load(tiny_folder, attention="causal")
     asked = []
@@ -83,6 +84,7 @@ def test_every_system_learns_from_the_same_texts(task: FewShot, tiny_folder: Pat
     assert letters.encoded == task.texts(EvaluationConfig(seed=2))
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_score(tmp_path: Path) -> None:
     # Texts that say nothing of their class, so that the sample matters.
     rows = [

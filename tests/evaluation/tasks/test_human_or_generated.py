@@ -58,6 +58,7 @@ def test_accuracies_are_those_of_the_measures(task, system):
     assert "avg_cll_2way" not in score.metrics
 
 
+@pytest.mark.slow
 def test_the_scorer_alone(task, system):
     score = replace(task, scorer="overlap", likelihoods=False).run(system, EvaluationConfig())
     assert score.main == "scorer"

@@ -89,6 +89,7 @@ def test_a_beginning_token_that_the_tokenizer_only_knows_is_put_in_front(corpus)
     assert task(corpus).run(system(bos=False), QUIET).metrics == pytest.approx(dict(plain.metrics))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("window, stride", [(None, None), (20, 5)])
 def test_without_a_beginning_token_the_first_one_counts_neither_as_token_nor_as_text(corpus, window, stride):
     who = system(bos=False)

@@ -141,6 +141,7 @@ def test_mistakes(tmp_path):
         written(tmp_path, [ROWS[0], {"title": "x"}]).run(random_table(["a"]), EvaluationConfig())
 
 
+@pytest.mark.slow
 def test_bm25_finds_most_wikipedia_articles_by_their_titles(data_folder):
     [task] = [task for task in title_retrieval.find(data_folder) if task.title == "wiki"]
     score = task.run(BM25System(), EvaluationConfig(limit=50))

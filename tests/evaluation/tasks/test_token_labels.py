@@ -98,6 +98,7 @@ def test_three_tasks_for_every_folder(tasks: dict[str, TokenTask], tmp_path: Pat
     assert find(tmp_path / "none") == []
 
 
+@pytest.mark.slow
 def test_what_a_word_tells_is_learnt(tasks: dict[str, TokenTask]) -> None:
     spelling = Spelling()
     scores = {kind: task.run(spelling, EvaluationConfig()) for kind, task in tasks.items()}
@@ -110,6 +111,7 @@ def test_what_a_word_tells_is_learnt(tasks: dict[str, TokenTask]) -> None:
     assert scores["pos"].metrics == dict(accuracy=1.0, macro_f1=1.0)
 
 
+@pytest.mark.slow
 def test_scores_are_those_of_other_libraries(tasks: dict[str, TokenTask], tiny_folder: Path) -> None:
     from seqeval.metrics import f1_score, precision_score, recall_score
     from sklearn import metrics
@@ -134,6 +136,7 @@ def test_scores_are_those_of_other_libraries(tasks: dict[str, TokenTask], tiny_f
             assert score.metrics[name] == pytest.approx(measure(test.tags[column], predicted))
 
 
+@pytest.mark.slow
 def test_words_are_read_once_for_all_three(tasks: dict[str, TokenTask]) -> None:
     spelling = Spelling()
     for task in tasks.values():
@@ -146,6 +149,7 @@ def test_words_are_read_once_for_all_three(tasks: dict[str, TokenTask]) -> None:
     assert how["prompt"] is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "config",
     [
@@ -293,6 +297,7 @@ def test_an_evaluation_reads_the_words_of_many_plans_once(
     assert len(set(alone)) > 3
 
 
+@pytest.mark.slow
 def test_words_that_all_look_the_same(tasks: dict[str, TokenTask]) -> None:
     blind = Blind()
     assert tasks["ner"].run(blind, EvaluationConfig()).metrics == pytest.approx(
@@ -301,6 +306,7 @@ def test_words_that_all_look_the_same(tasks: dict[str, TokenTask]) -> None:
     assert 0 < tasks["pos"].run(blind, EvaluationConfig()).value < 0.5
 
 
+@pytest.mark.slow
 def test_a_tag_that_training_lacks_counts_as_wrong(tasks: dict[str, TokenTask]) -> None:
     write(tasks["pos"].files[2], ["Ann sees ."], {**WORDS, "sees": "XX B-XP I-MISC"})
     spelling = Spelling()
@@ -310,6 +316,7 @@ def test_a_tag_that_training_lacks_counts_as_wrong(tasks: dict[str, TokenTask]) 
     )
 
 
+@pytest.mark.slow
 def test_words_beyond_the_models_limit_are_told(tasks: dict[str, TokenTask]) -> None:
     class Short(Spelling):
         def encode_words(self, sentences: Sequence[Sequence[str]], **more) -> list[np.ndarray]:

@@ -155,6 +155,7 @@ def test_mauve_from_a_hundred_texts_on(tmp_path, system, states):
     assert any("100 texts a side is rough" in note for note in score.notes)
 
 
+@pytest.mark.slow
 def test_a_small_corpus_gives_what_it_has(tmp_path, system):
     task = corpus(tmp_path, [document(45, seed) for seed in range(24)])
     score = replace(task, samples=150, mauve_features="").run(system, EvaluationConfig())
@@ -313,6 +314,7 @@ def test_a_real_model_repeats_itself_when_it_is_greedy(stories_folder, data_fold
     assert greedy["rep"] > greedy["human_rep"]
 
 
+@pytest.mark.slow
 def test_what_a_scorer_likes_best_is_kept(tmp_path, system):
     task = replace(corpus(tmp_path, [document(40, seed) for seed in range(4)]), samples=4)
     ranking = {"rerank": "avg_cll", "rerank_samples": 4, "rerank_beams": 2, "rerank_every": 2}

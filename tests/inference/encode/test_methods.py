@@ -67,6 +67,7 @@ def test_a_template_is_read_as_in_the_released_code(name: str, side: str) -> Non
     np.testing.assert_allclose(lm.encode(TEXTS, normalize=False), torch.stack(slow).numpy(), atol=3e-5, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_metaeol_is_the_mean_over_eight_tasks() -> None:
     lm = build(template="metaeol", pooling="last")
     frames = templates_of("metaeol")

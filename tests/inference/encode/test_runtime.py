@@ -215,6 +215,7 @@ def test_similarity_of_texts_and_vectors():
         lm.similarity(TEXTS, vectors[:, :8])
 
 
+@pytest.mark.slow
 def test_many_threads_encode_and_generate_at_once():
     lm = build()
     vectors = lm.encode(TEXTS)

@@ -83,6 +83,7 @@ def test_what_is_no_stretch(tiny_folder, spans, message):
         gerund.load(tiny_folder).encode_spans(["Hello", "there"], spans)
 
 
+@pytest.mark.slow
 def test_what_reads_a_text_several_times_has_none(bundled):
     lm = gerund.load(template="metaeol")
     with pytest.raises(ConfigError, match="only encode can"):

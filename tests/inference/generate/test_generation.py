@@ -155,6 +155,7 @@ def test_samples_follow_the_filtered_distribution(sampling):
     assert (share[expected == 0] == 0).all()
 
 
+@pytest.mark.slow
 def test_a_stream_is_the_text_in_pieces():
     lm = build()
     for prompt in PROMPTS:
@@ -197,6 +198,7 @@ def test_the_context_ends_the_text():
         lm.generate(["x", "x" * 64])
 
 
+@pytest.mark.slow
 def test_a_prompt_near_the_end_of_the_context_ends_no_other():
     lm = build()
     prompts = ["the cat", "x" * 59, "a dog", "y" * 59, "z" * 61]

@@ -48,6 +48,7 @@ def lm_of(kind: str = "llama", dtype: torch.dtype = torch.float32) -> LanguageMo
     return LanguageModel(tiny(kind, vocab_size=len(tokenizer)).to(dtype), tokenizer)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     ("sampling", "options"), [(None, {}), (SEEDS, {"stop": ["e"]}), (SEEDS, {"n": 2}), (None, {"logprobs": 1})]

@@ -74,6 +74,7 @@ def slow(lm, prompts, rerank, judge, max_new_tokens, sampling):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "rerank",
     [Rerank(5), Rerank(4, beams=2, every=3), Rerank(2, beams=3, every=5), Rerank(3, beams=1, every=1), Rerank(1)],
@@ -85,6 +86,7 @@ def test_equals_the_slow_search(lm, rerank):
     assert [one.token_ids for one in fast] == [own[0][0] for own in expected]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("begins", ["shared", "copied"])
 def test_what_is_ranked_at_its_end_is_written_in_parts(lm, monkeypatch, begins):
     if begins == "copied":
@@ -130,6 +132,7 @@ def test_first_sample_of_many_is_the_plain_one(lm):
     assert plain.text in [candidate.text for candidate in one.history[0]]
 
 
+@pytest.mark.slow
 def test_prompts_do_not_depend_on_their_company(lm):
     rerank = Rerank(4, beams=2, every=3)
     together = run(lm, PROMPTS[::-1] * 7, rerank)  # more than one group

@@ -132,6 +132,7 @@ class TestStopStrings:
                 return text[: end - len(longest)], longest
         return text, None
 
+    @pytest.mark.slow
     def test_wherever_tokens_end(self, lm):
         for prompt in PROMPTS:
             [whole] = lm.generate(prompt, 30, SAMPLED)
@@ -191,6 +192,7 @@ class TestForms:
 
         assert one.token_ids == by_hand(lm, "the cat", len(ids[one.text]), only)
 
+    @pytest.mark.slow
     def test_json_of_a_schema(self, lm):
         schema = {
             "type": "object", "required": ["a", "b"], "additionalProperties": False,

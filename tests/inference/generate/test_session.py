@@ -99,6 +99,7 @@ def test_it_may_be_continued_again_and_again(model_type):
         assert session.generate(6, SAMPLED) == drawn
 
 
+@pytest.mark.slow
 def test_from_several_threads_at_once():
     lm = build("gemma2")
     _, session = lm.encode_and_keep(TEXT)
@@ -112,6 +113,7 @@ def test_from_several_threads_at_once():
     assert found == [wanted] * 8
 
 
+@pytest.mark.slow
 def test_what_the_folder_asks_of_transformers_changes_nothing_and_what_the_call_asks_does():
     lm = build()
     _, session = lm.encode_and_keep(TEXT)

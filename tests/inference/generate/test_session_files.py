@@ -144,6 +144,7 @@ def test_recurrent_states_are_neither_saved_nor_read_on_from(tmp_path):
         session.read([5])
 
 
+@pytest.mark.slow
 def test_the_bundled_model_reads_a_document_once(tmp_path):
     lm = gerund.load()
     ids = lm.read(" ".join([TEXT] * 12)).token_ids

@@ -74,6 +74,7 @@ def test_models_that_keep_something_else_are_not_fit_and_the_proof_says_so(kind)
     assert (found.fits, found.promise) == (False, "bits of generate")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_what_is_promised_holds(dtype) -> None:
     model = model_of("llama", dtype)

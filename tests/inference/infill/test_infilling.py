@@ -117,6 +117,7 @@ def test_greedy_and_beams_equal_a_slow_search_over_whole_texts(name):
         assert result.lengths == [len(span)]
 
 
+@pytest.mark.slow
 def test_a_gap_of_each_length_is_filled_as_if_alone():
     lm, slow = build("mistral"), Slow("mistral")
     left, right = left_and_right(lm)
@@ -307,6 +308,7 @@ def test_beams_and_draws_go_on_over_chunks(settings):
         assert path.logprob == pytest.approx(total, abs=1e-4)
 
 
+@pytest.mark.slow
 def test_chunks_are_those_of_the_paper():
     lm = build(max_position_embeddings=128)
     lm.tokenizer.model_max_length = 128
@@ -355,6 +357,7 @@ def test_a_space_may_begin_a_filling_behind_a_word():
     assert lm.infill(TEXT, lengths=1).token_ids == [space]
 
 
+@pytest.mark.slow
 def test_more_beams_than_there_are_tokens():
     lm = build()
     result = lm.infill(TEXT, lengths=1, beams=1000)

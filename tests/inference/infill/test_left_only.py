@@ -41,6 +41,7 @@ def test_left_only_continues_the_left_side_causally():
 BEHIND = [" and ran.", " xyz", ". It was late.", " the end of the day came soon", "!"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [
@@ -61,6 +62,7 @@ def test_the_text_behind_a_gap_chooses_nothing_for_left_only(settings):
     assert len({tuple(lm.infill(f"In the end [blank]{end}", **settings).token_ids[0]) for end in BEHIND}) > 1
 
 
+@pytest.mark.slow
 def test_left_only_writes_until_the_model_ends_its_text():
     lm, slow = build(), Slow()
     left, _ = left_and_right(lm)

@@ -59,6 +59,7 @@ def test_lengths_that_do_not_fit_are_left_out_unless_they_were_asked_for():
         lm.infill("x" * 63 + " [blank]")
 
 
+@pytest.mark.slow
 def test_the_adapter_takes_part_where_both_sides_are_seen_and_nowhere_else(tiny_folder, tmp_path):
     adapter = make_adapter(tiny_folder, tmp_path / "adapter", target_modules=["q_proj", "down_proj", "lm_head"])
     plain = gerund.load(tiny_folder)

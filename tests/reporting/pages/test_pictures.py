@@ -193,6 +193,7 @@ def test_clustering_comes_first_and_files_are_drawn_once(models, calls):
     assert [said["title"] for name, _, said in calls if name == "embedding_maps"] == ["c", "a", "b"]
 
 
+@pytest.mark.slow
 def test_attention_is_drawn_once_a_plan(tiny_folder, calls):
     lm = gerund.load(tiny_folder)
     texts = ("causal", "mask0-bidir:k=2", "mask0-bidir:k=2,pooling=last", "bidir")

@@ -45,6 +45,7 @@ def done(lm):
     )
 
 
+@pytest.mark.slow
 def test_the_page(lm, done, tmp_path):
     path = write_tuning(tmp_path / "new", done, lm, [ONE, TWO], VALIDATION)
     assert path == tmp_path / "new" / "tuning.html"
@@ -65,6 +66,7 @@ def test_the_page(lm, done, tmp_path):
     assert ["Prompts", "none by task"] in page.table
 
 
+@pytest.mark.slow
 def test_the_winner_can_be_read_back(lm, done, tmp_path):
     write_tuning(tmp_path, done, lm, [ONE, TWO], VALIDATION)
     saved = read_saved(tmp_path)
@@ -101,6 +103,7 @@ def test_nothing_may_be_better_than_causal(lm):
     )
 
 
+@pytest.mark.slow
 def test_a_choice_on_test_data_is_said_to_be_flattered(lm, done, tmp_path):
     config = EvaluationConfig(prompts={"toy": "Find <b>: "}, limit=7)
     page = checked(write_tuning(tmp_path, done, lm, [ONE, TWO], config).read_text("utf-8"))
@@ -135,6 +138,7 @@ def test_curves_of_the_mean_of_k0_and_of_every_task(lm, done, tmp_path, monkeypa
     assert calls["toy/two"][1] == 0.2
 
 
+@pytest.mark.slow
 def test_real_curves(lm, done, tmp_path):
     page = checked(write_tuning(tmp_path, done, lm, [ONE, TWO], VALIDATION).read_text("utf-8"))
     assert len(page.having("img")) == 3

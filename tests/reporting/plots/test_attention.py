@@ -58,6 +58,7 @@ def test_layers_on_top_have_columns_of_their_own():
     assert [title for title, _ in panels(figure)][-2:] == ["+1 on top\nbackward", "+2 on top\nbackward"]
 
 
+@pytest.mark.slow
 def test_deep_models_show_twelve_layers_without_names():
     before = [replace(item, layer=index) for index, item in enumerate(maps(None) * 10)]
     figure = attention_figure(before, before, title="deep", even=0.2, labels=["token"] * 9)

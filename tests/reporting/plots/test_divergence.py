@@ -13,6 +13,7 @@ CURVES = {
 }
 
 
+@pytest.mark.slow
 def test_draws_each_curve_with_its_score():
     figure = divergence_curves(CURVES, title="Books")
     [axis] = figure.axes

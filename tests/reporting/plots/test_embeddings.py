@@ -114,6 +114,7 @@ def test_tsne_repeats_and_obeys_its_seed():
     assert "seed 3" in caption(other)
 
 
+@pytest.mark.slow
 def test_tsne_is_that_of_figure_2_unless_told_otherwise(monkeypatch):
     """UniMAE, section 3.4: from the main directions, 2000 iterations, an early exaggeration of 20."""
     import sklearn.manifold
@@ -232,6 +233,7 @@ def rows(axis):
     return [data.values - data.baseline for data in bars], means
 
 
+@pytest.mark.slow
 def test_histograms_hold_every_pair():
     generator = np.random.default_rng(0)
     ratings = [0.0] * 60 + [1.0] * 40

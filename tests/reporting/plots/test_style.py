@@ -65,6 +65,7 @@ def test_every_mark_is_another_one_and_neighbours_differ_in_both():
         assert one["marker"] != other["marker"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("format", "start"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")])
 def test_the_same_picture_has_the_same_bytes(format, start):
     one, other = picture(drawn(), format), picture(drawn(), format)

@@ -25,6 +25,7 @@ def test_a_block_depends_on_seed_and_number_only(caches):
     assert one.rows(8, 4).shape == (4, 16)
 
 
+@pytest.mark.slow
 def test_an_epoch_reads_every_block_once(caches):
     data = blocks(caches[:1], weights=(1.0,))
     tokens = caches[0].open()

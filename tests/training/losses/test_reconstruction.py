@@ -150,6 +150,7 @@ def test_in_bfloat16_under_autocast():
     torch.testing.assert_close(found.float(), plain, rtol=0.05, atol=0.05)
 
 
+@pytest.mark.slow
 def test_the_vector_is_learned_from():
     # A vector that holds the first half of the text: only those who read it know what is hidden.
     torch.manual_seed(0)

@@ -161,6 +161,7 @@ def test_the_loss_of_bfloat16_logits_is_exact(chunk):
     torch.testing.assert_close(states.grad.double(), states_expected, rtol=0.02, atol=0.02)
 
 
+@pytest.mark.slow
 def test_gradients_of_bfloat16_weights_are_summed_up_in_float32():
     head, states, targets = linear_case(dtype=torch.bfloat16, n=1500)
     expected, _ = as_if_exact(head, states, targets)

@@ -12,6 +12,7 @@ from tests.training.negatives.runs import SMALL, rows
 
 
 class TestCommandLine:
+    @pytest.mark.slow
     def test_makes_and_resumes(self, books, tmp_path, tiny_folder, lm):
         words = ["--prefix-words", 12, "--fewest-words", 3, "--most-words", 9, "--per-document", 3]
         ran = run_cli("negatives", books, "-o", tmp_path / "out", "-m", tiny_folder, "--generate", 1, *words, "--json")

@@ -86,6 +86,7 @@ class TestNegatives:
         assert {len(text.split()) for text in texts} <= set(range(3, 10))
         assert {text.split()[0] for text in texts} == {"On", "It"}
 
+    @pytest.mark.slow
     def test_generated_ones_are_the_models(self, books, tmp_path, lm):
         made = make(books, tmp_path / "out", lm, generate=0.5, per_document=8)
         found = rows(tmp_path / "out")
@@ -151,6 +152,7 @@ def test_mistakes(books, tmp_path, changes, error, message):
 class TestElsewhere:
     """Workers make the very parts that this process makes."""
 
+    @pytest.mark.slow
     def test_the_same_bytes(self, books, tmp_path, lm):
         settings = NegativesConfig(**{**SMALL, "generate": 0.5, "hard": 1, "per_document": 4, "part_documents": 2})
         make_negatives([books], tmp_path / "alone", settings, lm=lm, scorer=OverlapScorer())
@@ -161,6 +163,7 @@ class TestElsewhere:
         assert made.generated > 0
         assert bytes_of(tmp_path / "spread") == bytes_of(tmp_path / "alone")
 
+    @pytest.mark.slow
     def test_on_the_command_line(self, books, tmp_path, tiny_folder):
         arguments = ["--prefix-words", 20, "--fewest-words", 3, "--most-words", 9, "--per-document", 3, "-m"]
         arguments += [tiny_folder, "--hard", 1, "--scorer", "overlap", "--json"]

@@ -19,6 +19,7 @@ from tests.training.negatives.runs import SENTENCES, make, rows
 
 
 class TestResume:
+    @pytest.mark.slow
     def test_ends_with_the_same_files(self, books, tmp_path, lm):
         whole, broken = tmp_path / "whole", tmp_path / "broken"
         settings = {"generate": 1.0, "per_document": 4}

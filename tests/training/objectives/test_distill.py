@@ -50,6 +50,7 @@ def losses_of(folder):
     return [line["loss_distill"] for line in lines if "loss_distill" in line]
 
 
+@pytest.mark.slow
 def test_the_student_nears_its_teacher_and_its_head_is_kept(run, teacher):
     folder = run("out", "steps=60", "optimizer.learning_rate=0.01", "schedule={name: constant}")
     lm, other = gerund.load(folder), gerund.load(teacher)
@@ -64,6 +65,7 @@ def test_the_student_nears_its_teacher_and_its_head_is_kept(run, teacher):
     assert gerund.load(folder.parent / "again").space == lm.space
 
 
+@pytest.mark.slow
 def test_a_head_that_learns_something_else_leaves_the_space(run, settings, write_recipe):
     settings["model"] = {"base": str(run("out", "steps=2"))}
     settings["objectives"] = [{"kind": "gur", "pairs": {"files": ["pairs.parquet"]}, "length": 32}]
@@ -72,6 +74,7 @@ def test_a_head_that_learns_something_else_leaves_the_space(run, settings, write
     assert head.settings.space is None
 
 
+@pytest.mark.slow
 def test_vectors_of_tokens_are_near_before_the_first_step(run, teacher):
     folder = run("out", "steps=4", "objectives.distill.token_vectors=true", "optimizer.learning_rate=1e-6")
     lm = gerund.load(folder)
@@ -84,6 +87,7 @@ def test_vectors_of_tokens_are_near_before_the_first_step(run, teacher):
     assert lm.encode_spans(["the cat runs"], [[(0, 7)]])[0].shape == (1, lm.dimensions)
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_reads_nothing_again(run, settings, monkeypatch, teacher):
     run("out")
     settings["seed"] = 1
@@ -98,6 +102,7 @@ def test_a_run_that_goes_on_reads_nothing_again(run, settings, monkeypatch, teac
         run("other-texts")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [0, 30])
 def test_a_resumed_run_ends_with_the_same_weights(run, settings, tmp_path, words):
     settings["schedule"] = {"name": "constant"}
@@ -115,6 +120,7 @@ def test_a_resumed_run_ends_with_the_same_weights(run, settings, tmp_path, words
         assert (whole / name).read_bytes() == (resumed / name).read_bytes()
 
 
+@pytest.mark.slow
 def test_further_layers_and_nested_sizes_are_learned_too(run, settings):
     plain = losses_of(run("plain"))[0]
     settings["objectives"][0] |= {"layers": [1, 2], "matryoshka": [4, 8]}
@@ -125,6 +131,7 @@ def test_further_layers_and_nested_sizes_are_learned_too(run, settings):
     assert not [name for name in gerund.load(folder).head.state_dict() if "further" in name]
 
 
+@pytest.mark.slow
 def test_micro_batches_change_nothing(run, settings):
     settings["steps"], settings["save_steps"] = 2, 2
     settings["objectives"][0]["layers"] = [1]
@@ -132,6 +139,7 @@ def test_micro_batches_change_nothing(run, settings):
     assert losses_of(one) == pytest.approx(losses_of(several), rel=1e-4)
 
 
+@pytest.mark.slow
 def test_with_pairs_and_corrupted_texts_in_one_recipe(run, settings, corpus):
     rows = [json.dumps({"text_a": sentences(f"a{i}", 1), "text_b": sentences(f"b{i}", 1)}) for i in range(20)]
     (corpus / "pairs.jsonl").write_text("\n".join(rows), "utf-8")
@@ -149,6 +157,7 @@ def test_with_pairs_and_corrupted_texts_in_one_recipe(run, settings, corpus):
     assert lm.dimensions == lm.head.settings.dimensions
 
 
+@pytest.mark.slow
 def test_a_file_of_vectors_is_a_teacher(run, settings, teacher, tmp_path):
     texts = tmp_path / "texts.txt"
     texts.write_text("\n".join(sentences(f"t{i}", 1) for i in range(64)), "utf-8")
@@ -282,6 +291,7 @@ def test_a_student_is_saved_and_exported_with_its_head(run, tmp_path, token_vect
     assert not theirs.encode([""]).any()
 
 
+@pytest.mark.slow
 def test_another_adapter_leaves_the_head_behind(run, teacher, tmp_path):
     folder = run("out", "steps=4")
     assert gerund.load(folder, adapter="none").head is None

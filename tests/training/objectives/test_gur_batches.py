@@ -84,6 +84,7 @@ class TestCorruption:
         # Each once before any twice: an epoch has 15 of them.
         assert sorted(seen) == sorted(documents)
 
+    @pytest.mark.slow
     def test_titles_of_two_processes_are_those_of_one(self, place):
         rng = np.random.default_rng(1)
         rows = [{"text_a": text(rng, 2), "text_b": text(rng, n)} for n in [3] * 40 + [25] * 20]

@@ -191,6 +191,7 @@ class TestTraining:
         [scores] = lm.score(["the cat"], [[candidate.text for candidate in one.beams]])
         assert [candidate.rank_score for candidate in one.beams] == pytest.approx(scores, rel=1e-4)
 
+    @pytest.mark.slow
     def test_learns(self, base, passages, tmp_path):
         output = tmp_path / "out"
         train(recipe(base, passages, output, negatives="inbook", overrides=["steps=40", "save_steps=40"]))

@@ -145,6 +145,7 @@ class TestABaseWithAnAdapterOfItsOwn:
             load_recipe(write_recipe(settings))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", KINDS)
 def test_gradient_checkpointing_changes_no_gradient(recipe_of, name):
     found = []
@@ -269,6 +270,7 @@ def test_layers_compiled_to_machine_code_learn_the_same(recipe_of, name, others,
     assert_compiled_layers_learn_the_same(recipe_of, name, others, tmp_path, monkeypatch)
 
 
+@pytest.mark.slow
 def test_what_a_loss_is_divided_by_is_the_recipes_choice(recipe_of):
     def dividing(*overrides):
         recipe = recipe_of("magnet", *overrides)

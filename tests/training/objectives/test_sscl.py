@@ -97,6 +97,7 @@ class TestRewriting:
             assert bolder(text) != rewriter(text)
         assert len(list(tmp_path.iterdir())) == 2
 
+    @pytest.mark.slow
     def test_what_is_written_depends_on_the_text_alone_and_is_kept(self, base, tmp_path, monkeypatch):
         first, second = Rewriter(str(base), 0.3, tmp_path / "one"), Rewriter(str(base), 0.3, None)
         written = {text: first(text) for text in self.TEXTS}
@@ -113,6 +114,7 @@ class TestRewriting:
     def test_a_text_without_a_word_stays(self, base, tmp_path):
         assert Rewriter(str(base), 0.3, tmp_path)("... !") == "... !"
 
+    @pytest.mark.slow
     def test_positives_are_rewritten_texts(self, model, tokenizer, base, ids_of):
         config = SsclConfig(kind="sscl", length=64, deletion=0, swap=0, rewritten=0.3)
         group = TextGroup(runtime_of(model, tokenizer, ENCODERS["magnet"]), 2)
