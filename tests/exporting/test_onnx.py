@@ -89,6 +89,17 @@ def test_prompts_and_a_sliding_window(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @needs_onnx
+@pytest.mark.slow
+def test_skips_are_in_the_graph(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lm = gerund.load(tiny_folder, attention=AttentionPlan("mask0-bidir", k=2, skips=3), dtype="float32")
+    lm.export(tmp_path / "out", "onnx")
+    found = readme_vectors(tmp_path / "out", TEXTS, monkeypatch)
+    np.testing.assert_allclose(found, lm.encode(TEXTS), atol=1e-5)
+    without = gerund.load(tiny_folder, attention=AttentionPlan("mask0-bidir", k=2), dtype="float32")
+    assert not np.allclose(found, without.encode(TEXTS), atol=1e-3)
+
+
+@needs_onnx
 def test_what_torch_cannot_export(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*arguments: object, **settings: object) -> None:
         raise RuntimeError("no such\noperator")

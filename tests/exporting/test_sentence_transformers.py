@@ -80,6 +80,13 @@ def test_plans_with_our_own_class(tiny_folder: Path, tmp_path: Path, name: str) 
     assert_same(lm, model, (None, "query:", "the "))
 
 
+def test_skips_are_kept_by_our_own_class(tiny_folder: Path, tmp_path: Path) -> None:
+    lm = load(tiny_folder, attention=AttentionPlan("bidir", skips=3))
+    without = load(tiny_folder, attention="bidir")
+    assert not np.allclose(lm.encode(TEXTS), without.encode(TEXTS), atol=1e-3)
+    assert_same(lm, custom(lm, tmp_path / "out", "skips"))
+
+
 def test_a_plan_that_comes_to_bidir(tiny_folder: Path, tmp_path: Path) -> None:
     lm = load(tiny_folder, attention="inplace-bidir", k=4)
     assert_same(lm, plain(lm, tmp_path / "out"))

@@ -34,6 +34,8 @@ def test_sixteen_hexadecimal_digits_that_stay_the_same() -> None:
         {"attention": AttentionPlan("mask0+bidir", k=4, k0=1)},
         {"attention": AttentionPlan("mask0+bidir", k=3, k0=2)},
         {"attention": AttentionPlan("mask0+bidir", k=3, k0=1, sink_tokens=2)},
+        {"attention": AttentionPlan("mask0+bidir", k=3, k0=1, skips=3)},
+        {"attention": AttentionPlan("mask0+bidir", k=3, k0=1, skips=2)},
         {"attention": AttentionPlan("bidir")},
         {"pooling": "last"},
         {"prompt": "x"},

@@ -65,6 +65,8 @@ def _obstacle_in_attention(runtime: EncoderRuntime) -> str:
     bidirectional = _is_bidirectional(runtime)
     if not bidirectional and (not runtime.plan.is_causal or runtime.plan.repeats_text):
         return f"sentence-transformers has no attention plan {runtime.config.attention.name!r}"
+    if runtime.plan.skips:
+        return "sentence-transformers has no residual connections across layers (skips)"
     window = _window(runtime)
     if bidirectional and window is not None and (runtime.max_length is None or runtime.max_length > window):
         return (

@@ -50,6 +50,27 @@ def test_the_score_is_that_of_a_plain_fit(task: LinearProbe, tiny_folder: Path) 
         assert score.metrics[f"{average}_f1"] == pytest.approx(f1_score(test_labels, predicted, average=average))
 
 
+def test_classes_weigh_in_the_weighted_f1_as_often_as_they_occur(tmp_path: Path, tiny_folder: Path) -> None:
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.metrics import f1_score
+
+    # Five apples, five figs and a plum, and a training that calls most plums apples.
+    train, test = fruits(12), fruits(5, start=15)[:11]
+    mixed = [(text, "apple_tree" if label == "plum" else label) for text, label in train[:-2]] + train[-2:]
+    write_classification(tmp_path, train=mixed, test=test)
+    task = replace(find(tmp_path)[0], smote="never")
+    lm = gerund.load(tiny_folder, attention="causal")
+    score = task.run(language_model_system("tiny", lm), EvaluationConfig())
+    texts, labels = zip(*mixed, strict=True)
+    vectors, test_vectors = (lm.encode(some, normalize=False) for some in (list(texts), [text for text, _ in test]))
+    predicted = LogisticRegression(max_iter=10000).fit(vectors, labels).predict(test_vectors)
+    gold = [label for _, label in test]
+    weighted, macro = (f1_score(gold, predicted, average=average) for average in ("weighted", "macro"))
+    assert abs(weighted - macro) > 0.02
+    assert score.metrics["weighted_f1"] == pytest.approx(weighted)
+    assert score.metrics["macro_f1"] == pytest.approx(macro)
+
+
 def test_the_texts_are_those_that_are_encoded(task: LinearProbe) -> None:
     for config in (
         EvaluationConfig(),
