@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import harness
 from gerund.attention import interface
-from gerund.attention.streams import decoder_layers
+from gerund.attention.layouts import decoder_layers
 from gerund.inference.encode.runtime import EncoderRuntime, hidden_states
 from gerund.models.pooling import pool
 from gerund.training.losses.contrastive import info_nce

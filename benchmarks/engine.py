@@ -27,7 +27,7 @@ from typing import Any
 import gerund
 import harness
 from gerund import Engine, EngineConfig, LanguageModel, Sampling
-from gerund.inference.generate import generation, in_turn
+from gerund.inference.generate import continuous_batching, generation
 from gerund.inference.generate.settings import GenerationConfig
 from gerund.types import Generation
 from results import Column, Row, Table, median_of
@@ -214,11 +214,11 @@ def batches(options: argparse.Namespace) -> tuple[list[Row], list[str]]:
         lm = gerund.load(dtype=dtype)
 
         def run(worthwhile: int, lm: LanguageModel = lm) -> list[str]:
-            before, in_turn._WORTHWHILE = in_turn._WORTHWHILE, worthwhile
+            before, continuous_batching._WORTHWHILE = continuous_batching._WORTHWHILE, worthwhile
             try:
                 found = generation.generate(lm.model, lm.tokenizer, prompts, settings, batch_size=8)
             finally:
-                in_turn._WORTHWHILE = before
+                continuous_batching._WORTHWHILE = before
             return [one.text for one in found]
 
         systems = {BATCHES: lambda run=run: run(sys.maxsize), IN_TURN: lambda run=run: run(1)}

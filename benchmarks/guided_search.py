@@ -28,7 +28,7 @@ import harness
 from gerund.attention.plan import AttentionPlan
 from gerund.config import EncoderConfig, Rerank, Sampling
 from gerund.models.t5_scorer import T5EncoderWithProjection
-from gerund.scoring.dual import DualScorer
+from gerund.scoring.dual_encoder import DualScorer
 from gerund.scoring.t5 import T5Scorer
 from gerund.scoring.vectors import VectorScorer
 from gerund.text_encoder import TextEncoder

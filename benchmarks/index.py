@@ -31,7 +31,7 @@ from gerund.retrieval.embedding import Embedder
 from gerund.retrieval.lance_store import LanceStore
 from gerund.retrieval.searching import found_by_vectors, found_by_words, joined
 from gerund.retrieval.store import About, Found
-from gerund.scoring.measures import RELEVANCE_MEASURES
+from gerund.scoring.relevance_measures import RELEVANCE_MEASURES
 from results import Column, Row, Table
 
 WEIGHTS = [place / 10 for place in range(11)]

@@ -11,11 +11,11 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM, PreTrainedModel
 
 import harness
-from gerund.attention.bound import BoundPlan
+from gerund.attention.bound_plan import BoundPlan
 from gerund.attention.interface import attach
+from gerund.attention.layouts import attach_streams, decoder_layers
 from gerund.attention.masks import visible
 from gerund.attention.plan import AttentionPlan, ResolvedPlan
-from gerund.attention.streams import attach_streams, decoder_layers
 from inputs import random_llama
 from results import Column, Table
 

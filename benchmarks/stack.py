@@ -99,7 +99,7 @@ class Ours:
 
     def write(self) -> list[str]:
         """Continue the prompts; what they begin with is read once, as `ask` does and llama.cpp too."""
-        from gerund.retrieval.writing import common_start
+        from gerund.retrieval.written_answers import common_start
 
         ids = [self.lm.tokenizer(one)["input_ids"] for one in self.work.prompts]
         common = common_start(ids[0], ids[-1]) if len(ids) > 1 else ids[0][:1]

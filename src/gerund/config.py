@@ -11,8 +11,7 @@ from typing import Any, Literal, get_args
 
 from gerund.attention.plan import AttentionPlan
 from gerund.checks import demand_between, demand_number, demand_unicode, read_json, whole_number
-from gerund.errors import ConfigError, DataError, unknown_name
-from gerund.methods import (
+from gerund.encoder_methods import (
     LAST_LAYER,
     NO_REROUTE,
     NO_TEMPLATE,
@@ -24,6 +23,7 @@ from gerund.methods import (
     templates_of,
     transform_parts,
 )
+from gerund.errors import ConfigError, DataError, unknown_name
 from gerund.poolings import POOLINGS
 from gerund.types import Scorer
 

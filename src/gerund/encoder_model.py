@@ -14,20 +14,20 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gerund.attention.interface import attach
+from gerund.attention.layouts import attach_streams, decoder_layers
 from gerund.attention.plan import ResolvedPlan
 from gerund.attention.probe import verify_once
-from gerund.attention.streams import attach_streams, decoder_layers
 from gerund.checks import check_dimensions
 from gerund.config import EncoderConfig, Job, vectors_alike
+from gerund.encoder_methods import NO_TRANSFORM, TRUNCATE, layer_numbers, rerouted_layers
 from gerund.errors import ConfigError
 from gerund.inference.encode import runtime as encoding
-from gerund.inference.encode.precision import choose_autocast
-from gerund.methods import NO_TRANSFORM, TRUNCATE, layer_numbers, rerouted_layers
+from gerund.inference.encode.bfloat16_check import choose_autocast
 from gerund.models.adapters import Adapters, base_state, load_adapters
 from gerund.models.fingerprint import fingerprint, weights_hash
 from gerund.models.heads import ProjectionHead
 from gerund.models.known_hashes import recall, remember
-from gerund.models.transforms import Transform, truncation
+from gerund.models.vector_transforms import Transform, truncation
 from gerund.spec import ModelSpec
 
 _attaching = Lock()  # two encoders that are made of one model must not both register its hooks

@@ -10,9 +10,9 @@ from typing import Literal, cast
 from gerund.attention.plan import AttentionPlan
 from gerund.checks import read_sample
 from gerund.config import CONFIG_FILE, EncoderConfig, read_settings
+from gerund.encoder_methods import NO_TRANSFORM
 from gerund.errors import ConfigError, DataError
 from gerund.language_model import LanguageModel
-from gerund.methods import NO_TRANSFORM
 from gerund.models import loading
 from gerund.models.adapters import ADAPTER_FILES, Adapters
 from gerund.models.fingerprint import fingerprint
@@ -20,7 +20,7 @@ from gerund.models.heads import read_head
 from gerund.models.opening import default_encoder_config, open_model
 from gerund.models.settings_file import read_adapters, read_saved
 from gerund.models.sources import find
-from gerund.scoring.dual import DualScorer, has_scorer, read_scorer_config
+from gerund.scoring.dual_encoder import DualScorer, has_scorer, read_scorer_config
 from gerund.seq2seq_model import Seq2SeqModel
 from gerund.spec import NO_ADAPTER, ModelSpec
 from gerund.text_encoder import TextEncoder

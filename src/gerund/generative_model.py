@@ -27,11 +27,11 @@ from gerund.jobs.folders import atomic_folder
 from gerund.models import loading
 from gerund.models.adapters import base_state
 from gerund.models.encoder_decoder import is_encoder_decoder
-from gerund.scoring.dual import DualScorer
+from gerund.scoring.dual_encoder import DualScorer
 from gerund.scoring.likelihood import LikelihoodScorer
-from gerund.scoring.measures import DEFAULT_MEASURE, RelevanceMeasure, check_relevance
 from gerund.scoring.registry import find_scorer
 from gerund.scoring.relevance import rank
+from gerund.scoring.relevance_measures import DEFAULT_MEASURE, RelevanceMeasure, check_relevance
 from gerund.text_encoder import TextEncoder
 from gerund.types import Generation, Ranked, Ranking, Scorer
 

@@ -26,7 +26,7 @@ from gerund.inference.infill.infilling import BLANK, Method
 from gerund.inference.infill.several import each
 from gerund.inference.likelihood.spans import SpanMode, SpannedText, span_logprobs
 from gerund.inference.tokens import check_texts
-from gerund.scoring.dual import DualScorer
+from gerund.scoring.dual_encoder import DualScorer
 from gerund.scoring.likelihood import LikelihoodScorer
 from gerund.scoring.registry import find_scorer
 from gerund.types import Ranked

@@ -16,8 +16,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, Va
 
 from gerund.attention.plan import AttentionPlan
 from gerund.config import DEFAULT_MODEL, METHODS, EncoderConfig, Job, whole_number
+from gerund.encoder_methods import PLACE, settings_of_template
 from gerund.errors import ConfigError, GerundError, unknown_name
-from gerund.methods import PLACE, settings_of_template
 
 NO_ADAPTER = "none"
 """Given for an adapter, it leaves the model's own aside; a folder of that name is ``./none``."""

@@ -13,15 +13,15 @@ import torch
 from gerund.attention.plan import AttentionPlan
 from gerund.checks import check_dimensions, flag_or_none, one_of
 from gerund.config import EncoderConfig
+from gerund.encoder_methods import NO_TRANSFORM, PromptText
 from gerund.errors import ConfigError
 from gerund.inference.encode import runtime as encoding
-from gerund.inference.encode.rerouting import chosen_layers, layer_dimensions
+from gerund.inference.encode.kv_embedding_layers import chosen_layers, layer_dimensions
 from gerund.inference.tokens import Empty, Overflow, Tokens, check_texts
 from gerund.jobs.unfinished import Unfinished
-from gerund.methods import NO_TRANSFORM, PromptText
 from gerund.models.pooling import unit
-from gerund.models.transforms import fit
-from gerund.precision import Precision, check_precision, quantize
+from gerund.models.vector_transforms import fit
+from gerund.quantization import Precision, check_precision, quantize
 from gerund.token_encoder import TokenEncoder
 from gerund.types import EncodeResult
 
@@ -64,7 +64,7 @@ class TextEncoder(TokenEncoder):
             kept: where finished batches are kept, so that whoever is interrupted goes on with the very same vectors.
             prompt_name: the name of one of the encoder's prompts, which is taken in the place of ``prompt``.
             precision: ``float32``, or fewer bits a number: ``int8``, ``uint8``, ``binary``, ``ubinary`` (see
-                ``gerund.precision``, which finds the nearest of such vectors).
+                ``gerund.quantization``, which finds the nearest of such vectors).
             ranges: for ``int8`` and ``uint8`` the smallest and the largest value of each number ``(2, dimensions)``,
                 as ``ranges_of`` finds them; None takes those of these very texts.
 

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from gerund.checks import flag, flag_or_none
+from gerund.encoder_methods import NO_FRAME, NO_TRANSFORM, PromptText, Template
 from gerund.encoder_model import EncoderModel
 from gerund.errors import ConfigError
 from gerund.inference.encode import runtime as encoding
 from gerund.inference.encode import spans as stretches
 from gerund.inference.encode.words import WordPooling, check_words, word_token_states, word_vectors
 from gerund.inference.tokens import Empty, InputFormat, Overflow, Tokens, check_texts, tokenize
-from gerund.methods import NO_FRAME, NO_TRANSFORM, PromptText, Template
 from gerund.models.pooling import unit
 
 

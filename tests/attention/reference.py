@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from gerund.attention.layouts import decoder_layers
 from gerund.attention.plan import AttentionPlan
-from gerund.attention.streams import decoder_layers
 
 
 def sees(kind: str, query: int, key: int, real: list[int], *, hidden: int, window: int | None, span: list[int]) -> bool:

@@ -6,13 +6,13 @@ import warnings
 import pytest
 import torch
 
-from gerund.attention.bound import BoundPlan
+from gerund.attention.bound_plan import BoundPlan
 from gerund.attention.interface import ADDITIVE, FUSED, attach
+from gerund.attention.layer_handover import hands_on
+from gerund.attention.layouts import attach_streams, decoder_layers
 from gerund.attention.masked import way_of
 from gerund.attention.plan import AttentionPlan
 from gerund.attention.probe import verify
-from gerund.attention.shared import hands_on
-from gerund.attention.streams import attach_streams, decoder_layers
 from gerund.attention.sweep import Sweep
 from gerund.config import EncoderConfig
 from gerund.errors import ConfigError, UnsupportedModelError

@@ -11,10 +11,10 @@ from transformers.masking_utils import AttentionMaskInterface
 
 from gerund.attention import interface
 from gerund.attention.interface import ADDITIVE, FUSED, attach
+from gerund.attention.layouts import attach_streams, decoder_layers
 from gerund.attention.masks import visible
 from gerund.attention.plan import PLAN_NAMES, AttentionPlan, Direction, View
 from gerund.attention.probe import _separate_copy, probe, verify, verify_once, window_of
-from gerund.attention.streams import attach_streams, decoder_layers
 from gerund.errors import ModelError, UnsupportedModelError
 from tests.tiny import CONFIGS, N_LAYERS, REFUSED, tiny
 

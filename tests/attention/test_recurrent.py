@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from gerund import ModelSpec
-from gerund.attention.bound import BoundPlan
+from gerund.attention.bound_plan import BoundPlan
 from gerund.attention.interface import attach
+from gerund.attention.layouts import attach_streams, decoder_layers
 from gerund.attention.plan import AttentionPlan
 from gerund.attention.probe import probe, verify
 from gerund.attention.recurrent import kind_of
-from gerund.attention.streams import attach_streams, decoder_layers
 from gerund.attention.sweep import Sweep
 from gerund.config import EncoderConfig
 from gerund.errors import ConfigError, UnsupportedModelError

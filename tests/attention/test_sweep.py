@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from gerund.attention.bound import BoundPlan
+from gerund.attention.bound_plan import BoundPlan
 from gerund.attention.interface import attach
+from gerund.attention.layouts import attach_streams, decoder_layers
 from gerund.attention.plan import PLAN_NAMES, AttentionPlan
-from gerund.attention.streams import attach_streams, decoder_layers
 from gerund.attention.sweep import Sweep
 from gerund.errors import ConfigError
 from tests.tiny import CONFIGS, N_LAYERS, SIDES, batch, tiny

@@ -19,7 +19,7 @@ import gerund
 from gerund.data import embedding_job
 from gerund.data.embedding_files import read_embeddings
 from gerund.errors import ResourceError
-from gerund.precision import quantize, ranges_of
+from gerund.quantization import quantize, ranges_of
 from tests.cli.helpers import no_loading, run_cli
 
 TEXTS = [f"{'the cat and ' * (i % 4)}text {i}" for i in range(12)]

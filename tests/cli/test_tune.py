@@ -6,7 +6,7 @@ import pytest
 
 import gerund
 from gerund import EncoderConfig
-from gerund.methods import NAMED
+from gerund.encoder_methods import NAMED
 from gerund.models.settings_file import read_saved
 from tests.cli.helpers import run_cli
 from tests.cli.small_data import write_data

@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 
 from gerund.evaluation.text_metrics import rep_n, rep_sentences, rep_window, sentences_of
-from gerund.scoring.words import STOP_WORDS, OverlapScorer, content_overlap, overlap, words_of
+from gerund.scoring.word_overlap import STOP_WORDS, OverlapScorer, content_overlap, overlap, words_of
 from tests.scoring.test_likelihood import slow_content_overlap
 
 

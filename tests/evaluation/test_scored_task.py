@@ -7,7 +7,7 @@ import gerund
 from gerund.evaluation.scored_task import rank_of, recalls
 from gerund.evaluation.systems.bm25 import BM25System
 from gerund.evaluation.systems.language_model import language_model_system
-from gerund.scoring.words import OverlapScorer
+from gerund.scoring.word_overlap import OverlapScorer
 
 QUERIES = ["the cat in the rain", "an inn"]
 TEXTS = ["a cat", "an inn in the rain", "the end"]

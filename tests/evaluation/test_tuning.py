@@ -7,12 +7,12 @@ import pytest
 import gerund
 from gerund.attention.plan import AttentionPlan
 from gerund.config import EncoderConfig
+from gerund.encoder_methods import NAMED
 from gerund.errors import ConfigError
 from gerund.evaluation.encoder_configs import label_of
 from gerund.evaluation.task import EvaluationConfig
 from gerund.evaluation.tuned_methods import windows
 from gerund.evaluation.tuning import METHODS, ONE_K, PLANS, Trial, _Search, most_k, spread, tune
-from gerund.methods import NAMED
 from tests.adapters import PEFT_WARNINGS, make_adapter
 from tests.evaluation.toys import ToyTask, ToyWriting
 

@@ -17,7 +17,7 @@ from gerund.exporting.formats import convert
 from gerund.jobs import folders
 from gerund.models import loading
 from gerund.models.sources import find
-from gerund.scoring.dual import DualScorer, ScorerConfig
+from gerund.scoring.dual_encoder import DualScorer, ScorerConfig
 from tests.adapters import PEFT_WARNINGS, make_adapter
 from tests.tiny import save_tiny
 

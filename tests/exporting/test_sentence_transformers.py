@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 import gerund
 from gerund import PLAN_NAMES, AttentionPlan, EncoderConfig, LanguageModel
 from gerund.errors import ModelError
-from gerund.exporting import modules
+from gerund.exporting import modules_json
 from gerund.exporting import sentence_transformers as layout
 from tests.adapters import PEFT_WARNINGS, make_adapter
 from tests.tiny import CONFIGS, REFUSED, byte_tokenizer, save_tiny, tiny
@@ -121,13 +121,16 @@ def test_prompts(tiny_folder: Path, tmp_path: Path) -> None:
 
 def test_the_default_prompt_may_have_a_name() -> None:
     named = EncoderConfig(prompts=PROMPTS, prompt="Query:")
-    assert modules.prompt_settings(named) == (PROMPTS, "query")
+    assert modules_json.prompt_settings(named) == (PROMPTS, "query")
     taken = EncoderConfig(prompts={"default": "x"}, prompt="Query:")
     jobs = {"query": "Query:", "document": "Query:"}
-    assert modules.prompt_settings(taken) == ({"default": "x", **jobs, "gerund-default": "Query:"}, "gerund-default")
+    assert modules_json.prompt_settings(taken) == (
+        {"default": "x", **jobs, "gerund-default": "Query:"},
+        "gerund-default",
+    )
     other = EncoderConfig(prompts=PROMPTS, prompt="Read:")
-    assert modules.prompt_settings(other) == ({**PROMPTS, "default": "Read:"}, "default")
-    assert modules.prompt_settings(EncoderConfig(prompts=PROMPTS)) == (PROMPTS, None)
+    assert modules_json.prompt_settings(other) == ({**PROMPTS, "default": "Read:"}, "default")
+    assert modules_json.prompt_settings(EncoderConfig(prompts=PROMPTS)) == (PROMPTS, None)
 
 
 def test_pooled_prompts(tiny_folder: Path, tmp_path: Path) -> None:

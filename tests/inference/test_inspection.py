@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from gerund.attention.bound import BoundPlan
+from gerund.attention.bound_plan import BoundPlan
 from gerund.attention.interface import attach
+from gerund.attention.layouts import attach_streams, decoder_layers
 from gerund.attention.plan import PLAN_NAMES, AttentionPlan, Direction, View
-from gerund.attention.streams import attach_streams, decoder_layers
 from gerund.errors import TextError, UnsupportedModelError
 from gerund.inference.inspection import (
     attention_maps,

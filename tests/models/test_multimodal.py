@@ -5,8 +5,8 @@ import torch
 from transformers import AutoConfig, AutoModelForImageTextToText
 
 import gerund
+from gerund.attention.layouts import decoder_layers
 from gerund.attention.plan import AttentionPlan
-from gerund.attention.streams import decoder_layers
 from tests.architectures.slow import SlowModel
 from tests.tiny import N_LAYERS, _spread, byte_tokenizer
 

@@ -12,8 +12,8 @@ import gerund
 from gerund import Answer, Chunking, ConfigError, Document, EncoderConfig, Source, TextError
 from gerund.inference.generate.prompts import prompt_ids
 from gerund.language_model import LanguageModel
-from gerund.retrieval.answering import NOTHING, extractive_answer
 from gerund.retrieval.asking import SILENT, Asked, Written
+from gerund.retrieval.extracted_answers import NOTHING, extractive_answer
 from gerund.retrieval.prompting import INSTRUCTIONS, AnswerPrompt, Prompter
 from gerund.retrieval.store import About
 from gerund.types import Generation, Hit

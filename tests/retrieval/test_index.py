@@ -9,7 +9,7 @@ import gerund
 from gerund import Answer, Chunking, Document, Hit
 from gerund.errors import ConfigError, DataError, FingerprintError, TextError
 from gerund.retrieval import fusion
-from gerund.retrieval.answering import NOTHING, coverage
+from gerund.retrieval.extracted_answers import NOTHING, coverage
 from gerund.retrieval.store import Words
 
 NOTES = {

@@ -11,7 +11,7 @@ from gerund.inference.encode.incremental import IncrementalEncoder
 from gerund.scoring import likelihood
 from gerund.scoring.likelihood import MEASURES, Evidence, LikelihoodScorer
 from gerund.scoring.names import MEASURE_NAMES
-from gerund.scoring.words import STOP_WORDS
+from gerund.scoring.word_overlap import STOP_WORDS
 from tests.tiny import save_tiny
 
 PREFIXES = ["the cat sat in", "an inn"]

@@ -5,11 +5,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from gerund.attention.bound import BoundPlan
+from gerund.attention.bound_plan import BoundPlan
 from gerund.attention.interface import attach
+from gerund.attention.layouts import attach_streams, decoder_layers, text_half
 from gerund.attention.plan import AttentionPlan
 from gerund.attention.recurrent import read_by_weight, recurrent_modules
-from gerund.attention.streams import attach_streams, decoder_layers, text_half
 from gerund.errors import ConfigError
 from gerund.training.recipe import LoraConfig
 from gerund.training.trainable_model import _adapted

@@ -17,10 +17,10 @@ from transformers import AttentionInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, eager_mask, sdpa_mask
 
-from gerund.attention.bound import BoundPlan, layer_window
+from gerund.attention.bound_plan import BoundPlan, layer_window
+from gerund.attention.layouts import text_half
 from gerund.attention.masked import attach_carrier, has_indexer
 from gerund.attention.plan import Direction
-from gerund.attention.streams import text_half
 from gerund.errors import UnsupportedModelError
 
 # transformers looks for "sdpa", "flash" and "flex" inside these names: none may occur in ours.

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
-from gerund.attention.bound import BoundPlan, module_window
+from gerund.attention.bound_plan import BoundPlan, module_window
 from gerund.errors import UnsupportedModelError
 
 

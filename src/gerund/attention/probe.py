@@ -23,13 +23,13 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from gerund.attention.bound import BoundPlan, module_window, unreached
+from gerund.attention.bound_plan import BoundPlan, module_window, unreached
+from gerund.attention.layer_handover import refuse_shared
+from gerund.attention.layouts import decoder_layers
 from gerund.attention.masks import Near, visible
 from gerund.attention.plan import Direction, ResolvedPlan, View
 from gerund.attention.recurrent import kind_of, recurrent_view, refuse_unfit
-from gerund.attention.shared import refuse_shared
-from gerund.attention.soundness import refuse_damaged
-from gerund.attention.streams import decoder_layers
+from gerund.attention.weight_checks import refuse_damaged
 from gerund.errors import GerundError, ModelError, UnsupportedModelError
 
 LENGTH = 6

@@ -20,7 +20,7 @@ from torch.utils.hooks import RemovableHandle
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import LinearAttentionCacheLayerMixin
 
-from gerund.attention.bound import BoundPlan
+from gerund.attention.bound_plan import BoundPlan
 from gerund.attention.masked import plan_of
 from gerund.attention.plan import Direction, ResolvedPlan, View
 from gerund.errors import ConfigError, UnsupportedModelError

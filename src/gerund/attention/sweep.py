@@ -18,10 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gerund.attention.bound import BoundPlan
+from gerund.attention.bound_plan import BoundPlan
+from gerund.attention.layouts import combine, hidden_of, input_of, run_again
 from gerund.attention.plan import Direction, ResolvedPlan, Stream, View
 from gerund.attention.recurrent import kind_of
-from gerund.attention.streams import combine, hidden_of, input_of, run_again
 from gerund.errors import ConfigError
 
 _CAUSAL = View(Direction.CAUSAL)

@@ -141,7 +141,7 @@ def _divided(words: list[str], document: Path | None, *, as_json: bool) -> tuple
     """Return the index, empty where there is a document, and the question; None where a terminal is to ask for it."""
     import sys
 
-    from gerund.cli import streams
+    from gerund.cli import text_io
     from gerund.errors import ConfigError
 
     expected = 1 if document is None else 0
@@ -155,7 +155,7 @@ def _divided(words: list[str], document: Path | None, *, as_json: bool) -> tuple
         if as_json:
             raise ConfigError("--json is for one answer; give a question")
         return where, None
-    [rows] = streams.one_text("-" if question is None else question, "question")
+    [rows] = text_io.one_text("-" if question is None else question, "question")
     return where, rows.texts[0]
 
 

@@ -88,7 +88,7 @@ def command(
 def _start(file: Path | None, system: str | None, *, reads: bool) -> list[dict[str, Any]]:
     """Return the conversation so far."""
     from gerund.checks import read_json
-    from gerund.cli import streams
+    from gerund.cli import text_io
     from gerund.errors import DataError
 
     conversation: list[dict[str, Any]] = [] if system is None else [{"role": "system", "content": system}]
@@ -98,7 +98,7 @@ def _start(file: Path | None, system: str | None, *, reads: bool) -> list[dict[s
             raise DataError(f"{file} holds no conversation: a list of messages, each with role and content")
         return [*conversation, *read]
     if reads:
-        [text] = streams.one_text("-", "message")[0].texts
+        [text] = text_io.one_text("-", "message")[0].texts
         conversation.append({"role": "user", "content": text})
     return conversation
 

@@ -112,12 +112,12 @@ def command(
     from gerund.checks import check_dimensions
     from gerund.data.embedding_job import EmbeddingConfig, embedding_job
     from gerund.data.tables import open_table, passed_over
+    from gerund.encoder_methods import PromptText
     from gerund.errors import unknown_name
     from gerund.jobs.engine import is_alone
     from gerund.jobs.engines import engine_of
     from gerund.jobs.object_stores import staged
-    from gerund.methods import PromptText
-    from gerund.precision import check_precision
+    from gerund.quantization import check_precision
 
     check_dimensions(dimensions)
     if overflow not in ("truncate", "error"):

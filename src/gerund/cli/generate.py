@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gerund.cli import generation_options as options
-from gerund.cli import model_options, streams
+from gerund.cli import model_options, text_io
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -110,7 +110,7 @@ def command(
     from gerund.errors import ConfigError
     from gerund.scoring.names import check_scorer
 
-    streams.demand_one(prompt, file, "prompt", column=column, format=format)
+    text_io.demand_one(prompt, file, "prompt", column=column, format=format)
     ranked = options.rerank_of(rerank, samples, beams, every)
     check_scorer(rerank)
     expansion = options.expansion_of(expand, keep, fraction, {"--rerank": rerank, "--batch-size": batch_size})
@@ -124,7 +124,7 @@ def command(
     batch_size = 16 if batch_size is None else batch_size
     if batch_size < 1:
         raise ConfigError(f"batch_size={batch_size} leaves no room for a prompt")
-    streams.refuse_existing(output, force=force)
+    text_io.refuse_existing(output, force=force)
     chunks = _prompts(prompt, file, column, format)
     _check(chunks, max_new_tokens, sampling, asked, ranked, expansion)
     from gerund.entry import load, load_writer
@@ -150,7 +150,7 @@ def command(
         return
     writes = partial(lm.generate, max_new_tokens=max_new_tokens, rerank=ranked, batch_size=batch_size, **asked)
     lines = _lines(writes, chunks, sampling, asked.get("n", 1), candidates=candidates, with_usage=as_json)
-    streams.write(lines, output, sum(map(len, chunks)), "generating")
+    text_io.write(lines, output, sum(map(len, chunks)), "generating")
 
 
 def _refuse_unseen(asked: "GenerationKeywords", *, alone: bool, candidates: bool, ranked: bool, expands: bool) -> None:
@@ -171,7 +171,7 @@ def _prompts(prompt: str | None, file: str | None, column: str | None, format: s
     from gerund.errors import DataError
 
     if file is None:
-        return streams.one_text(prompt or "", "prompt")
+        return text_io.one_text(prompt or "", "prompt")
     table = open_table(file, format=format, column=column)
     if column is None and table.format != "txt":
         table = open_table(file, format=format, column="prompt")
@@ -242,7 +242,7 @@ def _expand(
             typer.echo(text)
         return
     lines = (json.dumps(record, ensure_ascii=False) for record in found)
-    streams.write(lines, output, sum(map(len, chunks)), "expanding")
+    text_io.write(lines, output, sum(map(len, chunks)), "expanding")
 
 
 def _lines(

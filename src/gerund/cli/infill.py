@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gerund.cli import generation_options as options
-from gerund.cli import model_options, streams
+from gerund.cli import model_options, text_io
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -86,8 +86,8 @@ def command(
 
     one_of("way to infill", method, INFILL_METHODS)
     sampling = options.sampling_of(temperature, top_p, top_k, typical_p, seed)
-    streams.refuse_existing(output, force=force)
-    streams.demand_one(text, file, "text", column=column, format=format)
+    text_io.refuse_existing(output, force=force)
+    text_io.demand_one(text, file, "text", column=column, format=format)
     chunks = _texts(text, file, column, format, blank)
     settings: dict[str, Any] = {"blank": blank, "method": method, "max_tokens": max_tokens, "beams": beams}
     settings |= {"samples": samples, "shots": shots, "lengths": length or None}
@@ -102,7 +102,7 @@ def command(
     if file is None and output is None and not as_json:
         typer.echo(next(found)["text"])
         return
-    streams.write(streams.as_lines(found), output, sum(map(len, chunks)), "infilling")
+    text_io.write(text_io.as_lines(found), output, sum(map(len, chunks)), "infilling")
 
 
 def _texts(text: str | None, file: str | None, column: str | None, format: str | None, blank: str) -> "list[Rows]":
@@ -112,7 +112,7 @@ def _texts(text: str | None, file: str | None, column: str | None, format: str |
     from gerund.inference.infill.blanks import BlankedText
 
     if file is None:
-        chunks = streams.one_text(text or "", "text")
+        chunks = text_io.one_text(text or "", "text")
     else:
         table = open_table(file, format=format, column=column)
         chunks = list(read_rows(table, max_rows=_CHUNK))

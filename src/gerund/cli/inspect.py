@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gerund.cli import model_options as options
-from gerund.cli import streams
+from gerund.cli import text_io
 
 if TYPE_CHECKING:
     from gerund.inference.inspection import AttentionInspection
@@ -114,7 +114,7 @@ def _texts(text: str | None, file: str | None, column: str | None, format: str |
 
     if text is not None and file is not None:
         raise ConfigError("give either a text or --file, not both")
-    streams.demand_file(file, column=column, format=format)
+    text_io.demand_file(file, column=column, format=format)
     if file is not None:
         from gerund.data.tables import open_table, read_rows
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gerund.cli import model_options, streams
+from gerund.cli import model_options, text_io
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -60,10 +60,10 @@ def command(
 
         gerund rerank --file queries.jsonl -m ./model --top-k 10 -o ranked.jsonl
     """
-    from gerund.scoring.measures import check_relevance
+    from gerund.scoring.relevance_measures import check_relevance
 
-    streams.refuse_existing(output, force=force)
-    asked = streams.one_or_file(query, documents or [], file, ("query", "documents"))
+    text_io.refuse_existing(output, force=force)
+    asked = text_io.one_or_file(query, documents or [], file, ("query", "documents"))
     for one, texts, where in asked:
         _checked(where, lambda one=one, texts=texts: check_relevance(one, texts, top_k, by))
     from gerund.entry import load
@@ -78,7 +78,7 @@ def command(
         for index, score in zip(record["indices"], record["scores"], strict=True):
             typer.echo(f"{score:10.4f}  {texts[index].strip()}")
         return
-    streams.write(streams.as_lines(found), output, len(asked), "ranking")
+    text_io.write(text_io.as_lines(found), output, len(asked), "ranking")
 
 
 def _checked(where: str, check: Any) -> Any:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gerund.cli import model_options, streams
+from gerund.cli import model_options, text_io
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -69,7 +69,7 @@ def command(
 
         gerund score --file candidates.jsonl -m ./model --scorer avg_cll -o scores.jsonl
     """
-    streams.refuse_existing(output, force=force)
+    text_io.refuse_existing(output, force=force)
     from gerund.scoring.names import check_scorer
 
     check_scorer(scorer)
@@ -85,7 +85,7 @@ def command(
         for score, text in sorted(zip(scores, texts, strict=True), key=lambda pair: -pair[0]):
             typer.echo(f"{score:10.4f}  {text.strip()}")
         return
-    streams.write(streams.as_lines(found), output, len(pairs), "scoring")
+    text_io.write(text_io.as_lines(found), output, len(pairs), "scoring")
 
 
 def _pairs(prefix: str | None, continuations: list[str], file: Path | None) -> list[Pair]:
@@ -93,7 +93,7 @@ def _pairs(prefix: str | None, continuations: list[str], file: Path | None) -> l
     from gerund.errors import DataError
 
     pairs = []
-    for text, texts, where in streams.one_or_file(prefix, continuations, file, ("prefix", "continuations")):
+    for text, texts, where in text_io.one_or_file(prefix, continuations, file, ("prefix", "continuations")):
         if not texts:
             raise DataError(f"{where}: needs 'continuations', a list of texts")
         checked = [checked_text(one, where, "continuations") for one in texts] if where else texts

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gerund.cli import index_options, streams
+from gerund.cli import index_options, text_io
 from gerund.cli import model_options as options
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def _queries(given: "list[str] | None") -> list[str]:
         raise ConfigError("name what is sought: gerund search INDEX QUERY")
     if given != ["-"]:
         return given
-    [rows] = streams.one_text("-", "query")
+    [rows] = text_io.one_text("-", "query")
     lines = [line for line in rows.texts[0].split("\n") if line.strip()]
     if not lines:
         raise DataError("standard input has no query")

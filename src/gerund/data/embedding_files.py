@@ -17,7 +17,7 @@ import numpy as np
 
 from gerund.errors import ConfigError, DataError, FingerprintError
 from gerund.jobs.files import whole_file
-from gerund.precision import Precision, check_precision, quantize, ranges_of
+from gerund.quantization import Precision, check_precision, quantize, ranges_of
 
 METADATA_KEY = "gerund"
 FORMAT = 1
@@ -48,7 +48,7 @@ class Embeddings:
 
     Attributes:
         ids: ``n`` ids.
-        vectors: ``(n, d)`` float32, or in fewer bits as ``gerund.precision`` makes them, where ``info`` says so
+        vectors: ``(n, d)`` float32, or in fewer bits as ``gerund.quantization`` makes them, where ``info`` says so
             (``precision``, ``ranges``); of an npy file it is mapped, not read.
         info: what the file says about its encoder: ``fingerprint``, ``model``, ``attention`` and more.
     """

@@ -11,15 +11,15 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gerund.attention.interface import attach
+from gerund.attention.layouts import attach_streams, decoder_layers
 from gerund.attention.masks import Chunk, Near, visible
 from gerund.attention.probe import LENGTH, LayerMap, probe, verify, window_of
 from gerund.attention.recurrent import kind_of
-from gerund.attention.streams import attach_streams, decoder_layers
 from gerund.config import EncoderConfig
 from gerund.doctor.results import Check, Diagnosis, LayerResult, TokenizerFacts, advise
-from gerund.doctor.support import support
+from gerund.doctor.supported_plans import support
 from gerund.errors import UnsupportedModelError
-from gerund.inference.encode.precision import ENOUGH, bfloat16_cosine
+from gerund.inference.encode.bfloat16_check import ENOUGH, bfloat16_cosine
 from gerund.inference.encode.runtime import EncoderRuntime
 from gerund.inference.inspection import (
     EXAMPLE_TEXTS,

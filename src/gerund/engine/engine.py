@@ -11,7 +11,7 @@ from typing import Any, Self, TypeVar
 
 import torch
 
-from gerund.attention.pauses import pausing
+from gerund.attention.layer_pauses import pausing
 from gerund.checks import check_dimensions, flag_or_none, is_listing, whole_number
 from gerund.engine.admission import Admission, Job
 from gerund.engine.encoding import EncodeJob, text_of

@@ -17,8 +17,8 @@ from gerund.inference.generate.reproducibility import (
     check_batching,
     check_compiled_batching,
 )
+from gerund.inference.generate.slot_writers import Writers
 from gerund.inference.generate.slots import unfit
-from gerund.inference.generate.writers import Writers
 from gerund.inference.tokens import context_length
 from gerund.text_encoder import TextEncoder
 from gerund.types import Promise

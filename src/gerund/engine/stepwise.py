@@ -10,8 +10,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from gerund.attention.pauses import pausing
-from gerund.inference.generate.own_loop import Asked, Cancelled
+from gerund.attention.layer_pauses import pausing
+from gerund.inference.generate.transformers_loop import Asked, Cancelled
 
 # Seconds of a step, after which the work is interrupted between two layers.
 _PATIENCE = 0.02

@@ -4,7 +4,7 @@ Knows: which settings tell configs apart. Does not know: models.
 """
 
 from gerund.config import EncoderConfig
-from gerund.methods import NAMED, NO_TEMPLATE
+from gerund.encoder_methods import NAMED, NO_TEMPLATE
 
 _USUAL = (("combine", "", "sum"), ("variant", "", "paper"), ("recurrent", "recurrent ", "causal"))
 

@@ -37,7 +37,7 @@ TASKS = (
     "suffix_identification",
     "human_or_generated",
     "writing",
-    "asking",
+    "cited_answers",
     "lm_eval",
 )
 """Modules in ``tasks``, in the order of tables."""

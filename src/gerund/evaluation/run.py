@@ -13,7 +13,7 @@ from gerund.errors import ConfigError, MissingDependencyError
 from gerund.evaluation.results import Result, ResultStore, key_of
 from gerund.evaluation.systems.base import System, why_nobody
 from gerund.evaluation.systems.embeddings import EmbeddingCache
-from gerund.evaluation.systems.prefill import prefill, prefilled_words, word_groups
+from gerund.evaluation.systems.precomputed import precompute, precomputed_words, word_groups
 from gerund.evaluation.task import EvaluationConfig, Task
 
 _EMBEDDINGS = "embeddings"
@@ -114,7 +114,7 @@ def _prepared(
         return
     sentences = task.sentences(config)
     if not sentences:
-        prefill(systems, task, config)
+        precompute(systems, task, config)
         yield systems, nullcontext()
         return
     measured = [one for one in systems if task.is_measured(one, config)]
@@ -123,7 +123,7 @@ def _prepared(
         prompt, shift = task.prompt(config), task.shifts_words
         yield (
             group,
-            prefilled_words(group, sentences, prompt=prompt, pooling=task.word_pooling, shift=shift, config=config),
+            precomputed_words(group, sentences, prompt=prompt, pooling=task.word_pooling, shift=shift, config=config),
         )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from gerund.config import EncoderConfig
-from gerund.methods import ALL_BUT_THE_TOP, KV_EMBEDDING, NAMED, WHITENING, settings_of_template
+from gerund.encoder_methods import ALL_BUT_THE_TOP, KV_EMBEDDING, NAMED, WHITENING, settings_of_template
 
 METHODS = ("skips", "layers", "templates", "prepend", "reroute", "transforms")
 """What is tried behind the plans: methods without training, most of them on the best plan and on the causal one."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gerund.config import CONFIG_FILE, EncoderConfig
 from gerund.exporting.files import change_json
-from gerund.exporting.modules import write_own_modules
+from gerund.exporting.modules_json import write_own_modules
 from gerund.inference.encode.runtime import EncoderRuntime
 from gerund.models import loading
 from gerund.models.adapters import Adapters, merged_state, merging_unties

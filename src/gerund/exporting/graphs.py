@@ -18,14 +18,14 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from gerund.attention.bound import BoundPlan
+from gerund.attention.bound_plan import BoundPlan
 from gerund.attention.interface import attach
+from gerund.attention.layouts import attach_streams, decoder_layers
 from gerund.attention.plan import ResolvedPlan
 from gerund.attention.recurrent import recurrent_modules
-from gerund.attention.streams import attach_streams, decoder_layers
 from gerund.errors import ConfigError, ModelError
 from gerund.exporting.folders import write_merged
-from gerund.exporting.modules import prompt_settings
+from gerund.exporting.modules_json import prompt_settings
 from gerund.exporting.tokenizers import TEXTS, is_fused, plain_tokenizer
 from gerund.inference.encode.runtime import EncoderRuntime, encode
 from gerund.inference.tokens import InputFormat, tokenize

@@ -23,7 +23,7 @@ from gerund.attention.plan import Direction, View
 from gerund.attention.recurrent import recurrent_modules
 from gerund.exporting.files import change_json, write_json
 from gerund.exporting.folders import write_merged
-from gerund.exporting.modules import OWN_CLASS, prompt_settings, write_modules
+from gerund.exporting.modules_json import OWN_CLASS, prompt_settings, write_modules
 from gerund.exporting.tokenizers import TEXTS, is_fused, plain_tokenizer
 from gerund.inference.encode.runtime import EncoderRuntime, encode, encode_tokens
 from gerund.inference.tokens import InputFormat, Tokens, tokenize

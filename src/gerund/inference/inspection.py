@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from gerund.attention.bound import BoundPlan, Record
+from gerund.attention.bound_plan import BoundPlan, Record
+from gerund.attention.layouts import decoder_layers
 from gerund.attention.plan import Direction, ResolvedPlan, View
 from gerund.attention.recurrent import kind_of
-from gerund.attention.streams import decoder_layers
 from gerund.errors import ModelError, TextError, UnsupportedModelError
 from gerund.inference.encode.runtime import EncoderRuntime
 from gerund.inference.tokens import InputFormat, tokenize

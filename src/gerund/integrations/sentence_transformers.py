@@ -21,7 +21,7 @@ from torch import Tensor
 from gerund.config import CONFIG_FILE
 from gerund.entry import load as load_language_model
 from gerund.errors import DataError, MissingDependencyError
-from gerund.exporting.modules import MODULES_FILE, OWN_CLASS, SETTINGS_FILE, prompt_settings
+from gerund.exporting.modules_json import MODULES_FILE, OWN_CLASS, SETTINGS_FILE, prompt_settings
 from gerund.inference.encode.runtime import pooled
 from gerund.inference.tokens import InputFormat, Tokens, tokenize
 from gerund.language_model import LanguageModel

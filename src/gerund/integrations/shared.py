@@ -19,7 +19,7 @@ from gerund.inference.text_ids import text_ids
 from gerund.language_model import LanguageModel
 from gerund.retrieval.index import Index
 from gerund.retrieval.opening import open_index
-from gerund.scoring.measures import RelevanceMeasure
+from gerund.scoring.relevance_measures import RelevanceMeasure
 from gerund.spec import ModelSpec
 from gerund.types import Generation
 

@@ -24,11 +24,11 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
 )
 
-from gerund.attention.soundness import refuse_unsound
+from gerund.attention.weight_checks import refuse_unsound
 from gerund.config import CONFIG_FILE, DTYPE_NAMES
 from gerund.errors import ConfigError, ModelError, unknown_name
 from gerund.models.encoder_decoder import SEQ2SEQ
-from gerund.models.guarding import guarded, quiet
+from gerund.models.library_calls import guarded, quiet
 from gerund.models.sources import Source
 from gerund.models.weights import (
     INDEX,

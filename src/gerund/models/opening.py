@@ -15,17 +15,17 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from gerund.attention.plan import AttentionPlan
 from gerund.checks import place
 from gerund.config import JOBS, EncoderConfig, Job, vectors_alike
+from gerund.encoder_methods import NO_TRANSFORM
 from gerund.errors import ConfigError, DataError, ModelError
-from gerund.methods import NO_TRANSFORM
 from gerund.models import loading
 from gerund.models.adapters import ADAPTER_FILES, Adapters
 from gerund.models.encoder_decoder import SEQ2SEQ, is_encoder_decoder
-from gerund.models.guarding import quiet
 from gerund.models.heads import ProjectionHead, read_head
 from gerund.models.known_hashes import described, stamp
+from gerund.models.library_calls import quiet
 from gerund.models.settings_file import read_adapters, read_saved
 from gerund.models.sources import find
-from gerund.models.transforms import Transform, read_transform
+from gerund.models.vector_transforms import Transform, read_transform
 from gerund.models.weights import weight_files
 from gerund.spec import NO_ADAPTER, EncoderSpec, ModelSpec
 

@@ -13,9 +13,9 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, T5Config, T5Enc
 from transformers.activations import NewGELUActivation
 from transformers.utils import cached_file
 
-from gerund.attention.soundness import refuse_unsound
+from gerund.attention.weight_checks import refuse_unsound
 from gerund.errors import ModelError
-from gerund.models.guarding import guarded
+from gerund.models.library_calls import guarded
 from gerund.models.loading import refuse_incomplete, refuse_larger_tokenizer
 from gerund.models.sources import Source
 from gerund.models.weights import INDEX, WEIGHTS, refuse_absurd_config, refuse_other_shapes, stored_shapes, weight_files

@@ -15,7 +15,7 @@ from transformers.utils import cached_file
 
 from gerund.checks import read_json
 from gerund.errors import DataError, ModelError
-from gerund.models.guarding import guarded
+from gerund.models.library_calls import guarded
 from gerund.models.sources import Source
 
 WEIGHTS = "model.safetensors"

@@ -13,9 +13,9 @@ from gerund.checks import check_unicode, flag, one_of, place, some_texts
 from gerund.config import whole_number
 from gerund.errors import ConfigError, DataError, FingerprintError
 from gerund.retrieval import fusion
-from gerund.retrieval.answering import extractive_answer, is_relevant, no_answer
 from gerund.retrieval.asking import GENERATE, Asked, Asking, Written, method_of, sources_of
 from gerund.retrieval.documents import Chunk, Chunking, Document
+from gerund.retrieval.extracted_answers import extractive_answer, is_relevant, no_answer
 from gerund.retrieval.indexing import Embed, IndexSummary, Writer, all_failed
 from gerund.retrieval.searching import (
     MEASURES,
@@ -34,7 +34,7 @@ from gerund.types import Answer, Hit
 if TYPE_CHECKING:
     from gerund.language_model import LanguageModel
     from gerund.retrieval.embedding import Embedder
-    from gerund.retrieval.writing import AnswerWriter
+    from gerund.retrieval.written_answers import AnswerWriter
 
 # What needs torch is imported where it is needed: a search for words takes no model and no second to start.
 MOST_HITS = 10_000
@@ -297,7 +297,7 @@ class Index(Asking):
         if not any(is_relevant(one, hits, language) for one in dict.fromkeys((asked.question, asked.searched))):
             return no_answer(asked.question, method)
         if method == GENERATE:
-            from gerund.retrieval.writing import AnswerWriter
+            from gerund.retrieval.written_answers import AnswerWriter
 
             if self._writer_of_answers is None:
                 self._writer_of_answers = AnswerWriter(self.lm)

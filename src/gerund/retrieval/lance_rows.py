@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gerund.precision import quantize
+from gerund.quantization import quantize
 from gerund.retrieval.documents import BINARY, Chunk
 from gerund.retrieval.store import Words
 

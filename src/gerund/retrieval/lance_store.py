@@ -26,7 +26,7 @@ import numpy as np
 
 from gerund.errors import DataError, GerundError, InputError, MissingDependencyError, ResourceError, one_line
 from gerund.jobs.locks import give_back, take
-from gerund.precision import RESCORED, quantize
+from gerund.quantization import RESCORED, quantize
 from gerund.retrieval.documents import BINARY, Chunk
 from gerund.retrieval.lance_rows import (
     FIELDS,

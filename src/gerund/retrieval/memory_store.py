@@ -14,7 +14,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from gerund.precision import quantize
+from gerund.quantization import quantize
 from gerund.retrieval.documents import BINARY, Chunk
 from gerund.retrieval.store import (
     About,

@@ -150,7 +150,7 @@ class OpenDocument(Asking):
     def _read(self, prompter: "Prompter") -> "Session | None":
         """Return the document as the model has read it: just now, or some time before."""
         from gerund.retrieval.kept_sources import DUMMIES
-        from gerund.retrieval.writing import common_start, read_once
+        from gerund.retrieval.written_answers import common_start, read_once
 
         if self._tried:
             return self._session

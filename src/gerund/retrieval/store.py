@@ -16,7 +16,7 @@ from typing import Any, Protocol, Self
 import numpy as np
 
 from gerund.errors import ConfigError, DataError
-from gerund.precision import nearest
+from gerund.quantization import nearest
 from gerund.retrieval.documents import Chunk, Chunking
 from gerund.spec import ModelSpec
 

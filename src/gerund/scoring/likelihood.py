@@ -23,7 +23,7 @@ from gerund.inference.likelihood.tokens import (
     continuation_logprobs,
 )
 from gerund.progress import progress
-from gerund.scoring.words import WORD_MEASURES, OverlapScorer
+from gerund.scoring.word_overlap import WORD_MEASURES, OverlapScorer
 from gerund.text_encoder import TextEncoder
 
 # From so many candidates of a prefix on it is read by itself.

@@ -9,11 +9,11 @@ from gerund.config import DEFAULT_MODEL
 from gerund.errors import ConfigError
 from gerund.models import loading
 from gerund.models.sources import find
-from gerund.scoring.dual import DualScorer, has_scorer
+from gerund.scoring.dual_encoder import DualScorer, has_scorer
 from gerund.scoring.likelihood import LikelihoodScorer
 from gerund.scoring.names import DEFAULT, MEASURE_NAMES, OWN, WORD_MEASURE_NAMES, place_of
 from gerund.scoring.t5 import T5Scorer
-from gerund.scoring.words import OverlapScorer
+from gerund.scoring.word_overlap import OverlapScorer
 from gerund.spec import ModelSpec
 from gerund.text_encoder import TextEncoder
 from gerund.types import Scorer

@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from gerund.errors import TextError
-from gerund.inference.encode.precision import ENOUGH, SAMPLE_TEXTS, smallest_cosine
+from gerund.inference.encode.bfloat16_check import ENOUGH, SAMPLE_TEXTS, smallest_cosine
 from gerund.inference.text_ids import encode_texts, text_ids
 from gerund.inference.tokens import check_texts
 from gerund.models import loading

@@ -13,8 +13,8 @@ from gerund.errors import ConfigError, TextError
 from gerund.inference.text_ids import encode_texts
 from gerund.inference.tokens import check_unicode
 from gerund.models.pooling import unit
-from gerund.server.claims import Claim
 from gerund.server.errors import ApiError, api_error
+from gerund.server.request_claims import Claim
 from gerund.server.service import Service
 from gerund.types import EncodeResult
 

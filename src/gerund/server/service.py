@@ -19,9 +19,9 @@ from gerund.generative_model import GenerativeModel
 from gerund.inference.generate.settings import GenerationConfig
 from gerund.inference.tokens import context_length
 from gerund.models.encoder_decoder import is_encoder_decoder
-from gerund.server.claims import Claim
 from gerund.server.errors import ApiError, unknown_model
 from gerund.server.metrics import Metrics
+from gerund.server.request_claims import Claim
 from gerund.server.settings import ServerConfig
 from gerund.spec import ModelSpec
 

@@ -17,9 +17,9 @@ from gerund.inference.generate.settings import GenerationConfig
 from gerund.scoring.likelihood import LikelihoodScorer
 from gerund.scoring.registry import find_scorer
 from gerund.server.choices import Form, usage_of
-from gerund.server.claims import Claim
 from gerund.server.errors import ApiError, api_error
 from gerund.server.events import EventStream
+from gerund.server.request_claims import Claim
 from gerund.server.service import Service
 from gerund.types import Generation
 

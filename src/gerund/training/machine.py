@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from gerund.attention.streams import decoder_layers
+from gerund.attention.layouts import decoder_layers
 from gerund.errors import ConfigError, MissingDependencyError
 from gerund.training.processes import planned_processes
 from gerund.training.recipe import Recipe

@@ -16,11 +16,11 @@ from gerund.config import Sampling
 from gerund.data.corpus import CLEANERS, clean_text, part_of
 from gerund.data.passages import Passage, Sentence, cut_to_words, other_stretches, sample_passages, split_sentences
 from gerund.errors import ConfigError, unknown_name
-from gerund.inference.generate.like_length import continuations_of_length
+from gerund.inference.generate.length_matching import continuations_of_length
 from gerund.jobs.engine import Engine, StatefulWork
 from gerund.jobs.files import whole_file
 from gerund.language_model import LanguageModel
-from gerund.scoring.hardest import Hardest
+from gerund.scoring.hard_negatives import Hardest
 from gerund.types import Scorer
 
 

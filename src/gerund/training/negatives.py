@@ -27,7 +27,7 @@ from gerund.jobs.shared_folder import NAME as SHARED
 from gerund.jobs.working_folder import kept_work_told
 from gerund.language_model import LanguageModel
 from gerund.progress import progress
-from gerund.scoring.dual import DualScorer
+from gerund.scoring.dual_encoder import DualScorer
 from gerund.training.negative_passages import (
     DocumentPart,
     Elsewhere,

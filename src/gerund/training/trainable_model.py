@@ -13,9 +13,9 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 
 from gerund.attention.interface import attach
+from gerund.attention.layouts import attach_streams, decoder_layers, text_half
 from gerund.attention.probe import verify
 from gerund.attention.recurrent import read_by_weight
-from gerund.attention.streams import attach_streams, decoder_layers, text_half
 from gerund.config import EncoderConfig
 from gerund.errors import ConfigError, ModelError, unknown_name
 from gerund.inference.encode.runtime import EncoderRuntime
@@ -26,7 +26,7 @@ from gerund.models.heads import ProjectionHead, read_head
 from gerund.models.opening import default_encoder_config
 from gerund.models.settings_file import read_adapters, read_saved
 from gerund.models.sources import Source, find
-from gerund.models.two_layers import verify_on_two_layers
+from gerund.models.two_layer_check import verify_on_two_layers
 from gerund.spec import NO_ADAPTER
 from gerund.training.corpus.tokenizer import load_tokenizer, prepare_tokenizer, sentinels_of, train_tokenizer
 from gerund.training.machine import uses_bf16

@@ -23,8 +23,7 @@ from gerund.training.losses.gathering import process_count
 from gerund.training.objectives.base import Objective
 from gerund.training.optimizer import build_optimizer, learning_rate_factor
 from gerund.training.run_folder import write_manifest
-from gerund.training.sharding import is_sharded, put_away, trained_tensors, whole
-from gerund.training.shards import (
+from gerund.training.sharded_weights import (
     OPTIMIZER,
     WEIGHTS,
     are_sharded,
@@ -33,6 +32,7 @@ from gerund.training.shards import (
     read_weights,
     write_shard,
 )
+from gerund.training.sharding import is_sharded, put_away, trained_tensors, whole
 from gerund.training.step import TrainingModule, evaluate_batches, run_step, unwrapped
 
 if TYPE_CHECKING:

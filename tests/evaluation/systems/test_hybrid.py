@@ -12,7 +12,7 @@ from gerund.evaluation.systems.bm25 import BM25Index, BM25System
 from gerund.evaluation.systems.embeddings import EmbeddingCache
 from gerund.evaluation.systems.hybrid import Fusion, HybridSystem, fused, fused_scores, fusion_named
 from gerund.evaluation.systems.language_model import CausalModelSystem, language_model_system
-from gerund.evaluation.systems.prefill import prefill
+from gerund.evaluation.systems.precomputed import precompute
 from gerund.evaluation.systems.selection import systems_of
 from gerund.evaluation.task import EvaluationConfig
 from gerund.evaluation.tasks import reranking, retrieval
@@ -172,7 +172,7 @@ def test_it_shares_no_score_with_the_model_alone(folder, tiny_folder):
     described = hybrid.describe()
     assert (described["with"], described["fusion"], described["weight"]) == ("bm25", "convex", 0.3)
     assert "weights" not in hybrid.describe()
-    prefill([hybrid, hybrid], task, EvaluationConfig())  # encodes nothing
+    precompute([hybrid, hybrid], task, EvaluationConfig())  # encodes nothing
 
 
 @pytest.mark.parametrize("names", [["hybrid"], ["hybrid", "bm25"]])

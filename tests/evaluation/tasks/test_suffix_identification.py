@@ -13,7 +13,7 @@ from gerund.evaluation.systems.language_model import language_model_system
 from gerund.evaluation.task import EvaluationConfig
 from gerund.evaluation.tasks.suffix_identification import ChoiceTask, InbookTask, accuracy, find
 from gerund.scoring.likelihood import MEASURES, Evidence
-from gerund.scoring.words import WORD_MEASURES, overlap
+from gerund.scoring.word_overlap import WORD_MEASURES, overlap
 from tests.data.test_passages import SENTENCES
 
 ROWS = [

@@ -14,7 +14,7 @@ from gerund.errors import ConfigError, DataError
 from gerund.evaluation.classifiers import RELEASED_TAGGER, train_taggers
 from gerund.evaluation.run import evaluate
 from gerund.evaluation.sets.conll import COLUMNS, read_conll
-from gerund.evaluation.systems import prefill
+from gerund.evaluation.systems import precomputed
 from gerund.evaluation.systems.bm25 import BM25System
 from gerund.evaluation.systems.language_model import language_model_system
 from gerund.evaluation.systems.selection import systems_of
@@ -281,8 +281,10 @@ def test_an_evaluation_reads_the_words_of_many_plans_once(
     tasks: dict[str, TokenTask], tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     passes = []
-    each = prefill.encode_tokens_each
-    monkeypatch.setattr(prefill, "encode_tokens_each", lambda *args, **more: passes.append(1) or each(*args, **more))
+    each = precomputed.encode_tokens_each
+    monkeypatch.setattr(
+        precomputed, "encode_tokens_each", lambda *args, **more: passes.append(1) or each(*args, **more)
+    )
     lm = gerund.load(tiny_folder, attention="causal", dtype="float32")
     other = lm.with_encoder(gerund.load(tiny_folder, attention="mask0-bidir", k=2).encoder)
     systems = [*systems_of([lm]), language_model_system("other", other)]

@@ -19,7 +19,7 @@ from gerund.evaluation.systems.language_model import language_model_system
 from gerund.evaluation.task import EvaluationConfig
 from gerund.evaluation.tasks.writing import DECODINGS, Passage, Writing, _cut_up, find
 from gerund.evaluation.text_metrics import mauve, rep_n, rep_sentences, rep_window, sentences_of
-from gerund.scoring.words import content_overlap, overlap
+from gerund.scoring.word_overlap import content_overlap, overlap
 
 WORDS = ["the", "a", "cat", "hat", "in", "an", "inn", "thin", "man", "ran.", "here", "there.", "then", "other"]
 

@@ -9,9 +9,9 @@ import torch
 import gerund
 from gerund import AttentionPlan, ConfigError, EncoderConfig, TextError
 from gerund.config import METHODS
-from gerund.inference.encode.beside import placeholder_embedding
+from gerund.encoder_methods import NAMED, templates_of
+from gerund.inference.encode.layer_mixing import placeholder_embedding
 from gerund.language_model import LanguageModel
-from gerund.methods import NAMED, templates_of
 from gerund.models.settings_file import saved_fields, settings_from
 from gerund.spec import EncoderSpec
 from gerund.types import Rendered

@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from gerund.attention.pauses import pause, pausing
-from gerund.attention.side_by_side import SideBySide
+from gerund.attention.layer_pauses import pause, pausing
+from gerund.attention.ragged_batch import SideBySide
 from gerund.inference.generate import reproducibility
-from gerund.inference.generate.bare import bare
 from gerund.inference.generate.prefixes import BLOCK, Prefixes
 from gerund.inference.generate.reproducibility import check_batching
 from gerund.inference.generate.slots import Slots, unfit
+from gerund.inference.generate.without_hooks import bare
 from gerund.language_model import LanguageModel
 from tests.tiny import byte_tokenizer, tiny
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from gerund.attention.bound import BoundPlan
+from gerund.attention.bound_plan import BoundPlan
 from gerund.attention.interface import attach
 from gerund.attention.masks import hybrid_visible, visible
 from gerund.attention.plan import AttentionPlan, Direction, View

@@ -7,8 +7,8 @@ from tokenizers import processors
 from transformers import LlamaForCausalLM
 
 from gerund.errors import ModelError, TextError
-from gerund.inference.likelihood import token_head
-from gerund.inference.likelihood.token_head import TokenHead
+from gerund.inference.likelihood import lm_head
+from gerund.inference.likelihood.lm_head import TokenHead
 from gerund.inference.likelihood.tokens import continuation_logprobs, sequence_logprobs
 from tests.tiny import CONFIGS, REFUSED, VOCAB, byte_tokenizer, tiny
 
@@ -42,7 +42,7 @@ def model_and_tokenizer(name="llama", bos=True, **changes):
 @pytest.mark.parametrize("name, changes", [*[(name, {}) for name in [*CONFIGS, *REFUSED]], *SCALED])
 def test_every_token_scores_as_in_the_logits_of_its_sequence_alone(name, changes, side, monkeypatch):
     # Three rows of logits at once: the parts have to be put together again.
-    monkeypatch.setattr(token_head, "_LOGITS_AT_ONCE", 3 * VOCAB)
+    monkeypatch.setattr(lm_head, "_LOGITS_AT_ONCE", 3 * VOCAB)
     model, tokenizer = tiny(name, **changes), byte_tokenizer()
     tokenizer.padding_side = side
     ids = sequences()

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from gerund.attention.interface import attach
+from gerund.attention.layouts import attach_streams, decoder_layers
 from gerund.attention.plan import AttentionPlan
-from gerund.attention.streams import attach_streams, decoder_layers
 from gerund.inference.inspection import causal_plan, mean_maps
 from gerund.reporting.plots.attention import MOST_LAYERS, attention_figure, pick_layers
 from tests.tiny import N_LAYERS, tiny

@@ -10,10 +10,10 @@ import pytest
 import gerund
 from gerund.data.passages import cut_to_words
 from gerund.errors import ConfigError, DataError
-from gerund.inference.generate.like_length import fitting
+from gerund.inference.generate.length_matching import fitting
 from gerund.jobs import engines
 from gerund.jobs.engine import LocalEngine
-from gerund.scoring.words import OverlapScorer
+from gerund.scoring.word_overlap import OverlapScorer
 from gerund.training import negative_passages
 from gerund.training.negatives import NegativesConfig, make_negatives
 from tests.cli.helpers import run_cli

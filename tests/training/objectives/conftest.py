@@ -8,7 +8,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from gerund.attention.interface import attach
-from gerund.attention.streams import attach_streams, decoder_layers
+from gerund.attention.layouts import attach_streams, decoder_layers
 from gerund.training.corpus.formatting import InputFormatter
 from tests.training.conftest import sentences
 

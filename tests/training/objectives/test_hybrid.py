@@ -9,7 +9,7 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 
-from gerund.attention.bound import BoundPlan
+from gerund.attention.bound_plan import BoundPlan
 from gerund.attention.plan import AttentionPlan
 from gerund.training.corpus.formatting import InputFormatter
 from gerund.training.losses.vocabulary import causal_loss

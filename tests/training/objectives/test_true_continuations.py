@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from gerund.errors import DataError
-from gerund.scoring.words import OverlapScorer
+from gerund.scoring.word_overlap import OverlapScorer
 from gerund.training.corpus.passages import read_passages
 from gerund.training.losses import contrastive as losses
 from gerund.training.negatives import NegativesConfig, make_negatives

@@ -27,8 +27,8 @@ from gerund.training.processes import by_the_first, demand_shared_folder, one_a_
 from gerund.training.recipe import load_recipe
 from gerund.training.run import _gathered, _start, train
 from gerund.training.run_folder import newest_checkpoint
+from gerund.training.sharded_weights import WEIGHTS, read_weights
 from gerund.training.sharding import is_sharded, trained_tensors, whole
-from gerund.training.shards import WEIGHTS, read_weights
 from gerund.training.step import StepData, TrainingModule, process_count, run_step
 from gerund.training.trainable_model import prepare_model
 from gerund.training.trainer import GerundTrainer

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from gerund.config import EncoderConfig
+from gerund.encoder_methods import NO_TRANSFORM
 from gerund.entry import load
 from gerund.errors import ConfigError
 from gerund.evaluation.encoder_configs import label_of
@@ -21,7 +22,6 @@ from gerund.evaluation.systems.language_model import LanguageModelSystem, langua
 from gerund.evaluation.systems.sentence_transformers import SentenceTransformersSystem
 from gerund.generative_model import GenerativeModel
 from gerund.language_model import LanguageModel
-from gerund.methods import NO_TRANSFORM
 from gerund.spec import EncoderSpec, ModelSpec
 
 

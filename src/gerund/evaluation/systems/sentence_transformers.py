@@ -13,7 +13,7 @@ import numpy as np
 
 from gerund.errors import MissingDependencyError, ModelError
 from gerund.evaluation.systems.base import Encoder
-from gerund.models.guarding import quiet
+from gerund.models.library_calls import quiet
 from gerund.models.sources import looks_local
 from gerund.progress import progress
 

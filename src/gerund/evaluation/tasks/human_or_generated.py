@@ -21,7 +21,7 @@ from gerund.evaluation.sets.corpora import read_texts, test_files
 from gerund.evaluation.systems.base import Generates
 from gerund.evaluation.task import EvaluationConfig, Task
 from gerund.evaluation.tasks.suffix_identification import SuffixTask
-from gerund.inference.generate.like_length import continuations_of_length
+from gerund.inference.generate.length_matching import continuations_of_length
 
 if TYPE_CHECKING:
     from gerund.language_model import LanguageModel

@@ -22,9 +22,9 @@ from gerund.evaluation.sets.corpora import read_texts, test_files
 from gerund.evaluation.systems.base import Generates, HasLikelihoods
 from gerund.evaluation.systems.language_model import scorer_of
 from gerund.evaluation.task import EvaluationConfig, Examples, Score, Side, Task
-from gerund.scoring.hardest import Hardest
+from gerund.scoring.hard_negatives import Hardest
 from gerund.scoring.registry import fixed_scorer
-from gerund.scoring.words import WORD_MEASURES
+from gerund.scoring.word_overlap import WORD_MEASURES
 
 _MAIN = "avg_cll"
 _SCORER = "scorer"

@@ -27,7 +27,7 @@ from gerund.evaluation.text_metrics import rep_n, rep_sentences, rep_window, sen
 from gerund.progress import progress
 from gerund.scoring.names import OWN
 from gerund.scoring.registry import find_scorer
-from gerund.scoring.words import content_overlap, overlap, words_of
+from gerund.scoring.word_overlap import content_overlap, overlap, words_of
 
 if TYPE_CHECKING:
     from gerund.language_model import LanguageModel

@@ -18,8 +18,8 @@ from transformers import DynamicCache
 
 from gerund.attention.recurrent import keeps_states
 from gerund.errors import GerundError
+from gerund.inference.encode.bfloat16_check import ENOUGH, SAMPLE_TEXTS, smallest_cosine
 from gerund.inference.encode.positions import takes_positions
-from gerund.inference.encode.precision import ENOUGH, SAMPLE_TEXTS, smallest_cosine
 from gerund.inference.encode.runtime import EncoderRuntime, default_batch_tokens, in_batches, pooled
 from gerund.inference.generate.preallocated_cache import PreallocatedLayer, preallocated_cache
 from gerund.inference.tokens import InputFormat, Tokens, tokenize

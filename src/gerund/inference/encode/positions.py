@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 import torch
 from transformers import PreTrainedModel
 
-from gerund.attention.shared import counts_rows
+from gerund.attention.layer_handover import counts_rows
 
 
 def takes_positions(model: PreTrainedModel) -> bool:

@@ -13,21 +13,21 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from gerund.attention.bound import BoundPlan
+from gerund.attention.bound_plan import BoundPlan
+from gerund.attention.kv_embedding import Rerouting
 from gerund.attention.plan import ResolvedPlan
-from gerund.attention.rerouting import Rerouting
 from gerund.config import EncoderConfig, whole_number
+from gerund.encoder_methods import rerouted_layers
 from gerund.errors import ConfigError, ResourceError
-from gerund.inference.encode.beside import Beside
+from gerund.inference.encode.layer_mixing import Beside
 from gerund.inference.encode.positions import takes_positions
 from gerund.inference.tokens import Tokens, context_length, placed_ids, token_batches
 from gerund.jobs.unfinished import EncodingPass
-from gerund.methods import rerouted_layers
 from gerund.models.adapters import active_adapter
 from gerund.models.encoder_decoder import encoder_of, is_encoder_decoder
 from gerund.models.heads import ProjectionHead
 from gerund.models.pooling import pool
-from gerund.models.transforms import Transform
+from gerund.models.vector_transforms import Transform
 from gerund.poolings import POOLINGS
 from gerund.progress import progress
 

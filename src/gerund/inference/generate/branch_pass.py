@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
-from gerund.attention.branches import Branches, Trunk
+from gerund.attention.branch_attention import Branches, Trunk
 from gerund.attention.interface import FUSED
 from gerund.errors import GerundError
 from gerund.inference.encode.positions import takes_positions

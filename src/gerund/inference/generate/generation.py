@@ -17,12 +17,12 @@ from transformers import LogitsProcessor, PreTrainedModel, PreTrainedTokenizerBa
 
 from gerund.config import whole_number
 from gerund.errors import ConfigError
-from gerund.inference.generate.in_turn import write_in_turn
-from gerund.inference.generate.own_loop import Asked, Cancelled, end_ids, own_loop
+from gerund.inference.generate.continuous_batching import write_in_turn
 from gerund.inference.generate.prompts import Prompt, prompt_ids
 from gerund.inference.generate.rows import Emit, Row, Vocabulary, Writing, advance
 from gerund.inference.generate.sampling import request_seeds, sample_seed
 from gerund.inference.generate.settings import GenerationConfig
+from gerund.inference.generate.transformers_loop import Asked, Cancelled, end_ids, transformers_loop
 from gerund.inference.tokens import context_length
 from gerund.models.encoder_decoder import is_encoder_decoder
 from gerund.types import Generation
@@ -189,7 +189,7 @@ def _run(
 ) -> None:
     """Write rows to their ends, all in one batch."""
     stop = _Done(rows, cancelled or threading.Event())
-    own_loop(model, tokenizer, prompts, _Chooser(rows), stop, room=room, decode=decode)
+    transformers_loop(model, tokenizer, prompts, _Chooser(rows), stop, room=room, decode=decode)
     if stop.cancelled.is_set():
         raise Cancelled
 

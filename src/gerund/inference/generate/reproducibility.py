@@ -16,8 +16,8 @@ from torch import Tensor
 from transformers import LogitsProcessor, PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteria
 
 from gerund.errors import GerundError
-from gerund.inference.generate.own_loop import own_loop
 from gerund.inference.generate.slots import MOST_ROWS_MORE, Slots, unfit
+from gerund.inference.generate.transformers_loop import transformers_loop
 from gerund.types import Promise
 
 # Tokens of a prompt that are read at least where the rest is known: fewer take other kernels.
@@ -169,7 +169,7 @@ def _by_own_loop(
 ) -> Tensor:
     """Return the logits ``(tokens, V)`` that transformers' own loop sees while these tokens are written."""
     dictated = _Dictated(written)
-    own_loop(model, tokenizer, [ids], dictated, _Never(), room=len(written))
+    transformers_loop(model, tokenizer, [ids], dictated, _Never(), room=len(written))
     return torch.stack(dictated.seen)
 
 

@@ -16,13 +16,13 @@ from transformers import Cache, DynamicCache, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin, DynamicLayer
 
 from gerund.attention.interface import ADDITIVE, FUSED
+from gerund.attention.layer_handover import hands_on
+from gerund.attention.layouts import decoder_layers
 from gerund.attention.masked import has_indexer, way_of
-from gerund.attention.shared import hands_on
-from gerund.attention.side_by_side import STEP, Rest, SideBySide
-from gerund.attention.streams import decoder_layers
+from gerund.attention.ragged_batch import STEP, Rest, SideBySide
 from gerund.errors import ResourceError
 from gerund.inference.encode.positions import takes_positions
-from gerund.inference.generate.bare import bare
+from gerund.inference.generate.without_hooks import bare
 from gerund.models.encoder_decoder import is_encoder_decoder
 
 # Rows are filled up to a multiple of this at most.

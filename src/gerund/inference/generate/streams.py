@@ -11,8 +11,8 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, TypeVar
 
-from gerund.inference.generate.own_loop import Cancelled
 from gerund.inference.generate.rows import Emit, Piece
+from gerund.inference.generate.transformers_loop import Cancelled
 from gerund.types import Generation
 
 # Work that hands out pieces until it is done or the event is set.

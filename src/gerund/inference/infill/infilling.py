@@ -21,8 +21,8 @@ from gerund.config import INFILL_METHODS, MOST_AT_ONCE, InfillMethod, Sampling, 
 from gerund.errors import ConfigError, TextError
 from gerund.inference.encode.runtime import EncoderRuntime
 from gerund.inference.generate.detokenizing import continuation_text
-from gerund.inference.generate.own_loop import end_ids
 from gerund.inference.generate.prompts import prompt_ids
+from gerund.inference.generate.transformers_loop import end_ids
 from gerund.inference.infill.blanks import BlankedText, growing_ids
 from gerund.inference.infill.span_pass import Context
 from gerund.inference.infill.span_search import Path, beamed, ended, sampled, write

@@ -16,15 +16,15 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from gerund.attention.bound import BoundPlan
-from gerund.attention.growing import GrowingHybrid
+from gerund.attention.bound_plan import BoundPlan
 from gerund.attention.masked import has_indexer
 from gerund.attention.recurrent import keeps_states
+from gerund.attention.span_cache import GrowingHybrid
 from gerund.errors import ModelError, UnsupportedModelError
 from gerund.inference.encode.positions import takes_positions
 from gerund.inference.encode.runtime import EncoderRuntime
 from gerund.inference.generate.preallocated_cache import preallocated_cache
-from gerund.inference.likelihood.token_head import TokenHead
+from gerund.inference.likelihood.lm_head import TokenHead
 from gerund.models.adapters import active_adapter
 
 

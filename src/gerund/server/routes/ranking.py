@@ -13,7 +13,7 @@ from fastapi import APIRouter, Request
 from gerund.inference.text_ids import encode_texts
 from gerund.inference.tokens import check_unicode
 from gerund.models.pooling import unit
-from gerund.scoring.measures import check_relevance
+from gerund.scoring.relevance_measures import check_relevance
 from gerund.server.encoding import cosines, encoded
 from gerund.server.errors import ApiError, api_error, blamed
 from gerund.server.routes.common import Served

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from gerund.attention.streams import decoder_layers, hidden_of
+from gerund.attention.layouts import decoder_layers, hidden_of
 from gerund.models.pooling import pool
 from gerund.training.losses.by_length import Batch
 from gerund.training.losses.vectors import VectorEncoder

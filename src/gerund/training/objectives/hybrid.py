@@ -282,7 +282,7 @@ class HybridLosses(TokenLosses):
         """Return the summed cross-entropies; MAGNET, equations 2 and 4 without their constant divisors."""
         import torch
 
-        from gerund.attention.bound import BoundPlan
+        from gerund.attention.bound_plan import BoundPlan
         from gerund.training.losses.vocabulary import head_of, token_loss
 
         span_BT = batch["span"] if self.has_spans else None

@@ -118,7 +118,7 @@ class RankgenObjective(Objective):
 
     def extra_files(self) -> Iterator[Callable[[Path], None]]:
         """Yield what writes the scorer beside the model."""
-        from gerund.scoring.dual import ScorerConfig, write_scorer
+        from gerund.scoring.dual_encoder import ScorerConfig, write_scorer
 
         config, batches = cast("RankgenConfig", self.config), cast("PassageBatches", self.batches)
         projection = cast("ContrastiveLosses", self.losses).projection

@@ -5,7 +5,7 @@ import pytest
 
 from gerund.errors import ConfigError
 from gerund.models.pooling import unit
-from gerund.precision import PRECISIONS, nearest, quantize, ranges_of, restore
+from gerund.quantization import PRECISIONS, nearest, quantize, ranges_of, restore
 
 VECTORS = unit(np.random.default_rng(0).normal(size=(200, 37))).astype(np.float32)
 QUERIES = unit(VECTORS[:20] + 0.1 * np.random.default_rng(1).normal(size=(20, 37))).astype(np.float32)

@@ -10,7 +10,7 @@ Knows: positions, spans, padding. Does not know: models, caches.
 import torch
 from torch import Tensor
 
-from gerund.attention.bound import BoundPlan
+from gerund.attention.bound_plan import BoundPlan
 from gerund.attention.masks import Near, hybrid_visible
 from gerund.attention.plan import AttentionPlan, View
 from gerund.errors import UnsupportedModelError

@@ -44,7 +44,7 @@ class Cancelled(Exception):  # noqa: N818 - nothing went wrong
 
 
 @torch.no_grad()
-def own_loop(
+def transformers_loop(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     prompts: Sequence[Sequence[int]],

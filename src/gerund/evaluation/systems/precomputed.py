@@ -21,7 +21,7 @@ from gerund.inference.tokens import Tokens
 _MOST_BYTES = 1 << 30
 
 
-def prefill(systems: Sequence[System], task: Task, config: EvaluationConfig) -> None:
+def precompute(systems: Sequence[System], task: Task, config: EvaluationConfig) -> None:
     """Fill the caches of systems that are the same model under several plans with the vectors of a task.
 
     Layers that two plans share run once. Systems without a cache, alone with their model, whose plan
@@ -62,7 +62,7 @@ def word_groups(systems: Sequence[System], sentences: Sequence[Sequence[str]]) -
 
 
 @contextmanager
-def prefilled_words(
+def precomputed_words(
     group: Sequence[System],
     sentences: Sequence[Sequence[str]],
     *,

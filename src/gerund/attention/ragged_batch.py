@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from gerund.attention.bound import BoundPlan
+from gerund.attention.bound_plan import BoundPlan
 from gerund.attention.masks import Near
 from gerund.attention.plan import AttentionPlan, ResolvedPlan
 from gerund.errors import UnsupportedModelError

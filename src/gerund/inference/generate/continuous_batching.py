@@ -13,11 +13,11 @@ from collections.abc import Sequence
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from gerund.inference.generate.own_loop import Asked, Cancelled
 from gerund.inference.generate.reproducibility import check_batching
 from gerund.inference.generate.rows import Row
+from gerund.inference.generate.slot_writers import Writers
 from gerund.inference.generate.slots import unfit
-from gerund.inference.generate.writers import Writers
+from gerund.inference.generate.transformers_loop import Asked, Cancelled
 from gerund.inference.tokens import context_length
 
 # Tokens to write at most, above which it is worth finding out what can be promised.

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gerund.attention.bound import BoundPlan, layer_window
+from gerund.attention.bound_plan import BoundPlan, layer_window
 from gerund.attention.masks import Chunk
 from gerund.attention.plan import AttentionPlan
 from gerund.errors import UnsupportedModelError

@@ -14,11 +14,11 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from gerund.attention.interface import attach
+from gerund.attention.layouts import attach_streams, decoder_layers
 from gerund.attention.plan import ResolvedPlan
 from gerund.attention.probe import verify
 from gerund.attention.recurrent import kind_of
-from gerund.attention.streams import attach_streams, decoder_layers
-from gerund.models.guarding import guarded
+from gerund.models.library_calls import guarded
 from gerund.models.weights import LAYER_COUNTS
 
 _VOCABULARY = 64

@@ -21,11 +21,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from gerund.config import FORMAT, EncoderConfig, read_settings
+from gerund.encoder_methods import PromptText
 from gerund.errors import ConfigError, DataError, unknown_name
 from gerund.inference.encode.incremental import IncrementalEncoder, can_encode_incrementally
 from gerund.inference.text_ids import encode_texts
 from gerund.inference.tokens import keep_end
-from gerund.methods import PromptText
 from gerund.models.opening import default_encoder_config, open_model
 from gerund.models.pooling import unit
 from gerund.models.settings_file import read_saved, saved_fields, settings_from

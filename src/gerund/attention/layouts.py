@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
-from gerund.attention.bound import BoundPlan
+from gerund.attention.bound_plan import BoundPlan
+from gerund.attention.layer_pauses import pause
 from gerund.attention.masked import attach_masked
-from gerund.attention.pauses import pause
 from gerund.attention.plan import Stream
 from gerund.attention.recurrent import attach_recurrent, handed_down, kind_of
 from gerund.errors import ConfigError, UnsupportedModelError

@@ -11,7 +11,7 @@ import copy
 from torch import nn
 from transformers import PreTrainedModel
 
-from gerund.attention.streams import is_stream_hook
+from gerund.attention.layouts import is_stream_hook
 from gerund.models.adapters import own_module
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from gerund.scoring.hardest import Hardest
+from gerund.scoring.hard_negatives import Hardest
 from gerund.scoring.vectors import VectorScorer
 
 

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gerund.attention.bound import BoundPlan
-from gerund.attention.streams import hidden_of
+from gerund.attention.bound_plan import BoundPlan
+from gerund.attention.layouts import hidden_of
 from gerund.errors import DataError
 from gerund.inference.encode.runtime import EncoderRuntime, in_batches
 from gerund.inference.tokens import Tokens

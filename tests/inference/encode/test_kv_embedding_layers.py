@@ -12,9 +12,9 @@ import gerund
 from gerund import AttentionPlan, ConfigError, EncoderConfig, UnsupportedModelError
 from gerund.attention.interface import FUSED
 from gerund.attention.masks import visible
-from gerund.inference.encode.rerouting import chosen_layers, intrinsic_dimension
+from gerund.encoder_methods import rerouted_layers
+from gerund.inference.encode.kv_embedding_layers import chosen_layers, intrinsic_dimension
 from gerund.language_model import LanguageModel
-from gerund.methods import rerouted_layers
 from gerund.spec import parse_encoder_spec
 from tests.inference.encode.test_methods import ROOM, TEXTS, build
 

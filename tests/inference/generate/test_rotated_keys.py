@@ -5,7 +5,7 @@ import torch
 from transformers import DynamicCache
 
 from gerund import ConfigError, EncoderConfig
-from gerund.inference.generate.turned_keys import turns_of
+from gerund.inference.generate.rotated_keys import turns_of
 from gerund.language_model import LanguageModel
 from tests.tiny import byte_tokenizer, tiny
 

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gerund.attention.kv_embedding import Rerouting
 from gerund.attention.masks import Chunk, Near, padding_side, visible
 from gerund.attention.plan import Direction, ResolvedPlan, Stream, View
-from gerund.attention.rerouting import Rerouting
 from gerund.errors import ConfigError, UnsupportedModelError
 
 # Called with a layer, whether this is its second pass, and its attention probabilities (B, heads, T, T).

@@ -12,7 +12,7 @@ from gerund.attention.plan import AttentionPlan
 from gerund.config import Rerank, Sampling
 from gerund.errors import TextError
 from gerund.inference.encode.incremental import IncrementalEncoder
-from gerund.scoring.dual import DualScorer, ScorerConfig
+from gerund.scoring.dual_encoder import DualScorer, ScorerConfig
 
 SAMPLING = Sampling(temperature=1.0, seed=5)
 PROMPTS = ["the cat sat in", "an inn"]
@@ -71,7 +71,7 @@ def test_what_a_search_has_read_goes_with_it(tiny_folder):
     gc.disable()
     try:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("gerund.scoring.dual.IncrementalEncoder", Watched)
+            patch.setattr("gerund.scoring.dual_encoder.IncrementalEncoder", Watched)
             lm.generate(PROMPTS, 6, SAMPLING, rerank=Rerank(2, beams=2, every=2, scorer=scorer))
         assert found
         assert all(one() is None for one in found)
