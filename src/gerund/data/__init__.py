@@ -1,1 +1,1 @@
-"""Reads documents and makes training data of them."""
+"""Files of texts: documents read, training data made of them, and vectors of whole files."""

@@ -1,1 +1,1 @@
-"""Writing an encoder for other tools: merged weights, folders for sentence-transformers, converted checkpoints."""
+"""Models written for other tools: merged weights, sentence-transformers, ONNX, OpenVINO, GGUF."""

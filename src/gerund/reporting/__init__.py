@@ -1,4 +1,4 @@
-"""Everything that shows results: tables, ``results.json``, plots, and pages of one HTML file each.
+"""What shows results: tables, ``results.json``, plots, and pages of one HTML file each.
 
 ``evaluation`` writes the report of an evaluation, ``pages`` has a module for each page, and ``plots`` turns numbers
 into figures.

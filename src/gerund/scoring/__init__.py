@@ -1,1 +1,1 @@
-"""Says which continuation belongs to a prefix."""
+"""Scores: which continuation belongs to a prefix, and which document to a query."""

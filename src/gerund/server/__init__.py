@@ -1,1 +1,1 @@
-"""The server: OpenAI's interface, Cohere's rerank and infilling, over HTTP, in front of one engine."""
+"""The server, in front of one engine: the interfaces of OpenAI and Cohere, infilling, search, attention, a page."""

@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from gerund.errors import GerundError
 from gerund.server.errors import GONE, ApiError, api_error
 from gerund.server.gate import Gate
-from gerund.server.routes import attention, embeddings, infilling, page, ranking, search, state, tokens, writing
+from gerund.server.routes import attention, embeddings, page, ranking, search, state, tokens, writing
 from gerund.server.routes.common import ERRORS
 from gerund.server.schemas.base import worst
 from gerund.server.service import Service
@@ -32,7 +32,7 @@ def make_app(service: Service, keys: Sequence[str] = ()) -> Gate:
     """
     app = FastAPI(title="gerund", version=__version__, responses=ERRORS, docs_url=None, redoc_url=None)
     app.state.service = service
-    for part in (state, writing, infilling, embeddings, ranking, search, attention, tokens, page):
+    for part in (state, writing, embeddings, ranking, search, attention, tokens, page):
         app.include_router(part.router)
     # What FastAPI would declare by itself is never sent.
     usual = app.openapi

@@ -1,1 +1,1 @@
-"""The tasks, one file a kind; each file finds its tasks in a folder of data."""
+"""The tasks, one file a kind: found in a folder of data, or fetched by name from MTEB and lm-eval."""

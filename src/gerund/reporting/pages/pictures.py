@@ -1,6 +1,6 @@
 """Which pictures a comparison calls for, and those drawn that can be.
 
-Knows: comparisons, systems, tasks, what ``plotting`` draws. Does not know: pages.
+Knows: comparisons, systems, tasks, what ``plots`` draws. Does not know: pages.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,4 +1,4 @@
-"""``/v1/chat/completions`` and ``/v1/completions``: OpenAI's two ways to have a text written.
+"""``/v1/chat/completions`` and ``/v1/completions``, OpenAI's two ways to have a text written, and ``/infill``.
 
 Knows: which field means what. Does not know: how anything is written.
 """
@@ -12,7 +12,7 @@ from gerund.server import infilling
 from gerund.server.choices import Form
 from gerund.server.errors import ApiError, api_error, blamed
 from gerund.server.routes.common import STREAMS, Served
-from gerund.server.schemas.writing import USUAL_COMPLETION, ChatRequest, CompletionRequest, Writing
+from gerund.server.schemas.writing import USUAL_COMPLETION, ChatRequest, CompletionRequest, InfillRequest, Writing
 from gerund.server.writing import WritingRequest, answer, stream
 
 router = APIRouter(tags=["writing"])
@@ -72,6 +72,13 @@ async def completions(body: CompletionRequest, request: Request, service: Served
     )
     form = Form("text", service.names[0], echoes=echoes, choices=body.choices)
     return await (stream if body.stream else answer)(service, request, asked, form)
+
+
+@router.post("/infill")
+async def infill(body: InfillRequest, request: Request, service: Served) -> dict[str, Any]:
+    """Fill the gaps of a text, seeing both sides of them."""
+    service.demand_model(body.model)
+    return await infilling.fill(service, request, body)
 
 
 def _wants_usage(body: Writing) -> bool:

@@ -1,1 +1,1 @@
-"""What clients may send, as pydantic models: one for each route that takes a body."""
+"""What clients may send, as pydantic models: the bodies of all routes and their parts."""

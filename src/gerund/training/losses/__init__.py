@@ -1,1 +1,1 @@
-"""The mathematics of the objectives: tensors in, sums out."""
+"""The mathematics of the objectives: losses on tensors, and what they are computed from."""
