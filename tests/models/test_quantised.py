@@ -74,3 +74,39 @@ def test_eight_bits_are_read_encode_generate_and_are_saved(tmp_path):
     lm.save(tmp_path / "saved")
     again = gerund.load(tmp_path / "saved", dtype="float32")
     assert abs(again.encode(TEXTS) - lm.encode(TEXTS)).max() < 1e-5
+
+
+# The sixteen numbers of four bits: a sign, two bits of exponent, one of mantissa (OCP Microscaling, E2M1).
+FOUR_BITS = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+FOUR_BITS = torch.cat([FOUR_BITS, -FOUR_BITS])
+
+
+def to_mxfp4(folder, plain):
+    """Store the experts in four bits with an exponent for each 32 numbers, as gpt-oss is; `plain` gets their meaning."""
+    stored = load_file(folder / "model.safetensors")
+    meant = dict(stored)
+    generator = torch.Generator().manual_seed(0)
+    for name in [name for name in stored if name.endswith(("gate_up_proj", "down_proj"))]:
+        experts, width, outputs = stored.pop(name).shape
+        codes = torch.randint(0, 16, (experts, outputs, width // 32, 32), generator=generator)
+        exponents = torch.randint(118, 122, (experts, outputs, width // 32), generator=generator)
+        stored[f"{name}_blocks"] = (codes[..., 0::2] + 16 * codes[..., 1::2]).to(torch.uint8)
+        stored[f"{name}_scales"] = exponents.to(torch.uint8)
+        numbers = FOUR_BITS[codes] * 2.0 ** (exponents[..., None] - 127)
+        meant[name] = numbers.reshape(experts, outputs, width).transpose(1, 2).contiguous()
+    save_file(stored, folder / "model.safetensors", {"format": "pt"})
+    save_file(meant, plain / "model.safetensors", {"format": "pt"})
+    change(folder, quant_method="mxfp4", modules_to_not_convert=[])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU has kernels for four bits, which need large experts")
+def test_four_bits_of_gpt_oss_are_the_numbers_that_they_mean(tmp_path):
+    folders = [save_tiny(tmp_path / name, "gpt_oss", intermediate_size=64) for name in ("mxfp4", "plain")]
+    to_mxfp4(*folders)
+    lm, plain = (gerund.load(folder, attention="mask0-bidir", k=2, dtype="float32") for folder in folders)
+    assert abs(lm.encode(TEXTS) - plain.encode(TEXTS)).max() < 1e-5
+    assert lm.generate(TEXTS, 4) == plain.generate(TEXTS, 4)
+    lm.save(tmp_path / "saved")
+    again = gerund.load(tmp_path / "saved", dtype="float32")
+    assert abs(again.encode(TEXTS) - lm.encode(TEXTS)).max() < 1e-5
