@@ -87,6 +87,13 @@ def test_skips_are_kept_by_our_own_class(tiny_folder: Path, tmp_path: Path) -> N
     assert_same(lm, custom(lm, tmp_path / "out", "skips"))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("recurrent", ["causal", "both"])
+def test_hybrid_models_by_our_own_class(tmp_path: Path, recurrent: str) -> None:
+    lm = load(save_tiny(tmp_path / "base", "lfm2"), attention=AttentionPlan("bidir", recurrent=recurrent))
+    assert_same(lm, custom(lm, tmp_path / "out", ""), (None, "query:"))
+
+
 def test_a_plan_that_comes_to_bidir(tiny_folder: Path, tmp_path: Path) -> None:
     lm = load(tiny_folder, attention="inplace-bidir", k=4)
     assert_same(lm, plain(lm, tmp_path / "out"))
