@@ -47,9 +47,8 @@ class LanguageModel(GenerativeModel):
     """
 
     def __repr__(self) -> str:
-        plan = self.encoder.attention.with_defaults(self.n_layers)
-        k = "" if plan.k is None else f", k={plan.k}"
-        return f"<LanguageModel {self.name}: {plan.name}{k}, {self.encoder.pooling}, {self.dimensions} dimensions>"
+        plan = self.encoder.attention.label(self.n_layers)
+        return f"<LanguageModel {self.name}: {plan}, {self.encoder.pooling}, {self.dimensions} dimensions>"
 
     def _search(
         self, prompts: Sequence[Prompt], settings: GenerationConfig, rerank: Rerank, stop: Event

@@ -82,7 +82,7 @@ FOUR_BITS = torch.cat([FOUR_BITS, -FOUR_BITS])
 
 
 def to_mxfp4(folder, plain):
-    """Store the experts in four bits with an exponent for each 32 numbers, as gpt-oss does; `plain` gets their values."""
+    """Store the experts in four bits with an exponent for each 32 numbers, as gpt-oss has; `plain` gets the values."""
     stored = load_file(folder / "model.safetensors")
     meant = dict(stored)
     generator = torch.Generator().manual_seed(0)

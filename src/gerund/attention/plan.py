@@ -252,6 +252,23 @@ class AttentionPlan:
         views = tuple(view for view, count in layouts[plan.name] for _ in range(count))
         return ResolvedPlan(views, repeats_text=plan.name == "echo", skips=_skips(plan, n_layers))
 
+    def label(self, n_layers: int) -> str:
+        """Return a short name of all that is not as usual: what tables and pictures call the plan.
+
+        >>> AttentionPlan("mask0-bidir", k=2, skips=3).label(8)
+        'mask0-bidir k=2 skips=3'
+        """
+        plan = self.with_defaults(n_layers)
+        numbers = (
+            ("k", plan.k, None),
+            ("k0", plan.k0, None),
+            ("sink", plan.sink_tokens, 1),
+            ("skips", plan.skips, None),
+        )
+        words = (("", plan.combine, "sum"), ("", plan.variant, "paper"), ("recurrent ", plan.recurrent, "causal"))
+        named = " ".join([plan.name, *(f"{name}={value}" for name, value, usual in numbers if value != usual)])
+        return ", ".join([named, *(f"{name}{value}" for name, value, usual in words if value != usual)])
+
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-ready dict that ``from_dict`` reads back."""
         # Plans without skips or turned recurrent layers are written, and hashed, as they were before there were any.

@@ -160,10 +160,7 @@ def _draw(lm: "LanguageModel", found: "AttentionInspection", shown: list[int] | 
     from gerund.reporting.plots.attention import attention_figure
     from gerund.reporting.plots.style import picture
 
-    plan = lm.encoder.attention.with_defaults(lm.n_layers)
-    numbers = [f"{name}={value}" for name, value in (("k", plan.k), ("k0", plan.k0)) if value is not None]
-    name = Path(lm.name).name
-    title = f"{name}, {' '.join([plan.name, *numbers])}, {lm.n_layers} layers"
+    title = f"{Path(lm.name).name}, {lm.encoder.attention.label(lm.n_layers)}, {lm.n_layers} layers"
     if len(found.ids) > 1:
         title += f"; mean of {len(found.ids)} texts"
     figure = attention_figure(

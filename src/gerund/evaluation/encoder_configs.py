@@ -6,8 +6,6 @@ Knows: which settings tell configs apart. Does not know: models.
 from gerund.config import EncoderConfig
 from gerund.encoder_methods import NAMED, NO_TEMPLATE
 
-_USUAL = (("combine", "", "sum"), ("variant", "", "paper"), ("recurrent", "recurrent ", "causal"))
-
 
 def label_of(config: EncoderConfig, n_layers: int) -> str:
     """Return a short name of an encoder config: what tables call it.
@@ -15,14 +13,7 @@ def label_of(config: EncoderConfig, n_layers: int) -> str:
     >>> label_of(EncoderConfig(pooling="last"), 8)
     'mask0-bidir k=4, last'
     """
-    plan = config.attention.with_defaults(n_layers)
-    numbers = [f"{name}={value}" for name in ("k", "k0") if (value := getattr(plan, name)) is not None]
-    if plan.sink_tokens != 1:
-        numbers.append(f"sink={plan.sink_tokens}")
-    if plan.skips is not None:
-        numbers.append(f"skips={plan.skips}")
-    parts = [" ".join([plan.name, *numbers])]
-    parts += [f"{prefix}{value}" for name, prefix, usual in _USUAL if (value := getattr(plan, name)) != usual]
+    parts = [config.attention.label(n_layers)]
     if config.pooling != "mean":
         parts.append(config.pooling)
     if config.append_eos:
