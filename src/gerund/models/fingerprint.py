@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from gerund.config import EncoderConfig
+from gerund.models.library_calls import ready_for_threads
 
 
 def weights_hash(state: Mapping[str, Tensor]) -> str:
@@ -30,9 +31,7 @@ def weights_hash(state: Mapping[str, Tensor]) -> str:
         digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
         return digest.digest()
 
-    # In a forked process torch makes its pool of threads anew at the first use, and fails ("Invalid thread pool") where
-    # several threads use it at once. To set the number that is set is a use.
-    torch.set_num_threads(torch.get_num_threads())
+    ready_for_threads()
     # hashlib lets go of the interpreter lock, so tensors are hashed side by side; few, since each is copied.
     with ThreadPoolExecutor(max_workers=4) as pool:
         parts = list(pool.map(one, sorted(state)))

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from transformers.utils import logging as hf_logging
 
 from gerund.errors import GerundError, ModelError
@@ -45,6 +46,15 @@ def quiet() -> Iterator[None]:
                     hf_logging.enable_progress_bar()
 
 
+def ready_for_threads() -> None:
+    """Have torch's pool of threads, before several threads use torch at once.
+
+    A forked process makes the pool anew at the first use, and two first uses at once fail ("Invalid thread pool").
+    Setting the number of threads that is set is a use.
+    """
+    torch.set_num_threads(torch.get_num_threads())
+
+
 def guarded(what: str, load: Any, *arguments: Any, **options: Any) -> Any:
     """Call a loader of transformers, quietly, and turn whatever it raises into one sentence.
 
@@ -60,6 +70,7 @@ def guarded(what: str, load: Any, *arguments: Any, **options: Any) -> Any:
     try:
         with quiet(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
+            ready_for_threads()  # transformers reads weights in several
             return load(*arguments, **options)
     except (GerundError, KeyboardInterrupt, SystemExit, GeneratorExit):
         raise
