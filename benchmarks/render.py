@@ -64,6 +64,7 @@ PAGE = (
     Section("## Other runtimes", ("runtimes",)),
     Section("## Choosing a plan", ("sweep",)),
     Section("## The papers' plans on two small models", ("quality-plans",)),
+    Section("### Recurrent layers read both ways", ("hybrids",)),
     Section("## Methods without training", ("training_free",)),
     Section("## Evaluation", ("quality-evaluation",)),
     Section("## Searching one's own documents", ("index",)),
