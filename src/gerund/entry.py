@@ -56,7 +56,8 @@ def load(
     """Load a decoder-only language model that also encodes, or a T5.
 
     What is left out comes from the folder's ``gerund.json``; without one the plan is ``mask0-bidir`` with k
-    about 0.45 of the layers, and the pooling is the mean. A T5 has an encoder of its own, whose plan is ``bidir``.
+    about 0.45 of the layers (and ``recurrent="both"`` where no layer attends), and the pooling is the mean. A T5 has an
+    encoder of its own, whose plan is ``bidir``.
 
     Args:
         model: a folder, a hub id, None (or ``default``) for the bundled model; or a :class:`ModelSpec`, whose settings
@@ -173,7 +174,7 @@ def _keeps_scorer(lm: LanguageModel, spec: ModelSpec, folder: Path) -> bool:
 def _saved_config(lm: TextEncoder, folder: Path) -> EncoderConfig | None:
     """Return how ``gerund.json`` in a folder says that a model of this kind is read; None where there is none."""
     saved = read_saved(folder)
-    return None if saved is None else saved.applied_to(default_encoder_config(lm.model))
+    return None if saved is None else saved.applied_to(default_encoder_config(lm.model.config))
 
 
 def _demand_same_weights(lm: TextEncoder, other: str | Path) -> None:

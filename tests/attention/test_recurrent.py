@@ -16,13 +16,14 @@ from gerund.attention.probe import probe, verify
 from gerund.attention.recurrent import kind_of
 from gerund.attention.sweep import Sweep
 from gerund.config import EncoderConfig
+from gerund.entry import load
 from gerund.errors import ConfigError, UnsupportedModelError
 from gerund.language_model import LanguageModel
 from gerund.models.fingerprint import fingerprint
 from gerund.spec import EncoderSpec, parse_encoder_spec
 from tests.attention.in_threads import wrong_in_threads
 from tests.attention.reference import ReferenceModel, kinds
-from tests.tiny import N_LAYERS, RECURRENT, batch, byte_tokenizer, tiny
+from tests.tiny import N_LAYERS, RECURRENT, batch, byte_tokenizer, save_tiny, tiny
 
 # Spelled out here, so that what the library takes for recurrent is not asked of itself.
 MODULES = {
@@ -312,8 +313,10 @@ def test_what_has_no_meaning_is_refused_in_a_sentence():
         verify(hybrid, AttentionPlan("hybrid").resolve(N_LAYERS))
     with pytest.raises(ConfigError, match="this llama model has none"):
         verify(dense, AttentionPlan("bidir", recurrent="both").resolve(N_LAYERS))
-    with pytest.raises(ConfigError, match="would convert nothing in this mamba2 model"):
+    with pytest.raises(ConfigError, match=r"would convert nothing in this mamba2 model.*; take recurrent='both'$"):
         verify(pure, AttentionPlan("mask0-bidir", k=2).resolve(N_LAYERS))
+    with pytest.raises(ConfigError, match=r"would convert nothing in this mamba2 model.* stay causal$"):
+        verify(pure, AttentionPlan("mask0-for", k=2).resolve(N_LAYERS))
     with pytest.raises(ConfigError, match="take recurrent='both'"):
         verify(ready("nemotron_h"), AttentionPlan("extend-back", k=2).resolve(N_LAYERS))
     for name in ("causal", "echo", "mask0-for", "hybrid"):
@@ -377,3 +380,12 @@ def test_threads_encode_under_other_plans_while_one_generates():
     both = hybrid_lm("qwen3_next", AttentionPlan("bidir", recurrent="both"))
     still = both.with_encoder(EncoderConfig(attention=AttentionPlan("bidir")))
     assert not wrong_in_threads(both, still, texts)
+
+
+def test_a_model_without_attention_is_read_both_ways_where_nobody_says_otherwise(tmp_path):
+    lm = load(save_tiny(tmp_path, "mamba2"))
+    assert lm.encoder.attention == AttentionPlan("mask0-bidir", recurrent="both")
+    texts = ["a dog in the garden", "an owl"]
+    assert abs(lm.encode(texts) - load(tmp_path, attention="causal").encode(texts)).max() > 1e-3
+    lm.save(tmp_path / "saved")
+    assert load(tmp_path / "saved").spec.recurrent == "both"

@@ -71,6 +71,7 @@ def test_other_architectures_are_healthy_too(name, tmp_path):
         ("bloom", "exact", "bloom: attention plans are exact"),
         ("deepseek_v32", "exact", "deepseek_v32: attention plans are exact"),
         ("lfm2", "recurrent", "lfm2: attention plans are exact, with recurrent layers causal or both ways"),
+        ("mamba2", "recurrent", "plans that work with recurrent='both' only: bidir, "),
         ("gpt_neo", "causal", "gpt_neo: only causal encoding works"),
     ],
 )

@@ -12,9 +12,10 @@ from gerund.errors import ConfigError
 from gerund.evaluation.encoder_configs import label_of
 from gerund.evaluation.task import EvaluationConfig
 from gerund.evaluation.tuned_methods import windows
-from gerund.evaluation.tuning import METHODS, ONE_K, PLANS, Trial, _Search, most_k, spread, tune
+from gerund.evaluation.tuning import METHODS, ONE_K, PLANS, Trial, Tuned, _Search, most_k, spread, tune
 from tests.adapters import PEFT_WARNINGS, make_adapter
 from tests.evaluation.toys import ToyTask, ToyWriting
+from tests.tiny import byte_tokenizer, tiny
 
 TOY = ToyTask(name="toy/one")
 OWN = gerund.EncoderConfig()
@@ -33,7 +34,7 @@ def search(score, *, n, budget, plans=PLANS, configs=(OWN,), own=None):
         asked.extend(configs)
         return [Trial(config, str(config), {"toy": score(config)}) for config in configs]
 
-    found = _Search(measure, n, list(configs), budget)
+    found = _Search(measure, list(configs), Tuned(n, budget))
     found.run(plans, own)
     assert len({str(config) for config in asked}) == len(asked) == len(found.done.trials)
     return found.done
@@ -77,7 +78,7 @@ def test_methods_are_tried_on_the_best_plan_and_on_the_causal_model():
         asked.extend(configs)
         return [Trial(config, label_of(config, 8), {"toy": score(config)}) for config in configs]
 
-    found = _Search(measure, 8, [OWN], 60)
+    found = _Search(measure, [OWN], Tuned(8, 60))
     found.reserve(METHODS, 32)
     found.run(["mask0-bidir"])
     plans = len(asked)
@@ -119,6 +120,48 @@ def test_transforms_are_fitted_on_the_sample(lm):
         tune(lm, [TOY], config, methods=["transforms"])
     with pytest.raises(ConfigError, match="unknown method to tune 'skip'"):
         tune(lm, [TOY], config, methods=["skip"])
+
+
+def tune_hybrid(model_type, plans, budget, **changes):
+    tokenizer = byte_tokenizer()
+    lm = gerund.LanguageModel(
+        tiny(model_type, vocab_size=len(tokenizer), **changes),
+        tokenizer,
+        EncoderConfig(attention=AttentionPlan("causal")),
+    )
+    config = EvaluationConfig(split="validation")
+    return tune(lm, [TOY], config, plans=plans, methods=["recurrent", "reroute", "layers"], budget=budget)
+
+
+@pytest.mark.slow
+def test_a_model_with_recurrent_layers_is_read_by_what_it_can_be_read_by():
+    # Attention in the two lower layers: with k up to 2 a plan converts nothing.
+    done = tune_hybrid(
+        "lfm2", ["inplace-bidir", "inter-bidir", "mask0-for"], 60, layer_types=["full_attention"] * 2 + ["conv"] * 2
+    )
+    tried = {trial.label for trial in done.trials}
+    for name in ("inplace-bidir", "inter-bidir"):
+        points = [k for k, _ in done.curves("mean")[name]]
+        assert points == [3, 4]
+        assert f"{name} k=1" in done.refused
+        best = done.best_of(name)
+        assert best is not None
+        assert [label for label in tried if label.startswith(name) and label.endswith("recurrent both")]
+    assert not any("recurrent both" in label for label in tried if label.startswith("mask0-for"))
+    assert any("reroute is for attention" in str(error) for error in done.refused.values())
+    assert any("layers all" in label for label in tried)
+
+
+@pytest.mark.slow
+def test_a_model_without_attention_is_read_both_ways():
+    done = tune_hybrid("mamba2", ["inplace-bidir", "mask0-bidir"], 12)
+    assert all(trial.plan.recurrent == "both" for trial in done.trials if trial.plan.name != "causal")
+    assert set(done.curves("mean")) == {"inplace-bidir", "mask0-bidir"}
+
+
+def test_a_model_that_no_plan_fits_is_refused():
+    with pytest.raises(ConfigError, match="would convert nothing"):
+        tune_hybrid("lfm2", ["extend-bidir"], 10, layer_types=["full_attention"] * 3 + ["conv"])
 
 
 def test_k0_is_sought_where_the_paper_found_it():

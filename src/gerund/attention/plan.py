@@ -198,6 +198,11 @@ class AttentionPlan:
         """Whether this layout runs each layer once to encode, so that there may be skips."""
         return self.name.split("-")[0] not in ("inter", "extra", "extend", "hybrid")
 
+    @property
+    def takes_recurrent(self) -> bool:
+        """Whether a layer of this layout looks to the right, so that recurrent layers may be read both ways."""
+        return self.name not in _TURNS_NOTHING
+
     def with_defaults(self, n_layers: int) -> "AttentionPlan":
         """Return the same plan with k (and k0) filled in for ``n_layers``, checked against it.
 
@@ -366,7 +371,7 @@ def _check_fit(plan: AttentionPlan) -> None:
         raise ConfigError(f"sink_tokens belongs to the mask0 plans, not to {plan.name!r}")
     if plan.skips is not None and not plan.takes_skips:
         raise ConfigError(f"skips belong to plans that run each layer once to encode, not to {plan.name!r}")
-    if plan.recurrent != "causal" and plan.name in _TURNS_NOTHING:
+    if plan.recurrent != "causal" and not plan.takes_recurrent:
         raise ConfigError(f"recurrent='both' belongs to plans that look to the right, not to {plan.name!r}")
     if plan.combine != "sum" and plan.name.split("-")[0] not in ("inter", "extra"):
         raise ConfigError(f"combine belongs to the inter and extra plans, not to {plan.name!r}")

@@ -47,6 +47,8 @@ _CACHES = ("cache_params", "past_key_values")
 # the layer has another mask for that (zamba).
 _MASKS = ("mamba_attention_mask", "conv_mask", "attention_mask")
 _OF_ATTENTION = "causal_mask"
+ATTENTION_FREE = ("mamba", "mamba2", "falcon_mamba")
+"""What models in which no layer attends are called in a config, as ``model_type``."""
 _MARK = "is_gerund_recurrent"
 # Embeddings of n-grams, added in some layers and smoothed over the text so far (qwen4_exp): they stay as they are, and
 # only share the mask of the recurrent module beside them.
@@ -169,10 +171,14 @@ def refuse_unfit(plan: ResolvedPlan, kinds: Sequence[LayerKind], name: str) -> N
     if plan.stream is not None:
         converted += [layer for layer in plan.stream.layers if kinds[layer].changes(plan.stream.view)]
     if not converted and not plan.skips:
-        more = "" if plan.stream is not None and plan.stream.kind == "extend" else "a larger k, or "
+        extends = plan.stream is not None and plan.stream.kind == "extend"
+        larger = ["a larger k"] if any(kind.attends for kind in kinds) and not extends else []
+        rightward = any(view.direction in (Direction.BACKWARD, Direction.BIDIRECTIONAL) for view in views)
+        turned = ["recurrent='both'"] if rightward else []
+        advice = f"; take {', or '.join(larger + turned)}" if larger or turned else ""
         raise ConfigError(
             f"the plan would convert nothing in this {name} model: the layers that it converts are recurrent and stay "
-            f"causal; take {more}recurrent='both'"
+            f"causal{advice}"
         )
 
 

@@ -109,16 +109,20 @@ def _print_plan(console: "Console", found: "Diagnosis") -> None:
         legend += "; x: sees what it must not; o: does not see what it should"
     console.print(f"\n  {legend}", style="dim")
     obeyed = [name for name, obeys in found.plans.items() if obeys]
-    others = [name for name, obeys in found.plans.items() if not obeys]
+    both = found.only_both_ways
+    others = [name for name, obeys in found.plans.items() if not obeys and name not in both]
     from gerund.doctor.results import MEANINGS
 
     console.print(f"  {found.architecture}: {MEANINGS[found.support]}")
-    if not others:
+    if both:
+        console.print(f"  plans that work with recurrent='both' only: {', '.join(both)}")
+    elif not others:
         console.print(f"  all {len(obeyed)} plans work on this model\n", style="dim")
         return
     console.print(f"  plans that work: {', '.join(obeyed)}")
-    console.print(f"  plans that do not: {', '.join(others)}", style="red")
-    console.print(f"  because {found.reason}\n", style="dim")
+    if others:
+        console.print(f"  plans that do not: {', '.join(others)}", style="red")
+    console.print(f"  because {found.reason}\n" if others else "", style="dim")
 
 
 def _alike(found: "Diagnosis") -> "list[list[LayerResult]]":

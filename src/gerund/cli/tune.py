@@ -1,6 +1,7 @@
 """``gerund tune``: choose a model's encoder config on validation data."""
 
 import shlex
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 # what kind they are.
 _DEFAULT_KINDS = ("sts", "classification")
 _RANKING_KINDS = ("retrieval",)
-_METHODS = "skips,layers,templates,prepend,reroute"
+_METHODS = "recurrent,skips,layers,templates,prepend,reroute"
 _BUDGET = 150
 
 
@@ -44,8 +45,9 @@ def command(
     methods: Annotated[
         str,
         typer.Option(
-            help="Methods without training to try behind the plans, with commas: skips, layers, templates, prepend, "
-            "reroute, and with --sample transforms; none for none."
+            help="Methods without training to try behind the plans, with commas: recurrent (recurrent layers read both "
+            "ways, where there are any), skips, layers, templates, prepend, reroute, and with --sample transforms; "
+            "none for none."
         ),
     ] = _METHODS,
     sample: options.Sample = None,
@@ -264,4 +266,7 @@ def _print_choice(done: "Tuned", model: str, page: Path) -> None:
     words = "".join(f" --{name.replace('_', '-')} {shlex.quote(str(value))}" for name, value in said)
     sample = " --sample FILE" if "transform" in config.methods else ""
     typer.echo(f"try: gerund convert {model} OUT --attention {plan.name}{words}{sample}")
+    for reason, count in Counter(map(str, done.refused.values())).items():
+        settings = "1 setting was" if count == 1 else f"{count} settings were"
+        typer.echo(f"gerund: {settings} left out: {reason}", err=True)
     typer.echo(f"gerund: {page}", err=True)

@@ -33,6 +33,7 @@ from gerund.inference.tokens import InputFormat, context_length, tokenize
 from gerund.models import loading
 from gerund.models.adapters import Adapters, adapter_computation, count_parameters, load_adapters
 from gerund.models.encoder_decoder import demand_decoder_only
+from gerund.models.opening import default_encoder_config
 from gerund.models.settings_file import read_adapters, read_saved
 from gerund.models.sources import find
 from gerund.spec import EncoderSpec, ModelSpec
@@ -62,9 +63,10 @@ def diagnose(spec: ModelSpec) -> Diagnosis:
     source = find(spec.model)
     settings = loading.settings_folder(source)
     saved = (None if settings is None else read_saved(settings)) or EncoderSpec()
-    encoder = spec.applied_to(saved.applied_to(EncoderConfig()))
+    config = loading.read_config(source)
+    encoder = spec.applied_to(saved.applied_to(default_encoder_config(config)))
     stored = loading.own_dtype(source)
-    loaded, tokenizer = loading.read(source, weights_type)
+    loaded, tokenizer = loading.read(source, weights_type, config)
     demand_decoder_only(loaded, "be examined: no attention plan applies to it")
     adapters = Adapters({} if settings is None else read_adapters(settings))
     start = time.perf_counter()

@@ -160,6 +160,11 @@ class Diagnosis:
         """
         return self.reached and all(check.passed for check in self.checks if check.name != "bfloat16")
 
+    @property
+    def only_both_ways(self) -> list[str]:
+        """Plans that the model obeys with recurrent layers both ways, and else not."""
+        return [name for name, obeyed in self.recurrent.items() if obeyed and not self.plans[name]]
+
     def to_dict(self) -> dict[str, Any]:
         """Return everything, JSON-ready."""
         return {"healthy": self.healthy, **asdict(self), "plan": self.plan.to_dict()}
@@ -191,10 +196,12 @@ def advise(found: Diagnosis) -> list[str]:
 def _reach(found: Diagnosis) -> list[str]:
     wrong = [layer.layer for layer in found.layers if not layer.obeys]
     if found.reached:
-        disobeyed = [name for name, obeyed in found.plans.items() if not obeyed]
+        both = found.only_both_ways
+        disobeyed = [name for name, obeyed in found.plans.items() if not obeyed and name not in both]
+        turned = [f"The plans {', '.join(both)} work with recurrent='both' only."] * bool(both)
         told = found.reason and not found.reason.startswith("the attention plan reaches")
         why = f"do not work: {found.reason}." if told else "do not reach every layer; take one of the others."
-        return [f"The plans {', '.join(disobeyed)} {why}"] * bool(disobeyed)
+        return [*turned, *[f"The plans {', '.join(disobeyed)} {why}"] * bool(disobeyed)]
     if not any(obeyed for name, obeyed in found.plans.items() if name not in ("causal", "echo")):
         return [
             f"No attention plan reaches this architecture ({found.architecture}): it would silently stay causal, so "

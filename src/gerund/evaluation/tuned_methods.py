@@ -9,8 +9,11 @@ from dataclasses import replace
 from gerund.config import EncoderConfig
 from gerund.encoder_methods import ALL_BUT_THE_TOP, KV_EMBEDDING, NAMED, WHITENING, settings_of_template
 
-METHODS = ("skips", "layers", "templates", "prepend", "reroute", "transforms")
-"""What is tried behind the plans: methods without training, most of them on the best plan and on the causal one."""
+METHODS = ("recurrent", "skips", "layers", "templates", "prepend", "reroute", "transforms")
+"""What is tried behind the plans: methods without training, most of them on the best plan and on the causal one.
+
+``recurrent``, which reads recurrent layers both ways, is tried on the best setting of every plan that takes it.
+"""
 _SKIPS = (1, 2, 3, 4)
 
 

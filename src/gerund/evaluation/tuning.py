@@ -13,18 +13,22 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
+from typing import Literal
 
+from gerund.attention.layouts import decoder_layers
 from gerund.attention.plan import AttentionPlan
+from gerund.attention.recurrent import kind_of
 from gerund.config import EncoderConfig
-from gerund.errors import ConfigError, unknown_name
+from gerund.errors import ConfigError, GerundError, unknown_name
 from gerund.evaluation.encoder_configs import label_of
 from gerund.evaluation.run import ProgressReporter, evaluate
 from gerund.evaluation.systems.embeddings import EmbeddingCache
 from gerund.evaluation.systems.language_model import language_model_system
-from gerund.evaluation.systems.selection import has_room, read_as
+from gerund.evaluation.systems.selection import read_as, refusal
 from gerund.evaluation.task import EvaluationConfig, Task
 from gerund.evaluation.tuned_methods import METHODS, method_configs, spread
 from gerund.language_model import LanguageModel
+from gerund.models.encoder_decoder import is_encoder_decoder
 
 BASELINES = ("causal", "echo")
 ONE_K = (
@@ -80,7 +84,8 @@ class Trial:
     @property
     def converted(self) -> int:
         """How much of the model is changed; of equal scores the one with less is taken."""
-        return (self.plan.k or 0) + (self.plan.name != "causal") + bool(self.plan.skips) + len(self.config.methods)
+        beyond = bool(self.plan.skips) + (self.plan.recurrent == "both") + len(self.config.methods)
+        return (self.plan.k or 0) + (self.plan.name != "causal") + beyond
 
     def is_plain_with(self, pooling: str) -> bool:
         """Whether it is a plan with that pooling and nothing else, as on the curves over k."""
@@ -96,12 +101,16 @@ class Tuned:
         n_layers: of the model.
         budget: how many settings might have been tried.
         sample: texts on which transforms were fitted.
+        recurrent: what becomes of recurrent layers while plans are compared: ``both`` only where no layer attends.
+        refused: settings that the model cannot be read with, and why, by their label.
     """
 
     n_layers: int
     budget: int
     trials: list[Trial] = field(default_factory=list)
     sample: Sequence[str] = ()
+    recurrent: Literal["causal", "both"] = "causal"
+    refused: dict[str, GerundError] = field(default_factory=dict)
 
     def chosen(self, lm: LanguageModel) -> LanguageModel:
         """Return the model that was tuned, read as what won."""
@@ -131,7 +140,8 @@ class Tuned:
         """
         found: dict[str, list[tuple[int, float]]] = {}
         for trial in self.trials:
-            if trial.plan.name in ONE_K and trial.is_plain_with(pooling) and trial.plan.k is not None:
+            plain = trial.is_plain_with(pooling) and trial.plan.recurrent == self.recurrent
+            if trial.plan.name in ONE_K and plain and trial.plan.k is not None:
                 score = trial.mean if task is None else trial.scores[task]
                 found.setdefault(trial.plan.name, []).append((trial.plan.k, score))
         return {name: sorted(points) for name, points in found.items()}
@@ -141,7 +151,8 @@ class Tuned:
         found: dict[int, list[tuple[int, float]]] = {}
         for trial in self.trials:
             plan = trial.plan
-            if plan.name == TWO_K and trial.is_plain_with(pooling) and plan.k is not None and plan.k0 is not None:
+            plain = trial.is_plain_with(pooling) and plan.recurrent == self.recurrent
+            if plan.name == TWO_K and plain and plan.k is not None and plan.k0 is not None:
                 score = trial.mean if task is None else trial.scores[task]
                 found.setdefault(plan.k0, []).append((plan.k, score))
         return {f"k0 = {k0}": sorted(found[k0]) for k0 in sorted(found)}
@@ -181,15 +192,23 @@ def tune(
 
     Raises:
         ConfigError: an unknown plan or method, no task, a task that no plan changes, or a budget for nothing.
+        UnsupportedModelError: the model can be read by none of the plans.
     """
     demand_choice(tasks, plans, budget, methods, sample)
     configs = [replace(lm.encoder, pooling=pooling) for pooling in poolings or (lm.encoder.pooling,)]
-    search = _Search(_measurer(lm, tasks, config, sample, folder, reporter), lm.n_layers, configs, budget)
-    search.done.sample = sample
+    done = Tuned(lm.n_layers, budget, sample=sample)
+    kinds = [] if is_encoder_decoder(lm.model) else [kind_of(layer) for layer in decoder_layers(lm.model)]
+    if not any(kind.recurrent for kind in kinds):
+        methods = [name for name in methods if name != "recurrent"]
+    elif not any(kind.attends for kind in kinds):
+        done.recurrent = "both"
+    search = _Search(_measurer(lm, tasks, config, done, folder, reporter), configs, done)
     search.reserve(methods, lm.dimensions)
     search.run(plans, own=None if lm.runtime.adapter is None else lm.encoder.attention.with_defaults(lm.n_layers))
+    if done.refused and all(trial.plan.name in BASELINES for trial in done.trials):
+        raise next(iter(done.refused.values()))
     search.try_methods(methods, lm.dimensions)
-    return search.done
+    return done
 
 
 def demand_choice(
@@ -218,9 +237,9 @@ def demand_choice(
 class _Search:
     """The state of a search."""
 
-    def __init__(self, measure: Measure, n_layers: int, configs: list[EncoderConfig], budget: int) -> None:
+    def __init__(self, measure: Measure, configs: list[EncoderConfig], done: Tuned) -> None:
         self.configs = configs
-        self.done = Tuned(n_layers, budget)
+        self.done = done
         self._measure = measure
         self._tried: set[AttentionPlan] = set()
         self._reserved = 0
@@ -230,15 +249,31 @@ class _Search:
         # Only how many there are counts, and the causal plan takes every method.
         causal = replace(self.configs[0], attention=AttentionPlan("causal"))
         wanted = len(method_configs(methods, (causal, causal, causal), self.done.n_layers, dimensions))
+        wanted += sum(AttentionPlan(name).takes_recurrent for name in PLANS) * ("recurrent" in methods)
         self._reserved = max(0, min(2 * wanted, int(_FOR_METHODS * self.done.budget), self.done.budget - 2))
 
     def try_methods(self, methods: Sequence[str], dimensions: int) -> None:
-        """Try methods on the best setting so far and on the causal model; skips on the best plan that takes them."""
+        """Try methods on the best setting so far and on the causal model; skips on the best plan that takes them.
+
+        Recurrent layers are read both ways before, under the best setting of every plan, since it is plans that gain.
+        """
+        if "recurrent" in methods:
+            self._try_configs(self._turned())
         able = [trial for trial in self.done.trials if trial.plan.takes_skips and trial.plan.name not in BASELINES]
         skipping = min(able, key=lambda trial: (-trial.mean, trial.converted), default=self.done.baseline).config
         starts = (self.done.best.config, skipping, self.done.baseline.config)
+        self._try_configs(method_configs(methods, starts, self.done.n_layers, dimensions))
+
+    def _turned(self) -> list[EncoderConfig]:
+        """Return the best setting of every plan that takes it with recurrent layers read both ways, best ones first."""
+        found = [trial for name in PLANS if (trial := self.done.best_of(name)) and trial.plan.takes_recurrent]
+        found.sort(key=lambda trial: (-trial.mean, trial.converted))
+        return [replace(one.config, attention=replace(one.plan, recurrent="both")) for one in found]
+
+    def _try_configs(self, configs: Iterable[EncoderConfig]) -> None:
+        """Measure settings that are new, as far as the budget allows."""
         tried, fresh = [trial.config for trial in self.done.trials], list[EncoderConfig]()
-        for config in method_configs(methods, starts, self.done.n_layers, dimensions):
+        for config in configs:
             fresh += [config] if config not in (*tried, *fresh) else []
         room = max(0, self.done.budget - len(self.done.trials))
         self.done.trials += self._measure(fresh[:room]) if fresh[:room] else []
@@ -263,7 +298,8 @@ class _Search:
 
     def _try(self, plans: Iterable[AttentionPlan], most: int | None = None) -> int:
         """Measure plans that are new, as far as the budget (or ``most``) allows; return how many."""
-        fresh = [plan for plan in dict.fromkeys(plans) if plan not in self._tried]
+        turned = (replace(plan, recurrent=self.done.recurrent) if plan.takes_recurrent else plan for plan in plans)
+        fresh = [plan for plan in dict.fromkeys(turned) if plan not in self._tried]
         fresh = fresh[: max(0, (most if most is not None else self._budget()) - len(self._tried))]
         self._tried |= set(fresh)
         configs = [replace(config, attention=plan) for plan in fresh for config in self.configs]
@@ -312,7 +348,7 @@ def _measurer(
     lm: LanguageModel,
     tasks: Sequence[Task],
     config: EvaluationConfig,
-    sample: Sequence[str],
+    done: Tuned,
     folder: Path | None,
     reporter: ProgressReporter | None,
 ) -> Measure:
@@ -320,9 +356,16 @@ def _measurer(
     together = max(_FEWEST_TOGETHER, _MOST_BYTES // max(1, 4 * lm.dimensions * texts))
 
     def measure(configs: list[EncoderConfig]) -> list[Trial]:
-        trials, configs = [], [config for config in configs if has_room(lm, config)]
-        for start in range(0, len(configs), together):
-            trials += _measured(lm, configs[start : start + together], tasks, config, sample, folder, reporter)
+        trials, able = list[Trial](), list[EncoderConfig]()
+        for one in configs:
+            # The baseline is what everything is compared with: whatever it raises is the caller's to know.
+            error = None if one.attention.name == "causal" and not one.methods else refusal(lm, one)
+            if error is None:
+                able.append(one)
+            else:
+                done.refused[label_of(one, lm.n_layers)] = error
+        for start in range(0, len(able), together):
+            trials += _measured(lm, able[start : start + together], tasks, config, done.sample, folder, reporter)
         return trials
 
     return measure

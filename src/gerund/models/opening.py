@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from gerund.attention.plan import AttentionPlan
+from gerund.attention.recurrent import ATTENTION_FREE
 from gerund.checks import place
 from gerund.config import JOBS, EncoderConfig, Job, vectors_alike
 from gerund.encoder_methods import NO_TRANSFORM
@@ -31,6 +32,8 @@ from gerund.spec import NO_ADAPTER, EncoderSpec, ModelSpec
 
 # An encoder of its own looks both ways by itself.
 _ENCODER = EncoderConfig(attention=AttentionPlan("bidir"))
+# Where no layer attends, a plan that leaves recurrent layers causal would convert nothing.
+_RECURRENT = EncoderConfig(attention=AttentionPlan(recurrent="both"))
 
 
 @dataclass(frozen=True)
@@ -98,7 +101,7 @@ def open_model(spec: ModelSpec) -> Opened:
     own_adapters = {} if settings is None else read_adapters(settings)
     config = loading.read_config(source)
     seq2seq = config.model_type in SEQ2SEQ
-    stored = saved.applied_to(_ENCODER if seq2seq else EncoderConfig())
+    stored = saved.applied_to(default_encoder_config(config))
     encoder = spec.applied_to(stored)
     head = None if settings is None else read_head(settings)
     if seq2seq:
@@ -140,9 +143,11 @@ def open_model(spec: ModelSpec) -> Opened:
     )
 
 
-def default_encoder_config(model: PreTrainedModel) -> EncoderConfig:
-    """Return how a model without ``gerund.json`` is read as an encoder."""
-    return _ENCODER if is_encoder_decoder(model) else EncoderConfig()
+def default_encoder_config(config: PreTrainedConfig) -> EncoderConfig:
+    """Return how a model with this config and without ``gerund.json`` is read as an encoder."""
+    if config.model_type in SEQ2SEQ:
+        return _ENCODER
+    return _RECURRENT if config.model_type in ATTENTION_FREE else EncoderConfig()
 
 
 def _adapters(own: Mapping[Job, Path], spec: ModelSpec) -> Adapters:

@@ -147,7 +147,7 @@ class DualScorer(VectorScorer):
         settings, projection_DD = read_scorer(folder)
         saved = read_scorer_config(folder) or (read_saved(folder) if apart else None)
         if saved is not None:
-            encoder = encoder.for_job("score", saved.applied_to(default_encoder_config(encoder.model)))
+            encoder = encoder.for_job("score", saved.applied_to(default_encoder_config(encoder.model.config)))
         if projection_DD is not None and projection_DD.shape != (encoder.dimensions, encoder.dimensions):
             raise DataError(f"{folder / WEIGHTS_FILE} does not fit vectors of {encoder.dimensions} dimensions")
         return cls(encoder, settings, projection_DD)

@@ -149,7 +149,7 @@ def _new(recipe: Recipe, *, write: bool, weights: bool) -> TrainableModel:
     tokenizer = tokenizer or train_tokenizer(
         ["a"], vocab_size=_SMALLEST_VOCABULARY + sentinels, max_length=_LONGEST, sentinels=sentinels
     )
-    return TrainableModel(model, tokenizer, _trainable(recipe.encoder.applied_to(default_encoder_config(model))))
+    return TrainableModel(model, tokenizer, _trainable(recipe.encoder.applied_to(default_encoder_config(model.config))))
 
 
 def _load(recipe: Recipe, base: str, *, weights: bool) -> TrainableModel:
@@ -169,7 +169,7 @@ def _load(recipe: Recipe, base: str, *, weights: bool) -> TrainableModel:
     if head is not None:
         # What it learns leads it out of its teacher's space; distillation declares that of its own teacher.
         head = head.without_space()
-    own = default_encoder_config(model)
+    own = default_encoder_config(model.config)
     encoder = _trainable(recipe.encoder.applied_to(own if saved is None else saved.applied_to(own)))
     return TrainableModel(model, tokenizer, encoder, source, head=head)
 

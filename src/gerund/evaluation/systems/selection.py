@@ -11,7 +11,7 @@ from pathlib import Path
 from gerund.config import EncoderConfig
 from gerund.encoder_methods import NO_TRANSFORM
 from gerund.entry import load
-from gerund.errors import ConfigError
+from gerund.errors import ConfigError, GerundError, UnsupportedModelError
 from gerund.evaluation.encoder_configs import label_of
 from gerund.evaluation.systems.base import Encoder, System
 from gerund.evaluation.systems.bm25 import BM25, BM25System
@@ -105,15 +105,16 @@ def read_as(lm: LanguageModel, config: EncoderConfig, sample: Sequence[str]) -> 
     return found.fitted(sample)
 
 
-def has_room(lm: LanguageModel, config: EncoderConfig) -> bool:
-    """Whether an encoder config's templates leave room for text within the longest text."""
+def refusal(lm: LanguageModel, config: EncoderConfig) -> GerundError | None:
+    """Return why a model cannot be read that way, or None where it can.
+
+    A template may leave no room for text, a plan may convert nothing in a model, a method may not fit its layers.
+    """
     try:
-        for template in config.templates:
-            plain = replace(lm.encoder, max_length=config.max_length, prompt=config.prompt + template.before)
-            lm.with_encoder(replace(plain, template="{text}" + template.after)).tokens(["a"])
-    except ConfigError:
-        return False
-    return True
+        lm.with_encoder(replace(config, transform=NO_TRANSFORM)).encode(["a"])
+    except (ConfigError, UnsupportedModelError) as error:
+        return error
+    return None
 
 
 def _short(name: str) -> str:
