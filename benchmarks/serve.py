@@ -1,6 +1,6 @@
 """A server under load: whether every answer is right, and what it costs beside other servers with the same weights.
 
-    python benchmarks/serve.py [--tables correct,chat,llama,embeddings,mix] [--requests 400] [--clients 32] [--rounds 3]
+    python benchmarks/serve.py [--tables correct,chat,llama,embeddings,mix,memory] [--requests 400] [--rounds 3]
 
 `correct`: mixed requests of many clients, a tenth of which go away in the midst; each answer is compared with the
 library's own, and the server's memory is read before and after.
@@ -12,6 +12,8 @@ library's own, and the server's memory is read before and after.
 `embeddings`: requests of one text by 32 clients, beside sentence-transformers behind FastAPI.
 
 `mix`: 2 clients that chat while 6 embed; tokens, texts and the gaps between two pieces of a text.
+
+`memory`: the peak of one server that chats, embeds and re-ranks, beside the sum of two peers that chat and embed.
 
 Each server is a process of its own; all stay up, and are asked in turn. Processor time is that of the server's
 process, from the operating system. The model is the bundled one's base, read causally, with a chat template.
@@ -52,6 +54,7 @@ from servers import (
     ours,
     plain_beside,
     run_fastapi,
+    save_both,
     save_plain,
     transformers,
 )
@@ -85,18 +88,20 @@ def correct(options: Any, folder: Path, lm: Any) -> list[Table]:
 
     memory = []
     with ours(folder) as server:
-        for quarter in range(4):
-            part = plan[quarter * len(plan) // 4 : (quarter + 1) * len(plan) // 4]
+        for fifth in range(5):
+            part = plan[fifth * len(plan) // 5 : (fifth + 1) * len(plan) // 5]
             asyncio.run(in_turn(server, options.clients, [lambda client, p=p: one(client, *p) for p in part]))
             memory.append(server.memory())
         health = httpx.get(f"{server.url}/health", timeout=10).json()
-    rows: list[Row] = [{"kind": kind, **own, "memory": None} for kind, own in counts.items()]
+    rows: list[Row] = [{"kind": kind, **own} for kind, own in counts.items()]
     total = {key: sum(own[key] for own in counts.values()) for key in counts["chat"]}
-    rows.append({"kind": "all", **total, "memory": memory[-1] - memory[0], "reference": True})
+    grown = memory[-1] - memory[0]
+    rows.append({"kind": "all", **total, "memory": grown, "percent": 100 * grown / memory[0], "reference": True})
     columns = [
         Column("kind", "request"), Column("sent", "sent"), Column("right", "right"), Column("wrong", "wrong"),
         Column("lost", "lost"), Column("gone", "given up by the client"),
-        Column("memory", "growth of the server's memory from the first quarter to the last", "MiB", 1),
+        Column("memory", "growth of the server's memory from the first fifth to the last", "MiB", 1),
+        Column("percent", "the same", "%", 1),
     ]  # fmt: skip
     caption = (
         f"{options.requests} mixed requests of {options.clients} clients, a tenth of which go away in the midst; each "
@@ -350,7 +355,78 @@ async def _mixed(own: Served, texts: Sequence[str], options: Any) -> dict[str, f
     }
 
 
-TABLES = {"correct": correct, "chat": chats, "llama": beside_llama_cpp, "embeddings": embeddings, "mix": mix}
+def memory(options: Any, folder: Path, lm: Any) -> list[Table]:
+    """Load one server with everything, and two peers with a part of it each; compare what they held at most."""
+    texts = demo_texts(40)
+    passages = [" ".join(texts[at : at + 5]) for at in range(len(texts) - 5)]
+    large = _enlarge(lm, folder.parent / "large" / "model")
+    jobs = {BATCHING: ("chat",), FASTAPI: ("embed",), OURS: ("chat", "embed", "rerank")}
+    rows: list[Row] = []
+    for place, (parameters, width) in {folder: _size(lm), folder.parent / "large" / "model": large}.items():
+        peaks: dict[str, list[float]] = {name: [] for name in jobs}
+        for _ in range(options.rounds):
+            for server in (
+                transformers(place, "--continuous-batching", name=BATCHING),
+                fastapi(plain_beside(place), width),
+                ours(place),
+            ):
+                with server as own:
+                    asyncio.run(_everything(own, texts[:16], passages, jobs[own.name], options.tokens))
+                    peaks[own.name].append(own.peak())
+        ratios = [own / (one + other) for one, other, own in zip(*peaks.values(), strict=True)]
+        for name, found in peaks.items():
+            row = {"parameters": parameters, "system": name, "jobs": ", ".join(jobs[name]), "peak": median_of(found)}
+            rows.append({**row, "ratio": median_of(ratios) if name == OURS else None})
+    columns = [
+        Column("parameters", "million parameters"), Column("system", "system"), Column("jobs", "asked to"),
+        Column("peak", "peak resident size", "MiB", 0), Column("ratio", "times both peers together", "", 2, "lower"),
+    ]  # fmt: skip
+    caption = (
+        f"The most memory that servers held: 16 chats of {options.tokens} tokens by 8 clients while 32 embed "
+        f"{len(passages)} passages, which then are re-ranked, in float32. The smaller model is the bundled one's base; "
+        "the larger has random weights."
+    )
+    return [Table("memory", caption, columns, rows)]
+
+
+def _size(lm: Any) -> tuple[int, int]:
+    """Return a model's parameters in millions, and its width."""
+    return round(sum(weight.numel() for weight in lm.model.parameters()) / 1e6), lm.dimensions
+
+
+def _enlarge(lm: Any, folder: Path) -> tuple[int, int]:
+    """Save a random model of the same kind with more and wider layers; return its size."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    import gerund
+
+    wider = {"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 24, "num_attention_heads": 16}
+    config = type(lm.model.config)(**{**lm.model.config.to_dict(), **wider, "num_key_value_heads": 8})
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    large = gerund.LanguageModel(model, lm.tokenizer, lm.encoder)
+    large.tokenizer.chat_template = None
+    save_both(large, folder)
+    return _size(large)
+
+
+async def _everything(
+    own: Served, texts: Sequence[str], passages: Sequence[str], jobs: Sequence[str], tokens: int
+) -> None:
+    """Have a server do what it is asked to, chats and embeddings side by side."""
+    work = [in_turn(own, 8, _chats(own, texts, tokens))] if "chat" in jobs else []
+    work += [in_turn(own, 32, _embeds(own, passages))] if "embed" in jobs else []
+    await asyncio.gather(*work)
+    if "rerank" in jobs:
+        async with httpx.AsyncClient(base_url=own.url, timeout=600) as client:
+            answer = await client.post("/v2/rerank", json={"query": texts[0], "documents": list(passages)})
+            answer.raise_for_status()
+
+
+TABLES = {
+    "correct": correct, "chat": chats, "llama": beside_llama_cpp, "embeddings": embeddings, "mix": mix,
+    "memory": memory,
+}  # fmt: skip
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -53,6 +53,11 @@ class Served:
         pages = int(Path(f"/proc/{self.process.pid}/statm").read_text(encoding="utf-8").split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
+    def peak(self) -> float:
+        """Return its largest resident size so far in MiB."""
+        lines = Path(f"/proc/{self.process.pid}/status").read_text(encoding="utf-8").splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) / 2**10
+
     def spend(self, work: Callable[["Served"], Awaitable[Any]]) -> tuple[Spent, Any]:
         """Load it, and return what it spent and what the load found."""
         cpu, wall = self.cpu(), time.perf_counter()
@@ -171,12 +176,16 @@ def run_llama_cpp(case: dict[str, Any]) -> None:
 
 def save_plain(folder: Path) -> Any:
     """Write the bundled model's base with a chat template, and return it as the library reads it."""
-    lm = gerund.load(attention="causal", adapter="none", dtype="float32")
+    save_both(gerund.load(attention="causal", adapter="none", dtype="float32"), folder)
+    return gerund.load(folder, attention="causal", dtype="float32")
+
+
+def save_both(lm: Any, folder: Path) -> None:
+    """Write a model with a chat template, and one without beside it."""
     # With a template sentence-transformers would take a text for a conversation.
     lm.save(plain_beside(folder))
     lm.tokenizer.chat_template = TEMPLATE
     lm.save(folder)
-    return gerund.load(folder, attention="causal", dtype="float32")
 
 
 def plain_beside(folder: Path) -> Path:

@@ -12,7 +12,7 @@ from gerund.cli import model_options as options
 if TYPE_CHECKING:
     from gerund.data.embedding_job import EmbeddingSummary
     from gerund.data.embedding_shards import Elsewhere, Encode, Encoded
-    from gerund.jobs.engine import Engine
+    from gerund.jobs.engine import JobEngine
     from gerund.jobs.unfinished import Unfinished
     from gerund.language_model import LanguageModel
     from gerund.spec import ModelSpec
@@ -162,7 +162,7 @@ def command(
 
 
 def _elsewhere(
-    machines: "Engine", lm: "LanguageModel", spec: "ModelSpec", threads: int, settings: dict[str, Any]
+    machines: "JobEngine", lm: "LanguageModel", spec: "ModelSpec", threads: int, settings: dict[str, Any]
 ) -> "Elsewhere":
     from gerund.data.embedding_shards import Elsewhere
     from gerund.worker_model import WorkerModel

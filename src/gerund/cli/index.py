@@ -10,7 +10,7 @@ from gerund.cli import engine_options, index_options
 from gerund.cli import model_options as options
 
 if TYPE_CHECKING:
-    from gerund.jobs.engine import Engine
+    from gerund.jobs.engine import JobEngine
     from gerund.language_model import LanguageModel
     from gerund.retrieval.documents import Chunking
     from gerund.retrieval.index import Index
@@ -157,7 +157,7 @@ def command(
 class _Machines:
     """Who embeds: this process, or the workers of an engine."""
 
-    def __init__(self, engine: "Engine", threads: int | None) -> None:
+    def __init__(self, engine: "JobEngine", threads: int | None) -> None:
         from gerund.jobs.engine import is_alone
 
         self.engine, self.threads = engine, threads

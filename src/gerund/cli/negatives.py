@@ -13,7 +13,7 @@ from gerund.scoring.names import MEASURE_NAMES
 
 if TYPE_CHECKING:
     from gerund.config import Sampling
-    from gerund.jobs.engine import Engine
+    from gerund.jobs.engine import JobEngine
     from gerund.language_model import LanguageModel
     from gerund.spec import ModelSpec
     from gerund.training.negative_passages import Elsewhere
@@ -162,7 +162,7 @@ def _sampling(temperature: float | None, top_p: float | None, top_k: int | None,
     return options.sampling_of(temperature, top_p, top_k, typical_p, None)
 
 
-def _elsewhere(machines: "Engine", load: "_Loading") -> "Elsewhere":
+def _elsewhere(machines: "JobEngine", load: "_Loading") -> "Elsewhere":
     from gerund.training.negative_passages import Elsewhere
 
     return Elsewhere(machines, load, *((load.model.gpus, load.model.threads) if load.model else ()))

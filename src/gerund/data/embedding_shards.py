@@ -16,7 +16,7 @@ import numpy as np
 from gerund.data.embedding_files import IdType, Part, write_part
 from gerund.data.tables import Rows
 from gerund.errors import ModelError, TextError
-from gerund.jobs.engine import Engine, StatefulWork
+from gerund.jobs.engine import JobEngine, StatefulWork
 from gerund.jobs.unfinished import Unfinished
 
 
@@ -43,7 +43,7 @@ class Elsewhere:
         threads: cores that it needs.
     """
 
-    engine: Engine
+    engine: JobEngine
     make: Callable[[], Encode]
     gpus: float = 0.0
     threads: int = 1

@@ -72,7 +72,7 @@ class WorkerPool(Protocol[Shard, Found_co]):
         ...
 
 
-class Engine(Protocol):
+class JobEngine(Protocol):
     """Has workers for shards.
 
     Attributes:
@@ -94,7 +94,7 @@ class Engine(Protocol):
 
 
 def mapped(
-    engine: Engine, work: Work[Shard, Facts], shards: Iterable[Shard], *, folder: Path | None = None
+    engine: JobEngine, work: Work[Shard, Facts], shards: Iterable[Shard], *, folder: Path | None = None
 ) -> Iterator[tuple[Shard, Facts]]:
     """Yield each shard with what the work returned, as they become ready; see ``WorkerPool.map``.
 
@@ -104,7 +104,7 @@ def mapped(
         yield from pool.map(shards)
 
 
-def is_alone(engine: Engine) -> bool:
+def is_alone(engine: JobEngine) -> bool:
     """Tell whether an engine works in this process, one shard after the other."""
     return isinstance(engine, LocalEngine) and engine.workers == 1
 
@@ -140,7 +140,7 @@ class LocalEngine:
         *,
         folder: Path | None = None,  # noqa: ARG002  (whoever is on this machine sees it)
     ) -> Iterator[WorkerPool[Shard, Facts]]:
-        """Yield workers; see ``Engine``."""
+        """Yield workers; see ``JobEngine``."""
         if self.workers == 1:
             yield _Here(work)
             return

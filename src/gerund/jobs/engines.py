@@ -4,14 +4,14 @@ Knows: which there are. Does not know: what they do.
 """
 
 from gerund.errors import ConfigError, unknown_name
-from gerund.jobs.engine import Engine, LocalEngine, checked_workers
+from gerund.jobs.engine import JobEngine, LocalEngine, checked_workers
 
 ENGINES = ("local", "ray")
 
 
 def engine_of(
     name: str = "local", workers: int | None = None, address: str | None = None, *, usual: int | None = None
-) -> Engine:
+) -> JobEngine:
     """Return an engine.
 
     Args:

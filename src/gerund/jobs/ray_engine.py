@@ -58,7 +58,7 @@ class RayEngine:
 
     @contextmanager
     def pool(self, work: Work[Shard, Facts], *, folder: Path | None = None) -> Iterator[WorkerPool[Shard, Facts]]:
-        """Yield workers; see ``Engine``."""
+        """Yield workers; see ``JobEngine``."""
         needs = work if isinstance(work, StatefulWork) else StatefulWork[Shard, Facts](lambda: work)
         workers = self._asked or self._places("GPU" if needs.gpus else "CPU") // (1 if needs.gpus else needs.threads)
         with shared_folder_check(folder) as check:

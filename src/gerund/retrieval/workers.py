@@ -10,7 +10,7 @@ from functools import partial
 
 import numpy as np
 
-from gerund.jobs.engine import Engine, StatefulWork, WorkerPool
+from gerund.jobs.engine import JobEngine, StatefulWork, WorkerPool
 from gerund.retrieval.documents import Chunk, Chunking
 from gerund.retrieval.embedding import Embedder
 from gerund.retrieval.index import Index
@@ -35,7 +35,7 @@ class ChunkShard:
 
 
 @contextmanager
-def embedded_by(engine: Engine, index: Index, *, threads: int | None = None) -> Iterator[None]:
+def embedded_by(engine: JobEngine, index: Index, *, threads: int | None = None) -> Iterator[None]:
     """Let the workers of an engine embed what is added to an index until the block ends.
 
     They begin with the first document that is new; where nothing is, no model is loaded anywhere.
@@ -68,7 +68,7 @@ def embedded_by(engine: Engine, index: Index, *, threads: int | None = None) -> 
 
 
 @contextmanager
-def embedding_pool(engine: Engine, model: WorkerModel, chunking: Chunking) -> Iterator[Embed]:
+def embedding_pool(engine: JobEngine, model: WorkerModel, chunking: Chunking) -> Iterator[Embed]:
     """Yield what embeds the chunks of documents as ``Embedder.chunks`` does, by the workers of an engine.
 
     Args:

@@ -17,7 +17,7 @@ from gerund.data.corpus import CLEANERS, clean_text, part_of
 from gerund.data.passages import Passage, Sentence, cut_to_words, other_stretches, sample_passages, split_sentences
 from gerund.errors import ConfigError, unknown_name
 from gerund.inference.generate.length_matching import continuations_of_length
-from gerund.jobs.engine import Engine, StatefulWork
+from gerund.jobs.engine import JobEngine, StatefulWork
 from gerund.jobs.files import whole_file
 from gerund.language_model import LanguageModel
 from gerund.scoring.hard_negatives import Hardest
@@ -98,7 +98,7 @@ class Elsewhere:
         threads: cores that it needs.
     """
 
-    engine: Engine
+    engine: JobEngine
     load: Callable[[], tuple[LanguageModel | None, Scorer | None]]
     gpus: float = 0.0
     threads: int = 1

@@ -19,7 +19,7 @@ from typing import Any
 
 from gerund.data.corpus import part_of, read_documents
 from gerund.errors import ConfigError, DataError, OutputExistsError
-from gerund.jobs.engine import Engine, LocalEngine, Work, WorkerPool
+from gerund.jobs.engine import JobEngine, LocalEngine, Work, WorkerPool
 from gerund.jobs.files import write_whole
 from gerund.jobs.locks import LOCK, hold
 from gerund.jobs.manifest import InputFiles, Manifest
@@ -96,7 +96,7 @@ def make_negatives(
     with hold(folder):
         output = _Output(folder)
         output.begin(manifest, resume=resume, force=force)
-        engine: Engine = LocalEngine(1) if elsewhere is None else elsewhere.engine
+        engine: JobEngine = LocalEngine(1) if elsewhere is None else elsewhere.engine
         work: Work[DocumentPart, Made] = partial(make_part, PassageMaker(config, lm, scorer, batch_size))
         work = work if elsewhere is None else elsewhere.work(config, batch_size)
         try:

@@ -22,7 +22,7 @@ from gerund.data.mining.gathering import FORMATS, gather
 from gerund.data.mining.parts import ENDING, Facts, Work, make_part, read_facts
 from gerund.data.mining.shards import Shard, shards_of
 from gerund.errors import ConfigError, DataError, InputError, OutputExistsError
-from gerund.jobs.engine import Engine, LocalEngine, is_alone
+from gerund.jobs.engine import JobEngine, LocalEngine, is_alone
 from gerund.jobs.files import make_folder, refuse_existing, refuse_special, whole_file
 from gerund.jobs.manifest import InputFiles, Manifest
 from gerund.jobs.working_folder import MAKING, PLACING, WorkingFolder, kept_work_told, working_folder
@@ -39,7 +39,7 @@ def mine(
     text_column: str = "text",
     title_column: str = "title",
     workers: int | None = None,
-    engine: Engine | None = None,
+    engine: JobEngine | None = None,
     resume: bool = False,
     force: bool = False,
     show: bool | None = None,
@@ -98,7 +98,7 @@ class _Job:
     output: Path
     errors_file: Path
     folder: WorkingFolder
-    engine: Engine
+    engine: JobEngine
     work: Work
     manifest: Manifest
     show: bool | None

@@ -12,7 +12,7 @@ import numpy as np
 
 from gerund.evaluation.systems.base import System
 from gerund.evaluation.systems.language_model import LanguageModelSystem
-from gerund.jobs.engine import Engine, StatefulWork, WorkerPool
+from gerund.jobs.engine import JobEngine, StatefulWork, WorkerPool
 from gerund.worker_model import WorkerModel
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ TextShard = tuple[int, tuple[str, ...], str | None]
 
 
 @contextmanager
-def encoded_by(engine: Engine, systems: Sequence[System], *, threads: int | None = None) -> Iterator[None]:
+def encoded_by(engine: JobEngine, systems: Sequence[System], *, threads: int | None = None) -> Iterator[None]:
     """Let the workers of an engine encode whole texts for the language models among systems until the block ends.
 
     Args:
@@ -49,7 +49,7 @@ def encoded_by(engine: Engine, systems: Sequence[System], *, threads: int | None
 class _Pools(ExitStack):
     """The workers of one system, until another one asks."""
 
-    def __init__(self, engine: Engine, threads: int | None) -> None:
+    def __init__(self, engine: JobEngine, threads: int | None) -> None:
         super().__init__()
         self.engine, self.threads = engine, threads
         self.lm: LanguageModel | None = None
