@@ -42,6 +42,7 @@ from servers import (
     LLAMA,
     LLAMA_HALF,
     OURS,
+    OURS_COMPILED,
     OURS_HALF,
     TRANSFORMERS,
     Served,
@@ -171,6 +172,7 @@ def chats(options: Any, folder: Path, lm: Any) -> list[Table]:
             stack.enter_context(transformers(folder, name=TRANSFORMERS)),
             stack.enter_context(transformers(folder, "--continuous-batching", name=BATCHING)),
             stack.enter_context(ours(folder)),
+            stack.enter_context(ours(folder, "--compile", name=OURS_COMPILED)),
         ]
         rows, checks = _streamed(options, lm, servers, TRANSFORMERS)
     return [_chat_table("chat", "in float32", options, TRANSFORMERS, rows, checks)]
@@ -189,6 +191,7 @@ def beside_llama_cpp(options: Any, folder: Path, lm: Any) -> list[Table]:
         servers = [
             *(stack.enter_context(llama_cpp(place / "model.gguf", 8, context, name)) for name, place in files.items()),
             stack.enter_context(ours(folder)),
+            stack.enter_context(ours(folder, "--compile", name=OURS_COMPILED)),
             stack.enter_context(ours(folder, "--dtype", "bfloat16", name=OURS_HALF)),
         ]
         rows, checks = _streamed(options, lm, servers, LLAMA)

@@ -198,10 +198,11 @@ def _reach(found: Diagnosis) -> list[str]:
     if found.reached:
         both = found.only_both_ways
         disobeyed = [name for name, obeyed in found.plans.items() if not obeyed and name not in both]
-        turned = [f"The plans {', '.join(both)} work with recurrent='both' only."] * bool(both)
+        turned = [f"Only with recurrent='both': {', '.join(both)}."] * bool(both)
         told = found.reason and not found.reason.startswith("the attention plan reaches")
-        why = f"do not work: {found.reason}." if told else "do not reach every layer; take one of the others."
-        return [*turned, *[f"The plans {', '.join(disobeyed)} {why}"] * bool(disobeyed)]
+        why = f"not work: {found.reason}." if told else "not reach every layer; take one of the others."
+        one = "The plan {} does {}" if len(disobeyed) == 1 else "The plans {} do {}"
+        return [*turned, *[one.format(", ".join(disobeyed), why)] * bool(disobeyed)]
     if not any(obeyed for name, obeyed in found.plans.items() if name not in ("causal", "echo")):
         return [
             f"No attention plan reaches this architecture ({found.architecture}): it would silently stay causal, so "

@@ -32,8 +32,9 @@ class Support:
 
     @property
     def reason(self) -> str:
-        """Why some plan is refused; empty where none is."""
-        return next((why for why in (*self.refusals.values(), *self.both.values()) if why), "")
+        """Why some plan is refused, one that is refused both ways if there is any; empty where none is."""
+        lost = [why for name, why in self.refusals.items() if self.both.get(name, why)]
+        return next((why for why in (*lost, *self.refusals.values(), *self.both.values()) if why), "")
 
     def __str__(self) -> str:
         return MEANINGS[self.verdict]
