@@ -280,7 +280,8 @@ def test_advice_about_sinks(found):
 
 
 def test_other_advice(found):
-    assert "The plan hybrid does not reach every layer" in advise(replace(found, plans={"causal": True, "hybrid": False}))[0]
+    lost = replace(found, plans={"causal": True, "hybrid": False})
+    assert "The plan hybrid does not reach every layer" in advise(lost)[0]
     large = replace(found, tokenizer=replace(found.tokenizer, tokens=999))
     assert any("999 tokens" in sentence for sentence in advise(large))
     assert any("max_length" in sentence for sentence in advise(replace(found, context=None)))
