@@ -17,6 +17,7 @@ import torch
 import gerund
 import harness
 from gerund import Session
+from gerund.attention.cache_names import CACHE
 from gerund.data.corpus import read_documents
 from gerund.inference.generate.session_files import load_kept, save_kept
 from inputs import random_llama, save, size_of
@@ -77,7 +78,7 @@ def loss(options: Any) -> Table:
 @torch.no_grad()
 def _predicted(lm: Any, session: Session, ids: list[int]) -> torch.Tensor:
     """Return logarithms of the probabilities of what follows each token but the last ``(T - 1, V)``."""
-    found = lm.model(torch.tensor([ids]), past_key_values=copy.deepcopy(session._cache), use_cache=True)
+    found = lm.model(torch.tensor([ids]), use_cache=True, **{CACHE: copy.deepcopy(session._cache)})
     return found.logits[0, :-1].float().log_softmax(-1)
 
 

@@ -363,13 +363,13 @@ def memory(options: Any, folder: Path, lm: Any) -> list[Table]:
     texts = demo_texts(40)
     passages = [" ".join(texts[at : at + 5]) for at in range(len(texts) - 5)]
     large = _enlarge(lm, folder.parent / "large" / "model")
-    jobs = {BATCHING: ("chat",), FASTAPI: ("embed",), OURS: ("chat", "embed", "rerank")}
+    jobs = {TRANSFORMERS: ("chat",), FASTAPI: ("embed",), OURS: ("chat", "embed", "rerank")}
     rows: list[Row] = []
     for place, (parameters, width) in {folder: _size(lm), folder.parent / "large" / "model": large}.items():
         peaks: dict[str, list[float]] = {name: [] for name in jobs}
         for _ in range(options.rounds):
             for server in (
-                transformers(place, "--continuous-batching", name=BATCHING),
+                transformers(place, name=TRANSFORMERS),
                 fastapi(plain_beside(place), width),
                 ours(place),
             ):

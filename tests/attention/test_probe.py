@@ -119,7 +119,7 @@ def test_architectures_that_no_plan_reaches_are_refused_by_name(name):
     assert verify(model, RESOLVED["echo"]).wrong_layers == []
 
 
-@pytest.mark.parametrize("name", ["bloom", "gptj", "falcon", "gpt_neo", "deepseek_v32"])
+@pytest.mark.parametrize("name", ["bloom", "falcon", "gpt_neo", "deepseek_v32"])
 def test_architectures_with_attention_of_their_own_are_left_alone(name, monkeypatch):
     model = tiny(name)
     monkeypatch.setattr(model, "set_attn_implementation", lambda _: pytest.fail("it would print a warning"))

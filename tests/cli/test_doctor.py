@@ -262,12 +262,12 @@ def test_advice_about_sinks(found):
     hiding = with_sinks(found, "mask0-bidir", SINKS, (0.1, 0.7, 0, 0), (0.1, 0.1, 0.1, 0.1), hidden=1)
     assert advise(hiding) == [f"{said}; those that mask0-bidir converts do so no longer."]
     bidirectional = with_sinks(found, "inplace-bidir", SINKS, (0.1, 0.7, 0.7, 0.1))
-    assert advise(bidirectional) == [f"{said}, and layer 2 still does so under inplace-bidir: a mask0 plan will help."]
+    assert advise(bidirectional) == [f"{said}, and layer 2 still does so under inplace-bidir: a mask0 plan may help."]
     moved = with_sinks(found, "mask0-all", SINKS, (0, 0, 0, 0), (0.1, 0.6, 0.6, 0.6), range(4), hidden=1)
     [sentence] = advise(moved)
     assert sentence.startswith(f"{said}. Hiding it has moved the sink to the next token in layers 1-3")
     untouched = with_sinks(found, "causal", SINKS, SINKS, converted=())
-    assert advise(untouched) == [f"{said}: a mask0 plan will help."]
+    assert advise(untouched) == [f"{said}: a mask0 plan may help."]
     beside = with_sinks(found, "inter-back", SINKS, SINKS, converted=())
     [sentence] = advise(beside)
     assert sentence.endswith(
@@ -276,7 +276,7 @@ def test_advice_about_sinks(found):
     [sentence] = advise(replace(beside, adapter=True))
     assert sentence.endswith("inter-back leaves them as they are and adds layers that look elsewhere.")
     alone = with_sinks(found, "causal", (0.1, 0.9, 0.1, 0.1), SINKS, converted=())
-    assert advise(alone) == ["Layer 1 gives 90% of its attention to the first token: a mask0 plan will help."]
+    assert advise(alone) == ["Layer 1 gives 90% of its attention to the first token: a mask0 plan may help."]
 
 
 def test_other_advice(found):

@@ -16,6 +16,7 @@ from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
 from gerund.attention.bound_plan import BoundPlan
+from gerund.attention.cache_names import cache_in
 from gerund.attention.layer_pauses import pause
 from gerund.attention.masked import attach_masked
 from gerund.attention.plan import Stream
@@ -119,7 +120,7 @@ def _after_layer(
     output: Any,
     n_layers: int,
 ) -> Any:
-    if kwargs.get("past_key_values") is not None:
+    if cache_in(kwargs) is not None:
         raise ConfigError("plans that run layers twice (inter, extra, extend) cannot fill a KV cache")
     kwargs = {**kwargs, "attention_plan": plan.seen_through(stream.view)}
     hidden_BTD = hidden_of(output)
@@ -145,7 +146,7 @@ def _after_layer(
 
 def _with_skip(plan: BoundPlan, index: int, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
     """Add the state that the plan adds after a layer, and keep those that it will add."""
-    if kwargs.get("past_key_values") is not None:
+    if cache_in(kwargs) is not None:
         raise ConfigError("plans with skips cannot fill a KV cache")
     hidden_BTD = hidden_of(output)
     # Keyed by layer, never popped: gradient checkpointing runs this hook again in the backward pass.

@@ -20,6 +20,7 @@ from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
 from gerund.attention.bound_plan import BoundPlan, module_window
+from gerund.attention.cache_names import cache_in
 from gerund.errors import UnsupportedModelError
 
 
@@ -54,7 +55,6 @@ _WAYS: dict[str, Way] = {
 # Layers of recurrent modules that their models hand no keywords to (mamba, falcon_mamba).
 _UNTOLD = ("MambaBlock",)
 _MASK = "attention_mask"
-_CACHES = ("past_key_values", "layer_past")
 _MARK = "is_gerund_masked"
 
 
@@ -165,7 +165,7 @@ def _attach_module(index: int, module: nn.Module) -> list[RemovableHandle]:
 
 def _mask(plan: BoundPlan, index: int, module: nn.Module, hidden_BTD: Tensor, kwargs: dict[str, Any]) -> Tensor:
     """Return what is added to the scores ``(B, heads or 1, T, keys)``."""
-    cache = next((kwargs[name] for name in _CACHES if kwargs.get(name) is not None), None)
+    cache = cache_in(kwargs)
     length = hidden_BTD.shape[1]
     plan.check_lengths(length, length + (0 if cache is None else cache.get_seq_length(index)))
     if plan.computes_itself:

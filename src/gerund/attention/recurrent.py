@@ -21,6 +21,7 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import LinearAttentionCacheLayerMixin
 
 from gerund.attention.bound_plan import BoundPlan
+from gerund.attention.cache_names import cache_in
 from gerund.attention.masked import plan_of
 from gerund.attention.plan import Direction, ResolvedPlan, View
 from gerund.errors import ConfigError, UnsupportedModelError
@@ -42,7 +43,6 @@ _STATE_SPACES = ("MambaMixer", "Mamba2Mixer", "BambaMixer", "FalconH1Mixer", "Gr
 _READ_BY_WEIGHT = ("conv1d", "x_proj", "dt_proj", "out_proj")
 # Of layers that are a feed-forward block and nothing else (nemotron_h).
 _TOKENWISE = ("mlp", "moe")
-_CACHES = ("cache_params", "past_key_values")
 # By which name a decoder layer takes the mask of its recurrent module. The last one goes to attention as well, unless
 # the layer has another mask for that (zamba).
 _MASKS = ("mamba_attention_mask", "conv_mask", "attention_mask")
@@ -287,7 +287,7 @@ def _with_plan(
 
 def _begin(order: "Order", args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return how a recurrent module is to be called: on its own order of each row, padding last."""
-    if any(kwargs.get(name) is not None for name in _CACHES):
+    if cache_in(kwargs) is not None:
         raise ConfigError("an attention plan covers a whole text: it cannot be combined with cached states")
     # Without padding in front no mask is needed, and no such module knows the plan, which some of their kernels refuse.
     kwargs = {name: value for name, value in kwargs.items() if name != "attention_plan"} | {"attention_mask": None}

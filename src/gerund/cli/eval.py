@@ -25,7 +25,11 @@ Data = Annotated[
     ),
 ]
 Limit = Annotated[
-    int | None, typer.Option(help="At most so many examples a task: for a quick look.", show_default=False)
+    int | None,
+    typer.Option(
+        help="At most so many examples a task, for a quick look; what classifiers are trained on stays.",
+        show_default=False,
+    ),
 ]
 Seed = Annotated[int, typer.Option(help="Seed of all sampling.")]
 Prompts = Annotated[

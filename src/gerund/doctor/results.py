@@ -260,7 +260,7 @@ def _remedy(found: Diagnosis, sinks: list[LayerResult], high: float) -> str:
     if not found.reached:
         return ", and no plan can hide it here."
     if name in ("causal", "echo"):
-        return ": a mask0 plan will help."
+        return ": a mask0 plan may help."
     if name.startswith(("inter", "extra", "extend")):
         # An adapter was trained under its plan, and any other would be worse.
         other = "" if found.adapter else " Compare it with mask0-bidir."
@@ -272,7 +272,9 @@ def _remedy(found: Diagnosis, sinks: list[LayerResult], high: float) -> str:
         )
     if left:
         still = "still does so" if len(left) == 1 else "still do so"
-        return f", and {_layers(left).lower()} {still} under {name}: a mask0 plan will help."
+        # An adapter was trained under its plan, and any other would be worse.
+        other = "." if found.adapter else ": a mask0 plan may help."
+        return f", and {_layers(left).lower()} {still} under {name}{other}"
     return f"; those that {name} converts do so no longer."
 
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 from transformers import DynamicCache
 
+from gerund.attention.cache_names import CACHE
 from gerund.inference.generate import preallocated_cache as module
 from gerund.inference.generate.preallocated_cache import preallocated_cache
 from tests.tiny import tiny
@@ -87,5 +88,5 @@ def test_a_model_writes_with_it(name):
     cache = preallocated_cache()
     with torch.no_grad():
         whole = model(ids, use_cache=False).logits
-        parts = [model(ids[:, at : at + 1], past_key_values=cache, use_cache=True).logits for at in range(3)]
+        parts = [model(ids[:, at : at + 1], use_cache=True, **{CACHE: cache}).logits for at in range(3)]
     assert torch.allclose(torch.cat(parts, dim=1), whole[:, :3], atol=1e-5)

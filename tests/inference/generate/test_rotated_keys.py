@@ -5,6 +5,7 @@ import torch
 from transformers import DynamicCache
 
 from gerund import ConfigError, EncoderConfig
+from gerund.attention.cache_names import CACHE
 from gerund.inference.generate.rotated_keys import turns_of
 from gerund.language_model import LanguageModel
 from tests.tiny import byte_tokenizer, tiny
@@ -26,7 +27,7 @@ def read_there(model, ids, start, cache=None):
     places = torch.arange(start, start + len(ids))[None]
     mask = torch.ones((1, known + len(ids)), dtype=torch.long)
     found = model(
-        torch.tensor([ids]), position_ids=places, attention_mask=mask, past_key_values=cache, use_cache=True
+        torch.tensor([ids]), position_ids=places, attention_mask=mask, use_cache=True, **{CACHE: cache}
     )  # fmt: skip
     return cache, found.logits[:, -1]
 

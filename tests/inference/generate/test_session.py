@@ -9,6 +9,7 @@ import torch
 
 import gerund
 from gerund import AttentionPlan, ConfigError, EncoderConfig, Sampling, TextError
+from gerund.attention.cache_names import CACHE
 from gerund.inference.generate import generation
 from gerund.language_model import LanguageModel
 from tests.adapters import PEFT_WARNINGS, make_adapter
@@ -45,7 +46,7 @@ def steps(model, ids, written):
     output = model(torch.tensor([ids]), use_cache=True, logits_to_keep=1)
     found = [output.logits[:, -1]]
     for token in written:
-        output = model(torch.tensor([[token]]), past_key_values=output.past_key_values, use_cache=True)
+        output = model(torch.tensor([[token]]), use_cache=True, **{CACHE: output[CACHE]})
         found.append(output.logits[:, -1])
     return found
 

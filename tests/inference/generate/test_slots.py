@@ -1,5 +1,10 @@
 """Texts side by side in slots, against transformers' own cache; proofs, against what they are to find out."""
 
+import gc
+import os
+import weakref
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -203,3 +208,38 @@ def test_hidden_keys_are_never_seen() -> None:
     added = plan.mask(0, torch.zeros(3, 1, 1, 4), None, torch.float32)
     assert added is not None
     assert torch.equal(added == 0, plan.real_B11W)
+
+
+def test_a_check_leaves_no_memory_behind(monkeypatch) -> None:
+    """Slots of a large model are as large as its weights; what tries them must not wait for the garbage collector."""
+    made = []
+    own = Slots.__init__
+
+    def noted(self, *given, **options) -> None:
+        own(self, *given, **options)
+        made.append(weakref.ref(self))
+
+    monkeypatch.setattr(Slots, "__init__", noted)
+    gc.collect()
+    gc.disable()
+    try:
+        check_batching(model_of("llama"), byte_tokenizer(), 3, 64)
+        assert made
+        assert not any(one() is not None for one in made)
+    finally:
+        gc.enable()
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").is_file(), reason="reads Linux' own count")
+def test_room_that_no_text_fills_takes_no_memory() -> None:
+    slots = Slots(model_of("llama"), 8, 16_384)
+    before = resident_pages()
+    slots.read([5, 6, 7])
+    slots.join(3)
+    slots.step([4])
+    assert slots.bytes > 64 * 2**20
+    assert (resident_pages() - before) * os.sysconf("SC_PAGE_SIZE") < slots.bytes / 4
+
+
+def resident_pages() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1])

@@ -5,6 +5,7 @@ import torch
 from transformers import DynamicCache
 
 from gerund.attention.bound_plan import BoundPlan
+from gerund.attention.cache_names import CACHE
 from gerund.attention.interface import attach
 from gerund.attention.masks import hybrid_visible, visible
 from gerund.attention.plan import AttentionPlan, Direction, View
@@ -151,9 +152,9 @@ def test_a_plan_of_a_whole_text_still_refuses_a_cache():
     cache = DynamicCache()
     tokens = torch.tensor([ids(4, 0)])
     plan = AttentionPlan("bidir").resolve(4)
-    runtime.model(tokens, past_key_values=cache, use_cache=True, attention_plan=BoundPlan(plan))
+    runtime.model(tokens, use_cache=True, **{CACHE: cache}, attention_plan=BoundPlan(plan))
     with pytest.raises(ConfigError, match="cannot be combined with cached keys"):
-        runtime.model(tokens[:, :1], past_key_values=cache, use_cache=True, attention_plan=BoundPlan(plan))
+        runtime.model(tokens[:, :1], use_cache=True, **{CACHE: cache}, attention_plan=BoundPlan(plan))
 
 
 def test_sliding_models_keep_every_token():

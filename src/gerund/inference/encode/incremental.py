@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
+from gerund.attention.cache_names import CACHE
 from gerund.attention.recurrent import keeps_states
 from gerund.errors import GerundError
 from gerund.inference.encode.bfloat16_check import ENOUGH, SAMPLE_TEXTS, smallest_cosine
@@ -143,9 +144,7 @@ class IncrementalEncoder:
             else torch.autocast(runtime.device.type, dtype=runtime.autocast, cache_enabled=False)
         )
         with active_adapter(runtime.adapter), cast:
-            output = runtime.model.base_model(
-                ids_BS.to(runtime.device), past_key_values=cache, use_cache=True, **inputs
-            )
+            output = runtime.model.base_model(ids_BS.to(runtime.device), use_cache=True, **{CACHE: cache}, **inputs)
         return output.last_hidden_state, cache
 
 

@@ -35,7 +35,10 @@ def _told_apart(model: PreTrainedModel) -> bool:
     model.eval()
     try:
         own, counted, doubled = (
-            model.base_model(ids_1T, use_cache=False, **told).last_hidden_state.float()
+            # Without a mask, places with gaps would be taken for several texts in one row.
+            model.base_model(
+                ids_1T, attention_mask=torch.ones_like(ids_1T), use_cache=False, **told
+            ).last_hidden_state.float()
             for told in ({}, {"position_ids": place_1T}, {"position_ids": 2 * place_1T})
         )
     finally:

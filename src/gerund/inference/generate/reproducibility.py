@@ -112,16 +112,18 @@ def _tried(
         raise ValueError(f"logits differ by {deviation:.1e} from those of transformers' own loop")
     if _has_experts(model):
         return Reproducibility(True, "none", "which experts compute together depends on what else is written")
-    if all(map(torch.equal, own, found)) and _is_steady(slots, size):
+    trial = Slots(model, count, room, alone=True, shared=True)
+    trial.read(prompts[0])
+    if all(map(torch.equal, own, found)) and _is_steady(trial, size):
         why = "verified at the start: each row attends alone, with logits bit-equal to those of transformers' own loop"
         return Reproducibility(True, "bits of generate", why, alone=True, recalls=recalling and _recalls(slots, size))
     few = min(_FEW, count) if model.dtype == torch.float32 else 1
-    for slots.at_least, slots.multiple in ((few, 1), *_ALL_ALIKE):
-        for slots.alone in (False, True):
-            if _is_steady(slots, size):
+    for trial.at_least, trial.multiple in ((few, 1), *_ALL_ALIKE):
+        for trial.alone in (False, True):
+            if _is_steady(trial, size):
                 why = "verified at the start: a row's logits are bit-equal whatever rows are beside it"
                 recalls = recalling and _recalls(slots, size)
-                way = slots.alone, slots.at_least, slots.multiple
+                way = trial.alone, trial.at_least, trial.multiple
                 return Reproducibility(True, "same text under any load", why, *way, recalls)
     why = "what a row computes depends, in its last bits, on the rows beside it on this machine"
     return Reproducibility(True, "none", why)

@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
+from gerund.attention.cache_names import CACHE
 from gerund.errors import ConfigError
 from gerund.inference.encode.positions import takes_positions
 
@@ -115,8 +116,8 @@ def _read_at(model: PreTrainedModel, start: int) -> DynamicCache:
         input_ids=ids_1T,
         position_ids=place_1T,
         attention_mask=torch.ones_like(ids_1T),
-        past_key_values=cache,
         use_cache=True,
+        **{CACHE: cache},
     )
     return cache
 

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from transformers import Cache, LogitsProcessorList, PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteriaList
 
+from gerund.attention.cache_names import CACHE
 from gerund.config import Sampling
 from gerund.errors import ConfigError, TextError
 from gerund.inference.encode.runtime import EncoderRuntime, pooled
@@ -245,7 +246,7 @@ class Session:
             input_ids = torch.cat([input_ids, chosen_BT], dim=-1)
             if stopping_criteria(input_ids, None).all():
                 return input_ids
-            logits_BV = model(input_ids=chosen_BT, past_key_values=cache, use_cache=True).logits[:, -1]
+            logits_BV = model(input_ids=chosen_BT, use_cache=True, **{CACHE: cache}).logits[:, -1]
 
 
 def _copied(cache: Cache) -> Cache:
@@ -318,7 +319,7 @@ def encode_and_keep(
         # End tokens belong to the vector alone: they are read on a copy, and the session goes on from the text.
         closing_BT = torch.tensor([closing], device=runtime.device)
         with torch.no_grad():
-            after = runtime.model.base_model(closing_BT, past_key_values=copy.deepcopy(kept), use_cache=True)
+            after = runtime.model.base_model(closing_BT, use_cache=True, **{CACHE: copy.deepcopy(kept)})
         hidden_BTD = torch.cat([hidden_BTD, after.last_hidden_state], dim=1)
     [vector] = pooled(runtime, [tokens], hidden_BTD, torch.zeros(1, dtype=torch.long, device=hidden_BTD.device))
     if runtime.config.normalize:
@@ -354,7 +355,7 @@ def _read(model: PreTrainedModel, ids: list[int], cache: Cache | None = None) ->
     if "logits_to_keep" in inspect.signature(model.forward).parameters:
         inputs["logits_to_keep"] = 1
     if cache is not None:
-        inputs["past_key_values"] = cache
+        inputs[CACHE] = cache
     output = model(**inputs, use_cache=True, output_hidden_states=True)
     # transformers puts the state after the final norm last, which is the one that the encoder reads.
-    return output.past_key_values, output.logits[:, -1].clone(), output.hidden_states[-1]
+    return output[CACHE], output.logits[:, -1].clone(), output.hidden_states[-1]

@@ -7,6 +7,8 @@ Knows: models, their caches, ``SideBySide``. Does not know: what is written, who
 """
 
 import inspect
+import math
+import mmap
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,6 +17,7 @@ from torch import Tensor
 from transformers import Cache, DynamicCache, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin, DynamicLayer
 
+from gerund.attention.cache_names import CACHE
 from gerund.attention.interface import ADDITIVE, FUSED
 from gerund.attention.layer_handover import hands_on
 from gerund.attention.layouts import decoder_layers
@@ -52,7 +55,7 @@ def unfit(model: PreTrainedModel) -> str | None:
         kinds = set()
     if kinds != {DynamicLayer} or len(DynamicCache(config=config).layers) != len(layers):
         return f"this {kind} model keeps more of a text than keys and values, or forgets what lies behind a window"
-    if "past_key_values" not in inspect.signature(model.forward).parameters or not takes_positions(model):
+    if CACHE not in inspect.signature(model.forward).parameters or not takes_positions(model):
         return f"this {kind} model cannot be told where in its text a token stands"
     return None
 
@@ -68,6 +71,7 @@ class Slots:
         at_least: rows of a step at least, empty ones included: some kernels compute few rows another way than many.
         multiple: rows of a step are a multiple of this: some kernels compute the last rows another way than the others.
         compiled: let torch compile the step, which it does in the first steps and keeps on the disk.
+        shared: all layers have the same room: for trials of whether rows depend on each other, which need no text.
     """
 
     def __init__(
@@ -80,6 +84,7 @@ class Slots:
         at_least: int = 1,
         multiple: int = 1,
         compiled: bool = False,
+        shared: bool = False,
     ) -> None:
         self.model, self.count, self.room = model, count, room
         self.compiled = compiled
@@ -88,15 +93,16 @@ class Slots:
         whole = -(-room // STEP) * STEP
         # The last slot is read into; rows that only fill a step up have some of their own, where there are not enough.
         self._last = -(-count // MOST_ROWS_MORE) * MOST_ROWS_MORE
-        self._layers = [_Layer(self._last + 1, whole) for _ in decoder_layers(model)]
+        layers = [_Layer(self._last + 1, whole) for _ in decoder_layers(model)]
+        self._layers = layers[:1] * len(layers) if shared else layers
         self._device = model.get_input_embeddings().weight.device
         self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._writing = Cache(layers=[_Writing(layer) for layer in self._layers])
         # Reading goes through the model's own hooks, which let other work in between two layers.
         self._bare = bare(model)
-        self._pass: Callable[[Tensor, Tensor, SideBySide], Tensor] = self._one_pass
+        self._compiled: Callable[[Tensor, Tensor, SideBySide], Tensor] | None = None
         if compiled:
-            self._pass = torch.compile(self._one_pass)
+            self._compiled = torch.compile(self._one_pass)
 
     @property
     def live(self) -> int:
@@ -122,7 +128,7 @@ class Slots:
             # The plan makes no use of it, and without one the model would make a mask.
             inputs["attention_mask"] = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=self._device)
         with torch.autocast(self._device.type, enabled=False):
-            logits: Tensor = self.model(**inputs, past_key_values=own, use_cache=True).logits
+            logits: Tensor = self.model(**inputs, **{CACHE: own}, use_cache=True).logits
         return logits[0, -1].clone()
 
     def join(self, length: int) -> int:
@@ -153,7 +159,7 @@ class Slots:
             layer.expect(place_B, plan.width)
         with torch.autocast(self._device.type, enabled=False):
             ids_B1 = torch.tensor([*tokens, *[0] * empty], device=self._device)[:, None]
-            logits = self._pass(ids_B1, place_B[:, None], plan)
+            logits = (self._compiled or self._one_pass)(ids_B1, place_B[:, None], plan)
         self.lengths = [length + 1 for length in self.lengths]
         return logits[: self.live, -1]
 
@@ -162,9 +168,9 @@ class Slots:
             input_ids=ids_B1,
             position_ids=place_B1,
             attention_mask=plan.real_B11W,
-            past_key_values=self._writing,
             use_cache=True,
             attention_plan=plan,
+            **{CACHE: self._writing},
         ).logits
         return logits
 
@@ -181,13 +187,13 @@ class Slots:
         """Make rows of these lengths out of random keys and values, for trials."""
         self.lengths = list(lengths)
         generator = torch.Generator().manual_seed(seed)
-        for layer in self._layers:
+        for layer in dict.fromkeys(self._layers):
             layer.fill(len(self.lengths), generator)
 
     @property
     def bytes(self) -> int:
         """Memory of keys and values, once a prompt was read."""
-        return sum(layer.bytes for layer in self._layers)
+        return sum(layer.bytes for layer in dict.fromkeys(self._layers))
 
 
 class _Layer:
@@ -203,7 +209,7 @@ class _Layer:
         if self.keys is None or self.values is None:
             try:
                 self.keys, self.values = (self._made(like) for like in (keys, values))
-            except (RuntimeError, MemoryError) as error:
+            except (RuntimeError, MemoryError, OSError) as error:
                 raise ResourceError(
                     f"{self.slots} texts of {self.room} tokens do not fit the memory; take fewer slots, or less context"
                 ) from error
@@ -211,7 +217,12 @@ class _Layer:
 
     def _made(self, like: Tensor) -> Tensor:
         # Zeros: what is hidden is multiplied by 0, which must not be 0 times infinity.
-        return like.new_zeros((self.slots, like.shape[1], self.room, like.shape[3]))
+        shape = (self.slots, like.shape[1], self.room, like.shape[3])
+        if like.device.type != "cpu":
+            return like.new_zeros(shape)
+        # Memory that the system gives when something is written there: most texts are shorter than their room.
+        zeros = mmap.mmap(-1, math.prod(shape) * like.element_size())
+        return torch.frombuffer(zeros, dtype=like.dtype).view(shape)
 
     @property
     def bytes(self) -> int:

@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from gerund.attention.bound_plan import BoundPlan
+from gerund.attention.cache_names import CACHE
 from gerund.attention.masked import has_indexer
 from gerund.attention.recurrent import keeps_states
 from gerund.attention.span_cache import GrowingHybrid
@@ -136,7 +137,7 @@ class SpanPass:
         elif real_BT is not None:
             extra["attention_mask"] = real_BT.long()
         with active_adapter(runtime.adapter):
-            output = runtime.model.base_model(ids_BT.to(runtime.device), past_key_values=cache, use_cache=True, **extra)
+            output = runtime.model.base_model(ids_BT.to(runtime.device), use_cache=True, **{CACHE: cache}, **extra)
             logits_BV = self._head.logits(output.last_hidden_state[:, -1]).float()
         if plan is not None:
             plan.check_all_asked(runtime.model.config.model_type)
