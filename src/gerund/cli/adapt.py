@@ -63,7 +63,11 @@ def command(
         bool, typer.Option("--resume", help="Go on with what an interrupted run has left in OUT.")
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only say what would be trained, for how long, and in how much memory.")
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="Only say what would be trained, for how long, and in how much memory: three steps are timed.",
+        ),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON on standard output.")] = False,
 ) -> None:

@@ -53,7 +53,8 @@ def command(
     dry_run: Annotated[
         bool,
         typer.Option(
-            "--dry-run", help="Only print sizes, tokens, memory and an estimate of the time, and write nothing."
+            "--dry-run",
+            help="Only print sizes, tokens, memory and the time, estimated from three steps; write nothing.",
         ),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,

@@ -31,6 +31,8 @@ words find: 77% of its own pass and 14% of the others'. At 0.3 these are 83% and
 _NO_SENTENCE, _NO_END = 2.0, 0.5
 # A sentence ends so, perhaps in quotation marks or brackets.
 _ENDED = re.compile(r"""[.!?\u2026\u3002\uff01\uff1f]["'\u201d\u2019\u00bb\u300d)\]*_]*\Z""")
+# What begins so is the rest of a sentence that was divided at a sign that ends none, in a span of code for instance.
+_REST = re.compile(r"(?:\.\s|[!?,;:)\]}\u201d\u00bb])")
 # What only programs begin with: fences, prompts, keywords; and what only their lines have that end as no sentence does.
 _CODE_BEGINS = re.compile(r"(?:```|~~~|>>>|\.\.\. |\$ |import |from [\w.]+ import |def |class |return |@\w)")
 _CODE_HOLDS = re.compile(r"\w\(.*\)|[{};]\s*\Z|\w\s*[-+*/]?=\s*\S|</?\w[^>]*>|\w::\w|->")
@@ -119,10 +121,12 @@ def _handicap(text: str, hit: Hit) -> float:
     >>> hit = Hit("a", 0, 30, "...", 1.0, 1, heading="Opening hours")
     >>> [_handicap(one, hit) for one in ("It opens at 9.", "- open: 9 to 5", "## Hours", "Opening hours", "x = f(9)")]
     [0.0, 0.5, 2.0, 2.0, 2.0]
+    >>> _handicap("? ` gets a full stop.", hit)
+    2.0
     """
     line = text.strip()
     named = {one.strip().casefold() for one in (hit.title, *hit.heading.split(PATH_SIGN))}
-    if line.startswith("#") or line.casefold() in named or _CODE_BEGINS.match(line):
+    if line.startswith("#") or line.casefold() in named or _CODE_BEGINS.match(line) or _REST.match(line):
         return _NO_SENTENCE
     if _ENDED.search(line):
         return 0.0
