@@ -35,7 +35,7 @@ from gerund.data.embedding_shards import Elsewhere
 from gerund.data.mining import MiningConfig, mine
 from gerund.data.tables import open_table
 from gerund.entry import load
-from gerund.jobs.engine import Engine, StatefulWork, WorkerPool, opened
+from gerund.jobs.engine import JobEngine, StatefulWork, WorkerPool, opened
 from gerund.jobs.engines import engine_of
 from gerund.worker_model import WorkerModel
 from inputs import demo_texts
@@ -56,7 +56,7 @@ class Timed:
         engine: does the work.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: JobEngine) -> None:
         self.engine, self.workers = engine, engine.workers
         self.began = time.perf_counter()
         self.done: list[tuple[float, float]] = []
@@ -64,7 +64,7 @@ class Timed:
 
     @contextmanager
     def pool(self, work: Any, *, folder: Path | None = None) -> Iterator[WorkerPool[Any, Any]]:
-        """Yield workers; see ``Engine``."""
+        """Yield workers; see ``JobEngine``."""
         needs = work if isinstance(work, StatefulWork) else StatefulWork(lambda: work)
         clocked = StatefulWork(partial(_clocked, work), gpus=needs.gpus, threads=needs.threads)
         with self.engine.pool(clocked, folder=folder) as pool:
