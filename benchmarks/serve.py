@@ -34,7 +34,7 @@ import numpy as np
 import harness
 from gerund import Sampling
 from harness import Rounds, Spent
-from inputs import demo_texts
+from inputs import bundled_tokenizer, demo_texts, random_llama
 from results import Column, Row, Table, median_of
 from servers import (
     BATCHING,
@@ -362,10 +362,10 @@ def memory(options: Any, folder: Path, lm: Any) -> list[Table]:
     """Load one server with everything, and two peers with a part of it each; compare what they held at most."""
     texts = demo_texts(40)
     passages = [" ".join(texts[at : at + 5]) for at in range(len(texts) - 5)]
-    large = _enlarge(lm, folder.parent / "large" / "model")
+    large = folder.parent / "large" / "model"
     jobs = {TRANSFORMERS: ("chat",), FASTAPI: ("embed",), OURS: ("chat", "embed", "rerank")}
     rows: list[Row] = []
-    for place, (parameters, width) in {folder: _size(lm), folder.parent / "large" / "model": large}.items():
+    for place, (parameters, width) in {folder: _size(lm), large: _enlarged(large)}.items():
         peaks: dict[str, list[float]] = {name: [] for name in jobs}
         for _ in range(options.rounds):
             for server in (
@@ -397,18 +397,15 @@ def _size(lm: Any) -> tuple[int, int]:
     return round(sum(weight.numel() for weight in lm.model.parameters()) / 1e6), lm.dimensions
 
 
-def _enlarge(lm: Any, folder: Path) -> tuple[int, int]:
-    """Save a random model of the same kind with more and wider layers; return its size."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
+def _enlarged(folder: Path) -> tuple[int, int]:
+    """Save a model of the same kind with random weights, more layers and wider ones; return its size."""
     import gerund
 
-    wider = {"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 24, "num_attention_heads": 16}
-    config = type(lm.model.config)(**{**lm.model.config.to_dict(), **wider, "num_key_value_heads": 8})
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    large = gerund.LanguageModel(model, lm.tokenizer, lm.encoder)
-    large.tokenizer.chat_template = None
+    model = random_llama(
+        hidden_size=1024, intermediate_size=2816, num_hidden_layers=24, num_attention_heads=16, num_key_value_heads=8,
+        tie_word_embeddings=True,
+    )  # fmt: skip
+    large = gerund.LanguageModel(model, bundled_tokenizer(), gerund.EncoderConfig(gerund.AttentionPlan("causal")))
     save_both(large, folder)
     return _size(large)
 

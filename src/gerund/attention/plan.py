@@ -38,6 +38,11 @@ class View:
     hidden: int = 0
     turns: bool = False
 
+    @property
+    def looks_right(self) -> bool:
+        """Whether a token sees later ones, all of them."""
+        return self.direction in (Direction.BACKWARD, Direction.BIDIRECTIONAL)
+
     def __str__(self) -> str:
         if not self.hidden:
             return self.direction.value
@@ -107,7 +112,7 @@ _CAUSAL = View(Direction.CAUSAL)
 
 
 def _turned(view: View) -> View:
-    return replace(view, turns=view.direction in (Direction.BACKWARD, Direction.BIDIRECTIONAL))
+    return replace(view, turns=view.looks_right)
 
 
 # Fraction of the layers that is converted when k is left out: where the curves of LBW's Figures 2 and 4 peak

@@ -173,8 +173,7 @@ def refuse_unfit(plan: ResolvedPlan, kinds: Sequence[LayerKind], name: str) -> N
     if not converted and not plan.skips:
         extends = plan.stream is not None and plan.stream.kind == "extend"
         larger = ["a larger k"] if any(kind.attends for kind in kinds) and not extends else []
-        rightward = any(view.direction in (Direction.BACKWARD, Direction.BIDIRECTIONAL) for view in views)
-        turned = ["recurrent='both'"] if rightward else []
+        turned = ["recurrent='both'"] if any(view.looks_right for view in views) else []
         advice = f"; take {', or '.join(larger + turned)}" if larger or turned else ""
         raise ConfigError(
             f"the plan would convert nothing in this {name} model: the layers that it converts are recurrent and stay "

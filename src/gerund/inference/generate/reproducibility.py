@@ -112,7 +112,7 @@ def _tried(
         raise ValueError(f"logits differ by {deviation:.1e} from those of transformers' own loop")
     if _has_experts(model):
         return Reproducibility(True, "none", "which experts compute together depends on what else is written")
-    trial = Slots(model, count, room, alone=True, shared=True)
+    trial = Slots(model, count, room, alone=True, shared=slots.are_alike)
     trial.read(prompts[0])
     if all(map(torch.equal, own, found)) and _is_steady(trial, size):
         why = "verified at the start: each row attends alone, with logits bit-equal to those of transformers' own loop"

@@ -191,6 +191,11 @@ class Slots:
             layer.fill(len(self.lengths), generator)
 
     @property
+    def are_alike(self) -> bool:
+        """Whether all layers have keys and values of the same shapes, once a prompt was read."""
+        return len({tuple(own.shape for own in layer.both()) for layer in self._layers}) == 1
+
+    @property
     def bytes(self) -> int:
         """Memory of keys and values, once a prompt was read."""
         return sum(layer.bytes for layer in dict.fromkeys(self._layers))
@@ -230,11 +235,11 @@ class _Layer:
 
     @torch.inference_mode()
     def copy(self, source: int, target: int, length: int) -> None:
-        for own in self._both():
+        for own in self.both():
             own[target, :, :length] = own[source, :, :length]
 
     def taken(self, slot: int, first: int, behind: int) -> tuple[Tensor, Tensor]:
-        keys, values = (own[slot, :, first:behind].clone() for own in self._both())
+        keys, values = (own[slot, :, first:behind].clone() for own in self.both())
         return keys, values
 
     @torch.inference_mode()
@@ -244,10 +249,11 @@ class _Layer:
 
     @torch.inference_mode()
     def fill(self, rows: int, generator: torch.Generator) -> None:
-        for own in self._both():
+        for own in self.both():
             own[:rows] = torch.randn(own.shape[1:], generator=generator).to(own)
 
-    def _both(self) -> tuple[Tensor, Tensor]:
+    def both(self) -> tuple[Tensor, Tensor]:
+        """Return both, which have been made."""
         assert self.keys is not None
         assert self.values is not None
         return self.keys, self.values
