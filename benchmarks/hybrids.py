@@ -19,7 +19,7 @@ from gerund.data.mining import MiningConfig, mine
 from gerund.entry import load
 from gerund.errors import GerundError
 from gerund.evaluation.registry import select
-from gerund.evaluation.tuning import PLANS
+from gerund.evaluation.tuned_settings import PLANS
 from gerund.spec import parse_encoder_spec
 from results import Column, Row, Table
 

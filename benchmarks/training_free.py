@@ -33,7 +33,8 @@ from gerund.evaluation.systems.embeddings import EmbeddingCache
 from gerund.evaluation.systems.language_model import language_model_system
 from gerund.evaluation.systems.selection import read_as
 from gerund.evaluation.task import EvaluationConfig, Task
-from gerund.evaluation.tuning import METHODS, PLANS, Trial, Tuned, tune
+from gerund.evaluation.tuned_settings import METHODS, PLANS
+from gerund.evaluation.tuning import Trial, Tuned, tune
 from gerund.language_model import LanguageModel
 from gerund.spec import parse_encoder_spec
 from results import Column, Row, Table

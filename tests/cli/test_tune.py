@@ -1,6 +1,8 @@
 """`gerund tune`: the plan that wins on validation data, and a folder that is read with it."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -117,7 +119,7 @@ def test_mistakes(tiny_folder, data, tmp_path, arguments, message):
     ran = run_cli("tune", tiny_folder, "--data", data, "-o", tmp_path / "t", *given)
     assert ran.code == 2, (ran.out, ran.err)
     assert message in ran.err
-    assert not (tmp_path / "t").exists() or "--pooling" in arguments
+    assert not (tmp_path / "t").exists()
 
 
 def test_a_folder_with_nothing_to_choose_on(tiny_folder, tmp_path):
@@ -163,3 +165,29 @@ def test_what_a_weight_is_not_chosen_by(tiny_folder, data, tmp_path, arguments, 
     ran = run_cli("tune", tiny_folder, "--data", data, "--fusion", "-o", tmp_path / "t", *arguments)
     assert ran.code == 2
     assert message in ran.err
+
+
+def test_a_slip_is_told_before_anything_heavy_is_imported(data, tmp_path):
+    slips = [
+        ["default", "--data", str(data), "--plans", "mask0-bdir"],
+        ["default", "--data", str(data), "--pooling", "lst"],
+        ["default", "--data", str(data), "--methods", "skip"],
+        ["default", "--data", str(data), "--budget", "1"],
+        ["default", "--data", str(tmp_path / "nowhere")],
+        ["defult", "--data", str(data)],
+    ]
+    script = f"""
+import sys
+from gerund.cli.main import main
+codes = []
+for slip in {slips!r}:
+    sys.argv = ["gerund", "tune", *slip, "-o", {str(tmp_path / "tuned")!r}]
+    try:
+        main()
+    except SystemExit as stop:
+        codes.append(stop.code)
+print(codes, "torch" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == f"{[2] * len(slips)} False", done.stderr
+    assert not (tmp_path / "tuned").exists()

@@ -11,8 +11,8 @@ from gerund.encoder_methods import NAMED
 from gerund.errors import ConfigError
 from gerund.evaluation.encoder_configs import label_of
 from gerund.evaluation.task import EvaluationConfig
-from gerund.evaluation.tuned_methods import windows
-from gerund.evaluation.tuning import METHODS, ONE_K, PLANS, Trial, Tuned, _Search, most_k, spread, tune
+from gerund.evaluation.tuned_settings import METHODS, ONE_K, PLANS, spread, windows
+from gerund.evaluation.tuning import Trial, Tuned, _Search, most_k, tune
 from tests.adapters import PEFT_WARNINGS, make_adapter
 from tests.evaluation.toys import ToyTask, ToyWriting
 from tests.tiny import byte_tokenizer, tiny

@@ -152,6 +152,13 @@ def test_bodies_that_are_no_object(live: Running, body: bytes) -> None:
     found = live.client.post("/tokenize", content=body, headers={"Content-Type": "application/json"})
     assert found.status_code == 400, found.text
     assert set(found.json()["error"]) == {"message", "type", "param", "code"}
+    assert found.json()["error"]["code"] == (None if body in (b"", b"null") else "invalid_json")
+
+
+@pytest.mark.parametrize("body", [b'{"prompt": "caf\xe9"}', b"\xe9"])
+def test_a_body_that_is_not_utf_8_is_told_so(live: Running, body: bytes) -> None:
+    found = live.client.post("/tokenize", content=body, headers={"Content-Type": "application/json"})
+    assert found.json()["error"]["message"] == "the body is not valid JSON: it is not UTF-8"
 
 
 def test_request_ids(live: Running) -> None:

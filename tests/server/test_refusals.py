@@ -48,7 +48,7 @@ REFUSED: list[tuple[str, dict[str, Any], int, str | None, str | None]] = [
     (CHAT, {"messages": HELLO, "top_logprobs": 3}, 400, "top_logprobs", None),
     (CHAT, {"messages": HELLO, "logprobs": True, "top_logprobs": 21}, 400, "top_logprobs", None),
     (CHAT, {"messages": HELLO, "logit_bias": {"a": 1}}, 400, "logit_bias", None),
-    (CHAT, {"messages": HELLO, "logit_bias": {"99999": 1}}, 400, None, None),
+    (CHAT, {"messages": HELLO, "logit_bias": {"99999": 1}}, 400, "logit_bias", None),
     (CHAT, {"messages": HELLO, "logit_bias": {"5": 101}}, 400, "logit_bias.5", None),
     (CHAT, {"messages": HELLO, "response_format": {"type": "xml"}}, 400, "response_format.type", None),
     (CHAT, {"messages": HELLO, "response_format": {"type": "json_schema"}}, 400, "response_format", None),

@@ -114,7 +114,7 @@ class TestMistakes:
             ("objectives=[{kind: contrastive}]", r"objectives\.0\.pairs: field required"),
             (
                 "objectives=[{kind: sscl, pairs: {fils: [a]}}]",
-                r"unknown field 'objectives\.0\.pairs\.fils'; valid are: files, query, positive, negatives",
+                r"unknown field 'objectives\.0\.pairs\.fils'; valid are: files, query, .*; did you mean 'files'\?$",
             ),
             ("encoder.pooling=max", r"encoder: unknown pooling 'max'; valid are: mean"),
             ("encoder.atention=bidir", r"unknown field 'encoder\.atention'; valid are: attention, k, k0"),

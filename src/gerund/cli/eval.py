@@ -132,6 +132,7 @@ def command(
     # What is quick to find comes first: to know the tasks takes seconds, and the models more.
     columns = [parse_encoder_spec(text) for text in plan or []]
     texts = [] if sample is None else read_sample(sample)
+    demand_data(data)
     lock = report_folder(output)
     config = _config(seed=seed, limit=limit, validation=validation)
     models = models or [options.DEFAULT_MODEL]
@@ -210,6 +211,14 @@ def _with_prompts(config: "EvaluationConfig", tasks: list["Task"], prompts: str)
 
     names = [task.name for task in tasks]
     return replace(config, prompts=prompt_set(prompts, names), document_prompts=document_prompts(prompts, names))
+
+
+def demand_data(data: Path | None) -> None:
+    """Refuse a folder of data that is not there, before what is in it is looked at."""
+    from gerund.errors import DataError
+
+    if data is not None and not data.is_dir():
+        raise DataError(f"{data}: no such folder")
 
 
 def report_folder(output: Path) -> Any:

@@ -2,6 +2,7 @@
 
 import shlex
 from collections import Counter
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
 # what kind they are.
 _DEFAULT_KINDS = ("sts", "classification")
 _RANKING_KINDS = ("retrieval",)
-_METHODS = "recurrent,skips,layers,templates,prepend,reroute"
 _BUDGET = 150
+_METHODS = "recurrent,skips,layers,templates,prepend,reroute"
 
 
 @options.with_spec("MODEL", "max_length", "adapter", *options.MACHINE)
@@ -91,29 +92,33 @@ def command(
         gerund tune ./model --data ./data --tasks retrieval --fusion -o fused --save ./encoder
     """
     from gerund.checks import read_sample
-    from gerund.cli.eval import ProgressReporter, report_folder
+    from gerund.cli.eval import ProgressReporter, demand_data, report_folder
+    from gerund.evaluation.tuned_settings import PLANS, demand_settings
     from gerund.jobs import folders
+    from gerund.models.sources import find
 
+    # What is quick to find comes first: to know the tasks takes seconds, and the model more.
     if save is not None:
         folders.refuse_existing(save, overwrite=False)
     kinds = _RANKING_KINDS if fusion else _DEFAULT_KINDS
     if fusion:
         _refuse_beside_fusion(plans=plans, pooling=pooling, sample=sample, methods=methods, budget=budget)
     texts = [] if sample is None else read_sample(sample)
-    chosen, config = _chosen(tasks, data, set_ or [], kinds, limit=limit, seed=seed, prompts=prompts)
-    if fusion:
-        _tune_fusion(spec, chosen, config, output, save, as_json=as_json)
-        return
-    from gerund.entry import load
-    from gerund.evaluation.tuning import PLANS, demand_choice, tune
-
-    names = _names(plans) or PLANS
-    more = [] if methods == "none" else _names(methods)
+    names, more = _names(plans) or PLANS, [] if methods == "none" else _names(methods)
     if texts and "transforms" not in more:
         more.append("transforms")
-    demand_choice(chosen, names, budget, more, texts)
-
+    demand_settings(names, _names(pooling), more, texts, budget)
+    demand_data(data)
     lock = report_folder(output)
+    find(spec.model)
+    chosen, config = _chosen(tasks, data, set_ or [], kinds, limit=limit, seed=seed, prompts=prompts)
+    if fusion:
+        _tune_fusion(spec, chosen, config, output, save, lock, as_json=as_json)
+        return
+    from gerund.entry import load
+    from gerund.evaluation.tuning import demand_tasks, tune
+
+    demand_tasks(chosen)
     lm = load(spec)
     if lm.runtime.adapter is not None and not as_json:
         typer.echo(
@@ -124,6 +129,9 @@ def command(
     with lock:
         from gerund.reporting.pages.tuning import write_tuning
 
+        # Settings share layers: many are encoded before the first score is there, and off a terminal no bar says so.
+        n_texts = sum(len(set(task.texts(config))) for task in chosen)
+        typer.echo(f"gerund: {n_texts:,} texts under at most {budget} settings, many at a time", err=True)
         done = tune(
             lm,
             chosen,
@@ -209,6 +217,7 @@ def _tune_fusion(
     config: "EvaluationConfig",
     output: Path,
     save: Path | None,
+    lock: AbstractContextManager[None],
     *,
     as_json: bool,
 ) -> None:
@@ -216,13 +225,12 @@ def _tune_fusion(
     import json
     from dataclasses import replace
 
-    from gerund.cli.eval import ProgressReporter, report_folder
+    from gerund.cli.eval import ProgressReporter
     from gerund.entry import load
     from gerund.evaluation.fusion_tuning import demand_rankings, tune_fusion
     from gerund.reporting.pages.tuning import write_fusion
 
     demand_rankings(tasks)
-    lock = report_folder(output)
     lm = load(spec)
     with lock:
         done = tune_fusion(lm, tasks, config, folder=output, reporter=ProgressReporter())

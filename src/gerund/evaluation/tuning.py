@@ -19,36 +19,28 @@ from gerund.attention.layouts import decoder_layers
 from gerund.attention.plan import AttentionPlan
 from gerund.attention.recurrent import kind_of
 from gerund.config import EncoderConfig
-from gerund.errors import ConfigError, GerundError, unknown_name
+from gerund.errors import ConfigError, GerundError
 from gerund.evaluation.encoder_configs import label_of
 from gerund.evaluation.run import ProgressReporter, evaluate
 from gerund.evaluation.systems.embeddings import EmbeddingCache
 from gerund.evaluation.systems.language_model import language_model_system
 from gerund.evaluation.systems.selection import read_as, refusal
 from gerund.evaluation.task import EvaluationConfig, Task
-from gerund.evaluation.tuned_methods import METHODS, method_configs, spread
+from gerund.evaluation.tuned_settings import (
+    BASELINES,
+    DEFAULT_BUDGET,
+    ONE_K,
+    PLANS,
+    TWO_K,
+    demand_settings,
+    method_configs,
+    spread,
+)
 from gerund.language_model import LanguageModel
 from gerund.models.encoder_decoder import is_encoder_decoder
 
-BASELINES = ("causal", "echo")
-ONE_K = (
-    "inplace-back",
-    "inplace-bidir",
-    "inter-back",
-    "inter-bidir",
-    "extra-back",
-    "extra-bidir",
-    "extend-back",
-    "extend-bidir",
-    "mask0-for",
-    "mask0-bidir",
-    "mask0-all",
-)
-TWO_K = "mask0+bidir"
-PLANS = (*BASELINES, *ONE_K, TWO_K)
 # At most this fraction of the budget is for methods.
 _FOR_METHODS = 0.5
-DEFAULT_BUDGET = 150
 # LBW, Figure 2: "In the EXTEND architecture, k is bounded by 5 due to the consistent downward trend."
 _MOST_EXTENDED = 5
 # Vectors of several plans that are held at once, so that their shared layers run once.
@@ -184,17 +176,18 @@ def tune(
         plans: names of the plans that are tried; ``causal`` always is, and the model's own where an adapter was
             trained under it.
         poolings: tried with every plan; none takes the model's own.
-        methods: names out of ``METHODS``, tried when the plans are through; ``transforms`` need a sample.
+        methods: names of ``tuned_settings.METHODS``, tried when the plans are through; ``transforms`` need a sample.
         sample: texts on which transforms are fitted; none that is scored should be among them.
         budget: at most so many settings are tried.
         folder: where finished scores are kept, so that an interrupted search goes on.
         reporter: called before and after each measurement.
 
     Raises:
-        ConfigError: an unknown plan or method, no task, a task that no plan changes, or a budget for nothing.
+        ConfigError: an unknown plan, pooling or method, no task, a task that no plan changes, or a budget for nothing.
         UnsupportedModelError: the model can be read by none of the plans.
     """
-    demand_choice(tasks, plans, budget, methods, sample)
+    demand_settings(plans, poolings, methods, sample, budget)
+    demand_tasks(tasks)
     configs = [replace(lm.encoder, pooling=pooling) for pooling in poolings or (lm.encoder.pooling,)]
     done = Tuned(lm.n_layers, budget, sample=sample)
     kinds = [] if is_encoder_decoder(lm.model) else [kind_of(layer) for layer in decoder_layers(lm.model)]
@@ -211,27 +204,15 @@ def tune(
     return done
 
 
-def demand_choice(
-    tasks: Sequence[Task], plans: Sequence[str], budget: int, methods: Sequence[str] = (), sample: Sequence[str] = ()
-) -> None:
-    """Refuse what leaves nothing to choose; the arguments are those of ``tune``, whose first step this is.
+def demand_tasks(tasks: Sequence[Task]) -> None:
+    """Refuse tasks on which nothing can be chosen.
 
     Raises:
-        ConfigError: an unknown plan or method, no task, a task that no plan changes, or a budget for nothing.
+        ConfigError: no task, or a task that no plan changes.
     """
-    for name in methods:
-        if name not in METHODS:
-            raise unknown_name("method to tune", name, METHODS)
-    if "transforms" in methods and not sample:
-        raise ConfigError("transforms are fitted on texts; give a sample of them")
-    for name in plans:
-        if name not in PLANS:
-            raise unknown_name("plan to tune", name, PLANS)
     fixed = [task.name for task in tasks if not task.reads_plan or not task.higher_is_better]
     if not tasks or fixed:
         raise ConfigError(f"no plan improves the score of {', '.join(fixed)}" if fixed else "tuning needs a task")
-    if budget < 2:
-        raise ConfigError(f"a budget of {budget} leaves nothing to compare; give at least 2")
 
 
 class _Search:

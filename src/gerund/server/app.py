@@ -69,6 +69,9 @@ async def _invalid(_request: Request, error: Exception) -> Response:
 
 async def _http_error(_request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
+    if error.status_code == 400 and isinstance(error.__cause__, ValueError | RecursionError):
+        why = ": it is not UTF-8" if isinstance(error.__cause__, UnicodeDecodeError) else ""
+        return _shown(ApiError(f"the body is not valid JSON{why}", code="invalid_json"))
     status = 400 if error.status_code == 422 else error.status_code
     shown = _shown(ApiError(error.detail, status, code=_CODES.get(status)))
     shown.headers.update(error.headers or {})

@@ -6,9 +6,8 @@ Knows: statuses, OpenAI's shape, the exception tree. Does not know: routes, fram
 """
 
 import re
+from collections.abc import Collection
 from typing import Any
-
-from pydantic import BaseModel
 
 from gerund.errors import (
     ClosedError,
@@ -113,14 +112,12 @@ def unknown_model(name: str, known: str) -> ApiError:
     )
 
 
-def blamed(error: BaseException, body: BaseModel) -> str | None:
-    """Return the field of a body whose setting an error of the library names first; None where it names none.
+def blamed(error: BaseException, given: Collection[str]) -> str | None:
+    """Return which of a body's given fields an error of the library names first; None where it names none.
 
-    >>> from gerund.server.schemas.writing import CompletionRequest
-    >>> blamed(ValueError("greedy ones are all the same; set n=1"), CompletionRequest(prompt="a", n=2))
+    >>> blamed(ValueError("greedy ones are all the same; set n=1"), {"prompt", "n"})
     'n'
     """
-    given = body.model_fields_set
     for word in [str(error).partition(" ")[0], *re.findall(r"\b(\w+)=", str(error))]:
         for name in (word, _ELSEWHERE.get(word)):
             if name in given:

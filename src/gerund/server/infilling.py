@@ -100,7 +100,7 @@ async def _filled(
             ticket = claim.hold(service.engine.call(work, tokens=tokens, deadline=claim.deadline))
             return await claim.result(ticket), count
         except Exception as error:
-            raise api_error(error, blamed(error, body) or param) from error
+            raise api_error(error, blamed(error, body.model_fields_set) or param) from error
 
 
 def marker(pieces: Sequence[str]) -> str:

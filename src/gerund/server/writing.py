@@ -4,7 +4,7 @@ Knows: the engine, scorers, streams. Does not know: the fields of bodies, HTTP.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from gerund.inference.generate.settings import GenerationConfig
 from gerund.scoring.likelihood import LikelihoodScorer
 from gerund.scoring.registry import find_scorer
 from gerund.server.choices import Form, usage_of
-from gerund.server.errors import ApiError, api_error
+from gerund.server.errors import ApiError, api_error, blamed
 from gerund.server.events import EventStream
 from gerund.server.request_claims import Claim
 from gerund.server.service import Service
@@ -40,6 +40,7 @@ class WritingRequest:
         explicit: whether the request itself says how much may be written.
         param: the field with the prompts.
         usage: whether a stream ends with its usage.
+        given: the fields that the body has.
     """
 
     prompts: Sequence[Prompt]
@@ -50,6 +51,7 @@ class WritingRequest:
     ranks: bool = False
     scorer: str | None = None
     usage: bool = False
+    given: Collection[str] = ()
 
 
 async def answer(service: Service, request: Request, asked: WritingRequest, form: Form) -> dict[str, Any]:
@@ -134,7 +136,7 @@ async def _begin(
     try:
         return await claim.run(work)
     except Exception as error:
-        raise api_error(error, asked.param) from error
+        raise api_error(error, blamed(error, asked.given) or asked.param) from error
 
 
 def _ids(service: Service, prompt: Prompt, param: str) -> list[int]:

@@ -126,7 +126,9 @@ def explain(problem: Any, root: type[BaseModel], unions: Unions) -> str:
         now = getattr(section, "renamed", {}).get(names[-1])
         if now is not None:
             return f"field {where!r} is called {now!r} now"
-        return f"unknown field {where!r}; valid are: {', '.join(section.model_fields)}"
+        close = difflib.get_close_matches(names[-1], section.model_fields, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        return f"unknown field {where!r}; valid are: {', '.join(section.model_fields)}{hint}"
     if problem["type"] == "union_tag_invalid":
         return f"{where}: unknown kind {problem['ctx']['tag']!r}; valid are: {problem['ctx']['expected_tags']}"
     if problem["type"] == "union_tag_not_found":

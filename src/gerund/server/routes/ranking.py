@@ -116,7 +116,7 @@ async def _continuations(service: Service, request: Request, body: ScoreRequest)
             )
             [found] = await claim.result(work)
         except Exception as error:
-            raise api_error(error, blamed(error, body) or "continuations") from error
+            raise api_error(error, blamed(error, body.model_fields_set) or "continuations") from error
     return [_finite(value) for value in found], tokens
 
 

@@ -28,7 +28,7 @@ async def chat(body: ChatRequest, request: Request, service: Served) -> Any:
         most = body.asked_tokens or service.settings.max_new_tokens
         settings = body.settings(most, body.asked_logprobs)
     except Exception as error:
-        raise api_error(error, blamed(error, body)) from error
+        raise api_error(error, blamed(error, body.model_fields_set)) from error
     asked = WritingRequest(
         [conversation],
         settings,
@@ -38,6 +38,7 @@ async def chat(body: ChatRequest, request: Request, service: Served) -> Any:
         ranks=body.ranks,
         scorer=body.scorer,
         usage=_wants_usage(body),
+        given=body.model_fields_set,
     )
     form = Form("chat", service.names[0])
     return await (stream if body.stream else answer)(service, request, asked, form)
@@ -60,7 +61,7 @@ async def completions(body: CompletionRequest, request: Request, service: Served
         settings = body.settings(body.max_tokens or USUAL_COMPLETION, body.logprobs)
         echoes = [_spelled(service, prompt) for prompt in prompts] if body.echo else []
     except Exception as error:
-        raise api_error(error, blamed(error, body)) from error
+        raise api_error(error, blamed(error, body.model_fields_set)) from error
     asked = WritingRequest(
         prompts,
         settings,
@@ -69,6 +70,7 @@ async def completions(body: CompletionRequest, request: Request, service: Served
         ranks=body.ranks,
         scorer=body.scorer,
         usage=_wants_usage(body),
+        given=body.model_fields_set,
     )
     form = Form("text", service.names[0], echoes=echoes, choices=body.choices)
     return await (stream if body.stream else answer)(service, request, asked, form)

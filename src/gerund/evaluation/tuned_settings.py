@@ -1,6 +1,6 @@
-"""Which methods without training a search tries behind the plans.
+"""What a search for an encoder config tries: plans, and methods without training behind them.
 
-Knows: settings. Does not know: scores, models.
+Knows: settings. Does not know: scores, models. Torch is not imported, so that a slip in a name is said at once.
 """
 
 from collections.abc import Sequence
@@ -8,13 +8,58 @@ from dataclasses import replace
 
 from gerund.config import EncoderConfig
 from gerund.encoder_methods import ALL_BUT_THE_TOP, KV_EMBEDDING, NAMED, WHITENING, settings_of_template
+from gerund.errors import ConfigError, unknown_name
+from gerund.poolings import POOLINGS
 
+BASELINES = ("causal", "echo")
+ONE_K = (
+    "inplace-back",
+    "inplace-bidir",
+    "inter-back",
+    "inter-bidir",
+    "extra-back",
+    "extra-bidir",
+    "extend-back",
+    "extend-bidir",
+    "mask0-for",
+    "mask0-bidir",
+    "mask0-all",
+)
+TWO_K = "mask0+bidir"
+PLANS = (*BASELINES, *ONE_K, TWO_K)
 METHODS = ("recurrent", "skips", "layers", "templates", "prepend", "reroute", "transforms")
 """What is tried behind the plans: methods without training, most of them on the best plan and on the causal one.
 
 ``recurrent``, which reads recurrent layers both ways, is tried on the best setting of every plan that takes it.
 """
 _SKIPS = (1, 2, 3, 4)
+DEFAULT_BUDGET = 150
+
+
+def demand_settings(
+    plans: Sequence[str],
+    poolings: Sequence[str] = (),
+    methods: Sequence[str] = (),
+    sample: Sequence[str] = (),
+    budget: int = DEFAULT_BUDGET,
+) -> None:
+    """Refuse settings of a search that cannot be tried; the arguments are those of :func:`gerund.evaluation.tune`.
+
+    Raises:
+        ConfigError: an unknown plan, pooling or method, transforms without a sample, or a budget for nothing.
+    """
+    for kind, names, valid in (
+        ("plan to tune", plans, PLANS),
+        ("pooling", poolings, list(POOLINGS)),
+        ("method to tune", methods, METHODS),
+    ):
+        for name in names:
+            if name not in valid:
+                raise unknown_name(kind, name, list(valid))
+    if "transforms" in methods and not sample:
+        raise ConfigError("transforms are fitted on texts; give a sample of them")
+    if budget < 2:
+        raise ConfigError(f"a budget of {budget} leaves nothing to compare; give at least 2")
 
 
 def method_configs(
