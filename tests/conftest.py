@@ -1,6 +1,7 @@
 """What all tests share."""
 
 import os
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,23 @@ torch.set_num_threads(1)
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 STORIES = SHARED / "models" / "stories260k"
+
+
+@pytest.hookimpl(tryfirst=True)  # before the marks are looked at
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave of each sweep as many cases among the quick tests as its mark says, evenly spread; the others are slow."""
+    sweeps: dict[tuple[str, str], list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("sweep") is not None:
+            sweeps[str(item.path), item.nodeid.partition("[")[0]].append(item)
+    for cases in sweeps.values():
+        mark = cases[0].get_closest_marker("sweep")
+        assert mark is not None
+        quick = min(mark.kwargs["quick"], len(cases))
+        kept = {place * len(cases) // quick for place in range(quick)}
+        for place, item in enumerate(cases):
+            if place not in kept:
+                item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="session")

@@ -71,6 +71,7 @@ def left_alone():
     assert states() == before
 
 
+@pytest.mark.sweep(quick=10)
 @pytest.mark.parametrize("sampling", [None, FRESH, SEEDED], ids=["greedy", "fresh", "seeded"])
 @pytest.mark.parametrize("verb", [*BOTH, *DECODER_ONLY])
 def test_writing(lm, verb, sampling):
@@ -79,6 +80,7 @@ def test_writing(lm, verb, sampling):
     {**BOTH, **DECODER_ONLY}[verb](lm, sampling)
 
 
+@pytest.mark.sweep(quick=5)
 @pytest.mark.parametrize("sampling", [None, FRESH, SEEDED], ids=["greedy", "fresh", "seeded"])
 @pytest.mark.parametrize("verb", BOTH)
 def test_writing_of_an_encoder_decoder(t5, verb, sampling):

@@ -249,6 +249,7 @@ def test_real_texts(stories_folder, data_folder, tmp_path):
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
 
 
+@pytest.mark.sweep(quick=3)
 @pytest.mark.parametrize("ending", ["parquet", "npy"])
 @pytest.mark.parametrize("precision", ["int8", "uint8", "binary", "ubinary"])
 def test_vectors_in_fewer_bits(source, tiny_folder, tmp_path, ending, precision):

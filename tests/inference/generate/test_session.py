@@ -51,6 +51,7 @@ def steps(model, ids, written):
     return found
 
 
+@pytest.mark.sweep(quick=9)
 @pytest.mark.parametrize(
     ("model_type", "append_eos"),
     [
@@ -77,6 +78,7 @@ def test_logits_are_those_of_a_fresh_prefill_and_its_steps(model_type, append_eo
         assert len(own) == len(seen) >= len(result.token_ids)
 
 
+@pytest.mark.sweep(quick=10)
 @pytest.mark.parametrize("pooling", ["mean", "weighted-mean", "last", "first", "last-mean"])
 @pytest.mark.parametrize("append_eos", [False, True])
 @pytest.mark.parametrize("settings", [{}, {"normalize": False}, {"pool_prompt": True}])
@@ -90,6 +92,7 @@ def test_the_vector_is_that_of_encode(pooling, append_eos, settings):
         assert [session.generate(5, SAMPLED)] == lm.generate([session.text], 5, SAMPLED)
 
 
+@pytest.mark.sweep(quick=3)
 @pytest.mark.parametrize("model_type", SOME)
 def test_it_may_be_continued_again_and_again(model_type):
     lm = build(model_type, append_eos=True)
