@@ -1,5 +1,6 @@
 """What all tests share."""
 
+import gc
 import os
 from collections import defaultdict
 from pathlib import Path
@@ -12,6 +13,8 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_DATASETS_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 torch.set_num_threads(1)
+# To search for garbage in all that libraries make while they are imported takes as long as to import them.
+gc.disable()
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 STORIES = SHARED / "models" / "stories260k"
@@ -32,6 +35,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for place, item in enumerate(cases):
             if place not in kept:
                 item.add_marker(pytest.mark.slow)
+
+
+def pytest_collection_finish() -> None:
+    """Search for garbage from here on, in what tests make."""
+    gc.enable()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
