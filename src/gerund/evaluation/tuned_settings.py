@@ -6,9 +6,10 @@ Knows: settings. Does not know: scores, models. Torch is not imported, so that a
 from collections.abc import Sequence
 from dataclasses import replace
 
+from gerund.checks import one_of
 from gerund.config import EncoderConfig
 from gerund.encoder_methods import ALL_BUT_THE_TOP, KV_EMBEDDING, NAMED, WHITENING, settings_of_template
-from gerund.errors import ConfigError, unknown_name
+from gerund.errors import ConfigError
 from gerund.poolings import POOLINGS
 
 BASELINES = ("causal", "echo")
@@ -50,12 +51,11 @@ def demand_settings(
     """
     for kind, names, valid in (
         ("plan to tune", plans, PLANS),
-        ("pooling", poolings, list(POOLINGS)),
+        ("pooling", poolings, tuple(POOLINGS)),
         ("method to tune", methods, METHODS),
     ):
         for name in names:
-            if name not in valid:
-                raise unknown_name(kind, name, list(valid))
+            one_of(kind, name, valid)
     if "transforms" in methods and not sample:
         raise ConfigError("transforms are fitted on texts; give a sample of them")
     if budget < 2:
