@@ -252,6 +252,18 @@ def test_the_weight_is_the_encoders_own(notes, tiny_folder, tmp_path):
     assert other.search("steam") == index.search("steam", weight=fusion.WEIGHT)
 
 
+def test_the_weight_that_a_model_is_tuned_to_later_is_found(notes, tiny, tmp_path):
+    tiny.save(tmp_path / "model")
+    gerund.open_index(tmp_path / "my.index", gerund.load(tmp_path / "model"), chunking=SMALL).add(notes)
+    usual = gerund.open_index(tmp_path / "my.index").search("steam")
+    settings = tmp_path / "model" / "gerund.json"
+    said = json.loads(settings.read_text())
+    said["encoder"]["fusion"] = 0.9
+    settings.write_text(json.dumps(said))
+    index = gerund.open_index(tmp_path / "my.index")
+    assert index.search("steam") == index.search("steam", weight=0.9) != usual
+
+
 def test_a_model_in_memory_has_to_be_given_again(notes, tiny, tmp_path):
     lm = gerund.LanguageModel(tiny.model, tiny.tokenizer, tiny.encoder)
     gerund.open_index(tmp_path / "my.index", lm, chunking=SMALL).add(notes)

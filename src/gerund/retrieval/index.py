@@ -314,11 +314,8 @@ class Index(Asking):
     def _weight(self, mode: str, weight: float | None) -> float:
         if weight is not None:
             return fusion.check_weight(weight)
-        if mode != "hybrid":
+        if mode != "hybrid" or self._about is None:
             return fusion.WEIGHT
-        if self._lm is None and self._about is not None and self._about.spec is not None and self._given is None:
-            own = self._about.spec.get("fusion")
-            return float(own) if isinstance(own, int | float) else fusion.WEIGHT
         return fusion.WEIGHT if self.lm.encoder.fusion is None else self.lm.encoder.fusion
 
     def _demand_embedder(self) -> "Embedder":

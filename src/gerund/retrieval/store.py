@@ -86,7 +86,9 @@ class About:
         """
         if self.spec is None:
             raise ConfigError(f"{where} was made with a model in memory ({self.model}); open it with that model")
-        return ModelSpec.model_validate(self.spec)
+        # What is usual may be tuned after the index is made, and is then what the model's folder says.
+        settings = {name: value for name, value in self.spec.items() if (name, value) != ("fusion", "auto")}
+        return ModelSpec.model_validate(settings)
 
     def is_searched_by(self, fingerprint: str, space: str, dimensions: int) -> bool:
         """Tell whether an encoder's vectors of queries can be compared with those in here.
