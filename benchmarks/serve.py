@@ -9,9 +9,12 @@ library's own, and the server's memory is read before and after.
 
 `llama`: the same chats, beside llama.cpp's server with the same weights as GGUF, in float32 and bfloat16.
 
+`llama-large`: the same with 292 million random parameters, fewer and shorter chats.
+
 `embeddings`: requests of one text by 32 clients, beside sentence-transformers behind FastAPI.
 
-`mix`: 2 clients that chat while 6 embed; tokens, texts and the gaps between two pieces of a text.
+`mix`: 2 clients that chat while 6 embed, and each of them alone; tokens, texts and the gaps between two pieces of a
+text.
 
 `memory`: the peak of one server that chats, embeds and re-ranks, beside the sum of two peers that chat and embed.
 
@@ -23,6 +26,7 @@ import asyncio
 import random
 import tempfile
 import time
+from argparse import Namespace
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -61,6 +65,8 @@ from servers import (
 )
 
 _CHATS = 8
+_CHAT_ALONE, _EMBED_ALONE = "chats alone", "embedding alone"
+_TYPES = "in float32 where nothing else is said"
 
 
 def correct(options: Any, folder: Path, lm: Any) -> list[Table]:
@@ -175,11 +181,30 @@ def chats(options: Any, folder: Path, lm: Any) -> list[Table]:
             stack.enter_context(ours(folder, "--compile", name=OURS_COMPILED)),
         ]
         rows, checks = _streamed(options, lm, servers, TRANSFORMERS)
-    return [_chat_table("chat", "in float32", options, TRANSFORMERS, rows, checks)]
+    return [_chat_table("chat", "the bundled model's base in float32", options, TRANSFORMERS, rows, checks)]
 
 
 def beside_llama_cpp(options: Any, folder: Path, lm: Any) -> list[Table]:
     """Stream the same chats from llama.cpp's server and ours, each in two types."""
+    rows, checks = _beside_llama_cpp(options, folder, lm, _CHATS)
+    return [_chat_table("llama", f"the bundled model's base {_TYPES}", options, LLAMA, rows, checks)]
+
+
+def larger_beside_llama_cpp(options: Any, folder: Path, lm: Any) -> list[Table]:
+    """Stream chats of a larger model, whose weights no cache holds."""
+    import gerund
+
+    del lm
+    large = folder.parent / "large" / "model"
+    parameters, _ = _enlarged(large)
+    # A quarter of the tokens, of a quarter of the chats: a token costs forty times as much.
+    fewer = Namespace(**{**vars(options), "tokens": max(options.tokens // 4, 2)})
+    rows, checks = _beside_llama_cpp(fewer, large, gerund.load(large, attention="causal", dtype="float32"), _CHATS // 4)
+    model = f"a model of {parameters} million random parameters {_TYPES}"
+    return [_chat_table("llama-large", model, fewer, LLAMA, rows, checks, _CHATS // 4)]
+
+
+def _beside_llama_cpp(options: Any, folder: Path, lm: Any, chats: int) -> tuple[list[Row], list[str]]:
     import gerund
 
     half = gerund.load(folder, attention="causal", dtype="bfloat16")
@@ -194,13 +219,14 @@ def beside_llama_cpp(options: Any, folder: Path, lm: Any) -> list[Table]:
             stack.enter_context(ours(folder, "--compile", name=OURS_COMPILED)),
             stack.enter_context(ours(folder, "--dtype", "bfloat16", name=OURS_HALF)),
         ]
-        rows, checks = _streamed(options, lm, servers, LLAMA)
-    return [_chat_table("llama", "in float32 where nothing else is said", options, LLAMA, rows, checks)]
+        return _streamed(options, lm, servers, LLAMA, chats)
 
 
-def _streamed(options: Any, lm: Any, servers: list[Served], base: str) -> tuple[list[Row], list[str]]:
+def _streamed(
+    options: Any, lm: Any, servers: list[Served], base: str, chats: int = _CHATS
+) -> tuple[list[Row], list[str]]:
     """Compare what servers write with what the library writes, then measure; return rows and what was compared."""
-    texts = demo_texts(_CHATS)
+    texts = demo_texts(chats)
     expected = [lm.chat([{"role": "user", "content": text}], options.tokens)[0] for text in texts]
     written = [one.usage.completion_tokens for one in expected]
     rows: list[Row] = []
@@ -216,7 +242,7 @@ def _streamed(options: Any, lm: Any, servers: list[Served], base: str) -> tuple[
     if alike[OURS] < len(texts):
         raise harness.NotTheSame(f"{OURS}: {alike[OURS]} of {len(texts)} texts are the library's")
     for clients in (1, 8):
-        count = len(texts) * (1 if clients == 1 else 2)
+        count = len(texts) if clients == 1 else 2 * _CHATS
         load = [texts[number % len(texts)] for number in range(count)]
 
         def ask(own: Served, clients: int = clients, load: Sequence[str] = load) -> Awaitable[Any]:
@@ -233,15 +259,17 @@ def _streamed(options: Any, lm: Any, servers: list[Served], base: str) -> tuple[
     return rows, [f"texts equal to the library's: {same}", *failed]
 
 
-def _chat_table(id_: str, types: str, options: Any, base: str, rows: list[Row], checks: list[str]) -> Table:
+def _chat_table(
+    id_: str, model: str, options: Any, base: str, rows: list[Row], checks: list[str], chats: int = _CHATS
+) -> Table:
     columns = harness.time_columns(
         base, Column("clients", "clients"),
         Column("rate", "tokens a second of processor time", "", 0, "higher"),
         Column("gap", "median gap between pieces", "ms", 1),
     )  # fmt: skip
     caption = (
-        f"Streamed greedy chats of {options.tokens} tokens, the bundled model's base {types}, "
-        f"{_CHATS} by one client and {2 * _CHATS} by eight; processor time of the server's process."
+        f"Streamed greedy chats of {options.tokens} tokens, {model}, "
+        f"{chats} by one client and {2 * _CHATS} by eight; processor time of the server's process."
     )
     return Table(id_, caption, columns, rows, checks=checks)
 
@@ -310,17 +338,27 @@ def mix(options: Any, folder: Path, lm: Any) -> list[Table]:
             stack.enter_context(ours(folder, "--writing-ratio", ratio, name=f"writing ratio {ratio}"))
             for ratio in ("0.3", "1", "3")
         ]
-        found: dict[str, list[dict[str, float]]] = {own.name: [] for own in servers}
+        loads = {own.name: (own, 2, 6) for own in servers}
+        loads |= {_CHAT_ALONE: (servers[1], 2, 0), _EMBED_ALONE: (servers[1], 0, 6)}
+        found: dict[str, list[dict[str, float]]] = {name: [] for name in loads}
         for number in range(options.rounds):
-            for own in servers[:: -1 if number % 2 else 1]:
-                _, answers = own.spend(lambda own: _mixed(own, texts, options))
-                found[own.name].append(answers)
-    for name, answers in found.items():
-        cells = {key: median_of([one[key] for one in answers]) for key in answers[0]}
+            for name in list(loads)[:: -1 if number % 2 else 1]:
+                own, writers, readers = loads[name]
+                _, answers = own.spend(lambda own, w=writers, r=readers: _mixed(own, texts, options, w, r))
+                found[name].append(answers)
+    alone = {"tokens": found[_CHAT_ALONE], "texts": found[_EMBED_ALONE]}
+    for name, rounds in found.items():
+        cells = {key: median_of([one[key] for one in rounds]) for key in rounds[0] if rounds[0][key]}
+        if name in (own.name for own in servers):
+            for key, others in alone.items():
+                cells[f"{key}_kept"] = median_of(
+                    [one[key] / other[key] for one, other in zip(rounds, others, strict=True)]
+                )
         rows.append({"system": name, **cells})
     columns = [
         Column("system", "time of writing for each second of reading"),
-        Column("tokens", "tokens a second", "", 1), Column("texts", "texts a second", "", 1),
+        Column("tokens", "tokens a second", "", 1), Column("tokens_kept", "of the rate alone", "", 2, "higher"),
+        Column("texts", "texts a second", "", 1), Column("texts_kept", "of the rate alone", "", 2, "higher"),
         Column("gap", "median gap between pieces", "ms", 1), Column("worst", "greatest gap", "ms", 0),
     ]  # fmt: skip
     caption = (
@@ -330,7 +368,7 @@ def mix(options: Any, folder: Path, lm: Any) -> list[Table]:
     return [Table("mix", caption, columns, rows)]
 
 
-async def _mixed(own: Served, texts: Sequence[str], options: Any) -> dict[str, float]:
+async def _mixed(own: Served, texts: Sequence[str], options: Any, writers: int, readers: int) -> dict[str, float]:
     gaps: list[float] = []
     done = [0]
     ends = time.perf_counter() + options.seconds
@@ -348,13 +386,15 @@ async def _mixed(own: Served, texts: Sequence[str], options: Any) -> dict[str, f
                 done[0] += 1
 
         began = time.perf_counter()
-        await asyncio.gather(*(writes(number) for number in range(2)), *(reads(number) for number in range(6)))
+        await asyncio.gather(
+            *(writes(number) for number in range(writers)), *(reads(number) for number in range(readers))
+        )
         seconds = time.perf_counter() - began
     return {
         "tokens": len(gaps) / seconds,
         "texts": done[0] / seconds,
-        "gap": 1000 * float(np.median(gaps)),
-        "worst": 1000 * max(gaps),
+        "gap": 1000 * float(np.median(gaps)) if gaps else 0.0,
+        "worst": 1000 * max(gaps, default=0.0),
     }
 
 
@@ -424,8 +464,8 @@ async def _everything(
 
 
 TABLES = {
-    "correct": correct, "chat": chats, "llama": beside_llama_cpp, "embeddings": embeddings, "mix": mix,
-    "memory": memory,
+    "correct": correct, "chat": chats, "llama": beside_llama_cpp, "llama-large": larger_beside_llama_cpp,
+    "embeddings": embeddings, "mix": mix, "memory": memory,
 }  # fmt: skip
 
 
