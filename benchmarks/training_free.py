@@ -70,7 +70,7 @@ def _is_plain(config: EncoderConfig) -> bool:
 FAMILIES: dict[str, Callable[[EncoderConfig], bool]] = {
     "causal, mean": lambda config: config.attention.name == "causal" and _is_plain(config),
     "echo": lambda config: config.attention.name == "echo",
-    "default plan": lambda config: config.attention.name == "mask0-bidir" and _is_plain(config),
+    "mask0-bidir, best k": lambda config: config.attention.name == "mask0-bidir" and _is_plain(config),
     "best plan": lambda config: config.attention.name != "echo" and _is_plain(config),
     "skips, causal": lambda config: config.attention.skips is not None and config.attention.name == "causal",
     "skips, best plan": lambda config: config.attention.skips is not None and config.attention.name != "causal",

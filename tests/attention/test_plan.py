@@ -49,6 +49,12 @@ def test_a_spelling_and_a_number_that_disagree():
         AttentionPlan("mask3-bidir", sink_tokens=2)
 
 
+@pytest.mark.parametrize(("spelled", "k0"), [("MASK0-1", "1"), ("MASK0-MID", "half of k"), ("mask0-last", "k")])
+def test_the_papers_names_of_trials_are_told_in_the_plans_terms(spelled, k0):
+    with pytest.raises(ConfigError, match=rf"is the plan 'mask0\+bidir' with k0={k0}: give both"):
+        AttentionPlan(spelled)
+
+
 def test_more_extended_layers_than_layers():
     assert AttentionPlan("extend-bidir", k=7).resolve(4).stream.repeats == 7
 

@@ -136,6 +136,8 @@ _DEFAULT_FRACTION: dict[str, float | None] = {
     "echo": None,
 }
 
+# LBW's names of trials with other numbers, section 3.6: MASK0-1 to MASK0-3, MASK0-MID, MASK0-LAST.
+_K0 = re.compile(r"mask0-([0-9]{1,3}|mid|last)")
 _MASK_M = re.compile(r"mask([0-9]{1,6})(-(?:for|bidir|all)|\+bidir)")
 PLAN_NAMES: tuple[str, ...] = tuple(_DEFAULT_FRACTION)
 DEFAULT_K0_FRACTION = 0.45
@@ -327,6 +329,9 @@ def _spelled(name: Any, sink_tokens: int) -> tuple[Any, int]:
     if not isinstance(name, str) or name in _DEFAULT_FRACTION:
         return name, sink_tokens
     plain = name.strip().lower().replace("&", "+")
+    if (found := _K0.fullmatch(plain)) is not None:
+        number = found[1] if found[1].isdigit() else "half of k" if found[1] == "mid" else "k"
+        raise ConfigError(f"{name!r} is the plan 'mask0+bidir' with k0={number}: give both")
     if (found := _MASK_M.fullmatch(plain)) is not None:
         plain, told = f"mask0{found[2]}", int(found[1]) or 1
         if told != 1 and sink_tokens not in (1, told):

@@ -10,7 +10,6 @@ from gerund.evaluation.run import evaluate
 from gerund.evaluation.systems.bm25 import BM25System
 from gerund.evaluation.systems.language_model import language_model_system
 from gerund.evaluation.task import EvaluationConfig
-from gerund.evaluation.tasks import linear_probe
 from gerund.evaluation.tasks.linear_probe import LinearProbe, find
 from tests.evaluation.made_up import Constant, Letters, fruits, write_classification
 
@@ -19,7 +18,7 @@ from tests.evaluation.made_up import Constant, Letters, fruits, write_classifica
 def task(tmp_path: Path) -> LinearProbe:
     write_classification(tmp_path, train=fruits(12), valid=fruits(3, start=12), test=fruits(5, start=15))
     [found] = find(tmp_path)
-    return replace(found, smote="never")
+    return found
 
 
 def test_found_where_there_are_files(task: LinearProbe, tmp_path: Path) -> None:
@@ -58,7 +57,7 @@ def test_classes_weigh_in_the_weighted_f1_as_often_as_they_occur(tmp_path: Path,
     train, test = fruits(12), fruits(5, start=15)[:11]
     mixed = [(text, "apple_tree" if label == "plum" else label) for text, label in train[:-2]] + train[-2:]
     write_classification(tmp_path, train=mixed, test=test)
-    task = replace(find(tmp_path)[0], smote="never")
+    [task] = find(tmp_path)
     lm = gerund.load(tiny_folder, attention="causal")
     score = task.run(language_model_system("tiny", lm), EvaluationConfig())
     texts, labels = zip(*mixed, strict=True)
@@ -94,12 +93,12 @@ def test_a_limit_counts_the_texts_of_each_split(task: LinearProbe) -> None:
 def test_a_constant_embedding_gets_the_share_of_the_largest_class(tmp_path: Path) -> None:
     write_classification(tmp_path, train=fruits(4) + fruits(6)[-6:], test=fruits(5) + fruits(5)[-5:])
     [task] = find(tmp_path)
-    score = replace(task, smote="never").run(Constant(), EvaluationConfig())
+    score = task.run(Constant(), EvaluationConfig())
     assert score.value == 0.5
     assert score.metrics["macro_f1"] == pytest.approx((2 / 3) / 3)
 
 
-def test_smote_by_itself_only_for_little_data(task: LinearProbe, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_smote_is_only_where_it_is_asked_for(task: LinearProbe) -> None:
     rare = [("only one", "rare"), *fruits(12), ("plums are um", "plum")]
     folder = task.files[0].parents[2]
     write_classification(folder, train=rare, test=fruits(5, start=15))
@@ -108,13 +107,8 @@ def test_smote_by_itself_only_for_little_data(task: LinearProbe, monkeypatch: py
         "SMOTE: 38 training examples became 40",
         "SMOTE left classes of a single example as they are: rare",
     )
-    released, auto = replace(task, smote="released"), replace(task, smote="auto")
-    score = released.run(Letters(), EvaluationConfig())
-    assert score.notes[0] == "SMOTE: 38 training examples became 186"  # five times 37, and the single one
-    assert auto.run(Letters(), EvaluationConfig()) == score
-    monkeypatch.setattr(linear_probe, "SMOTE_BELOW", 38)
-    assert auto.run(Letters(), EvaluationConfig()).notes == ()
-    assert released.run(Letters(), EvaluationConfig()) == score  # whatever the size
+    released = replace(task, smote="released").run(Letters(), EvaluationConfig())
+    assert released.notes[0] == "SMOTE: 38 training examples became 186"  # five times 37, and the single one
     assert task.run(Letters(), EvaluationConfig()).notes == ()
 
 
@@ -136,9 +130,8 @@ def test_smote_makes_examples_up_before_the_fit(tmp_path: Path) -> None:
         found = replace(task, smote=rule).run(Letters(), EvaluationConfig(seed=5))
         assert found.value == pytest.approx(accuracies[rule])
     # Balanced, "x" is said of three times as many as there are; as likely as it was, it costs no accuracy.
-    never = replace(task, smote="never").run(Letters(), EvaluationConfig(seed=5)).value
+    never = task.run(Letters(), EvaluationConfig(seed=5)).value
     assert accuracies["balanced"] < never - 0.1
-    assert task.run(Letters(), EvaluationConfig(seed=5)).value == pytest.approx(accuracies["released"])
     assert accuracies["released"] >= never - 0.05
 
 
@@ -150,7 +143,7 @@ def test_whole_numbers_are_labels_too(tmp_path: Path) -> None:
 
 
 def test_bad_input(task: LinearProbe) -> None:
-    with pytest.raises(ConfigError, match="unknown value of smote 'maybe'; valid are: auto, released"):
+    with pytest.raises(ConfigError, match="unknown value of smote 'maybe'; valid are: never, released"):
         replace(task, smote="maybe")
     write_classification(task.files[0].parents[2], test=[("a pear", "pear")])
     with pytest.raises(DataError, match="no example of label 'pear'"):
