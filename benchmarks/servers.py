@@ -27,6 +27,7 @@ TRANSFORMERS, BATCHING = "transformers serve", "transformers serve, batching"
 FASTAPI = "sentence-transformers + FastAPI"
 LLAMA, LLAMA_HALF = "llama.cpp's server", "llama.cpp's server, bfloat16"
 OURS, OURS_HALF, OURS_COMPILED = "gerund serve", "gerund serve, bfloat16", "gerund serve --compile"
+OURS_QUICK = "gerund serve --compile --no-reproducible"
 _TICKS = os.sysconf("SC_CLK_TCK")
 Task = Callable[[httpx.AsyncClient], Awaitable[Any]]
 

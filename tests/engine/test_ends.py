@@ -244,7 +244,8 @@ def test_an_engine_is_started_once_and_says_what_it_is(plain) -> None:
 @pytest.mark.parametrize(
     "settings",
     [{"slots": 0}, {"context": 0}, {"read_tokens": 1.5}, {"writing_ratio": 0}, {"writing_ratio": "x"},
-     {"queue_tokens": True}, {"prefix_tokens": -1}, {"exact": "yes"}, {"exact": True, "compile": True}],
+     {"queue_tokens": True}, {"prefix_tokens": -1}, {"exact": "yes"}, {"exact": True, "compile": True},
+     {"reproducible": "no"}, {"exact": True, "reproducible": False}],
 )  # fmt: skip
 def test_impossible_settings_are_refused(settings) -> None:
     with pytest.raises(ConfigError):

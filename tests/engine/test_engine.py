@@ -13,6 +13,7 @@ import gerund
 from gerund import Engine, EngineConfig, Sampling, TextError
 from gerund.inference.generate.rows import Piece
 from gerund.inference.generate.settings import GenerationConfig
+from gerund.inference.generate.slots import Slots
 from tests.engine.common import LONG, PROMPTS, SEEDED, alone, held, requests, rows_of, tiny_lm
 
 
@@ -120,6 +121,29 @@ def test_a_compiled_step_writes_the_same_texts() -> None:
         tickets = [engine.write(*request) for request in asked]
         found = [[one.text for one in ticket.result(60)] for ticket in tickets]
     assert "compiled" in engine.state().why
+    assert found == [[one.text for one in alone(lm, *request)] for request in asked]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch, in what its compiler imports
+@pytest.mark.parametrize("compile", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_steps_without_empty_rows_promise_nothing_and_write_the_same_texts(compile, monkeypatch) -> None:
+    lm = tiny_lm(num_hidden_layers=2)
+    asked, rows = requests(6), set()
+    plain = Slots._one_pass
+
+    def counted(self, ids_B1, *more):
+        rows.add(len(ids_B1))
+        return plain(self, ids_B1, *more)
+
+    if not compile:
+        monkeypatch.setattr(Slots, "_one_pass", counted)
+    with Engine(lm, EngineConfig(slots=4, compile=compile, reproducible=False)) as engine:
+        rows.clear()
+        engine.write("the cat", GenerationConfig(max_new_tokens=5)).result(60)
+        assert compile or rows == {1}
+        tickets = [engine.write(*request) for request in asked]
+        found = [[one.text for one in ticket.result(60)] for ticket in tickets]
+    assert engine.state().promise == "none"
     assert found == [[one.text for one in alone(lm, *request)] for request in asked]
 
 

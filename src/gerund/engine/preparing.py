@@ -61,6 +61,9 @@ def prepare(lm: TextEncoder, config: EngineConfig, counts: "Counter[str]", *, ve
         return Prepared(writing, encoding, "none", "this model does not write", None)
     room = _room(lm, config)
     found = _reproducibility(lm, config, room, verify=verify)
+    if found.fits and not config.reproducible:
+        why = "each step has as many rows as there are texts (reproducible is off)"
+        found = Reproducibility(True, "none", why, recalls=found.recalls)
     if not found.fits:
         return Prepared(WritingPart(lm, None, config.slots, counts), encoding, found.promise, found.why, None)
     tokens = config.prefix_tokens
@@ -68,7 +71,7 @@ def prepare(lm: TextEncoder, config: EngineConfig, counts: "Counter[str]", *, ve
         tokens = _PREFIX_TOKENS if found.recalls else 0
     prefixes = Prefixes(tokens, LEAST_READ) if tokens else None
     if config.compile:
-        slots, found = check_compiled_batching(found, lm.model, config.slots, room)
+        slots, found = check_compiled_batching(found, lm.model, config.slots, room, filled=config.reproducible)
     else:
         slots = found.slots(lm.model, config.slots, room)
     writers = Writers(slots, prefixes)

@@ -31,6 +31,8 @@ class EngineConfig:
             it changes last bits, nothing is promised any more.
         exact: write each text alone, through transformers' own loop: bit-equal to ``generate`` always, without gain.
         compile: compile the decode step; texts are equal up to near ties.
+        reproducible: fill each step up with empty rows where that makes a text the same whatever is written beside it.
+            Without, a step has as many rows as there are texts: quicker for few of them, and nothing is promised.
     """
 
     slots: int = 8
@@ -42,6 +44,7 @@ class EngineConfig:
     prefix_tokens: int | None = None
     exact: bool = False
     compile: bool = False
+    reproducible: bool = True
 
     def __post_init__(self) -> None:
         for name in ("slots", "context", "read_tokens", "idle_read_tokens", "queue_tokens"):
@@ -50,10 +53,12 @@ class EngineConfig:
                 raise ConfigError(f"{name}={value} leaves no room; give at least 1")
         if self.prefix_tokens is not None and whole_number("prefix_tokens", self.prefix_tokens) < 0:
             raise ConfigError(f"prefix_tokens={self.prefix_tokens} is negative; 0 keeps none")
-        for name in ("exact", "compile"):
+        for name in ("exact", "compile", "reproducible"):
             flag(name, getattr(self, name))
         if self.exact and self.compile:
             raise ConfigError("exact and compile contradict each other: a compiled step is equal up to rounding")
+        if self.exact and not self.reproducible:
+            raise ConfigError("exact and reproducible=False contradict each other: exact texts depend on nothing else")
         demand_number("writing_ratio", self.writing_ratio)
         if not 0 < self.writing_ratio < float("inf"):
             raise ConfigError(

@@ -135,6 +135,7 @@ class Service:
             queue_tokens=own.queue_tokens,
             exact=own.exact,
             compile=own.compile,
+            reproducible=own.reproducible,
         )
         engine = Engine(lm, config)
         engine.start()

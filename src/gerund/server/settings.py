@@ -75,6 +75,8 @@ class ServerConfig(BaseModel):
     """Write each text alone: bit-equal to ``generate`` on every machine, and slower for many."""
     compile: bool = False
     """Compile the decode step: slower to start, faster to write; texts are equal up to near ties."""
+    reproducible: bool = True
+    """A text does not depend on what else is written; without, few clients are served faster."""
 
     @model_validator(mode="after")
     def _is_possible(self) -> Self:

@@ -130,7 +130,7 @@ def _tried(
 
 
 def check_compiled_batching(
-    found: Reproducibility, model: PreTrainedModel, count: int, room: int
+    found: Reproducibility, model: PreTrainedModel, count: int, room: int, *, filled: bool = True
 ) -> tuple[Slots, Reproducibility]:
     """Return slots with a compiled step, warm, and what can be promised of it; plain ones where nothing is compiled.
 
@@ -139,20 +139,33 @@ def check_compiled_batching(
         model: the language model.
         count: how many texts at a time.
         room: tokens of each.
+        filled: each step has all rows, empty ones included; without, as many as there are texts.
     """
-    slots = Slots(model, count, room, at_least=count, compiled=True)
+    least = count if filled else 1
+    slots = Slots(model, count, room, at_least=least, compiled=True)
     size = int(model.get_input_embeddings().weight.shape[0])
     try:
         with evaluating(model):
             slots.read(_tokens(3, size))
-            steady = _is_steady(slots, size)
+            if not filled:
+                _warm(slots, size)
+            steady = filled and _is_steady(slots, size)
     except Exception as error:  # whatever a compiler and what it calls raise
         return found.slots(model, count, room), replace(found, why=f"{found.why}; nothing was compiled ({error})")
-    own = replace(found, alone=False, at_least=count, multiple=1)
+    own = replace(found, alone=False, at_least=least, multiple=1)
     if found.promise == "none" or not steady:
         return slots, replace(own, promise="none", why="the step is compiled, and its texts are equal up to near ties")
     why = "verified at the start: a row's logits are bit-equal whatever rows are beside it, in a compiled step"
     return slots, replace(own, promise="same text under any load", why=why)
+
+
+def _warm(slots: Slots, size: int) -> None:
+    """Have a step compiled for one row, which has kernels of its own, and for any number of them."""
+    for rows in sorted({1, 2, slots.count - 1, slots.count} - {0}, reverse=True):
+        for length in (3, max(slots.room - 2, 1)):
+            slots.fill([min(length, max(slots.room - 2, 1))] * rows, 0)
+            slots.step(_tokens(rows, size))
+    slots.lengths = []
 
 
 def _has_experts(model: PreTrainedModel) -> bool:
