@@ -285,3 +285,8 @@ def test_paths_of_object_stores_are_lancedbs(tmp_path, place):
     assert store.vectors(embed([chunks])[1], 1)[0][0].text == "two dogs"
     store.replace(["a"], [], embed([chunks])[:0])
     assert store.count() == 0
+def test_lancedbs_own_service_is_refused_by_name():
+    with pytest.raises(InputError, match=r"db://mine is LanceDB's own service, .* name a folder, or the path of"):
+        LanceStore("db://mine")
+
+
