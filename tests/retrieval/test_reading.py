@@ -254,6 +254,7 @@ def test_readers_of_other_packages(tmp_path, monkeypatch):
             return self._function
 
     found = [Entry(".scan", lambda path: f"# {path.stem}\n\nRead."), Entry("odd", broken), Entry("five", lambda _: 5)]
+    found.append(Entry("pdf", lambda path: f"# {path.stem}\n\nRead from its pictures."))
     monkeypatch.setattr(metadata, "entry_points", lambda *, group: found if group == "gerund.readers" else [])
     reading._others.cache_clear()
     try:
@@ -264,6 +265,9 @@ def test_readers_of_other_packages(tmp_path, monkeypatch):
         with pytest.raises(DataError, match="is not a text but int"):
             texts(write(tmp_path / "a.five", "x"))
         assert [path.name for path in find_files([tmp_path])] == ["a.five", "a.odd", "page.scan"]
+        # Another reader takes the place of one that is known here.
+        assert texts(write(tmp_path / "own.pdf", pdf([""]))) == [("", "own", "# own\n\nRead from its pictures.")]
+        assert reading.endings().count("pdf") == 1
     finally:
         reading._others.cache_clear()
 

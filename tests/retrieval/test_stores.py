@@ -1,5 +1,7 @@
 """Both stores against each other and against what a query means, written out."""
 
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +15,8 @@ from gerund.retrieval.lance_store import LanceStore
 from gerund.retrieval.memory_store import MemoryStore
 from gerund.retrieval.store import About, Words
 from tests.retrieval.helpers import ABOUT, DIMENSIONS, cut_lines, embed, vector_of
+
+ROOT = Path(__file__).resolve().parents[2]
 
 TEXTS = {
     "bread": "Bread is baked of flour and water.",
@@ -248,6 +252,57 @@ def test_what_is_there_and_is_no_index(tmp_path):
     assert LanceStore(tmp_path / "empty").about() is None
 
 
+def test_a_folder_that_may_not_be_read(tmp_path, monkeypatch):
+    def refuse(_self):
+        raise PermissionError(13, "Permission denied")
+
+    (tmp_path / "my.index").mkdir()
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    with pytest.raises(InputError, match=r"my\.index cannot be read or written: permission denied"):
+        LanceStore(tmp_path / "my.index")
+
+
+def test_a_folder_that_may_not_be_written(tmp_path, monkeypatch):
+    LanceStore(tmp_path / "my.index").create(ABOUT)
+
+    def refuse(_self):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("filelock.FileLock.acquire", refuse)
+    for write in (
+        lambda store: stored(store, [chunk("a", "One.")]),
+        lambda store: store.note_files({"a": "1"}),
+        lambda store: store.beside(ABOUT),
+    ):
+        with pytest.raises(InputError, match=r"my\.index cannot be read or written: Permission denied"):
+            write(LanceStore(tmp_path / "my.index"))
+    assert LanceStore(tmp_path / "my.index").count() == 0
+
+
+def test_a_folder_that_cannot_be_made(tmp_path):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(InputError, match=r"my\.index cannot be read or written: Not a directory"):
+        LanceStore(tmp_path / "file" / "my.index").create(ABOUT)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("unshare") is None, reason="needs a disk of its own, which unshare lets mount")
+def test_a_full_disk_keeps_what_was_stored(tmp_path):
+    small = ["unshare", "--mount", *([] if os.geteuid() == 0 else ["--user", "--map-root-user"]), "sh", "-c"]
+    mount = f"mount -t tmpfs -o size=4m none {tmp_path}"
+    if subprocess.run([*small, mount], capture_output=True, check=False).returncode:
+        pytest.skip("no disk can be mounted here")
+    done = subprocess.run(
+        [*small, f"{mount} && exec {sys.executable} -m tests.retrieval.full_disk {tmp_path}"],
+        capture_output=True, text=True, cwd=ROOT, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    [told] = done.stdout.splitlines()
+    assert told.startswith(f"ResourceError: {tmp_path}/my.index cannot be written: ")
+    assert "No space left on device" in told
+    assert told.endswith("what was stored before is kept")
+
+
 def test_a_newer_format_is_refused(tmp_path):
     with pytest.raises(DataError, match="has format 2"):
         About.from_json(ABOUT.to_json().replace('"format": 1', '"format": 2'), "my.index")
@@ -264,12 +319,16 @@ def test_without_lancedb_there_is_the_pip_line(tmp_path):
         "from tests.retrieval.helpers import ABOUT\n"
         "LanceStore('my.index').create(ABOUT)\n"
     )
-    root = Path(__file__).resolve().parents[2]
     done = subprocess.run(
-        [sys.executable, "-c", f"import sys; sys.path[:0] = [{str(root)!r}, {str(root / 'src')!r}]\n{script}"],
+        [sys.executable, "-c", f"import sys; sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / 'src')!r}]\n{script}"],
         capture_output=True, text=True, cwd=tmp_path, check=False,
     )  # fmt: skip
     assert "MissingDependencyError: my.index needs LanceDB: pip install 'gerund[index]'" in done.stderr
+
+
+def test_lancedbs_own_service_is_refused_by_name():
+    with pytest.raises(InputError, match=r"db://mine is LanceDB's own service, .* name a folder, or the path of"):
+        LanceStore("db://mine")
 
 
 @pytest.mark.parametrize("place", ["file://{folder}/my.index", "memory://{name}/my.index"])

@@ -52,10 +52,12 @@ _SECONDS_TO_WAIT = 600
 # Readers of what was there before have so long to end.
 _KEPT = timedelta(hours=1)
 _CHARACTERS_OF_A_REASON = 200
+# LanceDB's own service has another interface, which lacks some of what is asked of a table here.
+_SERVICE = "db://"
 
 
 def is_remote(place: str) -> bool:
-    """Whether a place is that of an object store or a server, and no folder."""
+    """Whether a place is that of an object store, and no folder."""
     return "://" in place
 
 
@@ -68,10 +70,16 @@ class LanceStore:
     Raises:
         MissingDependencyError: LanceDB is not installed.
         DataError: there is something else.
+        InputError: it is LanceDB's own service (``db://``).
     """
 
     def __init__(self, place: str | Path) -> None:
         self.name = str(place)
+        if self.name.startswith(_SERVICE):
+            raise InputError(
+                f"{self.name} is LanceDB's own service, which no index can be in; name a folder, or the path of an "
+                "object store such as s3://bucket/my.index"
+            )
         self._folder = None if is_remote(self.name) else Path(place)
         self._generation: str | None = None
         self._tables: dict[str, Any] = {}
@@ -107,7 +115,10 @@ class LanceStore:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep other processes on this machine from writing until the block ends."""
+        """Keep other processes on this machine from writing until the block ends; an object store has no lock.
+
+        There, merging rows in the place of adding them would not help: two merges of new rows both go in.
+        """
         if self._folder is None or self._depth:
             yield
             return

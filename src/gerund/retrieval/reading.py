@@ -1,8 +1,8 @@
 """Files into documents: which files there are, and what is in each of them.
 
-A file of text is one document; of a table (JSON lines, CSV, Parquet) each row is one. Kinds of files that are not known
-here come from other packages, by the entry point ``gerund.readers``: its name is the ending of a file, and it is a
-function that takes a path and returns Markdown.
+A file of text is one document; of a table (JSON lines, CSV, Parquet) each row is one. Other packages read further kinds
+of files, or known ones in their own way, by the entry point ``gerund.readers``: its name is the ending of a file, and
+it is a function that takes a path and returns Markdown.
 
 Knows: file formats, where in a file something is wrong. Does not know: chunks, models.
 """
@@ -125,10 +125,11 @@ def read_file(path: Path) -> Iterator[ParsedText]:
 
 
 def _reader(path: Path, ending: str) -> Reader:
-    if ending in _READERS:
-        return _READERS[ending]
+    # Whoever installs another reader for a kind that is known here wants that one.
     if ending in _others():
         return _foreign(_others()[ending])
+    if ending in _READERS:
+        return _READERS[ending]
     raise DataError(f"{path}: unknown kind of file; known are: {', '.join(f'.{name}' for name in endings())}")
 
 
