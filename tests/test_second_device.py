@@ -6,17 +6,22 @@ what plays the second device.
 
 import json
 
+import numpy as np
 import pytest
 import torch
 
 import gerund
+from gerund.engine.engine import Engine
+from gerund.engine.stepwise import Stepwise
+from gerund.models.heads import HeadConfig, ProjectionHead
+from gerund.scoring.dual_encoder import DualScorer, ScorerConfig
 from gerund.training.corpus.sources import Sources
 from gerund.training.objectives.registry import prepare_objectives
 from gerund.training.recipe import load_recipe
 from gerund.training.step import StepData, TrainingModule, run_step
 from gerund.training.trainable_model import prepare_model
 from tests.second_device import DEVICE, Elsewhere, SecondDevice, WrongDeviceError
-from tests.tiny import save_tiny
+from tests.tiny import save_tiny, save_tiny_t5
 
 TEXTS = ["a quiet harbour", "the old man looked at the sea", "rain"]
 
@@ -75,6 +80,136 @@ def test_verb(open_model, verb):
         assert found == expected
 
 
+# What a pass does beyond its plan.
+METHODS = {
+    "skips": {"attention": "mask0-bidir", "skips": 1},
+    "layers": {"layers": "2-4"},
+    "prepend": {"template": "prompteol", "prepend": 3},
+    "kv-embedding": {"template": "kv-embedding"},
+    "truncated": {"transform": "truncate-8"},
+    "last": {"pooling": "last"},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", METHODS)
+def test_encoding_by_every_method(open_model, name):
+    expected = VERBS["encode"](open_model("cpu", **METHODS[name]))
+    with SecondDevice():
+        found = VERBS["encode"](open_model(DEVICE.type, **METHODS[name]))
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("transform", ["whitening-4", "all-but-the-top-1"])
+def test_a_transform_is_fitted(open_model, transform):
+    sample = [f"{text} {number}" for text in TEXTS for number in range(4)]
+    expected = VERBS["encode"](open_model("cpu", transform=transform).fitted(sample))
+    with SecondDevice():
+        found = VERBS["encode"](open_model(DEVICE.type, transform=transform).fitted(sample))
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-3)  # divided by small spreads
+
+
+@pytest.mark.slow
+def test_a_head(folder, open_model, tmp_path):
+    lm = gerund.load(folder, dtype="float32")
+    torch.manual_seed(3)
+    lm.save(tmp_path)
+    ProjectionHead(HeadConfig(width=lm.dimensions, dimensions=8)).save(tmp_path)
+    expected = torch.as_tensor(gerund.load(tmp_path, device="cpu").encode(TEXTS))
+    assert expected.shape == (3, 8)
+    with SecondDevice():
+        found = torch.as_tensor(gerund.load(tmp_path, device=DEVICE.type).encode(TEXTS))
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_penalties_and_what_is_likely(open_model):
+    sampling = gerund.Sampling(
+        temperature=1.0, seed=3, top_k=20, top_p=0.9, repetition_penalty=1.3, frequency_penalty=0.5,
+        presence_penalty=0.5,
+    )  # fmt: skip
+    expected = [one.token_ids for one in open_model("cpu").generate(TEXTS, max_new_tokens=6, sampling=sampling)]
+    with SecondDevice():
+        made = open_model(DEVICE.type).generate(TEXTS, max_new_tokens=6, sampling=sampling)
+    assert [one.token_ids for one in made] == expected
+
+
+@pytest.mark.slow
+def test_a_trained_scorer(open_model):
+    def scores(device):
+        encoder = open_model(device, attention="causal", pooling="last")
+        matrix = np.random.default_rng(0).normal(size=(encoder.dimensions, encoder.dimensions)).astype(np.float32)
+        scorer = DualScorer(encoder, ScorerConfig(), matrix)
+        grown = scorer.incremental()
+        return torch.tensor([
+            one.score(["the old man"], [[" slept", " ran away"]])[0] for one in (scorer, grown)
+        ])  # fmt: skip
+
+    expected = scores("cpu")
+    with SecondDevice():
+        found = scores(DEVICE.type)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["qwen3_5_text", "lfm2", "bamba", "mamba2"])
+def test_recurrent_layers(tmp_path, monkeypatch, kind):
+    monkeypatch.setattr("gerund.encoder_model.choose_autocast", lambda runtime: None)
+    place = save_tiny(tmp_path, kind)
+
+    def results(device):
+        lm = gerund.load(place, device=device)
+        return VERBS["encode"](lm), VERBS["generate"](lm)
+
+    vectors, texts = results("cpu")
+    with SecondDevice():
+        found, written = results(DEVICE.type)
+    torch.testing.assert_close(found, vectors, rtol=0, atol=1e-4)
+    assert written == texts
+
+
+@pytest.mark.slow
+def test_an_encoder_decoder(tmp_path, monkeypatch):
+    monkeypatch.setattr("gerund.encoder_model.choose_autocast", lambda runtime: None)
+    place = save_tiny_t5(tmp_path)
+
+    def results(device):
+        lm = gerund.load(place, device=device)
+        filled = lm.infill("the old man [blank] the sea", max_tokens=4).text
+        return VERBS["encode"](lm), (VERBS["generate"](lm), filled)
+
+    vectors, texts = results("cpu")
+    with SecondDevice():
+        found, written = results(DEVICE.type)
+    torch.testing.assert_close(found, vectors, rtol=0, atol=1e-5)
+    assert written == texts
+
+
+@pytest.mark.slow
+def test_the_engine(open_model, monkeypatch):
+    def on_the_device(run):  # a block counts in its own thread only
+        def inside(self):
+            with SecondDevice():
+                run(self)
+
+        return inside
+
+    def results(device):
+        with Engine(open_model(device)) as engine:
+            asked = [engine.write(text, gerund.GenerationConfig(max_new_tokens=5)) for text in TEXTS]
+            vectors = engine.encode(TEXTS)
+            return [made.token_ids for one in asked for made in one.result()], torch.as_tensor(vectors.result().vectors)
+
+    texts, vectors = results("cpu")
+    for one in (Engine, Stepwise):
+        monkeypatch.setattr(one, "_run", on_the_device(one._run))
+    with SecondDevice():
+        written, found = results(DEVICE.type)
+    assert written == texts
+    torch.testing.assert_close(found, vectors, rtol=0, atol=1e-5)
+
+
 @pytest.mark.slow
 def test_a_training_step(folder, tmp_path):
     line = json.dumps({"text": " ".join(60 * TEXTS)})
@@ -93,9 +228,12 @@ precision: fp32
 """,
         "utf-8",
     )
-    recipe = load_recipe(tmp_path / "recipe.yaml")
-    prepared = prepare_model(recipe)
+    check_step(load_recipe(tmp_path / "recipe.yaml"))
 
+
+def check_step(recipe):
+    """Take a training step here and on the second device; losses are there, and gradients the same."""
+    prepared = prepare_model(recipe)
     objectives = prepare_objectives(recipe, prepared, Sources(recipe, prepared.tokenizer))
     module = TrainingModule(prepared.model, {objective.name: objective.losses for objective in objectives})
     item = StepData(objectives, steps=2)[0]
@@ -104,6 +242,8 @@ precision: fp32
     module.zero_grad()
     with SecondDevice() as device:
         module.to(DEVICE)
+        if hasattr(prepared.model, "tie_weights"):
+            prepared.model.tie_weights()  # to a GPU they move as one
         result = run_step(module, objectives, moved(item))
         found = {name: p.grad.cpu() for name, p in module.named_parameters() if p.grad is not None}
         assert all(isinstance(value, Elsewhere) for value in result.losses.values())

@@ -3,6 +3,7 @@
 import inspect
 import re
 from typing import get_args
+from unittest.mock import patch
 
 import pytest
 import typer
@@ -76,3 +77,24 @@ def test_every_format_of_documents_is_named(name, monkeypatch):
     text = printed(name, monkeypatch)
     for part in {part for ending in FORMATS for part in ending.removeprefix(".").split(".")}:
         assert f".{part}" in text
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["generate", "a cat"],
+        ["infill", "a [blank] cat"],
+        ["rerank", "a cat", "a dog"],
+        ["score", "a cat", " sat", "--scorer", "overlap"],
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_a_command_that_writes_at_its_end_says_that_nothing_is_there(arguments, tmp_path):
+    out = tmp_path / "out.jsonl"
+    told = f"gerund: interrupted; {out} was not written, and nothing of it is kept"
+    with patch("gerund.entry.load", side_effect=KeyboardInterrupt):
+        ran = run_cli(*arguments, "-o", out)
+        assert ran.code == 130
+        assert ran.err.count(told) == 1
+        assert not out.exists()
+        assert "was not written" not in run_cli(*arguments).err

@@ -16,20 +16,30 @@ from itertools import islice
 from pathlib import Path
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 
+import gerund
+from gerund import Chunking, Document
 from gerund.data.embedding_job import EmbeddingConfig, embedding_job
 from gerund.data.embedding_shards import Elsewhere
 from gerund.data.mining import mine
 from gerund.data.tables import open_table
 from gerund.errors import DataError, InputError, ResourceError
+from gerund.evaluation.systems import workers as evaluation_workers
+from gerund.evaluation.systems.selection import systems_of
+from gerund.evaluation.systems.workers import encoded_by
 from gerund.jobs import ray_engine, shared_folder
 from gerund.jobs.engine import StatefulWork, mapped
 from gerund.jobs.engines import engine_of
 from gerund.jobs.ray_engine import RayEngine
+from gerund.retrieval import workers as retrieval_workers
+from gerund.retrieval.workers import embedded_by
+from gerund.spec import EncoderSpec
 from tests.data.embedding.crashes import ABOUT, fake_encode
 from tests.data.mining.corpora import SMALL, articles, run, write_jsonl
 from tests.jobs.shard_work import killed_once, square
+from tests.tiny import save_tiny
 
 
 def refused(number):
@@ -156,6 +166,28 @@ def _embed(source, output, elsewhere):
         job.run(fake_encode, ABOUT, elsewhere=elsewhere, show_progress=False)
 
 
+def indexed_as_by_this_process(folder):
+    lm = gerund.load(save_tiny(folder / "model"), dtype="float32")
+    documents = [Document(f"note {i}", f"The cat number {i} sat on the mat. " * (1 + i % 5)) for i in range(20)]
+    alone, spread = (gerund.open_index(None, lm, chunking=Chunking(tokens=40)) for _ in range(2))
+    alone.add_documents(documents)
+    with patch.object(retrieval_workers, "_SHARD", 4), embedded_by(RayEngine(2), spread):
+        spread.add_documents(documents)
+    found, wanted = (
+        {(hit.source, hit.start): hit.similarity for hit in one.search("cat 7", k=1000)} for one in (spread, alone)
+    )
+    assert found == pytest.approx(wanted, abs=1e-6)
+
+
+def encoded_for_an_evaluation_as_by_this_process(folder):
+    lm = gerund.load(save_tiny(folder / "model"), dtype="float32")
+    texts = [f"text {number}" for number in range(20)]
+    [system] = systems_of([lm], [EncoderSpec(attention="bidir")])
+    with patch.object(evaluation_workers, "_SHARD", 4), encoded_by(RayEngine(2), [system]):
+        vectors = system.encode(texts, normalize=True)
+    np.testing.assert_allclose(vectors, system.lm.encode(texts, normalize=True), atol=1e-6)
+
+
 def by_name(_folder):
     assert engine_of("ray", 1).workers == 1
     assert engine_of("ray").workers == 3
@@ -170,6 +202,8 @@ CHECKS = (
     another_gerund_is_refused,
     mined_to_the_byte,
     embedded_to_the_byte_while_workers_are_killed,
+    indexed_as_by_this_process,
+    encoded_for_an_evaluation_as_by_this_process,
     by_name,
 )
 

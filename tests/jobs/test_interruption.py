@@ -122,10 +122,11 @@ def test_a_command_says_what_is_kept(tmp_path, number):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
-def test_embed_and_eval_killed_in_the_middle_of_a_lot(tmp_path):
+@pytest.mark.parametrize(("what", "commands"), [([], 2), (["workers"], 1)], ids=["alone", "workers"])
+def test_embed_and_eval_killed_in_the_middle_of_a_lot(tmp_path, what, commands):
     root = Path(__file__).resolve().parents[2]
     ran = subprocess.run(
-        [sys.executable, "-m", "tests.jobs.killed_commands", str(tmp_path)],
+        [sys.executable, "-m", "tests.jobs.killed_commands", str(tmp_path), *what],
         check=False,
         cwd=root,
         env={**os.environ, "PYTHONPATH": str(root / "src"), "OMP_NUM_THREADS": "1"},
@@ -134,7 +135,7 @@ def test_embed_and_eval_killed_in_the_middle_of_a_lot(tmp_path):
         timeout=SECONDS,
     )
     assert ran.returncode == 0, ran.stderr[-3000:]
-    assert ran.stdout.count("passes") == 2
+    assert ran.stdout.count("passes") == commands
 
 
 @pytest.mark.slow

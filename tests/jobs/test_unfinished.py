@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from gerund.errors import ResourceError
-from gerund.jobs.unfinished import Unfinished, has_rows
+from gerund.jobs.unfinished import Unfinished, has_rows, rows_kept
 
 ROWS = np.arange(24, dtype=np.float32).reshape(8, 3)
 
@@ -104,3 +104,13 @@ def test_what_a_kill_has_torn_is_cut_off(tmp_path, name, lost):
     with Unfinished(tmp_path / "a", "shard") as shard:
         shard.encoding_pass().keep([5], ROWS[[5]])
     assert filled(tmp_path / "a") == [*left, 5]
+
+
+def test_rows_that_are_kept_are_counted_without_being_opened(tmp_path):
+    assert rows_kept(tmp_path / "a", "shard", 8) == 0
+    with Unfinished(tmp_path / "a", "shard") as shard:
+        shard.encoding_pass(0, 2).keep([0, 1], ROWS[:2])
+        shard.encoding_pass(1, 2).keep([0], ROWS[:1])
+    assert rows_kept(tmp_path / "a", "shard", 8, passes=2) == 1
+    assert rows_kept(tmp_path / "a", "shard", 8) == 2
+    assert rows_kept(tmp_path / "a", "another", 8) == 0

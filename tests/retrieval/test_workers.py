@@ -39,6 +39,19 @@ def test_the_same_hits(lm, small_shards, late):
     assert mine == pytest.approx(theirs, abs=1e-6)
 
 
+@pytest.mark.slow
+def test_two_processes(lm, small_shards):
+    alone, spread = (gerund.open_index(None, lm, chunking=Chunking(tokens=40)) for _ in range(2))
+    alone.add_documents(DOCUMENTS)
+    with embedded_by(LocalEngine(2), spread):
+        spread.add_documents(DOCUMENTS[:12])
+        spread.add_documents(DOCUMENTS[12:])
+    mine, theirs = (
+        {(hit.source, hit.start): hit.similarity for hit in one.search("cat 7", k=1000)} for one in (spread, alone)
+    )
+    assert mine == pytest.approx(theirs, abs=1e-6)
+
+
 def test_where_nothing_is_new_nobody_begins(lm):
     index = gerund.open_index(None, lm, chunking=Chunking(tokens=40))
     index.add_documents(DOCUMENTS)

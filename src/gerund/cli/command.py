@@ -106,3 +106,16 @@ class LongCommand(CheckedCommand):
             for note in notes or ["nothing new was done yet; run the same command again"]:
                 typer.echo(f"gerund: interrupted; {note}", err=True)
             raise
+
+
+class WholeFileCommand(CheckedCommand):
+    """A command whose ``--output`` is written at its end: whoever interrupts it is told that nothing is there."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            if output := ctx.params.get("output"):
+                typer.echo(f"gerund: interrupted; {output} was not written, and nothing of it is kept", err=True)
+            raise

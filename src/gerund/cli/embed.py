@@ -90,8 +90,7 @@ def command(
 
     With --workers several processes encode, each with the model, and with --engine ray those of a Ray cluster, whose
     machines see OUT and the model under the same paths. The rows are the same, and with as many threads a process the
-    vectors too, to the last digits, in which processors differ. What an interruption costs are then the parts that
-    were being made.
+    vectors too, to the last digits, in which processors differ.
 
     For example:
 
@@ -168,7 +167,8 @@ def _elsewhere(
     from gerund.worker_model import WorkerModel
 
     model = WorkerModel.of(lm, spec, threads=threads)
-    return Elsewhere(machines, EncodingWorker(model, settings), model.gpus, model.threads)
+    passes = len(lm.tokenize_prompted(["a"]))  # a template may read a text twice
+    return Elsewhere(machines, EncodingWorker(model, settings), model.gpus, model.threads, passes)
 
 
 def _threads(threads: int | None, *, alone: bool) -> int:

@@ -36,7 +36,7 @@ from gerund.cli import (
     train,
     tune,
 )
-from gerund.cli.command import CheckedCommand, LongCommand
+from gerund.cli.command import CheckedCommand, LongCommand, WholeFileCommand
 from gerund.errors import GerundError, InputError, ResourceError, one_line
 from gerund.jobs.interruption import interrupt_on_termination
 
@@ -58,15 +58,15 @@ app.command("doctor", cls=CheckedCommand)(doctor.command)
 app.command("embed", cls=LongCommand)(embed.command)
 app.command("eval", cls=LongCommand)(eval.command)
 app.command("export", cls=CheckedCommand)(export.command)
-app.command("generate", cls=CheckedCommand)(generate.command)
+app.command("generate", cls=WholeFileCommand)(generate.command)
 app.command("index", cls=LongCommand)(index.command)
-app.command("infill", cls=CheckedCommand)(infill.command)
+app.command("infill", cls=WholeFileCommand)(infill.command)
 app.command("inspect", cls=CheckedCommand)(inspect.command)
 app.command("mine", cls=LongCommand)(mine.command)
 app.command("negatives", cls=LongCommand)(negatives.command)
 app.command("recipes", cls=CheckedCommand)(recipes.command)
-app.command("rerank", cls=CheckedCommand)(rerank.command)
-app.command("score", cls=CheckedCommand)(score.command)
+app.command("rerank", cls=WholeFileCommand)(rerank.command)
+app.command("score", cls=WholeFileCommand)(score.command)
 app.command("search", cls=CheckedCommand)(search.command)
 app.command("serve", cls=CheckedCommand)(serve.command)
 app.command("train", cls=LongCommand)(train.command)

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -36,7 +37,7 @@ from gerund.errors import ConfigError, DataError, FingerprintError, InputError, 
 from gerund.jobs.engine import mapped
 from gerund.jobs.files import refuse_existing, refuse_special, whole_file
 from gerund.jobs.manifest import FINGERPRINT, Manifest
-from gerund.jobs.unfinished import Unfinished
+from gerund.jobs.unfinished import Unfinished, rows_kept
 from gerund.jobs.working_folder import MAKING, PLACING, WorkingFolder, kept_work_told, working_folder
 from gerund.progress import progress
 
@@ -130,13 +131,16 @@ class EmbeddingJob:
     folder: WorkingFolder
     _parts: dict[int, dict[str, Any]] = field(default_factory=dict)
     _begun: dict[int, Unfinished] = field(default_factory=dict)
+    # What says how many rows are kept of a shard that was given to a worker.
+    _given: dict[int, Callable[[], int]] = field(default_factory=dict)
     _resumed: int = 0
 
     @property
     def rows_done(self) -> int:
         """Rows that are kept: in finished parts, and of those that are not."""
         begun = sum(rows.rows for index, rows in self._begun.items() if index not in self._parts)
-        return begun + sum(facts["rows"] for facts in self._parts.values())
+        given = sum(kept() for index, kept in self._given.items() if index not in self._parts)
+        return begun + given + sum(facts["rows"] for facts in self._parts.values())
 
     def run(
         self,
@@ -154,7 +158,7 @@ class EmbeddingJob:
                 in what it is given with them.
             encoder: what the output says about the encoder; ``fingerprint`` and ``model`` are in there.
             computing: what else the vectors depend on, such as the batch size: kept only while unfinished.
-            elsewhere: who encodes in the place of ``encode``. What is kept of interrupted work are then whole shards.
+            elsewhere: who encodes in the place of ``encode``.
             show_progress: None shows a bar on a terminal.
 
         Raises:
@@ -237,11 +241,20 @@ class EmbeddingJob:
         return gone and all(file.exists() for file in self.files)
 
     def _encode_elsewhere(self, elsewhere: Elsewhere, work: ShardWork, show_progress: bool | None) -> None:
+        def giving() -> Iterator[Shard]:
+            for shard in self._missing(advance):
+                place, rows = self.folder.unfinished(shard.index), work.rows_of(shard.digest)
+                kept = partial(rows_kept, place, rows, len(shard.rows), elsewhere.passes)
+                self._resumed += kept()
+                self._given[shard.index] = kept
+                yield shard
+
         with progress(self.survey.rows, "embedding", show=show_progress) as advance:
-            found = mapped(elsewhere.engine, work.elsewhere(elsewhere), self._missing(advance), folder=work.folder)
+            found = mapped(elsewhere.engine, work.elsewhere(elsewhere), giving(), folder=work.folder)
             with closing(found) as finished:  # type: ignore[type-var]
                 for shard, facts in finished:
                     self._parts[shard.index] = facts
+                    del self._given[shard.index]
                     advance(len(shard.rows))
 
     def _encode_rest(self, encode: Encode, work: ShardWork, show_progress: bool | None) -> None:

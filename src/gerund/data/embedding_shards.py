@@ -5,7 +5,8 @@ This is what runs in the workers of a job, and in its own process where it has n
 Knows: rows, vectors, parts. Does not know: models, where one shard ends and the next begins, who works.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,8 +16,9 @@ import numpy as np
 
 from gerund.data.embedding_files import IdType, Part, write_part
 from gerund.data.tables import Rows
-from gerund.errors import ModelError, TextError
+from gerund.errors import InputError, ModelError, TextError
 from gerund.jobs.engine import JobEngine, StatefulWork
+from gerund.jobs.locks import give_back, take
 from gerund.jobs.unfinished import Unfinished
 
 
@@ -41,12 +43,14 @@ class Elsewhere:
         make: makes what encodes in each worker; can be sent there.
         gpus: GPUs that a worker needs for itself.
         threads: cores that it needs.
+        passes: of how many passes over a shard each vector is made.
     """
 
     engine: JobEngine
     make: Callable[[], Encode]
     gpus: float = 0.0
     threads: int = 1
+    passes: int = 1
 
 
 @dataclass(frozen=True)
@@ -84,7 +88,11 @@ class ShardWork:
         self, shard: Shard, folder: Path | None = None, advance: Callable[[int], None] | None = None
     ) -> Unfinished:
         """Return the rows of a shard that are done; ``folder`` keeps them, without one nothing does."""
-        return Unfinished(folder, f"{self.job} {shard.digest}", advance=advance)
+        return Unfinished(folder, self.rows_of(shard.digest), advance=advance)
+
+    def rows_of(self, digest: str) -> str:
+        """Return a hash of all that the rows of the shard with this digest depend on."""
+        return f"{self.job} {digest}"
 
     def write(self, path: Path, shard: Shard, encoded: Encoded) -> dict[str, Any]:
         """Write a shard's part, whole or not at all; returns what it says of itself.
@@ -128,7 +136,30 @@ def _opened(work: ShardWork, make: Callable[[], Encode]) -> Callable[[Shard], di
     encode = make()
 
     def make_part(shard: Shard) -> dict[str, Any]:
-        encoded = encoded_rows(encode, shard.rows, work.begun(shard))
-        return work.write(work.folder / f"part-{shard.index:06d}.arrow", shard, encoded)
+        with _held(work.folder / f"unfinished-{shard.index:06d}") as folder:
+            kept = work.begun(shard, folder)
+            encoded = encoded_rows(encode, shard.rows, kept)
+            facts = work.write(work.folder / f"part-{shard.index:06d}.arrow", shard, encoded)
+            kept.forget()
+        return facts
 
     return make_part
+
+
+@contextmanager
+def _held(folder: Path) -> Iterator[Path | None]:
+    """Yield a folder for rows, or None where it cannot be had alone.
+
+    A worker that was taken for lost may live on, at the shard that another one has begun again: two that append to the
+    same rows would mix them.
+    """
+    try:
+        lock = take(folder, folder)
+    except (InputError, OSError):
+        yield None
+        return
+    try:
+        # A file system without locks says nothing of who else is there.
+        yield folder if lock.is_locked else None
+    finally:
+        give_back(lock)

@@ -137,7 +137,7 @@ class EncodingPass:
         self._shard.add([self._key(row) for row in rows], vectors_ND, whole=self._last)
 
     def _key(self, row: int) -> bytes:
-        return hashlib.blake2b(f"{self._shard.shard} {self._number} {row}".encode(), digest_size=KEY_BYTES).digest()
+        return _key(self._shard.shard, self._number, row)
 
 
 def has_rows(folder: Path) -> bool:
@@ -145,3 +145,23 @@ def has_rows(folder: Path) -> bool:
     with suppress(OSError):
         return (folder / "keys").stat().st_size >= KEY_BYTES
     return False
+
+
+def rows_kept(folder: Path, shard: str, rows: int, passes: int = 1) -> int:
+    """Return how many rows of a shard a folder holds; whoever adds to it meanwhile is not disturbed.
+
+    Args:
+        folder: where they are kept.
+        shard: a hash of all that the rows depend on.
+        rows: how many the shard has.
+        passes: of how many passes each row is made.
+    """
+    with suppress(OSError):
+        data = (folder / "keys").read_bytes()
+        keys = {data[start : start + KEY_BYTES] for start in range(0, len(data), KEY_BYTES)}
+        return sum(_key(shard, passes - 1, row) in keys for row in range(rows))
+    return 0
+
+
+def _key(shard: str, number: int, row: int) -> bytes:
+    return hashlib.blake2b(f"{shard} {number} {row}".encode(), digest_size=KEY_BYTES).digest()

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from gerund.data.embedding_files import read_embeddings
+from gerund.data.embedding_shards import _held
 from gerund.data.tables import open_table
 from gerund.errors import DataError, FingerprintError, InputError, OutputExistsError, ResourceError
 from gerund.jobs.working_folder import WorkingFolder
@@ -229,3 +230,12 @@ class TestFullDisk:
     def test_out_of_memory_says_how_to_go_on(self, source, output):
         with pytest.raises(ResourceError, match=r"out of memory; 6 of 10 rows are kept in .* run the same command"):
             embed(source, output, Encoder(fail_at=2, error=ResourceError("out of memory")))
+
+
+def test_rows_are_kept_by_one_worker_at_a_time(tmp_path):
+    """Another one may live on at a shard that was begun again."""
+    folder = tmp_path / "unfinished-000000"
+    with _held(folder) as own, _held(folder) as another:
+        assert (own, another) == (folder, None)
+    with _held(folder) as own:
+        assert own == folder

@@ -51,3 +51,12 @@ def test_the_same_vectors_under_each_plan(lm, cached, monkeypatch):
         for prompt, own in zip((None, "Q: "), vectors, strict=True):
             wanted = one.lm.encode(TEXTS, prompt=prompt, normalize=True, empty="zeros")
             np.testing.assert_allclose(own, wanted, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_two_processes(lm, monkeypatch):
+    monkeypatch.setattr(workers, "_SHARD", 3)
+    [system] = systems_of([lm], [EncoderSpec(attention="bidir")])
+    with encoded_by(LocalEngine(2), [system]):
+        found = system.encode(TEXTS, normalize=True)
+    np.testing.assert_allclose(found, system.lm.encode(TEXTS, normalize=True, empty="zeros"), atol=1e-6)
