@@ -11,7 +11,7 @@ from gerund.adaptation.choosing import Base, Machine, choose, settings_for, shap
 from gerund.adaptation.documents import read_documents
 from gerund.adaptation.measuring import MEASURES, Measured, measure, scores_of
 from gerund.adaptation.options import AdaptConfig
-from gerund.adaptation.pairs import PAIRS, Pairs, make_pairs, plain, texts_put_aside
+from gerund.adaptation.pairs import PAIRS, Pairs, leak_finder, make_pairs, plain, texts_put_aside
 from gerund.adaptation.queries import Query, Split, split
 from gerund.adaptation.verdict import advice, compare, main_of, verdict
 from gerund.errors import ConfigError, DataError
@@ -76,6 +76,43 @@ def test_no_text_of_what_is_put_aside_is_in_a_pair(tmp_path, bundled):
     aside = " ".join(one.text for one in found.held_out)
     assert not [text for text in texts if text in plain(aside)]
     assert not (tmp_path / "mined-all.jsonl").exists()
+
+
+NEARLY = "The lantern of the northern pier was lit by hand until 1931. It burned oil, and later gas. Nobody knows why."
+
+
+@pytest.mark.parametrize(
+    ("text", "leaks"),
+    [
+        ("the lantern of the  northern pier was lit by hand until 1931.", True),
+        ("A town is told of here. The lantern of the northern pier was lit by hand until 1931. So it is said.", True),
+        ("of the northern pier was lit by hand", True),
+        (f"Before. {NEARLY} After.", True),
+        ("The old pier", True),
+        ("The old pier is a pier of wood.", False),
+        ("A short one stands in many documents. Nobody knows why.", False),
+        ("The lantern of the southern pier was lit by hand until 1912.", False),
+    ],
+)
+def test_what_a_nearly_equal_document_shares_with_one_that_is_put_aside_is_not_trained_on(text, leaks):
+    found = Split((), (Document("a", NEARLY, "The old pier"), Document("b", "Yes.", "")), ())
+    assert leak_finder(found, "en")(text) is leaks
+
+
+@pytest.mark.slow
+def test_chunks_of_a_near_copy_of_what_is_put_aside_make_no_pair(tmp_path, bundled):
+    found = split(as_documents(documents(90)), AdaptConfig())
+    copies = tuple(
+        Document(f"copy-{one.source}", f"{one.text} Nothing else is told in this copy of it.", f"Copy {number}")
+        for number, one in enumerate(found.held_out)
+    )
+    pairs = make_pairs(
+        Split((*found.training, *copies), found.held_out, found.queries), tmp_path, AdaptConfig(), bundled
+    )
+    rows = [json.loads(line) for line in (tmp_path / PAIRS).read_text().splitlines()]
+    trained = plain(" ".join(row[side] for row in rows for side in ("text_a", "text_b")))
+    assert pairs.left_out >= len(copies)
+    assert not [one for one in found.held_out if plain(one.text) in trained]
 
 
 def test_without_a_repeated_phrase_titles_and_chunks_are_left(tmp_path, bundled):
