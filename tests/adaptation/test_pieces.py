@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from pathlib import Path
 
 import pytest
 import yaml
@@ -173,15 +174,59 @@ def test_an_adapter_is_trained_further_and_else_a_new_one(tmp_path):
     assert settings(tmp_path, Base("m", 10**7, 4, 32, 97, False, 64))["objectives"][0]["length"] == 64
 
 
-@pytest.mark.parametrize("name", sorted(bundled_recipes()))
+# What trains no vectors for a search, and what trains a decoder beside an encoder.
+SCORERS = {name for name in bundled_recipes() if name.startswith("rankgen-") and "generator" not in name}
+SCORERS |= {"default-scorer"}
+OF_A_T5 = {"t5-default-base", "gur-cl-default"}
+
+
+@pytest.mark.parametrize("name", sorted({*bundled_recipes()} - SCORERS - OF_A_T5))
 def test_every_recipe_for_encoders_is_led_to_the_users_own_data(tmp_path, name):
     own = settings(tmp_path, recipe=name)
     assert own["model"]["base"] == "default"
     assert "config" not in own["model"]
-    read = {path for one in own["objectives"] for path in (one.get("pairs") or {}).get("files", ())}
-    read |= {path for source in own["data"].get("sources", ()) for path in source["files"]}
-    assert read <= {"pairs.jsonl", "texts.jsonl"}
-    assert read
+    for steps in (1, 7, own["steps"]):
+        recipe = choose(
+            own, AdaptConfig(recipe=name, steps=steps), 640, CPU, tmp_path / "r.yaml", measured=False
+        ).recipe
+        assert recipe.steps == steps
+        assert any(one.takes_part(steps) for one in recipe.objectives)
+    read = {value for value in values(recipe.model_dump()) if isinstance(value, Path)}
+    # No file but these, and the folders of data and run.
+    assert read <= {Path("pairs.jsonl"), Path("texts.jsonl"), tmp_path / "data", tmp_path / "run"}
+    assert read & {Path("pairs.jsonl"), Path("texts.jsonl")}
+    for one in recipe.objectives:
+        assert "{" not in (getattr(one, "query_prompt", None) or "")
+        assert getattr(one, "dimensions", None) is None
+
+
+def values(data):
+    """Yield everything in nested dicts and lists."""
+    if isinstance(data, dict | list | tuple):
+        for one in data.values() if isinstance(data, dict) else data:
+            yield from values(one)
+    else:
+        yield data
+
+
+@pytest.mark.parametrize("name", sorted(SCORERS))
+def test_a_recipe_for_scorers_is_refused_in_a_sentence(tmp_path, name):
+    with pytest.raises(ConfigError, match=f"{name} trains a scorer of continuations, and adapting trains vectors"):
+        settings(tmp_path, recipe=name)
+
+
+@pytest.mark.parametrize("name", sorted(OF_A_T5))
+def test_a_recipe_for_the_decoder_of_a_t5_is_refused_in_a_sentence(tmp_path, name):
+    with pytest.raises(ConfigError, match=f"{name} trains the decoder of a T5, and adapting is for decoder-only"):
+        settings(tmp_path, recipe=name)
+
+
+def test_what_changes_on_the_way_changes_at_the_same_fraction_of_fewer_steps(tmp_path):
+    own = settings(tmp_path, recipe="unimae-simcse-default")
+    options = AdaptConfig(recipe="unimae-simcse-default", steps=30)
+    recipe = choose(own, options, 640, CPU, tmp_path / "r.yaml", measured=False).recipe
+    assert (recipe.schedule.warmup_steps, recipe.schedule.decay_steps) == (6, 10)
+    assert [one.weight for one in recipe.objectives] == [((0, 1), (20, 0)), ((0, 0), (20, 1))]
 
 
 def test_steps_that_are_given_are_not_timed(tmp_path):
