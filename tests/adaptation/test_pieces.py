@@ -198,6 +198,7 @@ def test_every_recipe_for_encoders_is_led_to_the_users_own_data(tmp_path, name):
     for one in recipe.objectives:
         assert "{" not in (getattr(one, "query_prompt", None) or "")
         assert getattr(one, "dimensions", None) is None
+        assert not getattr(one, "hard_negatives", 0)
 
 
 def values(data):

@@ -192,8 +192,8 @@ def _on_own_data(objective: dict[str, Any], data: dict[str, Any]) -> None:
         if INSTRUCTION in str(objective.get("query_prompt")):
             # Pairs have no instruction of their own: queries are read with the encoder's prompt.
             del objective["query_prompt"]
-        # The base's own head is trained further; its form is no more the recipe's than the base is.
-        for name in ("dimensions", "variant"):
+        # Pairs have no negatives of their own. The base's head is trained further, whose form the recipe does not know.
+        for name in ("hard_negatives", "dimensions", "variant"):
             objective.pop(name, None)
     else:
         data["sources"] = [{"name": "texts", "files": [TEXTS]}]
