@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from pathlib import Path
 
 import pytest
 import yaml
@@ -11,7 +12,7 @@ from gerund.adaptation.choosing import Base, Machine, choose, settings_for, shap
 from gerund.adaptation.documents import read_documents
 from gerund.adaptation.measuring import MEASURES, Measured, measure, scores_of
 from gerund.adaptation.options import AdaptConfig
-from gerund.adaptation.pairs import PAIRS, Pairs, make_pairs, plain, texts_put_aside
+from gerund.adaptation.pairs import PAIRS, Pairs, leak_finder, make_pairs, plain, texts_put_aside
 from gerund.adaptation.queries import Query, Split, split
 from gerund.adaptation.verdict import advice, compare, main_of, verdict
 from gerund.errors import ConfigError, DataError
@@ -78,6 +79,43 @@ def test_no_text_of_what_is_put_aside_is_in_a_pair(tmp_path, bundled):
     assert not (tmp_path / "mined-all.jsonl").exists()
 
 
+NEARLY = "The lantern of the northern pier was lit by hand until 1931. It burned oil, and later gas. Nobody knows why."
+
+
+@pytest.mark.parametrize(
+    ("text", "leaks"),
+    [
+        ("the lantern of the  northern pier was lit by hand until 1931.", True),
+        ("A town is told of here. The lantern of the northern pier was lit by hand until 1931. So it is said.", True),
+        ("of the northern pier was lit by hand", True),
+        (f"Before. {NEARLY} After.", True),
+        ("The old pier", True),
+        ("The old pier is a pier of wood.", False),
+        ("A short one stands in many documents. Nobody knows why.", False),
+        ("The lantern of the southern pier was lit by hand until 1912.", False),
+    ],
+)
+def test_what_a_nearly_equal_document_shares_with_one_that_is_put_aside_is_not_trained_on(text, leaks):
+    found = Split((), (Document("a", NEARLY, "The old pier"), Document("b", "Yes.", "")), ())
+    assert leak_finder(found, "en")(text) is leaks
+
+
+@pytest.mark.slow
+def test_chunks_of_a_near_copy_of_what_is_put_aside_make_no_pair(tmp_path, bundled):
+    found = split(as_documents(documents(90)), AdaptConfig())
+    copies = tuple(
+        Document(f"copy-{one.source}", f"{one.text} Nothing else is told in this copy of it.", f"Copy {number}")
+        for number, one in enumerate(found.held_out)
+    )
+    pairs = make_pairs(
+        Split((*found.training, *copies), found.held_out, found.queries), tmp_path, AdaptConfig(), bundled
+    )
+    rows = [json.loads(line) for line in (tmp_path / PAIRS).read_text().splitlines()]
+    trained = plain(" ".join(row[side] for row in rows for side in ("text_a", "text_b")))
+    assert pairs.left_out >= len(copies)
+    assert not [one for one in found.held_out if plain(one.text) in trained]
+
+
 def test_without_a_repeated_phrase_titles_and_chunks_are_left(tmp_path, bundled):
     rows = [
         {
@@ -136,15 +174,60 @@ def test_an_adapter_is_trained_further_and_else_a_new_one(tmp_path):
     assert settings(tmp_path, Base("m", 10**7, 4, 32, 97, False, 64))["objectives"][0]["length"] == 64
 
 
-@pytest.mark.parametrize("name", sorted(bundled_recipes()))
+# What trains no vectors for a search, and what trains a decoder beside an encoder.
+SCORERS = {name for name in bundled_recipes() if name.startswith("rankgen-") and "generator" not in name}
+SCORERS |= {"default-scorer"}
+OF_A_T5 = {"t5-default-base", "gur-cl-default"}
+
+
+@pytest.mark.parametrize("name", sorted({*bundled_recipes()} - SCORERS - OF_A_T5))
 def test_every_recipe_for_encoders_is_led_to_the_users_own_data(tmp_path, name):
     own = settings(tmp_path, recipe=name)
     assert own["model"]["base"] == "default"
     assert "config" not in own["model"]
-    read = {path for one in own["objectives"] for path in (one.get("pairs") or {}).get("files", ())}
-    read |= {path for source in own["data"].get("sources", ()) for path in source["files"]}
-    assert read <= {"pairs.jsonl", "texts.jsonl"}
-    assert read
+    for steps in (1, 7, own["steps"]):
+        recipe = choose(
+            own, AdaptConfig(recipe=name, steps=steps), 640, CPU, tmp_path / "r.yaml", measured=False
+        ).recipe
+        assert recipe.steps == steps
+        assert any(one.takes_part(steps) for one in recipe.objectives)
+    read = {value for value in values(recipe.model_dump()) if isinstance(value, Path)}
+    # No file but these, and the folders of data and run.
+    assert read <= {Path("pairs.jsonl"), Path("texts.jsonl"), tmp_path / "data", tmp_path / "run"}
+    assert read & {Path("pairs.jsonl"), Path("texts.jsonl")}
+    for one in recipe.objectives:
+        assert "{" not in (getattr(one, "query_prompt", None) or "")
+        assert getattr(one, "dimensions", None) is None
+        assert not getattr(one, "hard_negatives", 0)
+
+
+def values(data):
+    """Yield everything in nested dicts and lists."""
+    if isinstance(data, dict | list | tuple):
+        for one in data.values() if isinstance(data, dict) else data:
+            yield from values(one)
+    else:
+        yield data
+
+
+@pytest.mark.parametrize("name", sorted(SCORERS))
+def test_a_recipe_for_scorers_is_refused_in_a_sentence(tmp_path, name):
+    with pytest.raises(ConfigError, match=f"{name} trains a scorer of continuations, and adapting trains vectors"):
+        settings(tmp_path, recipe=name)
+
+
+@pytest.mark.parametrize("name", sorted(OF_A_T5))
+def test_a_recipe_for_the_decoder_of_a_t5_is_refused_in_a_sentence(tmp_path, name):
+    with pytest.raises(ConfigError, match=f"{name} trains the decoder of a T5, and adapting is for decoder-only"):
+        settings(tmp_path, recipe=name)
+
+
+def test_what_changes_on_the_way_changes_at_the_same_fraction_of_fewer_steps(tmp_path):
+    own = settings(tmp_path, recipe="unimae-simcse-default")
+    options = AdaptConfig(recipe="unimae-simcse-default", steps=30)
+    recipe = choose(own, options, 640, CPU, tmp_path / "r.yaml", measured=False).recipe
+    assert (recipe.schedule.warmup_steps, recipe.schedule.decay_steps) == (6, 10)
+    assert [one.weight for one in recipe.objectives] == [((0, 1), (20, 0)), ((0, 0), (20, 1))]
 
 
 def test_steps_that_are_given_are_not_timed(tmp_path):

@@ -1,6 +1,7 @@
 """`gerund adapt`: what cannot be used is told in a sentence, and a folder of documents ends in a model and a report."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -151,6 +152,17 @@ def test_from_documents_to_a_model_and_a_report(tmp_path, monkeypatch, bundled):
     assert report["verdict"] in ran.out
     assert str(tmp_path) not in Path("out/report.json").read_text() + Path("out/report.html").read_text()
     assert {one["mode"] for one in report["compared"]} == {"words", "vectors", "hybrid"}
+    # Means in percent with their intervals, and the change with its interval and p.
+    figure, p = r"\d+\.\d \[(\d+\.\d), (\d+\.\d)\]", r"p (?:= \d\.\d{3}|< 0\.001)"
+    row = re.search(
+        rf"^vectors +nDCG@10 +{figure} +{figure} +([+-]\d+\.\d) \[([+-]\d+\.\d), ([+-]\d+\.\d)\], {p}$", ran.out, re.M
+    )
+    assert row is not None, ran.out
+    *_, change, low, high = map(float, row.groups())
+    [told] = [one for one in report["compared"] if (one["mode"], one["measure"]) == ("vectors", "nDCG@10")]
+    assert low <= change <= high
+    assert 0 <= told["change"]["p"] <= 1
+    assert change == pytest.approx(100 * told["change"]["value"], abs=0.051)
     trained = Path("out/data", PAIRS).read_text() + Path("out/data", TEXTS).read_text()
     assert not [row["title"] for row in rows if row["title"] in trained]
     assert documents(62)[40]["title"] in trained

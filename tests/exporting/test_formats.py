@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import gerund
-from gerund.errors import ConfigError, OutputExistsError, ResourceError
+from gerund.errors import ConfigError, ModelError, OutputExistsError, ResourceError
 from gerund.exporting import formats
 from gerund.exporting.formats import convert
 from gerund.jobs import folders
@@ -68,6 +68,28 @@ def test_merged_for_tools_that_know_no_adapters(tmp_path: Path) -> None:
     # The adapter parted two weights that were one.
     assert json.loads((tmp_path / "out" / "config.json").read_text())["tie_word_embeddings"] is False
     assert not (tmp_path / "out" / "adapter").exists()
+
+
+@pytest.mark.filterwarnings(*PEFT_WARNINGS)
+@pytest.mark.parametrize(("wrong", "what"), [("norm", "vectors"), ("lm_head", "logits")])
+def test_a_merged_model_that_computes_something_else_is_not_kept(tmp_path: Path, monkeypatch, wrong, what) -> None:
+    from gerund.exporting import folders as written
+
+    base = save_tiny(tmp_path / "base", tie_word_embeddings=False)
+    adapter = make_adapter(base, tmp_path / "lora", target_modules=["q_proj"])
+    right = written.merged_state
+
+    def spoilt(model, name):
+        state = dict(right(model, name))
+        key = next(one for one in state if one.endswith(f"{wrong}.weight") and "layers" not in one)
+        return state | {
+            key: state[key] * torch.linspace(0.5, 2, len(state[key])).reshape(-1, *[1] * (state[key].ndim - 1))
+        }
+
+    monkeypatch.setattr(written, "merged_state", spoilt)
+    with pytest.raises(ModelError, match=f"loaded again, gives other {what} than the model with its adapter"):
+        load(base, adapter=adapter).export(tmp_path / "out", "merged")
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.slow

@@ -39,6 +39,22 @@ def test_a_growing_scorer_gives_the_same_scores(tiny_folder, most):
             assert own == pytest.approx(other, rel=1e-4, abs=1e-4)
 
 
+@pytest.mark.slow
+def test_of_a_prefix_beyond_the_context_the_end_is_read_and_of_a_candidate_the_beginning(bundled):
+    assert (bundled.scorer.settings.prefix_tokens, bundled.scorer.settings.continuation_tokens) == (157, 107)
+    end = "The old man looked at the sea and thought of his boat. " * 20
+    candidates = [" He went home.", " Interest rates rose."]
+    [wanted] = bundled.score([end], [candidates])
+    other = "Of all this nothing was known in the north, where it rained. " * 200
+    with pytest.raises(TextError, match="context"):
+        bundled.score([other], [candidates], "cll")
+    assert bundled.score([other + end], [candidates])[0] == pytest.approx(wanted, abs=1e-6)
+    assert bundled.score([other], [candidates])[0] != pytest.approx(wanted, abs=1e-3)
+    begun = " He rowed home before the night, and slept." * 30
+    [[once, longer]] = bundled.score([end], [[begun, begun + " " + other]])
+    assert once == pytest.approx(longer, abs=1e-6)
+
+
 def test_a_plan_that_looks_ahead_reads_anew(tiny_folder):
     plain = scorer_of(tiny_folder, attention="bidir")
     assert plain.incremental() is plain

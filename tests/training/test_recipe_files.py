@@ -1,6 +1,7 @@
 """Recipes are found by name, and a user's own texts take the place of theirs."""
 
 import os
+import re
 import socket
 import time
 from pathlib import Path
@@ -17,8 +18,19 @@ from gerund.training.recipe_files import bundled_recipes, find_recipe, recipes_b
 def test_every_recipe_says_what_it_is():
     found = bundled_recipes()
     assert {"unimae-default", "magnet-llama-2-7b", "llm2vec-mntp-default", "default-base"} <= set(found)
-    assert all(summary.endswith(".") or summary.endswith(":") or len(summary) > 20 for summary in found.values())
-    assert found["unimae-llama-3.2-1b"].startswith("UniMAE with the paper's settings (Appendix C.2)")
+    assert all(summary.endswith(".") for summary in found.values())
+
+
+def test_every_recipe_says_first_what_it_is_for_and_last_in_brackets_by_whose_method():
+    found = bundled_recipes()
+    purposes = {"Embed", "Fill", "Find", "Read", "Score", "Search", "Write"}
+    assert {re.match(r"\w+", summary)[0] for summary in found.values()} == purposes
+    papers = {"unimae": "UniMAE", "magnet": "MAGNET", "rankgen": "RankGen", "gur": "GUR", "llm2vec": "LLM2Vec"}
+    for name, summary in found.items():
+        paper = papers.get(name.partition("-")[0], "")
+        assert paper in summary, name
+        assert not summary.startswith(("UniMAE", "MAGNET", "RankGen", "GUR", "LLM2Vec", "Distillation"))
+    assert found["unimae-llama-3.2-1b"].endswith("(UniMAE, Appendix C.2).")
 
 
 def test_every_recipe_has_one_purpose():
@@ -30,6 +42,9 @@ def test_every_recipe_has_one_purpose():
     assert purposes["rankgen-generator-llama-3.2-1b"] == purposes["default-base"] == "Make a language model"
     assert purposes["gur-unimae-default"].startswith("Embed, by pairs")
     assert purposes["unimae-causal-default"].startswith("Embed, by texts")
+    assert purposes["gur-cl-default"] == "Make a language model"
+    distilling = {name for name in names if name.startswith("distill-")} | {"align-default", "default-encoder"}
+    assert set(by_purpose["Embed, as another model does (distillation)"]) == distilling
 
 
 @pytest.mark.parametrize(("size", "batch"), [("base", 4096), ("large", 4096), ("xl", 1536)])

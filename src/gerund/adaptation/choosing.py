@@ -15,6 +15,7 @@ from gerund.adaptation.options import MINUTES, AdaptConfig
 from gerund.adaptation.pairs import PAIRS, TEXTS
 from gerund.errors import ConfigError, ResourceError
 from gerund.jobs.files import write_whole
+from gerund.training.objectives.contrastive import INSTRUCTION
 from gerund.training.recipe import Recipe, load_recipe
 from gerund.training.recipe_files import find_recipe, read_settings
 
@@ -136,7 +137,7 @@ def settings_for(base: Base, machine: Machine, options: AdaptConfig, data: Path,
         run: the folder of the training.
 
     Raises:
-        ConfigError: there is no such recipe, or it is for another kind of model.
+        ConfigError: there is no such recipe, it is for another kind of model, or it trains no vectors.
     """
     own = options.recipe is None
     settings = read_settings(find_recipe(options.recipe or RECIPE), [])
@@ -155,6 +156,7 @@ def settings_for(base: Base, machine: Machine, options: AdaptConfig, data: Path,
     objectives = settings.get("objectives")
     for one in objectives if isinstance(objectives, list) else []:
         if isinstance(one, dict):
+            _demand_use(one, str(options.recipe))
             _on_own_data(one, settings["data"])
     if own:
         [objective] = settings["objectives"]
@@ -164,12 +166,35 @@ def settings_for(base: Base, machine: Machine, options: AdaptConfig, data: Path,
     return settings
 
 
+def _demand_use(objective: dict[str, Any], name: str) -> None:
+    """Refuse an objective that trains no vectors for a search, or no model without an encoder of its own."""
+    kind = objective.get("kind")
+    if kind == "rankgen":
+        raise ConfigError(
+            f"{name} trains a scorer of continuations, and adapting trains vectors for a search: take a recipe that "
+            "`gerund recipes` lists under Embed, or make passages by gerund negatives for gerund train"
+        )
+    # Of a T5's recipes these are what needs its decoder; GUR without it is contrastive training, which any model has.
+    writes = kind == "span_corruption" or (kind == "gur" and (objective.get("lm") or objective.get("alpha") == 0))
+    if writes:
+        raise ConfigError(
+            f"{name} trains the decoder of a T5, and adapting is for decoder-only models: take another recipe, such as "
+            f"{RECIPE}, or train a T5 whole by gerund train"
+        )
+
+
 def _on_own_data(objective: dict[str, Any], data: dict[str, Any]) -> None:
     """Let an objective read the pairs where it reads any, and else the texts."""
     reads_pairs = objective.get("kind") in ("gur", "contrastive") or objective.get("pairs") is not None
     objective.pop("sources", None)
     if reads_pairs:
         objective["pairs"] = {"files": [PAIRS], "query": "text_a", "positive": "text_b"}
+        if INSTRUCTION in str(objective.get("query_prompt")):
+            # Pairs have no instruction of their own: queries are read with the encoder's prompt.
+            del objective["query_prompt"]
+        # Pairs have no negatives of their own. The base's head is trained further, whose form the recipe does not know.
+        for name in ("hard_negatives", "dimensions", "variant"):
+            objective.pop(name, None)
     else:
         data["sources"] = [{"name": "texts", "files": [TEXTS]}]
 
@@ -234,10 +259,27 @@ def _epochs(recipe: Recipe, steps: int, pairs: int) -> float | None:
 def _with_steps(settings: dict[str, Any], steps: int, file: Path) -> Recipe:
     """Return the recipe with so many steps, and what depends on their number."""
     log = max(1, min(10, steps // 5))
+    usual = int(settings["steps"])
     schedule = dict(settings.get("schedule") or {})
-    schedule["warmup_steps"] = min(int(schedule.get("warmup_steps") or 0), steps // 5)
+    warmup = schedule["warmup_steps"] = min(int(schedule.get("warmup_steps") or 0), steps // 5)
+    if schedule.get("decay_steps"):
+        # The same fraction of the training, as far as the warm-up leaves room.
+        schedule["decay_steps"] = min(max(1, int(schedule["decay_steps"]) * steps // usual), steps - warmup)
+    objectives = [
+        one | {"weight": _stretched(one["weight"], steps, usual)} if isinstance(one.get("weight"), list) else one
+        for one in settings["objectives"]
+    ]
     own = {"steps": steps, "log_steps": log, "eval_steps": steps, "save_steps": 2 * log, "schedule": schedule}
-    return _read(settings | own, file)
+    return _read(settings | own | {"objectives": objectives}, file)
+
+
+def _stretched(weights: list[list[Any]], steps: int, usual: int) -> list[list[Any]]:
+    """Return weights that change after the same fraction of the training; of two at one step the later one.
+
+    >>> _stretched([[0, 1], [200, 0]], 30, 300)
+    [[0, 1], [20, 0]]
+    """
+    return [[step, weight] for step, weight in {int(step) * steps // usual: one for step, one in weights}.items()]
 
 
 def _read(settings: dict[str, Any], file: Path) -> Recipe:

@@ -7,8 +7,10 @@ Knows: the miner, chunks, which texts must not be trained on. Does not know: mod
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +34,11 @@ PAIRS, TEXTS = "pairs.jsonl", "texts.jsonl"
 
 # Chunks of a document that are paired with what it is asked by.
 _CHUNKS = 4
+# Bytes of a sentence by which a document can be told; in Chinese these are eight characters.
+_TELLING = 24
+# Characters of what was put aside in which each text is searched for. In more of them that would take minutes, and only
+# whole sentences are compared.
+_SEARCHED = 4 * 2**20
 # What one process mines in seconds; starting others takes longer.
 _SMALL = 16 * 2**20
 
@@ -44,7 +51,7 @@ class Pairs:
         sentences: pairs of sentences that share a long substring.
         titles: pairs of a title, or a first sentence, with such a sentence.
         chunks: pairs of a title or a first sentence with a chunk.
-        left_out: pairs that were dropped since the documents that were put aside have one of their texts, too.
+        left_out: pairs that were dropped since the documents that were put aside have a sentence of theirs, too.
     """
 
     sentences: int
@@ -100,13 +107,13 @@ def make_pairs(
         "titles": _mined(folder, "title", options, show),
         "chunks": list(chunk_pairs(found.training, lm, options)),
     }
-    forbidden = texts_put_aside(found, options.language)
+    leaks = leak_finder(found, options.language)
     counts, left_out = dict.fromkeys(kinds, 0), 0
     written: set[tuple[str, str]] = set()
     with whole_file(folder / PAIRS) as file:
         for kind, pairs in kinds.items():
             for one, other in pairs:
-                if not forbidden.isdisjoint((plain(one), plain(other))):
+                if leaks(one) or leaks(other):
                     left_out += 1
                 elif (one, other) not in written:
                     written.add((one, other))
@@ -143,6 +150,36 @@ def texts_put_aside(found: Split, language: str) -> frozenset[str]:
         texts |= {plain(one.text[start:end]) for start, end in sentence_bounds(one.text, language)}
         texts |= {plain(one.text), plain(one.title)}
     return frozenset(texts - {""})
+
+
+def leak_finder(found: Split, language: str) -> Callable[[str], bool]:
+    """Return what says whether a text must not be trained on.
+
+    It must not where it is a query or a title of what was put aside, where it has a sentence of it, or where it is a
+    stretch of such a document or has all of one. Documents that are nearly the same would give the answers away.
+    """
+    whole = texts_put_aside(found, language)
+    telling = frozenset(text for text in whole if _is_telling(text))
+    documents = sorted({plain(one.text) for one in found.held_out} & telling, key=len)
+    joined = "\n".join(documents) if sum(map(len, documents)) <= _SEARCHED else ""
+
+    @lru_cache(maxsize=2**16)
+    def leaks(text: str) -> bool:
+        own = plain(text)
+        if own in whole:
+            return True
+        if any(plain(text[start:end]) in telling for start, end in sentence_bounds(text, language)):
+            return True
+        if _is_telling(own) and own in joined:
+            return True
+        return any(one in own for one in takewhile(lambda one: len(one) <= len(own), documents))
+
+    return leaks
+
+
+def _is_telling(text: str) -> bool:
+    """Tell whether a text is long enough to be of one document: what is shorter may stand anywhere."""
+    return len(text.encode("utf-8", "replace")) >= _TELLING
 
 
 def plain(text: str) -> str:

@@ -223,7 +223,7 @@ def _facts(done: Adapted) -> list[tuple[str, str]]:
         ("Documents", done.collected.summary),
         ("Put aside", f"{done.split.summary}; sampled by a hash of their text, and never trained on"),
         ("Pairs", done.pairs.summary),
-        ("Pairs left out", f"{done.pairs.left_out:,}, whose text stands in a document that was put aside"),
+        ("Pairs left out", f"{done.pairs.left_out:,}, which share a sentence with a document that was put aside"),
         ("Recipe", bare_name(str(done.options.recipe or "gur-adapt"))),
         ("Adapter", "the model's own, trained further" if lora is None else f"a new one of rank {lora.rank}"),
         ("Learning rate", f"{recipe.optimizer.learning_rate:g}"),

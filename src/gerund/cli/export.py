@@ -31,7 +31,8 @@ def command(
     bidirectional encoders; it is tried, and compared with gerund, before the folder is put in place. Other plans
     need gerund.integrations.sentence_transformers.load("OUT"). README.md in the folder says which it is.
 
-    merged: a plain model with the encoder's adapter merged into its weights, for tools that know no adapters.
+    merged: a plain model with the encoder's adapter merged into its weights, for tools that know no adapters. It is
+    loaded again, and its vectors and logits are compared, before the folder is put in place.
 
     onnx: model.onnx, from token ids to vectors in float32, with the attention plan baked in, its tokenizer, and
     a README.md with ten lines of Python that need only onnxruntime and tokenizers. Its vectors

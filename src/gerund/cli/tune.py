@@ -120,15 +120,11 @@ def command(
 
     demand_tasks(chosen)
     lm = load(spec)
-    if lm.runtime.adapter is not None and not as_json:
-        typer.echo(
-            f"gerund: its adapter, which was trained under {lm.encoder.attention.name}, is active under every plan; "
-            "--adapter none tunes the weights alone",
-            err=True,
-        )
-    with lock:
-        from gerund.reporting.pages.tuning import write_tuning
+    from gerund.reporting.pages.tuning import adapter_sentence, write_tuning
 
+    if (told := adapter_sentence(lm)) and not as_json:
+        typer.echo(f"gerund: {told}", err=True)
+    with lock:
         # Settings share layers: many are encoded before the first score is there, and off a terminal no bar says so.
         n_texts = sum(len(set(task.texts(config))) for task in chosen)
         typer.echo(f"gerund: {n_texts:,} texts under at most {budget} settings, many at a time", err=True)

@@ -14,8 +14,8 @@ from gerund.attention.plan import Direction
 from gerund.checks import one_of, place
 from gerund.config import EXPORT_FORMATS
 from gerund.errors import ConfigError
-from gerund.exporting import gguf, onnx, openvino, sentence_transformers
-from gerund.exporting.folders import write_merged, write_settings
+from gerund.exporting import gguf, merged, onnx, openvino, sentence_transformers
+from gerund.exporting.folders import write_settings
 from gerund.inference.encode.runtime import EncoderRuntime
 from gerund.jobs.folders import atomic_folder
 from gerund.models import loading
@@ -64,7 +64,7 @@ def export(
 
     Raises:
         ConfigError: an unknown format, or a plan that does not encode.
-        ModelError: an adapter that cannot be merged into the weights.
+        ModelError: an adapter that cannot be merged into the weights, or what was written computes something else.
         OutputExistsError: there is something already.
         ResourceError: the disk is full; nothing is left behind.
     """
@@ -76,7 +76,7 @@ def export(
     folder = place("the folder to write", folder)
     with atomic_folder(folder, overwrite=overwrite) as work:
         if format == "merged":
-            identity = write_merged(runtime, work)
+            identity = merged.write(runtime, work)
             if scorer is not None:
                 scorer.save(work)
             return Export(folder, f"gerund.load({str(folder)!r})", fingerprint=identity)

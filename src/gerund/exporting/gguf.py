@@ -85,7 +85,8 @@ def _kind_of(model: PreTrainedModel) -> _Kind:
     if kind is None:
         known = ", ".join(_KINDS)
         raise ConfigError(
-            f"a {config.model_type} model is not written as GGUF; {known} are (llama.cpp has a converter)"
+            f"a {config.model_type} model is not written as GGUF; {known} are (llama.cpp's repository has a converter "
+            "for others, convert_hf_to_gguf.py)"
         )
     if isinstance(model.get_output_embeddings(), NoHead):
         raise ConfigError("this model was saved without an output head: it encodes, and GGUF is for generating")

@@ -224,7 +224,10 @@ class ChatGerund(_Writing, BaseChatModel):
         if is_basemodel_subclass(schema):
             parser = PydanticOutputParser(pydantic_object=schema)
         is_plain = isinstance(schema, dict) and not {"title", "name"} & schema.keys()
-        model = self.bind(schema=schema if is_plain else convert_to_json_schema(schema), **kwargs)
+        form = schema if is_plain else convert_to_json_schema(schema)
+        # LangChain takes the second out again, for callbacks and traces.
+        told = {"kwargs": {"method": method}, "schema": schema}
+        model = self.bind(schema=form, ls_structured_output_format=told, **kwargs)
         if not include_raw:
             return model | parser
         parsed = RunnablePassthrough.assign(parsed=itemgetter("raw") | parser, parsing_error=lambda _: None)

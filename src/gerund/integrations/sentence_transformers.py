@@ -6,7 +6,7 @@ sentence-transformers imports classes that are not its own only where it is told
 >>> from gerund.integrations.sentence_transformers import load
 >>> model = load("exported/")                                # doctest: +SKIP
 >>> model.encode(["a cat", "a dog"]).shape                   # doctest: +SKIP
-(2, 288)
+(2, 384)
 
 Knows: sentence-transformers' modules. Does not know: how folders are written.
 """

@@ -307,9 +307,17 @@ def _sentences(result: Result) -> list[str]:
         sentences.append("Scored on the validation split.")
     trained, read = (result.description.get(name) for name in ("adapter_plan", "attention"))
     if result.reads_plan and trained is not None and trained != read:
-        name = result.description.get("adapter_name")
-        sentences.append(f"The adapter {name} was trained under {plan_text(trained)}, and is read under another plan.")
+        sentences.append(f"{trained_under(result.description)}, and is read under another plan.")
     return sentences
+
+
+def trained_under(facts: Mapping[str, Any]) -> str:
+    """Return the beginning of a sentence: which plan an adapter was trained under.
+
+    >>> trained_under({"adapter_name": "mine", "adapter_plan": {"name": "bidir"}})
+    'The adapter mine was trained under bidir'
+    """
+    return f"The adapter {facts.get('adapter_name')} was trained under {plan_text(facts['adapter_plan'])}"
 
 
 def plan_text(plan: Mapping[str, Any]) -> str:

@@ -22,7 +22,8 @@ _PURPOSES = {
     "Fill gaps (MAGNET)": frozenset({"msg"}),
     "Score continuations (RankGen)": frozenset({"rankgen"}),
     "Embed, by pairs that are mined or given (GUR, UniMAE)": frozenset({"gur", "contrastive"}),
-    "Embed, by texts alone (UniMAE, LLM2Vec)": frozenset({"unimae", "simcse", "mntp", "sscl", "distill"}),
+    "Embed, by texts alone (UniMAE, LLM2Vec)": frozenset({"unimae", "simcse", "mntp", "sscl"}),
+    "Embed, as another model does (distillation)": frozenset({"distill"}),
     "Make a language model": frozenset({"causal", "span_corruption"}),
 }
 _OTHERS = "Others"
@@ -38,7 +39,7 @@ def bundled_recipes() -> dict[str, str]:
     """Return the bundled recipes by name, each with what it says of itself in one sentence.
 
     >>> bundled_recipes()["magnet-default"]
-    'MAGNET on the bundled default model: an adapter that fills in missing spans and reads tokens both ways.'
+    'Fill gaps, and embed tokens and sentences read both ways: one adapter of the bundled default model (MAGNET).'
     """
     paths = sorted(_FOLDER.glob("*.yaml"), key=lambda path: path.stem)
     return {path.stem: _first_sentence(path.read_text("utf-8")) for path in paths}
@@ -53,7 +54,8 @@ def recipes_by_purpose() -> dict[str, dict[str, str]]:
     found: dict[str, dict[str, str]] = {purpose: {} for purpose in _PURPOSES}
     for name, summary in bundled_recipes().items():
         content = _parse((_FOLDER / f"{name}.yaml").read_text("utf-8"))
-        kinds = {one["kind"] for one in content["objectives"]}
+        # GUR without its contrastive loss hides spans and has them written.
+        kinds = {"span_corruption" if one.get("alpha") == 0 else one["kind"] for one in content["objectives"]}
         # The first purpose that any objective has: beside it, others keep the model what it was.
         purpose = next((one for one, own in _PURPOSES.items() if kinds & own), _OTHERS)
         found.setdefault(purpose, {})[name] = summary

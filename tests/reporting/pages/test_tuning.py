@@ -146,3 +146,16 @@ def test_real_curves(lm, done, tmp_path):
     assert "mask0-bidir, best 0.3750 at k=2; inplace-bidir, best 0.3500 at k=2. Causal 0.2500." in {
         image["alt"].removeprefix("Curves of ") for image in page.having("img")
     }
+
+
+@pytest.mark.slow
+def test_an_adapter_that_was_trained_under_one_plan_is_told_on_the_page_and_in_json(lm, done, tmp_path, bundled):
+    write_tuning(tmp_path / "none", done, lm, [ONE, TWO], VALIDATION)
+    assert json.loads((tmp_path / "none" / "tuning.json").read_text())["adapter_note"] == ""
+    own = tuned(bundled, ("causal", None, 0.30, 0.20), ("bidir", None, 0.50, 0.25))
+    page = checked(write_tuning(tmp_path / "own", own, bundled, [ONE, TWO], VALIDATION).read_text("utf-8"))
+    told = json.loads((tmp_path / "own" / "tuning.json").read_text())
+    assert told["adapter_plan"]["name"] == bundled.encoder.attention.name
+    assert f"was trained under {bundled.encoder.attention.name}" in told["adapter_note"]
+    assert "is active under every plan that was tried" in told["adapter_note"]
+    assert told["adapter_note"] in page.text

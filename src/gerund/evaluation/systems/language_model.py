@@ -112,19 +112,10 @@ class LanguageModelSystem(Encoder):
             "fingerprint": lm.fingerprint(),
             "weights": lm.weights_hash,
             "adapter": lm.adapter_hash,
-            **self._adapter(),
+            **adapter_facts(lm),
             "infill_adapter": self.infill_adapter,
             "compute_dtype": _name(lm.compute_dtype),
         }
-
-    def _adapter(self) -> dict[str, Any]:
-        """Return what the encoder's adapter is called, and the plan that it was trained under where that is known."""
-        folder = self.lm.adapters.folders.get("encode")
-        if folder is None:
-            return {}
-        plan = trained_plan(folder, self.lm.n_layers)
-        named = {"adapter_name": adapter_name(folder)}
-        return named if plan is None else {**named, "adapter_plan": plan.to_dict()}
 
     def compute(
         self, texts: list[str], prompt: str | None, show: bool | None, kept: "Unfinished | None" = None
@@ -208,6 +199,16 @@ def scorer_of(lm: "LanguageModel", name: str, *, seed: int) -> Scorer | None:
         ModelError: the folder holds no scorer.
     """
     return find_scorer(name, lm, own=lm.scorer, seed=seed) if name else lm.scorer
+
+
+def adapter_facts(lm: "LanguageModel") -> dict[str, Any]:
+    """Return what the encoder's adapter is called, and the plan that it was trained under where that is known."""
+    folder = lm.adapters.folders.get("encode")
+    if folder is None:
+        return {}
+    plan = trained_plan(folder, lm.n_layers)
+    named = {"adapter_name": adapter_name(folder)}
+    return named if plan is None else {**named, "adapter_plan": plan.to_dict()}
 
 
 def adapter_name(folder: Path) -> str:

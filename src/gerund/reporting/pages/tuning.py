@@ -12,12 +12,13 @@ from typing import Any
 
 from gerund.config import CONFIG_FILE
 from gerund.evaluation.fusion_tuning import TunedFusion
+from gerund.evaluation.systems.language_model import adapter_facts
 from gerund.evaluation.task import EvaluationConfig, Task
 from gerund.evaluation.tuning import Trial, Tuned
 from gerund.jobs.files import write_whole
 from gerund.language_model import LanguageModel
 from gerund.models.settings_file import settings_text
-from gerund.reporting.comparison import PERCENTS, shown
+from gerund.reporting.comparison import PERCENTS, shown, trained_under
 from gerund.reporting.document import bare_name, versions
 from gerund.reporting.pages.rendering import Picture, Wanted, drawn, write_html
 from gerund.spec import EncoderSpec
@@ -61,7 +62,7 @@ def write_tuning(
         "tuning.html.jinja",
         title=f"How to read {bare_name(lm.name)}",
         chosen=chosen_sentence(done, tasks),
-        caution=_caution(tasks, config),
+        cautions=[one for one in (_caution(tasks, config), adapter_sentence(lm)) if one],
         pictures=gallery.pictures,
         missing=gallery.missing,
         columns=_columns(tasks),
@@ -106,6 +107,8 @@ def tuned_dict(done: Tuned, lm: LanguageModel, config: EvaluationConfig) -> dict
         "packages": versions(),
         "model": bare_name(lm.name),
         "weights": lm.weights_hash,
+        **adapter_facts(lm),
+        "adapter_note": adapter_sentence(lm),
         "n_layers": done.n_layers,
         "config": config.to_dict(),
         "budget": done.budget,
@@ -153,6 +156,18 @@ def _caution(tasks: Sequence[Task], config: EvaluationConfig) -> str:
         return ""
     names = ", ".join(task.name for task in tasks)
     return f"The choice was made on the test split of {names}: the winner's score there is flattered."
+
+
+def adapter_sentence(lm: LanguageModel) -> str:
+    """Say what an adapter, which one plan was trained for, means for a choice among plans; empty without one."""
+    facts = adapter_facts(lm)
+    if not facts:
+        return ""
+    begin = trained_under(facts) if "adapter_plan" in facts else f"The adapter {facts['adapter_name']} was trained"
+    return (
+        f"{begin}, and is active under every plan that was tried, so that the choice favours its own; --adapter none "
+        "tunes the weights alone."
+    )
 
 
 def _columns(tasks: Sequence[Task]) -> list[str]:
