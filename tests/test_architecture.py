@@ -164,6 +164,7 @@ def test_everything_public_says_what_it_is() -> None:
 def test_public_names() -> None:
     assert gerund.__all__ == [
         "PLAN_NAMES",
+        "AdaptConfig",
         "Answer",
         "AttentionPlan",
         "Chunking",
