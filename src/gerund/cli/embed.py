@@ -90,8 +90,8 @@ def command(
 
     With --workers several processes encode, each with the model, and with --engine ray those of a Ray cluster, whose
     machines see OUT and the model under the same paths. The rows are the same, and with as many threads a process the
-    vectors too, to the last digits, in which processors differ. What an interruption costs are then the parts that
-    were being made.
+    vectors too, to the last digits, in which processors differ. An interruption then loses
+    only the parts that were being made.
 
     For example:
 
