@@ -113,7 +113,6 @@ def too_large(path: Path) -> Iterator[str]:
                 yield f"{named(path)}: {node.name} is too long"
 
 
-@pytest.mark.slow
 def test_no_unsafe_loading_and_no_network() -> None:
     assert [problem for path in FILES for problem in unsafe(path)] == []
 

@@ -260,7 +260,6 @@ def tracked() -> list[Path]:
     return [ROOT / name for name in done.stdout.split("\0") if name]
 
 
-@pytest.mark.slow
 def test_nothing_names_a_machine() -> None:
     texts = {".py", ".md", ".yaml", ".yml", ".toml", ".txt", ".json", ".jsonl", ".cfg", ".cff", ".service", ""}
     endings = texts | {".html", ".css", ".js", ".jinja"}
