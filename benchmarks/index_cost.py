@@ -118,19 +118,19 @@ def asking(options: Any) -> Table:
 
 def build(case: dict[str, Any]) -> dict[str, Any]:
     """Make an index of random vectors, which are kept beside it."""
-    draw = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     words = [f"word{number}" for number in range(5000)]
     size, width, folder = case["size"], case["width"], Path(case["folder"])
-    centres_CD = draw.normal(size=(100, width)).astype(np.float32)
+    centres_CD = rng.normal(size=(100, width)).astype(np.float32)
     vectors_ND = np.lib.format.open_memmap(folder / "vectors.npy", "w+", np.float32, (size, width))
     store = LanceStore(folder / "my.index")
     store.create(About("fingerprint", "random", width, "", Chunking()))
     for first in range(0, size, _BLOCK):
         own = range(first, min(first + _BLOCK, size))
-        block_ND = centres_CD[draw.integers(100, size=len(own))] + draw.standard_normal((len(own), width), np.float32)
+        block_ND = centres_CD[rng.integers(100, size=len(own))] + rng.standard_normal((len(own), width), np.float32)
         block_ND /= np.linalg.norm(block_ND, axis=1, keepdims=True)
         vectors_ND[first : own.stop] = block_ND
-        numbers_NW = draw.zipf(1.3, size=(len(own), 40)) % 5000
+        numbers_NW = rng.zipf(1.3, size=(len(own), 40)) % 5000
         texts = [" ".join(words[number] for number in row) for row in numbers_NW]
         chunks = [_chunk(row, text) for row, text in zip(own, texts, strict=True)]
         store.replace([one.source for one in chunks], chunks, block_ND)
@@ -145,9 +145,9 @@ def ask(case: dict[str, Any]) -> dict[str, Any]:
     """Ask an index that another process has made."""
     vectors_ND = np.load(Path(case["folder"]) / "vectors.npy", mmap_mode="r")
     store = LanceStore(Path(case["folder"]) / "my.index")
-    draw = np.random.default_rng(1)
-    queries_QD = np.array(vectors_ND[np.sort(draw.integers(case["size"], size=case["queries"]))])
-    queries_QD = queries_QD + 0.5 * draw.normal(size=queries_QD.shape).astype(np.float32) / case["width"] ** 0.5
+    rng = np.random.default_rng(1)
+    queries_QD = np.array(vectors_ND[np.sort(rng.integers(case["size"], size=case["queries"]))])
+    queries_QD = queries_QD + 0.5 * rng.normal(size=queries_QD.shape).astype(np.float32) / case["width"] ** 0.5
     queries_QD /= np.linalg.norm(queries_QD, axis=1, keepdims=True)
 
     def by_words() -> None:
@@ -246,8 +246,8 @@ def first_token(options: Any) -> Table:
         model = random_llama(**_sizes(options))
         save(model, folder / "model")
         lm = gerund.load(folder / "model", attention="causal", dtype="float32", device="cpu")
-        draw = np.random.default_rng(0)
-        document, question = (draw.integers(300, 2000, size=size).tolist() for size in (512, 32))
+        rng = np.random.default_rng(0)
+        document, question = (rng.integers(300, 2000, size=size).tolist() for size in (512, 32))
         session = lm.read(document)
         session.save(folder / "kept")
         whole = [*document, *question]

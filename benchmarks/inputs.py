@@ -45,7 +45,7 @@ def size_of(model: Any) -> float:
 
 def demo_texts(count: int) -> list[str]:
     """Return short texts that come with the library, again from the start where there are too few."""
-    lines = (DEMO / "documents.jsonl").read_text(encoding="utf-8").splitlines()
+    lines = (DEMO / "documents.jsonl").read_text(encoding="utf-8").strip().split("\n")
     sentences = [part.strip() for line in lines for part in json.loads(line)["text"].split(". ") if part.strip()]
     return [sentences[number % len(sentences)] for number in range(count)]
 

@@ -89,9 +89,9 @@ def seconds(options: Any) -> Table:
         model = random_llama(**_SIZES)
         save(model, folder / "model")
         lm = gerund.load(folder / "model", attention="causal", dtype="float32", device="cpu")
-        draw = np.random.default_rng(0)
-        begin, question = (draw.integers(300, 2000, size=size).tolist() for size in (64, 32))
-        chunks = draw.integers(300, 2000, size=(_CHUNKS, _CHUNK)).tolist()
+        rng = np.random.default_rng(0)
+        begin, question = (rng.integers(300, 2000, size=size).tolist() for size in (64, 32))
+        chunks = rng.integers(300, 2000, size=(_CHUNKS, _CHUNK)).tolist()
         begun = lm.read(begin)
         for number, chunk in enumerate(chunks):
             (folder / str(number)).mkdir()

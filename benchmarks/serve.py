@@ -75,8 +75,8 @@ def correct(options: Any, folder: Path, lm: Any) -> list[Table]:
     texts = demo_texts(24)
     kinds = ("chat", "stream", "sampled", "embedding", "rerank", "infill")
     expected = {(kind, number): _expected(lm, kind, texts, number) for kind in kinds for number in range(8)}
-    draw = random.Random(0)
-    plan = [(kinds[draw.randrange(len(kinds))], draw.randrange(8), draw.random() < 0.1)
+    rng = random.Random(0)
+    plan = [(kinds[rng.randrange(len(kinds))], rng.randrange(8), rng.random() < 0.1)
             for _ in range(options.requests)]  # fmt: skip
     counts = {kind: {"sent": 0, "right": 0, "wrong": 0, "lost": 0, "gone": 0} for kind in kinds}
 
@@ -84,7 +84,7 @@ def correct(options: Any, folder: Path, lm: Any) -> list[Table]:
         own = counts[kind]
         own["sent"] += 1
         try:
-            async with asyncio.timeout(draw.uniform(0.01, 0.3) if goes else 600):
+            async with asyncio.timeout(rng.uniform(0.01, 0.3) if goes else 600):
                 found = await _ask(client, kind, texts, number)
         except TimeoutError:
             own["gone"] += 1

@@ -241,7 +241,7 @@ def the_work(options: Any, base: Any) -> Work:
 
 
 def _lines(path: Path) -> list[dict[str, str]]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
 
 
 def save_reranker(options: Any, folder: Path) -> None:

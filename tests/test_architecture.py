@@ -113,7 +113,6 @@ def too_large(path: Path) -> Iterator[str]:
                 yield f"{named(path)}: {node.name} is too long"
 
 
-@pytest.mark.slow
 def test_no_unsafe_loading_and_no_network() -> None:
     assert [problem for path in FILES for problem in unsafe(path)] == []
 
@@ -164,6 +163,7 @@ def test_everything_public_says_what_it_is() -> None:
 def test_public_names() -> None:
     assert gerund.__all__ == [
         "PLAN_NAMES",
+        "AdaptConfig",
         "Answer",
         "AttentionPlan",
         "Chunking",

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from gerund.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from gerund.adaptation.options import AdaptConfig
     from gerund.adaptation.running import adapt
     from gerund.attention.plan import PLAN_NAMES, AttentionPlan
     from gerund.config import EncoderConfig, Rerank, Sampling
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 
 # Imported on first use, so that `import gerund` and the command line's help do not wait for torch.
 _WHERE = {
+    "AdaptConfig": "gerund.adaptation.options",
     "Answer": "gerund.types",
     "AttentionPlan": "gerund.attention.plan",
     "Chunking": "gerund.retrieval.documents",
@@ -76,6 +78,7 @@ _WHERE = {
 
 __all__ = [
     "PLAN_NAMES",
+    "AdaptConfig",
     "Answer",
     "AttentionPlan",
     "Chunking",

@@ -198,10 +198,10 @@ class LanguageModel(GenerativeModel):
         Args:
             folder: where to.
             format: ``sentence-transformers``, a folder for ``SentenceTransformer``; ``merged``, a plain
-                model with its scorer where that reads as the encoder does; ``onnx`` or ``openvino``, a graph from
-                token ids to vectors in float32, or ``onnx-int8``, with weights in 8 bits. Each has the encoder's
-                adapter merged in. Or ``gguf`` or ``gguf-q8_0``, the untouched language model for llama.cpp, which
-                generates, in its own type or in 8 bits.
+                model, whose scorer is kept only if its plan and pooling equal the encoder's; ``onnx`` or
+                ``openvino``, a graph from token ids to vectors in float32, or ``onnx-int8``, with weights in 8 bits.
+                Each has the encoder's adapter merged in. Or ``gguf`` or ``gguf-q8_0``, the untouched language model
+                for llama.cpp, which generates, in its own type or in 8 bits.
             overwrite: replace what is there.
 
         Returns:

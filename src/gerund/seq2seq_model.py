@@ -8,6 +8,8 @@ Knows: which part does what. Does not know: how any of it is done.
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+import torch
+
 from gerund.config import Sampling, sampling_or
 from gerund.errors import ConfigError, UnsupportedModelError
 from gerund.generative_model import GenerativeModel
@@ -110,7 +112,8 @@ class Seq2SeqModel(Seq2SeqEncoder, GenerativeModel):
         Raises:
             ConfigError: fewer than two labels.
         """
-        return TextClassifier(self.for_representation().runtime, num_labels, dropout=dropout)
+        with torch.random.fork_rng(devices=[]):  # the layer takes its first weights from torch's generator
+            return TextClassifier(self.for_representation().runtime, num_labels, dropout=dropout)
 
     def __getattr__(self, name: str) -> NoReturn:
         """Say why a verb of decoder-only models is not there; to ``hasattr`` it is not."""

@@ -80,6 +80,22 @@ def test_what_fails_once_the_model_is_there_leaves_nothing_behind(tmp_path, text
     assert not out.exists()
 
 
+def test_a_spec_says_how_the_model_is_read_while_it_is_adapted(tmp_path, texts, tiny_folder, monkeypatch):
+    read = []
+    monkeypatch.setattr(running, "open_base", lambda spec: read.append(spec) or stop())
+    spec = gerund.ModelSpec(model=str(tiny_folder), pooling="last", dtype="float32", device="cpu")
+    with pytest.raises(Stopped):
+        gerund.adapt(spec, texts, tmp_path / "a", show_progress=False)
+    run_cli("adapt", tiny_folder, "--texts", texts, "-o", tmp_path / "b", "--device", "cpu", "--dtype", "float32")
+    assert read == [spec, gerund.ModelSpec(model=str(tiny_folder), dtype="float32", device="cpu")]
+    with pytest.raises(ConfigError, match="begun with other encoder"):
+        gerund.adapt(spec.model, texts, tmp_path / "a", resume=True, show_progress=False)
+    with pytest.raises(ConfigError, match="adapter is no setting of a model that is adapted"):
+        gerund.adapt(gerund.ModelSpec(adapter="none"), texts, tmp_path / "c")
+    with pytest.raises(ConfigError, match="by its name or its folder"):
+        gerund.adapt(3, texts, tmp_path / "c")
+
+
 def test_whoever_interrupts_is_told_what_is_kept(tmp_path, texts, monkeypatch):
     def interrupted(*_arguments, **_settings):
         stop = KeyboardInterrupt()
@@ -101,7 +117,9 @@ def stop(*_arguments, **_settings):
 @pytest.mark.slow
 def test_an_interrupted_run_says_what_is_kept_and_ends_as_if_it_had_not_been(tmp_path, texts, tiny_folder, monkeypatch):
     settings = {"steps": 4, "show_progress": False}
+    tiny_folder = gerund.ModelSpec(model=str(tiny_folder), pooling="last")
     whole = gerund.adapt(tiny_folder, texts, tmp_path / "whole", **settings)
+    assert gerund.load(whole.encoder).encoder.pooling == "last"
     out = tmp_path / "out"
     with monkeypatch.context() as patched:
         patched.setattr(running, "finish", stop)

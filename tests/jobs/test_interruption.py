@@ -123,7 +123,7 @@ def test_a_command_says_what_is_kept(tmp_path, number):
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
 @pytest.mark.parametrize(("what", "commands"), [([], 2), (["workers"], 1)], ids=["alone", "workers"])
-def test_embed_and_eval_killed_in_the_middle_of_a_lot(tmp_path, what, commands):
+def test_embed_and_eval_killed_in_the_middle_of_a_shard(tmp_path, what, commands):
     root = Path(__file__).resolve().parents[2]
     ran = subprocess.run(
         [sys.executable, "-m", "tests.jobs.killed_commands", str(tmp_path), *what],

@@ -4,7 +4,7 @@ Knows: models' folders, adapters, scorers. Does not know: documents, recipes.
 """
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gerund.adaptation.choosing import Base
 from gerund.entry import load
@@ -15,7 +15,7 @@ from gerund.models.adapters import count_parameters
 from gerund.models.settings_file import read_adapters
 from gerund.models.sources import find
 from gerund.scoring.dual_encoder import has_scorer
-from gerund.spec import NO_ADAPTER
+from gerund.spec import NO_ADAPTER, EncoderSpec, ModelSpec
 from gerund.training.recipe_files import made_by
 
 if TYPE_CHECKING:
@@ -40,21 +40,26 @@ def demand_adaptable(model: str) -> None:
         )
 
 
-def open_base(model: str) -> "tuple[LanguageModel, Base]":
+def said_of_encoder(spec: ModelSpec) -> dict[str, Any]:
+    """Return what a spec says about how the model is read, as a recipe writes it; empty where it says nothing."""
+    return spec.model_dump(mode="json", include=set(EncoderSpec.model_fields), exclude_none=True)
+
+
+def open_base(spec: ModelSpec) -> "tuple[LanguageModel, Base]":
     """Load a model, and say what a recipe depends on in it.
 
     Raises:
         GerundError: as ``gerund.load``; or it is read in a way that cannot be trained.
     """
-    lm = load(model)
+    lm = load(spec)
     lm.encoder.refuse_methods("training")
     base = Base(
-        name=model,
+        name=spec.model,
         parameters=count_parameters(lm.model),
         layers=lm.n_layers,
         width=int(lm.model.config.get_text_config(decoder=True).hidden_size),
         vocabulary=int(lm.model.get_input_embeddings().num_embeddings),
-        adapter="encode" in _adapters(model),
+        adapter="encode" in _adapters(spec.model),
         longest=context_length(lm.model.config, lm.tokenizer),
     )
     return lm, base

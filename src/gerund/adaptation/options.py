@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gerund.checks import demand_number, one_of, whole_number
+from gerund.checks import demand_number, one_of, place, whole_number
 from gerund.errors import ConfigError
 
 MINUTES = 10.0
@@ -42,7 +42,7 @@ class AdaptConfig:
 
     held_out: float = 0.2
     """Which fraction of the documents is put aside to measure on; at least 30 and at most 500 of them."""
-    questions: Path | None = None
+    questions: str | Path | None = None
     """A .jsonl file of questions with the documents that answer them (``question``, ``source``), in the place of titles
     and first sentences."""
     ask: str = "titles"
@@ -61,6 +61,8 @@ class AdaptConfig:
 
     def __post_init__(self) -> None:
         one_of("way to ask", self.ask, ASKED)
+        if self.questions is not None:
+            object.__setattr__(self, "questions", place("questions", self.questions))
         demand_number("held_out", self.held_out)
         if not 0 < self.held_out <= 0.5:
             raise ConfigError(f"held_out={self.held_out} is not a fraction above 0 and at most 0.5")

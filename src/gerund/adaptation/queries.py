@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 
 from gerund.adaptation.options import LEAST_DOCUMENTS, LEAST_QUERIES, MOST_QUERIES, MOST_SEARCHED, AdaptConfig
 from gerund.adaptation.questions import read_questions
@@ -212,7 +213,7 @@ def split(documents: Sequence[Document], options: AdaptConfig, roots: Sequence[s
 
 def _split_by_questions(documents: Sequence[Document], options: AdaptConfig, roots: Sequence[str]) -> Split:
     assert options.questions is not None
-    asked = read_questions(options.questions, [one.source for one in documents], roots)
+    asked = read_questions(Path(options.questions), [one.source for one in documents], roots)
     if len(asked) < LEAST_QUERIES:
         raise DataError(
             f"{options.questions}: {len(asked)} different questions are too few to measure on; {LEAST_QUERIES} or more "

@@ -20,12 +20,12 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from gerund.adaptation.base import demand_adaptable, finish, open_base
+from gerund.adaptation.base import demand_adaptable, finish, open_base, said_of_encoder
 from gerund.adaptation.choosing import Choice, Machine, choose, settings_for
 from gerund.adaptation.documents import Collected, name_of, read_documents
 from gerund.adaptation.measuring import Measured, measure, measuring_seconds
@@ -35,12 +35,12 @@ from gerund.adaptation.queries import Split, split
 from gerund.adaptation.report import Adapted, write_report
 from gerund.adaptation.verdict import compare, require_statistics
 from gerund.checks import place, read_json
-from gerund.config import DEFAULT_MODEL
 from gerund.entry import load
 from gerund.errors import ConfigError, InputError, ModelError, OutputExistsError
 from gerund.jobs.files import make_folder, write_whole
 from gerund.jobs.locks import LOCK, hold
 from gerund.jobs.working_folder import kept_work_told
+from gerund.spec import ModelSpec
 from gerund.training.recipe import load_recipe
 from gerund.training.recipe_files import find_recipe
 from gerund.training.run_folder import newest_checkpoint, step_of
@@ -53,21 +53,15 @@ Say = Callable[[str], None]
 
 
 def adapt(
-    model: str | Path | None = None,
+    model: str | Path | ModelSpec | None = None,
     texts: str | Path | Sequence[str | Path] = (),
     output: str | Path = "adapted",
+    config: AdaptConfig | None = None,
     *,
-    held_out: float = 0.2,
-    questions: str | Path | None = None,
-    ask: str = "titles",
-    recipe: str | Path | None = None,
-    minutes: float | None = None,
-    steps: int | None = None,
-    language: str = "en",
-    seed: int = 0,
     resume: bool = False,
     show_progress: bool | None = None,
     say: Say | None = None,
+    **settings: Any,
 ) -> Adapted:
     """Train a model's encoder on your own documents, and measure whether that helps to find them.
 
@@ -76,20 +70,15 @@ def adapt(
     finished model generates bit for bit what it did.
 
     Args:
-        model: a folder or hub id; None for the bundled model.
+        model: a folder or hub id; None for the bundled model; or a :class:`ModelSpec`. How that reads texts holds
+            while it is trained too; its device and type are for making pairs and measuring.
         texts: files and folders of documents, of the kinds that ``gerund index`` reads.
         output: the folder of the finished model, the report, and everything on the way.
-        held_out: fraction of the documents that is put aside to measure on; at least 30 and at most 500 of them.
-        questions: a .jsonl file with ``question`` and ``source``, to measure on instead of titles and first sentences.
-        ask: what documents are asked by: ``titles``, and first sentences where there is none; or ``sentences`` alone.
-        recipe: another recipe than ``gur-adapt``: a file, or the name of a bundled one.
-        minutes: how long is trained at most; None for 10, or with a recipe of your own for its steps.
-        steps: how many steps are trained, in the place of minutes.
-        language: what the documents are written in: how sentences end.
-        seed: determines what is put aside, the order of the pairs, and the training.
+        config: how it is adapted.
         resume: go on with what an interrupted run has left in ``output``.
         show_progress: None shows bars on a terminal.
         say: called with a sentence after each step; None for silence.
+        settings: fields of :class:`AdaptConfig`, such as ``minutes=20``, in the place of what ``config`` says.
 
     Returns:
         What was measured, where the model and the report lie, and ``verdict``, a sentence.
@@ -102,22 +91,13 @@ def adapt(
         ResourceError: memory or disk ran out; what was finished is kept.
         KeyboardInterrupt: with a note that says what is kept.
     """
-    options = AdaptConfig(
-        held_out=held_out,
-        questions=None if questions is None else place("questions", questions),
-        ask=ask,
-        recipe=recipe,
-        minutes=minutes,
-        steps=steps,
-        language=language,
-        seed=seed,
-    )
-    job = _Job(_name(model), _paths(texts), place("output", output), options, show_progress, say or _silent)
+    options = replace(config or AdaptConfig(), **settings)
+    job = _Job(_spec(model), _paths(texts), place("output", output), options, show_progress, say or _silent)
     return job.run(resume=resume)
 
 
 def plan(
-    model: str | Path | None = None,
+    model: str | Path | ModelSpec | None = None,
     texts: str | Path | Sequence[str | Path] = (),
     options: AdaptConfig | None = None,
     *,
@@ -131,7 +111,7 @@ def plan(
     """
     options = options or AdaptConfig()
     with TemporaryDirectory(prefix="gerund-") as folder:
-        job = _Job(_name(model), _paths(texts), Path(folder) / "out", options, show_progress, say or _silent)
+        job = _Job(_spec(model), _paths(texts), Path(folder) / "out", options, show_progress, say or _silent)
         job.output.mkdir()
         found, lm = job.read(None), job.open()
         pairs = job.pairs(found, lm)
@@ -146,14 +126,14 @@ class _Job:
 
     def __init__(
         self,
-        model: str,
+        spec: ModelSpec,
         texts: list[Path],
         output: Path,
         options: AdaptConfig,
         show: bool | None,
         say: Say,
     ) -> None:
-        self.model, self.texts, self.output, self.options = model, texts, output, options
+        self.spec, self.texts, self.output, self.options = spec, texts, output, options
         self.show, self.say = show, say
         self.collected: Collected
 
@@ -163,7 +143,7 @@ class _Job:
         self._demand_place(resume)
         if self.options.recipe is not None:
             find_recipe(self.options.recipe)
-        demand_adaptable(self.model)
+        demand_adaptable(self.spec.model)
         begin = time.perf_counter()
         found = self.read(self.output)
         with hold(self.output), kept_work_told(self._how_to_go_on):
@@ -174,9 +154,9 @@ class _Job:
             opened.clear()
             gc.collect()
             self._train(choice)
-            after = self._measured("after", found, lambda: load(self.output / "model"))
+            after = self._measured("after", found, self._load_adapted)
             done = Adapted(
-                model=self.model,
+                model=self.spec.model,
                 folder=self.output,
                 collected=self.collected,
                 split=found,
@@ -205,9 +185,12 @@ class _Job:
 
     def open(self) -> "LanguageModel":
         """Load the model."""
-        demand_adaptable(self.model)
-        lm, self.base = open_base(self.model)
+        demand_adaptable(self.spec.model)
+        lm, self.base = open_base(self.spec)
         return lm
+
+    def _load_adapted(self) -> "LanguageModel":
+        return load(self.output / "model", dtype=self.spec.dtype, device=self.spec.device)
 
     def pairs(self, found: Split, lm: "LanguageModel") -> Pairs:
         """Make the pairs."""
@@ -221,6 +204,8 @@ class _Job:
         # Whole paths, so that a resumed run may be started from another folder.
         whole = self.output.resolve()
         settings = settings_for(self.base, machine, self.options, whole / "data", whole / "run")
+        if said := said_of_encoder(self.spec):
+            settings["encoder"] = dict(settings.get("encoder") or {}) | said
         file = self.output / "recipe.yaml"
         try:
             choice = choose(settings, self.options, pairs, machine, file, measured=measured)
@@ -261,7 +246,8 @@ class _Job:
         """Write down what is asked for, or compare it with what was."""
         asked = {
             "format": FORMAT,
-            "model": self.model,
+            "model": self.spec.model,
+            "encoder": said_of_encoder(self.spec),
             "documents": self.collected.digest,
             "queries": found.digest,
             "options": self.options.to_dict(),
@@ -269,7 +255,7 @@ class _Job:
         path = self.output / "adapt.json"
         if path.is_file():
             before = read_json(path)
-            differing = [name for name in asked if before.get(name) != asked[name]]
+            differing = [name for name in asked if before.get(name, {}) != asked[name]]
             if differing:
                 raise ConfigError(
                     f"{self.output} was begun with other {' and '.join(differing)}; go on as before, or choose another "
@@ -318,7 +304,7 @@ class _Job:
                 # What training says of its own folder; what the whole keeps is told behind it.
                 stop.__notes__ = []
                 raise
-        finish(self.model, trained, target)
+        finish(self.spec.model, trained, target)
         # The same weights once more.
         shutil.rmtree(trained, ignore_errors=True)
         shutil.rmtree(self.output / "run" / "checkpoints", ignore_errors=True)
@@ -351,10 +337,14 @@ def told_choice(choice: Choice) -> str:
     return told
 
 
-def _name(model: Any) -> str:
-    if model is not None and not isinstance(model, str | Path):
-        raise ConfigError(f"a model is given by its name or its folder, not as {model!r}")
-    return DEFAULT_MODEL if model is None else str(model)
+def _spec(model: Any) -> ModelSpec:
+    spec = ModelSpec.of(model)
+    for name in ("adapter", "infill_adapter", "scorer", "sample"):
+        if getattr(spec, name) is not None:
+            raise ConfigError(
+                f"{name} is no setting of a model that is adapted; write it with lm.save, and adapt what was written"
+            )
+    return spec
 
 
 def _paths(texts: Any) -> list[Path]:

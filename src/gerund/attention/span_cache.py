@@ -16,7 +16,7 @@ from gerund.attention.plan import AttentionPlan, View
 from gerund.errors import UnsupportedModelError
 
 
-class GrowingHybrid(BoundPlan):
+class CachedHybrid(BoundPlan):
     """The hybrid plan over cached tokens: first a pass over the context, then one for each new token.
 
     Unlike its parent it serves many forward passes, and sees more keys than there are queries.

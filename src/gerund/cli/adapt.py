@@ -1,17 +1,25 @@
 """``gerund adapt``: train a model's encoder on the user's own documents, and say whether it helped."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gerund.cli.model_options import DEFAULT_MODEL
+from gerund.cli import model_options as options
 
 if TYPE_CHECKING:
     from gerund.adaptation.options import AdaptConfig
     from gerund.adaptation.report import Adapted
+    from gerund.spec import ModelSpec
+
+_HELPS = {
+    "MODEL": "A folder or hub id; left out, the bundled model.",
+    "dtype": "auto, float32, bfloat16 or float16, to measure in.",
+    "device": "auto, cpu, cuda, cuda:1, ..., to make pairs and measure on; training takes a GPU if there is one.",
+}
 
 
+@options.with_spec("MODEL", *options.MACHINE, MODEL=options.DEFAULT_MODEL, helps=_HELPS)
 def command(
     texts: Annotated[
         list[Path],
@@ -22,10 +30,6 @@ def command(
             show_default=False,
         ),
     ],
-    model: Annotated[
-        str,
-        typer.Argument(metavar="MODEL", help="A folder or hub id; left out, the bundled model.", show_default=False),
-    ] = DEFAULT_MODEL,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", help="The folder for the model and the report.", show_default=False),
@@ -57,6 +61,8 @@ def command(
         str | None,
         typer.Option(help="Another recipe than gur-adapt: a YAML file, or a bundled one.", show_default=False),
     ] = None,
+    *,
+    spec: "ModelSpec",
     language: Annotated[str, typer.Option(help="What the documents are written in: en, zh, de, ...")] = "en",
     seed: Annotated[int, typer.Option(help="Determines what is put aside, and the training.")] = 0,
     resume: Annotated[
@@ -89,51 +95,48 @@ def command(
 
         gerund adapt ./model --texts articles.jsonl --questions questions.jsonl -o adapted
     """
-    from gerund.checks import place
+    from gerund.adaptation.options import AdaptConfig
     from gerund.errors import ConfigError
 
     if output is None and not dry_run:
         raise ConfigError("name the folder for the model and the report: -o OUT")
-    settings: dict[str, Any] = {
-        "held_out": held_out,
-        "questions": None if questions is None else place("questions", questions),
-        "ask": ask,
-        "recipe": recipe,
-        "minutes": minutes,
-        "steps": steps,
-        "language": language,
-        "seed": seed,
-    }
-    options = _checked(texts, output, settings)
+    config = AdaptConfig(
+        held_out=held_out,
+        questions=questions,
+        ask=ask,
+        recipe=recipe,
+        minutes=minutes,
+        steps=steps,
+        language=language,
+        seed=seed,
+    )
+    _demand_files(texts, output, config)
     from gerund.adaptation.running import adapt, plan
 
     def say(sentence: str) -> None:
         typer.echo(f"gerund: {sentence}", err=True)
 
     if dry_run:
-        choice = plan(model, texts, options, say=say)
+        choice = plan(spec, texts, config, say=say)
         if as_json:
             typer.echo(choice.to_json())
         return
     assert output is not None
-    done = adapt(model, texts, output, **settings, resume=resume, say=say)
+    done = adapt(spec, texts, output, config, resume=resume, say=say)
     _tell(done, texts, as_json=as_json)
 
 
-def _checked(texts: list[Path], output: Path | None, settings: dict[str, Any]) -> "AdaptConfig":
-    """Return the options after looking for all files that are named: what is wrong is told at once."""
+def _demand_files(texts: list[Path], output: Path | None, config: "AdaptConfig") -> None:
+    """Look for all files that are named: what is wrong is told at once."""
     from gerund.adaptation.documents import files_of
-    from gerund.adaptation.options import AdaptConfig
     from gerund.errors import DataError
     from gerund.training.recipe_files import find_recipe
 
-    checked = AdaptConfig(**settings)
     files_of(texts, output)
-    named = [checked.questions, None if checked.recipe is None else find_recipe(checked.recipe)]
+    named = [config.questions, None if config.recipe is None else find_recipe(config.recipe)]
     for file in named:
-        if file is not None and not file.is_file():
+        if file is not None and not Path(file).is_file():
             raise DataError(f"{file}: no such file")
-    return checked
 
 
 def _tell(done: "Adapted", texts: list[Path], *, as_json: bool) -> None:

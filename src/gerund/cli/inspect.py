@@ -1,4 +1,4 @@
-"""``gerund inspect``: a picture of where a model's layers look, before and after its conversion."""
+"""``gerund inspect``: a picture of the attention of a model's layers, before and after its conversion."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -48,7 +48,7 @@ def command(
     force: Annotated[bool, typer.Option("--force", help="Replace the picture.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print every layer's sink fraction as JSON.")] = False,
 ) -> None:
-    """Draw where every layer looks: mean attention maps before and after the conversion.
+    """Draw every layer's mean attention map, before and after the conversion.
 
     Below the maps stands how much of their attention the tokens give to the first one. Where that is most of it,
     the layer has an attention sink, and a mask0 plan is likely to make better vectors.

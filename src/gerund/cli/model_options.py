@@ -13,6 +13,7 @@ from typing import Annotated, Any, get_args
 import typer
 
 from gerund import config
+from gerund.poolings import POOLINGS
 
 DEFAULT_MODEL = config.DEFAULT_MODEL
 
@@ -53,9 +54,7 @@ OPTIONS: dict[str, Any] = {
         str | None,
         typer.Option(help="causal or both: converted layers without attention.", show_default=False),
     ],
-    "pooling": Annotated[
-        str | None, typer.Option(help="mean, weighted-mean, last, first or last-mean.", show_default=False)
-    ],
+    "pooling": Annotated[str | None, typer.Option(help=f"{', '.join(POOLINGS)}.", show_default=False)],
     "prompt": Annotated[str | None, typer.Option(help="Put before every text, and not pooled.", show_default=False)],
     "append_eos": Annotated[
         bool | None,

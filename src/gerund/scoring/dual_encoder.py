@@ -2,8 +2,8 @@
 
 RankGen, section 2.2, with our encoder in the place of T5: a marker before each text, one encoder for both sides, a
 linear map without bias, the dot product. The model's folder has ``scorer.json`` and ``scorer.safetensors`` beside its
-other files; without them it is the same language model and encoder. A scorer reads as the encoder does, or, where
-``scorer.json`` has an ``encoder``, in a way of its own and with an adapter of its own.
+other files; without them it is the same language model and encoder. A scorer has the encoder's plan, pooling
+and adapter, or, where ``scorer.json`` has an ``encoder``, its own.
 
 Knows: markers, where long texts are cut, the folder. Does not know: how texts become vectors.
 """

@@ -18,6 +18,7 @@ from gerund.training.objectives.base import Objective, TextConfig
 from gerund.training.objectives.batches import tokens_in
 from gerund.training.objectives.registry import prepare_objectives
 from gerund.training.optimizer import build_optimizer
+from gerund.training.random_states import random_states_kept
 from gerund.training.recipe import Recipe
 from gerund.training.step import StepData, TrainingModule, run_step
 from gerund.training.trainable_model import prepare_model
@@ -99,6 +100,7 @@ class _RandomRows:
         return torch.from_numpy(np.stack([self.row(number) for number in range(first, first + count)]))
 
 
+@random_states_kept()
 def estimate(recipe: Recipe, *, processes: int = 1) -> Estimate:
     """Take three real steps of each stage on random tokens; pairs are read from their files, nothing is written.
 

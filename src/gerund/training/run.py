@@ -36,6 +36,7 @@ from gerund.training.machine import check_machine, compile_layers, uses_bf16
 from gerund.training.objectives.base import Objective
 from gerund.training.objectives.registry import prepare_objectives
 from gerund.training.processes import by_the_first, demand_shared_folder, one_a_node, process_index, wait
+from gerund.training.random_states import random_states_kept
 from gerund.training.recipe import Recipe
 from gerund.training.run_folder import (
     check_output,
@@ -84,7 +85,8 @@ def _train(recipe: Recipe, resume: bool) -> Path:
     with ExitStack() as held:
         checkpoint, broken = by_the_first(lambda: _take_folder(recipe, resume, held))
         demand_shared_folder(output)
-        return _train_from(recipe, checkpoint, broken, device)
+        with random_states_kept():
+            return _train_from(recipe, checkpoint, broken, device)
 
 
 def _take_folder(recipe: Recipe, resume: bool, held: ExitStack) -> tuple[Path | None, dict[Path, str]]:

@@ -7,8 +7,8 @@ from gerund.errors import ConfigError
 from gerund.training.corpus.mixture import Mixture, Sample
 
 
-def dealt_out(sizes, counts, seed, shifts, rows):
-    """Deal the slow way: one row after the other, each source with a pile of its own."""
+def slow_order(sizes, counts, seed, shifts, rows):
+    """Order rows the slow way: one after the other, each source with a pile of its own."""
     pattern = np.random.default_rng([seed, 0]).permutation(np.repeat(np.arange(len(sizes)), counts))
     piles, epochs, samples = [[] for _ in sizes], [-1] * len(sizes), []
     shift = [0] * len(sizes)
@@ -27,8 +27,8 @@ def dealt_out(sizes, counts, seed, shifts, rows):
     "sizes, weights, counts",
     [([7], [3.0], [1000]), ([70, 11, 300], [2.0, 1.0, 1.0], [500, 250, 250]), ([5, 5], [2.0, 1.0], [667, 333])],
 )
-def test_samples_are_those_of_dealing_one_by_one(sizes, weights, counts):
-    expected = dealt_out(sizes, counts, 3, 16, 2500)
+def test_samples_are_those_of_choosing_one_by_one(sizes, weights, counts):
+    expected = slow_order(sizes, counts, 3, 16, 2500)
     mixture = Mixture(sizes, weights, seed=3, shifts=16)
     assert [mixture.sample(number) for number in range(2500)] == expected
     # Asked in any order, and by an object that has not seen the others.

@@ -178,7 +178,7 @@ def example(number, negatives=3):
     return Example(f"q{number}", f"p{number}", tuple(f"n{number}.{i}" for i in range(negatives)))
 
 
-def test_rows_are_dealt_in_shuffled_epochs():
+def test_rows_come_in_shuffled_epochs():
     listed = [example(number) for number in range(20)]
     data = Examples(listed, seed=4)
     order = Mixture([20], [1.0], seed=4)

@@ -1,4 +1,4 @@
-"""Rows of single texts against the obvious way to cut and deal them."""
+"""Rows of single texts against the obvious way to cut and order them."""
 
 import json
 import time

@@ -86,7 +86,7 @@ class BlankedText:
         return [ids_inside(tokenizer, piece) for piece in [*inner, last.rstrip()]]
 
 
-def growing_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+def continuing_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Return the tokens that would go on a word before them: they begin with a letter or digit and no space.
 
     A tokenizer none of whose tokens begins with a space writes spaces in another way, and has none of these.

@@ -23,7 +23,7 @@ from gerund.inference.encode.runtime import EncoderRuntime
 from gerund.inference.generate.detokenizing import continuation_text
 from gerund.inference.generate.prompts import prompt_ids
 from gerund.inference.generate.transformers_loop import end_ids
-from gerund.inference.infill.blanks import BlankedText, growing_ids
+from gerund.inference.infill.blanks import BlankedText, continuing_ids
 from gerund.inference.infill.span_pass import Context
 from gerund.inference.infill.span_search import Path, beamed, ended, sampled, write
 from gerund.inference.likelihood.spans import verified_hybrid
@@ -151,7 +151,7 @@ def fill(
     paths: list[Path] = []
     scores: list[float] = []
     for gap in range(text.gaps):
-        not_first = growing_ids(tokenizer) if text.word_before(gap) else []
+        not_first = continuing_ids(tokenizer) if text.word_before(gap) else []
         path, score = _best(runtime, left, pieces[gap:], search, gap, not_first)
         span = continuation_text(tokenizer, left, list(path.tokens))
         spans.append(text.trimmed(gap, span))

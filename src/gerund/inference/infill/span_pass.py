@@ -20,7 +20,7 @@ from gerund.attention.bound_plan import BoundPlan
 from gerund.attention.cache_names import CACHE
 from gerund.attention.masked import has_indexer
 from gerund.attention.recurrent import keeps_states
-from gerund.attention.span_cache import GrowingHybrid
+from gerund.attention.span_cache import CachedHybrid
 from gerund.errors import ModelError, UnsupportedModelError
 from gerund.inference.encode.positions import takes_positions
 from gerund.inference.encode.runtime import EncoderRuntime
@@ -83,7 +83,7 @@ class SpanPass:
         ids_BT, position_BT, real_BT = _rows(contexts, runtime.tokenizer.pad_token_id or 0)
         self._real_BT = None if bool(real_BT.all()) else real_BT.to(runtime.device)
         self._next_B = torch.tensor([len(context.left) for context in contexts])
-        self._plan = GrowingHybrid(runtime.n_layers, position_BT, self._real_BT) if sees_right else None
+        self._plan = CachedHybrid(runtime.n_layers, position_BT, self._real_BT) if sees_right else None
         self.logprobs_BV = self._run(ids_BT, position_BT)
 
     def advance(self, rows: Sequence[int], tokens: Sequence[int]) -> None:

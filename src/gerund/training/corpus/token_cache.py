@@ -10,9 +10,7 @@ others are whole. A corpus is never held in memory whole, neither its text nor i
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from itertools import accumulate, islice
 from pathlib import Path
@@ -22,8 +20,8 @@ import numpy as np
 
 from gerund.data.corpus import clean_text, part_of, read_documents
 from gerund.data.passages import split_sentences
-from gerund.errors import ConfigError, DataError, ModelError, ResourceError, unknown_name
-from gerund.jobs.files import write_whole
+from gerund.errors import ConfigError, DataError, ModelError, unknown_name
+from gerund.jobs.files import whole_file, write_whole
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -188,7 +186,8 @@ def _write(corpus: _Corpus, tokenizer: "PreTrainedTokenizerFast", target: Path) 
     core, dtype = _bare(tokenizer), _dtype_of(tokenizer)
     before, after = _specials(tokenizer)
     tokens = texts = text_bytes = 0
-    with _written_together(target, _starts_of(target)) as (token_file, start_file):
+    # The tokens take their name first: who finds the starts finds both. Two processes may tokenise the same corpus.
+    with whole_file(_starts_of(target), apart=True) as start_file, whole_file(target, apart=True) as token_file:
         _write_header(start_file, 0)
         start_file.write(np.zeros(1, "<i8").tobytes())
         for batch in _batches(corpus):
@@ -220,27 +219,6 @@ def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
             batch, characters = [], 0
     if batch:
         yield batch
-
-
-@contextmanager
-def _written_together(*targets: Path) -> Iterator[list[BinaryIO]]:
-    """Yield a file for each target; all take their names when the block ends without an error."""
-    # With the process's number: two that tokenise the same corpus at once must not write into one file.
-    partials = [target.with_name(f"{target.name}.{os.getpid()}.partial") for target in targets]
-    try:
-        with ExitStack() as stack:
-            files: list[BinaryIO] = [stack.enter_context(partial.open("wb")) for partial in partials]
-            yield files
-            for file in files:
-                file.flush()
-                os.fsync(file.fileno())
-        for partial, target in zip(partials, targets, strict=True):
-            partial.replace(target)
-    except OSError as error:
-        raise ResourceError(f"{targets[0]} was not written: {error.strerror or error}") from error
-    finally:
-        for partial in partials:
-            partial.unlink(missing_ok=True)
 
 
 def _write_header(file: BinaryIO, count: int) -> None:
