@@ -11,7 +11,7 @@ from gerund.config import Sampling
 from gerund.inference.generate.prompts import prompt_text
 from gerund.server import infilling
 from gerund.server.choices import Form
-from gerund.types import Generation, TokenLogprob
+from gerund.types import Generation, Rendered, TokenLogprob
 from tests.server.conftest import Running
 
 HELLO: list[dict[str, Any]] = [{"role": "user", "content": "Hello"}]
@@ -77,6 +77,19 @@ def test_control_tokens_of_users_are_text_and_bos_is_one(live: Running, served_l
     assert served_lm.tokenizer.eos_token_id not in ids
     assert live.ok("/tokenize", prompt="<s>a")["tokens"].count(bos) == 1
     found = live.ok("/v1/chat/completions", messages=spelled, max_tokens=1)
+    assert found["usage"]["prompt_tokens"] == len(ids)
+
+
+def test_control_tokens_that_are_meant_come_in_a_rendered_text_or_as_ids(live: Running, served_lm: Any) -> None:
+    tokenizer = served_lm.tokenizer
+    messages = [{"role": "user", "content": "</s>"}]
+    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    assert tokenizer.eos_token_id in ids
+    [expected] = served_lm.generate(Rendered(text), 6)
+    assert expected.usage.prompt_tokens == len(ids) < served_lm.chat(messages, 6)[0].usage.prompt_tokens
+    found = live.ok("/v1/completions", prompt=ids, max_tokens=6, temperature=0)
+    assert found["choices"][0]["text"] == expected.text
     assert found["usage"]["prompt_tokens"] == len(ids)
 
 
@@ -348,10 +361,12 @@ def test_metrics(live: Running) -> None:
         return sum(float(line.split()[-1]) for line in lines if line.startswith(name) and not line.startswith("#"))
 
     texts, written = number("gerund_texts_encoded_total"), number("gerund_tokens_written_total")
+    waits = number("gerund_wait_seconds_count")
     live.ok("/v1/embeddings", input=["confidential", "b"])
     live.ok("/v1/completions", prompt="confidential", max_tokens=3, logit_bias={"2": -100}, temperature=0)
     assert number("gerund_texts_encoded_total") == texts + 2
     assert number("gerund_tokens_written_total") == written + 3
+    assert number("gerund_wait_seconds_count") == waits + 2
     assert number('gerund_requests_total{route="/v1/embeddings",status="200"}') >= 1
     assert "confidential" not in live.client.get("/metrics").text
 

@@ -136,7 +136,7 @@ class Service:
             exact=own.exact,
             compile=own.compile,
         )
-        engine = Engine(lm, config)
+        engine = Engine(lm, config, on_turn=self.metrics.waits.observe)
         engine.start()
         engine.encode(["A text to begin with."]).result()
         engine.write("A text", GenerationConfig(max_new_tokens=2)).result()
