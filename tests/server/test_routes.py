@@ -185,21 +185,6 @@ def test_best_of_is_what_the_scorer_likes_best(live: Running, served_lm: Any) ->
         assert found["usage"]["completion_tokens"] == sum(one.usage.completion_tokens for one in written)
 
 
-def test_forms(live: Running, served_lm: Any) -> None:
-    pytest.importorskip("llguidance")
-    schema = {"enum": ["yes", "no"]}
-    form = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": True}}
-    body: dict[str, Any] = {"messages": HELLO, "max_tokens": 64, "temperature": 0}
-    found = live.ok("/v1/chat/completions", **body, response_format=form)
-    [expected] = served_lm.chat(HELLO, 64, schema=schema)
-    assert found["choices"][0]["message"]["content"] == expected.text
-    assert json.loads(expected.text) in ("yes", "no")
-    text = live.ok("/v1/chat/completions", **{**body, "max_tokens": 5}, response_format={"type": "json_object"})
-    assert text["choices"][0]["message"]["content"].startswith("{")
-    plain = live.ok("/v1/chat/completions", **{**body, "max_tokens": 5}, response_format={"type": "text"})
-    assert plain["choices"] == live.ok("/v1/chat/completions", **{**body, "max_tokens": 5})["choices"]
-
-
 # ---------------------------------------------------------------------------------------------------------- embedding
 
 
@@ -287,6 +272,19 @@ def test_rerank_in_the_form_of_text_embeddings_inference(live: Running, served_l
     found = live.ok("/rerank", query="the ants", texts=DOCUMENTS, return_text=True)
     assert [one["index"] for one in found] == expected.indices
     assert [one["text"] for one in found] == [DOCUMENTS[at] for at in expected.indices]
+
+
+@pytest.mark.parametrize("by", [None, "likelihood"])
+def test_so_many_tokens_of_each_document_count(live: Running, served_lm: Any, by: Any) -> None:
+    long = [f"{one} and so on and on" for one in DOCUMENTS]
+    ids = [served_lm.tokenizer(one, add_special_tokens=False)["input_ids"][:5] for one in long]
+    expected = served_lm.rerank("the ants", served_lm.tokenizer.batch_decode(ids), by=by)
+    found = live.ok("/v2/rerank", query="the ants", documents=long, by=by, max_tokens_per_doc=5, return_documents=True)
+    assert [one["index"] for one in found["results"]] == expected.indices
+    assert [one["relevance_score"] for one in found["results"]] == pytest.approx(expected.scores, abs=1e-5)
+    assert [one["document"]["text"] for one in found["results"]] == [long[at] for at in expected.indices]
+    whole = live.ok("/v2/rerank", query="the ants", documents=long, by=by, max_tokens_per_doc=500)
+    assert whole["results"] == live.ok("/v2/rerank", query="the ants", documents=long, by=by)["results"]
 
 
 def test_score(live: Running, served_lm: Any) -> None:
