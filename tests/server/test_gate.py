@@ -303,3 +303,28 @@ def test_a_client_that_does_not_read_is_given_up() -> None:
         return time.monotonic() - began
 
     assert asyncio.run(ask()) < 5
+
+
+@pytest.mark.slow
+def test_a_client_that_reads_byte_by_byte_is_given_up(served_folder: Any) -> None:
+    running = Running(load(served_folder), ServerConfig(timeout=2), [])
+    body = {"prompt": "the", "max_tokens": 400, "n": 8, "logprobs": 20, "logit_bias": {"2": -100}, "stream": True}
+    content = json.dumps(body).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    try:
+        host, port = running.url.removeprefix("http://").split(":")
+        with socket.socket() as made:
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            made.settimeout(5)
+            made.connect((host, int(port)))
+            made.sendall(head + f"Content-Length: {len(content)}\r\n\r\n".encode() + content)
+            began, read = time.monotonic(), b""
+            while b'route="/v1/completions"' not in running.service.metrics.text():
+                read += made.recv(1)
+                assert time.monotonic() - began < 15, "the server waits for it without end"
+                time.sleep(0.02)
+        assert b"HTTP/1.1 200 OK".startswith(read[:15])
+        assert running.idle(2)
+        assert running.ok("/v1/completions", prompt="a", max_tokens=2)["choices"]
+    finally:
+        running.stop()
