@@ -247,6 +247,14 @@ def test_scripts_import_what_is_there_and_explain_themselves(path: Path, capsys:
     said = capsys.readouterr().out
     assert f"python benchmarks/{path.name}" in said
     assert all(option in said for option in ("--rounds", "--threads", "--output", "--quick"))
+    named = {
+        option
+        for page in sorted((ROOT / "docs").rglob("*.md"))
+        if page.name != "benchmarks.md"  # what was run is told in the words of its time
+        for call in re.findall(rf"python benchmarks/{path.name}([^`\n]*)", page.read_text(encoding="utf-8"))
+        for option in re.findall(r"(?<!\S)--?[a-z][\w-]*", call)
+    }
+    assert not {option for option in named if not re.search(rf"(?<![\w-]){option}(?![\w-])", said)}
 
 
 @pytest.mark.slow

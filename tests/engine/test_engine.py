@@ -198,6 +198,19 @@ def test_calls_run_whole_and_texts_are_written_on_meanwhile(engine, plain) -> No
     assert before[1] > before[0], "nothing was written while the gap was filled"
 
 
+def test_how_long_each_request_waited_for_its_turn_is_told_once() -> None:
+    waits: list[float] = []
+    with Engine(tiny_lm(), EngineConfig(slots=1), verify=False, on_turn=waits.append) as engine:
+        with held(engine):
+            engine.encode(["a cat", "a dog " * 9])
+            engine.call(lambda: 1, tokens=1)
+            engine.write("the", GenerationConfig(3, Sampling(temperature=1.0, seed=1), n=2))
+            time.sleep(0.05)
+        engine.drain(30)
+    assert len(waits) == 4
+    assert all(0.05 <= wait < 30 for wait in waits[1:])
+
+
 def test_short_requests_do_not_wait_for_a_long_call(engine, plain) -> None:
     ends = threading.Event()
 

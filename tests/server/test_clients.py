@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -148,6 +149,7 @@ def langchain(live: Running, name: str, **more: Any) -> Any:
     return getattr(module, name)(base_url=f"{live.url}/v1", api_key="none", model="tiny", max_retries=0, **more)
 
 
+@pytest.mark.slow
 def test_langchain_writes(live: Running, served_lm: Any) -> None:
     [expected] = served_lm.chat(HELLO, 6)
     chat = langchain(live, "ChatOpenAI", temperature=0, max_tokens=6)
@@ -162,6 +164,17 @@ def test_langchain_embeds_texts(live: Running, served_lm: Any) -> None:
     assert same_vectors(embeddings.embed_documents(TEXTS), served_lm.encode(TEXTS))
 
 
+def test_langchain_by_the_tokens_of_this_tokenizer(live: Running, served_lm: Any, served_folder: Path) -> None:
+    own = {"tiktoken_enabled": False, "tiktoken_model_name": str(served_folder), "embedding_ctx_length": 500}
+    embeddings = langchain(live, "OpenAIEmbeddings", **own)
+    assert same_vectors(embeddings.embed_documents(TEXTS), served_lm.encode(TEXTS))
+    assert same_vectors(embeddings.embed_query("a cat"), served_lm.encode("a cat"))
+    # That client spells its pieces out again; one that sends the ids themselves gets the same.
+    ids = [served_lm.tokenizer.encode(text) for text in TEXTS]
+    found = embeddings.client.create(input=ids, model="tiny", encoding_format="float")
+    assert same_vectors([one.embedding for one in found.data], served_lm.encode(TEXTS))
+
+
 def test_langchain_by_token_ids_of_another_tokenizer_is_refused(live: Running) -> None:
     module = pytest.importorskip("openai")
     embeddings = langchain(live, "OpenAIEmbeddings", tiktoken_enabled=True)
@@ -174,10 +187,19 @@ def test_langchain_by_token_ids_of_another_tokenizer_is_refused(live: Running) -
 # --------------------------------------------------------------------------------------------- LlamaIndex and Haystack
 
 
-def test_llama_index(live: Running, served_lm: Any) -> None:
-    llms = pytest.importorskip("llama_index.llms.openai_like", reason="needs gerund[clients]")
+@pytest.mark.slow
+def test_llama_index_embeds_texts(live: Running, served_lm: Any) -> None:
+    module = pytest.importorskip("llama_index.embeddings.openai_like", reason="needs gerund[clients]")
+    embedding = module.OpenAILikeEmbedding(model_name="tiny", api_base=f"{live.url}/v1", api_key="none")
+    assert same_vectors(embedding.get_text_embedding_batch(["a\ncat", "dog"]), served_lm.encode(["a cat", "dog"]))
+
+
+@pytest.mark.slow
+def test_llama_index_writes(live: Running, served_lm: Any) -> None:
+    llms = pytest.importorskip(
+        "llama_index.llms.openai_like", reason="llama-index-llms-openai-like needs an older transformers than gerund"
+    )
     from llama_index.core.llms import ChatMessage
-    from llama_index.embeddings.openai_like import OpenAILikeEmbedding
 
     own = {"model": "tiny", "api_base": f"{live.url}/v1", "api_key": "none", "temperature": 0, "max_tokens": 6}
     chat = llms.OpenAILike(**own, is_chat_model=True)
@@ -187,8 +209,6 @@ def test_llama_index(live: Running, served_lm: Any) -> None:
         expected.text
     )
     assert llms.OpenAILike(**own, is_chat_model=False).complete("Hello").text == served_lm.generate("Hello", 6)[0].text
-    embedding = OpenAILikeEmbedding(model_name="tiny", api_base=f"{live.url}/v1", api_key="none")
-    assert same_vectors(embedding.get_text_embedding_batch(["a\ncat", "dog"]), served_lm.encode(["a cat", "dog"]))
 
 
 @pytest.mark.slow

@@ -127,7 +127,35 @@ def test_a_head_that_comes_too_slowly_is_given_up(
     "length", [b"Content-Length: 99999999999999999999999999", b"Content-Length: -5", b"Content-Length: x"]
 )
 def test_absurd_lengths(guarded: Running, length: bytes) -> None:
-    assert raw(guarded, HEAD + length + b"\r\n\r\n").split(b" ")[1] in (b"400", b"413")
+    found = raw(guarded, HEAD + length + b"\r\n\r\n")
+    assert found.split(b" ")[1] in (b"400", b"413")
+    assert refusal_in(found)["code"] in ("invalid_http", "request_too_large")
+
+
+@pytest.mark.parametrize(
+    "request_line",
+    [b"no such thing", b"GET / HTTP/9", b"\x16\x03\x01\x02\x00", b"GET / HTTP/1.1\r\na b"],
+)
+def test_what_is_no_http_is_refused_as_all_else(guarded: Running, request_line: bytes) -> None:
+    found = raw(guarded, request_line + b"\r\n\r\n")
+    assert found.startswith(b"HTTP/1.1 400 ")
+    assert refusal_in(found)["code"] == "invalid_http"
+    assert b"\r\nx-request-id: " in found.lower()
+    assert guarded.post("/tokenize", prompt="a").status_code == 200
+
+
+def test_a_body_that_breaks_off_into_no_http_is_refused(guarded: Running) -> None:
+    found = raw(guarded, HEAD + b"Transfer-Encoding: chunked\r\n\r\nno length\r\n")
+    assert refusal_in(found)["code"] == "invalid_http"
+
+
+def refusal_in(answer: bytes) -> dict[str, Any]:
+    """Return the error of an answer as it came through the socket."""
+    head, _, content = answer.partition(b"\r\n\r\n")
+    assert b"content-type: application/json" in head.lower(), answer
+    error = json.loads(content)["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    return error  # type: ignore[no-any-return]
 
 
 def test_without_a_key_only_this_machines_names_are_answered(live: Running) -> None:
@@ -275,3 +303,28 @@ def test_a_client_that_does_not_read_is_given_up() -> None:
         return time.monotonic() - began
 
     assert asyncio.run(ask()) < 5
+
+
+@pytest.mark.slow
+def test_a_client_that_reads_byte_by_byte_is_given_up(served_folder: Any) -> None:
+    running = Running(load(served_folder), ServerConfig(timeout=2), [])
+    body = {"prompt": "the", "max_tokens": 400, "n": 8, "logprobs": 20, "logit_bias": {"2": -100}, "stream": True}
+    content = json.dumps(body).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    try:
+        host, port = running.url.removeprefix("http://").split(":")
+        with socket.socket() as made:
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            made.settimeout(5)
+            made.connect((host, int(port)))
+            made.sendall(head + f"Content-Length: {len(content)}\r\n\r\n".encode() + content)
+            began, read = time.monotonic(), b""
+            while b'route="/v1/completions"' not in running.service.metrics.text():
+                read += made.recv(1)
+                assert time.monotonic() - began < 15, "the server waits for it without end"
+                time.sleep(0.02)
+        assert b"HTTP/1.1 200 OK".startswith(read[:15])
+        assert running.idle(2)
+        assert running.ok("/v1/completions", prompt="a", max_tokens=2)["choices"]
+    finally:
+        running.stop()

@@ -11,7 +11,7 @@ from gerund.config import Sampling
 from gerund.inference.generate.prompts import prompt_text
 from gerund.server import infilling
 from gerund.server.choices import Form
-from gerund.types import Generation, TokenLogprob
+from gerund.types import Generation, Rendered, TokenLogprob
 from tests.server.conftest import Running
 
 HELLO: list[dict[str, Any]] = [{"role": "user", "content": "Hello"}]
@@ -77,6 +77,19 @@ def test_control_tokens_of_users_are_text_and_bos_is_one(live: Running, served_l
     assert served_lm.tokenizer.eos_token_id not in ids
     assert live.ok("/tokenize", prompt="<s>a")["tokens"].count(bos) == 1
     found = live.ok("/v1/chat/completions", messages=spelled, max_tokens=1)
+    assert found["usage"]["prompt_tokens"] == len(ids)
+
+
+def test_control_tokens_that_are_meant_come_in_a_rendered_text_or_as_ids(live: Running, served_lm: Any) -> None:
+    tokenizer = served_lm.tokenizer
+    messages = [{"role": "user", "content": "</s>"}]
+    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    assert tokenizer.eos_token_id in ids
+    [expected] = served_lm.generate(Rendered(text), 6)
+    assert expected.usage.prompt_tokens == len(ids) < served_lm.chat(messages, 6)[0].usage.prompt_tokens
+    found = live.ok("/v1/completions", prompt=ids, max_tokens=6, temperature=0)
+    assert found["choices"][0]["text"] == expected.text
     assert found["usage"]["prompt_tokens"] == len(ids)
 
 
@@ -172,21 +185,6 @@ def test_best_of_is_what_the_scorer_likes_best(live: Running, served_lm: Any) ->
         assert found["usage"]["completion_tokens"] == sum(one.usage.completion_tokens for one in written)
 
 
-def test_forms(live: Running, served_lm: Any) -> None:
-    pytest.importorskip("llguidance")
-    schema = {"enum": ["yes", "no"]}
-    form = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": True}}
-    body: dict[str, Any] = {"messages": HELLO, "max_tokens": 64, "temperature": 0}
-    found = live.ok("/v1/chat/completions", **body, response_format=form)
-    [expected] = served_lm.chat(HELLO, 64, schema=schema)
-    assert found["choices"][0]["message"]["content"] == expected.text
-    assert json.loads(expected.text) in ("yes", "no")
-    text = live.ok("/v1/chat/completions", **{**body, "max_tokens": 5}, response_format={"type": "json_object"})
-    assert text["choices"][0]["message"]["content"].startswith("{")
-    plain = live.ok("/v1/chat/completions", **{**body, "max_tokens": 5}, response_format={"type": "text"})
-    assert plain["choices"] == live.ok("/v1/chat/completions", **{**body, "max_tokens": 5})["choices"]
-
-
 # ---------------------------------------------------------------------------------------------------------- embedding
 
 
@@ -276,6 +274,19 @@ def test_rerank_in_the_form_of_text_embeddings_inference(live: Running, served_l
     assert [one["text"] for one in found] == [DOCUMENTS[at] for at in expected.indices]
 
 
+@pytest.mark.parametrize("by", [None, "likelihood"])
+def test_so_many_tokens_of_each_document_count(live: Running, served_lm: Any, by: Any) -> None:
+    long = [f"{one} and so on and on" for one in DOCUMENTS]
+    ids = [served_lm.tokenizer(one, add_special_tokens=False)["input_ids"][:5] for one in long]
+    expected = served_lm.rerank("the ants", served_lm.tokenizer.batch_decode(ids), by=by)
+    found = live.ok("/v2/rerank", query="the ants", documents=long, by=by, max_tokens_per_doc=5, return_documents=True)
+    assert [one["index"] for one in found["results"]] == expected.indices
+    assert [one["relevance_score"] for one in found["results"]] == pytest.approx(expected.scores, abs=1e-5)
+    assert [one["document"]["text"] for one in found["results"]] == [long[at] for at in expected.indices]
+    whole = live.ok("/v2/rerank", query="the ants", documents=long, by=by, max_tokens_per_doc=500)
+    assert whole["results"] == live.ok("/v2/rerank", query="the ants", documents=long, by=by)["results"]
+
+
 def test_score(live: Running, served_lm: Any) -> None:
     texts = [" ant", " rain in"]
     for scorer in (None, "avg_cll", "overlap"):
@@ -348,10 +359,12 @@ def test_metrics(live: Running) -> None:
         return sum(float(line.split()[-1]) for line in lines if line.startswith(name) and not line.startswith("#"))
 
     texts, written = number("gerund_texts_encoded_total"), number("gerund_tokens_written_total")
+    waits = number("gerund_wait_seconds_count")
     live.ok("/v1/embeddings", input=["confidential", "b"])
     live.ok("/v1/completions", prompt="confidential", max_tokens=3, logit_bias={"2": -100}, temperature=0)
     assert number("gerund_texts_encoded_total") == texts + 2
     assert number("gerund_tokens_written_total") == written + 3
+    assert number("gerund_wait_seconds_count") == waits + 2
     assert number('gerund_requests_total{route="/v1/embeddings",status="200"}') >= 1
     assert "confidential" not in live.client.get("/metrics").text
 

@@ -1,4 +1,4 @@
-"""Real processes from start to end: signals under load, clients that go, full queues, workers."""
+"""Real processes: how they start, clients that go, full queues, workers."""
 
 import asyncio
 import json
@@ -175,81 +175,6 @@ def test_while_the_model_is_loaded_all_else_is_503(served_lm: Any) -> None:
         assert (found.status_code, found.json()["error"]["code"]) == (503, "loading")
         assert 1 <= int(found.headers["Retry-After"]) <= 60
     assert metrics.status_code == 200
-
-
-# ------------------------------------------------------------------------------------------------------------- the end
-
-
-@pytest.mark.slow
-def test_sigterm_drops_no_request_that_was_taken(served_folder: Path) -> None:
-    lm = load(served_folder)
-    expected = lm.generate("the", 60)[0].text
-    vector = lm.encode("the ant")
-    with Process(served_folder, "--drain", "30", "--log", "none") as own:
-        own.ready()
-        found: list[Any] = []
-
-        def ask(number: int) -> None:
-            with httpx.Client(base_url=own.url, timeout=60) as client:
-                for _ in range(50):
-                    try:
-                        if number % 3 == 0:
-                            body: dict[str, Any] = {"prompt": "the", "max_tokens": 60, "temperature": 0}
-                            answer = client.post("/v1/completions", json=body)
-                            found.append(answer.json()["choices"][0]["text"] == expected)
-                        elif number % 3 == 1:
-                            answer = client.post("/v1/embeddings", json={"input": "the ant"})
-                            near = abs(vector - answer.json()["data"][0]["embedding"]).max() < 1e-5
-                            found.append(bool(near))
-                        else:
-                            body = {"prompt": "the", "max_tokens": 60, "temperature": 0, "stream": True}
-                            with client.stream("POST", "/v1/completions", json=body) as stream:
-                                lines = [line for line in stream.iter_lines() if line]
-                            texts = [json.loads(line[6:])["choices"][0]["text"] for line in lines[:-1]]
-                            found.append(lines[-1] == "data: [DONE]" and "".join(texts) == expected)
-                    except (httpx.ConnectError, httpx.ReadError, httpx.RemoteProtocolError) as error:
-                        # Refused or closed before it was taken; what was taken is answered.
-                        found.append(type(error).__name__)
-                        return
-
-        threads = [threading.Thread(target=ask, args=(number,)) for number in range(9)]
-        for thread in threads:
-            thread.start()
-        time.sleep(1.5)
-        began = time.monotonic()
-        assert own.end() == 0
-        assert time.monotonic() - began < 30
-        for thread in threads:
-            thread.join(30)
-    answers = [one for one in found if isinstance(one, bool)]
-    assert len(answers) > 9
-    assert all(answers)
-    assert len(found) - len(answers) == 9, "every client was refused once, when the server had ended"
-
-
-@pytest.mark.slow
-def test_what_is_not_done_by_the_end_is_told(served_folder: Path) -> None:
-    # A drain of no time at all: what runs is given up, and its client hears of it.
-    running = Running(load(served_folder), ServerConfig(drain=0.01), [])
-    try:
-        found: list[Any] = []
-
-        def stream() -> None:
-            body = {"prompt": "the", "max_tokens": 500, "temperature": 0, "logit_bias": {"2": -100}, "stream": True}
-            with running.client.stream("POST", "/v1/completions", json=body) as answer:
-                found.extend(line for line in answer.iter_lines() if line)
-
-        thread = threading.Thread(target=stream)
-        thread.start()
-        ends = time.monotonic() + 20
-        while not running.service.engine.state().live_rows and time.monotonic() < ends:
-            time.sleep(0.01)
-        running._server.should_exit = True
-        thread.join(20)
-        assert json.loads(found[-1].removeprefix("data: "))["error"]["code"] == "unavailable"
-        assert running.service.phase == "ending"
-    finally:
-        running.stop()
 
 
 # ------------------------------------------------------------------------------------------------------------ the load

@@ -31,12 +31,23 @@ class Job:
     Args:
         tokens: what it counts.
         deadline: seconds from now after which nobody waits any more.
+
+    Attributes:
+        on_turn: takes the seconds that it waited for its turn.
     """
 
     def __init__(self, tokens: int, deadline: float | None = None) -> None:
         self.future: Future[Any] = Future()
         self.tokens = tokens
-        self._ends = None if deadline is None else time.monotonic() + deadline
+        self._came = time.monotonic()
+        self._ends = None if deadline is None else self._came + deadline
+        self.on_turn: Callable[[float], None] | None = None
+
+    def begin(self) -> None:
+        """Tell once, at the first of its turns, how long it waited for it."""
+        tell, self.on_turn = self.on_turn, None
+        if tell is not None:
+            tell(time.monotonic() - self._came)
 
     @property
     def is_over(self) -> bool:

@@ -118,6 +118,7 @@ class EncodingPart:
                 continue
             if taken and len(job.todo[0].tokens) > left:
                 break
+            job.begin()
             taken.append(job.todo.popleft())
             left -= len(taken[-1].tokens)
             if job.todo:

@@ -53,6 +53,8 @@ class Engine:
         lm: the model.
         config: how its time is divided, and how much may wait.
         verify: find out at the start what can be promised (a second or so for a small model); without, nothing is.
+        on_turn: takes the seconds that each request waited for its turn, in the engine's thread; it must be quick, and
+            raise nothing.
 
     >>> import gerund
     >>> with gerund.Engine(gerund.load()) as engine:
@@ -62,11 +64,18 @@ class Engine:
     (1, 2)
     """
 
-    def __init__(self, lm: TextEncoder, config: EngineConfig | None = None, *, verify: bool = True) -> None:
+    def __init__(
+        self,
+        lm: TextEncoder,
+        config: EngineConfig | None = None,
+        *,
+        verify: bool = True,
+        on_turn: Callable[[float], None] | None = None,
+    ) -> None:
         if not isinstance(lm, TextEncoder):
             raise ConfigError(f"an engine takes a model, as gerund.load returns it, not {type(lm).__name__}")
         self.lm, self.config = lm, config or EngineConfig()
-        self._verify = verify
+        self._verify, self._on_turn = verify, on_turn
         limit = context_length(lm.model.config, lm.tokenizer)
         self._desk = Admission(self.config.queue_tokens, limit or self.config.queue_tokens)
         self._ratio = WritingRatio(self.config.writing_ratio)
@@ -244,6 +253,7 @@ class Engine:
             )
 
     def _submit(self, job: Job) -> Ticket[Any]:
+        job.on_turn = self._on_turn
         self._desk.admit(job, lambda: self._inbox.append(job))
         return Ticket(job.future, job.tokens)
 
@@ -371,6 +381,7 @@ class Engine:
         self._call = job = self._calls.pop(0)
         try:
             if not job.is_over:
+                job.begin()
                 job.settle(job.function())
                 self._called += job.tokens
                 self._desk.counts["calls"] += 1

@@ -229,6 +229,7 @@ class WritingPart:
     def _read_prompt(self, writers: Writers, job: WriteJob) -> int:
         if job.is_over:
             return 0
+        job.begin()
         ids = job.request.ids
         self._read = _Read(job)
         try:
@@ -268,6 +269,7 @@ class WritingPart:
     def _start_own(self, job: WriteJob) -> None:
         if job.is_over:
             return
+        job.begin()
         request, lm = job.request, self._lm
 
         def work(asked: Asked) -> None:

@@ -113,11 +113,47 @@ def text_of_ids(service: Service, ids: list[int], param: str, index: int) -> str
     return text
 
 
-async def cosines(service: Service, claim: Claim, query: str, documents: Sequence[str]) -> tuple[np.ndarray, int]:
-    """Return the cosine of a query with each document ``(n,)``, and how many tokens were read; as ``rerank`` does."""
+async def cosines(
+    service: Service,
+    claim: Claim,
+    query: str,
+    documents: Sequence[str],
+    *,
+    param: str = "documents",
+    truncate: bool = True,
+) -> tuple[np.ndarray, int]:
+    """Return the cosine of a query with each document ``(n,)``, and how many tokens were read; as ``rerank`` does.
+
+    Args:
+        service: the model.
+        claim: the request's.
+        query: what is asked.
+        documents: what is compared with it.
+        param: the field that they stand in.
+        truncate: cut texts that are too long, instead of refusing them.
+
+    Raises:
+        ApiError: the texts cannot be encoded.
+    """
     prompts = service.lm.encoder.prompts
     own = {"query": "query" if "query" in prompts else None, "documents": "document" if "document" in prompts else None}
-    asked = await encoded(service, claim, [query], param="query", prompt_name=own["query"], truncate=True)
-    read = await encoded(service, claim, documents, param="documents", prompt_name=own["documents"], truncate=True)
+    asked = await encoded(service, claim, [query], param="query", prompt_name=own["query"], truncate=truncate)
+    read = await encoded(service, claim, documents, param=param, prompt_name=own["documents"], truncate=truncate)
     found_N: np.ndarray = unit(read.vectors) @ unit(asked.vectors)[0]
     return found_N, sum(asked.token_counts) + sum(read.token_counts)
+
+
+def beginnings(tokenizer: Any, texts: Sequence[str], most: int) -> list[str]:
+    """Return the first tokens of each text, as text.
+
+    Raises:
+        TextError: a text is not valid Unicode.
+        ModelError: the tokenizer is not a fast one.
+    """
+    for index, text in enumerate(texts):
+        check_unicode("text", text, index)
+    found = encode_texts(tokenizer, texts, specials=False, offsets=True, most=most + 1)
+    return [
+        text[: one.offsets[most - 1][1]] if len(one.ids) > most else text
+        for text, one in zip(texts, found, strict=True)
+    ]

@@ -46,7 +46,13 @@ _TOLD: dict[type[BaseException], tuple[int, str | None, str | None, int | None]]
     GerundError: (400, None, None, None),
 }
 # What the library calls otherwise than a body does.
-_ELSEWHERE = {"schema": "response_format", "max_new_tokens": "max_tokens", "samples": "best_of"}
+_ELSEWHERE = {
+    "schema": ("response_format", "structured_outputs", "guided_json"),
+    "regex": ("structured_outputs", "guided_regex"),
+    "choice": ("structured_outputs", "guided_choice"),
+    "max_new_tokens": ("max_tokens",),
+    "samples": ("best_of",),
+}
 # A status of none, for a client that has gone; nobody reads it but the log.
 GONE = 499
 
@@ -119,7 +125,7 @@ def blamed(error: BaseException, given: Collection[str]) -> str | None:
     'n'
     """
     for word in [str(error).partition(" ")[0], *re.findall(r"\b(\w+)=", str(error))]:
-        for name in (word, _ELSEWHERE.get(word)):
+        for name in (word, *_ELSEWHERE.get(word, ())):
             if name in given:
                 return name
     return None

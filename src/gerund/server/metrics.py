@@ -49,6 +49,8 @@ class Metrics:
         self._requests = Counter("gerund_requests", "Requests.", ["route", "status"], registry=own)
         self._seconds = Histogram("gerund_request_seconds", "From first to last byte.", ["route"], "", "", "",
                                   own, buckets=_SECONDS)  # fmt: skip
+        self.waits = Histogram("gerund_wait_seconds", "Until the engine began with what it was given.", registry=own,
+                               buckets=_SECONDS)  # fmt: skip
         self.first = Histogram("gerund_first_piece_seconds", "Until a stream's first text.", registry=own,
                                buckets=_SECONDS)  # fmt: skip
         self.gaps = Histogram("gerund_piece_gap_seconds", "Between two pieces of a stream.", registry=own,

@@ -5,17 +5,21 @@ Knows: uvicorn, signals, threads. Does not know: routes, other processes.
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import socket
 import threading
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 
+import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from gerund.server.app import make_app
+from gerund.server.errors import ApiError
 from gerund.server.logs import note
 from gerund.server.service import Service, name_of
 from gerund.server.settings import ServerConfig
@@ -63,6 +67,19 @@ class Protocol(H11Protocol):
         self._timer = None
         if (self.cycle is None or self.cycle.response_complete) and not self.transport.is_closing():
             self.transport.close()
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is no HTTP as everything else is refused: it never comes as far as the gate."""
+        del msg  # uvicorn's own words
+        error, own = ApiError("this is no valid request of HTTP/1.1", code="invalid_http"), uuid.uuid4().hex
+        content = json.dumps(error.body).encode()
+        headers = {"content-type": "application/json", "content-length": str(len(content)), "connection": "close"}
+        answer = h11.Response(status_code=error.status, headers=[*headers.items(), ("x-request-id", own)])
+        for event in (answer, h11.Data(data=content), h11.EndOfMessage()):
+            self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
+        if self.cycle is None or self.cycle.response_complete:  # else the gate notes the request, whose body broke off
+            note("request", method="?", route="(none)", status=error.status, ms=0, request=own)
 
 
 class Server(uvicorn.Server):

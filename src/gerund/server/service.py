@@ -137,7 +137,7 @@ class Service:
             compile=own.compile,
             reproducible=own.reproducible,
         )
-        engine = Engine(lm, config)
+        engine = Engine(lm, config, on_turn=self.metrics.waits.observe)
         engine.start()
         engine.encode(["A text to begin with."]).result()
         engine.write("A text", GenerationConfig(max_new_tokens=2)).result()

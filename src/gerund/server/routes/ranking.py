@@ -14,7 +14,7 @@ from gerund.inference.text_ids import encode_texts
 from gerund.inference.tokens import check_unicode
 from gerund.models.pooling import unit
 from gerund.scoring.relevance_measures import check_relevance
-from gerund.server.encoding import cosines, encoded
+from gerund.server.encoding import beginnings, cosines, encoded
 from gerund.server.errors import ApiError, api_error, blamed
 from gerund.server.routes.common import Served
 from gerund.server.schemas.representation import RerankRequest, ScoreRequest, TeiRerankRequest
@@ -29,7 +29,7 @@ async def rerank(body: RerankRequest, request: Request, service: Served) -> dict
     """Order documents by how relevant they are to a query, the most relevant first."""
     service.demand_model(body.model)
     texts = body.texts
-    scores, tokens = await _relevance(service, request, body.query, texts, body.by)
+    scores, tokens = await _relevance(service, request, body.query, texts, body.by, most=body.max_tokens_per_doc)
     order = np.argsort(-scores, kind="stable")[: body.top_n]
     results: list[dict[str, Any]] = [{"index": int(index), "relevance_score": float(scores[index])} for index in order]
     if body.return_documents:
@@ -52,24 +52,42 @@ async def rerank_any(
     if isinstance(body, RerankRequest):
         return await rerank(body, request, service)
     service.demand_model(body.model)
-    scores, _ = await _relevance(service, request, body.query, body.texts, None)
+    truncate = body.truncate is not False
+    scores, _ = await _relevance(service, request, body.query, body.texts, None, param="texts", truncate=truncate)
     order = [int(index) for index in np.argsort(-scores, kind="stable")]
     results: list[dict[str, Any]] = [{"index": index, "score": float(scores[index])} for index in order]
     return [{**one, "text": body.texts[one["index"]]} for one in results] if body.return_text else results
 
 
 async def _relevance(
-    service: Service, request: Request, query: str, documents: Sequence[str], by: Any
+    service: Service,
+    request: Request,
+    query: str,
+    documents: Sequence[str],
+    by: Any,
+    *,
+    param: str = "documents",
+    most: int | None = None,
+    truncate: bool = True,
 ) -> tuple[np.ndarray, int]:
-    """Return the score of each document ``(n,)``, and how many tokens were read, as far as that is known."""
+    """Return the score of each document ``(n,)``, and how many tokens were read, as far as that is known.
+
+    ``most`` is how many tokens of each document count; ``param`` is the field with the documents.
+    """
     lm = service.lm
     try:
         check_relevance(query, documents, None, by)
     except Exception as error:
-        raise api_error(error, "query" if "query" in str(error) else "documents") from error
+        raise api_error(error, "query" if "query" in str(error) else param) from error
     async with service.claim(request) as claim:
+        if most is not None:
+            whole, most_each = documents, most
+            try:
+                documents = await claim.run(lambda: beginnings(lm.tokenizer, whole, most_each))
+            except Exception as error:
+                raise api_error(error, param) from error
         if by in (None, "vectors"):
-            return await cosines(service, claim, query, documents)
+            return await cosines(service, claim, query, documents, param=param, truncate=truncate)
         tokens = await claim.run(lambda: _count(service, [query, *documents]))
         try:
             work = claim.hold(

@@ -80,6 +80,7 @@ async def completions(body: CompletionRequest, request: Request, service: Served
 async def infill(body: InfillRequest, request: Request, service: Served) -> dict[str, Any]:
     """Fill the gaps of a text, seeing both sides of them."""
     service.demand_model(body.model)
+    body.refuse_unread()
     return await infilling.fill(service, request, body)
 
 

@@ -10,11 +10,13 @@ from pydantic import AfterValidator, Field
 from gerund.config import Sampling
 from gerund.inference.generate.settings import GenerationConfig, GenerationKeywords
 from gerund.server.errors import ApiError
-from gerund.server.schemas.base import Body, Count, Ids, ManyIds, Text
+from gerund.server.schemas.base import Body, Count, Ids, ManyIds, Text, Texts
 
 MOST_CHOICES = 128
 # What OpenAI's interface writes in a completion whose request does not say.
 USUAL_COMPLETION = 16
+# Of a gap all lengths up to the longest are tried.
+MOST_FILLED = 512
 ScorerName = Literal["own", "pmi", "avg_cll", "cll", "avg_ull", "self_certainty", "overlap", "random"]
 
 Stop = Text | Annotated[list[Text], Field(max_length=16)]
@@ -62,6 +64,31 @@ class ResponseFormat(Body):
         return self.json_schema.schema_
 
 
+class StructuredOutputs(Body):
+    """The form that an answer has to have, in vLLM's words."""
+
+    json_: Annotated[dict[str, Any] | Text | None, Field(alias="json")] = None
+    json_object: bool | None = None
+    regex: Text | None = None
+    choice: Texts | None = None
+    grammar: Any = None
+    structural_tag: Any = None
+
+    @property
+    def form(self) -> GenerationKeywords:
+        """The form as a keyword of the library's; several are refused there."""
+        found: GenerationKeywords = {}
+        if self.json_ is not None:
+            found["schema"] = self.json_
+        elif self.json_object:
+            found["schema"] = {"type": "object"}
+        if self.regex is not None:
+            found["regex"] = self.regex
+        if self.choice is not None:
+            found["choice"] = self.choice
+        return found
+
+
 class Sampled(Body):
     """How tokens are chosen."""
 
@@ -105,6 +132,13 @@ class Writing(Sampled):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: dict[str, Any] | Text | None = None
+    guided_regex: Text | None = None
+    guided_choice: Texts | None = None
+    guided_grammar: Any = None
+    grammar: Any = None
+    json_schema: Any = None
     tools: Any = None
     tool_choice: Any = None
     functions: Any = None
@@ -126,10 +160,39 @@ class Writing(Sampled):
             "modalities": self.modalities not in (None, [], ["text"]),
             "audio": bool(self.audio),
             "web_search_options": self.web_search_options is not None,
+            **self._other_forms,
         }
         for name, is_asked in asked.items():
             if is_asked:
                 raise ApiError(f"{name} is not supported here; leave it out", param=name, code="not_supported")
+
+    @property
+    def _other_forms(self) -> dict[str, bool]:
+        """Forms that this server writes in no text, and whether they are asked for."""
+        own = self.structured_outputs
+        return {
+            "structured_outputs.grammar": own is not None and bool(own.grammar),
+            "structured_outputs.structural_tag": own is not None and bool(own.structural_tag),
+            "guided_grammar": bool(self.guided_grammar),
+            "grammar": bool(self.grammar),
+            "json_schema": self.json_schema is not None,
+        }
+
+    @property
+    def forms(self) -> dict[str, GenerationKeywords]:
+        """The forms that the text has to have, by the fields that say so."""
+        found: dict[str, GenerationKeywords] = {}
+        if self.response_format is not None and self.response_format.schema_to_follow is not None:
+            found["response_format"] = {"schema": self.response_format.schema_to_follow}
+        if self.structured_outputs is not None and self.structured_outputs.form:
+            found["structured_outputs"] = self.structured_outputs.form
+        if self.guided_json is not None:
+            found["guided_json"] = {"schema": self.guided_json}
+        if self.guided_regex is not None:
+            found["guided_regex"] = {"regex": self.guided_regex}
+        if self.guided_choice is not None:
+            found["guided_choice"] = {"choice": self.guided_choice}
+        return found
 
     @property
     def choices(self) -> int:
@@ -155,11 +218,15 @@ class Writing(Sampled):
 
         Raises:
             ConfigError: settings contradict each other.
+            ApiError: the text is to have two forms.
         """
-        form = None if self.response_format is None else self.response_format.schema_to_follow
+        forms = self.forms
+        if len(forms) > 1:
+            first, second, *_ = forms
+            raise ApiError(f"{first} and {second} both say which form the text has; leave one out", param=second)
         options: GenerationKeywords = {"n": self.samples, "stop": self.stop, "logprobs": logprobs}
-        if form is not None:
-            options["schema"] = form
+        for form in forms.values():
+            options.update(form)
         return GenerationConfig.of(max_new_tokens, self.sampling(1.0), options)
 
 
@@ -259,11 +326,13 @@ class CompletionRequest(Writing):
             "stop": bool(self.stop),
             "logprobs": self.logprobs is not None,
             "echo": bool(self.echo),
-            "response_format": self.response_format is not None and self.response_format.type != "text",
+            **dict.fromkeys(self.forms, True),
         }
         for name, is_given in given.items():
             if is_given:
                 raise ApiError(f"{name} is not supported beside suffix; leave it out", param=name, code="not_supported")
+        if (self.max_tokens or 0) > MOST_FILLED:
+            raise ApiError(f"beside suffix max_tokens is {MOST_FILLED} at most", param="max_tokens")
 
 
 class InfillRequest(Sampled):
@@ -274,14 +343,23 @@ class InfillRequest(Sampled):
     pieces: Annotated[list[str], Field(min_length=2, max_length=65)] | None = None
     input_prefix: str | None = None
     input_suffix: str | None = None
-    max_tokens: Annotated[int, Field(ge=1, le=512)] | None = None
-    n_predict: Annotated[int, Field(ge=-1, le=512)] | None = None
+    max_tokens: Annotated[int, Field(ge=1, le=MOST_FILLED)] | None = None
+    n_predict: Annotated[int, Field(ge=-1, le=MOST_FILLED)] | None = None
     lengths: (
-        Annotated[int, Field(ge=1, le=512)]
-        | Annotated[list[Annotated[int, Field(ge=1, le=512)]], Field(min_length=1, max_length=32)]
+        Annotated[int, Field(ge=1, le=MOST_FILLED)]
+        | Annotated[list[Annotated[int, Field(ge=1, le=MOST_FILLED)]], Field(min_length=1, max_length=32)]
         | None
     ) = None
     samples: Annotated[int, Field(ge=1, le=64)] | None = None
     beams: Annotated[int, Field(ge=1, le=64)] | None = None
     method: Literal["infill", "left-only", "blank", "contextual", "prefix-suffix", "line-by-line"] | None = None
     stream: bool | None = None
+
+    def refuse_unread(self) -> None:
+        """Refuse what this server would leave out in silence.
+
+        Raises:
+            ApiError: a gap is not filled in pieces; all its tokens are there at once.
+        """
+        if self.stream:
+            raise ApiError("stream is not supported here; leave it out", param="stream", code="not_supported")

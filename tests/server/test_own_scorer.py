@@ -1,0 +1,30 @@
+"""The bundled model, which has a scorer of its own, ranks what it wrote."""
+
+from typing import Any
+
+import pytest
+
+from gerund.config import Sampling
+from gerund.server.settings import ServerConfig
+from tests.server.conftest import Running
+
+
+@pytest.mark.slow
+def test_the_models_own_scorer_ranks_its_texts(bundled: Any) -> None:
+    running = Running(bundled, ServerConfig(), [])
+    try:
+        assert running.client.get("/v1/models").json()["data"][0]["scorer"] == "own"
+        body: dict[str, Any] = {"prompt": "The old man", "max_tokens": 8, "seed": 8, "best_of": 5, "n": 2}
+        found = running.ok("/v1/completions", **body)["choices"]
+        written = bundled.generate("The old man", 8, Sampling(temperature=1, seed=8), n=5)
+        texts = [one.text for one in written]
+        [scores] = bundled.score(["The old man"], [texts], scorer="own")
+        best = sorted(zip(scores, texts, strict=True), reverse=True)[:2]
+        assert [one["text"] for one in found] == [text for _, text in best]
+        assert [one["rank_score"] for one in found] == pytest.approx([score for score, _ in best], abs=1e-4)
+        named = running.ok("/v1/completions", **body, scorer="own")["choices"]
+        assert [one["text"] for one in named] == [one["text"] for one in found]
+        other = running.ok("/v1/completions", **body, scorer="pmi")["choices"]
+        assert [one["rank_score"] for one in other] != [one["rank_score"] for one in found]
+    finally:
+        running.stop()
