@@ -6,7 +6,7 @@ What BM25 finds first for each query of a collection (`DATA/retrieval/NAME`) is 
 `LanguageModel.rerank`, and scored by MTEB's evaluator of re-ranking; relevant documents that BM25 does not offer count
 as missed. BM25's own order is the first row. The processor time of ranking is given a query. Checks first that the fast
 ranking of a few documents is that of one document at a time. A model without a scorer of its own has no row for it.
-The measure with the best mean is to be the default of `rerank`.
+The default of `rerank` is chosen by the mean, and by cost where means are level.
 """
 
 import time

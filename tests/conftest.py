@@ -15,6 +15,8 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 torch.set_num_threads(1)
 # To search for garbage in all that libraries make while they are imported takes as long as to import them.
 gc.disable()
+# To search for garbage in all that libraries make while they are imported takes as long as to import them.
+gc.disable()
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 STORIES = SHARED / "models" / "stories260k"
