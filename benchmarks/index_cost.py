@@ -7,12 +7,14 @@
 `asking`: time and memory of one query to an index of random vectors, and which part of the nearest ten it finds. The
 index is made in one process and asked in another.
 
-`memory`: indexing, searching and generating answers with one model, and with a second one of its size as the encoder.
+`memory`: indexing, searching and generating answers with one model, and with a second one as the encoder, of its size
+or of all-MiniLM-L6-v2's; beside a process that imports the same libraries and does nothing.
 
 `first-token`: a document of 512 tokens and a question of 32, to the first token of the answer: all of it read, the
 document kept in memory, and kept on the disk. What an index finds is measured by `index.py`.
 """
 
+import importlib
 import tempfile
 import time
 from pathlib import Path
@@ -32,7 +34,8 @@ from inputs import demo_texts, random_llama, save, size_of
 from results import Column, Table, median_of
 
 PEER = "sentence-transformers + LanceDB"
-ONE, TWO = "one model", "one model, and another of its size as encoder"
+IMPORTED, ONE, TWO = "the libraries, imported", "one model", "one model, and another of its size as encoder"
+MINI = "one model, and one of all-MiniLM-L6-v2's size as encoder"
 FRESH, IN_MEMORY, ON_DISK = "everything read", "document kept in memory", "document kept on the disk"
 _BLOCK = 20_000
 
@@ -196,36 +199,44 @@ def _chunk(row: int, text: str) -> Chunk:
 def memory(options: Any) -> Table:
     """Measure indexing, searching and asking in one process."""
     with tempfile.TemporaryDirectory() as name:
-        folders = [Path(name) / "one", Path(name) / "two"]
-        for folder in folders:
-            model = random_llama(**_sizes(options))
-            save(model, folder)
-        peaks: dict[str, list[float]] = {ONE: [], TWO: []}
+        folders = {one: Path(name) / str(place) for place, one in enumerate((ONE, TWO, MINI))}
+        model, small = random_llama(**_sizes(options)), random_llama(**_small_sizes(options))
+        for system, folder in folders.items():
+            save(small if system == MINI else model, folder)
+        peaks: dict[str, list[float]] = {IMPORTED: [], ONE: [], MINI: [], TWO: []}
         for _ in range(options.rounds):
             for system, found in peaks.items():
-                case = {"kind": "memory", "folders": [str(one) for one in folders], "system": system}
-                found.append(harness.in_child(__file__, {**case, "documents": options.remembered})["memory"])
-    rows = [
-        {"system": system, "memory": median_of(found),
-         "ratio": median_of([own / base for own, base in zip(found, peaks[ONE], strict=True)])}
-        for system, found in peaks.items()
-    ]  # fmt: skip
+                own = [] if system == IMPORTED else list(dict.fromkeys([str(folders[ONE]), str(folders[system])]))
+                case = {"kind": "memory", "folders": own, "documents": options.remembered}
+                found.append(harness.in_child(__file__, case)["memory"])
+    rows = []
+    for system, found in peaks.items():
+        above = [own - base for own, base in zip(found, peaks[IMPORTED], strict=True)]
+        ratios = [own / base for own, base in zip(found, peaks[ONE], strict=True)]
+        more = {} if system == IMPORTED else {"above": median_of(above), "ratio": median_of(ratios)}
+        rows.append({"system": system, "memory": median_of(found), **more})
     columns = [
-        Column("system", "in memory"), Column("memory", "peak resident size", "MiB", 0), Column("ratio", "ratio", "", 2)
+        Column("system", "in memory"), Column("memory", "peak resident size", "MiB", 0),
+        Column("above", "above the libraries", "MiB", 0), Column("ratio", "ratio to one model", "", 2),
     ]  # fmt: skip
     caption = (
         f"Indexing {options.remembered} documents, searching and generating an answer; random Llamas of "
-        f"{options.layers} layers and width {options.hidden} ({size_of(model):.0f} MiB of weights in float32)."
+        f"{options.layers} layers and width {options.hidden} ({size_of(model):.0f} MiB of weights in float32), and for "
+        f"all-MiniLM-L6-v2 one of {size_of(small):.0f} MiB."
     )
     return Table("memory", caption, columns, rows)
 
 
 def remember(case: dict[str, Any]) -> dict[str, Any]:
-    """Index, search and ask with one model, or with one for each."""
+    """Index, search and ask with one model, or with one for each; without any, import what that takes."""
+    if not case["folders"]:
+        importlib.import_module("gerund.language_model")
+        importlib.import_module("gerund.retrieval.written_answers")
+        return {"memory": harness.peak_memory()}
     settings = {"attention": "causal", "dtype": "float32", "device": "cpu", "max_length": 512}
     texts = demo_texts(8 * case["documents"])
-    encoder = gerund.load(case["folders"][0], **settings)
-    writer = encoder if case["system"] == ONE else gerund.load(case["folders"][1], **settings)
+    writer, *others = [gerund.load(one, **settings) for one in case["folders"]]
+    encoder = others[0] if others else writer
     index = gerund.open_index(None, encoder)
     index.add_documents(
         [Document(f"d{row}", " ".join(texts[8 * row : 8 * row + 8])) for row in range(case["documents"])]
@@ -284,6 +295,13 @@ def _sizes(options: Any) -> dict[str, int]:
         "num_hidden_layers": options.layers,
     }
     return {**sizes, "num_attention_heads": options.hidden // 64, "num_key_value_heads": max(1, options.hidden // 192)}
+
+
+def _small_sizes(options: Any) -> dict[str, int]:
+    """Return sizes whose weights take about what those of all-MiniLM-L6-v2 take, 87 MiB."""
+    hidden = min(384, options.hidden)
+    sizes = {"hidden_size": hidden, "intermediate_size": 4 * hidden, "num_hidden_layers": min(6, options.layers)}
+    return {**sizes, "num_attention_heads": hidden // 32, "num_key_value_heads": hidden // 32}
 
 
 CHILDREN = {"build": build, "ask": ask, "memory": remember}

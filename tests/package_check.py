@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import tomllib
 import venv
 import zipfile
 from collections.abc import Sequence
@@ -15,24 +16,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 CONSTRAINTS = ROOT / "constraints.txt"
-# What a user may ask for; the others are for developers.
-EXTRAS = (
-    "plot",
-    "st",
-    "eval",
-    "train",
-    "structured",
-    "index",
-    "documents",
-    "serve",
-    "langchain",
-    "llama-index",
-    "haystack",
-    "onnx",
-    "openvino",
-    "gguf",
-    "ray",
-)
+# Extras that are for developers; every other one has to resolve.
+FOR_DEVELOPERS = {"dev", "docs"}
+# The oldest and the newest Python; what is asked for on the other than the running one has to have wheels.
+PYTHONS = ("3.11", "3.13")
+WITHOUT_WHEELS = {"lm-eval"}  # rouge-score, which it needs
 IN_SOURCES = ("tests/tiny.py", "constraints.txt", "Makefile", "CITATION.cff", "SECURITY.md", "LICENSE")
 TYPED = """
 import gerund
@@ -73,6 +61,12 @@ def missing(sources: Path, wheel: Path) -> list[str]:
     return lacking + [f"{wheel.name} holds {name}, which is none of its business" for name in foreign]
 
 
+def extras() -> list[str]:
+    """Return what a user may ask for beside the package."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    return sorted(set(project["optional-dependencies"]) - FOR_DEVELOPERS)
+
+
 def try_out(python: Path, folder: Path) -> None:
     """Use what was installed, away from the checkout."""
     (folder / "texts.txt").write_text("The old man looked at the sea.\nA ship came home.\n", encoding="utf-8")
@@ -110,7 +104,13 @@ def main(arguments: Sequence[str]) -> None:
         python = own / "environment" / "bin" / "python"
         pip = (python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-c", CONSTRAINTS)
         run(*pip, wheel)
-        run(*pip, "--dry-run", f"gerund[{','.join(EXTRAS)}] @ {wheel.as_uri()}")
+        here = f"{sys.version_info.major}.{sys.version_info.minor}"
+        for version in dict.fromkeys((here, *PYTHONS)):
+            elsewhere = version != here
+            asked = [one for one in extras() if not (elsewhere and one in WITHOUT_WHEELS)]
+            how = ("--python-version", version, "--only-binary", ":all:", "--target", own) if elsewhere else ()
+            run(*pip, "--dry-run", *how, f"gerund[{','.join(asked)}] @ {wheel.as_uri()}")
+            print(f"Python {version}: {len(asked)} extras can be installed together")
         (own / "work").mkdir()
         try_out(python, own / "work")
 

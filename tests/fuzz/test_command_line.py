@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 from typer.main import get_command
 
+import gerund
 from gerund.cli.main import app
+from gerund.retrieval.extracted_answers import NOTHING
 from tests.cli.helpers import run_cli
 from tests.fuzz.outcome import Ledger
 from tests.fuzz.values import SETTINGS, TEXTS, spoiled_json
@@ -28,21 +30,28 @@ STATUSES = (0, 1, 2)
 # only ever given what it must refuse.
 BEGINNINGS = {
     "adapt": ["{model} --texts {file} -o {out} --dry-run", "{model} --texts {file} -o {out} --steps 1"],
+    "ask": ["my.index TEXT -m {model}", "--document {file} TEXT -m {model} --max-new-tokens 2 --cache-size 0"],
+    "chat": ["{model} --max-new-tokens 2", "-m {model}"],
     "convert": ["{model} {out}"],
     "doctor": ["{model}"],
     "embed": ["{file} -o {out} -m {model}"],
     "eval": ["{model} --tasks sts --data {file} -o {out} --no-pictures", "--list --data {file}"],
     "export": ["{model} {out} --format merged", "{model} {out} --format sentence-transformers"],
     "generate": ["TEXT -m {model} --max-new-tokens 2", "-f {file} -m {model} --max-new-tokens 2 -o {out}"],
+    "index": ["{file} -o {out} -m {model}", "{file} -o my.index"],
     "infill": ["TEXT[blank]x -m {model} --max-tokens 2", "-f {file} -m {model} --max-tokens 2 -o {out}"],
     "inspect": ["{model} TEXT --json", "{model} -f {file} -o {out}"],
     "mine": ["{file} -o {out} --workers 1"],
     "negatives": ["{file} -o {out} -m {model} --generate 1"],
     "recipes": ["", "minimal", "TEXT"],
+    "rerank": ["TEXT a b -m {model}", "-f {file} -m {model} -o {out}"],
     "score": ["TEXT a b -m {model}", "-f {file} -m {model} -o {out}"],
+    "search": ["my.index TEXT", "my.index - -m {model} --mode words", "{out} TEXT"],
     "train": ["{file} --dry-run", "TEXT --texts {file}"],
     "tune": ["{model} --data {file} -o {out} --tasks sts"],
 }
+# These two go on until they are stopped, or for minutes.
+LASTING = {"demo", "serve"}
 PROSE = (
     "The old man looked at the sea. He had no boat, and the wind was cold.\n\nNobody spoke to him for a long time.\n"
     * 20
@@ -115,6 +124,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (place / "folder" / "a.txt").write_text("the cat\n")
     rng = random.Random(SEED)
     save_tiny(place / "model", num_hidden_layers=2)
+    chunking = gerund.Chunking(tokens=16)
+    gerund.open_index(place / "my.index", gerund.load(place / "model"), chunking=chunking).add(place / "b.txt")
     for number in range(12):
         folder = save_tiny(place / f"model{number}", num_hidden_layers=2)
         spoil(folder, rng)
@@ -184,7 +195,7 @@ class Lines:
     def option(self, command: str) -> list[str]:
         """Return an option with a value, fit or not."""
         param: Any = self.rng.choice(self.options[command])
-        if param.param_type_name != "option" or param.name == "help":
+        if param.param_type_name != "option" or param.name in ("help", "watch"):
             return []
         name = self.rng.choice(param.opts)
         if param.is_flag:
@@ -200,11 +211,15 @@ def judge(code: int, said: str) -> None:
     assert "Traceback" not in said, said[-400:]
     if code:
         errors = [line for line in said.splitlines() if line.startswith("gerund: error: ")]
-        assert errors or any(word in said for word in ("Usage:", " Error ", " Commands ")), (
+        assert errors or any(word in said for word in ("Usage:", " Error ", " Commands ", NOTHING)), (
             f"status {code} and nothing said: {said[-200:]!r}"
         )
         for line in errors:
             assert len(line) <= 320, f"no sentence: {line!r}"
+
+
+def test_every_command_that_ends_is_among_them() -> None:
+    assert set(get_command(app).commands) == BEGINNINGS.keys() | LASTING
 
 
 def test_command_lines_of_anything_at_all(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

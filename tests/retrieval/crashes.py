@@ -1,10 +1,10 @@
-"""Kills indexing and looks what the same command makes of it; run as a process of its own.
+"""Kills indexing and migrating, and looks what the same command makes of it; run as a process of its own.
 
     python -m tests.retrieval.crashes FOLDER steps [STEP ...]
     python -m tests.retrieval.crashes FOLDER times [KILLS]
 
-``steps`` kills before a call of the store that writes, each in turn or the given ones, ``times`` at random moments, ten
-or as many as are asked for, while LanceDB's threads write.
+``steps`` kills each command once before a call of the store that writes, each in turn or the given ones, ``times`` at
+random moments, ten or as many as are asked for, while LanceDB's threads write.
 Children are forked before LanceDB is imported: it has threads, which no fork outlives. Prints how many were killed; any
 difference to an uninterrupted run is an AssertionError.
 """
@@ -15,15 +15,20 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow.parquet  # noqa: F401  (imported once here rather than in every child)
 
-from gerund.retrieval import indexing, lance_store
-from gerund.retrieval.documents import Chunk, Document
+from gerund.retrieval import indexing, lance_store, migrating
+from gerund.retrieval.documents import Chunk, Chunking, Document, rebuilt
+from gerund.retrieval.store import About
 from tests.retrieval import helpers
 
-WRITES = ("create", "replace", "note_files", "tidy")
+WRITES = ("create", "replace", "note_files", "tidy", "beside", "swap", "drop_others")
+OTHER = About("fedcba9876543210", "another model", helpers.DIMENSIONS, "bidir, mean", Chunking(9))
 KILLS = 10
 
 
@@ -105,6 +110,39 @@ def by_source(chunks: list[Chunk]) -> dict[str, list[Chunk]]:
     return found
 
 
+def check_migrated(place: Path, newer: list[Chunk], older: list[Chunk]) -> None:
+    """Look at what a killed migration left: the index before it, or the one behind it."""
+    store = lance_store.LanceStore(place)
+    about = store.about()
+    assert about in (helpers.ABOUT, OTHER)
+    assert all_chunks(store) == (newer if about == OTHER else older)
+
+
+def all_chunks(store: lance_store.LanceStore) -> list[Chunk]:
+    return store.chunks_of(list(store.documents()))
+
+
+def migrate(place: Path) -> None:
+    """Migrate as ``gerund index --migrate`` does, with stand-ins for what a model does."""
+    migrating.about_of = lambda _lm, _chunking: OTHER  # type: ignore[assignment]
+    migrating.Embedder = lambda _lm, _chunking: None  # type: ignore[assignment,misc]
+    migrating.cut = lambda document, _tokenizer, _chunking: cut_nowhere(document)  # type: ignore[assignment]
+    migrating.DOCUMENTS_AT_ONCE = 3
+    migrating.migrate_index(
+        lance_store.LanceStore(place),
+        SimpleNamespace(tokenizer=None),  # type: ignore[arg-type]
+        show_progress=False,
+        embed=lambda documents: -helpers.embed(documents),
+    )
+
+
+def cut_nowhere(document: Document) -> list[Chunk]:
+    """Let the whole text be one chunk."""
+    first = helpers.cut_lines(document)[0]
+    text = document.text[first.start :].rstrip("\n")
+    return [replace(first, end=first.start + len(text), text=text, tokens=len(text.split()))]
+
+
 def expected(texts: Path) -> list[Chunk]:
     """Return what an uninterrupted run stores, without a store."""
     chunks = []
@@ -116,9 +154,46 @@ def expected(texts: Path) -> list[Chunk]:
     return sorted(chunks, key=lambda one: (one.source, one.start))
 
 
+def through(
+    place: Path,
+    kill: Callable[[Callable[[], None]], bool],
+    work: Callable[[], None],
+    look: Callable[[], None],
+    wanted: list[Chunk],
+    sign: int = 1,
+) -> int:
+    """Run something, killed until it is through, with a look at what is there after each kill; return their number.
+
+    Args:
+        place: the index.
+        kill: runs something, and tells whether it was killed.
+        work: what is run.
+        look: what is run after each kill.
+        wanted: the chunks that are there in the end.
+        sign: of their vectors.
+    """
+    kills = 0
+    while kill(work):
+        kills += 1
+        assert not in_child(look)
+
+    def same() -> None:
+        store = lance_store.LanceStore(place)
+        assert all_chunks(store) == wanted, "other rows than without an interruption"
+        near = store.vectors(sign * helpers.vector_of(wanted[0].text), 1)
+        assert near[0][1] > 0.999
+        assert near[0][0].text == wanted[0].text
+        tables = sorted(path.name for path in place.glob("*.lance"))
+        assert len(tables) == 3, f"what was given up is left: {tables}"
+
+    assert not in_child(same)
+    return kills
+
+
 def round_(folder: Path, name: str, kill: Callable[[Callable[[], None]], bool]) -> int:
-    """Make an index and bring it up to date, each killed until it is through; return how many kills that took."""
+    """Make an index, bring it up to date and migrate it, each killed until it is through; return how many kills."""
     room = folder / name
+    place = room / "my.index"
     room.mkdir()
     kills = 0
     older: list[Chunk] = []
@@ -128,25 +203,14 @@ def round_(folder: Path, name: str, kill: Callable[[Callable[[], None]], bool]) 
 
         def work(paths: list[Path] = paths) -> None:
             indexing.DOCUMENTS_AT_ONCE = 3
-            helpers.index_files(room / "my.index", paths, prune=True)
+            helpers.index_files(place, paths, prune=True)
 
-        def look(newer: list[Chunk] = newer, older: list[Chunk] = older) -> None:
-            check(room / "my.index", newer, older)
-
-        while kill(work):
-            kills += 1
-            assert not in_child(look)
-
-        def same(newer: list[Chunk] = newer) -> None:
-            store = lance_store.LanceStore(room / "my.index")
-            assert store.chunks_of(list(store.documents())) == newer, "other rows than without an interruption"
-            near = store.vectors(helpers.vector_of(newer[0].text), 1)
-            assert near[0][1] > 0.999
-            assert near[0][0].text == newer[0].text
-
-        assert not in_child(same)
+        kills += through(place, kill, work, partial(check, place, newer, older), newer)
         older = newer
-    return kills
+    documents = [(rebuilt(own), own[0].digest) for own in by_source(older).values()]
+    newer = [replace(one, digest=digest) for document, digest in documents for one in cut_nowhere(document)]
+    look = partial(check_migrated, place, newer, older)
+    return kills + through(place, kill, partial(migrate, place), look, newer, -1)
 
 
 def main(folder: Path, how: str, *steps: str) -> None:
@@ -155,10 +219,13 @@ def main(folder: Path, how: str, *steps: str) -> None:
     if how == "steps":
         for step in map(int, steps) if steps else range(60):
             # Killed once before this step, then let through.
-            left = [step]
+            begun: list[Callable[[], None]] = []
 
-            def kill(work: Callable[[], None], left: list[int] = left) -> bool:
-                return killed_before(left.pop(), work) if left else in_child(work)
+            def kill(work: Callable[[], None], begun: list[Callable[[], None]] = begun, step: int = step) -> bool:
+                if work in begun:
+                    return in_child(work)
+                begun.append(work)
+                return killed_before(step, work)
 
             killed = round_(folder, f"step-{step}", kill)
             kills += killed

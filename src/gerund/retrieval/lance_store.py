@@ -248,13 +248,20 @@ class LanceStore:
 
     def swap(self, other: Self) -> None:
         """Let what ``beside`` returned take this one's place, in one commit; then the old tables go."""
-        old, new = self._demand_current(), str(other._generation)
+        new = str(other._generation)
         with self.locked(), self._told():
             self._table(_POINTER).update(values={_CURRENT: new})
             self._generation = new
-            for name in (old, _files(old)):
+            self.drop_others()
+
+    def drop_others(self) -> None:
+        """Drop the tables of other encoders: of one before, and of migrations that were given up."""
+        own = self._demand_current()
+        with self.locked(), self._told():
+            db = self._connected()
+            for name in sorted({*db.list_tables(limit=1000).tables} - {_POINTER, own, _files(own)}):
                 self._tables.pop(name, None)
-                self._db.drop_table(name)
+                db.drop_table(name)
 
     def _current(self) -> str | None:
         """Return the name of the table of chunks; None where there is no index yet."""

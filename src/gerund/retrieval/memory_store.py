@@ -180,6 +180,9 @@ class MemoryStore:
         other.create(about)
         return other
 
+    def drop_others(self) -> None:
+        """Do nothing: nothing is left beside it."""
+
     def swap(self, other: Self) -> None:
         """Let what ``beside`` returned take this one's place."""
         with self._lock:

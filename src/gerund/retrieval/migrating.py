@@ -34,6 +34,8 @@ def migrate_index(
         raise DataError(f"{store.name}: there is no index yet, so nothing to migrate")
     about = about_of(lm, chunking or old.chunking)
     if about.key == old.key:
+        with store.locked():
+            store.drop_others()
         return 0
     embedder = Embedder(lm, about.chunking)
 

@@ -237,6 +237,9 @@ class VectorStore(Protocol):
     def swap(self, other: Self) -> None:
         """Let what ``beside`` returned take this one's place, in one step."""
 
+    def drop_others(self) -> None:
+        """Drop what ``beside`` returned and took no place, and what ``swap`` left when it was killed."""
+
 
 def nearest_bits(query_D: np.ndarray, bits_NC: np.ndarray, limit: int) -> tuple[list[int], list[float]]:
     """Return which vectors that are stored as bits are nearest to a query, best first, and the cosines with them.
