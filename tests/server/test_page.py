@@ -252,5 +252,23 @@ def test_attention_of_a_sentence(page: Any) -> None:
     page.press("#attention [name=layer]", "ArrowRight")
     assert page.inner_text("#layer-number") == "1"
     assert page.get_attribute("#map-before", "aria-label") != first
-    # Nothing is wider than a narrow screen.
-    assert page.locator("html").evaluate("(root) => root.scrollWidth <= root.clientWidth")
+    assert _fits(page)
+
+
+def _fits(page: Any) -> bool:
+    """Whether nothing is wider than the screen."""
+    return bool(page.locator("html").evaluate("(root) => root.scrollWidth <= root.clientWidth"))
+
+
+@pytest.mark.slow
+def test_a_dark_and_narrow_screen_gets_a_dark_and_narrow_page(page: Any) -> None:
+    brightness = "(root) => getComputedStyle(root).backgroundColor.match(/[0-9]+/g).slice(0, 3).map(Number)"
+    assert max(page.locator("body").evaluate(brightness)) < 80
+    page.emulate_media(color_scheme="light")
+    assert min(page.locator("body").evaluate(brightness)) > 200
+    page.set_viewport_size({"width": 360, "height": 700})
+    tabs = page.locator("[role=tab]")
+    assert tabs.count() == 5
+    for number in range(tabs.count()):
+        tabs.nth(number).click()
+        assert _fits(page), tabs.nth(number).inner_text()
