@@ -278,8 +278,7 @@ class GenerativeModel(TextEncoder):
         Raises:
             TextError: a text is no string, a candidate is blank, there are not as many lists as prefixes, or a prefix
                 fills the context of a model whose likelihoods are read. (Where prefix and candidate together are too
-                long for it, the prefix loses its beginning. A trained scorer reads the end of a long prefix and the
-                beginning of a long candidate, as many tokens of each as it was trained on, and refuses none.)
+                long for it, the prefix loses its beginning. A trained scorer reads only the end of a long prefix.)
             ConfigError: there is no such scorer.
 
         >>> lm = gerund.load()

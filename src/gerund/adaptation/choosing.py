@@ -15,7 +15,9 @@ from gerund.adaptation.options import MINUTES, AdaptConfig
 from gerund.adaptation.pairs import PAIRS, TEXTS
 from gerund.errors import ConfigError, ResourceError
 from gerund.jobs.files import write_whole
+from gerund.training.objectives.base import ENCODER_DECODER, Purpose
 from gerund.training.objectives.contrastive import INSTRUCTION
+from gerund.training.objectives.registry import class_of
 from gerund.training.recipe import Recipe, load_recipe
 from gerund.training.recipe_files import find_recipe, read_settings
 
@@ -168,14 +170,17 @@ def settings_for(base: Base, machine: Machine, options: AdaptConfig, data: Path,
 
 def _demand_use(objective: dict[str, Any], name: str) -> None:
     """Refuse an objective that trains no vectors for a search, or no model without an encoder of its own."""
-    kind = objective.get("kind")
-    if kind == "rankgen":
+    own = class_of(objective.get("kind"))
+    if own is None:  # which is told where the recipe is read
+        return
+    if own.purpose is Purpose.SCORE:
         raise ConfigError(
             f"{name} trains a scorer of continuations, and adapting trains vectors for a search: take a recipe that "
             "`gerund recipes` lists under Embed, or make passages by gerund negatives for gerund train"
         )
     # Of a T5's recipes these are what needs its decoder; GUR without it is contrastive training, which any model has.
-    writes = kind == "span_corruption" or (kind == "gur" and (objective.get("lm") or objective.get("alpha") == 0))
+    writes = ENCODER_DECODER in own.models and own.purpose_of(objective) is Purpose.WRITE
+    writes = writes or bool(objective.get("lm"))
     if writes:
         raise ConfigError(
             f"{name} trains the decoder of a T5, and adapting is for decoder-only models: take another recipe, such as "
@@ -185,7 +190,8 @@ def _demand_use(objective: dict[str, Any], name: str) -> None:
 
 def _on_own_data(objective: dict[str, Any], data: dict[str, Any]) -> None:
     """Let an objective read the pairs where it reads any, and else the texts."""
-    reads_pairs = objective.get("kind") in ("gur", "contrastive") or objective.get("pairs") is not None
+    own = class_of(objective.get("kind"))
+    reads_pairs = (own is not None and own.reads_pairs) or objective.get("pairs") is not None
     objective.pop("sources", None)
     if reads_pairs:
         objective["pairs"] = {"files": [PAIRS], "query": "text_a", "positive": "text_b"}

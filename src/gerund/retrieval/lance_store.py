@@ -258,10 +258,9 @@ class LanceStore:
         """Drop the tables of other encoders: of one before, and of migrations that were given up."""
         own = self._demand_current()
         with self.locked(), self._told():
-            db = self._connected()
-            for name in sorted({*db.list_tables(limit=1000).tables} - {_POINTER, own, _files(own)}):
+            for name in {*self._connected().list_tables(limit=1000).tables} - {_POINTER, own, _files(own)}:
                 self._tables.pop(name, None)
-                db.drop_table(name)
+                self._db.drop_table(name)
 
     def _current(self) -> str | None:
         """Return the name of the table of chunks; None where there is no index yet."""

@@ -14,8 +14,8 @@ from gerund.data.corpus import corpus_files, part_of
 from gerund.errors import ConfigError
 from gerund.spec import EncoderSpec
 from gerund.training.objectives import registry
-from gerund.training.objectives.base import ObjectiveConfig, Section
-from gerund.training.recipe_files import explain, find_recipe, read_settings
+from gerund.training.objectives.base import ObjectiveConfig, Purpose, Section
+from gerund.training.recipe_files import bundled_contents, bundled_recipes, explain, find_recipe, read_settings
 
 # The registry says which class it is, when a recipe is read.
 AnyObjective = Annotated[
@@ -299,11 +299,31 @@ def load_recipe(
     return found
 
 
+def recipes_by_purpose() -> dict[str, dict[str, str]]:
+    """Return the bundled recipes under what they are for, each with its sentence; the papers stand in brackets.
+
+    >>> [purpose for purpose, own in recipes_by_purpose().items() if "magnet-default" in own]
+    ['Fill gaps (MAGNET)']
+    """
+    found: dict[Purpose, dict[str, str]] = {purpose: {} for purpose in Purpose}
+    contents = bundled_contents()
+    for name, summary in bundled_recipes().items():
+        purposes = {
+            own.purpose_of(one) for one in contents[name]["objectives"] if (own := registry.class_of(one["kind"]))
+        }
+        # The first purpose that any objective has: beside it, others keep the model what it was.
+        found[next(one for one in Purpose if one in purposes)][name] = summary
+    return {purpose.value: own for purpose, own in found.items() if own}
+
+
 def _take_teacher(content: dict[str, Any], teacher: str, name: str) -> None:
     """Put another teacher into a recipe that distils."""
     objectives = content.get("objectives")
     listed = objectives if isinstance(objectives, list) else []
-    distilling = [one for one in listed if isinstance(one, dict) and one.get("kind") == "distill"]
+    distilling = [
+        one for one in listed
+        if isinstance(one, dict) and (own := registry.class_of(one.get("kind"))) and "teacher" in own.model_fields
+    ]  # fmt: skip
     if not distilling:
         raise ConfigError(f"{name} learns from no teacher; --teacher is for recipes that distil, such as align-default")
     data = content.get("data")

@@ -17,17 +17,6 @@ from gerund.errors import ConfigError
 
 _FOLDER = Path(__file__).parent.parent / "assets" / "recipes"
 
-# What recipes are for, by the kinds of their objectives.
-_PURPOSES = {
-    "Fill gaps (MAGNET)": frozenset({"msg"}),
-    "Score continuations (RankGen)": frozenset({"rankgen"}),
-    "Embed, by pairs that are mined or given (GUR, UniMAE)": frozenset({"gur", "contrastive"}),
-    "Embed, by texts alone (UniMAE, LLM2Vec)": frozenset({"unimae", "simcse", "mntp", "sscl"}),
-    "Embed, as another model does (distillation)": frozenset({"distill"}),
-    "Make a language model": frozenset({"causal", "span_corruption"}),
-}
-_OTHERS = "Others"
-
 # Levels of nesting; a recipe has six.
 _DEEPEST = 64
 
@@ -45,21 +34,9 @@ def bundled_recipes() -> dict[str, str]:
     return {path.stem: _first_sentence(path.read_text("utf-8")) for path in paths}
 
 
-def recipes_by_purpose() -> dict[str, dict[str, str]]:
-    """Return the bundled recipes under what they are for, each with its sentence; the papers stand in brackets.
-
-    >>> [purpose for purpose, own in recipes_by_purpose().items() if "magnet-default" in own]
-    ['Fill gaps (MAGNET)']
-    """
-    found: dict[str, dict[str, str]] = {purpose: {} for purpose in _PURPOSES}
-    for name, summary in bundled_recipes().items():
-        content = _parse((_FOLDER / f"{name}.yaml").read_text("utf-8"))
-        # GUR without its contrastive loss hides spans and has them written.
-        kinds = {"span_corruption" if one.get("alpha") == 0 else one["kind"] for one in content["objectives"]}
-        # The first purpose that any objective has: beside it, others keep the model what it was.
-        purpose = next((one for one, own in _PURPOSES.items() if kinds & own), _OTHERS)
-        found.setdefault(purpose, {})[name] = summary
-    return {purpose: own for purpose, own in found.items() if own}
+def bundled_contents() -> dict[str, dict[str, Any]]:
+    """Return what the bundled recipes hold, by name, as plain data."""
+    return {name: _parse((_FOLDER / f"{name}.yaml").read_text("utf-8")) for name in bundled_recipes()}
 
 
 def find_recipe(recipe: str | Path) -> Path:

@@ -18,6 +18,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from enum import StrEnum
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, get_args
@@ -41,6 +42,19 @@ Batch = dict[str, "Tensor"]
 
 DECODER_ONLY = "decoder-only"
 ENCODER_DECODER = "encoder-decoder"
+
+
+class Purpose(StrEnum):
+    """What an objective is for, the paper in brackets; of a recipe with several the first one counts."""
+
+    FILL = "Fill gaps (MAGNET)"
+    SCORE = "Score continuations (RankGen)"
+    EMBED_BY_PAIRS = "Embed, by pairs that are mined or given (GUR, UniMAE)"
+    EMBED_BY_TEXTS = "Embed, by texts alone (UniMAE, LLM2Vec)"
+    DISTIL = "Embed, as another model does (distillation)"
+    WRITE = "Make a language model"
+    OTHER = "Others"
+
 
 # Plans that read a text in another way than its training does.
 _UNTRAINABLE_PLANS = ("hybrid", "echo")
@@ -73,8 +87,12 @@ class ObjectiveConfig(Section):
         # The name in recipes and logs: each objective has a field `kind: Literal["name"]`.
         kind: str
 
+    purpose: ClassVar[Purpose] = Purpose.OTHER
+    """What recipes with it are for."""
     models: ClassVar[tuple[str, ...]] = (DECODER_ONLY,)
     """The kinds of models that it trains."""
+    reads_pairs: ClassVar[bool] = False
+    """Whether it always reads pairs of texts, in the place of texts."""
     trains_vectors: ClassVar[bool] = False
     """Whether it reads texts as the encoder does, with its plan, pooling and prompt, and trains their vectors."""
     trains_head: ClassVar[bool] = False
@@ -106,6 +124,12 @@ class ObjectiveConfig(Section):
     def name(cls) -> str:
         """Return its kind, as recipes write it."""
         return str(get_args(cls.model_fields["kind"].annotation)[0])
+
+    @classmethod
+    def purpose_of(cls, settings: Mapping[str, Any]) -> Purpose:
+        """Return what these settings of it are for."""
+        del settings
+        return cls.purpose
 
     def weight_at(self, step: int) -> float:
         """Return the weight in optimizer step ``step``, counted from 0.

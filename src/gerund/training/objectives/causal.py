@@ -4,12 +4,12 @@ Knows: packed blocks. Does not know: how blocks are made, what else is trained.
 """
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Self, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast
 
 from pydantic import Field, model_validator
 
 from gerund.errors import ConfigError
-from gerund.training.objectives.base import Batch, Batches, Objective, ObjectiveConfig, TokenLosses
+from gerund.training.objectives.base import Batch, Batches, Objective, ObjectiveConfig, Purpose, TokenLosses
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 class CausalConfig(ObjectiveConfig):
     """Plain language modelling on packed blocks: documents follow each other without padding."""
 
+    purpose: ClassVar[Purpose] = Purpose.WRITE
     kind: Literal["causal"]
     sources: list[str] = Field(default_factory=list)
     """Names of the ``data.sources`` that it reads; left out, all."""

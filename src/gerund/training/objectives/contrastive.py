@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from gerund.training.objectives.base import Batches, Objective, ObjectiveConfig, Section
+from gerund.training.objectives.base import Batches, Objective, ObjectiveConfig, Purpose, Section
 from gerund.training.objectives.vectors import ContrastiveConfig, ContrastiveLosses, TextGroup
 
 if TYPE_CHECKING:
@@ -58,6 +58,8 @@ class TaskFiles(PairFiles):
 class SupervisedConfig(ContrastiveConfig):
     """Contrastive fine-tuning on queries, positives and hard negatives from files (UniMAE, Appendix D)."""
 
+    purpose: ClassVar[Purpose] = Purpose.EMBED_BY_PAIRS
+    reads_pairs: ClassVar[bool] = True
     seed_offset: ClassVar[int | None] = 50
 
     kind: Literal["contrastive"]

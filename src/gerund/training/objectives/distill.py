@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from gerund.errors import ConfigError
-from gerund.training.objectives.base import DECODER_ONLY, Batch, Batches, Objective, PairLosses, TextConfig
+from gerund.training.objectives.base import DECODER_ONLY, Batch, Batches, Objective, PairLosses, Purpose, TextConfig
 from gerund.training.objectives.vectors import TextGroup, VectorConfig
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ class DistillConfig(TextConfig, VectorConfig):
 
     models: ClassVar[tuple[str, ...]] = (DECODER_ONLY,)
     trains_head: ClassVar[bool] = True
+    purpose: ClassVar[Purpose] = Purpose.DISTIL
     seed_offset: ClassVar[int | None] = 90
     shortest_text: ClassVar[int] = 1
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from gerund.errors import ConfigError
-from gerund.training.objectives.base import Batch, Batches, JointLosses, Objective, ObjectiveConfig, Section
+from gerund.training.objectives.base import Batch, Batches, JointLosses, Objective, ObjectiveConfig, Purpose, Section
 from gerund.training.objectives.batches import row_generator
 from gerund.training.objectives.span_corruption import Corruption, demand_decoder, with_targets, written_tokens
 from gerund.training.objectives.vectors import ContrastiveConfig, ContrastiveLosses, TextGroup
@@ -33,14 +33,12 @@ if TYPE_CHECKING:
     from gerund.training.corpus.pairs import Example, Examples
     from gerund.training.objectives.context import Context
 
-TITLE_PROMPT = "document2title: "
-"""Put before a text whose title is to be written (GUR, section IV-A)."""
+TITLE_PROMPT = "document2title: "  # before a text whose title is to be written (GUR, section IV-A)
 
 # Of the projection head: GUR, Table I.
 _DIMENSIONS = 128
 _TITLE_FRACTION = 0.1
-# Added to the seed for the order of titles; buckets of pairs have 0 and 1.
-_TITLE_SEED = 2
+_TITLE_SEED = 2  # added to the seed for the order of titles; buckets of pairs have 0 and 1
 
 
 class PairsOfDocuments(Section):
@@ -73,6 +71,8 @@ class GurConfig(ContrastiveConfig):
     """Pairs of one document, in one pass for language modelling and contrastive learning (GUR, equation 1)."""
 
     trains_head: ClassVar[bool] = True
+    purpose: ClassVar[Purpose] = Purpose.EMBED_BY_PAIRS
+    reads_pairs: ClassVar[bool] = True
     seed_offset: ClassVar[int | None] = 80
     renamed: ClassVar[Mapping[str, str]] = {"title_share": "title_fraction"}
 
@@ -111,6 +111,11 @@ class GurConfig(ContrastiveConfig):
     variant: Literal["paper", "released"] | None = None
     """Of the head: ``paper``, two linear maps with a ReLU between, or ``released``, that of the released code, gated
     and normed. Left out, the base's, or ``paper``."""
+
+    @classmethod
+    def purpose_of(cls, settings: Mapping[str, Any]) -> Purpose:
+        """Return what these settings are for."""
+        return Purpose.WRITE if settings.get("alpha") == 0 else cls.purpose  # without the contrastive loss
 
     @model_validator(mode="after")
     def _heads_and_lengths(self) -> Self:

@@ -20,7 +20,7 @@ from pydantic import Field, model_validator
 from gerund.attention.plan import AttentionPlan
 from gerund.data.masking import mask_tokens, sample_spans
 from gerund.errors import ConfigError
-from gerund.training.objectives.base import Batch, Batches, Objective, ObjectiveConfig, TextConfig, TokenLosses
+from gerund.training.objectives.base import Batch, Batches, Objective, ObjectiveConfig, Purpose, TextConfig, TokenLosses
 from gerund.training.objectives.batches import padded, row_generator, text_batch
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ Normalisation = Literal["predicted", "paper"]
 class MntpConfig(TextConfig):
     """Masked next-token prediction (MAGNET, section 3.2.1; LLM2Vec)."""
 
+    purpose: ClassVar[Purpose] = Purpose.EMBED_BY_TEXTS
     seed_offset: ClassVar[int | None] = 10
     renamed: ClassVar[Mapping[str, str]] = {"mask_share": "mask_fraction", "random_share": "random_fraction"}
 
@@ -83,6 +84,7 @@ class MntpConfig(TextConfig):
 class MsgConfig(TextConfig):
     """Missing-span generation under the hybrid mask (MAGNET, section 3.2.3)."""
 
+    purpose: ClassVar[Purpose] = Purpose.FILL
     seed_offset: ClassVar[int | None] = 10
     renamed: ClassVar[Mapping[str, str]] = {"whole_share": "whole_fraction"}
 

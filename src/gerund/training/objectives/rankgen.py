@@ -16,7 +16,7 @@ from pydantic import Field, model_validator
 
 from gerund.errors import ConfigError
 from gerund.training.corpus.passages import PassageExample, Passages, read_passages
-from gerund.training.objectives.base import Batch, Batches, Objective
+from gerund.training.objectives.base import Batch, Batches, Objective, Purpose
 from gerund.training.objectives.context import VALIDATION_SEED
 from gerund.training.objectives.vectors import ContrastiveLosses, Similarity, TextGroup, VectorConfig
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 class RankgenConfig(VectorConfig):
     """An encoder that scores continuations of a prefix (RankGen, section 2.2)."""
 
+    purpose: ClassVar[Purpose] = Purpose.SCORE
     seed_offset: ClassVar[int | None] = 60
 
     kind: Literal["rankgen"]

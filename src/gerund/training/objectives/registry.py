@@ -41,6 +41,11 @@ OBJECTIVES: tuple[type[ObjectiveConfig], ...] = (
 )
 
 
+def class_of(kind: Any) -> type[ObjectiveConfig] | None:
+    """Return the objective of a name; None where there is none."""
+    return next((own for own in OBJECTIVES if own.name() == kind), None)
+
+
 def parse_objective(value: Any) -> ObjectiveConfig:
     """Return the settings of an objective, which its ``kind`` names.
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from gerund.training.objectives.base import DECODER_ONLY, Batches, Objective, TextConfig
+from gerund.training.objectives.base import DECODER_ONLY, Batches, Objective, Purpose, TextConfig
 from gerund.training.objectives.vectors import ContrastiveConfig, ContrastiveLosses, TextGroup
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ class SimcseConfig(TextConfig, ContrastiveConfig):
     """Two passes over the same text under different dropout are a pair (SimCSE; LLM2Vec)."""
 
     models: ClassVar[tuple[str, ...]] = (DECODER_ONLY,)
+    purpose: ClassVar[Purpose] = Purpose.EMBED_BY_TEXTS
     seed_offset: ClassVar[int | None] = 30
 
     kind: Literal["simcse"]

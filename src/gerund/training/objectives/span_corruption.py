@@ -14,7 +14,7 @@ from pydantic import Field
 
 from gerund.data.masking import SpanLengths, sample_corrupted_spans
 from gerund.errors import ConfigError
-from gerund.training.objectives.base import ENCODER_DECODER, Batch, Batches, Objective, TextConfig, TokenLosses
+from gerund.training.objectives.base import ENCODER_DECODER, Batch, Batches, Objective, Purpose, TextConfig, TokenLosses
 from gerund.training.objectives.batches import padded, row_generator, text_batch
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ class SpanConfig(TextConfig):
     """A decoder writes the spans of a text that the encoder does not see (T5). For encoder-decoder models."""
 
     models: ClassVar[tuple[str, ...]] = (ENCODER_DECODER,)
+    purpose: ClassVar[Purpose] = Purpose.WRITE
     seed_offset: ClassVar[int | None] = 70
 
     kind: Literal["span_corruption"]

@@ -20,7 +20,7 @@ from pydantic import Field, model_validator
 
 from gerund.data.augmentation import augment
 from gerund.errors import TextError
-from gerund.training.objectives.base import Batches, Objective, TextConfig
+from gerund.training.objectives.base import Batches, Objective, Purpose, TextConfig
 from gerund.training.objectives.batches import row_generator
 from gerund.training.objectives.contrastive import ExampleBatches, PairFiles
 from gerund.training.objectives.vectors import ContrastiveConfig, ContrastiveLosses, TextGroup
@@ -43,6 +43,7 @@ _LONGEST_GAP = 4
 class SsclConfig(TextConfig, ContrastiveConfig):
     """Self-supervised contrastive learning with an altered text as positive (MAGNET, section 3.2.2)."""
 
+    purpose: ClassVar[Purpose] = Purpose.EMBED_BY_TEXTS
     seed_offset: ClassVar[int | None] = 40
 
     kind: Literal["sscl"]

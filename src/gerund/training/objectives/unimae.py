@@ -13,7 +13,7 @@ import numpy as np
 from pydantic import Field
 
 from gerund.data.masking import corrupt
-from gerund.training.objectives.base import Batch, Batches, Objective, TextConfig, TokenLosses
+from gerund.training.objectives.base import Batch, Batches, Objective, Purpose, TextConfig, TokenLosses
 from gerund.training.objectives.batches import padded, row_generator, text_batch
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 class UnimaeConfig(TextConfig):
     """Masked auto-regression and reconstruction from the end token's state (UniMAE, sections 2.3 and 2.4)."""
 
+    purpose: ClassVar[Purpose] = Purpose.EMBED_BY_TEXTS
     seed_offset: ClassVar[int | None] = 20
 
     kind: Literal["unimae"]
