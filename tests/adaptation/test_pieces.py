@@ -100,6 +100,14 @@ def test_what_a_nearly_equal_document_shares_with_one_that_is_put_aside_is_not_t
     assert leak_finder(found, "en")(text) is leaks
 
 
+def test_a_sentence_that_many_documents_have_gives_none_away():
+    rights = "All rights of this text are kept by the town."
+    training = tuple(Document(str(n), f"Town {n} is here. {rights}", "") for n in range(6))
+    aside = (Document("a", f"{NEARLY} {rights}", "The old pier"),)
+    assert leak_finder(Split(training[:5], aside, ()), "en")(f"A pier was built. {rights}")
+    assert not leak_finder(Split(training, aside, ()), "en")(f"A pier was built. {rights}")
+
+
 @pytest.mark.slow
 def test_chunks_of_a_near_copy_of_what_is_put_aside_make_no_pair(tmp_path, bundled):
     found = split(as_documents(documents(90)), AdaptConfig())

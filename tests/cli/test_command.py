@@ -17,6 +17,8 @@ from tests.cli.helpers import run_cli
 COMMANDS = typer.main.get_command(app).commands
 # Where an option means less than in other commands, and says so.
 SPECIAL_HELPS = {
+    ("adapt", "device"),
+    ("adapt", "dtype"),
     ("ask", "model"),
     ("index", "model"),
     ("index", "transform"),
@@ -48,7 +50,9 @@ def test_what_says_which_model_comes_from_one_table_and_goes_on_as_a_spec():
     with_model = {
         name: command for name, command in COMMANDS.items() if any(one.name == "device" for one in command.params)
     }
-    names = "ask chat demo doctor embed eval generate index infill inspect negatives rerank score search serve tune"
+    names = (
+        "adapt ask chat demo doctor embed eval generate index infill inspect negatives rerank score search serve tune"
+    )
     assert " ".join(with_model) == names
     others = {("generate", "prompt"), ("demo", "prompt"), ("embed", "prompt"), ("tune", "pooling"), ("score", "scorer")}
     others |= {("negatives", "scorer"), ("eval", "sample"), ("inspect", "layers"), ("tune", "sample")}

@@ -67,7 +67,7 @@ def test_lists_and_prints_recipes():
     assert any(line.startswith("  unimae-default ") for line in ran.out.splitlines())
     assert "unimae-default" in json.loads(run_cli("recipes", "--json").out)
     ran = run_cli("recipes", "unimae-default")
-    assert (ran.code, ran.out.splitlines()[0][:8]) == (0, "# UniMAE")
+    assert (ran.code, ran.out.splitlines()[0][:8]) == (0, "# Embed ")
     assert "unimae-defalt" in run_cli("recipes", "unimae-defalt").mistake
 
 

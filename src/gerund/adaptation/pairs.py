@@ -7,6 +7,7 @@ Knows: the miner, chunks, which texts must not be trained on. Does not know: mod
 """
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -36,6 +37,8 @@ PAIRS, TEXTS = "pairs.jsonl", "texts.jsonl"
 _CHUNKS = 4
 # Bytes of a sentence by which a document can be told; in Chinese these are eight characters.
 _TELLING = 24
+# Documents in which a sentence may stand and still be of one: what more of them have is a phrase of their kind.
+_VERSIONS = 5
 # Characters of what was put aside in which each text is searched for. In more of them that would take minutes, and only
 # whole sentences are compared.
 _SEARCHED = 4 * 2**20
@@ -147,7 +150,7 @@ def texts_put_aside(found: Split, language: str) -> frozenset[str]:
     """Return the queries and all sentences of the documents that were put aside, for comparison."""
     texts = {plain(one.text) for one in found.queries}
     for one in found.held_out:
-        texts |= {plain(one.text[start:end]) for start, end in sentence_bounds(one.text, language)}
+        texts |= _sentences(one.text, language)
         texts |= {plain(one.text), plain(one.title)}
     return frozenset(texts - {""})
 
@@ -156,25 +159,30 @@ def leak_finder(found: Split, language: str) -> Callable[[str], bool]:
     """Return what says whether a text must not be trained on.
 
     It must not where it is a query or a title of what was put aside, where it has a sentence of it, or where it is a
-    stretch of such a document or has all of one. Documents that are nearly the same would give the answers away.
+    stretch of such a document or has all of one. Documents that are nearly the same would give the answers away. A
+    sentence that many documents have, such as a line on rights, gives nothing away.
     """
     whole = texts_put_aside(found, language)
-    telling = frozenset(text for text in whole if _is_telling(text))
+    telling = {text for text in whole if _is_telling(text)}
+    counts = Counter(sentence for one in found.training for sentence in telling & _sentences(one.text, language))
+    telling -= {sentence for sentence, count in counts.items() if count > _VERSIONS}
     documents = sorted({plain(one.text) for one in found.held_out} & telling, key=len)
     joined = "\n".join(documents) if sum(map(len, documents)) <= _SEARCHED else ""
 
     @lru_cache(maxsize=2**16)
     def leaks(text: str) -> bool:
         own = plain(text)
-        if own in whole:
-            return True
-        if any(plain(text[start:end]) in telling for start, end in sentence_bounds(text, language)):
+        if own in whole or not telling.isdisjoint(_sentences(text, language)):
             return True
         if _is_telling(own) and own in joined:
             return True
         return any(one in own for one in takewhile(lambda one: len(one) <= len(own), documents))
 
     return leaks
+
+
+def _sentences(text: str, language: str) -> set[str]:
+    return {plain(text[start:end]) for start, end in sentence_bounds(text, language)}
 
 
 def _is_telling(text: str) -> bool:

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from gerund.spec import ModelSpec
 
 _HELPS = {
-    "MODEL": "A folder or hub id; left out, the bundled model.",
     "dtype": "auto, float32, bfloat16 or float16, to measure in.",
     "device": "auto, cpu, cuda, cuda:1, ..., to make pairs and measure on; training takes a GPU if there is one.",
 }

@@ -193,7 +193,7 @@ def test_a_full_disk(corpus, tokenizer, tmp_path, monkeypatch):
     def full(handle):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(token_cache.os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(ResourceError, match="was not written: No space left"):
         tokenize_corpus([corpus / "a.train.jsonl"], tokenizer, tmp_path)
     assert list(tmp_path.iterdir()) == []
