@@ -169,7 +169,7 @@ def settings_for(base: Base, machine: Machine, options: AdaptConfig, data: Path,
 
 
 def _demand_use(objective: dict[str, Any], name: str) -> None:
-    """Refuse an objective that trains no vectors for a search, or no model without an encoder of its own."""
+    """Refuse an objective that trains no vectors for a search, or that needs a T5's decoder."""
     own = class_of(objective.get("kind"))
     if own is None:  # which is told where the recipe is read
         return
@@ -180,8 +180,7 @@ def _demand_use(objective: dict[str, Any], name: str) -> None:
         )
     # Of a T5's recipes these are what needs its decoder; GUR without it is contrastive training, which any model has.
     writes = ENCODER_DECODER in own.models and own.purpose_of(objective) is Purpose.WRITE
-    writes = writes or bool(objective.get("lm"))
-    if writes:
+    if writes or objective.get("lm"):
         raise ConfigError(
             f"{name} trains the decoder of a T5, and adapting is for decoder-only models: take another recipe, such as "
             f"{RECIPE}, or train a T5 whole by gerund train"

@@ -66,12 +66,12 @@ def command(
     ] = False,
     compile: Annotated[bool, _option("Compile the decode step: a slower start, faster writing.", "--compile")] = False,
     reproducible: Annotated[
-        bool,
+        bool | None,
         _option(
-            "A text does not depend on what else is written; without, few clients are served faster.",
+            "A text does not depend on what else is written (the default); without, few clients are served faster.",
             "--reproducible/--no-reproducible",
         ),
-    ] = True,
+    ] = None,
     body_limit: Annotated[int | None, _option("Bytes that a request has at most. [default: 8388608]")] = None,
     body_timeout: Annotated[float | None, _option("Seconds in which it has to have come. [default: 30]")] = None,
     log: Annotated[
@@ -101,7 +101,7 @@ def command(
         "name": name or None, "index": index, "workers": workers, "threads": threads, "max_new_tokens": max_new_tokens,
         "timeout": timeout, "drain": drain, "slots": slots, "context": context, "read_tokens": read_tokens,
         "writing_ratio": writing_ratio, "queue_tokens": queue_tokens, "exact": exact or None,
-        "compile": compile or None, "reproducible": None if reproducible else False,
+        "compile": compile or None, "reproducible": reproducible,
         "body_limit": body_limit, "body_timeout": body_timeout, "log": log,
     }  # fmt: skip
     of_model, of_server = ({}, {}) if config is None else read_config(config)

@@ -104,6 +104,19 @@ def encode_texts(
     return [found[place] for place in range(len(texts))]
 
 
+def beginnings(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], most: int) -> list[str]:
+    """Return as much of each text's beginning as has at most so many tokens, special ones not counted.
+
+    Raises:
+        ModelError: the tokenizer is not a fast one.
+    """
+    found = encode_texts(tokenizer, texts, specials=False, offsets=True, most=most + 1)
+    return [
+        text[: one.offsets[most - 1][1]] if len(one.ids) > most else text
+        for text, one in zip(texts, found, strict=True)
+    ]
+
+
 def ids_inside(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     """Return the tokens of a text that stands inside another one, without special tokens.
 

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from gerund.errors import ConfigError, TextError
 from gerund.inference.likelihood.tokens import causal_runtime, continuation_logprobs
-from gerund.inference.text_ids import encode_texts
+from gerund.inference.text_ids import beginnings, encode_texts
 from gerund.models.pooling import unit
 from gerund.scoring.relevance_measures import DEFAULT_MEASURE, RelevanceMeasure
 from gerund.text_encoder import TextEncoder
@@ -95,5 +95,4 @@ def _beginning(tokenizer: PreTrainedTokenizerBase, text: str, most: int | None) 
     text = text.strip().rstrip(".")
     if most is None or len(text) <= most // 2:
         return text
-    [found] = encode_texts(tokenizer, [text], specials=False, offsets=True, most=most)
-    return text if len(found.ids) <= most else text[: found.offsets[most - 1][1]]
+    return beginnings(tokenizer, [text], most)[0]

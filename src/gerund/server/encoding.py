@@ -141,19 +141,3 @@ async def cosines(
     read = await encoded(service, claim, documents, param=param, prompt_name=own["documents"], truncate=truncate)
     found_N: np.ndarray = unit(read.vectors) @ unit(asked.vectors)[0]
     return found_N, sum(asked.token_counts) + sum(read.token_counts)
-
-
-def beginnings(tokenizer: Any, texts: Sequence[str], most: int) -> list[str]:
-    """Return the first tokens of each text, as text.
-
-    Raises:
-        TextError: a text is not valid Unicode.
-        ModelError: the tokenizer is not a fast one.
-    """
-    for index, text in enumerate(texts):
-        check_unicode("text", text, index)
-    found = encode_texts(tokenizer, texts, specials=False, offsets=True, most=most + 1)
-    return [
-        text[: one.offsets[most - 1][1]] if len(one.ids) > most else text
-        for text, one in zip(texts, found, strict=True)
-    ]

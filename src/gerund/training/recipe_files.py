@@ -36,7 +36,7 @@ def bundled_recipes() -> dict[str, str]:
 
 def bundled_contents() -> dict[str, dict[str, Any]]:
     """Return what the bundled recipes hold, by name, as plain data."""
-    return {name: _parse((_FOLDER / f"{name}.yaml").read_text("utf-8")) for name in bundled_recipes()}
+    return {path.stem: _parse(path.read_text("utf-8")) for path in _FOLDER.glob("*.yaml")}
 
 
 def find_recipe(recipe: str | Path) -> Path:

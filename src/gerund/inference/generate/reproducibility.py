@@ -161,9 +161,10 @@ def check_compiled_batching(
 
 def _warm(slots: Slots, size: int) -> None:
     """Have a step compiled for one row, which has kernels of its own, and for any number of them."""
+    most = max(slots.room - 2, 1)
     for rows in sorted({1, 2, slots.count - 1, slots.count} - {0}, reverse=True):
-        for length in (3, max(slots.room - 2, 1)):
-            slots.fill([min(length, max(slots.room - 2, 1))] * rows, 0)
+        for length in (min(3, most), most):
+            slots.fill([length] * rows, 0)
             slots.step(_tokens(rows, size))
     slots.lengths = []
 

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from fastapi import APIRouter, Request
 
-from gerund.inference.text_ids import encode_texts
+from gerund.inference.text_ids import beginnings, encode_texts
 from gerund.inference.tokens import check_unicode
 from gerund.models.pooling import unit
 from gerund.scoring.relevance_measures import check_relevance
-from gerund.server.encoding import beginnings, cosines, encoded
+from gerund.server.encoding import cosines, encoded
 from gerund.server.errors import ApiError, api_error, blamed
 from gerund.server.routes.common import Served
 from gerund.server.schemas.representation import RerankRequest, ScoreRequest, TeiRerankRequest
@@ -83,6 +83,8 @@ async def _relevance(
         if most is not None:
             whole, most_each = documents, most
             try:
+                for index, text in enumerate(whole):
+                    check_unicode("text", text, index)
                 documents = await claim.run(lambda: beginnings(lm.tokenizer, whole, most_each))
             except Exception as error:
                 raise api_error(error, param) from error
