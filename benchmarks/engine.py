@@ -28,7 +28,7 @@ import gerund
 import harness
 from gerund import Engine, EngineConfig, LanguageModel, Sampling
 from gerund.inference.generate import continuous_batching, generation
-from gerund.inference.generate.settings import GenerationConfig
+from gerund.inference.generate.config import GenerationConfig
 from gerund.types import Generation
 from results import Column, Row, Table, median_of
 

@@ -12,8 +12,8 @@ import os
 from ray import serve
 
 from gerund.server.app import Gate, make_app
+from gerund.server.config import ServerConfig
 from gerund.server.service import Service, name_of
-from gerund.server.settings import ServerConfig
 from gerund.spec import ModelSpec
 
 

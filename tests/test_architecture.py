@@ -1,13 +1,11 @@
 """The house rules that a reader relies on and no linter knows: who imports whom, sizes, what is never used."""
 
 import ast
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from statistics import median
 
 import pytest
 
@@ -217,18 +215,6 @@ print(*[name for name in {HEAVY!r} if name in sys.modules])
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""
-
-
-@pytest.mark.slow
-def test_help_comes_at_once() -> None:
-    seconds = []
-    for _ in range(5):
-        before = os.times()
-        subprocess.run([sys.executable, "-m", "gerund.cli.main", "--help"], capture_output=True, check=True)
-        after = os.times()
-        seconds.append(after.children_user + after.children_system - before.children_user - before.children_system)
-    # Seconds of a processor, so that a busy machine does not fail the test; a quiet one takes half of this.
-    assert median(seconds) < 1.0
 
 
 # What stands at the top of the repository; anything else was written there by mistake.

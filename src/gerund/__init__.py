@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from gerund.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from gerund.adaptation.options import AdaptConfig
+    from gerund.adaptation.config import AdaptConfig
     from gerund.adaptation.running import adapt
     from gerund.attention.plan import PLAN_NAMES, AttentionPlan
     from gerund.config import EncoderConfig, Rerank, Sampling
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
         TextError,
         UnsupportedModelError,
     )
+    from gerund.inference.generate.config import GenerationConfig
     from gerund.inference.generate.session import Session
-    from gerund.inference.generate.settings import GenerationConfig
     from gerund.language_model import LanguageModel
     from gerund.retrieval.documents import Chunking, Document
     from gerund.retrieval.index import Index
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 # Imported on first use, so that `import gerund` and the command line's help do not wait for torch.
 _WHERE = {
-    "AdaptConfig": "gerund.adaptation.options",
+    "AdaptConfig": "gerund.adaptation.config",
     "Answer": "gerund.types",
     "AttentionPlan": "gerund.attention.plan",
     "Chunking": "gerund.retrieval.documents",
@@ -66,7 +66,7 @@ _WHERE = {
     "Rerank": "gerund.config",
     "Sampling": "gerund.config",
     "Session": "gerund.inference.generate.session",
-    "GenerationConfig": "gerund.inference.generate.settings",
+    "GenerationConfig": "gerund.inference.generate.config",
     "Source": "gerund.types",
     "TextError": "gerund.errors",
     "UnsupportedModelError": "gerund.errors",

@@ -16,9 +16,9 @@ from gerund.config import EncoderConfig, Rerank, Sampling, sampling_or
 from gerund.errors import ConfigError
 from gerund.exporting.folders import write_settings
 from gerund.inference.generate import generation
+from gerund.inference.generate.config import GenerationConfig, GenerationKeywords
 from gerund.inference.generate.prompts import Prompt, check_conversation, check_prompts, prompt_ids
 from gerund.inference.generate.rows import Emit, Piece
-from gerund.inference.generate.settings import GenerationConfig, GenerationKeywords
 from gerund.inference.generate.streams import AsyncTextStream, TextStream, Work, in_thread
 from gerund.inference.infill import expansion
 from gerund.inference.infill.infilling import BLANK, Method
@@ -84,7 +84,7 @@ class GenerativeModel(TextEncoder):
             options: ``n``, how many continuations of each prompt, above 1 sampled ones; ``stop``, strings before
                 which the text ends; ``logprobs``, the log-probability of each token and how many alternatives;
                 ``schema``, ``regex`` or ``choice``, the form of the text, which need llguidance. See
-                ``gerund.inference.generate.settings.GenerationKeywords``. None of them goes with ``rerank``.
+                ``gerund.inference.generate.config.GenerationKeywords``. None of them goes with ``rerank``.
 
         Returns:
             ``n`` times a ``Generation`` for each prompt, those of one prompt together, in the order of the

@@ -16,11 +16,11 @@ from gerund.errors import ConfigError
 from gerund.exporting import formats
 from gerund.exporting.formats import Export
 from gerund.generative_model import GenerativeModel
+from gerund.inference.generate.config import GenerationConfig
 from gerund.inference.generate.prompts import Prompt, plain_text, prompt_text
 from gerund.inference.generate.reranking import Judge, search, stream_search
 from gerund.inference.generate.rows import Piece
 from gerund.inference.generate.session import Session, encode_and_keep, read_prompt
-from gerund.inference.generate.settings import GenerationConfig
 from gerund.inference.infill import infilling
 from gerund.inference.infill.infilling import BLANK, Method
 from gerund.inference.infill.several import each

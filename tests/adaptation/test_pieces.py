@@ -9,9 +9,9 @@ import pytest
 import yaml
 
 from gerund.adaptation.choosing import Base, Machine, choose, settings_for, shape_of
+from gerund.adaptation.config import AdaptConfig
 from gerund.adaptation.documents import read_documents
 from gerund.adaptation.measuring import MEASURES, Measured, measure, scores_of
-from gerund.adaptation.options import AdaptConfig
 from gerund.adaptation.pairs import PAIRS, Pairs, leak_finder, make_pairs, plain, texts_put_aside
 from gerund.adaptation.queries import Query, Split, split
 from gerund.adaptation.verdict import advice, compare, main_of, verdict

@@ -81,6 +81,37 @@ def test_long_texts_are_counted_or_refused(tiny_folder, tmp_path):
     assert ran.err.count("\n") == 1
 
 
+LONG_LINE = """
+import resource, sys
+from gerund.cli.main import main
+
+model = sys.argv[1]
+
+def peak(source):
+    sys.argv = ["gerund", "embed", source, "-o", source + ".npy", "-m", model]
+    try:
+        main()
+    except SystemExit as stop:
+        assert not stop.code, stop.code
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+print(-peak("short.txt") + peak("long.txt"))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss is in KiB on Linux")
+def test_a_line_of_twenty_megabytes_takes_little_memory(tiny_folder, tmp_path):
+    (tmp_path / "short.txt").write_text("a dog\nthe cat\n")
+    (tmp_path / "long.txt").write_text("the cat in another thing " * 800_000 + "\nthe cat\n")
+    done = subprocess.run(
+        [sys.executable, "-c", LONG_LINE, str(tiny_folder)], capture_output=True, text=True, check=True, cwd=tmp_path
+    )
+    assert "1 texts cut at 64 tokens" in done.stderr
+    # A few times the text itself, in KiB; with all its tokens it were 2.8 GB.
+    assert int(done.stdout) < 200 * 2**10
+
+
 def test_standard_input(tiny_folder, tmp_path):
     rows = '{"id": "a", "text": "one"}\n{"id": "b", "text": "two"}\n'
     out = tmp_path / "out.parquet"

@@ -8,7 +8,7 @@ import torch
 
 from gerund import Sampling
 from gerund.inference.generate import generation
-from gerund.inference.generate.settings import GenerationConfig
+from gerund.inference.generate.config import GenerationConfig
 from gerund.language_model import LanguageModel
 from gerund.types import Generation
 from tests.tiny import byte_tokenizer, tiny

@@ -9,8 +9,8 @@ import pytest
 from gerund import ConfigError, Engine, EngineConfig, Sampling, TextError
 from gerund.engine.work import EngineState, Ticket
 from gerund.errors import ClosedError, DeadlineError, EngineError, ModelError, QueueFullError, TooLargeError
+from gerund.inference.generate.config import GenerationConfig
 from gerund.inference.generate.rows import Piece
-from gerund.inference.generate.settings import GenerationConfig
 from tests.engine.common import LONG, PROMPTS, SEEDED, alone, held, rows_of
 
 

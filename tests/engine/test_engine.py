@@ -11,8 +11,8 @@ import torch
 
 import gerund
 from gerund import Engine, EngineConfig, Sampling, TextError
+from gerund.inference.generate.config import GenerationConfig
 from gerund.inference.generate.rows import Piece
-from gerund.inference.generate.settings import GenerationConfig
 from gerund.inference.generate.slots import Slots
 from tests.engine.common import LONG, PROMPTS, SEEDED, alone, held, requests, rows_of, tiny_lm
 

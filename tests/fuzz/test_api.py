@@ -78,13 +78,39 @@ LOADING: dict[str, list[Any]] = {
     "dtype": ["float32", "auto"],
     "device": ["cpu"],
     "max_length": [9],
+    "skips": [0, 1],
+    "recurrent": ["causal"],
+    "prompts": [{}, {"query": "Q: "}],
+    "template": ["none", "prompteol", "kv-embedding", "Say {text} in a word:"],
+    "layers": ["last", "all", "1-2"],
+    "prepend": [0, 1],
+    "reroute": ["none", "1", "all"],
+    "transform": ["none", "truncate-8", "whitening"],
+    "pool_bos": ["auto", "never"],
+    "fusion": [0.0, 0.5],
+    "sample": [None],
 }
+WRITING: dict[str, list[Any]] = {
+    "n": [1, 2],
+    "stop": [None, "a", ["b", "c"]],
+    "logprobs": [None, 0, 2],
+    "choice": [None, ["a", "b"]],
+    "regex": [None, "[ab]+"],
+    "schema": [None, {"type": "integer"}],
+}
+MESSAGES: list[Any] = [
+    [{"role": "user", "content": "the cat"}],
+    [{"role": "system", "content": "x"}, {"role": "user", "content": [{"type": "text", "text": "a dog"}]}],
+]
+TEMPLATE = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model of two small layers."""
-    return save_tiny(tmp_path_factory.mktemp("fuzz") / "model", num_hidden_layers=2)
+    folder = save_tiny(tmp_path_factory.mktemp("fuzz") / "model", num_hidden_layers=2)
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    return folder
 
 
 class Calls:
@@ -100,6 +126,7 @@ class Calls:
             *[(self.encode, 2.0), (self.encode_others, 1.0), (self.similarity, 0.7), (self.fingerprint, 0.3)],
             *[(self.generate, 0.7), (self.stream, 0.3), (self.score, 0.6), (self.infill, 0.3), (self.expand, 0.15)],
             *[(self.span, 0.5), (self.keep, 0.4), (self.save, 0.25)],
+            *[(self.chat, 0.3), (self.rerank, 0.3), (self.read, 0.3), (self.fitted, 0.15), (self.rerouting, 0.15)],
         ]
 
     def one(self) -> tuple[str, Callable[[], Any]]:
@@ -185,6 +212,7 @@ class Calls:
             "sampling": SAMPLINGS,
             "rerank": [None],
             "batch_size": [1, 16],
+            **WRITING,
         }
         if self.rng.random() < 0.3:
             good["rerank"] = [Rerank(samples=2, scorer="overlap"), Rerank(samples=1, beams=2, every=1, scorer="random")]
@@ -243,6 +271,30 @@ class Calls:
         return keep, said | some(
             self.rng, {"text": TEXTS, "prompt": [None, "Q: "], "tokens": [1], "sampling": SAMPLINGS}
         )
+
+    def chat(self) -> tuple[Any, dict[str, Any]]:
+        good = {"messages": MESSAGES, "sampling": SAMPLINGS, "rerank": [None], **WRITING}
+        return self.lm.chat, {"messages": MESSAGES[0], "max_new_tokens": 2, **some(self.rng, good, 0.2)}
+
+    def rerank(self) -> tuple[Any, dict[str, Any]]:
+        good = {"documents": TEXT, "top_k": [None, 1], "by": [None, "vectors", "likelihood"]}
+        return self.lm.rerank, {"query": "a", "documents": ["the cat", "a dog"], **some(self.rng, good)}
+
+    def read(self) -> tuple[Any, dict[str, Any]]:
+        def read(prompt: Any, tokens: Any, **settings: Any) -> None:
+            self.lm.read(prompt).generate(tokens, **settings)
+
+        good = {"prompt": ["the cat", "", *MESSAGES, [5, 6]], "tokens": [1, 2], "sampling": SAMPLINGS}
+        return read, {"prompt": "the cat", "tokens": 2, **some(self.rng, good)}
+
+    def fitted(self) -> tuple[Any, dict[str, Any]]:
+        lm = self.lm.with_encoder(EncoderConfig(transform=self.rng.choice(["whitening-4", "all-but-the-top"])))
+        texts = [f"the cat and {number}" for number in range(40)]
+        good = {"texts": [texts], "prompt": [None, "Q: "], "prompt_name": [None]}
+        return lm.fitted, {"texts": texts, **some(self.rng, good)}
+
+    def rerouting(self) -> tuple[Any, dict[str, Any]]:
+        return self.lm.rerouting_layers, {"texts": TEXT[1], **some(self.rng, {"texts": TEXT}, 0.7)}
 
     def save(self) -> tuple[Any, dict[str, Any]]:
         nowhere = ["/dev/null/x", "/proc/x", "/proc/a\0b", "/proc/" + "x" * 300, "/dev/null/\ud800", self.folder]

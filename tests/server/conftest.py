@@ -16,10 +16,10 @@ import uvicorn
 
 from gerund.entry import load
 from gerund.server.app import make_app
+from gerund.server.config import ServerConfig
 from gerund.server.listening import address_of, listen
 from gerund.server.running import Protocol, Server
 from gerund.server.service import Service
-from gerund.server.settings import ServerConfig
 from tests.tiny import byte_tokenizer, tiny
 
 TEMPLATE = (

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from gerund.entry import load
-from gerund.server.settings import ServerConfig
+from gerund.server.config import ServerConfig
 from tests.server.conftest import Running
 from tests.server.test_running import Process
 

@@ -24,10 +24,10 @@ from gerund.errors import (
     TooLargeError,
 )
 from gerund.server import running as running_module
+from gerund.server.config import ServerConfig
 from gerund.server.errors import ApiError, api_error
 from gerund.server.gate import Gate
 from gerund.server.schemas.base import worst
-from gerund.server.settings import ServerConfig
 from tests.server.conftest import Running
 
 

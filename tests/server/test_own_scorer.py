@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from gerund.config import Sampling
-from gerund.server.settings import ServerConfig
+from gerund.server.config import ServerConfig
 from tests.server.conftest import Running
 
 

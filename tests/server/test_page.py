@@ -14,8 +14,8 @@ pytest.importorskip("fastapi", reason="needs gerund[serve]")
 
 from gerund.entry import load
 from gerund.errors import DataError
+from gerund.server.config import ServerConfig
 from gerund.server.service import Service
-from gerund.server.settings import ServerConfig
 from tests.server.conftest import Running
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from gerund.entry import load
-from gerund.server.settings import ServerConfig
+from gerund.server.config import ServerConfig
 from tests.server.conftest import Running, save_served
 
 CHAT, COMPLETE, EMBED = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"

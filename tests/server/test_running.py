@@ -18,8 +18,8 @@ import httpx
 import pytest
 
 from gerund.entry import load
+from gerund.server.config import ServerConfig
 from gerund.server.listening import listen
-from gerund.server.settings import ServerConfig
 from tests.server.conftest import Running
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from gerund.adaptation.options import MINUTES, AdaptConfig
+from gerund.adaptation.config import MINUTES, AdaptConfig
 from gerund.adaptation.pairs import PAIRS, TEXTS
 from gerund.errors import ConfigError, ResourceError
 from gerund.jobs.files import write_whole

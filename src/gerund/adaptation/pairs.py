@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gerund.adaptation.config import LEAST_PAIRS, AdaptConfig
 from gerund.adaptation.measuring import chunking_for
-from gerund.adaptation.options import LEAST_PAIRS, AdaptConfig
 from gerund.adaptation.queries import Split, common_titles, made_query, order_of
 from gerund.data.files import opened
 from gerund.data.mining import MiningConfig, mine

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from gerund.adaptation.options import LEAST_DOCUMENTS, LEAST_QUERIES, MOST_QUERIES, MOST_SEARCHED, AdaptConfig
+from gerund.adaptation.config import LEAST_DOCUMENTS, LEAST_QUERIES, MOST_QUERIES, MOST_SEARCHED, AdaptConfig
 from gerund.adaptation.questions import read_questions
 from gerund.data.passages import sentence_bounds
 from gerund.errors import DataError

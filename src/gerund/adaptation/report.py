@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from gerund.adaptation.choosing import Choice
+from gerund.adaptation.config import MINUTES, AdaptConfig
 from gerund.adaptation.documents import Collected
 from gerund.adaptation.measuring import MODE_NAMES, Measured
-from gerund.adaptation.options import MINUTES, AdaptConfig
 from gerund.adaptation.pairs import Pairs
 from gerund.adaptation.queries import Split
 from gerund.adaptation.verdict import Compared, advice, verdict

@@ -27,9 +27,9 @@ from typing import TYPE_CHECKING, Any
 
 from gerund.adaptation.base import demand_adaptable, finish, open_base, said_of_encoder
 from gerund.adaptation.choosing import Choice, Machine, choose, settings_for
+from gerund.adaptation.config import AdaptConfig
 from gerund.adaptation.documents import Collected, name_of, read_documents
 from gerund.adaptation.measuring import Measured, measure, measuring_seconds
-from gerund.adaptation.options import AdaptConfig
 from gerund.adaptation.pairs import Pairs, make_pairs
 from gerund.adaptation.queries import Split, split
 from gerund.adaptation.report import Adapted, write_report

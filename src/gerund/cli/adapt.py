@@ -8,7 +8,7 @@ import typer
 from gerund.cli import model_options as options
 
 if TYPE_CHECKING:
-    from gerund.adaptation.options import AdaptConfig
+    from gerund.adaptation.config import AdaptConfig
     from gerund.adaptation.report import Adapted
     from gerund.spec import ModelSpec
 
@@ -94,7 +94,7 @@ def command(
 
         gerund adapt ./model --texts articles.jsonl --questions questions.jsonl -o adapted
     """
-    from gerund.adaptation.options import AdaptConfig
+    from gerund.adaptation.config import AdaptConfig
     from gerund.errors import ConfigError
 
     if output is None and not dry_run:

@@ -11,7 +11,7 @@ from gerund.cli import model_options
 if TYPE_CHECKING:
     from gerund.config import Sampling
     from gerund.generative_model import GenerativeModel
-    from gerund.inference.generate.settings import GenerationKeywords
+    from gerund.inference.generate.config import GenerationKeywords
     from gerund.spec import ModelSpec
 
     # How much is written at most, how tokens are chosen, and what else is asked of an answer.
@@ -61,7 +61,7 @@ def command(
     import sys
 
     from gerund.errors import ConfigError
-    from gerund.inference.generate.settings import GenerationConfig
+    from gerund.inference.generate.config import GenerationConfig
 
     more = options.penalties_of(min_p, repetition_penalty, frequency_penalty, presence_penalty, None)
     sampling = options.sampling_of(temperature, top_p, top_k, typical_p, seed, more)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from gerund.config import Rerank, Sampling
     from gerund.data.tables import Rows
-    from gerund.inference.generate.settings import GenerationKeywords
+    from gerund.inference.generate.config import GenerationKeywords
     from gerund.language_model import LanguageModel
     from gerund.spec import ModelSpec
     from gerund.types import Generation
@@ -190,8 +190,8 @@ def _check(
     expansion: dict[str, Any] | None,
 ) -> None:
     """Find what is wrong with the settings before a model is loaded."""
+    from gerund.inference.generate.config import GenerationConfig
     from gerund.inference.generate.reranking import demand_choice
-    from gerund.inference.generate.settings import GenerationConfig
 
     settings = GenerationConfig.of(64 if max_new_tokens is None else max_new_tokens, sampling, asked)
     if ranked is not None:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from gerund.config import Rerank, Sampling
     from gerund.data.tables import Rows
-    from gerund.inference.generate.settings import GenerationKeywords
+    from gerund.inference.generate.config import GenerationKeywords
     from gerund.language_model import LanguageModel
     from gerund.types import Generation, TokenLogprob
 

@@ -102,7 +102,7 @@ def command(
     sampling = _sampling(temperature, top_p, top_k, typical_p)
     from gerund.entry import load_writer
     from gerund.models.encoder_decoder import demand_decoder_only
-    from gerund.training.negatives import NegativesConfig, make_negatives
+    from gerund.training.negatives import NegativesConfig, demand_output, make_negatives
     from gerund.worker_model import WorkerModel, use_threads
 
     config = NegativesConfig(
@@ -122,6 +122,7 @@ def command(
     if (scorer is None) != (hard == 0):
         raise ConfigError("--hard and --scorer belong together")
     files = corpus_files(corpus)
+    demand_output(output, resume=resume, force=force)
     machines = engine_of(engine, workers, address, usual=1)
     # Shared words and trained scorers need no model that writes.
     measured = scorer in MEASURE_NAMES and scorer not in WORD_MEASURE_NAMES

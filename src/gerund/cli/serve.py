@@ -8,7 +8,7 @@ import typer
 from gerund.cli import model_options
 
 if TYPE_CHECKING:
-    from gerund.server.settings import ServerConfig
+    from gerund.server.config import ServerConfig
     from gerund.spec import ModelSpec
 
 
@@ -94,7 +94,7 @@ def command(
 
         gerund serve --config serve.yaml
     """
-    from gerund.server.settings import read_config, read_keys, settings_of
+    from gerund.server.config import read_config, read_keys, settings_of
 
     typed = {
         "host": host, "port": port, "api_key_file": None if api_key_file is None else str(api_key_file),

@@ -21,9 +21,9 @@ from gerund.engine.writing import Abandoned, Request, WriteJob
 from gerund.engine.writing_ratio import WritingRatio
 from gerund.errors import ClosedError, ConfigError, EngineError, TextError
 from gerund.generative_model import GenerativeModel
+from gerund.inference.generate.config import GenerationConfig
 from gerund.inference.generate.prompts import Prompt, check_prompts
 from gerund.inference.generate.rows import Emit
-from gerund.inference.generate.settings import GenerationConfig
 from gerund.inference.tokens import Empty, Overflow, context_length
 from gerund.text_encoder import TextEncoder
 from gerund.types import EncodeResult, Generation

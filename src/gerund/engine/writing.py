@@ -14,10 +14,10 @@ from gerund.engine.stepwise import Stepwise
 from gerund.errors import EngineError, ModelError
 from gerund.generative_model import GenerativeModel
 from gerund.inference.generate import generation
+from gerund.inference.generate.config import GenerationConfig
 from gerund.inference.generate.prompts import Prompt, prompt_ids
 from gerund.inference.generate.rows import Emit, Piece, Row
 from gerund.inference.generate.sampling import request_seeds
-from gerund.inference.generate.settings import GenerationConfig
 from gerund.inference.generate.slot_writers import Writers
 from gerund.inference.generate.transformers_loop import Asked
 from gerund.inference.tokens import context_length

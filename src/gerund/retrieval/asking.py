@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, Unpack, get_arg
 from gerund.checks import one_of, place
 from gerund.config import Sampling
 from gerund.errors import unknown_name
-from gerund.inference.generate.settings import demand_room
+from gerund.inference.generate.config import demand_room
 from gerund.jobs.disk_cache import DiskCache
 from gerund.retrieval.citations import Citations, checked
 from gerund.types import Answer, Source

@@ -16,9 +16,9 @@ import uuid
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from typing import Any
 
+from gerund.server.config import ServerConfig, is_loopback
 from gerund.server.errors import GONE, ApiError, ClientGoneError, api_error
 from gerund.server.logs import note, note_defect
-from gerund.server.settings import ServerConfig, is_loopback
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]

@@ -19,10 +19,10 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from gerund.server.app import make_app
+from gerund.server.config import ServerConfig
 from gerund.server.errors import ApiError
 from gerund.server.logs import note
 from gerund.server.service import Service, name_of
-from gerund.server.settings import ServerConfig
 from gerund.spec import ModelSpec
 
 _KEEP_ALIVE = 30

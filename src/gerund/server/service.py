@@ -13,16 +13,15 @@ from typing import TYPE_CHECKING, Any, Literal
 from starlette.requests import Request
 
 from gerund.engine.engine import Engine
-from gerund.engine.work import EngineConfig
 from gerund.errors import GerundError
 from gerund.generative_model import GenerativeModel
-from gerund.inference.generate.settings import GenerationConfig
+from gerund.inference.generate.config import GenerationConfig
 from gerund.inference.tokens import context_length
 from gerund.models.encoder_decoder import is_encoder_decoder
+from gerund.server.config import ServerConfig
 from gerund.server.errors import ApiError, unknown_model
 from gerund.server.metrics import Metrics
 from gerund.server.request_claims import Claim
-from gerund.server.settings import ServerConfig
 from gerund.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -127,17 +126,7 @@ class Service:
         own = self.settings
         if own.index is not None:
             self._index = _opened(own.index, lm)
-        config = EngineConfig(
-            slots=own.slots,
-            context=own.context,
-            read_tokens=own.read_tokens,
-            writing_ratio=own.writing_ratio,
-            queue_tokens=own.queue_tokens,
-            exact=own.exact,
-            compile=own.compile,
-            reproducible=own.reproducible,
-        )
-        engine = Engine(lm, config, on_turn=self.metrics.waits.observe)
+        engine = Engine(lm, own.engine, on_turn=self.metrics.waits.observe)
         engine.start()
         engine.encode(["A text to begin with."]).result()
         engine.write("A text", GenerationConfig(max_new_tokens=2)).result()

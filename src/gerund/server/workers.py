@@ -19,7 +19,7 @@ from typing import Any
 
 from gerund.errors import GerundError, InputError, ResourceError
 from gerund.server import logs
-from gerund.server.settings import ServerConfig
+from gerund.server.config import ServerConfig
 from gerund.spec import ModelSpec
 
 _POLL = 0.2

@@ -12,8 +12,8 @@ from starlette.requests import Request
 
 from gerund.engine.work import Ticket
 from gerund.errors import TextError, TooLargeError
+from gerund.inference.generate.config import GenerationConfig
 from gerund.inference.generate.prompts import Prompt, check_prompts, plain_text, prompt_ids, prompt_text
-from gerund.inference.generate.settings import GenerationConfig
 from gerund.scoring.likelihood import LikelihoodScorer
 from gerund.scoring.registry import find_scorer
 from gerund.server.choices import Form, usage_of

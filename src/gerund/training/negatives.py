@@ -114,6 +114,18 @@ def make_negatives(
     return made
 
 
+def demand_output(folder: Path, *, resume: bool = False, force: bool = False) -> None:
+    """Check that a run could begin, or go on, in ``folder``, before a model is loaded for it; nothing is left there.
+
+    Raises:
+        OutputExistsError: there is something already, and it is not to be resumed or replaced.
+        InputError: another process writes into the folder.
+        ResourceError: the folder cannot be written.
+    """
+    with hold(folder):
+        _Output(folder).demand_free(resume=resume, force=force)
+
+
 def _make_parts(
     inputs: InputFiles,
     output: "_Output",
@@ -176,6 +188,23 @@ class _Output:
         """Return what to tell whoever interrupted the run; "" where nothing is kept."""
         return f"finished parts are kept in {self.folder}: give --resume to go on from there" if self.parts() else ""
 
+    def demand_free(self, *, resume: bool, force: bool) -> None:
+        """Refuse what an earlier run left, unless it is to be resumed or replaced, and what is no run's.
+
+        Raises:
+            OutputExistsError: there is something already.
+        """
+        path = self.folder / MANIFEST
+        torn = {f".{path.name}.part", SHARED}
+        there = {one.name for one in self.folder.iterdir()} - {LOCK} - torn
+        if path.is_file():
+            if not (resume or force):
+                raise OutputExistsError(
+                    f"{self.folder} exists already; resume it, replace it with --force, or choose another name"
+                )
+        elif there:
+            raise OutputExistsError(f"{self.folder} exists already and holds other files; choose another name")
+
     def begin(self, manifest: Manifest, *, resume: bool, force: bool) -> None:
         """Note what is made, or check that it is what the folder was begun with.
 
@@ -183,14 +212,9 @@ class _Output:
             ConfigError: it is not.
             OutputExistsError: there is something already.
         """
+        self.demand_free(resume=resume, force=force)
         path = self.folder / MANIFEST
-        torn = {f".{path.name}.part", SHARED}
-        there = {one.name for one in self.folder.iterdir()} - {LOCK} - torn
         if path.is_file() and not force:
-            if not resume:
-                raise OutputExistsError(
-                    f"{self.folder} exists already; resume it, replace it with --force, or choose another name"
-                )
             earlier = Manifest.read(path)
             if earlier is None:
                 raise ConfigError(f"{path} is of another version of gerund; give --force to begin anew")
@@ -202,8 +226,6 @@ class _Output:
             return
         if path.is_file():
             self.clear()
-        elif there:
-            raise OutputExistsError(f"{self.folder} exists already and holds other files; choose another name")
         write_whole(path, manifest.to_json())
 
     def clear(self) -> None:

@@ -7,9 +7,9 @@ import torch
 
 from gerund import Sampling
 from gerund.inference.generate import continuous_batching
+from gerund.inference.generate.config import GenerationConfig
 from gerund.inference.generate.generation import generate
 from gerund.inference.generate.rows import Piece
-from gerund.inference.generate.settings import GenerationConfig
 from gerund.inference.generate.slots import Slots
 from gerund.inference.generate.transformers_loop import Cancelled
 from gerund.language_model import LanguageModel

@@ -9,9 +9,9 @@ from transformers import AutoModelForCausalLM
 
 import gerund
 from gerund import AttentionPlan, ConfigError, EncoderConfig, Rerank, Sampling, TextError
+from gerund.inference.generate.config import GenerationConfig
 from gerund.inference.generate.rows import Row, Vocabulary, Writing, advance
 from gerund.inference.generate.sampling import filters_of, sample_seed
-from gerund.inference.generate.settings import GenerationConfig
 from gerund.language_model import LanguageModel
 from tests.tiny import byte_tokenizer, tiny
 

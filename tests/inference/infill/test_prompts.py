@@ -4,7 +4,7 @@ import pytest
 
 import gerund
 from gerund import ConfigError, Generation, Sampling, TextError
-from gerund.inference.generate.settings import GenerationConfig
+from gerund.inference.generate.config import GenerationConfig
 from gerund.inference.infill import prompts as infill_prompts
 from gerund.inference.infill.prompts import PROMPT_METHODS, STORIES, answer, fill, prompt
 from tests.tiny import byte_tokenizer, tiny

@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from gerund.errors import ConfigError, MissingDependencyError, ModelError
-from gerund.inference.generate.settings import Constraint
+from gerund.inference.generate.config import Constraint
 
 
 class Form:

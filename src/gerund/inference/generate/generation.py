@@ -17,11 +17,11 @@ from transformers import LogitsProcessor, PreTrainedModel, PreTrainedTokenizerBa
 
 from gerund.config import whole_number
 from gerund.errors import ConfigError
+from gerund.inference.generate.config import GenerationConfig
 from gerund.inference.generate.continuous_batching import write_in_turn
 from gerund.inference.generate.prompts import Prompt, prompt_ids
 from gerund.inference.generate.rows import Emit, Row, Vocabulary, Writing, advance
 from gerund.inference.generate.sampling import request_seeds, sample_seed
-from gerund.inference.generate.settings import GenerationConfig
 from gerund.inference.generate.transformers_loop import Asked, Cancelled, end_ids, transformers_loop
 from gerund.inference.tokens import context_length
 from gerund.models.encoder_decoder import is_encoder_decoder

@@ -17,13 +17,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from gerund.config import Rerank, Sampling
 from gerund.errors import ConfigError, ModelError
 from gerund.inference.generate.branch_pass import BranchPass, can_branch
+from gerund.inference.generate.config import demand_room
 from gerund.inference.generate.detokenizing import continuation_text
 from gerund.inference.generate.generation import room_after
 from gerund.inference.generate.hypotheses import SPENT, Hypothesis, SearchedPrompt, generator_of, nothing
 from gerund.inference.generate.prompts import Prompt, prompt_ids
 from gerund.inference.generate.rows import Piece
 from gerund.inference.generate.sampling import chosen_tokens, counts_of, filters_of, penalised, request_seeds
-from gerund.inference.generate.settings import demand_room
 from gerund.inference.generate.transformers_loop import Cancelled, end_ids
 from gerund.inference.infill.span_pass import Context, SpanPass
 from gerund.inference.likelihood.tokens import causal_runtime

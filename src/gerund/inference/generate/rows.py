@@ -15,10 +15,10 @@ from transformers import PreTrainedTokenizerBase
 
 from gerund.config import Sampling
 from gerund.errors import ConfigError
+from gerund.inference.generate.config import GenerationConfig
 from gerund.inference.generate.constraints import Follower, Form
 from gerund.inference.generate.detokenizing import TextTail, continuation_text, token_bytes
 from gerund.inference.generate.sampling import chosen_tokens, filters_of, penalised
-from gerund.inference.generate.settings import GenerationConfig
 from gerund.types import Generation, TokenLogprob, Usage
 
 

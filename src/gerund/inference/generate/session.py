@@ -24,11 +24,11 @@ from gerund.config import Sampling
 from gerund.errors import ConfigError, TextError
 from gerund.inference.encode.runtime import EncoderRuntime, pooled
 from gerund.inference.generate import generation
+from gerund.inference.generate.config import GenerationConfig, GenerationKeywords
 from gerund.inference.generate.prompts import Prompt, check_prompts, prompt_ids
 from gerund.inference.generate.rotated_keys import turns_of
 from gerund.inference.generate.rows import Emit
 from gerund.inference.generate.session_files import Kept, ReadingModel, load_kept, refuse_other_states, save_kept
-from gerund.inference.generate.settings import GenerationConfig, GenerationKeywords
 from gerund.inference.generate.streams import AsyncTextStream, TextStream, Work
 from gerund.inference.tokens import InputFormat, tokenize
 from gerund.jobs.folders import atomic_folder

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field
 
 from gerund.config import Sampling
-from gerund.inference.generate.settings import GenerationConfig, GenerationKeywords
+from gerund.inference.generate.config import GenerationConfig, GenerationKeywords
 from gerund.server.errors import ApiError
 from gerund.server.schemas.base import Body, Count, Ids, ManyIds, Text, Texts
 

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, Self
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from gerund.engine.work import EngineConfig
 from gerund.errors import ConfigError, DataError
 from gerund.spec import ModelSpec
 
@@ -82,7 +83,23 @@ class ServerConfig(BaseModel):
     def _is_possible(self) -> Self:
         if not self.host or any(letter.isspace() for letter in self.host):
             raise ValueError(f"host={self.host!r} is no address; 127.0.0.1 is this machine alone")
+        # What contradicts itself is said before a model is loaded.
+        _ = self.engine
         return self
+
+    @property
+    def engine(self) -> EngineConfig:
+        """How the engine behind the server divides the model."""
+        return EngineConfig(
+            slots=self.slots,
+            context=self.context,
+            read_tokens=self.read_tokens,
+            writing_ratio=self.writing_ratio,
+            queue_tokens=self.queue_tokens,
+            exact=self.exact,
+            compile=self.compile,
+            reproducible=self.reproducible,
+        )
 
     @property
     def is_local(self) -> bool:

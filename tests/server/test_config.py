@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from gerund.errors import ConfigError, DataError
-from gerund.server.settings import KEY_VARIABLE, ServerConfig, is_loopback, read_config, read_keys, settings_of
+from gerund.server.config import KEY_VARIABLE, ServerConfig, is_loopback, read_config, read_keys, settings_of
 
 
 @pytest.mark.parametrize(
@@ -21,6 +21,8 @@ from gerund.server.settings import KEY_VARIABLE, ServerConfig, is_loopback, read
         ({"host": ""}, "is no address"),
         ({"log": "loud"}, "log='loud'"),
         ({"workers": 1000}, "workers=1000"),
+        ({"exact": True, "compile": True}, "exact and compile contradict each other"),
+        ({"exact": True, "reproducible": False}, "exact and reproducible=False contradict each other"),
     ],
 )
 def test_impossible_settings_are_told(given: dict, said: str) -> None:
