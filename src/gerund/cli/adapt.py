@@ -35,10 +35,10 @@ def command(
     ] = None,
     minutes: Annotated[
         float | None,
-        typer.Option(help="How long is trained at most; 10, or with --recipe its own steps.", show_default=False),
+        typer.Option(help="Longest training time; 10, or with --recipe the recipe's own steps.", show_default=False),
     ] = None,
     steps: Annotated[
-        int | None, typer.Option(help="Train so many steps, in the place of minutes.", show_default=False)
+        int | None, typer.Option(help="Train for this many steps, however long they take.", show_default=False)
     ] = None,
     held_out: Annotated[
         float, typer.Option(help="Fraction of the documents put aside to measure on: 30 to 500 of them.")
@@ -62,8 +62,8 @@ def command(
     ] = None,
     *,
     spec: "ModelSpec",
-    language: Annotated[str, typer.Option(help="What the documents are written in: en, zh, de, ...")] = "en",
-    seed: Annotated[int, typer.Option(help="Determines what is put aside, and the training.")] = 0,
+    language: Annotated[str, typer.Option(help="Language of the documents: en, zh, de, ...")] = "en",
+    seed: Annotated[int, typer.Option(help="Random seed of the documents put aside, and of the training.")] = 0,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with what an interrupted run has left in OUT.")
     ] = False,
@@ -78,11 +78,11 @@ def command(
 ) -> None:
     """Train a model on your own documents, and measure whether it finds them better.
 
-    A part of the documents is put aside and never trained on. Of the others pairs are made, as gerund mine makes them,
-    and titles or first sentences are paired with chunks. An adapter is trained on the pairs, for as many steps as there
-    is time for. Before and after it, all documents are searched for those that were put aside: by words (BM25), by
-    vectors, and by both, as gerund search does. OUT receives the model, report.html and report.json. What the model
-    generates stays what it was, bit for bit.
+    A part of the documents is put aside and never trained on. Pairs are made from the other documents, as gerund mine
+    makes them, and from titles or first sentences with chunks. An adapter is trained on the pairs for as many steps
+    as the time allows. Before and after it, all documents are searched for those that were put aside: by words
+    (BM25), by vectors, and by both, as gerund search does. OUT receives the model, report.html and report.json. What
+    the model generates stays what it was, bit for bit.
 
     An interrupted run goes on with --resume.
 

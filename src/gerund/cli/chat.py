@@ -29,7 +29,7 @@ def command(
     system: Annotated[
         str | None, typer.Option(help="What the model is told before the conversation.", show_default=False)
     ] = None,
-    max_new_tokens: Annotated[int, typer.Option(help="How much to write at most in a turn.")] = 256,
+    max_new_tokens: Annotated[int, typer.Option(help="Most tokens to generate in a turn.")] = 256,
     temperature: options.Temperature = None,
     top_p: options.TopP = None,
     top_k: options.TopK = None,

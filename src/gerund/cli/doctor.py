@@ -25,9 +25,9 @@ def command(
 ) -> None:
     """Examine a model: does the attention plan reach every layer, where are its sinks, what can be done.
 
-    The probe disturbs one token at a time before every layer and looks which others notice; the pictures show what
-    was seen, not what ought to be seen. The exit status is 0 when the model could be examined, whatever was found
-    (healthy says it in the JSON), and 2 when it could not be loaded or is no decoder-only language model.
+    The probe changes one token at a time before every layer and checks which other tokens change; the pictures show
+    what it measured. The exit status is 0 when the model could be examined, whatever was found (healthy says it in
+    the JSON), and 2 when it could not be loaded or is no decoder-only language model.
 
     For example:
 

@@ -45,12 +45,14 @@ def command(
         str | None, typer.Option(help="txt, jsonl, csv, tsv or parquet, where the file's ending does not say it.")
     ] = None,
     prompt: Annotated[
-        str | None, typer.Option(help="A text put before every text and not pooled; left out, the model's own.")
+        str | None, typer.Option(help="Text that is put before every text and not pooled; left out, the model's own.")
     ] = None,
     prompt_name: Annotated[
-        str | None, typer.Option(help="The name of one of the model's prompts, such as query, in its place.")
+        str | None, typer.Option(help="Name of one of the model's stored prompts, such as query, instead of a text.")
     ] = None,
-    dimensions: Annotated[int | None, typer.Option(help="Keep only the first so many numbers of a vector.")] = None,
+    dimensions: Annotated[
+        int | None, typer.Option(help="Keep only this many dimensions of each vector, the first ones.")
+    ] = None,
     precision: Annotated[
         str, typer.Option(help="Bits of a number: float32, int8, uint8, binary or ubinary.")
     ] = "float32",
@@ -89,8 +91,8 @@ def command(
     without the interruption. While the parts are joined the disk holds the vectors twice.
 
     With --workers several processes encode, each with the model, and with --engine ray those of a Ray cluster, whose
-    machines see OUT and the model under the same paths. The rows are the same, and with as many threads a process the
-    vectors too, to the last digits, in which processors differ.
+    machines see OUT and the model under the same paths. The rows are the same. With the same number of threads in
+    each process the vectors are equal too, up to the last digits, which differ between kinds of processors.
 
     For example:
 

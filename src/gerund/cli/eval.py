@@ -27,7 +27,7 @@ Data = Annotated[
 Limit = Annotated[
     int | None,
     typer.Option(
-        help="At most so many examples a task, for a quick look; what classifiers are trained on stays.",
+        help="Use at most this many examples of each task, for a quick look; training sets of classifiers stay whole.",
         show_default=False,
     ),
 ]

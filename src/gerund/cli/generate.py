@@ -43,7 +43,7 @@ def command(
     ] = None,
     max_new_tokens: Annotated[
         int | None,
-        typer.Option(help="How much to write at most. [default: 64, or 8 a gap with --expand]", show_default=False),
+        typer.Option(help="Most tokens to generate. [default: 64, or 8 a gap with --expand]", show_default=False),
     ] = None,
     temperature: options.Temperature = None,
     top_p: options.TopP = None,
@@ -88,11 +88,11 @@ def command(
     --rerank rank_score; with -n one object a continuation. With --json there is usage too, in tokens.
 
     With --rerank many continuations are sampled and the best one is kept; with --beams and --every the best ones are
-    chosen again and again while they are extended. Left to itself it samples with --top-p 0.9.
+    chosen again and again while they are extended. By default it samples with --top-p 0.9.
 
     With --expand the prompt is a query, and other ways to ask are printed, one a line, the most probable fillings
     first: some of its words, never those of --keep, are masked and written anew, or the gaps that it marks by [blank]
-    are filled. With --file, --json or -o there is one JSON object a query: prompt and expansions. Left to itself it
+    are filled. With --file, --json or -o there is one JSON object a query: prompt and expansions. By default it
     samples with --top-p 0.9.
 
     For example:

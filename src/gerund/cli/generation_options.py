@@ -28,10 +28,16 @@ Temperature = Annotated[
         show_default=False,
     ),
 ]
-TopP = Annotated[float | None, typer.Option(help="Only the likeliest tokens of together this probability.")]
-TopK = Annotated[int | None, typer.Option(help="Only so many of the likeliest tokens.")]
+TopP = Annotated[
+    float | None,
+    typer.Option(help="Nucleus sampling: only the most probable tokens that together have this probability."),
+]
+TopK = Annotated[int | None, typer.Option(help="Only this many of the most probable tokens.")]
 TypicalP = Annotated[
-    float | None, typer.Option(help="Only tokens of about average surprise of together this probability.")
+    float | None,
+    typer.Option(
+        help="Typical sampling: only the tokens nearest to the average surprise that together have this probability."
+    ),
 ]
 Seed = Annotated[int | None, typer.Option(help="Makes sampling repeatable.")]
 
@@ -60,7 +66,7 @@ Stop = Annotated[
 ]
 Logprobs = Annotated[
     int | None,
-    typer.Option(help="With JSON: each token's log-probability, and so many of the likeliest in its place."),
+    typer.Option(help="With JSON: each token's log-probability, and those of this many alternatives."),
 ]
 Schema = Annotated[
     str | None, typer.Option(help="The text is JSON that this JSON schema allows: JSON, or @FILE.", show_default=False)
@@ -199,14 +205,14 @@ Scorer = Annotated[
 ]
 Samples = Annotated[
     int | None,
-    typer.Option(help="With --rerank: so many continuations of each beam. [default: 20]", show_default=False),
+    typer.Option(help="With --rerank: continuations of each beam. [default: 20]", show_default=False),
 ]
-Beams = Annotated[
-    int | None, typer.Option(help="With --rerank: keep so many each time. [default: 1]", show_default=False)
-]
+Beams = Annotated[int | None, typer.Option(help="With --rerank: beams that are kept. [default: 1]", show_default=False)]
 Every = Annotated[
     int | None,
-    typer.Option(help="With --rerank: rank after every so many tokens; left out, only at the end.", show_default=False),
+    typer.Option(
+        help="With --rerank: tokens between two rankings; left out, rank only at the end.", show_default=False
+    ),
 ]
 
 
@@ -251,7 +257,7 @@ def rerank_of(scorer: str | None, samples: int | None, beams: int | None, every:
 Expand = Annotated[
     int | None,
     typer.Option(
-        help="Take the prompt for a query and write up to so many others, with some of its words written anew.",
+        help="Take the prompt as a query and write up to this many variants, with some of its words replaced.",
         show_default=False,
     ),
 ]

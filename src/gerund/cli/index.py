@@ -95,8 +95,8 @@ def command(
     stored with their words and vectors. Files that have not changed are passed over; what has changed is replaced in
     one step.
 
-    With --watch the command stays and follows PATHS until Ctrl-C or SIGTERM. A file that somebody is writing waits
-    until it was left alone for as long as lies between two looks.
+    With --watch the command stays and follows PATHS until Ctrl-C or SIGTERM. A file that is being written is indexed
+    once it has not changed between two checks.
 
     A file that cannot be read is reported, the others are indexed, and the exit status is 2. When the command was
     interrupted, even by a power cut, the same command goes on from there. Other commands may search the index

@@ -32,13 +32,11 @@ Filter = Annotated[
 Weight = Annotated[
     float | None,
     typer.Option(
-        help="What vectors count beside words, 0 to 1; left out, what the model was tuned to, else 0.3.",
+        help="Weight of the vectors, 0 (words alone) to 1 (vectors alone); left out, the tuned one, else 0.3.",
         show_default=False,
     ),
 ]
-Rerank = Annotated[
-    int, typer.Option(help="Let the model put so many first hits into a new order; it rarely helps small models.")
-]
+Rerank = Annotated[int, typer.Option(help="Re-rank this many first hits with the model; it rarely helps small models.")]
 RerankBy = Annotated[
     str | None,
     typer.Option(

@@ -46,8 +46,8 @@ def command(
         list[int] | None,
         typer.Option(help="Length of a gap in tokens; given more than once, each is tried.", show_default=False),
     ] = None,
-    beams: Annotated[int, typer.Option(help="Follow so many of the likeliest fillings at a time.")] = 1,
-    samples: Annotated[int, typer.Option(help="Sample so many fillings of each length and keep the best.")] = 1,
+    beams: Annotated[int, typer.Option(help="Width of the beam search.")] = 1,
+    samples: Annotated[int, typer.Option(help="Sample this many fillings of each length and keep the best.")] = 1,
     shots: Annotated[int, typer.Option(help="Solved examples in a prompt, 0 to 5.")] = 0,
     temperature: options.Temperature = None,
     top_p: options.TopP = None,
@@ -67,9 +67,9 @@ def command(
     For one text the whole text is printed. With --file, --json or -o there is one JSON object a text: text (with its
     gaps filled), spans (what stands in them), scores (mean log-probability a token) and lengths (in tokens).
 
-    How long a gap is, the model finds out by trying lengths up to --max-tokens; --length says which to try instead.
-    The method left-only continues what stands before the gap until the model ends its text, and what stands behind it
-    has no say; the prompts ask the untouched model for what is missing.
+    The model tries several lengths of a gap, up to --max-tokens; --length says which lengths to try instead. The
+    method left-only reads only what comes before the gap. The other methods ask the untouched model for the missing
+    text by a prompt.
 
     For example:
 

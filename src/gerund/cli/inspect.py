@@ -18,9 +18,7 @@ if TYPE_CHECKING:
 def command(
     text: Annotated[
         str | None,
-        typer.Argument(
-            help="The text to look at; left out, eight sentences that come with gerund.", show_default=False
-        ),
+        typer.Argument(help="The text; left out, eight sentences that come with gerund.", show_default=False),
     ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="OUT.png, OUT.svg or OUT.pdf.", show_default=False)
@@ -38,7 +36,7 @@ def command(
     format: Annotated[
         str | None, typer.Option(help="txt, jsonl, csv, tsv or parquet, where the file's ending does not say it.")
     ] = None,
-    limit: Annotated[int, typer.Option(help="Take the first so many texts of the file.")] = 64,
+    limit: Annotated[int, typer.Option(help="Take only this many texts, the first of the file.")] = 64,
     *,
     spec: "ModelSpec",
     layers: Annotated[
@@ -50,8 +48,8 @@ def command(
 ) -> None:
     """Draw every layer's mean attention map, before and after the conversion.
 
-    Below the maps stands how much of their attention the tokens give to the first one. Where that is most of it,
-    the layer has an attention sink, and a mask0 plan is likely to make better vectors.
+    Below each map is the fraction of attention that goes to the first token. Where that is most of it, the layer has
+    an attention sink, and a mask0 plan is likely to give better vectors.
 
     For example:
 

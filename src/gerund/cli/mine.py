@@ -56,7 +56,7 @@ def command(
     max_uses: Annotated[int, typer.Option(help="How often a sentence or title is used at most; 0 for any number.")] = 4,
     per_document: Annotated[
         int | None,
-        typer.Option(help="Pairs of a document at most, sampled by the seed; left out, all.", show_default=False),
+        typer.Option(help="Most pairs of a document, sampled by the seed; left out, all.", show_default=False),
     ] = None,
     language: Annotated[str, typer.Option(help="Language of the sentence splitter: en, zh, de, ...")] = "en",
     clean: Annotated[
@@ -66,7 +66,7 @@ def command(
     title_column: Annotated[str, typer.Option(help="Column or field that holds the title; may be absent.")] = "title",
     min_length: Annotated[int, typer.Option(help="Characters of a sentence at least.")] = 2,
     context: Annotated[int, typer.Option(help="Characters of a passage at most, for ict, crops and openings.")] = 1000,
-    seed: Annotated[int, typer.Option(help="Determines the order of the pairs, and samples.")] = 0,
+    seed: Annotated[int, typer.Option(help="Random seed of the order of the pairs, and of samples.")] = 0,
     engine: engine_options.Engine = "local",
     workers: engine_options.Workers = None,
     address: engine_options.Address = None,
@@ -79,15 +79,15 @@ def command(
 ) -> None:
     """Find training pairs in raw documents: sentences of a document that share a long substring.
 
-    A letter weighs 3, one of a script with many signs (Han, kana, Hangul) 10, anything else 1; two sentences are a pair
-    when what they have in common without a gap weighs 30. A document without a title has its first sentence in the
-    title's place. A .txt or .md file is one document.
+    A letter weighs 3, one of a script with many signs (Han, kana, Hangul) 10, anything else 1; two sentences are a
+    pair when a substring that they share weighs at least 30. In a document without a title the first sentence takes
+    its place. A .txt or .md file is one document.
 
     OUT has the columns text_a, text_b, document, file, line, start_a, end_a, start_b, end_b, span, weight, opening:
-    the two texts as they stand there, where, what they share, and in one row of each document with a title how it
-    begins. Each pair is there once, in an order that depends on the
-    seed and not on the number of processes. Documents that cannot be used are counted and listed in OUT.errors.jsonl.
-    An interrupted run goes on with --resume.
+    both texts, their places, the substring that they share, and in one row of each document with a title how the
+    document begins. Each pair occurs once, in an order that depends on the seed and not on the number of processes.
+    Documents that cannot be used are counted and listed in OUT.errors.jsonl. An interrupted run goes on with
+    --resume.
 
     For example:
 

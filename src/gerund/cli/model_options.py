@@ -48,7 +48,7 @@ OPTIONS: dict[str, Any] = {
     ],
     "skips": Annotated[
         int | None,
-        typer.Option(help="Residual connections across so many layers; 0 for none.", show_default=False),
+        typer.Option(help="Residual connections across this many layers; 0 for none.", show_default=False),
     ],
     "recurrent": Annotated[
         str | None,

@@ -49,7 +49,7 @@ def command(
     most_words: Annotated[int, typer.Option(help="Words of a continuation at most.")] = 128,
     per_document: Annotated[
         int | None,
-        typer.Option(help="Passages of a document at most; left out, one from every sentence.", show_default=False),
+        typer.Option(help="Most passages of a document; left out, one from every sentence.", show_default=False),
     ] = None,
     part: Annotated[
         str,
@@ -63,7 +63,7 @@ def command(
     top_p: options.TopP = None,
     top_k: options.TopK = None,
     typical_p: options.TypicalP = None,
-    seed: Annotated[int, typer.Option(help="Determines passages and samples.")] = 0,
+    seed: Annotated[int, typer.Option(help="Random seed of passages and samples.")] = 0,
     batch_size: Annotated[int, typer.Option(help="Prefixes that are continued in one pass.")] = 32,
     engine: engine_options.Engine = "local",
     workers: engine_options.ModelWorkers = None,
@@ -77,10 +77,10 @@ def command(
 ) -> None:
     """Make passages with wrong continuations, to train a scorer of continuations on.
 
-    A passage is a prefix and what follows it in its document, both whole sentences. Other stretches of the same
-    document serve as wrong continuations during the training without being written down; what is written here are
-    continuations that a model generates (by nucleus sampling with p 0.9 unless an option says otherwise), and hard
-    stretches that a scorer mistakes for the right one. An interrupted run goes on with --resume.
+    A passage is a prefix and what follows it in its document, both whole sentences. Training takes other stretches of
+    the same document as wrong continuations by itself. This command adds continuations that a model generates (by
+    nucleus sampling with p 0.9 unless an option says otherwise), and hard stretches, which a scorer mistakes for the
+    right one. An interrupted run goes on with --resume.
 
     For example:
 

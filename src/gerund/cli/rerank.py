@@ -33,7 +33,10 @@ def command(
             show_default=False,
         ),
     ] = None,
-    top_k: Annotated[int | None, typer.Option("--top-k", help="Keep so many documents.", show_default=False)] = None,
+    top_k: Annotated[
+        int | None,
+        typer.Option("--top-k", help="Keep only this many documents, the most relevant.", show_default=False),
+    ] = None,
     file: Annotated[
         Path | None,
         typer.Option(

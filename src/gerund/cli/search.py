@@ -29,7 +29,9 @@ def command(
     mode: Annotated[str, typer.Option(help="words, vectors, or hybrid: both, joined.")] = "hybrid",
     filter: index_options.Filter = None,
     weight: index_options.Weight = None,
-    expand: Annotated[int, typer.Option(help="Let the model write so many other ways to ask.")] = 0,
+    expand: Annotated[
+        int, typer.Option(help="Search with this many more queries, variants that the model writes.")
+    ] = 0,
     rerank: index_options.Rerank = 0,
     rerank_by: index_options.RerankBy = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object a hit.")] = False,

@@ -24,7 +24,7 @@ def command(
         list[Path] | None,
         typer.Option(
             "--texts",
-            help="Train on this file or folder of texts (.txt, .md, .jsonl, .parquet) in the place of the recipe's; "
+            help="Train on this file or folder of texts (.txt, .md, .jsonl, .parquet) instead of the recipe's; "
             "may be repeated.",
             show_default=False,
         ),
@@ -45,7 +45,7 @@ def command(
         int,
         typer.Option(
             "--processes",
-            help="Train in so many processes of this machine, one a GPU; each step is that of one process. "
+            help="Train in this many processes of this machine, one a GPU; each step is that of one process. "
             "Several machines are started by torchrun.",
             min=1,
         ),

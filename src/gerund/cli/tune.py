@@ -52,7 +52,7 @@ def command(
         ),
     ] = _METHODS,
     sample: options.Sample = None,
-    budget: Annotated[int, typer.Option(help="At most so many settings are tried.")] = _BUDGET,
+    budget: Annotated[int, typer.Option(help="Most settings to try.")] = _BUDGET,
     fusion: Annotated[
         bool,
         typer.Option(
@@ -74,8 +74,8 @@ def command(
     """Choose a model's attention plan, k and k0 by how they score on validation data.
 
     First the best k of every plan, then k and k0 of mask0+bidir around what did best; layers that settings share are
-    run once. Writes tuning.html with a curve for every plan, tuning.json with all that was tried, and gerund.json with
-    the setting that won. The same command goes on where it was interrupted.
+    run once. Writes tuning.html with a curve for every plan, tuning.json with all that was tried, and gerund.json
+    with the best setting. The same command goes on where it was interrupted.
 
     With --fusion the model is read as it is, and 11 weights of its vectors beside BM25's words are compared on
     retrieval tasks; every text is encoded once. Writes fusion.json and gerund.json, in which gerund search finds the
