@@ -1,0 +1,222 @@
+"""What the bundled model's vectors, likelihoods and scores are worth, and what each attention plan makes of two models.
+
+    python benchmarks/quality.py --data ../shared/data --work runs/quality [--tables vectors,likelihoods,plans]
+
+`vectors`: the bundled model, its base (the same weights without adapters, causal, mean pooling), BM25, and both joined.
+`--peer FOLDER` is a model of sentence-transformers beside them.
+
+`likelihoods`: perplexity of text, of what is missing between two sides, and how often the true continuation is found.
+
+`plans`: the base, and every `--models NAME=FOLDER`, under all plans of *Look Both Ways and No Sink* without training:
+each plan with the k that is best on the STS Benchmark's development set, the default plan with its usual k too.
+
+Scores in the work folder are used again, so an interrupted run goes on.
+"""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import gerund
+import harness
+from gerund.config import EncoderConfig
+from gerund.evaluation.encoder_configs import label_of
+from gerund.evaluation.registry import select, with_options
+from gerund.evaluation.results import Result
+from gerund.evaluation.run import cache_in, evaluate
+from gerund.evaluation.systems.base import System
+from gerund.evaluation.systems.bm25 import BM25System
+from gerund.evaluation.systems.hybrid import HybridSystem
+from gerund.evaluation.systems.language_model import language_model_system
+from gerund.evaluation.systems.sentence_transformers import SentenceTransformersSystem
+from gerund.evaluation.task import EvaluationConfig
+from gerund.evaluation.tuned_settings import PLANS
+from gerund.evaluation.tuning import tune
+from gerund.language_model import LanguageModel
+from gerund.spec import parse_encoder_spec
+from results import Column, Row, Table
+
+VECTORS = {
+    "sts/stsb": "STS Benchmark, Spearman", "sts/sts12": "STS 2012", "sts/sts13": "STS 2013", "sts/sts14": "STS 2014",
+    "pair-classification/mqp": "MQP, average precision",
+    "retrieval/cranfield": "Cranfield, nDCG@10", "retrieval/medline": "Medline", "retrieval/cisi": "CISI",
+    "title-retrieval/wiki": "Wikipedia's articles by title",
+    "classification/banking77": "Banking77, 8 examples a class, accuracy",
+    "zero-shot/banking77": "Banking77, nearest of 77 labels", "zero-shot/hwu64": "HWU64, nearest of 64 labels",
+    "clustering/stackoverflow": "StackOverflow, V-measure", "clustering/twentynewsgroups": "Twenty Newsgroups",
+    "ner/conll2003": "names (CoNLL-2003), F1", "chunking/conll2003": "chunks, F1",
+    "pos/conll2003": "parts of speech, accuracy",
+}  # fmt: skip
+PLAN_TASKS = {
+    "sts/stsb": "STS-B", "sts/sts12": "12", "sts/sts13": "13", "sts/sts14": "14", "pair-classification/mqp": "MQP",
+    "retrieval/cranfield": "Cranfield", "retrieval/medline": "Medline", "classification/banking77": "Banking77",
+    "clustering/stackoverflow": "StackOverflow", "ner/conll2003": "NER", "chunking/conll2003": "chunks",
+    "pos/conll2003": "POS",
+}  # fmt: skip
+# By task: what of its metrics is shown, how it is called, in which unit, times what.
+LIKELIHOODS: dict[str, dict[str, tuple[str, str, float]]] = {
+    "perplexity": {"bits_per_byte": ("bits per byte", "", 1), "perplexity": ("perplexity a token", "", 1)},
+    "infilling": {
+        "left_only": ("what is missing, from the left side", "perplexity", 1),
+        "infill": ("what is missing, from both sides", "perplexity", 1),
+    },
+    "suffix-identification": {
+        "avg_cll": ("true continuation among eleven: mean likelihood", "%", 100),
+        "overlap": ("shared words", "%", 100),
+        "content_overlap": ("shared words without stop words", "%", 100),
+        "pmi": ("PMI", "%", 100),
+        "scorer": ("its own scorer", "%", 100),
+    },
+}
+OPTIONS = ("suffix-identification.prefix_words=96", "suffix-identification.continuation_words=64")
+DEV = "sts/stsb"
+
+
+def percent(results: Sequence[Result]) -> dict[tuple[str, str], float]:
+    """Return the main metrics in percent, by system and task."""
+    return {(one.system, one.task): round(100 * one.score.value, 1) for one in results}
+
+
+def vectors(options: argparse.Namespace) -> list[Table]:
+    """Compare the bundled model with its base and with words."""
+    folder = options.work / "vectors"
+    cache = cache_in(folder)
+    base = gerund.load(adapter="none", attention="causal", pooling="mean", dtype=options.dtype)
+    bundled = language_model_system("bundled", gerund.load(dtype=options.dtype), cache)
+    systems: list[System] = [language_model_system("base", base, cache), bundled, BM25System("bm25")]
+    systems.append(HybridSystem(bundled))
+    titles = ["base", "bundled model", "BM25", "bundled model and BM25"]
+    if options.peer:
+        peer = SentenceTransformersSystem(options.peer)
+        systems.append(peer.called("peer", cache=cache))
+        titles.append(Path(options.peer).name)
+    tasks = select(list(VECTORS), options.data)
+    found = percent(evaluate(systems, tasks, settings(options), folder=folder, reporter=progress).results)
+    rows: list[Row] = [
+        {"task": title, **{system.label: found.get((system.label, task)) for system in systems}}
+        for task, title in VECTORS.items()
+    ]
+    heads = [Column(one.label, title, "%", 1) for one, title in zip(systems, titles, strict=True)]
+    caption = "Vectors of the bundled model beside its base, which is the same weights without adapters, causal, mean."
+    return [Table("vectors", caption, [Column("task", "task"), *heads], rows)]
+
+
+def likelihoods(options: argparse.Namespace) -> list[Table]:
+    """Measure what the untouched model and the adapters for gaps and scores are worth."""
+    cache = cache_in(options.work / "likelihoods")
+    models = {"bundled": gerund.load(dtype=options.dtype)}
+    models |= {name: gerund.load(folder, dtype=options.dtype) for name, folder in named(options.models).items()}
+    untrained = gerund.load(adapter="none", infill_adapter="none", dtype=options.dtype)
+    systems: list[System] = [language_model_system(name, lm, cache) for name, lm in models.items()]
+    tasks = with_options(select(list(LIKELIHOODS), options.data), OPTIONS)
+    folder, config = options.work / "likelihoods", settings(options)
+    results = evaluate(systems, tasks, config, folder=folder, reporter=progress).results
+    gaps = [task for task in tasks if task.kind == "infilling"]
+    alone = [language_model_system("untrained", untrained, cache)]
+    results += evaluate(alone, gaps, config, folder=folder, reporter=progress).results
+    found = {(one.system, one.task): one.score.metrics for one in results}
+    columns = ["bundled", "untrained", *named(options.models)]
+    rows: list[Row] = []
+    for task in tasks:
+        for metric, (title, unit, scale) in LIKELIHOODS[task.kind].items():
+            values = {name: found.get((name, task.name), {}).get(metric) for name in columns}
+            if any(value is not None for value in values.values()):
+                shown = {name: None if value is None else round(scale * value, 3) for name, value in values.items()}
+                rows.append({"task": task.name, "what": title, "unit": unit, **shown})
+    heads = [Column("task", "task"), Column("what", "measure"), Column("unit", "unit"),
+             Column("bundled", "bundled model", "", 2), Column("untrained", "without adapters", "", 2),
+             *(Column(name, name, "", 2) for name in named(options.models))]  # fmt: skip
+    caption = (
+        "Likelihoods: of held-out text, of what is missing in it, and of the true continuation (prefixes of 96 words, "
+        "continuations of 64)."
+    )
+    return [Table("likelihoods", caption, heads, rows)]
+
+
+def plans(options: argparse.Namespace) -> list[Table]:
+    """Measure every plan on every model, without training."""
+    models = {"default": gerund.load(adapter="none", dtype=options.dtype, max_length=options.max_length)}
+    models |= {
+        name: gerund.load(folder, dtype=options.dtype, max_length=options.max_length)
+        for name, folder in named(options.models).items()
+    }
+    return [plan_table(name, lm, options) for name, lm in models.items() if name in options.plan_models.split(",")]
+
+
+def plan_table(name: str, lm: LanguageModel, options: argparse.Namespace) -> Table:
+    """Choose k on development data, and score each plan on test sets."""
+    folder = options.work / f"plans-{name}"
+    lm = lm.with_encoder(EncoderConfig(max_length=options.max_length))
+    dev = EvaluationConfig(split="validation", limit=options.limit, show_progress=False)
+    plain = [plan for plan in PLANS if plan != "echo"]
+    done = tune(lm, select([DEV], options.data), dev, plans=plain, budget=options.budget, folder=folder / "validation")
+    best: dict[str, tuple[EncoderConfig, float | None]] = {}
+    for trial in sorted(done.trials, key=lambda trial: (-trial.mean, trial.converted)):
+        best.setdefault(trial.config.attention.name, (trial.config, round(100 * trial.mean, 1)))
+    usual = parse_encoder_spec("mask0-bidir").applied_to(lm.encoder).with_defaults(lm.n_layers)
+    last = parse_encoder_spec("causal:pooling=last").applied_to(lm.encoder)
+    echo = parse_encoder_spec("echo").applied_to(lm.encoder)
+    tried = {label_of(config, lm.n_layers): (config, value) for config, value in best.values()}
+    for config, title in ((usual, " (usual k)"), (last, ""), (echo, "")):
+        tried.setdefault(label_of(config, lm.n_layers) + title, (config, None))
+    cache = cache_in(folder)
+    readers = {label: lm.with_encoder(config) for label, (config, _) in tried.items()}
+    systems: list[System] = [language_model_system(label, reader, cache) for label, reader in readers.items()]
+    tasks = select(list(PLAN_TASKS), options.data)
+    found = percent(evaluate([*systems, BM25System("BM25")], tasks, settings(options), folder=folder,
+                             reporter=progress).results)  # fmt: skip
+    rows: list[Row] = [
+        {"plan": f"`{label}`", "dev": value, **{task: found.get((label, task)) for task in PLAN_TASKS}}
+        for label, (_, value) in tried.items()
+    ]
+    rows.append({"plan": "BM25", "reference": True, **{task: found.get(("BM25", task)) for task in PLAN_TASKS}})
+    heads = [Column("plan", "plan"), Column("dev", "dev", "%", 1, "higher"),
+             *(Column(task, title, "%", 1, "higher") for task, title in PLAN_TASKS.items())]  # fmt: skip
+    caption = (
+        f"{name} ({lm.n_layers} layers, {sum(one.numel() for one in lm.model.parameters()) / 1e6:.1f} million "
+        f"parameters), mean pooling, no prompt, texts cut at {options.max_length} tokens: each plan at the k that is "
+        "best on the STS Benchmark's development set (dev). STS Spearman, MQP average precision, nDCG@10, Banking77 "
+        "accuracy from 8 examples a class, V-measure, NER and chunks F1, POS accuracy."
+    )
+    return Table(f"plans-{name}", caption, heads, rows)
+
+
+def settings(options: argparse.Namespace) -> EvaluationConfig:
+    """Return how everything is measured on test sets."""
+    return EvaluationConfig(limit=options.limit, show_progress=False)
+
+
+def named(models: Sequence[str]) -> Mapping[str, str]:
+    """Return folders by name, from `NAME=FOLDER`."""
+    return dict(one.split("=", 1) for one in models)
+
+
+def progress(task: Any, system: System, result: Result | None) -> None:
+    """Say what was measured."""
+    if result is not None:
+        print(f"{task.name}, {system.label}: {result.score.value:.4f}", flush=True)
+
+
+TABLES = {"vectors": vectors, "likelihoods": likelihoods, "plans": plans}
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Measure."""
+    parser = harness.parser(__doc__)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--work", type=Path, required=True, help="scores, used again where they are")
+    parser.add_argument("--tables", default=",".join(TABLES), help="which of them, with commas")
+    parser.add_argument("--models", nargs="*", default=[], help="NAME=FOLDER: more models for likelihoods and plans")
+    parser.add_argument("--plan-models", default="default", help="whose plans are measured, with commas")
+    parser.add_argument("--peer", help="a model of sentence-transformers, for the table `vectors`")
+    parser.add_argument("--limit", type=int, help="at most so many examples a task")
+    parser.add_argument("--max-length", type=int, default=256, help="of the table `plans` (%(default)s)")
+    parser.add_argument("--budget", type=int, default=60, help="settings tried on development data (%(default)s)")
+    parser.add_argument("--dtype", default="auto")
+    options = harness.parse(parser, argv, quick={"limit": 8, "budget": 4, "tables": "plans", "max_length": 16})
+    harness.report(options, __file__, [table for one in options.tables.split(",") for table in TABLES[one](options)])
+
+
+if __name__ == "__main__":
+    main()
