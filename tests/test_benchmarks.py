@@ -28,7 +28,15 @@ LIBRARY = {"harness", "inputs", "render", "results", "servers", "study"}
 SCRIPTS = sorted(path for path in FOLDER.glob("*.py") if path.stem not in LIBRARY)
 FILES = sorted(results.RESULTS.glob("*.json"))
 # What `--quick` needs beside the library: arguments, whether it reads ../shared/data, and a peer.
-STUDIES = {"training": ("unimae",), "scorers": (), "gur": (), "decoding": (), "training_free": (), "hybrids": ()}
+STUDIES = {
+    "training": ("unimae",),
+    "scorers": (),
+    "gur": (),
+    "decoding": (),
+    "training_free": (),
+    "hybrids": (),
+    "quality": (),
+}
 DATA = {"relevance", "index", "kept_chunks", "stack"}  # reads ../shared/data and keeps nothing
 PEERS = {
     **{"encode": "sentence_transformers", "serve": "fastapi", "relevance": "mteb"},

@@ -127,6 +127,14 @@ def test_attention_is_what_the_library_records(live: Running, served_lm: Any) ->
     assert found["plan"].startswith("bidir")
 
 
+def test_attention_obeys_every_setting_of_a_plan(live: Running) -> None:
+    found = live.ok("/v1/attention", text="The old man.", plan="mask0+bidir", k=2, k0=1, sink_tokens=2)
+    assert found["plan"] == "mask0+bidir, k=2, k0=1, sink_tokens=2"
+    hidden = [np.array(one["after"][0])[2:, :2].max() for one in found["layers"]]
+    assert sum(weight == 0 for weight in hidden) == 1
+    assert live.ok("/v1/attention", text="a b", plan="mask0-bidir")["plan"] == "mask0-bidir, k=1"
+
+
 @pytest.mark.parametrize(
     "body",
     [
@@ -134,6 +142,8 @@ def test_attention_is_what_the_library_records(live: Running, served_lm: Any) ->
         {"text": "a b c", "plan": "sideways"},
         {"text": "a b c", "plan": "bidir", "k": 99},
         {"text": "a b c", "k": 2},
+        {"text": "a b c", "sink_tokens": 2},
+        {"text": "a b c", "plan": "bidir", "k0": 1},
     ],
 )
 def test_attention_refuses_in_words(live: Running, body: dict[str, Any]) -> None:

@@ -21,6 +21,7 @@ router = APIRouter(tags=["representation"])
 # A map has a number for each pair of tokens.
 _TOKENS = 64
 _DIGITS = 4
+_OF_PLAN = ("k", "k0", "sink_tokens", "skips")
 
 
 @router.post("/v1/attention")
@@ -50,11 +51,13 @@ async def attention(body: AttentionRequest, request: Request, service: Served) -
 
 
 def _read_as(lm: LanguageModel, body: AttentionRequest) -> LanguageModel:
+    given = {name: value for name in _OF_PLAN if (value := getattr(body, name)) is not None}
     if body.plan is None:
-        if body.k is not None:
-            raise ApiError("k says how many layers a plan converts; name the plan", param="k")
+        if given:
+            name = next(iter(given))
+            raise ApiError(f"{name} is a setting of a plan; name the plan", param=name)
         return lm
-    plan = AttentionPlan(body.plan, k=body.k)
+    plan = AttentionPlan(body.plan, **given)
     return lm.with_encoder(replace(lm.encoder, attention=plan))
 
 
@@ -76,11 +79,18 @@ def _shown(service: Service, read: LanguageModel, found: AttentionInspection) ->
     return {
         "object": "attention",
         "model": service.names[0],
-        "plan": plan.name if plan.k is None else f"{plan.name}, k={plan.k}",
+        "plan": ", ".join([plan.name, *(f"{name}={value}" for name, value in _settings(plan).items())]),
         "tokens": token_labels(read.tokenizer, found.ids[0]),
         "cut": bool(found.cut),
         "layers": layers,
     }
+
+
+def _settings(plan: AttentionPlan) -> dict[str, int]:
+    """Return what is to be said of a plan beside its name."""
+    usual = AttentionPlan(plan.name)
+    found = {name: getattr(plan, name) for name in _OF_PLAN if getattr(plan, name) is not None}
+    return {name: value for name, value in found.items() if name == "k" or value != getattr(usual, name)}
 
 
 def _rows(weights_TT: Any) -> list[list[float]]:

@@ -111,3 +111,6 @@ class AttentionRequest(Body):
     plan: Annotated[str, Field(min_length=1, max_length=100)] | None = None
     """An attention plan; left out, the encoder's own."""
     k: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+    k0: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+    sink_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    skips: Annotated[int, Field(ge=0, lt=2**31)] | None = None
