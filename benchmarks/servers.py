@@ -73,7 +73,7 @@ def serving(name: str, command: Sequence[object], port: int, model: str) -> Iter
         process = subprocess.Popen([str(part) for part in command], stdout=log, stderr=log)
         own = Served(name, process, port, model)
         try:
-            ends = time.monotonic() + 300
+            ends = time.monotonic() + 900
             while not _is_healthy(own):
                 if process.poll() is not None or time.monotonic() > ends:
                     log.seek(0)
