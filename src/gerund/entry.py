@@ -141,6 +141,8 @@ def load(
     )
     texts = None if spec.sample is None else read_sample(spec.sample)
     opened = open_model(spec)
+    # Both have the verbs of `GenerativeModel`. A union as the return type would have everybody who loads a decoder-only
+    # model ask first whether it is one.
     kind = cast("type[LanguageModel]", Seq2SeqModel if opened.is_seq2seq else LanguageModel)
     lm = kind(opened.model, opened.tokenizer, opened.encoder, **opened.options)
     lm.load_again = load
