@@ -7,28 +7,35 @@ on the same texts in batches of 16 of similar length. Values are compared with g
 
 `writers`: the bundled model, generating in gerund, and as GGUF in llama.cpp (its own type, and weights in 8 bits), one
 text at a time.
+
+`eight-bits`, where torchao is installed: a larger model of random weights in torch, in float32, bfloat16, and with
+weights in 8 bits; a text of 256 tokens, and one token behind it.
 """
 
+import copy
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnxruntime
+import torch
 
 import gerund
 import harness
 from gerund.exporting import graphs, llama_cpp, onnx, openvino
 from gerund.exporting.tokenizers import plain_tokenizer
 from inputs import demo_texts, random_llama, save
-from results import Column, Table
+from results import Column, Row, Table
 
 GERUND, HALF = "gerund, float32", "gerund, as loaded"
 ORT, ORT_8, OV = "onnxruntime", "onnxruntime, weights in 8 bits", "OpenVINO"
 GGUF, GGUF_8 = "llama.cpp, own type", "llama.cpp, weights in 8 bits"
 _BATCH = 16
+TOKENS = 8
 Vectors = Callable[[], np.ndarray]
 
 
@@ -133,6 +140,58 @@ def writers(model: Any, options: Any, folder: Path) -> Table:
     return Table("writers", caption, columns, rows)
 
 
+def eight_bits(options: Any) -> list[Table]:
+    """Compare ways to hold weights in torch; no table where torchao is not installed."""
+    if find_spec("torchao") is None:
+        return []
+    from torchao.quantization import Int8DynamicActivationInt8WeightConfig, Int8WeightOnlyConfig, quantize_
+
+    plain = random_llama(
+        hidden_size=options.width, intermediate_size=2 * options.width, num_hidden_layers=4, num_attention_heads=8
+    )
+    ways = {"weights in 8 bits": Int8WeightOnlyConfig(), "weights and activations in 8 bits": None}
+    models = {"float32": plain, "bfloat16": copy.deepcopy(plain).to(torch.bfloat16)}
+    for name, config in ways.items():
+        models[name] = copy.deepcopy(plain)
+        quantize_(models[name], config or Int8DynamicActivationInt8WeightConfig())
+    ids_BT = torch.arange(5, 5 + options.length)[None]
+    states = {name: logits(model, ids_BT) for name, model in models.items()}
+    cosines = {name: smallest_cosine(found, states["float32"]) for name, found in states.items()}
+    tables: list[Row] = []
+    for what, work in (
+        (f"a text of {options.length} tokens", lambda model: logits(model, ids_BT)),
+        ("a token behind it", lambda model: next_tokens(model, ids_BT)),
+    ):
+        systems = {name: (lambda model=model, work=work: work(model)) for name, model in models.items()}
+        rounds = harness.alternate(systems, options.rounds)
+        tables += [{"what": what, **row, "cosine": cosines[str(row["system"])]} for row in rounds.rows("float32")]
+    columns = [
+        Column("what", "work"),
+        *harness.time_columns("float32", Column("cosine", "smallest cosine to it", "", 5)),
+    ]
+    millions = sum(weight.numel() for weight in plain.parameters()) / 1e6
+    caption = (
+        f"Weights in torch: a Llama of {millions:.0f} million random parameters, a pass over a text, and {TOKENS} "
+        "tokens behind it one by one; the cosine is that of the logits of a token."
+    )
+    return [Table("eight-bits", caption, columns, tables)]
+
+
+@torch.no_grad()
+def logits(model: Any, ids_BT: torch.Tensor) -> np.ndarray:
+    """Return the logits of a text's tokens ``(T, V)``."""
+    found: np.ndarray = model(ids_BT, use_cache=False).logits[0].float().numpy()
+    return found
+
+
+@torch.no_grad()
+def next_tokens(model: Any, ids_BT: torch.Tensor) -> None:
+    """Run tokens one by one behind a text of which nothing is kept but its last token."""
+    cache = None
+    for _ in range(TOKENS):
+        cache = model(ids_BT[:, -1:], past_key_values=cache, use_cache=True).past_key_values
+
+
 def asker(server: Any, prompts: list[str], tokens: int) -> Callable[[], object]:
     """Return what has prompts continued by llama.cpp."""
     asked = {"max_tokens": tokens, "temperature": 0.0, "cache_prompt": False}
@@ -144,14 +203,23 @@ def main(argv: list[str] | None = None) -> None:
     parser = harness.parser(__doc__, rounds=5)
     parser.add_argument("--texts", type=int, default=96)
     parser.add_argument("--tokens", type=int, default=48, help="that are generated of each text")
-    options = harness.parse(parser, argv, quick={"texts": 4, "tokens": 4})
+    parser.add_argument("--width", type=int, default=1536, help="of the model of the table `eight-bits`")
+    parser.add_argument("--length", type=int, default=256, help="of its text, in tokens")
+    parser.add_argument("--tables", default="encoders,writers,eight-bits", help="which of them, with commas")
+    quick = {"texts": 4, "tokens": 4, "width": 64, "length": 16}
+    options = harness.parse(parser, argv, quick=quick)
     with tempfile.TemporaryDirectory() as work:
         folder, model = Path(work), None
         if options.quick:
             model = folder / "model"
             save(random_llama(hidden_size=64, intermediate_size=96, num_hidden_layers=1, num_attention_heads=2), model)
-        tables = [encoders(model, options, folder), writers(model, options, folder)]
-    harness.report(options, __file__, tables, libraries=["onnxruntime", "openvino", "xllamacpp", "gguf"])
+        wanted = options.tables.split(",")
+        tables = [
+            *([encoders(model, options, folder)] if "encoders" in wanted else []),
+            *([writers(model, options, folder)] if "writers" in wanted else []),
+            *(eight_bits(options) if "eight-bits" in wanted else []),
+        ]
+    harness.report(options, __file__, tables, libraries=["onnxruntime", "openvino", "xllamacpp", "gguf", "torchao"])
 
 
 if __name__ == "__main__":

@@ -3,7 +3,8 @@
     python examples/compare_plans.py PAIRS.tsv [--model MODEL] [--limit 500]
 
 PAIRS.tsv has a rating and two sentences a line, separated by tabs, as the STS Benchmark has. Printed is, for each plan,
-Spearman's rank correlation between the ratings and the cosines.
+Spearman's rank correlation between the ratings and the cosines. The weights are read without the model's adapter, which
+was trained under one of the plans and would make the others look worse; `--adapter own` takes it all the same.
 """
 
 import argparse
@@ -33,13 +34,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("pairs", type=Path)
     parser.add_argument("--model", help="a folder or hub id; left out, the bundled model")
+    parser.add_argument("--adapter", default="none", help="own, none or a PEFT folder (%(default)s)")
     parser.add_argument("--limit", type=int, default=500)
     arguments = parser.parse_args()
     rows = [line.split("\t") for line in arguments.pairs.read_text(encoding="utf-8").splitlines()[: arguments.limit]]
     ratings = np.array([float(row[0]) for row in rows])
+    adapter = None if arguments.adapter == "own" else arguments.adapter
     found = []
     for plan in PLANS:
-        lm = gerund.load(arguments.model, attention=plan)
+        lm = gerund.load(arguments.model, attention=plan, adapter=adapter)
         left, right = lm.encode([row[1] for row in rows]), lm.encode([row[2] for row in rows])
         found.append((spearman(ratings, (left * right).sum(axis=1)), plan))
     for correlation, plan in sorted(found, reverse=True):

@@ -38,6 +38,16 @@ def test_json_has_every_layers_fraction(tiny_folder):
     assert report["even_fraction"] == pytest.approx(even_fraction([report["tokens"]]), abs=1e-6)
 
 
+@pytest.mark.slow
+def test_an_adapter_under_another_plan_is_told():
+    ran = run_cli("inspect", "default", "The old man.", "--attention", "causal", "--json")
+    assert ran.code == 0, ran.err
+    assert "was trained under bidir, and is read under another plan; --adapter none leaves it out" in ran.err
+    alone = run_cli("inspect", "default", "The old man.", "--attention", "causal", "--json", "--adapter", "none")
+    assert (alone.code, alone.err) == (0, "")
+    assert run_cli("inspect", "default", "The old man.", "--json").err == ""
+
+
 def test_many_texts_from_a_file_are_averaged(tiny_folder, tmp_path):
     texts = tmp_path / "texts.txt"
     texts.write_text("the cat\n\n" + "a longer text than this is not there\n" + "x" * 100 + "\n", encoding="utf-8")

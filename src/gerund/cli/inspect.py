@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from gerund.spec import ModelSpec
 
 
-@options.with_spec("MODEL", *options.PLAN, *options.MACHINE)
+@options.with_spec("MODEL", *options.PLAN, "adapter", *options.MACHINE)
 def command(
     text: Annotated[
         str | None,
@@ -83,6 +83,8 @@ def command(
     if found.cut:
         longest = min(LONGEST, lm.max_length or LONGEST)
         typer.echo(f"gerund: {found.cut} of {len(texts)} texts were cut at {longest} tokens", err=True)
+    if note := _of_another_plan(lm):
+        typer.echo(f"gerund: {note}", err=True)
     if output is not None:
         _draw(lm, found, shown, output, kind)
     if as_json:
@@ -91,6 +93,18 @@ def command(
         typer.echo(json.dumps(_report(lm, found, output), indent=2, ensure_ascii=False))
     else:
         typer.echo(output)
+
+
+def _of_another_plan(lm: "LanguageModel") -> str:
+    """Return a sentence where the maps are of an adapter under another plan than it was trained under, else ""."""
+    from gerund.evaluation.systems.language_model import adapter_facts
+    from gerund.reporting.comparison import trained_under
+
+    facts = adapter_facts(lm)
+    plan = lm.encoder.attention.with_defaults(lm.n_layers)
+    if facts.get("adapter_plan", plan.to_dict()) == plan.to_dict():
+        return ""
+    return f"{trained_under(facts)}, and is read under another plan; --adapter none leaves it out"
 
 
 def _check_output(output: Path, force: bool) -> str:
