@@ -1,6 +1,6 @@
 """What the bundled model's vectors, likelihoods and scores are worth, and what each attention plan makes of two models.
 
-    python benchmarks/quality.py --data ../shared/data --work runs/quality [--tables vectors,likelihoods,plans]
+    python benchmarks/quality.py --data ../shared/data --work runs/quality [--tables vectors,likelihoods]
 
 `vectors`: the bundled model, its base (the same weights without adapters, causal, mean pooling), BM25, and both joined.
 `--peer FOLDER` is a model of sentence-transformers beside them.
@@ -9,6 +9,10 @@
 
 `plans`: the base, and every `--models NAME=FOLDER`, under all plans of *Look Both Ways and No Sink* without training:
 each plan with the k that is best on the STS Benchmark's development set, the default plan with its usual k too.
+
+`fine-tuning`: the base and the bundled encoder, fine-tuned on Banking77 with few examples a class (GUR's Figure 9).
+
+`expansions`: queries written anew by the bundled model (GUR's Table II).
 
 Scores in the work folder are used again, so an interrupted run goes on.
 """
@@ -20,6 +24,7 @@ from typing import Any
 
 import gerund
 import harness
+from gerund import Sampling
 from gerund.config import EncoderConfig
 from gerund.evaluation.encoder_configs import label_of
 from gerund.evaluation.registry import select, with_options
@@ -35,7 +40,7 @@ from gerund.evaluation.tuned_settings import PLANS
 from gerund.evaluation.tuning import tune
 from gerund.language_model import LanguageModel
 from gerund.spec import parse_encoder_spec
-from results import Column, Row, Table
+from results import Column, Row, Table, mean_of
 
 VECTORS = {
     "sts/stsb": "STS Benchmark, Spearman", "sts/sts12": "STS 2012", "sts/sts13": "STS 2013", "sts/sts14": "STS 2014",
@@ -71,6 +76,10 @@ LIKELIHOODS: dict[str, dict[str, tuple[str, str, float]]] = {
 }
 OPTIONS = ("suffix-identification.prefix_words=96", "suffix-identification.continuation_words=64")
 DEV = "sts/stsb"
+QUERIES = (
+    *("how to dry damp walls", "the history of the railway in Scotland"),
+    *("what [blank] walls are dry", "the history of [blank] in Scotland"),
+)
 
 
 def percent(results: Sequence[Result]) -> dict[tuple[str, str], float]:
@@ -182,9 +191,48 @@ def plan_table(name: str, lm: LanguageModel, options: argparse.Namespace) -> Tab
     return Table(f"plans-{name}", caption, heads, rows)
 
 
-def settings(options: argparse.Namespace) -> EvaluationConfig:
+def fine_tuning(options: argparse.Namespace) -> list[Table]:
+    """Compare how much a few examples of each class are worth to the base and to the bundled encoder."""
+    folder = options.work / "fine-tuning"
+    models = {
+        "base": gerund.load(adapter="none", attention="causal", pooling="mean", dtype=options.dtype),
+        "bundled": gerund.load(dtype=options.dtype),
+    }
+    rows: list[Row] = []
+    for shots in options.shots:
+        tasks = with_options(select(["fine-tuning/banking77"], options.data), [f"fine-tuning.shots={shots}"])
+        found: dict[str, list[float]] = {name: [] for name in models}
+        for seed in range(options.seeds):
+            systems: list[System] = [language_model_system(name, lm, cache_in(folder)) for name, lm in models.items()]
+            config = settings(options, seed=seed)
+            for one in evaluate(systems, tasks, config, folder=folder, reporter=progress).results:
+                found[one.system].append(100 * one.score.value)
+        rows.append({"shots": shots, **{name: mean_of(values) for name, values in found.items()}})
+    heads = [
+        Column("shots", "examples a class"),
+        Column("base", "base", "%", 1),
+        Column("bundled", "bundled model", "%", 1),
+    ]
+    return [Table("fine-tuning", "Fine-tuned on Banking77 (GUR's Figure 9), accuracy.", heads, rows)]
+
+
+def expansions(options: argparse.Namespace) -> list[Table]:
+    """Write queries anew, as GUR's Table II has them."""
+    lm = gerund.load(dtype=options.dtype)
+    sampling = Sampling(temperature=1.0, top_p=0.9, seed=1)
+    rows: list[Row] = [
+        {"query": query, "expansions": " \u00b7 ".join(lm.expand(query, 4, sampling=sampling))} for query in QUERIES
+    ]
+    caption = (
+        "GUR's Table II with the bundled model: all fillings, best first. The first two queries have words masked at "
+        "random; in the others the gap is marked."
+    )
+    return [Table("expansions", caption, [Column("query", "query"), Column("expansions", "fillings")], rows)]
+
+
+def settings(options: argparse.Namespace, seed: int = 0) -> EvaluationConfig:
     """Return how everything is measured on test sets."""
-    return EvaluationConfig(limit=options.limit, show_progress=False)
+    return EvaluationConfig(limit=options.limit, seed=seed, show_progress=False)
 
 
 def named(models: Sequence[str]) -> Mapping[str, str]:
@@ -198,7 +246,10 @@ def progress(task: Any, system: System, result: Result | None) -> None:
         print(f"{task.name}, {system.label}: {result.score.value:.4f}", flush=True)
 
 
-TABLES = {"vectors": vectors, "likelihoods": likelihoods, "plans": plans}
+TABLES = {
+    "vectors": vectors, "likelihoods": likelihoods, "plans": plans, "fine-tuning": fine_tuning,
+    "expansions": expansions,
+}  # fmt: skip
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -213,7 +264,9 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--limit", type=int, help="at most so many examples a task")
     parser.add_argument("--max-length", type=int, default=256, help="of the table `plans` (%(default)s)")
     parser.add_argument("--budget", type=int, default=60, help="settings tried on development data (%(default)s)")
-    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--shots", nargs="+", type=int, default=[10], help="examples a class to fine-tune on")
+    parser.add_argument("--seeds", type=int, default=3, help="fine-tunings of each (%(default)s)")
+    parser.add_argument("--dtype", default="auto", help="of the model's weights (%(default)s)")
     options = harness.parse(parser, argv, quick={"limit": 8, "budget": 4, "tables": "plans", "max_length": 16})
     harness.report(options, __file__, [table for one in options.tables.split(",") for table in TABLES[one](options)])
 
