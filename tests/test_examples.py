@@ -3,6 +3,8 @@
 import json
 import lzma
 import runpy
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -119,3 +121,14 @@ def test_the_page_about_scale_is_what_its_example_computes(capsys: pytest.Captur
     tenth = [float(line.split("|")[4].replace(",", "")) for line in less.splitlines()[2:10]]
     assert tenth[2] == pytest.approx(hours[2] * 0.8, rel=0.01), "a tenth of the texts, an eighth of the GPUs"
     assert tenth[7] == pytest.approx(hours[7] / 10, rel=0.01)
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
+def test_the_unit_is_one_that_systemd_accepts(tmp_path: Path) -> None:
+    unit = (EXAMPLES / "serve" / "gerund.service").read_text(encoding="utf-8")
+    # The program that is named is not installed there, on most machines.
+    (tmp_path / "gerund.service").write_text(unit.replace("/usr/local/bin/gerund", sys.executable), encoding="utf-8")
+    done = subprocess.run(
+        ["systemd-analyze", "verify", str(tmp_path / "gerund.service")], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")

@@ -124,6 +124,15 @@ def test_a_compiled_step_writes_the_same_texts() -> None:
     assert found == [[one.text for one in alone(lm, *request)] for request in asked]
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch, in what its compiler imports
+def test_the_bundled_model_writes_by_a_compiled_step_with_the_usual_settings(bundled) -> None:
+    [expected] = bundled.generate("The old man", 4)
+    with Engine(bundled, EngineConfig(compile=True)) as engine:
+        [written] = engine.write("The old man", GenerationConfig(max_new_tokens=4)).result(120)
+    assert written.text == expected.text
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch, in what its compiler imports
 @pytest.mark.parametrize("compile", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_steps_without_empty_rows_promise_nothing_and_write_the_same_texts(compile, monkeypatch) -> None:

@@ -244,3 +244,21 @@ def test_room_that_no_text_fills_takes_no_memory() -> None:
 
 def resident_pages() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1])
+
+
+@pytest.mark.parametrize("steady", [True, False])
+def test_a_compiled_step_begins_with_free_slots_whatever_was_verified(
+    steady: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, tokenizer = tiny("llama", vocab_size=300), byte_tokenizer()
+    monkeypatch.setattr(torch, "compile", lambda function: function)
+    if not steady:  # as on a machine whose kernels compute some rows another way
+        monkeypatch.setattr(torch, "equal", lambda *_: False)
+    plain = reproducibility.Reproducibility(True, "same text under any load", "")
+    slots, found = reproducibility.check_compiled_batching(plain, model, 4, 32)
+    assert found.promise == ("same text under any load" if steady else "none")
+    assert slots.live == 0
+    prompt = tokenizer("the cat")["input_ids"]
+    slots.read(prompt)
+    slots.join(len(prompt))
+    assert slots.step([5]).shape == (1, 300)

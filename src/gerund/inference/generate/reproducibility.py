@@ -225,6 +225,14 @@ def _by_slots(slots: Slots, prompts: Sequence[list[int]], written: Sequence[int]
 
 def _is_steady(slots: Slots, size: int) -> bool:
     """Whether a row's logits are the same, to the bit, whatever rows are beside it and wherever it stands."""
+    try:
+        return _same_rows(slots, size)
+    finally:
+        # Whoever writes by these slots next finds all of them free.
+        slots.lengths = []
+
+
+def _same_rows(slots: Slots, size: int) -> bool:
     generator = torch.Generator().manual_seed(0)
     most, count = slots.room - 2, slots.count
     if most < 1:
@@ -250,7 +258,6 @@ def _is_steady(slots: Slots, size: int) -> bool:
                 if not torch.equal(slots.step([tokens[row] for row in order]), all_BV[order]):
                     return False
                 slots.lengths = before
-    slots.lengths = []
     return True
 
 
