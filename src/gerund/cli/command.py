@@ -1,4 +1,4 @@
-"""What every command has in common: literal help, arguments that are checked first, a word when it is interrupted.
+"""What every command has in common: help as it was written, arguments that are checked first, a word when it is interrupted.
 
 Knows: typer's commands, what options of one name mean in every command. Does not know: any command.
 """
@@ -17,21 +17,32 @@ from gerund.errors import ConfigError, GerundError, unknown_name
 
 
 class LiteralHelp(core.TyperCommand):
-    """A command that prints ``[blank]`` in its help where ``[blank]`` was written."""
+    """A command that prints ``[blank]`` in its help where ``[blank]`` was written, and breaks lines for the terminal."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Print the help; without rich there is no markup, and nothing to escape."""
         shown = copy(self)
+        shown.help = _unwrapped(self.help or "")
         # Newer versions of typer may be told to do without rich.
         if getattr(core, "HAS_RICH", True):
             from rich.markup import escape
 
-            shown.help = escape(self.help or "")
+            shown.help = escape(shown.help)
             shown.params = [copy(param) for param in self.params]
             for param in shown.params:
                 if text := getattr(param, "help", None):
                     param.help = escape(text)  # type: ignore[attr-defined]
         super(LiteralHelp, shown).format_help(ctx, formatter)
+
+
+def _unwrapped(text: str) -> str:
+    """Return a help text with a line for each paragraph, indented examples excepted.
+
+    >>> _unwrapped("What is\\nsaid.\\n\\n    gerund embed a\\n    gerund embed b")
+    'What is said.\\n\\n    gerund embed a\\n    gerund embed b'
+    """
+    paragraphs = text.split("\n\n")
+    return "\n\n".join(part if part.startswith("    ") else " ".join(part.split("\n")) for part in paragraphs)
 
 
 class CheckedCommand(LiteralHelp):
