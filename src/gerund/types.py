@@ -214,6 +214,7 @@ class Hit(_Plain):
         heading: the headings above the chunk, outermost first, joined by `` > ``.
         words: BM25's score; None where the words did not find it.
         similarity: cosine of its vector with the query's; None where the vectors did not find it.
+        relevance: the score by which the model put it into a new order; None where it did not.
 
     >>> hit = Hit("notes.txt", 0, 12, "Bread is made", 0.8, 1)
     >>> Hit.from_dict(hit.to_dict()) == hit
@@ -230,6 +231,7 @@ class Hit(_Plain):
     heading: str = ""
     words: float | None = None
     similarity: float | None = None
+    relevance: float | None = None
 
 
 @dataclass(frozen=True)

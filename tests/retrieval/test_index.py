@@ -75,6 +75,11 @@ def test_filters_and_phrases(index):
     assert {hit.source for hit in index.search("bread", filter="source <> 'bread'")} == {"rail", "birds", "sea"}
     assert [hit.source for hit in index.search('"public railway"', mode="words")] == ["rail"]
     assert index.search('"railway public"', mode="words") == []
+    assert [hit.source for hit in index.search('trains "public railway"')] == ["rail"]
+    assert index.search('"railway public" bread') == []
+    assert index.search('"public railway"', filter="source <> 'rail'") == []
+    assert len(index.search('"?!" bread')) == 4
+    assert len(index.search('"railway public"', mode="vectors")) == 4
     assert index.search("the of and", mode="words") == []  # stop words alone
     assert len(index.search("the of and")) == 4  # which the vectors rank all the same
     assert index.search("?!*(", mode="words") == []
@@ -95,6 +100,9 @@ def test_the_model_puts_the_first_into_a_new_order(index, bundled, by):
     order = bundled.rerank("bread", [hit.text for hit in plain[:3]], by=by or "likelihood").indices
     assert [hit.source for hit in found] == [*(plain[place].source for place in order), plain[3].source]
     assert [hit.rank for hit in found] == [1, 2, 3, 4]
+    relevance = [hit.relevance for hit in found[:3]]
+    assert relevance == sorted(relevance, reverse=True)
+    assert [found[3].relevance, plain[0].relevance] == [None, None]
     assert index.search("?!", 4, mode="words", rerank=3, rerank_by=by) == []
 
 

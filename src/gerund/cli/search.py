@@ -39,11 +39,12 @@ def command(
     """Find the chunks of documents that fit a query.
 
     Words (BM25) and vectors find 100 chunks each; their scores, scaled to 0 to 1, are added up with a weight that
-    belongs to the model. What stands in double quotes must stand so in the chunk. --mode words needs no model and loads
-    none.
+    belongs to the model. What stands in double quotes must stand so in the chunk, but with --mode vectors. --mode words
+    needs no model and loads none.
 
     With --json there is a line a hit: source, start, end (characters of the document's text), text, score, rank, title,
-    heading, words (BM25's score) and similarity (the cosine); of several queries each line has the query too.
+    heading, words (BM25's score), similarity (the cosine) and relevance (by which --rerank orders); of several queries
+    each line has the query too.
 
     For example:
 
@@ -98,6 +99,8 @@ def _print_hits(asked: "Sequence[str]", found: "Sequence[Sequence[Hit]]") -> Non
             typer.echo(f"gerund: nothing was found for {query!r}", err=True)
         for hit in hits:
             line = Text(f"{hit.rank:2d}  {hit.score:.3f}  ")
+            if hit.relevance is not None:
+                line.append(f"relevance {hit.relevance:.3f}  ")
             line.append(f"{hit.source}:{hit.start}-{hit.end}", style="cyan")
             if hit.heading or hit.title:
                 line.append(f"  {hit.heading or hit.title}", style="dim")

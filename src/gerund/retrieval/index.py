@@ -26,6 +26,7 @@ from gerund.retrieval.searching import (
     found_by_words,
     joined,
     reranked,
+    with_phrases,
 )
 from gerund.retrieval.store import About, Found, VectorStore, check_filter
 from gerund.spec import ModelSpec
@@ -218,7 +219,7 @@ class Index(Asking):
         """Find the chunks that fit a query best.
 
         Args:
-            query: what is sought; what stands in double quotes must stand so in the chunk, where words count.
+            query: what is sought; what stands in double quotes must stand so in the chunk, but for ``vectors``.
             k: how many chunks at most.
             mode: ``words`` (BM25, which needs no model), ``vectors``, or ``hybrid``: the first 100 of each, joined.
             filter: a condition in SQL on ``source``, ``file``, ``title``, ``heading``, ``text``, ``start``, ``stop``
@@ -282,6 +283,9 @@ class Index(Asking):
             encoded = self._demand_embedder().queries([text for one in asked for text in one])
             vectors_ND = np.split(encoded, np.cumsum([len(one) for one in asked])[:-1])
             vectors = [found_by_vectors(self.store, own, limit, where) for own in vectors_ND]
+        if mode == "hybrid":
+            pairs = zip(checked, vectors, strict=True)
+            vectors = [with_phrases(self.store, one, found, where) for one, found in pairs]
         found = [joined(*pair, mode, weight) for pair in zip(words, vectors, strict=True)]
         if rerank:
             by = rerank_by or MEASURES[0]

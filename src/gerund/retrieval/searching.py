@@ -12,7 +12,7 @@ import numpy as np
 from gerund.checks import check_unicode
 from gerund.errors import TextError
 from gerund.retrieval import fusion
-from gerund.retrieval.store import Found, VectorStore, Words
+from gerund.retrieval.store import Found, VectorStore, Words, one_of_sources
 from gerund.types import Hit
 
 if TYPE_CHECKING:
@@ -23,6 +23,8 @@ MODES: tuple[Mode, ...] = get_args(Mode)
 
 MEASURES = ("likelihood", "own", "vectors")
 """By which a new order may be made, as in ``lm.rerank``; the first where nothing is said."""
+# Chunks of the documents found by vectors in which a phrase is looked for.
+_MOST_WITH_PHRASE = 100_000
 
 
 def check_query(query: Any, what: str = "query") -> None:
@@ -69,6 +71,24 @@ def found_by_vectors(store: VectorStore, asked_ND: np.ndarray, limit: int, where
     return store.vectors(vector_D / length, limit, where) if length > 0 else []
 
 
+def with_phrases(store: VectorStore, query: str, found: list[Found], where: str | None) -> list[Found]:
+    """Return those of the chunks that vectors found in which the query's phrases stand, as BM25 reads them.
+
+    Args:
+        store: where the chunks are.
+        query: it; without a phrase all chunks stay.
+        found: the chunks.
+        where: the filter by which they were found.
+    """
+    phrases = tuple(one for one in Words.of(query).phrases if any(letter.isalnum() for letter in one))
+    if not phrases or not found:
+        return found
+    there = one_of_sources(list(dict.fromkeys(chunk.source for chunk, _ in found)))
+    condition = there if where is None else f"({where}) AND {there}"
+    kept = {chunk.id for chunk, _ in store.words(Words("", phrases), _MOST_WITH_PHRASE, condition)}
+    return [one for one in found if one[0].id in kept]
+
+
 def joined(words: Sequence[Found], vectors: Sequence[Found], mode: Mode, weight: float) -> list[Hit]:
     """Return what was found as hits, best first.
 
@@ -104,7 +124,7 @@ def joined(words: Sequence[Found], vectors: Sequence[Found], mode: Mode, weight:
 
 
 def reranked(query: str, hits: Sequence[Hit], count: int, lm: "LanguageModel", by: str) -> list[Hit]:
-    """Put the first hits into an order of the model's own; their scores stay what they were.
+    """Put the first hits into an order of the model's own; their scores stay what they were, and ``relevance`` is the new one.
 
     Args:
         query: what is sought.
@@ -117,6 +137,7 @@ def reranked(query: str, hits: Sequence[Hit], count: int, lm: "LanguageModel", b
         ConfigError: the model has no such measure.
     """
     first, rest = hits[:count], hits[count:]
-    order = lm.rerank(query, [one.text for one in first], by=by).indices  # type: ignore[arg-type]
-    listed = [*(first[place] for place in order), *rest]
+    found = lm.rerank(query, [one.text for one in first], by=by)  # type: ignore[arg-type]
+    scored = zip(found.indices, found.scores, strict=True)
+    listed = [*(replace(first[place], relevance=score) for place, score in scored), *rest]
     return [replace(one, rank=rank) for rank, one in enumerate(listed, start=1)]
