@@ -74,7 +74,11 @@ LIKELIHOODS: dict[str, dict[str, tuple[str, str, float]]] = {
         "scorer": ("its own scorer", "%", 100),
     },
 }
-OPTIONS = ("suffix-identification.prefix_words=96", "suffix-identification.continuation_words=64")
+OPTIONS = tuple(
+    f"suffix-identification/{corpus}.{option}"
+    for corpus in ("books", "wiki")
+    for option in ("prefix_words=96", "continuation_words=64")
+)
 DEV = "sts/stsb"
 QUERIES = (
     *("how to dry damp walls", "the history of the railway in Scotland"),

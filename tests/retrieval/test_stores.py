@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from gerund.errors import ConfigError, DataError, InputError
 from gerund.retrieval.documents import Chunk, Chunking, Document
 from gerund.retrieval.lance_store import LanceStore
 from gerund.retrieval.memory_store import MemoryStore
+from gerund.retrieval.searching import with_phrases
 from gerund.retrieval.store import About, Words
 from tests.retrieval.helpers import ABOUT, DIMENSIONS, cut_lines, embed, vector_of
 
@@ -344,3 +346,14 @@ def test_paths_of_object_stores_are_lancedbs(tmp_path, place):
     assert store.vectors(embed([chunks])[1], 1)[0][0].text == "two dogs"
     store.replace(["a"], [], embed([chunks])[:0])
     assert store.count() == 0
+
+
+def test_phrases_hold_for_what_vectors_found(filled):
+    found = filled.vectors(vector_of("steam"), 4)
+    assert len(found) == 4
+    kept = partial(with_phrases, filled, found=found)
+    assert sources(kept("steam", where=None)) == sources(found)
+    assert sources(kept('steam "public railway"', where=None)) == ["rail"]
+    assert sources(kept('"public railway"', where="source <> 'rail'")) == []
+    assert sources(kept('"railway public"', where=None)) == []
+    assert sources(kept('"?!"', where=None)) == sources(found)
