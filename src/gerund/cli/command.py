@@ -1,4 +1,4 @@
-"""What every command has in common: help as it was written, arguments that are checked first, a word when it is interrupted.
+"""What every command has in common: its help, arguments that are checked first, a word when it is interrupted.
 
 Knows: typer's commands, what options of one name mean in every command. Does not know: any command.
 """
@@ -17,7 +17,7 @@ from gerund.errors import ConfigError, GerundError, unknown_name
 
 
 class LiteralHelp(core.TyperCommand):
-    """A command that prints ``[blank]`` in its help where ``[blank]`` was written, and breaks lines for the terminal."""
+    """A command whose help has ``[blank]`` where that was written, and line breaks where the terminal ends."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Print the help; without rich there is no markup, and nothing to escape."""
@@ -36,10 +36,10 @@ class LiteralHelp(core.TyperCommand):
 
 
 def _unwrapped(text: str) -> str:
-    """Return a help text with a line for each paragraph, indented examples excepted.
+    r"""Return a help text with a line for each paragraph, indented examples excepted.
 
-    >>> _unwrapped("What is\\nsaid.\\n\\n    gerund embed a\\n    gerund embed b")
-    'What is said.\\n\\n    gerund embed a\\n    gerund embed b'
+    >>> _unwrapped("What is\nsaid.\n\n    gerund embed a\n    gerund embed b")
+    'What is said.\n\n    gerund embed a\n    gerund embed b'
     """
     paragraphs = text.split("\n\n")
     return "\n\n".join(part if part.startswith("    ") else " ".join(part.split("\n")) for part in paragraphs)
