@@ -137,6 +137,7 @@ WHOLE_SYSTEM = "these are the files of the whole system; name a folder of texts"
         (["adapt", "default", "--texts", "/", "-o", "out"], "the output out lies in the texts' folder /"),
         (["negatives", "a.txt", "-o", "/proc/x"], "cannot write /proc/x: "),
         (["negatives", "a.txt", "-o", "/dev/null/x"], "cannot write /dev/null/x: Not a directory"),
+        (["negatives", "a.txt", "-o", "a.txt"], "a.txt is a file, and a folder is to be written; choose another name"),
         (["mine", "a.txt", "-o", "/proc/x.jsonl"], "cannot write /proc/x.jsonl: "),
         (["embed", "a.txt", "-o", "/proc/x.npy"], "cannot write /proc/x.npy: "),
     ],

@@ -79,16 +79,16 @@ def command(
     """Embed the texts of a file, of any size.
 
     OUT.parquet has the columns id, embedding (and text with --keep-text); its schema metadata has the encoder's
-    fingerprint, model, plan and more under the key gerund. OUT.npy is a float32 array with a row a text, with the
+    fingerprint, model, plan and more under the key gerund. OUT.npy is a float32 array with one row per text, with the
     ids in OUT.ids.jsonl (line i belongs to row i) and the encoder in OUT.meta.json. A .tsv file has no quoting, a
     .csv file has.
 
-    With --precision int8 or uint8 each number takes a byte, by its range over all rows, which is stored beside the
-    encoder; with binary or ubinary a bit, eight of them a byte.
+    With --precision int8 or uint8 each number is scaled by the smallest and the largest value of its dimension over
+    all rows, which are stored beside the encoder, and takes a byte. With binary or ubinary it takes a bit.
 
-    Finished rows are kept in OUT.parts until the end, those of the last seconds excepted. When the command was
-    interrupted, even by a power cut, the same command goes on from there, and the output is the same to the byte as
-    without the interruption. While the parts are joined the disk holds the vectors twice.
+    Finished rows are kept in OUT.parts until the end; an interruption loses those of the last seconds. When the
+    command was interrupted, even by a power cut, the same command goes on from there, and the output is the same to
+    the byte as without the interruption. While the parts are joined the disk holds the vectors twice.
 
     With --workers several processes encode, each with the model, and with --engine ray those of a Ray cluster, whose
     machines see OUT and the model under the same paths. The rows are the same. With the same number of threads in

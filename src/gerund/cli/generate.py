@@ -82,18 +82,18 @@ def command(
 ) -> None:
     """Continue a prompt, or every prompt of a file.
 
-    For one prompt the prompt and its continuation are printed as they come. With --file, --json or -o there is one
-    JSON object a prompt: prompt, text (the continuation alone), score (mean log-probability a token) and finished
-    (whether the text came to its end), with --stop the string that ended it, with --logprobs those of its tokens, with
-    --rerank rank_score; with -n one object a continuation. With --json there is usage too, in tokens.
+    For one prompt the prompt and its continuation are printed while the model writes. With --file, --json or -o there
+    is one JSON object a prompt: prompt, text (the continuation alone), score (mean log-probability a token) and
+    finished (whether the text came to its end), with --stop the string that ended it, with --logprobs those of its
+    tokens, with --rerank rank_score; with -n one object a continuation. With --json there is usage too, in tokens.
 
     With --rerank many continuations are sampled and the best one is kept; with --beams and --every the best ones are
     chosen again and again while they are extended. By default it samples with --top-p 0.9.
 
     With --expand the prompt is a query, and other ways to ask are printed, one a line, the most probable fillings
-    first: some of its words, never those of --keep, are masked and written anew, or the gaps that it marks by [blank]
-    are filled. With --file, --json or -o there is one JSON object a query: prompt and expansions. By default it
-    samples with --top-p 0.9.
+    first: some of its words, never those of --keep, are masked and written anew, or, where the query has [blank],
+    those gaps are filled. With --file, --json or -o there is one JSON object a query: prompt and expansions. By
+    default it samples with --top-p 0.9.
 
     For example:
 

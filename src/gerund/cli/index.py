@@ -222,19 +222,28 @@ def _tell(summary: "IndexSummary", output: str, chunks: int, *, as_json: bool) -
         raise typer.Exit(InputError.exit_code)
 
 
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
 def _print_summary(summary: "IndexSummary", output: str, chunks: int, *, as_json: bool) -> None:
     from dataclasses import asdict
 
     for one in summary.failed:
         typer.echo(f"gerund: error: {one.reason}", err=True)
-    parts = [f"{summary.files} files", f"{summary.documents} documents stored ({summary.chunks} chunks)"]
+    parts = [
+        _counted(summary.files, "file"),
+        f"{_counted(summary.documents, 'document')} stored ({_counted(summary.chunks, 'chunk')})",
+    ]
     if summary.unchanged:
-        parts.append(f"{summary.unchanged} files unchanged")
+        parts.append(f"{_counted(summary.unchanged, 'file')} unchanged")
     if summary.removed:
-        parts.append(f"{summary.removed} documents removed")
+        parts.append(f"{_counted(summary.removed, 'document')} removed")
     if summary.failed:
-        parts.append(f"{len(summary.failed)} files not read to their end")
-    typer.echo(f"gerund: {', '.join(parts)}, {summary.seconds:.1f} s: {output} has {chunks} chunks", err=True)
+        parts.append(f"{_counted(len(summary.failed), 'file')} left out or not read to the end")
+    typer.echo(
+        f"gerund: {', '.join(parts)}, {summary.seconds:.1f} s: {output} has {_counted(chunks, 'chunk')}", err=True
+    )
     if as_json:
         import json
 

@@ -68,8 +68,8 @@ def command(
     gaps filled), spans (what stands in them), scores (mean log-probability a token) and lengths (in tokens).
 
     The model tries several lengths of a gap, up to --max-tokens; --length says which lengths to try instead. The
-    method left-only reads only what comes before the gap. The other methods ask the untouched model for the missing
-    text by a prompt.
+    method left-only reads only what comes before the gap. The methods blank, contextual, prefix-suffix and
+    line-by-line prompt the untouched model for the missing text.
 
     For example:
 

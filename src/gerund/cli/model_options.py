@@ -41,7 +41,10 @@ OPTIONS: dict[str, Any] = {
     ],
     "k": Annotated[int | None, typer.Option("--k", help="How many layers the plan converts.", show_default=False)],
     "k0": Annotated[
-        int | None, typer.Option("--k0", help="For mask0+bidir: how many hide the first token.", show_default=False)
+        int | None,
+        typer.Option(
+            "--k0", help="For mask0+bidir: how many of the k layers hide the first token.", show_default=False
+        ),
     ],
     "sink_tokens": Annotated[
         int | None, typer.Option(help="How many first tokens a mask0 plan hides.", show_default=False)
@@ -52,7 +55,10 @@ OPTIONS: dict[str, Any] = {
     ],
     "recurrent": Annotated[
         str | None,
-        typer.Option(help="causal or both: converted layers without attention.", show_default=False),
+        typer.Option(
+            help="How converted layers without attention read: causal (forwards) or both (forwards and backwards).",
+            show_default=False,
+        ),
     ],
     "pooling": Annotated[str | None, typer.Option(help=f"{', '.join(POOLINGS)}.", show_default=False)],
     "prompt": Annotated[str | None, typer.Option(help="Put before every text, and not pooled.", show_default=False)],
@@ -64,7 +70,7 @@ OPTIONS: dict[str, Any] = {
     "adapter": Annotated[
         str | None,
         typer.Option(
-            help="A PEFT folder, inactive while the model generates; none leaves the model's own aside.",
+            help="A PEFT folder, inactive while the model generates; none: without the model's own adapter.",
             show_default=False,
         ),
     ],

@@ -82,8 +82,8 @@ class Index(Asking):
                 self._demand_encoder(self._lm)
             if chunking is not None and chunking != self._about.chunking:
                 raise ConfigError(
-                    f"{store.name} is cut into chunks of {self._about.chunking}, not {chunking}; open it as it is, or "
-                    "migrate it"
+                    f"{store.name} is cut into chunks of {self._about.chunking}, not {chunking}; leave these "
+                    "options out, or cut it anew with gerund index --migrate"
                 )
 
     def __len__(self) -> int:

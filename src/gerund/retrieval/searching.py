@@ -124,7 +124,7 @@ def joined(words: Sequence[Found], vectors: Sequence[Found], mode: Mode, weight:
 
 
 def reranked(query: str, hits: Sequence[Hit], count: int, lm: "LanguageModel", by: str) -> list[Hit]:
-    """Put the first hits into an order of the model's own; their scores stay what they were, and ``relevance`` is the new one.
+    """Put the first hits into an order of the model's own; their scores stay, and ``relevance`` is the new one.
 
     Args:
         query: what is sought.

@@ -106,7 +106,7 @@ def make_negatives(
                 output.clear()
                 raise DataError(
                     f"no document is long enough for a prefix of {config.prefix_words // 2} to {config.prefix_words} "
-                    f"words and a continuation of {config.fewest_words}; choose smaller ones"
+                    f"words and a continuation of {config.fewest_words}; choose smaller prefix_words or fewest_words"
                 )
         finally:
             if not output.parts():
@@ -122,6 +122,8 @@ def demand_output(folder: Path, *, resume: bool = False, force: bool = False) ->
         InputError: another process writes into the folder.
         ResourceError: the folder cannot be written.
     """
+    if folder.exists() and not folder.is_dir():
+        raise OutputExistsError(f"{folder} is a file, and a folder is to be written; choose another name")
     with hold(folder):
         _Output(folder).demand_free(resume=resume, force=force)
 
