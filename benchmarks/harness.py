@@ -18,6 +18,7 @@ import ctypes
 import gc
 import json
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -38,6 +39,8 @@ from results import Cell, Column, Result, Row, Run, Table, median_of
 # not what the allocator kept.
 RETURN_FREED_MEMORY = {"MALLOC_MMAP_THRESHOLD_": "65536"}
 _COMMON = ("rounds", "threads", "output", "quick", "child", "data", "work", "folder")
+# `--option=VALUE` and `NAME=FOLDER`.
+_NAMED = re.compile(r"[\w-]+=")
 # A machine with more than this much work a core at the start is called busy.
 _IDLE_LOAD = 0.25
 _LOAD = os.getloadavg()[0] / (os.cpu_count() or 1) if hasattr(os, "getloadavg") else None
@@ -247,8 +250,7 @@ def report(
         libraries: further ones whose versions matter.
         settings: what else decides the figures.
     """
-    own = {key: value.name if isinstance(value, Path) else value for key, value in vars(options).items()}
-    own = {key: value for key, value in own.items() if key not in (*_COMMON, "argv")}
+    own = {key: _setting(value) for key, value in vars(options).items() if key not in (*_COMMON, "argv")}
     run = Run(
         command=command_of(script, options.argv),
         machine=results.machine(),
@@ -274,7 +276,16 @@ def command_of(script: str, argv: Sequence[str]) -> str:
 
 
 def _without_folders(word: str) -> str:
-    name, sign, value = word.partition("=") if word.startswith("-") else ("", "", word)
+    name, sign, value = word.partition("=") if _NAMED.match(word) else ("", "", word)
     path = Path(value)
     shown = path.name if path.is_absolute() else value
     return name + sign + (f'"{shown}"' if " " in shown else shown)
+
+
+def _setting(value: Any) -> Any:
+    """Return an option's value for the result file, without a machine's own paths."""
+    if isinstance(value, Path):
+        return value.name
+    if isinstance(value, str):
+        return _without_folders(value)
+    return [_setting(one) for one in value] if isinstance(value, list | tuple) else value

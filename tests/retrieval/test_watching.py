@@ -158,7 +158,7 @@ def test_a_signal_ends_it_cleanly(notes, tmp_path, number, code):
         lines = []
         for line in process.stderr:
             lines.append(line)
-            if "documents stored" in line and len(lines) < 4:
+            if "stored (" in line and len(lines) < 4:
                 write(notes / f"{len(lines)}.txt", "Two dogs.", age=0)
             elif len(lines) >= 3:
                 process.send_signal(number)
