@@ -176,7 +176,7 @@ def plan_table(name: str, lm: LanguageModel, options: argparse.Namespace) -> Tab
     cache = cache_in(folder)
     readers = {label: lm.with_encoder(config) for label, (config, _) in tried.items()}
     systems: list[System] = [language_model_system(label, reader, cache) for label, reader in readers.items()]
-    tasks = select(list(PLAN_TASKS), options.data)
+    tasks = select(options.plan_tasks.split(","), options.data)
     found = percent(evaluate([*systems, BM25System("BM25")], tasks, settings(options), folder=folder,
                              reporter=progress).results)  # fmt: skip
     rows: list[Row] = [
@@ -264,6 +264,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--tables", default=",".join(TABLES), help="which of them, with commas")
     parser.add_argument("--models", nargs="*", default=[], help="NAME=FOLDER: more models for likelihoods and plans")
     parser.add_argument("--plan-models", default="default", help="whose plans are measured, with commas")
+    parser.add_argument("--plan-tasks", default=",".join(PLAN_TASKS), help="on which of its tasks, with commas")
     parser.add_argument("--peer", help="a model of sentence-transformers, for the table `vectors`")
     parser.add_argument("--limit", type=int, help="at most so many examples a task")
     parser.add_argument("--max-length", type=int, default=256, help="of the table `plans` (%(default)s)")
@@ -271,7 +272,8 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--shots", nargs="+", type=int, default=[10], help="examples a class to fine-tune on")
     parser.add_argument("--seeds", type=int, default=3, help="fine-tunings of each (%(default)s)")
     parser.add_argument("--dtype", default="auto", help="of the model's weights (%(default)s)")
-    options = harness.parse(parser, argv, quick={"limit": 8, "budget": 4, "tables": "plans", "max_length": 16})
+    quick = {"limit": 8, "budget": 4, "tables": "plans", "plan_tasks": f"{DEV},chunking/conll2003", "max_length": 16}
+    options = harness.parse(parser, argv, quick=quick)
     harness.report(options, __file__, [table for one in options.tables.split(",") for table in TABLES[one](options)])
 
 
