@@ -8,6 +8,7 @@ Ray itself listens on every interface of the machine, whatever the address here:
 """
 
 import os
+from contextlib import suppress
 
 from ray import serve
 
@@ -35,4 +36,5 @@ app = Replica.bind()
 
 if __name__ == "__main__":
     serve.start(http_options={"host": "127.0.0.1", "port": 8000})
-    serve.run(app, blocking=True)
+    with suppress(KeyboardInterrupt):
+        serve.run(app, blocking=True)
