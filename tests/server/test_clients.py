@@ -197,7 +197,7 @@ def test_llama_index_embeds_texts(live: Running, served_lm: Any) -> None:
 @pytest.mark.slow
 def test_llama_index_writes(live: Running, served_lm: Any) -> None:
     llms = pytest.importorskip(
-        "llama_index.llms.openai_like", reason="llama-index-llms-openai-like needs an older transformers than gerund"
+        "llama_index.llms.openai_like", reason="llama-index-llms-openai-like needs openai below 3"
     )
     from llama_index.core.llms import ChatMessage
 
