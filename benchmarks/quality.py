@@ -14,6 +14,8 @@ each plan with the k that is best on the STS Benchmark's development set, the de
 
 `expansions`: queries written anew by the bundled model (GUR's Table II).
 
+`answers`, only when asked for: questions in SQuAD's layout, `--data` holding `ask/NAME.test.json`.
+
 Scores in the work folder are used again, so an interrupted run goes on.
 """
 
@@ -74,6 +76,10 @@ LIKELIHOODS: dict[str, dict[str, tuple[str, str, float]]] = {
         "scorer": ("its own scorer", "%", 100),
     },
 }
+ANSWERS = {
+    "contains": "a right answer is in it", "f1": "F1", "citation_precision": "precision of what is cited",
+    "citation_recall": "recall", "unanswerable": "unanswerable ones not answered",
+}  # fmt: skip
 OPTIONS = tuple(
     f"suffix-identification/{corpus}.{option}"
     for corpus in ("books", "wiki")
@@ -234,6 +240,21 @@ def expansions(options: argparse.Namespace) -> list[Table]:
     return [Table("expansions", caption, [Column("query", "query"), Column("expansions", "fillings")], rows)]
 
 
+def answers(options: argparse.Namespace) -> list[Table]:
+    """Ask questions in SQuAD's layout: what the bundled model answers, and what it cites."""
+    systems: list[System] = [language_model_system("bundled", gerund.load(dtype=options.dtype))]
+    tasks = with_options(select(["ask"], options.data), [f"ask.method={options.method}"])
+    found = evaluate(systems, tasks, settings(options), folder=options.work / "answers", reporter=progress)
+    rows: list[Row] = [
+        {"task": one.task.removeprefix("ask/"), "questions": one.score.size,
+         **{metric: round(100 * one.score.metrics[metric], 1) for metric in ANSWERS}}
+        for one in found.results
+    ]  # fmt: skip
+    heads = [Column("task", "questions of"), Column("questions", "questions"),
+             *(Column(metric, title, "%", 1) for metric, title in ANSWERS.items())]  # fmt: skip
+    return [Table("answers", "Questions about paragraphs, answered by the bundled model's default.", heads, rows)]
+
+
 def settings(options: argparse.Namespace, seed: int = 0) -> EvaluationConfig:
     """Return how everything is measured on test sets."""
     return EvaluationConfig(limit=options.limit, seed=seed, show_progress=False)
@@ -252,7 +273,7 @@ def progress(task: Any, system: System, result: Result | None) -> None:
 
 TABLES = {
     "vectors": vectors, "likelihoods": likelihoods, "plans": plans, "fine-tuning": fine_tuning,
-    "expansions": expansions,
+    "expansions": expansions, "answers": answers,
 }  # fmt: skip
 
 
@@ -261,7 +282,8 @@ def main(argv: list[str] | None = None) -> None:
     parser = harness.parser(__doc__)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--work", type=Path, required=True, help="scores, used again where they are")
-    parser.add_argument("--tables", default=",".join(TABLES), help="which of them, with commas")
+    usual = [one for one in TABLES if one != "answers"]
+    parser.add_argument("--tables", default=",".join(usual), help="which of them, with commas")
     parser.add_argument("--models", nargs="*", default=[], help="NAME=FOLDER: more models for likelihoods and plans")
     parser.add_argument("--plan-models", default="default", help="whose plans are measured, with commas")
     parser.add_argument("--plan-tasks", default=",".join(PLAN_TASKS), help="on which of its tasks, with commas")
@@ -271,6 +293,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--budget", type=int, default=60, help="settings tried on development data (%(default)s)")
     parser.add_argument("--shots", nargs="+", type=int, default=[10], help="examples a class to fine-tune on")
     parser.add_argument("--seeds", type=int, default=3, help="fine-tunings of each (%(default)s)")
+    parser.add_argument("--method", default="auto", help="of the table `answers`: extractive, generate or auto")
     parser.add_argument("--dtype", default="auto", help="of the model's weights (%(default)s)")
     quick = {"limit": 8, "budget": 4, "tables": "plans", "plan_tasks": f"{DEV},chunking/conll2003", "max_length": 16}
     options = harness.parse(parser, argv, quick=quick)
