@@ -56,6 +56,7 @@ from servers import (
     embed,
     fastapi,
     in_turn,
+    infinity,
     llama_cpp,
     ours,
     plain_beside,
@@ -304,7 +305,9 @@ def embeddings(options: Any, folder: Path, lm: Any) -> list[Table]:
     }
     rows: list[Row] = []
     with ExitStack() as stack:
-        servers = [stack.enter_context(fastapi(plain_beside(folder), lm.dimensions)), stack.enter_context(ours(folder))]
+        plain = plain_beside(folder)
+        peers = [fastapi(plain, lm.dimensions), *([infinity(options.infinity, plain)] if options.infinity else [])]
+        servers = [stack.enter_context(one) for one in (*peers, ours(folder))]
         probe = sets["60 words"][:8]
         vectors = [asyncio.run(in_turn(own, 4, _embeds(own, probe))) for own in servers]
         difference = max(harness.largest_difference(own, lm.encode(probe)) for own in vectors)
@@ -480,6 +483,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--clients", type=int, default=32, help="at a time, in `correct` and `embeddings`")
     parser.add_argument("--tokens", type=int, default=48, help="of an answer")
     parser.add_argument("--texts", type=int, default=256, help="of the table `embeddings`")
+    parser.add_argument("--infinity", help="the program infinity_emb, for the table `embeddings`")
     parser.add_argument("--seconds", type=float, default=8, help="of a round of the table `mix`")
     quick = {"tables": "correct", "requests": 24, "clients": 8, "tokens": 8, "texts": 8, "seconds": 1}
     options = harness.parse(parser, argv, quick=quick)

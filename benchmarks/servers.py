@@ -6,6 +6,7 @@ Knows: commands, HTTP. Does not know: what is measured.
 import asyncio
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -24,7 +25,7 @@ from harness import Spent
 
 TEMPLATE = "{{ bos_token }}{% for one in messages %}{{ one['role'] }}: {{ one['content'] }}\n{% endfor %}assistant:"
 TRANSFORMERS, BATCHING = "transformers serve", "transformers serve, batching"
-FASTAPI = "sentence-transformers + FastAPI"
+FASTAPI, INFINITY = "sentence-transformers + FastAPI", "infinity"
 LLAMA, LLAMA_HALF = "llama.cpp's server", "llama.cpp's server, bfloat16"
 OURS, OURS_HALF, OURS_COMPILED = "gerund serve", "gerund serve, bfloat16", "gerund serve --compile"
 OURS_QUICK = "gerund serve --compile --no-reproducible"
@@ -123,6 +124,26 @@ def fastapi(folder: Path, width: int) -> Any:
     port = free_port()
     child = json.dumps({"folder": str(folder), "width": width, "port": port})
     return serving(FASTAPI, [sys.executable, Path(__file__).with_name("serve.py"), "--child", child], port, "model")
+
+
+def infinity(program: str, folder: Path) -> Any:
+    """Return infinity, out of an environment of its own, with a model that lies in a folder without a chat template."""
+    own, port = folder.with_name("infinity"), free_port()
+    if not own.exists():  # it runs transformers 4, for which a few settings have other names
+        shutil.copytree(folder, own)
+        for name in ("modules.json", "config_sentence_transformers.json"):
+            (own / name).unlink()  # without them the mean of the states is taken
+        config = json.loads((own / "config.json").read_text(encoding="utf-8"))
+        config["rope_theta"] = config.pop("rope_parameters")["rope_theta"]
+        (own / "config.json").write_text(json.dumps(config), encoding="utf-8")
+        tokenizer = json.loads((own / "tokenizer_config.json").read_text(encoding="utf-8"))
+        tokenizer["tokenizer_class"] = "PreTrainedTokenizerFast"
+        (own / "tokenizer_config.json").write_text(json.dumps(tokenizer), encoding="utf-8")
+    how = ["--model-id", own, "--served-model-name", "model", "--engine", "torch", "--device", "cpu"]
+    how += ["--dtype", "float32", "--host", "127.0.0.1", "--port", port, "--url-prefix", "/v1"]
+    how += ["--no-model-warmup", "--no-bettertransformer"]
+    offline = ["env", "DO_NOT_TRACK=1", "HF_HUB_OFFLINE=1"]
+    return serving(INFINITY, [*offline, program, "v2", *how], port, "model")
 
 
 def run_fastapi(case: dict[str, Any]) -> None:
