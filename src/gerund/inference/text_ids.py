@@ -270,7 +270,27 @@ def _encode_rendered(tokenizer: PreTrainedTokenizerBase, text: Rendered, offsets
 
 Fact = TypeVar("Fact")
 _facts: WeakKeyDictionary[PreTrainedTokenizerBase, dict[Any, Any]] = WeakKeyDictionary()
+_frames: WeakKeyDictionary[PreTrainedTokenizerBase, dict[Any, tuple[int, int]]] = WeakKeyDictionary()
+# Prompts of one tokenizer that are kept in mind.
+_FRAMES = 100
 _lock = Lock()
+
+
+def frame_of(tokenizer: PreTrainedTokenizerBase, before: str, after: str) -> tuple[int, int]:
+    """Return how many tokens stand around a text, special ones included, and the last token of all.
+
+    What was found is kept: a request of a short text would spend as long on its frame as on the text.
+    """
+    key = (len(tokenizer), tokenizer.num_special_tokens_to_add(), before, after)
+    with _lock:
+        frames = _frames.setdefault(tokenizer, {})
+        if len(frames) > _FRAMES:
+            frames.clear()
+    found = frames.get(key)
+    if found is None:
+        alone, with_letter = encode_texts(tokenizer, [before + after, f"{before}a{after}"])
+        found = frames[key] = len(alone.ids), with_letter.ids[-1]
+    return found
 
 
 def _of(tokenizer: PreTrainedTokenizerBase, find: Callable[[PreTrainedTokenizerBase], Fact]) -> Fact:

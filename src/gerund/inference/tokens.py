@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from gerund.checks import check_unicode, is_listing, one_of
 from gerund.encoder_methods import NO_FRAME, Template
 from gerund.errors import ConfigError, TextError
-from gerund.inference.text_ids import TextIds, cut_start, encode_texts
+from gerund.inference.text_ids import TextIds, cut_start, encode_texts, frame_of
 from gerund.types import Rendered
 
 # A text with more characters for each token that there is room for is cut before anything is put around it.
@@ -237,11 +237,9 @@ def _room(tokenizer: PreTrainedTokenizerBase, input_format: InputFormat) -> int 
         raise ConfigError("append_eos needs a tokenizer with an end token, and this one has none")
     if input_format.max_length is None:
         return None
-    after = input_format.template.after
-    ends = [input_format.before + after, f"{input_format.before}a{after}"]
-    alone, with_letter = (own.ids for own in encode_texts(tokenizer, ends))
-    fixed = len(alone) + int(input_format.prepends)
-    room = input_format.max_length - int(input_format.append_eos and with_letter[-1] != tokenizer.eos_token_id)
+    around, last = frame_of(tokenizer, input_format.before, input_format.template.after)
+    fixed = around + int(input_format.prepends)
+    room = input_format.max_length - int(input_format.append_eos and last != tokenizer.eos_token_id)
     if input_format.repeat_text:
         room = fixed + (room - fixed) // 2
     if room <= fixed:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -80,7 +81,7 @@ class EncoderRuntime:
         device: torch.device = self.model.get_input_embeddings().weight.device
         return device
 
-    @property
+    @cached_property
     def state_width(self) -> int:
         """Size of a hidden state."""
         return int(self.model.config.get_text_config(decoder=True).hidden_size)

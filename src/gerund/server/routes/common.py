@@ -60,8 +60,8 @@ MISMATCH: dict[int | str, dict[str, Any]] = {
 }
 
 
-def service_of(request: Request) -> Service:
-    """Return the service behind a request."""
+async def service_of(request: Request) -> Service:
+    """Return the service behind a request; async, since FastAPI would send a plain function to a thread."""
     found: Service = request.app.state.service
     return found
 
