@@ -52,9 +52,9 @@ class Section:
 
 
 PAGE = (
-    Section("## The bundled model", ("quality-bundled",)),
+    Section("## The bundled model", ("quality:vectors", "quality:likelihoods", "quality:fine-tuning")),
     Section("### Short and long prefixes", ("decoding:prefix-lengths",)),
-    Section("### Queries written anew", ("quality-queries",)),
+    Section("### Queries written anew", ("quality:expansions",)),
     Section("## One model, or one for each step", ("stack",)),
     Section("## Encoding", ("encode",)),
     Section("## What a plan costs", ("plan_overhead",)),
@@ -63,11 +63,12 @@ PAGE = (
     Section("## Serving", ("serve",)),
     Section("## Other runtimes", ("runtimes",)),
     Section("## Choosing a plan", ("sweep",)),
-    Section("## The papers' plans on two small models", ("quality-plans",)),
+    Section("## The papers' plans on two small models", ("quality:plans-default", "quality:plans-stories260k")),
     Section("### Recurrent layers read both ways", ("hybrids",)),
     Section("## Methods without training", ("training_free",)),
     Section("## Evaluation", ("quality-evaluation",)),
     Section("## Searching one's own documents", ("index",)),
+    Section("### Answers out of documents", ("quality:answers",)),
     Section("### What an index costs", ("index_cost", "kept_chunks")),
     Section("### Documents ranked by relevance", ("relevance",)),
     Section(
