@@ -1,6 +1,7 @@
 """Bulk work in one process, in several, and on Ray: how much more two workers do, and what Ray costs.
 
     python benchmarks/bulk.py [--tables embed,mine] [--texts 20000] [--articles 400] [--workers 1,2] [--address local]
+    python benchmarks/bulk.py --tables rates --articles 40000 --rounds 5
 
 Every worker computes in one thread. Without `--address` there is no Ray; `local` starts one on this machine, which
 listens on all of its interfaces (with a token): in a network namespace nobody else reaches it,
@@ -11,13 +12,15 @@ A rate is what was finished between the moment when each worker had finished one
 workers and loading models do not count; the whole time, with both, stands beside it. The processor time of the workers
 alone says what a text costs where, also beside other work. Before anything is told, the ids
 and vectors (to 1e-6) and the pairs (to the byte) were shown to be the same.
+
+`rates` is what the process that reads, hands out and joins takes for a megabyte: what a billion texts cost there.
 """
 
 import json
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -29,13 +32,17 @@ import numpy as np
 
 import harness
 from gerund.cli.embed import EncodingWorker
-from gerund.data.embedding_files import read_embeddings
+from gerund.data import embedding_survey
+from gerund.data.embedding_files import Part, join_parquet, read_embeddings, write_part
 from gerund.data.embedding_job import EmbeddingConfig, embedding_job
 from gerund.data.embedding_shards import Elsewhere
+from gerund.data.embedding_survey import digest_of, survey_of
 from gerund.data.mining import MiningConfig, mine
-from gerund.data.tables import open_table
+from gerund.data.mining import shards as mining_shards
+from gerund.data.table_readers import Table as TextTable
+from gerund.data.tables import Rows, open_table
 from gerund.entry import load
-from gerund.jobs.engine import JobEngine, StatefulWork, WorkerPool, opened
+from gerund.jobs.engine import JobEngine, StatefulWork, WorkerPool, mapped, opened
 from gerund.jobs.engines import engine_of
 from gerund.worker_model import WorkerModel
 from inputs import demo_texts
@@ -115,7 +122,7 @@ def main(argv: list[str] | None = None) -> None:
     # that is measured.
     os.environ.setdefault("RAY_worker_niceness", "0")
     with TemporaryDirectory() as name:
-        made = {"embed": embed, "mine": mine_articles}
+        made = {"embed": embed, "mine": mine_articles, "rates": rates}
         tables = [made[table](options, Path(name)) for table in options.tables.split(",")]
     harness.report(options, __file__, tables, libraries=("ray",))
 
@@ -161,11 +168,7 @@ def embed(options: Any, folder: Path) -> Table:
 
 def mine_articles(options: Any, folder: Path) -> Table:
     """Mine documents, and compare the pairs."""
-    texts, corpus = demo_texts(30 * options.articles), folder / "articles.jsonl"
-    articles = [
-        " ".join(f"{one}." for one in texts[number * 7 : number * 7 + 30]) for number in range(options.articles)
-    ]
-    corpus.write_text("".join(json.dumps({"text": one or texts[0]}) + "\n" for one in articles), encoding="utf-8")
+    corpus = written_articles(options, folder)
     config = MiningConfig(part_size=max(1, corpus.stat().st_size // 20), pairs="all")
 
     def run(system: str, workers: int, output: Path) -> Timed:
@@ -178,6 +181,73 @@ def mine_articles(options: Any, folder: Path) -> Table:
     check = harness.require("difference of the files of pairs", 0.0 if same else float("nan"), 0)
     caption = f"Mining {options.articles} documents ({corpus.stat().st_size / 1e6:.1f} MB), about 20 shards."
     return Table("mine", caption, with_unit("MB"), rows, checks=[check])
+
+
+def written_articles(options: Any, folder: Path) -> Path:
+    """Write documents of 30 sentences as JSON lines."""
+    texts, corpus = demo_texts(30 * options.articles), folder / "articles.jsonl"
+    articles = [
+        " ".join(f"{one}." for one in texts[number * 7 : number * 7 + 30]) for number in range(options.articles)
+    ]
+    corpus.write_text("".join(json.dumps({"text": one or texts[0]}) + "\n" for one in articles), encoding="utf-8")
+    return corpus
+
+
+def rates(options: Any, folder: Path) -> Table:
+    """Measure the process that reads, hands out and joins, with workers that do nothing."""
+    corpus = written_articles(options, folder)
+    table = open_table(corpus)
+    rows, parts = 4096, []
+    vectors_RD = np.random.default_rng(0).standard_normal((rows, 1024), dtype=np.float32)
+    for number in range(10):
+        ids: list[int | str] = list(range(number * rows, (number + 1) * rows))
+        parts.append(folder / f"part-{number}.arrow")
+        write_part(
+            parts[-1], Part(ids, None, vectors_RD), "int", {"job": "", "shard": "", "rows": rows, "truncated": 0}
+        )
+
+    def shards_of(table: TextTable) -> Iterator[Rows]:
+        return embedding_survey.shards_of(table, max_rows=rows, empty="error")
+
+    def handed_out(engine: JobEngine, how: Callable[[mining_shards.Shard], mining_shards.Shard]) -> None:
+        shards = mining_shards.shards_of([corpus], 4 * 2**20, text_column="text", title_column="title")
+        for _ in mapped(engine, _nothing, map(how, shards)):
+            pass
+
+    megabytes, numbers = corpus.stat().st_size / 1e6, vectors_RD.nbytes * len(parts) / 1e6
+    works: dict[str, tuple[float, Callable[[], object]]] = {
+        "first reading, before `embed`": (megabytes, lambda: survey_of(table, max_rows=rows, empty="error")),
+        "reading for the workers": (megabytes, lambda: [digest_of(one) for one in shards_of(table)]),
+        "joining vectors of 1024 numbers": (
+            numbers, lambda: join_parquet(parts, folder / "joined.parquet", {"fingerprint": "", "dimensions": 1024})
+        ),
+    }  # fmt: skip
+    engines = {"processes": engine_of("local", 2)}
+    if options.address:
+        engines["Ray"] = engine_of("ray", 2, options.address)
+    for name, engine in engines.items():
+        for kind, how in (("places", _by_place), ("documents", _whole)):
+            works[f"handing out `mine`'s {kind} to {name}"] = (megabytes, partial(handed_out, engine, how))
+    spent = harness.alternate({name: work for name, (_, work) in works.items()}, options.rounds)
+    found: list[Row] = [
+        {"step": name, "size": size, "rate": median_of([size / one.cpu for one in spent.spent[name]])}
+        for name, (size, _) in works.items()
+    ]
+    columns = [Column("step", "step"), Column("size", "of", "MB", 0), Column("rate", "rate", "MB/s", 0)]
+    caption = "What one process reads, hands out and joins in a second of its processor time, its workers idle."
+    return Table("rates", caption, columns, found)
+
+
+def _by_place(shard: mining_shards.Shard) -> mining_shards.Shard:
+    return shard.by_place()
+
+
+def _whole(shard: mining_shards.Shard) -> mining_shards.Shard:
+    return shard
+
+
+def _nothing(_shard: Any) -> None:
+    return None
 
 
 def compared(options: Any, folder: Path, name: str, run: Any) -> tuple[list[Row], list[Path]]:
