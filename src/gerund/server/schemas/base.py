@@ -1,11 +1,12 @@
-"""What all bodies have in common: strict types, unknown fields ignored, explicit nulls accepted.
+"""What all bodies have in common: strict types, unknown fields ignored but for mistyped ones, explicit nulls accepted.
 
 Knows: pydantic. Does not know: routes, models.
 """
 
+from difflib import get_close_matches
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 # What a list in a body holds at most.
 MOST_TEXTS = 2048
@@ -20,6 +21,9 @@ Count = Annotated[int, Field(ge=1, lt=2**31)]
 ModelName = Annotated[str, Field(max_length=200)]
 
 
+# A letter or two of ten may differ; names of other servers' fields differ by more.
+_ALIKE = 0.88
+_LONGEST_NAME = 50
 _TEXTS_OR_IDS = "a text, a list of texts, a list of token ids, or a list of such lists"
 _TEXT_OR_TEXTS = "a text, or a list of texts"
 # What a field of several forms takes, in words: pydantic would say of one of the forms that it is not that one.
@@ -35,12 +39,29 @@ _FORMS = {
 
 
 class Body(BaseModel):
-    """The body of a request; a field that is not known is ignored."""
+    """The body of a request, or an object in it; a field that is not known is ignored."""
 
     model_config = ConfigDict(extra="ignore", strict=True, frozen=True, protected_namespaces=())
 
+
+class RequestBody(Body):
+    """The body of a request; a field that is a known one mistyped is refused, other unknown ones are ignored."""
+
     model: ModelName | None = None
     """The model's name as ``/v1/models`` lists it; left out, the one that is served."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def refuse_mistyped(cls, body: Any) -> Any:
+        """Refuse ``dimension`` for ``dimensions``: ignored, it would give another answer than was meant."""
+        if not isinstance(body, dict):
+            return body
+        known = {field.alias or name for name, field in cls.model_fields.items()}
+        for name in body.keys() - known:
+            close = get_close_matches(str(name)[:_LONGEST_NAME], known - body.keys(), 1, _ALIKE)
+            if close:
+                raise ValueError(f"there is no field {str(name)!r}; did you mean {close[0]!r}?")
+        return body
 
 
 def place_of(error: dict[str, Any], body: Any) -> str:

@@ -8,11 +8,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from gerund.server.schemas.base import MOST_TEXTS, Body, Count, Ids, ManyIds, Text, Texts, TokenId
+from gerund.server.schemas.base import MOST_TEXTS, Body, Count, Ids, ManyIds, RequestBody, Text, Texts, TokenId
 from gerund.server.schemas.writing import Message, ScorerName
 
 
-class EmbeddingRequest(Body):
+class EmbeddingRequest(RequestBody):
     """Texts, or token ids of this model's own tokenizer, to be turned into vectors."""
 
     input: Text | Texts | Ids | ManyIds
@@ -41,7 +41,7 @@ class Document(Body):
     text: Text
 
 
-class RerankRequest(Body):
+class RerankRequest(RequestBody):
     """Documents to be ordered by their relevance to a query."""
 
     query: Text
@@ -58,7 +58,7 @@ class RerankRequest(Body):
         return [one if isinstance(one, str) else one.text for one in self.documents]
 
 
-class TeiRerankRequest(Body):
+class TeiRerankRequest(RequestBody):
     """The same in the form of text-embeddings-inference."""
 
     query: Text
@@ -68,7 +68,7 @@ class TeiRerankRequest(Body):
     truncate: bool | None = None
 
 
-class ScoreRequest(Body):
+class ScoreRequest(RequestBody):
     """How well texts follow a prefix, or how alike two lists of texts are."""
 
     prefix: str | None = None
@@ -78,7 +78,7 @@ class ScoreRequest(Body):
     text_2: Text | Texts | None = None
 
 
-class TokenizeRequest(Body):
+class TokenizeRequest(RequestBody):
     """A text or a conversation, as the model reads it."""
 
     prompt: str | None = None
@@ -88,13 +88,13 @@ class TokenizeRequest(Body):
     add_special: bool | None = None
 
 
-class DetokenizeRequest(Body):
+class DetokenizeRequest(RequestBody):
     """Token ids to be spelled out."""
 
     tokens: Annotated[list[TokenId], Field(max_length=65536)]
 
 
-class SearchRequest(Body):
+class SearchRequest(RequestBody):
     """A query to the index that is served."""
 
     query: Text
@@ -104,7 +104,7 @@ class SearchRequest(Body):
     """A condition in SQL on the columns of the index."""
 
 
-class AttentionRequest(Body):
+class AttentionRequest(RequestBody):
     """A text in which the layers look around."""
 
     text: Annotated[str, Field(min_length=1, max_length=2000)]

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field
 from gerund.config import Sampling
 from gerund.inference.generate.config import GenerationConfig, GenerationKeywords
 from gerund.server.errors import ApiError
-from gerund.server.schemas.base import Body, Count, Ids, ManyIds, Text, Texts
+from gerund.server.schemas.base import Body, Count, Ids, ManyIds, RequestBody, Text, Texts
 
 MOST_CHOICES = 128
 # What OpenAI's interface writes in a completion whose request does not say.
@@ -89,7 +89,7 @@ class StructuredOutputs(Body):
         return found
 
 
-class Sampled(Body):
+class Sampled(RequestBody):
     """How tokens are chosen."""
 
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
