@@ -192,7 +192,7 @@ def quality(options: Any) -> Table:
         Column("tuned", "joined, best weight", "%", 1), Column("rrf", "reciprocal ranks", "%", 1),
     ]  # fmt: skip
     caption = "nDCG@10 of an index; the best weight is chosen on the very queries that are scored."
-    return Table("quality", caption, columns, rows)
+    return Table(options.id, caption, columns, rows)
 
 
 def scored(own: Set, sides: Mapping[str, Sides]) -> Row:
@@ -266,6 +266,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--causal", action="store_true", help="measure the plan `causal` too")
     parser.add_argument("--encoders", default="own,outside", help="whose chunks (%(default)s)")
     parser.add_argument("--ways", default="whole,early,late", help="what chunks (%(default)s)")
+    parser.add_argument("--id", default="quality", help="of the table in the result file (%(default)s)")
     parser.add_argument("--titles", action="store_true", help="also chunks that are read behind their titles")
     parser.add_argument("--tables", default="quality,reranked")
     parser.add_argument("--sets", default="medline,cranfield,cisi")
