@@ -52,7 +52,7 @@ class Section:
 
 
 PAGE = (
-    Section("## The bundled model", ("quality:vectors", "quality:likelihoods", "quality-bundled")),
+    Section("## The bundled model", ("quality:vectors", "quality:likelihoods", "quality:fine-tuning", "quality-bundled")),
     Section("### Short and long prefixes", ("decoding:prefix-lengths",)),
     Section("### Queries written anew", ("quality:expansions",)),
     Section("## One model, or one for each step", ("stack",)),
