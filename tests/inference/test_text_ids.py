@@ -12,7 +12,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 import gerund
 from gerund.errors import TextError
 from gerund.inference import text_ids as module
-from gerund.inference.text_ids import encode_texts, text_ids
+from gerund.inference.text_ids import encode_texts, frame_of, text_ids
 from gerund.inference.tokens import InputFormat, keep_end, tokenize
 from gerund.language_model import LanguageModel
 from gerund.models.sources import find
@@ -298,3 +298,15 @@ class TestLongTexts:
         with pytest.warns(UserWarning, match="1 of 1 texts were longer than 64 tokens"):
             lm.encode(text)
         assert time.process_time() - start < 5
+
+
+def test_what_stands_around_a_text_is_counted_anew_when_the_tokenizer_puts_more_there():
+    tokenizer = byte_tokenizer()
+    before = frame_of(tokenizer, "query: ", "")
+    assert before == frame_of(tokenizer, "query: ", "") == (len(text_ids(tokenizer, "query: ")), before[1])
+    assert frame_of(tokenizer, "query: query: ", "")[0] > before[0]
+    bos = tokenizer.bos_token
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{bos} {bos} $A", special_tokens=[(bos, tokenizer.bos_token_id)]
+    )
+    assert frame_of(tokenizer, "query: ", "")[0] == len(text_ids(tokenizer, "query: ")) > before[0]
