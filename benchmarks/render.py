@@ -52,7 +52,9 @@ class Section:
 
 
 PAGE = (
-    Section("## The bundled model", ("quality:vectors", "quality:likelihoods", "quality:fine-tuning", "quality-bundled")),
+    Section(
+        "## The bundled model", ("quality:vectors", "quality:likelihoods", "quality:fine-tuning", "quality-bundled")
+    ),
     Section("### Short and long prefixes", ("decoding:prefix-lengths",)),
     Section("### Queries written anew", ("quality:expansions",)),
     Section("## One model, or one for each step", ("stack",)),
@@ -63,7 +65,7 @@ PAGE = (
     Section("## Serving", ("serve",)),
     Section("## Other runtimes", ("runtimes",)),
     Section("## Choosing a plan", ("sweep",)),
-    Section("## The papers' plans on two small models", ("quality-plans",)),
+    Section("## The papers' plans on two small models", ("quality:plans-default", "quality:plans-stories260k")),
     Section("### Recurrent layers read both ways", ("hybrids",)),
     Section("## Methods without training", ("training_free",)),
     Section("## Evaluation", ("quality-evaluation",)),
