@@ -32,15 +32,13 @@ import numpy as np
 
 import harness
 from gerund.cli.embed import EncodingWorker
-from gerund.data import embedding_survey
 from gerund.data.embedding_files import Part, join_parquet, read_embeddings, write_part
 from gerund.data.embedding_job import EmbeddingConfig, embedding_job
 from gerund.data.embedding_shards import Elsewhere
-from gerund.data.embedding_survey import digest_of, survey_of
+from gerund.data.embedding_survey import digest_of, shards_of, survey_of
 from gerund.data.mining import MiningConfig, mine
 from gerund.data.mining import shards as mining_shards
-from gerund.data.table_readers import Table as TextTable
-from gerund.data.tables import Rows, open_table
+from gerund.data.tables import open_table
 from gerund.entry import load
 from gerund.jobs.engine import JobEngine, StatefulWork, WorkerPool, mapped, opened
 from gerund.jobs.engines import engine_of
@@ -206,18 +204,17 @@ def rates(options: Any, folder: Path) -> Table:
             parts[-1], Part(ids, None, vectors_RD), "int", {"job": "", "shard": "", "rows": rows, "truncated": 0}
         )
 
-    def shards_of(table: TextTable) -> Iterator[Rows]:
-        return embedding_survey.shards_of(table, max_rows=rows, empty="error")
-
-    def handed_out(engine: JobEngine, how: Callable[[mining_shards.Shard], mining_shards.Shard]) -> None:
+    def handed_out(engine: JobEngine, by_place: bool) -> None:
         shards = mining_shards.shards_of([corpus], 4 * 2**20, text_column="text", title_column="title")
-        for _ in mapped(engine, _nothing, map(how, shards)):
+        for _ in mapped(engine, _nothing, (one.by_place() if by_place else one for one in shards)):
             pass
 
     megabytes, numbers = corpus.stat().st_size / 1e6, vectors_RD.nbytes * len(parts) / 1e6
     works: dict[str, tuple[float, Callable[[], object]]] = {
         "first reading, before `embed`": (megabytes, lambda: survey_of(table, max_rows=rows, empty="error")),
-        "reading for the workers": (megabytes, lambda: [digest_of(one) for one in shards_of(table)]),
+        "reading for the workers": (
+            megabytes, lambda: [digest_of(one) for one in shards_of(table, max_rows=rows, empty="error")]
+        ),
         "joining vectors of 1024 numbers": (
             numbers, lambda: join_parquet(parts, folder / "joined.parquet", {"fingerprint": "", "dimensions": 1024})
         ),
@@ -226,8 +223,8 @@ def rates(options: Any, folder: Path) -> Table:
     if options.address:
         engines["Ray"] = engine_of("ray", 2, options.address)
     for name, engine in engines.items():
-        for kind, how in (("places", _by_place), ("documents", _whole)):
-            works[f"handing out `mine`'s {kind} to {name}"] = (megabytes, partial(handed_out, engine, how))
+        for kind, by_place in (("places", True), ("documents", False)):
+            works[f"handing out `mine`'s {kind} to {name}"] = (megabytes, partial(handed_out, engine, by_place))
     spent = harness.alternate({name: work for name, (_, work) in works.items()}, options.rounds)
     found: list[Row] = [
         {"step": name, "size": size, "rate": median_of([size / one.cpu for one in spent.spent[name]])}
@@ -236,14 +233,6 @@ def rates(options: Any, folder: Path) -> Table:
     columns = [Column("step", "step"), Column("size", "of", "MB", 0), Column("rate", "rate", "MB/s", 0)]
     caption = "What one process reads, hands out and joins in a second of its processor time, its workers idle."
     return Table("rates", caption, columns, found)
-
-
-def _by_place(shard: mining_shards.Shard) -> mining_shards.Shard:
-    return shard.by_place()
-
-
-def _whole(shard: mining_shards.Shard) -> mining_shards.Shard:
-    return shard
 
 
 def _nothing(_shard: Any) -> None:

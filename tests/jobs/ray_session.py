@@ -12,14 +12,12 @@ import threading
 import time
 import traceback
 from contextlib import closing
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from unittest.mock import patch
 
 import numpy as np
 import pytest
-import torch
 
 import gerund
 from gerund import Chunking, Document
@@ -37,16 +35,12 @@ from gerund.jobs.engines import engine_of
 from gerund.jobs.ray_engine import RayEngine
 from gerund.retrieval import workers as retrieval_workers
 from gerund.retrieval.workers import embedded_by
-from gerund.scoring.word_overlap import OverlapScorer
 from gerund.spec import EncoderSpec
-from gerund.training import negative_passages
-from gerund.training.negatives import NegativesConfig, make_negatives
 from tests.data.embedding.crashes import ABOUT, fake_encode
 from tests.data.mining.corpora import SMALL, articles, run, write_jsonl
 from tests.jobs.shard_work import killed_once, square
 from tests.tiny import save_tiny
-from tests.training.negatives.runs import SENTENCES, bytes_of
-from tests.training.negatives.runs import SMALL as PASSAGES
+from tests.training.negatives.runs import SENTENCES, demand_same_elsewhere
 
 
 def refused(number):
@@ -189,18 +183,7 @@ def indexed_as_by_this_process(folder):
 def negatives_made_to_the_byte(folder):
     books, model = folder / "books.jsonl", save_tiny(folder / "model")
     write_jsonl(books, [{"text": " ".join(SENTENCES[first : first + 20])} for first in (0, 10, 20, 30)])
-    settings = NegativesConfig(**{**PASSAGES, "generate": 0.5, "hard": 1, "per_document": 4, "part_documents": 2})
-    lm, scorer = _model_and_scorer(model)
-    make_negatives([books], folder / "alone", settings, lm=lm, scorer=scorer)
-    elsewhere = negative_passages.Elsewhere(RayEngine(2), partial(_model_and_scorer, model))
-    made = make_negatives([books], folder / "ray", settings, lm=lm, scorer=scorer, elsewhere=elsewhere)
-    assert made.generated > 0
-    assert bytes_of(folder / "ray") == bytes_of(folder / "alone")
-
-
-def _model_and_scorer(model):
-    torch.set_num_threads(1)
-    return gerund.load(model, dtype="float32"), OverlapScorer()
+    demand_same_elsewhere(RayEngine(2), books, folder, model)
 
 
 def encoded_for_an_evaluation_as_by_this_process(folder):

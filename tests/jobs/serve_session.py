@@ -30,18 +30,17 @@ def replicas():
 def until(ready, seconds=200):
     """Wait for something."""
     end = time.monotonic() + seconds
-    while not (found := ready()):
+    while not ready():
         assert time.monotonic() < end, "not ready in time"
         time.sleep(0.5)
-    return found
 
 
 def main(folder):
     client = httpx.Client(base_url=URL, headers={"Authorization": f"Bearer {os.environ['GERUND_API_KEY']}"}, timeout=60)
 
-    def answers(path="/health"):
+    def answers():
         try:
-            return client.get(path).status_code == 200
+            return client.get("/health").status_code == 200
         except httpx.TransportError:
             return False
 

@@ -30,25 +30,29 @@ def namespace() -> list[str]:
     return []
 
 
-@pytest.fixture(scope="module")
-def seen(tmp_path_factory):
-    """What the session saw, by the names of its checks."""
-    if not (alone := namespace()):
-        # Ray listens on all interfaces of a machine.
-        pytest.skip("needs a network namespace: unshare -n")
+def environment() -> dict[str, str]:
+    """Return the variables of a process that uses Ray for itself, with a token."""
     env = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-    env |= {
+    return env | {
         "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT), env.get("PYTHONPATH", "")]),
         "RAY_AUTH_MODE": "token",
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_worker_niceness": "0",
         "OMP_NUM_THREADS": "1",
     }
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory):
+    """What the session saw, by the names of its checks."""
+    if not (alone := namespace()):
+        # Ray listens on all interfaces of a machine.
+        pytest.skip("needs a network namespace: unshare -n")
     folder = tmp_path_factory.mktemp("ray")
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
             [*alone, sys.executable, "-m", "tests.jobs.ray_session", str(folder)],
-            stdout=subprocess.PIPE, stderr=log, env=env, cwd=ROOT, start_new_session=True,
+            stdout=subprocess.PIPE, stderr=log, env=environment(), cwd=ROOT, start_new_session=True,
         )  # fmt: skip
         try:
             out = process.communicate(timeout=SECONDS)[0]

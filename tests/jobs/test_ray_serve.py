@@ -5,14 +5,13 @@ Run where ``ray[serve]`` is installed, in a network of its own, since Ray listen
 
 import importlib.util
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.jobs.test_ray_engine import namespace
+from tests.jobs.test_ray_engine import environment, namespace
 from tests.tiny import save_tiny
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -25,10 +24,7 @@ SECONDS = 300
 def test_two_replicas_answer_as_the_library_does(tmp_path):
     if not (alone := namespace()):
         pytest.skip("needs a network namespace: unshare -n")
-    env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    env |= {
-        "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT), env.get("PYTHONPATH", "")]),
-        "RAY_AUTH_MODE": "token", "RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0", "OMP_NUM_THREADS": "1",
+    env = environment() | {
         "RAY_AUTH_TOKEN": "of-this-test-alone", "GERUND_API_KEY": "key",
         "GERUND_MODEL": str(save_tiny(tmp_path / "model")),
     }  # fmt: skip

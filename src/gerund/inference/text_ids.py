@@ -270,7 +270,6 @@ def _encode_rendered(tokenizer: PreTrainedTokenizerBase, text: Rendered, offsets
 
 Fact = TypeVar("Fact")
 _facts: WeakKeyDictionary[PreTrainedTokenizerBase, dict[Any, Any]] = WeakKeyDictionary()
-_frames: WeakKeyDictionary[PreTrainedTokenizerBase, dict[Any, tuple[int, int]]] = WeakKeyDictionary()
 # Prompts of one tokenizer that are kept in mind.
 _FRAMES = 100
 _lock = Lock()
@@ -281,13 +280,12 @@ def frame_of(tokenizer: PreTrainedTokenizerBase, before: str, after: str) -> tup
 
     What was found is kept: a request of a short text would spend as long on its frame as on the text.
     """
-    key = (len(tokenizer), tokenizer.num_special_tokens_to_add(), before, after)
-    with _lock:
-        frames = _frames.setdefault(tokenizer, {})
-        if len(frames) > _FRAMES:
-            frames.clear()
+    frames = _of(tokenizer, _frames)
+    key = (tokenizer.num_special_tokens_to_add(), before, after)
     found = frames.get(key)
     if found is None:
+        if len(frames) >= _FRAMES:
+            frames.clear()
         alone, with_letter = encode_texts(tokenizer, [before + after, f"{before}a{after}"])
         found = frames[key] = len(alone.ids), with_letter.ids[-1]
     return found
@@ -302,6 +300,11 @@ def _of(tokenizer: PreTrainedTokenizerBase, find: Callable[[PreTrainedTokenizerB
         known[key] = find(tokenizer)
     fact: Fact = known[key]
     return fact
+
+
+def _frames(_: PreTrainedTokenizerBase) -> dict[tuple[int, str, str], tuple[int, int]]:
+    """Return where frames are kept: nothing is known of a tokenizer yet."""
+    return {}
 
 
 def _control_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:

@@ -18,8 +18,8 @@ from gerund.server.request_claims import Claim
 from gerund.server.service import Service
 from gerund.types import EncodeResult
 
-# What is tokenized in the event loop: at most half a millisecond of work.
-_FEW, _LETTERS = 4, 2048
+# What is tokenized in the event loop, the prompt counted as a text.
+_FEW, _LETTERS = 5, 2048
 
 
 async def encoded(
@@ -57,7 +57,7 @@ async def encoded(
         )
 
     try:
-        found = await claim.result(work() if _is_short(inputs) else await claim.run(work))
+        found = await claim.result(work() if _is_short([prompt or "", *inputs]) else await claim.run(work))
     except TextError as error:
         place = param if error.index is None or len(inputs) == 1 else f"{param}.{error.index}"
         if error.exceeds_context:

@@ -3,11 +3,9 @@
 import json
 import pickle
 from contextlib import contextmanager
-from functools import partial
 from unittest.mock import patch
 
 import pytest
-import torch
 
 import gerund
 from gerund.data.passages import cut_to_words
@@ -19,7 +17,7 @@ from gerund.scoring.word_overlap import OverlapScorer
 from gerund.training import negative_passages
 from gerund.training.negatives import NegativesConfig, make_negatives
 from tests.cli.helpers import run_cli
-from tests.training.negatives.runs import SENTENCES, SMALL, bytes_of, make, rows
+from tests.training.negatives.runs import SENTENCES, SMALL, bytes_of, demand_same_elsewhere, make, rows
 
 
 class TestPassages:
@@ -167,13 +165,7 @@ class TestElsewhere:
 
     @pytest.mark.slow
     def test_two_processes_make_the_same_bytes(self, books, tmp_path, tiny_folder):
-        settings = NegativesConfig(**{**SMALL, "generate": 0.5, "hard": 1, "per_document": 4, "part_documents": 2})
-        lm, scorer = _loaded(tiny_folder)
-        make_negatives([books], tmp_path / "alone", settings, lm=lm, scorer=scorer)
-        elsewhere = negative_passages.Elsewhere(LocalEngine(2), partial(_loaded, tiny_folder))
-        made = make_negatives([books], tmp_path / "spread", settings, lm=lm, scorer=scorer, elsewhere=elsewhere)
-        assert made.generated > 0
-        assert bytes_of(tmp_path / "spread") == bytes_of(tmp_path / "alone")
+        demand_same_elsewhere(LocalEngine(2), books, tmp_path, tiny_folder)
 
     @pytest.mark.slow
     def test_on_the_command_line(self, books, tmp_path, tiny_folder):
@@ -185,11 +177,6 @@ class TestElsewhere:
         alone = run_cli("negatives", books, "-o", tmp_path / "alone", *arguments)
         assert bytes_of(tmp_path / "spread") == bytes_of(tmp_path / "alone")
         assert json.loads(ran.out)["passages"] == json.loads(alone.out)["passages"] > 0
-
-
-def _loaded(folder):
-    torch.set_num_threads(1)
-    return gerund.load(folder, dtype="float32"), OverlapScorer()
 
 
 class _Single(LocalEngine):

@@ -23,7 +23,7 @@ ModelName = Annotated[str, Field(max_length=200)]
 
 # A letter or two of ten may differ; names of other servers' fields differ by more.
 _ALIKE = 0.88
-_LONGEST_NAME = 50
+_LONGEST_NAME, _MOST_UNKNOWN = 50, 20
 _TEXTS_OR_IDS = "a text, a list of texts, a list of token ids, or a list of such lists"
 _TEXT_OR_TEXTS = "a text, or a list of texts"
 # What a field of several forms takes, in words: pydantic would say of one of the forms that it is not that one.
@@ -57,10 +57,13 @@ class RequestBody(Body):
         if not isinstance(body, dict):
             return body
         known = {field.alias or name for name, field in cls.model_fields.items()}
-        for name in body.keys() - known:
-            close = get_close_matches(str(name)[:_LONGEST_NAME], known - body.keys(), 1, _ALIKE)
-            if close:
-                raise ValueError(f"there is no field {str(name)!r}; did you mean {close[0]!r}?")
+        unknown = [name for name in body if name not in known]
+        if len(unknown) <= _MOST_UNKNOWN:  # comparing takes a while, and nobody mistypes so many
+            left = sorted(known - body.keys())
+            for name in unknown:
+                close = get_close_matches(name[:_LONGEST_NAME], left, 1, _ALIKE)
+                if close:
+                    raise ValueError(f"there is no field {name!r}; did you mean {close[0]!r}?")
         return body
 
 
