@@ -25,11 +25,11 @@ class Plan:
     cores: float = 512
     flops: float = 989e12  # of a GPU, bfloat16, as its data sheet says
     use: float = 0.35  # of them that a model gets: assumed
-    survey: float = 90e6  # bytes a second that one process reads, checks and hashes: measured
-    read: float = 150e6  # and reads again for its workers: measured
-    join: float = 240e6  # bytes of vectors a second that one process joins: measured
+    survey: float = 180e6  # bytes a second that one process reads, checks and hashes: measured
+    read: float = 240e6  # and reads again for its workers: measured
+    join: float = 400e6  # bytes of vectors a second that one process joins: measured
     mine: float = 6.5e6  # bytes a second and core: measured
-    hand_out: float = 300e6  # bytes of documents a second that one process reads and sends: measured
+    hand_out: float = 160e6  # bytes of documents a second that one process reads and sends: measured
     tidy: float = 1e6 * 256 / 384  # numbers of vectors a second that one machine indexes: measured
 
     @property
