@@ -148,14 +148,15 @@ def main() -> None:
     parser.add_argument("data", type=Path, help="holds wiki.train.jsonl.xz, wiki.more.jsonl.xz, books.train.jsonl.xz")
     parser.add_argument("-o", "--output", type=Path, required=True)
     parser.add_argument("--words", type=Path, required=True, help="a vocabulary, one word on each line")
+    parser.add_argument("--times", type=float, default=1.0, help="so many times as many texts of articles and books")
     options = parser.parse_args()
     texts = Texts(seed=0)
     for name, share in (("wiki.train", 0.7), ("wiki.more", 1.0)):
         for row in rows(options.data / f"{name}.jsonl.xz"):
-            texts.article(row["title"], clean_text(row["text"], "wikipedia"), share)
+            texts.article(row["title"], clean_text(row["text"], "wikipedia"), share * options.times)
     for row in rows(options.data / "books.train.jsonl.xz"):
         text = clean_text(row["text"], "gutenberg")
-        texts.parts(text, texts.often(130), texts.often(15), texts.often(50), texts.often(60))
+        texts.parts(text, *(texts.often(count * options.times) for count in (130, 15, 50, 60)))
     rng = random.Random(1)
     words = of_words(options.words, rng)
     lower = [text.lower() if rng.random() < 0.2 else text for text in texts.all()]

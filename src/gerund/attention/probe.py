@@ -365,7 +365,8 @@ def _expected(plan: ResolvedPlan, layers: nn.ModuleList, real: Tensor, span: Ten
 
 
 def _compose(outer: Tensor, inner: Tensor) -> Tensor:
-    return (outer.int() @ inner.int()) > 0
+    # Floats, since a GPU multiplies no matrices of whole numbers.
+    return (outer.float() @ inner.float()) > 0
 
 
 def window_of(layer: nn.Module) -> Near:
