@@ -2,7 +2,7 @@
 
     python benchmarks/hybrids.py --data ../shared/data --work WORK [--seeds 0,1,2] [--size 8m] [--base-steps 2000]
 
-Two bases of about 8 million parameters (or 2, in a quarter of the time) are trained from scratch by `default-base`, on
+Two bases of about 8 million parameters (or 2, in a quarter of the time) are trained from scratch by `small-base`, on
 the same tokens: one with attention in every layer, one with convolutions in five of eight (LFM 2). Each is read by
 every plan, the hybrid with recurrent layers causal and both ways; then each is trained by UniMAE and by GUR, several
 seeds, and measured again. Bases, pairs, trainings and scores that lie in the work folder already are used again.
@@ -121,7 +121,7 @@ def base_of(name: str, options: Any) -> Path:
     settings = [*own, f"data.folder={options.data / 'lm'}", f"data.cache={options.work / 'cache'}"]
     steps = [f"steps={options.base_steps}", f"schedule.decay_steps={options.base_steps // 5}", "precision=auto"]
     quick = [*options.set, *QUICK_BASE] if options.quick else []
-    return study.trained("default-base", [*settings, *steps], options.work / "bases" / f"{name}-{options.size}", quick)
+    return study.trained("small-base", [*settings, *steps], options.work / "bases" / f"{name}-{options.size}", quick)
 
 
 def trained(case: Case, kind: str, seed: int, options: Any) -> Path:

@@ -3,7 +3,7 @@
     python benchmarks/quality.py --data ../shared/data --work runs/quality [--tables vectors,likelihoods]
 
 `vectors`: the bundled model, its base (the same weights without adapters, causal, mean pooling), BM25, and both joined.
-`--peer FOLDER` is a model of sentence-transformers beside them.
+`--peer FOLDER` is a model of sentence-transformers beside them; `--without-base` halves the time.
 
 `likelihoods`: perplexity of text, of what is missing between two sides, and how often the true continuation is found.
 
@@ -103,21 +103,23 @@ def vectors(options: argparse.Namespace) -> list[Table]:
     cache = cache_in(folder)
     base = gerund.load(adapter="none", attention="causal", pooling="mean", dtype=options.dtype)
     bundled = language_model_system("bundled", gerund.load(dtype=options.dtype), cache)
-    systems: list[System] = [language_model_system("base", base, cache), bundled, BM25System("bm25")]
-    systems.append(HybridSystem(bundled))
-    titles = ["base", "bundled model", "BM25", "bundled model and BM25"]
+    systems: list[System] = [] if options.without_base else [language_model_system("base", base, cache)]
+    systems += [bundled, BM25System("bm25"), HybridSystem(bundled)]
+    titles = [*([] if options.without_base else ["base"]), "bundled model", "BM25", "bundled model and BM25"]
     if options.peer:
         peer = SentenceTransformersSystem(options.peer)
         systems.append(peer.called("peer", cache=cache))
         titles.append(Path(options.peer).name)
-    tasks = select(list(VECTORS), options.data)
+    tasks = select(options.vector_tasks.split(","), options.data)
     found = percent(evaluate(systems, tasks, settings(options), folder=folder, reporter=progress).results)
     rows: list[Row] = [
         {"task": title, **{system.label: found.get((system.label, task)) for system in systems}}
         for task, title in VECTORS.items()
+        if task in options.vector_tasks.split(",")
     ]
     heads = [Column(one.label, title, "%", 1) for one, title in zip(systems, titles, strict=True)]
-    caption = "Vectors of the bundled model beside its base, which is the same weights without adapters, causal, mean."
+    caption = f"Vectors of the bundled model ({millions(base)} million parameters)"
+    caption += "." if options.without_base else " beside its base: the same weights without adapters, causal, mean."
     return [Table("vectors", caption, [Column("task", "task"), *heads], rows)]
 
 
@@ -194,10 +196,10 @@ def plan_table(name: str, lm: LanguageModel, options: argparse.Namespace) -> Tab
     heads = [Column("plan", "plan"), Column("dev", "dev", "%", 1, "higher"),
              *(Column(task, title, "%", 1, "higher") for task, title in PLAN_TASKS.items())]  # fmt: skip
     caption = (
-        f"{name} ({lm.n_layers} layers, {sum(one.numel() for one in lm.model.parameters()) / 1e6:.1f} million "
-        f"parameters), mean pooling, no prompt, texts cut at {options.max_length} tokens: each plan at the k that is "
-        "best on the STS Benchmark's development set (dev). STS Spearman, MQP average precision, nDCG@10, Banking77 "
-        "accuracy from 8 examples a class, V-measure, NER and chunks F1, POS accuracy."
+        f"{name} ({lm.n_layers} layers, {millions(lm)} million parameters), mean pooling, no prompt, texts cut at "
+        f"{options.max_length} tokens: each plan at the k that is best on the STS Benchmark's development set (dev). "
+        "STS Spearman, MQP average precision, nDCG@10, Banking77 accuracy from 8 examples a class, V-measure, NER and "
+        "chunks F1, POS accuracy."
     )
     return Table(f"plans-{name}", caption, heads, rows)
 
@@ -261,6 +263,11 @@ def settings(options: argparse.Namespace, seed: int = 0) -> EvaluationConfig:
     return EvaluationConfig(limit=options.limit, seed=seed, show_progress=False)
 
 
+def millions(lm: LanguageModel) -> str:
+    """Return how many million parameters a model without adapters has."""
+    return f"{sum(one.numel() for one in lm.model.parameters()) / 1e6:.1f}"
+
+
 def named(models: Sequence[str]) -> Mapping[str, str]:
     """Return folders by name, from `NAME=FOLDER`."""
     return dict(one.split("=", 1) for one in models)
@@ -288,6 +295,8 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--models", nargs="*", default=[], help="NAME=FOLDER: more models for likelihoods and plans")
     parser.add_argument("--plan-models", default="default", help="whose plans are measured, with commas")
     parser.add_argument("--plan-tasks", default=",".join(PLAN_TASKS), help="on which of its tasks, with commas")
+    parser.add_argument("--vector-tasks", default=",".join(VECTORS), help="rows of the table `vectors`, with commas")
+    parser.add_argument("--without-base", action="store_true", help="leave out the base there")
     parser.add_argument("--peer", help="a model of sentence-transformers, for the table `vectors`")
     parser.add_argument("--limit", type=int, help="at most so many examples a task")
     parser.add_argument("--max-length", type=int, default=256, help="of the table `plans` (%(default)s)")

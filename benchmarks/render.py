@@ -33,8 +33,10 @@ In tables of 2026-11-22 and earlier, `hybrid` is what `hybrid:rrf` is now: recip
 Tables from before commit ea8f259 of 2026-11-23 read the bundled model by its earlier encoder: pairs mined from its own
 texts, the plan `inter-bidir`, 256 numbers. What it writes is the same.
 
-"The first base" is the bundled model's base after its first 2000 steps (16.4 million tokens), without adapters:
-`gerund train default-base` makes it again, to be given in the place of `default`.
+Until 2026-11-26 the bundled model was half as large (8.0 million parameters, 36 million tokens read): tables before
+that day, and those of that day that do not say 15.7 million, were measured with it. "The first base" is its base after
+the first 2000 steps (16.4 million tokens), without adapters: `gerund train small-base` makes it again, to be given in
+the place of `default`.
 """
 
 

@@ -67,7 +67,7 @@ class TokenizerConfig(Section):
     """The tokenizer of a model from scratch: an existing folder, or one trained on the data."""
 
     path: Path | None = None
-    """Folder of an existing tokenizer; left out, one is trained."""
+    """Folder of an existing tokenizer, or ``default`` for the bundled model's; left out, one is trained."""
     vocab_size: int = Field(default=8192, ge=272)
     """Number of tokens of a trained tokenizer."""
     sample_mb: float = Field(default=36.0, gt=0)

@@ -81,3 +81,8 @@ def test_mistakes(tmp_path):
         train_tokenizer(["x"], vocab_size=271, max_length=8)
     with pytest.raises(ConfigError, match=r"no tokenizer\.json there"):
         load_tokenizer(tmp_path)
+
+
+def test_the_bundled_models_tokenizer_has_its_name(bundled):
+    text = "The cat sleeps in 1825."
+    assert load_tokenizer("default")(text).input_ids == bundled.tokenizer(text).input_ids

@@ -14,10 +14,12 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gerund.config import DEFAULT_MODEL
 from gerund.data.corpus import clean_text, read_documents
 from gerund.errors import ConfigError
 from gerund.jobs.folders import atomic_folder
 from gerund.models.encoder_decoder import SEQ2SEQ
+from gerund.models.sources import find
 from gerund.training.corpus.sources import cache_folder, existing
 from gerund.training.recipe import Recipe, TokenizerConfig
 
@@ -102,13 +104,15 @@ def train_tokenizer(
 
 
 def load_tokenizer(folder: str | Path) -> "PreTrainedTokenizerFast":
-    """Open a tokenizer folder that this module (or anyone) saved.
+    """Open a tokenizer folder that this module (or anyone) saved; ``default`` is that of the bundled model.
 
     Raises:
         ConfigError: The folder is missing or holds no fast tokenizer.
     """
     from transformers import PreTrainedTokenizerFast
 
+    if str(folder) == DEFAULT_MODEL and not Path(folder).is_dir():
+        folder = find(DEFAULT_MODEL).where
     if not (Path(folder) / "tokenizer.json").is_file():
         raise ConfigError(f"{folder}: no tokenizer.json there")
     return PreTrainedTokenizerFast.from_pretrained(str(folder))
