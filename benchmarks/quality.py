@@ -3,7 +3,7 @@
     python benchmarks/quality.py --data ../shared/data --work runs/quality [--tables vectors,likelihoods]
 
 `vectors`: the bundled model, its base (the same weights without adapters, causal, mean pooling), BM25, and both joined.
-`--peer FOLDER` is a model of sentence-transformers beside them; `--without-base` halves the time.
+`--peer FOLDER` is a model of sentence-transformers beside them.
 
 `likelihoods`: perplexity of text, of what is missing between two sides, and how often the true continuation is found.
 
@@ -103,23 +103,24 @@ def vectors(options: argparse.Namespace) -> list[Table]:
     cache = cache_in(folder)
     base = gerund.load(adapter="none", attention="causal", pooling="mean", dtype=options.dtype)
     bundled = language_model_system("bundled", gerund.load(dtype=options.dtype), cache)
-    systems: list[System] = [] if options.without_base else [language_model_system("base", base, cache)]
-    systems += [bundled, BM25System("bm25"), HybridSystem(bundled)]
-    titles = [*([] if options.without_base else ["base"]), "bundled model", "BM25", "bundled model and BM25"]
+    systems: list[System] = [language_model_system("base", base, cache), bundled, BM25System("bm25")]
+    systems.append(HybridSystem(bundled))
+    titles = ["base", "bundled model", "BM25", "bundled model and BM25"]
     if options.peer:
         peer = SentenceTransformersSystem(options.peer)
         systems.append(peer.called("peer", cache=cache))
         titles.append(Path(options.peer).name)
-    tasks = select(options.vector_tasks.split(","), options.data)
+    tasks = select(list(VECTORS), options.data)
     found = percent(evaluate(systems, tasks, settings(options), folder=folder, reporter=progress).results)
     rows: list[Row] = [
         {"task": title, **{system.label: found.get((system.label, task)) for system in systems}}
         for task, title in VECTORS.items()
-        if task in options.vector_tasks.split(",")
     ]
     heads = [Column(one.label, title, "%", 1) for one, title in zip(systems, titles, strict=True)]
-    caption = f"Vectors of the bundled model ({millions(base)} million parameters)"
-    caption += "." if options.without_base else " beside its base: the same weights without adapters, causal, mean."
+    caption = (
+        f"Vectors of the bundled model ({millions(base)} million parameters) beside its base: the same weights without "
+        "adapters, causal, mean."
+    )
     return [Table("vectors", caption, [Column("task", "task"), *heads], rows)]
 
 
@@ -295,8 +296,6 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--models", nargs="*", default=[], help="NAME=FOLDER: more models for likelihoods and plans")
     parser.add_argument("--plan-models", default="default", help="whose plans are measured, with commas")
     parser.add_argument("--plan-tasks", default=",".join(PLAN_TASKS), help="on which of its tasks, with commas")
-    parser.add_argument("--vector-tasks", default=",".join(VECTORS), help="rows of the table `vectors`, with commas")
-    parser.add_argument("--without-base", action="store_true", help="leave out the base there")
     parser.add_argument("--peer", help="a model of sentence-transformers, for the table `vectors`")
     parser.add_argument("--limit", type=int, help="at most so many examples a task")
     parser.add_argument("--max-length", type=int, default=256, help="of the table `plans` (%(default)s)")
