@@ -4,6 +4,7 @@ Most take the values of ``SMALL`` under whatever names they have; ``OWN`` says w
 has all kinds of layers that it knows among its four.
 """
 
+from importlib.util import find_spec
 from typing import Any
 
 from transformers import AutoConfig, PreTrainedConfig
@@ -94,7 +95,9 @@ OWN: dict[str, dict[str, Any]] = {
     "falcon": {"num_kv_heads": 4},
     "falcon_mamba": {"time_step_rank": 4},
     "gemma3": {"vision_config": _VISION, "mm_tokens_per_image": 4},
-    "gemma3n": {"text_config": _GEMMA3N},
+    "gemma3n": {"text_config": _GEMMA3N, "vision_config": {"architecture": "mobilenetv4_conv_small_035"},
+                "audio_config": {"hidden_size": 16, "conf_num_hidden_layers": 1, "conf_num_attention_heads": 2,
+                                 "input_feat_size": 16, "sscp_conv_channel_size": [4, 4]}},
     "gemma3n_text": _GEMMA3N,
     "gemma4": {"text_config": _GEMMA4, "vision_config": _VISION},
     "gemma4_text": _GEMMA4,
@@ -140,13 +143,14 @@ OWN: dict[str, dict[str, Any]] = {
 # Why one is not tried, for those that a tiny config is no help for.
 NOT_TRIED: dict[str, str] = {
     "dots3_note": "has towers around `dots3_note_text`, which is exact, and their config makes no tiny model",
-    "gemma3n": "has towers around `gemma3n_text`, which is exact, and they need another library (timm)",
     "blt": "reads bytes in patches that a second model cuts",
     "gemma4_assistant": "drafts for another model and reads that model's states",
     "gemma4_unified_assistant": "drafts for another model and reads that model's states",
     "musicgen": "writes codes of sound, several at a time",
     "musicgen_melody": "writes codes of sound, several at a time",
 }
+if find_spec("timm") is None:
+    NOT_TRIED["gemma3n"] = "has towers that need another library (timm); exact where it is installed"
 
 
 def small_config(kind: str) -> PreTrainedConfig:
