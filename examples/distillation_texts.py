@@ -150,11 +150,15 @@ def main() -> None:
     parser.add_argument("--words", type=Path, required=True, help="a vocabulary, one word on each line")
     parser.add_argument("--times", type=float, default=1.0, help="so many times as many texts of articles and books")
     options = parser.parse_args()
+    sources = [options.data / f"{name}.jsonl.xz" for name in ("wiki.train", "wiki.more", "books.train")]
+    for file in (*sources, options.words):
+        if not file.is_file():
+            parser.error(f"no file {file}")
     texts = Texts(seed=0)
-    for name, share in (("wiki.train", 0.7), ("wiki.more", 1.0)):
-        for row in rows(options.data / f"{name}.jsonl.xz"):
+    for file, share in zip(sources[:2], (0.7, 1.0), strict=True):
+        for row in rows(file):
             texts.article(row["title"], clean_text(row["text"], "wikipedia"), share * options.times)
-    for row in rows(options.data / "books.train.jsonl.xz"):
+    for row in rows(sources[-1]):
         text = clean_text(row["text"], "gutenberg")
         texts.parts(text, *(texts.often(count * options.times) for count in (130, 15, 50, 60)))
     rng = random.Random(1)
