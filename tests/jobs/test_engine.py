@@ -60,6 +60,19 @@ def test_a_process_that_is_killed():
 
 
 @pytest.mark.slow
+def test_a_script_without_a_guard_is_told_so(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from gerund.errors import ResourceError\n"
+        "from gerund.jobs.engine import LocalEngine, mapped\n"
+        "try:\n    print(list(mapped(LocalEngine(2), abs, [-1, -2, -3])))\n"
+        "except ResourceError as error:\n    print(error)\n"
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True, timeout=100)
+    assert "needs `if __name__" in done.stdout
+
+
+@pytest.mark.slow
 def test_a_process_that_is_killed_is_replaced(tmp_path):
     shards = [str(tmp_path / name) for name in "abc"]
     assert sorted(mapped(LocalEngine(2), killed_once, shards)) == [(one, one[-1]) for one in shards]

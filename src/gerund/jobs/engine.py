@@ -175,7 +175,7 @@ class _Pool(Generic[Shard, Facts]):
         self.workers, self.work = workers, work
         self.here = _Here(work)
         self.executor: ProcessPoolExecutor | None = None
-        self.is_broken = False
+        self.is_broken, self.has_finished = False, False
         self.running: dict[Future[Facts], tuple[Shard, int]] = {}
         self.again: deque[tuple[Shard, int]] = deque()
 
@@ -238,9 +238,13 @@ class _Pool(Generic[Shard, Facts]):
                 # One process went, and nobody says whose: all that ran or waited are begun again.
                 self.is_broken = True
                 if attempts + 1 >= ATTEMPTS:
-                    raise ResourceError("a process was ended from outside, perhaps because memory ran out") from error
+                    told = "a process was ended from outside, perhaps because memory ran out"
+                    if not self.has_finished:
+                        told += '; a script that uses several processes needs `if __name__ == "__main__":`'
+                    raise ResourceError(told) from error
                 self.again.append((shard, attempts + 1))
             else:
+                self.has_finished = True
                 yield shard, facts
 
     def _start(self) -> ProcessPoolExecutor:
