@@ -45,6 +45,10 @@ SMALL: dict[str, Any] = {
     # latent attention and indexers
     "kv_lora_rank": 8, "q_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8, "v_head_dim": 8,
     "index_topk": 4, "index_head_dim": 8, "index_n_heads": 16,
+    # sliding layers of another shape, and layers that run in loops
+    "swa_num_attention_heads": 4, "swa_num_key_value_heads": 2, "swa_head_dim": 8, "rel_extent": 16,
+    "loop_layer_index_start": 1, "loop_layer_index_end": 3, "loop_num_passes": 2, "loop_gate_rank": 4,
+    "n_input_layers": 1, "n_recurrent_layers": 2, "n_output_layers": 1, "unpadded_vocab_size": VOCAB,
     # recurrent layers
     "linear_num_key_heads": 2, "linear_num_value_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8,
     "mamba_d_state": 8, "mamba_d_conv": 4, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_n_groups": 1,
@@ -103,6 +107,7 @@ OWN: dict[str, dict[str, Any]] = {
     "gemma4_text": _GEMMA4,
     "inkling_text": {"sliding_window": ..., "sliding_window_size": 8},
     "inkling2_text": {"sliding_window": ..., "sliding_window_size": 8},
+    "inkling2_loop_text": {"sliding_window": ..., "sliding_window_size": 8, "n_layers_per_attn_res_block": 1},
     "prophetnet": {"num_hidden_layers": ..., "num_encoder_layers": 1},
     "roc_bert": {**_DECODER, "pronunciation_vocab_size": 8, "shape_vocab_size": 8, "pronunciation_embed_dim": 8,
                  "shape_embed_dim": 8},

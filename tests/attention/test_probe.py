@@ -242,6 +242,31 @@ def test_a_model_loaded_as_an_encoder_is_refused():
     assert not isinstance(refusal.value, UnsupportedModelError)
 
 
+class InOrder(torch.nn.ModuleList):
+    """Layers that a model runs in another order than theirs."""
+
+    order = ()
+
+    def __getitem__(self, index):
+        return [self[number] for number in self.order] if isinstance(index, slice) else super().__getitem__(index)
+
+
+@pytest.mark.parametrize(
+    ("order", "told"),
+    [
+        ((0, 1, 2, 1, 2, 3), "its layers run several times or in another order"),
+        ((1, 0, 2, 3), "its layers run several times or in another order"),
+        ((0, 0, 1, 2), "of its 4 layers 3 are run on text alone"),  # as many runs as layers
+    ],
+)
+def test_layers_that_run_in_loops_are_refused(order, told):
+    model = ready("llama", streams=False)
+    model.model.layers = InOrder(model.model.layers)
+    model.model.layers.order = order
+    with pytest.raises(UnsupportedModelError, match=told):
+        probe(model, CAUSAL)
+
+
 def test_the_probe_leaves_the_model_as_it_was():
     model = ready("llama").train()
     hooks = [len(layer._forward_hooks) + len(layer._forward_pre_hooks) for layer in decoder_layers(model)]

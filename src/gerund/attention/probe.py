@@ -144,11 +144,12 @@ def _probe(model: PreTrainedModel, plan: ResolvedPlan | None, *, padded: bool = 
         model.train(was_training)
         for handle in handles:
             handle.remove()
-    if len(recorder.moves) != len(layers):
-        raise UnsupportedModelError(
-            f"this {model.config.model_type} model cannot be used: of its {len(layers)} layers {len(recorder.moves)} "
-            "are run on text alone"
-        )
+    if recorder.ran != list(layers):
+        different = len(set(recorder.ran))
+        reason = f"of its {len(layers)} layers {different} are run on text alone"
+        if different == len(layers):
+            reason = "its layers run several times or in another order, so a plan cannot count them"
+        raise UnsupportedModelError(f"this {model.config.model_type} model cannot be used: {reason}")
     if bound is not None:
         bound.check_all_asked(model.config.model_type)
     resolved = plan or ResolvedPlan((View(Direction.CAUSAL),) * len(layers))
@@ -266,6 +267,7 @@ class _Recorder:
         self.thread = get_ident()
         self.leaks: list[Tensor] = []
         self.moves: list[Tensor] = []
+        self.ran: list[nn.Module] = []
         self.dtype = torch.float32
 
     def attach(self, layers: nn.ModuleList) -> list[Any]:
@@ -297,9 +299,10 @@ class _Recorder:
 
     def after(self, layer: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         """Note which outputs moved, as a (query, key) map."""
-        del layer, args
+        del args
         if get_ident() != self.thread:
             return
+        self.ran.append(layer)
         hidden_RTD, _ = _states_of_texts(output[0] if isinstance(output, tuple) else output)
         self.dtype = hidden_RTD.dtype
         leak = _LEAK.get(hidden_RTD.dtype, _LEAK_HALF)
