@@ -166,7 +166,8 @@ def by_document(scores: Mapping[str, float], sides: Sides) -> dict[str, float]:
 
 def quality(options: Any) -> Table:
     """Measure nDCG@10."""
-    rows = []
+    rows: list[Row] = []
+    measured: list[tuple[str, str, str, dict[float, float]]] = []
     lm = gerund.load(options.model)
     encoders = [own_encoder(lm, OWN)] if "own" in options.encoders else []
     if options.causal:
@@ -182,34 +183,57 @@ def quality(options: Any) -> Table:
                     continue
                 with indexed(encoder, chunking, own) as store:
                     sides = sides_of(store, encoder, own)
-                row = {"set": name, "encoder": encoder.name, "plan": encoder.plan, "way": way, **scored(own, sides)}
-                print(row, flush=True)
-                rows.append(row)
+                by_weight = weighed(own, sides)
+                row = {"set": name, "encoder": encoder.name, "plan": encoder.plan, "way": way}
+                rows.append({**row, **scored(own, sides, by_weight)})
+                measured.append((encoder.plan, way, name, by_weight))
+                print(rows[-1], flush=True)
+    for row, (plan, way, name, by_weight) in zip(rows, measured, strict=True):
+        alike = [found for one, other, set_, found in measured if (one, other) == (plan, way) and set_ != name]
+        if alike:
+            row["others"] = max(WEIGHTS, key=lambda weight: sum(found[weight] for found in alike))
+            row["fair"] = by_weight[row["others"]]
     columns = [
         Column("way", "chunks"), Column("set", "collection"), Column("encoder", "encoder"), Column("plan", "plan"),
         Column("words", "words", "%", 1), Column("vectors", "vectors", "%", 1),
         Column("fused", f"joined, weight {fusion.WEIGHT}", "%", 1), Column("best", "best weight", "", 1),
         Column("tuned", "joined, best weight", "%", 1), Column("rrf", "reciprocal ranks", "%", 1),
+        Column("others", "best weight of the other collections", "", 1),
+        Column("fair", "joined, best weight of the others", "%", 1),
     ]  # fmt: skip
-    caption = "nDCG@10 of an index; the best weight is chosen on the very queries that are scored."
+    caption = (
+        "nDCG@10 of an index; the best weight is chosen on the very queries that are scored, that of the other "
+        "collections by the mean of theirs."
+    )
     return Table(options.id, caption, columns, rows)
 
 
-def scored(own: Set, sides: Mapping[str, Sides]) -> Row:
+def weighed(own: Set, sides: Mapping[str, Sides]) -> dict[float, float]:
+    """Return the score of each weight."""
+    return {
+        weight: joined_score(own, sides, lambda words, vectors, weight=weight: fusion.convex(words, vectors, weight))
+        for weight in WEIGHTS
+    }
+
+
+def scored(own: Set, sides: Mapping[str, Sides], by_weight: Mapping[float, float]) -> Row:
     """Return the scores of one way."""
-
-    def ndcg(join: Callable[[dict[str, float], dict[str, float]], Mapping[str, float]]) -> float:
-        return own.ndcg(
-            {query: by_document(join(*map(_scores, found)), found) for query, found in sides.items()}
-        )  # fmt: skip
-
-    by_weight = {weight: ndcg(lambda w, v, weight=weight: fusion.convex(w, v, weight)) for weight in WEIGHTS}
     best = max(by_weight, key=lambda weight: by_weight[weight])
     return {
-        "words": ndcg(lambda words, _: words), "vectors": ndcg(lambda _, vectors: vectors),
+        "words": joined_score(own, sides, lambda words, _: words),
+        "vectors": joined_score(own, sides, lambda _, vectors: vectors),
         "fused": by_weight[fusion.WEIGHT], "best": best, "tuned": by_weight[best],
-        "rrf": ndcg(lambda words, vectors: fusion.rrf([list(words), list(vectors)])),
+        "rrf": joined_score(own, sides, lambda words, vectors: fusion.rrf([list(words), list(vectors)])),
     }  # fmt: skip
+
+
+def joined_score(
+    own: Set,
+    sides: Mapping[str, Sides],
+    join: Callable[[dict[str, float], dict[str, float]], Mapping[str, float]],
+) -> float:
+    """Return nDCG@10 of what words and vectors found, joined in some way."""
+    return own.ndcg({query: by_document(join(*map(_scores, found)), found) for query, found in sides.items()})
 
 
 def _scores(side: Sequence[Found]) -> dict[str, float]:
