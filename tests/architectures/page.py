@@ -41,9 +41,9 @@ _HOW = """`gerund doctor MODEL` says the same of one model. `python -m tests.arc
     checkout; with `--transformers FOLDER` it compares another installation of transformers, such as its development
     head, with it."""
 # Found by `--transformers`, on 2026-11-26.
-_NEWER = """With transformers 5.24.0, which reads seven more, 173 of 196 are exact: all of the 168, `apertus1p5_text`, `exaone`,
-    `sarvam_mla`, `sarvam_moe`, and `lara_mini` with recurrent layers. `dory` and `inkling2_loop_text`, whose layers run
-    in loops, are refused. None is silently causal."""
+_NEWER = """With transformers 5.24.0, which reads seven more, 173 of 196 are exact: all of the 168, `apertus1p5_text`,
+    `exaone`, `sarvam_mla`, `sarvam_moe`, and `lara_mini` with recurrent layers. `dory` and `inkling2_loop_text`, whose
+    layers run in loops, are refused. None is silently causal."""
 _GAPS = "Filling gaps"
 _GAPS_TEXT = """Under MAGNET's hybrid mask, {filled} of the {works} predict every token of a gap, written one by one
     with a cache and in padded batches, as a whole text in eager attention does under that mask written out. The others
