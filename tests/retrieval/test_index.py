@@ -43,8 +43,11 @@ def test_search_is_the_sum_of_both_rankings(index, bundled):
     cosines = bundled.encode([one.text for one in chunks.values()]) @ bundled.encode(query)
     cosines = dict(zip(chunks, cosines.tolist(), strict=True))
     low, high = min(cosines.values()), max(cosines.values())
+    share = bundled.encoder.fusion
+    assert 0 < share < 1
     wanted = {
-        one: 0.7 * words.get(one, 0) / max(words.values()) + 0.3 * (cosines[one] - low) / (high - low) for one in chunks
+        one: (1 - share) * words.get(one, 0) / max(words.values()) + share * (cosines[one] - low) / (high - low)
+        for one in chunks
     }
     assert [hit.source for hit in hits] == sorted(wanted, key=lambda one: -wanted[one])
     for rank, hit in enumerate(hits, start=1):
