@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 import harness
 from gerund.entry import load
+from gerund.jobs.engine import peak_resident_mib
 from gerund.training.losses.cached import cached_loss
 from gerund.training.losses.contrastive import info_nce
 from results import Column, Table
@@ -54,9 +55,9 @@ def child(case: dict[str, Any]) -> dict[str, Any]:
     ids_PLT = torch.randint(100, model.config.vocab_size, (case["pairs"], 2, case["tokens"]))
     ids_PLT[:, 1, ::2] = ids_PLT[:, 0, ::2]  # the texts of a pair have something in common
     chunks = ids_PLT.split(case["chunk"])
-    before = harness.peak_memory()
+    before = peak_resident_mib()
     loss = step(case["system"], model, chunks)
-    memory = harness.peak_memory() - before
+    memory = peak_resident_mib() - before
     found = harness.loss_and_gradients(loss, model)
     if case["memory_only"]:
         return {"memory": memory}

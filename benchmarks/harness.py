@@ -19,7 +19,6 @@ import gc
 import json
 import os
 import re
-import resource
 import subprocess
 import sys
 import time
@@ -32,6 +31,7 @@ from typing import Any
 import numpy as np
 
 import results
+from gerund.jobs.engine import peak_resident_mib
 from render import printed
 from results import Cell, Column, Result, Row, Run, Table, median_of
 
@@ -222,21 +222,11 @@ def answer(found: Mapping[str, Any]) -> None:
     sys.stdout.write("\n" + json.dumps(dict(found)) + "\n")
 
 
-def peak_memory() -> float:
-    """Return this process's largest resident size so far, in MiB."""
-    if sys.platform == "linux":
-        # What `getrusage` says counts the process that started this one too, as large as it was then.
-        status = Path("/proc/self/status").read_text(encoding="utf-8")
-        return int(status.partition("VmHWM:")[2].split()[0]) / 2**10
-    # Bytes on macOS, KiB elsewhere.
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
-
-
 def resident_memory() -> float:
     """Return this process's resident size in MiB, after what was freed has been given back."""
     gc.collect()
     if sys.platform != "linux":
-        return peak_memory()
+        return peak_resident_mib()
     ctypes.CDLL("libc.so.6").malloc_trim(0)
     pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20

@@ -167,7 +167,7 @@ def by_document(scores: Mapping[str, float], sides: Sides) -> dict[str, float]:
 def quality(options: Any) -> Table:
     """Measure nDCG@10."""
     rows: list[Row] = []
-    measured: list[tuple[str, str, str, dict[float, float]]] = []
+    scores: list[dict[float, float]] = []
     lm = gerund.load(options.model)
     encoders = [own_encoder(lm, OWN)] if "own" in options.encoders else []
     if options.causal:
@@ -183,13 +183,12 @@ def quality(options: Any) -> Table:
                     continue
                 with indexed(encoder, chunking, own) as store:
                     sides = sides_of(store, encoder, own)
-                by_weight = weighed(own, sides)
+                scores.append(weighed(own, sides))
                 row = {"set": name, "encoder": encoder.name, "plan": encoder.plan, "way": way}
-                rows.append({**row, **scored(own, sides, by_weight)})
-                measured.append((encoder.plan, way, name, by_weight))
+                rows.append({**row, **scored(own, sides, scores[-1])})
                 print(rows[-1], flush=True)
-    for row, (plan, way, name, by_weight) in zip(rows, measured, strict=True):
-        alike = [found for one, other, set_, found in measured if (one, other) == (plan, way) and set_ != name]
+    for row, by_weight in zip(rows, scores, strict=True):
+        alike = [found for other, found in zip(rows, scores, strict=True) if _is_alike(row, other)]
         if alike:
             row["others"] = max(WEIGHTS, key=lambda weight: sum(found[weight] for found in alike))
             row["fair"] = by_weight[row["others"]]
@@ -206,6 +205,11 @@ def quality(options: Any) -> Table:
         "collections by the mean of theirs."
     )
     return Table(options.id, caption, columns, rows)
+
+
+def _is_alike(row: Row, other: Row) -> bool:
+    """Whether two rows are of one way and encoder, and of different collections."""
+    return row["set"] != other["set"] and all(row[key] == other[key] for key in ("encoder", "plan", "way"))
 
 
 def weighed(own: Set, sides: Mapping[str, Sides]) -> dict[float, float]:

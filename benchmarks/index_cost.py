@@ -26,6 +26,7 @@ import torch
 import gerund
 import harness
 from gerund import Chunking, Document, Session
+from gerund.jobs.engine import peak_resident_mib
 from gerund.retrieval import fusion
 from gerund.retrieval.documents import Chunk
 from gerund.retrieval.lance_store import LanceStore
@@ -164,7 +165,7 @@ def ask(case: dict[str, Any]) -> dict[str, Any]:
     by_words()
     by_vectors()
     rounds = harness.alternate({"words": by_words, "vectors": by_vectors}, case["rounds"])
-    memory = harness.peak_memory()
+    memory = peak_resident_mib()
     found = [{chunk.source for chunk, _ in store.vectors(query_D, 10)} for query_D in queries_QD]
     wanted = _nearest(vectors_ND, queries_QD)
     recall = float(np.mean([len(one & other) / 10 for one, other in zip(found, wanted, strict=True)]))
@@ -232,7 +233,7 @@ def remember(case: dict[str, Any]) -> dict[str, Any]:
     if not case["folders"]:
         importlib.import_module("gerund.language_model")
         importlib.import_module("gerund.retrieval.written_answers")
-        return {"memory": harness.peak_memory()}
+        return {"memory": peak_resident_mib()}
     settings = {"attention": "causal", "dtype": "float32", "device": "cpu", "max_length": 512}
     texts = demo_texts(8 * case["documents"])
     writer, *others = [gerund.load(one, **settings) for one in case["folders"]]
@@ -247,7 +248,7 @@ def remember(case: dict[str, Any]) -> dict[str, Any]:
     else:
         listed = "\n\n".join(f"[{hit.rank}]\n{hit.text}" for hit in index.search(question, 8))
         writer.generate(f"{listed}\n\nQuestion: {question}\nAnswer:", 32)
-    return {"memory": harness.peak_memory()}
+    return {"memory": peak_resident_mib()}
 
 
 def first_token(options: Any) -> Table:

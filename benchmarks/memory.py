@@ -18,6 +18,7 @@ from transformers import T5Config, T5ForConditionalGeneration
 
 import gerund
 import harness
+from gerund.jobs.engine import peak_resident_mib
 from gerund.models.heads import HeadConfig, ProjectionHead
 from inputs import bundled_tokenizer, random_llama, save, size_of
 from results import Column, Table, median_of
@@ -52,7 +53,7 @@ def at_work(case: dict[str, Any]) -> dict[str, Any]:
     lm.generate([PROMPT] * 8, case["new_tokens"])
     if case["system"] == BOTH:
         encoder.join()
-    return {"memory": harness.peak_memory()}
+    return {"memory": peak_resident_mib()}
 
 
 def taken_apart(case: dict[str, Any]) -> dict[str, Any]:

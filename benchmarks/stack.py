@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import harness
+from gerund.jobs.engine import peak_resident_mib
 from harness import Rounds, Spent
 from results import Column, Row, Table, median_of
 
@@ -180,7 +181,7 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
     return {
         **whole,
         "stages": {name: [one.cpu, one.wall] for name, one in stages.items()},
-        "memory": harness.peak_memory(),
+        "memory": peak_resident_mib(),
     }
 
 

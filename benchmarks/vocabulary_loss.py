@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import harness
+from gerund.jobs.engine import peak_resident_mib
 from gerund.training.losses.vocabulary import token_loss
 from results import Column, Table, median_of
 
@@ -52,9 +53,9 @@ def child(case: dict[str, Any]) -> dict[str, Any]:
         loss.backward()
         return loss.detach()
 
-    before = harness.peak_memory()
+    before = peak_resident_mib()
     loss = step()
-    memory = harness.peak_memory() - before
+    memory = peak_resident_mib() - before
     products = [(gradient @ probes).square().sum(dim=0).sqrt() for gradient in (head.weight.grad, states_ND.grad)]
     spent = harness.spend(step)
     return {

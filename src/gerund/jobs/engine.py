@@ -10,6 +10,7 @@ Knows: the contract, processes of this machine. Does not know: what a shard is, 
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -286,6 +287,19 @@ def checked_workers(workers: int | None) -> int | None:
 def cores() -> int:
     """Return how many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def peak_resident_mib() -> float:
+    """Return this process's largest resident size so far, in MiB."""
+    import resource
+
+    # What `getrusage` says counts the process that started this one too, as large as it was then; Linux knows better.
+    status = Path("/proc/self/status")
+    own = status.read_text(encoding="utf-8").partition("VmHWM:")[2].split() if status.is_file() else []
+    if own:
+        return int(own[0]) / 2**10
+    # Bytes on macOS, KiB elsewhere.
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
 
 
 def _chained(first: "list[Shard]", rest: Iterator[Shard]) -> Iterator[Shard]:

@@ -6,16 +6,14 @@ objectives.
 
 import importlib.util
 import os
-import resource
 import shutil
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
 from gerund.attention.layouts import decoder_layers
 from gerund.errors import ConfigError, MissingDependencyError
+from gerund.jobs.engine import peak_resident_mib
 from gerund.training.processes import planned_processes
 from gerund.training.recipe import Recipe
 
@@ -105,10 +103,4 @@ def peak_memory_mib() -> int:
     """Return the peak memory in MiB: of the GPU where there is one, else of this process."""
     if torch.cuda.is_available():
         return round(torch.cuda.max_memory_allocated() / 2**20)
-    # What `getrusage` says counts the process that started this one too, as large as it was then; Linux knows better.
-    status = Path("/proc/self/status")
-    own = status.read_text("utf-8").partition("VmHWM:")[2].split() if status.is_file() else []
-    if own:
-        return round(int(own[0]) / 1024)
-    unit = 1 if sys.platform == "darwin" else 1024
-    return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20)
+    return round(peak_resident_mib())
