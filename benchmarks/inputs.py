@@ -25,11 +25,11 @@ def random_llama(**sizes: int) -> LlamaForCausalLM:
     """Return a Llama of random weights, always the same ones, for the bundled model's tokenizer."""
     torch.manual_seed(0)
     tokenizer = bundled_tokenizer()
-    config = LlamaConfig(
-        vocab_size=len(tokenizer), max_position_embeddings=1024, pad_token_id=tokenizer.pad_token_id,
-        bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id, **sizes,
-    )  # fmt: skip
-    return LlamaForCausalLM(config).eval()
+    usual = {
+        "vocab_size": len(tokenizer), "max_position_embeddings": 1024, "pad_token_id": tokenizer.pad_token_id,
+        "bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id,
+    }  # fmt: skip
+    return LlamaForCausalLM(LlamaConfig(**{**usual, **sizes})).eval()
 
 
 def save(model: Any, folder: Path) -> None:

@@ -8,6 +8,9 @@ on the same texts in batches of 16 of similar length. Values are compared with g
 `writers`: the bundled model, generating in gerund, and as GGUF in llama.cpp (its own type, and weights in 8 bits), one
 text at a time.
 
+`long-prompts`: a larger model of random weights, writing behind prompts of several lengths that were read before, in
+gerund and in transformers.
+
 `eight-bits`, where torchao is installed: a larger model of random weights in torch, in float32, bfloat16, and with
 weights in 8 bits; a text of 256 tokens, and one token behind it.
 """
@@ -23,6 +26,7 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import torch
+from transformers import GenerationConfig
 
 import gerund
 import harness
@@ -34,6 +38,7 @@ from results import Column, Row, Table
 GERUND, HALF = "gerund, float32", "gerund, as loaded"
 ORT, ORT_8, OV = "onnxruntime", "onnxruntime, weights in 8 bits", "OpenVINO"
 GGUF, GGUF_8 = "llama.cpp, own type", "llama.cpp, weights in 8 bits"
+TRANSFORMERS = "transformers"
 _BATCH = 16
 TOKENS = 8
 Vectors = Callable[[], np.ndarray]
@@ -140,6 +145,50 @@ def writers(model: Any, options: Any, folder: Path) -> Table:
     return Table("writers", caption, columns, rows)
 
 
+def long_prompts(options: Any, folder: Path) -> Table:
+    """Compare what writes behind a prompt, with the weights and the prompt's keys and values at hand."""
+    lengths = [int(one) for one in options.lengths.split(",")]
+    heads = options.width // 128
+    model = random_llama(
+        hidden_size=64 * heads, intermediate_size=170 * heads, num_hidden_layers=12, num_attention_heads=heads,
+        max_position_embeddings=max(lengths) + options.tokens, eos_token_id=None,
+    )  # fmt: skip
+    save(model, folder)
+    lm = gerund.load(folder, attention="causal", dtype="float32", device="cpu")
+    settings = GenerationConfig(do_sample=False, max_new_tokens=options.tokens, pad_token_id=0)
+    rows: list[Row] = []
+    checks = []
+    for length in lengths:
+        ids = [5 + 17 * place % (model.config.vocab_size - 5) for place in range(length)]
+        session = lm.read(ids)
+        ids_BT = torch.tensor([session.token_ids])
+        with torch.no_grad():
+            kept = lm.model(ids_BT[:, :-1], use_cache=True, logits_to_keep=1).past_key_values
+
+        def theirs(ids_BT: torch.Tensor = ids_BT, kept: Any = kept) -> list[int]:
+            real_BT = torch.ones_like(ids_BT)
+            written_BT = lm.model.generate(
+                ids_BT, attention_mask=real_BT, generation_config=settings, past_key_values=copy.deepcopy(kept)
+            )
+            found: list[int] = written_BT[0, ids_BT.shape[1] :].tolist()
+            return found
+
+        def ours(session: Any = session) -> list[int]:
+            return [one.token_id for one in session.generate(options.tokens, logprobs=0).logprobs]
+
+        same = sum(one == other for one, other in zip(ours(), theirs(), strict=True))
+        checks.append(harness.require(f"tokens that differ behind {length}", options.tokens - same, 0))
+        rounds = harness.alternate({TRANSFORMERS: theirs, "gerund": ours}, options.rounds)
+        rows += [{"length": length, **row} for row in rounds.rows(TRANSFORMERS)]
+    columns = [Column("length", "tokens of the prompt"), *harness.time_columns(TRANSFORMERS)]
+    millions = sum(weight.numel() for weight in model.parameters()) / 1e6
+    caption = (
+        f"{options.tokens} greedy tokens behind a prompt that was read before; a Llama of {millions:.0f} million "
+        f"random parameters in float32, {heads} heads of 64 with keys and values each."
+    )
+    return Table("long-prompts", caption, columns, rows, checks=checks)
+
+
 def eight_bits(options: Any) -> list[Table]:
     """Compare ways to hold weights in torch; no table where torchao is not installed."""
     if find_spec("torchao") is None:
@@ -203,10 +252,13 @@ def main(argv: list[str] | None = None) -> None:
     parser = harness.parser(__doc__, rounds=5)
     parser.add_argument("--texts", type=int, default=96)
     parser.add_argument("--tokens", type=int, default=48, help="that are generated of each text")
-    parser.add_argument("--width", type=int, default=1536, help="of the model of the table `eight-bits`")
+    parser.add_argument("--width", type=int, default=1536, help="of `eight-bits`' model; `long-prompts`' has half")
     parser.add_argument("--length", type=int, default=256, help="of its text, in tokens")
-    parser.add_argument("--tables", default="encoders,writers,eight-bits", help="which of them, with commas")
-    quick = {"texts": 4, "tokens": 4, "width": 64, "length": 16}
+    parser.add_argument("--lengths", default="100,1000,4000", help="of the prompts of the table `long-prompts`")
+    parser.add_argument(
+        "--tables", default="encoders,writers,long-prompts,eight-bits", help="which of them, with commas"
+    )
+    quick = {"texts": 4, "tokens": 4, "width": 256, "length": 16, "lengths": "20"}
     options = harness.parse(parser, argv, quick=quick)
     with tempfile.TemporaryDirectory() as work:
         folder, model = Path(work), None
@@ -217,6 +269,7 @@ def main(argv: list[str] | None = None) -> None:
         tables = [
             *([encoders(model, options, folder)] if "encoders" in wanted else []),
             *([writers(model, options, folder)] if "writers" in wanted else []),
+            *([long_prompts(options, folder / "long")] if "long-prompts" in wanted else []),
             *(eight_bits(options) if "eight-bits" in wanted else []),
         ]
     harness.report(options, __file__, tables, libraries=["onnxruntime", "openvino", "xllamacpp", "gguf", "torchao"])

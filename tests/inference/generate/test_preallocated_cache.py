@@ -6,8 +6,8 @@ from transformers import DynamicCache
 
 from gerund.attention.cache_names import CACHE
 from gerund.inference.generate import preallocated_cache as module
-from gerund.inference.generate.preallocated_cache import preallocated_cache
-from tests.tiny import tiny
+from gerund.inference.generate.preallocated_cache import cache_for, preallocated_cache, to_write_on
+from tests.tiny import CONFIGS, GIVEN, LATENT, ODD, RECURRENT, tiny
 
 
 def both(rows=3):
@@ -90,3 +90,37 @@ def test_a_model_writes_with_it(name):
         whole = model(ids, use_cache=False).logits
         parts = [model(ids[:, at : at + 1], use_cache=True, **{CACHE: cache}).logits for at in range(3)]
     assert torch.allclose(torch.cat(parts, dim=1), whole[:, :3], atol=1e-5)
+
+
+@pytest.mark.parametrize("name", [*CONFIGS, *RECURRENT, *GIVEN, *LATENT, *ODD])
+def test_transformers_loop_writes_the_same_with_it(monkeypatch, name):
+    model, written = tiny(name), []
+    settings = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    ids = torch.tensor([[5, 6, 7, 8], [0, 8, 7, 6]])
+    for cache in (cache_for(model), None):
+        own = {} if cache is None else {CACHE: cache}
+        written.append(model.generate(ids, attention_mask=(ids > 0).long(), **settings, **own))
+    assert torch.equal(*written)
+
+
+def test_models_that_keep_something_else_get_none():
+    assert all(cache_for(tiny(name)) is not None for name in ("llama", "gpt2", "qwen3", "deepseek_v3"))
+    assert all(cache_for(tiny(name)) is None for name in ("gemma2", "lfm2", "mamba", "falcon_h1"))
+
+
+def test_a_folder_that_chooses_its_cache_keeps_it():
+    model = tiny("llama")
+    model.generation_config.cache_implementation = "static"
+    assert cache_for(model) is None
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2"])
+def test_what_is_written_on_leaves_the_first_as_it_was(name):
+    model = tiny(name)
+    ids = torch.tensor([[5, 6, 7, 8]])
+    with torch.no_grad():
+        kept = model(ids, use_cache=True)[CACHE]
+        before = [layer.keys.clone() for layer in kept.layers]
+        found = [model(ids[:, :1], use_cache=True, **{CACHE: to_write_on(kept)}).logits for _ in range(2)]
+    assert torch.equal(*found)
+    assert all(map(torch.equal, before, (layer.keys for layer in kept.layers)))

@@ -211,6 +211,23 @@ def test_hidden_keys_are_never_seen() -> None:
     assert torch.equal(added == 0, plan.real_B11W)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("key_heads", [1, 2, 4])
+@pytest.mark.parametrize("scale", [None, 0.3])
+def test_half_precision_attends_as_float32_does(dtype, key_heads, scale) -> None:
+    draw = torch.Generator().manual_seed(0)
+    plan = SideBySide(2, [1, 5, 17], alone=False, device=torch.device("cpu"))
+    query = torch.randn(3, 4, 1, 8, generator=draw).to(dtype)
+    key, value = (torch.randn(3, key_heads, 48, 8, generator=draw).to(dtype)[:, :, : plan.width] for _ in range(2))
+    found = plan.attend(torch.nn.Identity(), 0, query, key, value, {"scaling": scale})
+    assert found.shape == (3, 1, 4, 8)
+    assert found.dtype == dtype
+    for row, length in enumerate(plan.lengths):
+        keys, values = (one[row, :, :length].float().repeat_interleave(4 // key_heads, 0) for one in (key, value))
+        scores = (query[row].float() @ keys.transpose(1, 2)) * (8**-0.5 if scale is None else scale)
+        assert torch.allclose(found[row, 0].float(), (scores.softmax(-1) @ values)[:, 0], atol=2e-2)
+
+
 def test_a_check_leaves_no_memory_behind(monkeypatch) -> None:
     """Slots of a large model are as large as its weights; what tries them must not wait for the garbage collector."""
     made = []

@@ -3,15 +3,19 @@
 transformers' own copies everything that it holds for every token; with many rows behind a long prompt that is most of
 the work.
 
-Knows: tensors of keys and values. Does not know: models, tokens.
+Knows: keys and values, which models keep nothing else. Does not know: what a model computes, tokens.
 """
 
+import copy
+import inspect
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache
+from transformers import Cache, DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
+
+from gerund.attention.cache_names import CACHE
 
 # Tokens that fit before everything is copied once more.
 _ROOM = 64
@@ -36,6 +40,13 @@ class PreallocatedLayer(DynamicLayer):
             whole[..., before:after, :] = new
         self.keys, self.values = (whole[..., :after, :] for whole in self._allocated)
         return self.keys, self.values
+
+    @classmethod
+    def behind(cls, layer: DynamicLayer) -> "PreallocatedLayer":
+        """Return a layer that holds the same, and puts all of it elsewhere before it adds to it."""
+        own = cls()
+        own.__dict__.update(layer.__dict__)
+        return own
 
     def batch_select_indices(self, indices: Tensor) -> None:
         """Keep these rows, in this order; a row may be kept more than once."""
@@ -68,6 +79,38 @@ def preallocated_cache() -> DynamicCache:
     cache = DynamicCache()
     cache.layer_class_to_replicate = PreallocatedLayer
     return cache
+
+
+def keeps_plain_layers(model: PreTrainedModel) -> bool:
+    """Whether a model keeps keys and values of all tokens in every layer, and nothing else."""
+    config = model.config.get_text_config(decoder=True)
+    try:
+        layers = DynamicCache(config=config).layers
+    except (AttributeError, TypeError, ValueError):
+        return False
+    return bool(layers) and all(type(layer) is DynamicLayer for layer in layers)
+
+
+def cache_for(model: PreTrainedModel) -> DynamicCache | None:
+    """Return an empty cache for transformers' own loop; None where a model keeps more, or in a way of its own."""
+    usual = model.generation_config
+    if model.config.is_encoder_decoder or usual.use_cache is False or usual.cache_implementation is not None:
+        return None
+    takes_it = CACHE in inspect.signature(model.forward).parameters and model._supports_default_dynamic_cache()
+    if not (takes_it and keeps_plain_layers(model)):
+        return None
+    cache = DynamicCache(config=model.config.get_text_config(decoder=True))
+    cache.layers = [PreallocatedLayer() for _ in cache.layers]
+    return cache
+
+
+def to_write_on(cache: Cache) -> Cache:
+    """Return a cache that goes on from one that stays as it is."""
+    if not all(type(layer) is DynamicLayer for layer in cache.layers):
+        return copy.deepcopy(cache)
+    own = copy.copy(cache)
+    own.layers = [PreallocatedLayer.behind(layer) for layer in cache.layers]
+    return own
 
 
 def _with_room(held: Tensor | None, new: Tensor, length: int) -> Tensor:

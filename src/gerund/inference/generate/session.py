@@ -25,6 +25,7 @@ from gerund.errors import ConfigError, TextError
 from gerund.inference.encode.runtime import EncoderRuntime, pooled
 from gerund.inference.generate import generation
 from gerund.inference.generate.config import GenerationConfig, GenerationKeywords
+from gerund.inference.generate.preallocated_cache import to_write_on
 from gerund.inference.generate.prompts import Prompt, check_prompts, prompt_ids
 from gerund.inference.generate.rotated_keys import turns_of
 from gerund.inference.generate.rows import Emit
@@ -237,7 +238,7 @@ class Session:
         **_settings: Any,
     ) -> Tensor:
         """Write token by token, greedily among the processed scores; return text and continuation ``(1, T)``."""
-        cache = copy.deepcopy(self._cache)
+        cache = to_write_on(self._cache)
         logits_BV = self._logits_BV
         while True:
             # Processors may write into what they are given.

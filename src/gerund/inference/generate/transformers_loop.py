@@ -21,6 +21,9 @@ from transformers import (
     StoppingCriteriaList,
 )
 
+from gerund.attention.cache_names import CACHE
+from gerund.inference.generate.preallocated_cache import cache_for
+
 # What a model's folder may ask of transformers by default, and the values that ask nothing: logits stay plain.
 _PLAIN: dict[str, Any] = {
     "repetition_penalty": 1.0,
@@ -82,6 +85,7 @@ def transformers_loop(
         eos_token_id=ends or None,
         use_cache=None if decode is None else False,  # a loop of one's own brings its own cache
     )
+    cache = cache_for(model) if decode is None else None
     model.generate(
         ids.to(model.device),
         attention_mask=real.to(model.device),
@@ -89,6 +93,7 @@ def transformers_loop(
         logits_processor=LogitsProcessorList([choose]),
         stopping_criteria=StoppingCriteriaList([stop]),
         custom_generate=decode,
+        **({} if cache is None else {CACHE: cache}),
     )
 
 
