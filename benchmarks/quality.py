@@ -14,6 +14,9 @@ each plan with the k that is best on the STS Benchmark's development set, the de
 
 `expansions`: queries written anew by the bundled model (GUR's Table II).
 
+`seeds`, only when asked for: the bundled model beside every `--models NAME=FOLDER`, whose adapters were trained with
+other seeds.
+
 `answers`, only when asked for: questions in SQuAD's layout, `--data` holding `ask/NAME.test.json`.
 
 Scores in the work folder are used again, so an interrupted run goes on.
@@ -76,6 +79,11 @@ LIKELIHOODS: dict[str, dict[str, tuple[str, str, float]]] = {
         "scorer": ("by its own scorer", "%", 100),
     },
 }
+LEARNT = {
+    "infilling/storycloze2016": "a gap in a story, below the left side alone", "infilling/books": "in books",
+    "infilling/wiki": "in Wikipedia", "suffix-identification/books": "the continuation of eleven by its scorer, books",
+    "suffix-identification/wiki": "Wikipedia",
+}  # fmt: skip
 ANSWERS = {
     "contains": "a right answer is in it", "f1": "F1", "citation_precision": "precision of what is cited",
     "citation_recall": "recall", "unanswerable": "unanswerable ones not answered",
@@ -155,6 +163,35 @@ def likelihoods(options: argparse.Namespace) -> list[Table]:
         "Cloze."
     )
     return [Table("likelihoods", caption, heads, rows)]
+
+
+def seeds(options: argparse.Namespace) -> list[Table]:
+    """Measure how much of each figure of the bundled model is its adapters' seed."""
+    folder = options.work / "seeds"
+    cache = cache_in(folder)
+    models = {"bundled": None, **named(options.models)}
+    systems: list[System] = [
+        language_model_system(name, gerund.load(place, dtype=options.dtype), cache) for name, place in models.items()
+    ]
+    titles = VECTORS | LEARNT
+    tasks = with_options(select(list(titles), options.data), OPTIONS)
+    results = evaluate(systems, tasks, settings(options), folder=folder, reporter=progress).results
+    found = {(one.system, one.task): 100 * value_of(one) for one in results}
+    rows: list[Row] = []
+    for task in tasks:
+        values = [found[name, task.name] for name in models]
+        rows.append({"task": titles[task.name], "bundled": round(values[0], 1), "mean": mean_of(values)})
+    heads = [Column("task", "task"), Column("bundled", "bundled model", "%", 1), Column("mean", "all seeds", "%", 1)]
+    caption = f"The bundled model, and the mean of {len(models)} whose adapters were trained with other seeds."
+    return [Table("seeds", caption, heads, rows)]
+
+
+def value_of(result: Result) -> float:
+    """Return what of a result is shown of all seeds: what the adapter for gaps saves, what its own scorer finds."""
+    metrics = result.score.metrics
+    if "left_only" in metrics:
+        return 1 - float(metrics["infill"]) / float(metrics["left_only"])
+    return float(metrics["scorer"]) if "scorer" in metrics else result.score.value
 
 
 def plans(options: argparse.Namespace) -> list[Table]:
@@ -281,9 +318,15 @@ def progress(task: Any, system: System, result: Result | None) -> None:
 
 
 TABLES = {
-    "vectors": vectors, "likelihoods": likelihoods, "plans": plans, "fine-tuning": fine_tuning,
-    "expansions": expansions, "answers": answers,
-}  # fmt: skip
+    "vectors": vectors,
+    "likelihoods": likelihoods,
+    "plans": plans,
+    "fine-tuning": fine_tuning,
+    "expansions": expansions,
+    "seeds": seeds,
+    "answers": answers,
+}
+_ASKED_FOR = ("seeds", "answers")  # fmt: skip
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -291,9 +334,11 @@ def main(argv: list[str] | None = None) -> None:
     parser = harness.parser(__doc__)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--work", type=Path, required=True, help="scores, used again where they are")
-    usual = [one for one in TABLES if one != "answers"]
+    usual = [one for one in TABLES if one not in _ASKED_FOR]
     parser.add_argument("--tables", default=",".join(usual), help="which of them, with commas")
-    parser.add_argument("--models", nargs="*", default=[], help="NAME=FOLDER: more models for likelihoods and plans")
+    parser.add_argument(
+        "--models", nargs="*", default=[], help="NAME=FOLDER: more models for likelihoods, plans, seeds"
+    )
     parser.add_argument("--plan-models", default="default", help="whose plans are measured, with commas")
     parser.add_argument("--plan-tasks", default=",".join(PLAN_TASKS), help="on which of its tasks, with commas")
     parser.add_argument("--peer", help="a model of sentence-transformers, for the table `vectors`")

@@ -10,13 +10,13 @@ not tell cases apart. The bundled model's encoder learned from such texts.
 
 import argparse
 import json
-import lzma
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
 
-from gerund.data.corpus import clean_text
+from gerund.data.corpus import clean_text, read_documents
+from gerund.errors import DataError
 
 ENDS = re.compile(r"(?<=[.!?])[\"”’)]?\s+(?=[\"“‘(]?[A-Z])")
 ABBREVIATION = re.compile(r"(?:\b[A-Z]|\b(?:Mr|Dr|St|Jr|Sr|No|Gen|Col|Rev|Inc|Ltd|Co|vs|ca|etc))\.$")
@@ -136,10 +136,16 @@ def of_words(file: Path, rng: random.Random) -> list[str]:
     return texts
 
 
-def rows(file: Path) -> Iterator[dict[str, str]]:
-    """Yield the lines of a compressed file."""
-    with lzma.open(file, "rt", encoding="utf-8") as lines:
-        yield from map(json.loads, lines)
+def of_documents(articles: Sequence[Path], books: Path, times: float) -> list[str]:
+    """Return the texts of articles, short ones first, and of books."""
+    texts = Texts(seed=0)
+    for file, share in zip(articles, (0.7, 1.0), strict=True):
+        for own in read_documents([file]):
+            texts.article(own.title, clean_text(own.text, "wikipedia"), share * times)
+    for own in read_documents([books]):
+        counts = (texts.often(count * times) for count in (130, 15, 50, 60))
+        texts.parts(clean_text(own.text, "gutenberg"), *counts)
+    return texts.all()
 
 
 def main() -> None:
@@ -154,16 +160,13 @@ def main() -> None:
     for file in (*sources, options.words):
         if not file.is_file():
             parser.error(f"no file {file}")
-    texts = Texts(seed=0)
-    for file, share in zip(sources[:2], (0.7, 1.0), strict=True):
-        for row in rows(file):
-            texts.article(row["title"], clean_text(row["text"], "wikipedia"), share * options.times)
-    for row in rows(sources[-1]):
-        text = clean_text(row["text"], "gutenberg")
-        texts.parts(text, *(texts.often(count * options.times) for count in (130, 15, 50, 60)))
+    try:
+        texts = of_documents(sources[:2], sources[2], options.times)
+    except DataError as error:
+        parser.error(str(error))
     rng = random.Random(1)
     words = of_words(options.words, rng)
-    lower = [text.lower() if rng.random() < 0.2 else text for text in texts.all()]
+    lower = [text.lower() if rng.random() < 0.2 else text for text in texts]
     with options.output.open("w", encoding="utf-8") as file:
         for text in [*lower, *words]:
             file.write(json.dumps({"text": text}, ensure_ascii=False) + "\n")
