@@ -29,7 +29,7 @@ from gerund.retrieval import fusion
 from gerund.retrieval.chunking import cut
 from gerund.retrieval.embedding import Embedder
 from gerund.retrieval.lance_store import LanceStore
-from gerund.retrieval.searching import found_by_vectors, found_by_words, joined
+from gerund.retrieval.searching import found_by_both, joined
 from gerund.retrieval.store import About, Found
 from gerund.scoring.relevance_measures import RELEVANCE_MEASURES
 from results import Column, Row, Table
@@ -147,10 +147,7 @@ def sides_of(store: LanceStore, encoder: Encoder, own: Set) -> dict[str, Sides]:
     """Return what words and vectors find for each query that is scored."""
     vectors_ND = encoder.queries([own.queries[one] for one in own.judgements])
     return {
-        one: (
-            found_by_words(store, [own.queries[one]], fusion.DEPTH, None),
-            found_by_vectors(store, vector_D[None], fusion.DEPTH, None),
-        )
+        one: found_by_both(store, [own.queries[one]], vector_D[None], fusion.DEPTH, None)
         for one, vector_D in zip(own.judgements, vectors_ND, strict=True)
     }
 
@@ -227,7 +224,7 @@ def scored(own: Set, sides: Mapping[str, Sides], by_weight: Mapping[float, float
         "words": joined_score(own, sides, lambda words, _: words),
         "vectors": joined_score(own, sides, lambda _, vectors: vectors),
         "fused": by_weight[fusion.WEIGHT], "best": best, "tuned": by_weight[best],
-        "rrf": joined_score(own, sides, lambda words, vectors: fusion.rrf([list(words), list(vectors)])),
+        "rrf": joined_score(own, sides, lambda words, vectors: fusion.rrf([[*words], [*vectors][: fusion.DEPTH]])),
     }  # fmt: skip
 
 

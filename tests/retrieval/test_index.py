@@ -42,13 +42,8 @@ def test_search_is_the_sum_of_both_rankings(index, bundled):
     words = {chunk.source: score for chunk, score in index.store.words(Words(query), 100)}
     cosines = bundled.encode([one.text for one in chunks.values()]) @ bundled.encode(query)
     cosines = dict(zip(chunks, cosines.tolist(), strict=True))
-    low, high = min(cosines.values()), max(cosines.values())
-    share = bundled.encoder.fusion
-    assert 0 < share < 1
-    wanted = {
-        one: (1 - share) * words.get(one, 0) / max(words.values()) + share * (cosines[one] - low) / (high - low)
-        for one in chunks
-    }
+    share = fusion.WEIGHT
+    wanted = {one: (1 - share) * words.get(one, 0) / max(words.values()) + share * cosines[one] for one in chunks}
     assert [hit.source for hit in hits] == sorted(wanted, key=lambda one: -wanted[one])
     for rank, hit in enumerate(hits, start=1):
         assert (hit.rank, hit.text, hit.title) == (rank, NOTES[hit.source], f"About {hit.source}")

@@ -14,7 +14,7 @@ from gerund.errors import ConfigError, DataError, InputError
 from gerund.retrieval.documents import Chunk, Chunking, Document
 from gerund.retrieval.lance_store import LanceStore
 from gerund.retrieval.memory_store import MemoryStore
-from gerund.retrieval.searching import with_phrases
+from gerund.retrieval.searching import found_by_both, with_phrases
 from gerund.retrieval.store import About, Words
 from tests.retrieval.helpers import ABOUT, DIMENSIONS, cut_lines, embed, vector_of
 
@@ -127,6 +127,25 @@ def test_of_several_the_one_with_more_words_comes_first(filled):
     assert sources(filled.words(Words("steam locomotives"), 1)) == ["rail"]
 
 
+def test_words_come_with_the_cosines_of_their_chunks(filled):
+    query = vector_of("anything")
+    found, cosines = filled.words_with_cosines(Words("steam locomotives"), query, 5)
+    assert found == filled.words(Words("steam locomotives"), 5)
+    assert cosines == pytest.approx([float(vector_of(TEXTS[one]) @ query) for one in sources(found)])
+    only = filled.words_with_cosines(Words("steam"), query, 5, "source = 'sea'")
+    assert (sources(only[0]), len(only[1])) == (["sea"], 1)
+    assert filled.words_with_cosines(Words("?!"), query, 5) == ([], [])
+    assert filled.words_with_cosines(Words("unheard"), query, 5) == ([], [])
+
+
+def test_what_words_alone_find_is_joined_with_its_cosine(filled):
+    query = vector_of(TEXTS["bread"])
+    words, both = found_by_both(filled, ["steam locomotives"], query[None], 1, None)
+    assert (sources(words), sources(both)) == (["rail"], ["bread", "rail"])
+    assert [score for _, score in both] == pytest.approx([1.0, float(vector_of(TEXTS["rail"]) @ query)], abs=1e-6)
+    assert found_by_both(filled, ["steam locomotives"], 0 * query[None], 1, None) == (words, [])
+
+
 def test_vectors_are_ranked_by_their_cosine(filled):
     query = vector_of("anything")
     wanted = sorted(TEXTS, key=lambda source: -float(vector_of(TEXTS[source]) @ query))
@@ -155,6 +174,10 @@ def test_small_vectors_are_ranked_as_written_out(tmp_path, kind, precision, dime
     assert sources(found) == [f"d{place}" for place in order]
     tolerance = 1e-6 if precision == "binary" else 2e-3
     assert [score for _, score in found] == pytest.approx([float(kept[one] @ query) for one in order], abs=tolerance)
+    told = store.words_with_cosines(Words("text"), query.astype(np.float32), 5)
+    assert told[0] == store.words(Words("text"), 5)
+    places = [int(one.source[1:]) for one, _ in told[0]]
+    assert told[1] == pytest.approx([float(kept[one] @ query) for one in places], abs=tolerance)
     assert sources(store.vectors(query.astype(np.float32), 40, "source = 'd7'")) == ["d7"]
     store.replace(["d7"], [chunk("d7", "Anew.")], -exact[7:8].astype(np.float32))
     [(_, score)] = store.vectors(query.astype(np.float32), 1, "source = 'd7'")

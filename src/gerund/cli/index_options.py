@@ -32,7 +32,7 @@ Filter = Annotated[
 Weight = Annotated[
     float | None,
     typer.Option(
-        help="Weight of the vectors, 0 (words alone) to 1 (vectors alone); left out, the tuned one, else 0.3.",
+        help="Weight of the vectors, 0 (words alone) to 1 (vectors alone); left out, the tuned one, else 0.5.",
         show_default=False,
     ),
 ]

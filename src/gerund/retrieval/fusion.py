@@ -1,9 +1,10 @@
 """Two rankings of one query joined into one: that of words (BM25) and that of vectors (cosines).
 
-The usual way is a convex sum: each ranking's scores are scaled to 0 to 1, and the vectors count ``weight``, the words
-the rest (Bruch, Gai and Ingber, "An Analysis of Fusion Functions for Hybrid Retrieval", 2023). The weight belongs to
-the encoder: a weak one must not outvote the words. Reciprocal rank fusion, which knows places alone, counts both sides
-the same.
+The usual way is a convex sum (Bruch, Gai and Ingber, "An Analysis of Fusion Functions for Hybrid Retrieval", 2023):
+BM25's scores are divided by the best of them, cosines stay as they are, and the vectors count ``weight``, the words the
+rest. Cosines are not stretched to fill 0 to 1 for each query, as is often done: where an encoder finds all documents
+about equally near, it has little to say, and must not outvote the words. Reciprocal rank fusion, which knows places
+alone, counts both sides the same.
 
 Knows: scores, places. Does not know: what is ranked, or how.
 """
@@ -21,7 +22,7 @@ METHODS: tuple[FusionMethod, ...] = get_args(FusionMethod)
 DEPTH = 100
 """How many of each ranking are joined."""
 
-WEIGHT = 0.3
+WEIGHT = 0.5
 """What the vectors of an encoder count that nobody has tuned."""
 
 # Cormack, Clarke and Buettcher 2009, who found it near the best for all of their collections.
@@ -53,7 +54,7 @@ def fuse(
 
     Args:
         words: BM25's scores of what the words found, each above 0, best first.
-        vectors: cosines of what the vectors found, best first.
+        vectors: cosines of what the vectors found, best first; best of what the words found too.
         method: ``convex`` or ``rrf``.
         weight: what the vectors count in a convex sum, from 0 to 1.
 
@@ -70,34 +71,17 @@ def fuse(
 def convex(
     words: Mapping[Document, float], vectors: Mapping[Document, float], weight: float = WEIGHT
 ) -> dict[Document, float]:
-    """Join scores by a convex sum, each side scaled to 0 to 1; what a side lacks has 0 from it.
+    """Join scores by a convex sum of cosines and of BM25's part of the best; what a side lacks has 0 from it.
 
     >>> convex({"a": 8.0, "b": 2.0}, {"b": 0.75, "c": 0.5, "a": 0.25}, 0.5)
-    {'b': 0.625, 'a': 0.5, 'c': 0.25}
+    {'a': 0.625, 'b': 0.5, 'c': 0.25}
     """
-    scaled_words, scaled_vectors = scaled(words, least=0.0), scaled(vectors)
+    best = max(words.values(), default=0.0) or 1.0
     scores = {
-        document: (1 - weight) * scaled_words.get(document, 0.0) + weight * scaled_vectors.get(document, 0.0)
+        document: (1 - weight) * words.get(document, 0.0) / best + weight * vectors.get(document, 0.0)
         for document in (*words, *(one for one in vectors if one not in words))
     }
     return _best_first(scores)
-
-
-def scaled(scores: Mapping[Document, float], least: float | None = None) -> dict[Document, float]:
-    """Return scores scaled so that the best has 1 and the least has 0; of equal ones all have 1.
-
-    Args:
-        scores: by document.
-        least: what gets 0; None for the least of them. BM25 gives 0 to what shares no word with the query.
-
-    >>> scaled({"a": 3.0, "b": 2.0, "c": 1.0}), scaled({"a": 4.0, "b": 1.0}, least=0.0), scaled({"a": 0.2})
-    ({'a': 1.0, 'b': 0.5, 'c': 0.0}, {'a': 1.0, 'b': 0.25}, {'a': 1.0})
-    """
-    if not scores:
-        return {}
-    low, high = min(scores.values()) if least is None else least, max(scores.values())
-    span = high - low
-    return {document: (score - low) / span if span > 0 else 1.0 for document, score in scores.items()}
 
 
 def rrf(rankings: Sequence[Sequence[Document]], k: int = RRF_K) -> dict[Document, float]:

@@ -22,11 +22,11 @@ from gerund.retrieval.searching import (
     MODES,
     Mode,
     check_query,
+    found_by_both,
     found_by_vectors,
     found_by_words,
     joined,
     reranked,
-    with_phrases,
 )
 from gerund.retrieval.store import About, Found, VectorStore, check_filter
 from gerund.spec import ModelSpec
@@ -225,7 +225,7 @@ class Index(Asking):
             filter: a condition in SQL on ``source``, ``file``, ``title``, ``heading``, ``text``, ``start``, ``stop``
                 and ``tokens``.
             weight: what the vectors count in ``hybrid``, from 0 to 1; None for what the encoder was tuned to
-                (``gerund tune --fusion``), else 0.3.
+                (``gerund tune --fusion``), else 0.5.
             expand: how many other ways to ask, written by the model, join the query (``lm.expand``).
             rerank: how many of the first hits the model puts into a new order.
             rerank_by: the measure of ``lm.rerank``: ``likelihood`` of the query behind the chunk, which None is too;
@@ -276,17 +276,18 @@ class Index(Asking):
             raise DataError(f"{self.store.name}: there is no index yet; add documents first")
         asked = [[one, *(self.lm.expand(one, expand) if expand else [])] for one in checked]
         limit = max(k, rerank, fusion.DEPTH)
-        none: list[list[Found]] = [[] for _ in asked]
-        words = [found_by_words(self.store, one, limit, where) for one in asked] if mode != "vectors" else none
-        vectors = none
-        if mode != "words":
+        sides: list[tuple[list[Found], list[Found]]]
+        if mode == "words":
+            sides = [(found_by_words(self.store, one, limit, where), []) for one in asked]
+        else:
             encoded = self._demand_embedder().queries([text for one in asked for text in one])
             vectors_ND = np.split(encoded, np.cumsum([len(one) for one in asked])[:-1])
-            vectors = [found_by_vectors(self.store, own, limit, where) for own in vectors_ND]
-        if mode == "hybrid":
-            pairs = zip(checked, vectors, strict=True)
-            vectors = [with_phrases(self.store, one, found, where) for one, found in pairs]
-        found = [joined(*pair, mode, weight) for pair in zip(words, vectors, strict=True)]
+            if mode == "vectors":
+                sides = [([], found_by_vectors(self.store, own_ND, limit, where)) for own_ND in vectors_ND]
+            else:
+                pairs = zip(asked, vectors_ND, strict=True)
+                sides = [found_by_both(self.store, one, own_ND, limit, where) for one, own_ND in pairs]
+        found = [joined(*pair, mode, weight) for pair in sides]
         if rerank:
             by = rerank_by or MEASURES[0]
             found = [reranked(one, hits, rerank, self.lm, by) for one, hits in zip(checked, found, strict=True)]

@@ -65,8 +65,8 @@ def precision_in(schema: "pa.Schema") -> str:
     return {"uint8": BINARY, "halffloat": "float16"}.get(str(schema.field("vector").type.value_type), "float32")
 
 
-def bits_in(rows: "pa.Table") -> np.ndarray:
-    """Return the vectors of rows that are stored as bits ``(n, bytes)``."""
+def stored_in(rows: "pa.Table") -> np.ndarray:
+    """Return the vectors of rows as they are stored: numbers ``(n, dimensions)``, or bits ``(n, bytes)``."""
     column = rows.column("vector").combine_chunks()
     found: np.ndarray = column.flatten().to_numpy(zero_copy_only=False).reshape(len(rows), column.type.list_size)
     return found

@@ -32,14 +32,24 @@ from gerund.retrieval.lance_rows import (
     FIELDS,
     analysis,
     arrow_rows,
-    bits_in,
     chunks_in,
     full_text,
     precision_in,
     schema_of,
+    stored_in,
     text_rows,
 )
-from gerund.retrieval.store import About, DocumentState, Found, Words, bad_filter, nearest_bits, one_of_sources, quoted
+from gerund.retrieval.store import (
+    About,
+    DocumentState,
+    Found,
+    Words,
+    bad_filter,
+    cosines_with,
+    nearest_bits,
+    one_of_sources,
+    quoted,
+)
 
 METADATA = b"gerund"
 _POINTER, _CURRENT = "gerund", "chunks"
@@ -196,6 +206,17 @@ class LanceStore:
         found = self._search(lambda table: table.search(wanted, query_type="fts"), ["_score"], limit, where)
         return _scored(found, "_score")
 
+    def words_with_cosines(
+        self, query: Words, vector_D: np.ndarray, limit: int, where: str | None = None
+    ) -> tuple[list[Found], list[float]]:
+        """Return what ``words`` does, and the cosine of each of these chunks' vectors with a vector of length 1."""
+        wanted = full_text(query)
+        if wanted is None:
+            return [], []
+        more = ["_score", "vector"]
+        found = self._search(lambda table: table.search(wanted, query_type="fts"), more, limit, where)
+        return _scored(found, "_score"), cosines_with(vector_D, stored_in(found))
+
     def vectors(self, vector_D: np.ndarray, limit: int, where: str | None = None) -> list[Found]:
         """Return the chunks whose vectors are nearest to a vector of length 1, best first."""
         with self._told():
@@ -211,7 +232,7 @@ class LanceStore:
             found = self._search(search, ["_distance"], limit, where)
             return [(one, 1 - distance) for one, distance in _scored(found, "_distance")]
         found = self._search(search, ["_distance", "vector"], RESCORED * limit, where)
-        places, scores = nearest_bits(own_1D[0], bits_in(found), limit)
+        places, scores = nearest_bits(own_1D[0], stored_in(found), limit)
         chunks = chunks_in(found)
         return [(chunks[place], score) for place, score in zip(places, scores, strict=True)]
 

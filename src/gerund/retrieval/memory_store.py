@@ -23,6 +23,7 @@ from gerund.retrieval.store import (
     Words,
     bad_filter,
     content_words,
+    cosines_with,
     nearest_bits,
     one_of_sources,
 )
@@ -127,6 +128,10 @@ class MemoryStore:
 
     def words(self, query: Words, limit: int, where: str | None = None) -> list[Found]:
         """Return the chunks that BM25 finds, best first; none for a query without a word."""
+        return [one for one, _ in self._by_words(query, limit, where)]
+
+    def _by_words(self, query: Words, limit: int, where: str | None) -> list[tuple[Found, int]]:
+        """Return the chunks that BM25 finds, each with its row."""
         if self._about is None:
             return []
         wanted = _match(query, self._about.chunking.language)
@@ -136,12 +141,22 @@ class MemoryStore:
         condition = "" if where is None else f"AND chunks.rowid IN (SELECT rowid FROM chunks WHERE ({where}))"
         # What FTS5 calls bm25 is its negative, so that the best comes first in the usual order.
         rows = self._fetch(
-            f"SELECT {fields}, -bm25(words) FROM words JOIN chunks ON chunks.rowid = words.rowid "
+            f"SELECT {fields}, -bm25(words), chunks.rowid FROM words JOIN chunks ON chunks.rowid = words.rowid "
             f"WHERE words MATCH ? {condition} ORDER BY bm25(words), chunks.rowid LIMIT ?",
             (wanted, limit),
             where,
         )
-        return [(Chunk(*row[:-1]), float(row[-1])) for row in rows]
+        return [((Chunk(*own), float(score)), row) for *own, score, row in rows]
+
+    def words_with_cosines(
+        self, query: Words, vector_D: np.ndarray, limit: int, where: str | None = None
+    ) -> tuple[list[Found], list[float]]:
+        """Return what ``words`` does, and the cosine of each of these chunks' vectors with a vector of length 1."""
+        with self._lock:
+            found = self._by_words(query, limit, where)
+            place_of = {int(row): place for place, row in enumerate(self._rows)} if found else {}
+            vectors_ND = self._vectors_ND[[place_of[row] for _, row in found]]
+        return [one for one, _ in found], cosines_with(vector_D, vectors_ND)
 
     def vectors(self, vector_D: np.ndarray, limit: int, where: str | None = None) -> list[Found]:
         """Return the chunks whose vectors are nearest to a vector of length 1, best first."""

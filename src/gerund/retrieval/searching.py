@@ -53,8 +53,7 @@ def found_by_words(store: VectorStore, asked: Sequence[str], limit: int, where: 
         limit: how many at most.
         where: a filter.
     """
-    own = Words.of(asked[0])
-    return store.words(Words(" ".join([own.text, *asked[1:]]).strip(), own.phrases), limit, where)
+    return store.words(_words_of(asked), limit, where)
 
 
 def found_by_vectors(store: VectorStore, asked_ND: np.ndarray, limit: int, where: str | None) -> list[Found]:
@@ -66,9 +65,41 @@ def found_by_vectors(store: VectorStore, asked_ND: np.ndarray, limit: int, where
         limit: how many at most.
         where: a filter.
     """
-    vector_D = asked_ND.mean(axis=0)
+    vector_D = _mean_of(asked_ND)
+    return store.vectors(vector_D, limit, where) if vector_D.any() else []
+
+
+def found_by_both(
+    store: VectorStore, asked: Sequence[str], asked_ND: np.ndarray, limit: int, where: str | None
+) -> tuple[list[Found], list[Found]]:
+    """Return what words find and what vectors find, both to be joined: among the latter, what words found stands too.
+
+    Args:
+        store: where the chunks are.
+        asked: the query, and other ways to ask it; phrases are the query's alone.
+        asked_ND: a vector of each.
+        limit: how many at most of either.
+        where: a filter.
+    """
+    vectors = with_phrases(store, asked[0], found_by_vectors(store, asked_ND, limit, where), where)
+    if not vectors:
+        return found_by_words(store, asked, limit, where), []
+    words, cosines = store.words_with_cosines(_words_of(asked), _mean_of(asked_ND), limit, where)
+    known = {chunk.id for chunk, _ in vectors}
+    vectors += [(chunk, own) for (chunk, _), own in zip(words, cosines, strict=True) if chunk.id not in known]
+    return words, sorted(vectors, key=lambda found: -found[1])
+
+
+def _words_of(asked: Sequence[str]) -> Words:
+    own = Words.of(asked[0])
+    return Words(" ".join([own.text, *asked[1:]]).strip(), own.phrases)
+
+
+def _mean_of(asked_ND: np.ndarray) -> np.ndarray:
+    """Return the mean of vectors, of length 1; zeros where it is zero."""
+    vector_D: np.ndarray = asked_ND.mean(axis=0)
     length = float(np.linalg.norm(vector_D))
-    return store.vectors(vector_D / length, limit, where) if length > 0 else []
+    return vector_D / length if length > 0 else np.zeros_like(vector_D)
 
 
 def with_phrases(store: VectorStore, query: str, found: list[Found], where: str | None) -> list[Found]:

@@ -218,6 +218,15 @@ class VectorStore(Protocol):
             ConfigError: the filter cannot be used.
         """
 
+    def words_with_cosines(
+        self, query: Words, vector_D: np.ndarray, limit: int, where: str | None = None
+    ) -> tuple[list[Found], list[float]]:
+        """Return what ``words`` does, and the cosine of each of these chunks' vectors with a vector of length 1.
+
+        Raises:
+            ConfigError: the filter cannot be used.
+        """
+
     def vectors(self, vector_D: np.ndarray, limit: int, where: str | None = None) -> list[Found]:
         """Return the chunks whose vectors are nearest to a vector of length 1, best first.
 
@@ -251,6 +260,17 @@ def nearest_bits(query_D: np.ndarray, bits_NC: np.ndarray, limit: int) -> tuple[
     places_1K, products_1K = nearest(query_D[None], bits_NC, "ubinary", limit)
     # A vector of ones and minus ones is as long as the root of how many they are.
     return places_1K[0].tolist(), (products_1K[0] / np.sqrt(len(query_D))).tolist()
+
+
+def cosines_with(query_D: np.ndarray, stored_NC: np.ndarray) -> list[float]:
+    """Return the cosines of a query's vector, of length 1, with vectors as they are stored: numbers, or bits."""
+    query_D = np.asarray(query_D, dtype=np.float32)
+    if stored_NC.dtype != np.uint8:
+        cosines_N = stored_NC.astype(np.float32) @ query_D
+    else:
+        signs_ND = np.unpackbits(stored_NC, axis=1, count=len(query_D)).astype(np.float32) * 2 - 1
+        cosines_N = signs_ND @ query_D / np.sqrt(len(query_D))
+    return [float(one) for one in cosines_N]
 
 
 def check_filter(where: Any) -> str | None:

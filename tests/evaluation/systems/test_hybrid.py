@@ -40,10 +40,8 @@ def by_reciprocal_rank(dense, lexical):
 
 def by_convex_sum(dense, lexical, weight=0.4):
     """Join scores document by document, as the formula stands on paper; no side has more than 100."""
-    low, high, best = min(dense.values()), max(dense.values()), max(lexical.values(), default=1)
-    return {
-        one: weight * (dense[one] - low) / (high - low) + (1 - weight) * lexical.get(one, 0) / best for one in dense
-    }
+    best = max(lexical.values(), default=1)
+    return {one: weight * dense[one] + (1 - weight) * lexical.get(one, 0) / best for one in dense}
 
 
 FORMULAS = {RRF: by_reciprocal_rank, CONVEX: by_convex_sum}
@@ -80,7 +78,7 @@ def test_scores_of_candidates_are_the_formula(how):
 
 def test_nobody_shares_a_word_with_the_query():
     assert fused_scores(np.array([0.1, 0.9]), np.zeros(2), RRF) == pytest.approx([1 / 62, 1 / 61])
-    assert fused_scores(np.array([0.1, 0.9]), np.zeros(2), CONVEX) == pytest.approx([0, 0.4])
+    assert fused_scores(np.array([0.1, 0.9]), np.zeros(2), CONVEX) == pytest.approx([0.04, 0.36])
 
 
 def test_only_the_first_of_each_ranking_count_by_their_places(monkeypatch):
@@ -92,8 +90,8 @@ def test_a_convex_sum_is_that_of_the_first_hundred_and_the_rest_stands_below(mon
     monkeypatch.setattr("gerund.retrieval.fusion.DEPTH", 2)
     dense = {"a": 0.9, "b": 0.8, "c": 0.7, "d": 0.6}
     found = fused(dense, {"d": 4.0, "a": 1.0, "c": 0.5}, CONVEX)
-    # Of the vectors a and b count, of the words d and a; c is below on both sides.
-    assert found == pytest.approx({"d": 0.6, "a": 0.4 + 0.6 / 4, "b": 0.0, "c": -1.0})
+    # Of the vectors a and b count, of the words d and a, with their cosines; c is below on both sides.
+    assert found == pytest.approx({"d": 0.24 + 0.6, "a": 0.36 + 0.6 / 4, "b": 0.32, "c": -1.0})
     assert list(found) == ["d", "a", "b", "c"]
 
 
@@ -170,7 +168,7 @@ def test_it_shares_no_score_with_the_model_alone(folder, tiny_folder):
     assert key_of(task, hybrid, EvaluationConfig()) != key_of(task, dense, EvaluationConfig())
     assert hybrid.fingerprint == hybrid.describe()["fingerprint"] != dense.fingerprint
     described = hybrid.describe()
-    assert (described["with"], described["fusion"], described["weight"]) == ("bm25", "convex", 0.3)
+    assert (described["with"], described["fusion"], described["weight"]) == ("bm25", "convex", 0.5)
     assert "weights" not in hybrid.describe()
     precompute([hybrid, hybrid], task, EvaluationConfig())  # encodes nothing
 

@@ -105,7 +105,7 @@ class HybridSystem(System):
     @property
     def _suffix(self) -> str:
         # Reciprocal ranks were all there was at first: their scores are kept under the name that they had.
-        return "+bm25" if self.fusion.method == RRF else f"+bm25-convex-{self.fusion.weight:g}"
+        return "+bm25" if self.fusion.method == RRF else f"+bm25-cosines-{self.fusion.weight:g}"
 
     @property
     def scorer(self) -> Any:
@@ -159,11 +159,12 @@ def fused(dense: Mapping[Any, float], lexical: Mapping[Any, float], how: Fusion)
         The score of every document of either, best first.
 
     >>> fused({"a": 0.9, "b": 0.5}, {"b": 2.0}, Fusion(weight=0.5))
-    {'b': 0.5, 'a': 0.5}
+    {'b': 0.75, 'a': 0.45}
     """
     if how.method == RRF:
         return fusion.rrf([list(dense), list(lexical)])
-    words, vectors = (dict(list(side.items())[: fusion.DEPTH]) for side in (lexical, dense))
+    words, first = (dict(list(side.items())[: fusion.DEPTH]) for side in (lexical, dense))
+    vectors = first | {one: dense[one] for one in words if one in dense}
     joined = fusion.convex(words, vectors, fusion.WEIGHT if how.weight is None else how.weight)
     # By their best place, so that it is fusion's method that decides nothing here.
     below = [one for one in fusion.rrf([list(lexical), list(dense)]) if one not in joined]

@@ -68,8 +68,8 @@ class SentenceTransformersSystem(Encoder):
 
     @property
     def fusion_weight(self) -> float:
-        """Half of the sum: what these models embed with was trained on pairs of queries and documents."""
-        return 0.5
+        """More than half of the sum: what these models embed with was trained on pairs of queries and documents."""
+        return 0.7
 
     @property
     def dimensions(self) -> int:
