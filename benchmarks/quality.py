@@ -80,9 +80,11 @@ LIKELIHOODS: dict[str, dict[str, tuple[str, str, float]]] = {
     },
 }
 LEARNT = {
-    "infilling/storycloze2016": "a gap in a story, below the left side alone", "infilling/books": "in books",
-    "infilling/wiki": "in Wikipedia", "suffix-identification/books": "the continuation of eleven by its scorer, books",
-    "suffix-identification/wiki": "Wikipedia",
+    "infilling/storycloze2016": "a gap in a story, below the left side alone",
+    "infilling/books": "a gap in a book, below the left side alone",
+    "infilling/wiki": "a gap in Wikipedia, below the left side alone",
+    "suffix-identification/books": "the continuation of eleven by its own scorer, books",
+    "suffix-identification/wiki": "the same, Wikipedia",
 }  # fmt: skip
 ANSWERS = {
     "contains": "a right answer is in it", "f1": "F1", "citation_precision": "precision of what is cited",

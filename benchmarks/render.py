@@ -55,7 +55,8 @@ class Section:
 
 PAGE = (
     Section(
-        "## The bundled model", ("quality:vectors", "quality:likelihoods", "quality:fine-tuning", "quality-bundled")
+        "## The bundled model",
+        ("quality:vectors", "quality:likelihoods", "quality:seeds", "quality:fine-tuning", "quality-bundled"),
     ),
     Section("### Short and long prefixes", ("decoding:prefix-lengths",)),
     Section("### Queries written anew", ("quality:expansions",)),
