@@ -77,9 +77,9 @@ class SideBySide(BoundPlan):
         self.asked.add(layer)
         if any(kwargs.get(name) is not None for name in ("sliding_window", "softcap", "s_aux", "position_bias")):
             raise UnsupportedModelError(f"{type(module).__name__} does more than attend to all keys of a row")
-        if not self.alone and query.device.type == "cpu" and query.dtype in (torch.bfloat16, torch.float16):
-            return _in_products(query, key, value, self.real_B11W, kwargs.get("scaling"))
         if not self.alone:
+            if query.device.type == "cpu" and query.dtype in (torch.bfloat16, torch.float16):
+                return _in_products(query, key, value, self.real_B11W, kwargs.get("scaling"))
             found: Tensor = functional.scaled_dot_product_attention(
                 query,
                 key,

@@ -38,9 +38,9 @@ def command(
 ) -> None:
     """Find the chunks of documents that fit a query.
 
-    Words (BM25) and vectors find 100 chunks each; their scores, scaled to 0 to 1, are added up with a weight that
-    belongs to the model. What stands in double quotes must stand so in the chunk, but with --mode vectors. --mode words
-    needs no model and loads none.
+    Words (BM25) and vectors find 100 chunks each; BM25's scores, divided by the best of them, and cosines are added up
+    with a weight that belongs to the model. What stands in double quotes must stand so in the chunk, but with --mode
+    vectors. --mode words needs no model and loads none.
 
     With --json there is a line a hit: source, start, end (characters of the document's text), text, score, rank, title,
     heading, words (BM25's score), similarity (the cosine) and relevance (by which --rerank orders); of several queries

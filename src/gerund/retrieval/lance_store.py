@@ -200,22 +200,15 @@ class LanceStore:
 
     def words(self, query: Words, limit: int, where: str | None = None) -> list[Found]:
         """Return the chunks that BM25 finds, best first; none for a query without a word."""
-        wanted = full_text(query)
-        if wanted is None:
-            return []
-        found = self._search(lambda table: table.search(wanted, query_type="fts"), ["_score"], limit, where)
-        return _scored(found, "_score")
+        found = self._by_words(query, ["_score"], limit, where)
+        return [] if found is None else _scored(found, "_score")
 
     def words_with_cosines(
         self, query: Words, vector_D: np.ndarray, limit: int, where: str | None = None
     ) -> tuple[list[Found], list[float]]:
         """Return what ``words`` does, and the cosine of each of these chunks' vectors with a vector of length 1."""
-        wanted = full_text(query)
-        if wanted is None:
-            return [], []
-        more = ["_score", "vector"]
-        found = self._search(lambda table: table.search(wanted, query_type="fts"), more, limit, where)
-        return _scored(found, "_score"), cosines_with(vector_D, stored_in(found))
+        found = self._by_words(query, ["_score", "vector"], limit, where)
+        return ([], []) if found is None else (_scored(found, "_score"), cosines_with(vector_D, stored_in(found)))
 
     def vectors(self, vector_D: np.ndarray, limit: int, where: str | None = None) -> list[Found]:
         """Return the chunks whose vectors are nearest to a vector of length 1, best first."""
@@ -339,6 +332,13 @@ class LanceStore:
         if not any("words" in one.columns for one in table.list_indices()):
             table.create_index("words", config=FTS(with_position=True, **analysis(about.chunking.language)))
         db.create_table(_files(name), schema=pa.schema([("file", pa.string()), ("digest", pa.string())]), exist_ok=True)
+
+    def _by_words(self, query: Words, more: list[str], limit: int, where: str | None) -> Any:
+        """Return the rows that BM25 finds; None for a query without a word."""
+        wanted = full_text(query)
+        if wanted is None:
+            return None
+        return self._search(lambda table: table.search(wanted, query_type="fts"), more, limit, where)
 
     def _search(self, search: Callable[[Any], Any], more: list[str], limit: int, where: str | None) -> Any:
         """Return the rows that are found, with further columns than those of a chunk."""

@@ -93,7 +93,7 @@ def test_a_model_writes_with_it(name):
 
 
 @pytest.mark.parametrize("name", [*CONFIGS, *RECURRENT, *GIVEN, *LATENT, *ODD])
-def test_transformers_loop_writes_the_same_with_it(monkeypatch, name):
+def test_transformers_loop_writes_the_same_with_it(name):
     model, written = tiny(name), []
     settings = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
     ids = torch.tensor([[5, 6, 7, 8], [0, 8, 7, 6]])

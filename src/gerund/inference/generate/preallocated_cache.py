@@ -81,14 +81,13 @@ def preallocated_cache() -> DynamicCache:
     return cache
 
 
-def keeps_plain_layers(model: PreTrainedModel) -> bool:
-    """Whether a model keeps keys and values of all tokens in every layer, and nothing else."""
-    config = model.config.get_text_config(decoder=True)
+def plain_layers(model: PreTrainedModel) -> int:
+    """Return how many layers keep keys and values of all tokens; 0 where one of them keeps something else."""
     try:
-        layers = DynamicCache(config=config).layers
+        layers = DynamicCache(config=model.config.get_text_config(decoder=True)).layers
     except (AttributeError, TypeError, ValueError):
-        return False
-    return bool(layers) and all(type(layer) is DynamicLayer for layer in layers)
+        return 0
+    return len(layers) if all(type(layer) is DynamicLayer for layer in layers) else 0
 
 
 def cache_for(model: PreTrainedModel) -> DynamicCache | None:
@@ -97,11 +96,7 @@ def cache_for(model: PreTrainedModel) -> DynamicCache | None:
     if model.config.is_encoder_decoder or usual.use_cache is False or usual.cache_implementation is not None:
         return None
     takes_it = CACHE in inspect.signature(model.forward).parameters and model._supports_default_dynamic_cache()
-    if not (takes_it and keeps_plain_layers(model)):
-        return None
-    cache = DynamicCache(config=model.config.get_text_config(decoder=True))
-    cache.layers = [PreallocatedLayer() for _ in cache.layers]
-    return cache
+    return preallocated_cache() if takes_it and plain_layers(model) else None
 
 
 def to_write_on(cache: Cache) -> Cache:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import Cache, DynamicCache, PreTrainedModel
+from transformers import Cache, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin
 
 from gerund.attention.cache_names import CACHE
@@ -25,7 +25,7 @@ from gerund.attention.masked import has_indexer, way_of
 from gerund.attention.ragged_batch import STEP, Rest, SideBySide
 from gerund.errors import ResourceError
 from gerund.inference.encode.positions import takes_positions
-from gerund.inference.generate.preallocated_cache import keeps_plain_layers
+from gerund.inference.generate.preallocated_cache import plain_layers
 from gerund.inference.generate.without_hooks import bare
 from gerund.models.encoder_decoder import is_encoder_decoder
 
@@ -50,7 +50,7 @@ def unfit(model: PreTrainedModel) -> str | None:
         return f"the attention of this {kind} model takes no plan by itself"
     if hands_on(layers):
         return f"the layers of this {kind} model hand each other more than hidden states"
-    if not keeps_plain_layers(model) or len(DynamicCache(config=config).layers) != len(layers):
+    if plain_layers(model) != len(layers):
         return f"this {kind} model keeps more of a text than keys and values, or forgets what lies behind a window"
     if CACHE not in inspect.signature(model.forward).parameters or not takes_positions(model):
         return f"this {kind} model cannot be told where in its text a token stands"
