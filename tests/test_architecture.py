@@ -60,7 +60,6 @@ def named(path: Path) -> str:
     return str(path.relative_to(PACKAGE))
 
 
-@pytest.mark.slow
 def test_nothing_imports_upward() -> None:
     # gerund itself imports on use; its table of public names is pinned below.
     assert [problem for path in FILES if module_name(path) for problem in upward(path)] == []
@@ -92,7 +91,6 @@ def test_every_part_has_its_place() -> None:
     assert parts <= {*RANK, "data"}, "a new part of the package needs a row in tests/architecture_table.py"
 
 
-@pytest.mark.slow
 def test_files_and_functions_stay_small() -> None:
     assert [problem for path in FILES for problem in too_large(path)] == []
 

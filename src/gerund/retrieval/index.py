@@ -17,18 +17,8 @@ from gerund.retrieval.asking import GENERATE, Asked, Asking, Written, method_of,
 from gerund.retrieval.documents import Chunk, Chunking, Document
 from gerund.retrieval.extracted_answers import extractive_answer, is_relevant, no_answer
 from gerund.retrieval.indexing import Embed, IndexSummary, Writer, all_failed
-from gerund.retrieval.searching import (
-    MEASURES,
-    MODES,
-    Mode,
-    check_query,
-    found_by_both,
-    found_by_vectors,
-    found_by_words,
-    joined,
-    reranked,
-)
-from gerund.retrieval.store import About, Found, VectorStore, check_filter
+from gerund.retrieval.searching import MEASURES, MODES, Mode, check_query, joined, reranked, sides
+from gerund.retrieval.store import About, VectorStore, check_filter
 from gerund.spec import ModelSpec
 from gerund.types import Answer, Hit
 
@@ -276,18 +266,12 @@ class Index(Asking):
             raise DataError(f"{self.store.name}: there is no index yet; add documents first")
         asked = [[one, *(self.lm.expand(one, expand) if expand else [])] for one in checked]
         limit = max(k, rerank, fusion.DEPTH)
-        sides: list[tuple[list[Found], list[Found]]]
-        if mode == "words":
-            sides = [(found_by_words(self.store, one, limit, where), []) for one in asked]
-        else:
+        vectors_ND: Sequence[np.ndarray | None] = [None] * len(asked)
+        if mode != "words":
             encoded = self._demand_embedder().queries([text for one in asked for text in one])
             vectors_ND = np.split(encoded, np.cumsum([len(one) for one in asked])[:-1])
-            if mode == "vectors":
-                sides = [([], found_by_vectors(self.store, own_ND, limit, where)) for own_ND in vectors_ND]
-            else:
-                pairs = zip(asked, vectors_ND, strict=True)
-                sides = [found_by_both(self.store, one, own_ND, limit, where) for one, own_ND in pairs]
-        found = [joined(*pair, mode, weight) for pair in sides]
+        pairs = zip(asked, vectors_ND, strict=True)
+        found = [joined(*sides(self.store, *pair, mode, limit, where), mode, weight) for pair in pairs]
         if rerank:
             by = rerank_by or MEASURES[0]
             found = [reranked(one, hits, rerank, self.lm, by) for one, hits in zip(checked, found, strict=True)]

@@ -24,10 +24,11 @@ from typing import Any, Self
 
 import numpy as np
 
-from gerund.errors import DataError, GerundError, InputError, MissingDependencyError, ResourceError, one_line
+from gerund.errors import DataError, GerundError, InputError, MissingDependencyError
 from gerund.jobs.locks import give_back, take
 from gerund.quantization import RESCORED, quantize
 from gerund.retrieval.documents import BINARY, Chunk
+from gerund.retrieval.lance_errors import demand_place, refused, told
 from gerund.retrieval.lance_rows import (
     FIELDS,
     analysis,
@@ -44,7 +45,6 @@ from gerund.retrieval.store import (
     DocumentState,
     Found,
     Words,
-    bad_filter,
     cosines_with,
     nearest_bits,
     one_of_sources,
@@ -61,7 +61,6 @@ _PROBES = 50
 _SECONDS_TO_WAIT = 600
 # Readers of what was there before have so long to end.
 _KEPT = timedelta(hours=1)
-_CHARACTERS_OF_A_REASON = 200
 # LanceDB's own service has another interface, which lacks some of what is asked of a table here.
 _SERVICE = "db://"
 
@@ -95,7 +94,7 @@ class LanceStore:
         self._tables: dict[str, Any] = {}
         self._depth = 0
         if self._folder is not None:
-            _demand_place(self._folder)
+            demand_place(self._folder, f"{_POINTER}.lance")
         self._db: Any = None
 
     @property
@@ -135,7 +134,7 @@ class LanceStore:
         try:
             lock = take(self._folder, self.name, wait=_SECONDS_TO_WAIT)
         except OSError as error:
-            raise _refused(self.name, str(error.strerror or error)) from error
+            raise refused(self.name, str(error.strerror or error)) from error
         self._depth += 1
         try:
             yield
@@ -356,20 +355,11 @@ class LanceStore:
         except GerundError:
             raise
         except (OSError, RuntimeError, ValueError) as error:
-            raise self._sentence(error, where) from error
-
-    def _sentence(self, error: Exception, where: str | None) -> GerundError:
-        reason = _reason(error)
-        lower = str(error).lower()
-        if any(sign in lower for sign in ("no space left", "disk quota", "permission denied", "read-only file")):
-            return _refused(self.name, reason)
-        if where is not None and "not found" not in lower.split("lance")[0]:
-            return bad_filter(where, reason)
-        if self._generation is not None and self._was_migrated():
-            return InputError(f"{self.name} was migrated by another process meanwhile; open it again")
-        return ResourceError(f"{self.name}: {reason}")
+            raise told(error, self.name, where, self._was_migrated) from error
 
     def _was_migrated(self) -> bool:
+        if self._generation is None:
+            return False
         try:
             [name] = self._connected().open_table(_POINTER).to_arrow().column(_CURRENT).to_pylist()
         except (OSError, RuntimeError, ValueError):
@@ -379,38 +369,6 @@ class LanceStore:
 
 def _scored(rows: Any, score: str) -> list[Found]:
     return list(zip(chunks_in(rows), rows.column(score).to_pylist(), strict=True))
-
-
-def _demand_place(folder: Path) -> None:
-    """Refuse what is there and is no index."""
-    try:
-        if folder.exists() and not folder.is_dir():
-            raise DataError(f"{folder} is a file; an index is a folder")
-        names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-    except PermissionError as error:
-        raise _refused(str(folder), "permission denied") from error
-    # Of one whose making was interrupted there are tables and perhaps the lock.
-    strangers = sorted(name for name in names if not name.endswith(".lance") and name != "lock")
-    if strangers and f"{_POINTER}.lance" not in names:
-        raise DataError(
-            f"{folder} is no index: it holds {strangers[0]}; an index is a folder of its own, which "
-            f"gerund index PATHS -o my.index makes"
-        )
-
-
-def _refused(name: str, reason: str) -> GerundError:
-    full = any(sign in reason.lower() for sign in ("no space left", "quota"))
-    if full:
-        return ResourceError(f"{name} cannot be written: {reason}; what was stored before is kept")
-    return InputError(f"{name} cannot be read or written: {reason}")
-
-
-def _reason(error: Exception) -> str:
-    """Return what an error of LanceDB says to people: without its types, and the places in its code."""
-    text = str(error).split(", /")[0].split("\n")[0]
-    for start in ("lance error:", "External error:", "LanceError(IO):", "Invalid user input:", "Execution error:"):
-        text = text.replace(start, "")
-    return one_line(text.strip(" :,."), _CHARACTERS_OF_A_REASON) or type(error).__name__
 
 
 def _name_of(about: About) -> str:

@@ -44,6 +44,31 @@ def check_query(query: Any, what: str = "query") -> None:
         raise TextError(f"the {what} is empty")
 
 
+def sides(
+    store: VectorStore,
+    asked: Sequence[str],
+    asked_ND: np.ndarray | None,
+    mode: Mode,
+    limit: int,
+    where: str | None,
+) -> tuple[list[Found], list[Found]]:
+    """Return what words find and what vectors find, as far as a mode asks for it, to be joined.
+
+    Args:
+        store: where the chunks are.
+        asked: the query, and other ways to ask it; phrases are the query's alone.
+        asked_ND: a vector of each; None for words alone.
+        mode: what is asked.
+        limit: how many at most of either.
+        where: a filter.
+    """
+    if asked_ND is None or mode == "words":
+        return found_by_words(store, asked, limit, where), []
+    if mode == "vectors":
+        return [], found_by_vectors(store, asked_ND, limit, where)
+    return found_by_both(store, asked, asked_ND, limit, where)
+
+
 def found_by_words(store: VectorStore, asked: Sequence[str], limit: int, where: str | None) -> list[Found]:
     """Return what BM25 finds for a query and other ways to ask it; phrases are the query's alone.
 
