@@ -230,36 +230,38 @@ def _streamed(
     options: Any, lm: Any, servers: list[Served], base: str, chats: int = _CHATS
 ) -> tuple[list[Row], list[str]]:
     """Compare what servers write with what the library writes, then measure; return rows and what was compared."""
-    texts = demo_texts(chats)
+    # A text of its own for every chat and round: servers keep what they read of a prompt for the next like it.
+    loads = {1: chats, 8: 2 * _CHATS}
+    texts = demo_texts(chats + options.rounds * sum(loads.values()))
     expected = [lm.chat([{"role": "user", "content": text}], options.tokens)[0] for text in texts]
-    written = [one.usage.completion_tokens for one in expected]
     rows: list[Row] = []
     alike, failed = {}, []
     for own in list(servers):
         try:
-            found = asyncio.run(in_turn(own, 1, _chats(own, texts, options.tokens)))
+            found = asyncio.run(in_turn(own, 1, _chats(own, texts[:chats], options.tokens)))
         except httpx.HTTPError as error:
             servers.remove(own)
             failed.append(f"{own.name} is left out: it answers a streamed chat by {type(error).__name__}")
             continue
-        alike[own.name] = sum(text == one.text for (text, _), one in zip(found, expected, strict=True))
-    if alike[OURS] < len(texts):
-        raise harness.NotTheSame(f"{OURS}: {alike[OURS]} of {len(texts)} texts are the library's")
-    for clients in (1, 8):
-        count = len(texts) if clients == 1 else 2 * _CHATS
-        load = [texts[number % len(texts)] for number in range(count)]
+        alike[own.name] = sum(text == one.text for (text, _), one in zip(found, expected[:chats], strict=True))
+    if alike[OURS] < chats:
+        raise harness.NotTheSame(f"{OURS}: {alike[OURS]} of {chats} texts are the library's")
+    first = chats
+    for clients, count in loads.items():
+        parts = [slice(first + number * count, first + (number + 1) * count) for number in range(options.rounds)]
+        first = parts[-1].stop
 
-        def ask(own: Served, clients: int = clients, load: Sequence[str] = load) -> Awaitable[Any]:
-            return in_turn(own, clients, _chats(own, load, options.tokens))
+        def ask(own: Served, number: int, clients: int = clients, parts: Sequence[slice] = parts) -> Awaitable[Any]:
+            return in_turn(own, clients, _chats(own, texts[parts[number]], options.tokens))
 
         rounds, gaps = _alternated(servers, options.rounds, ask)
-        tokens = sum(written[number % len(texts)] for number in range(count))
+        tokens = [sum(one.usage.completion_tokens for one in expected[part]) for part in parts]
         for row in rounds.rows(base, clients=clients):
             name = str(row["system"])
-            rate = median_of([tokens / one.cpu for one in rounds.spent[name]])
+            rate = median_of([own / one.cpu for own, one in zip(tokens, rounds.spent[name], strict=True)])
             waits = [gap for _, own in gaps[name] for gap in own]
             rows.append({**row, "rate": rate, "gap": 1000 * float(np.median(waits)) if waits else None})
-    same = "; ".join(f"{name} {count} of {len(texts)}" for name, count in alike.items())
+    same = "; ".join(f"{name} {count} of {chats}" for name, count in alike.items())
     return rows, [f"texts equal to the library's: {same}", *failed]
 
 
@@ -273,7 +275,8 @@ def _chat_table(
     )  # fmt: skip
     caption = (
         f"Streamed greedy chats of {options.tokens} tokens, {model}, "
-        f"{chats} by one client and {2 * _CHATS} by eight; processor time of the server's process."
+        f"{chats} by one client and {2 * _CHATS} by eight, each with a text of its own; processor time of the server's "
+        "process."
     )
     return Table(id_, caption, columns, rows, checks=checks)
 
@@ -283,14 +286,14 @@ def _chats(own: Served, texts: Sequence[str], tokens: int) -> list[Task]:
 
 
 def _alternated(
-    servers: Sequence[Served], rounds: int, load: Callable[[Served], Awaitable[Any]]
+    servers: Sequence[Served], rounds: int, load: Callable[[Served, int], Awaitable[Any]]
 ) -> tuple[Rounds, dict[str, list[Any]]]:
     """Load servers in turn, in reversed order every second round; return what they spent and what was found."""
     spent: dict[str, list[Spent]] = {own.name: [] for own in servers}
     found: dict[str, list[Any]] = {own.name: [] for own in servers}
     for number in range(rounds):
         for own in list(servers)[:: -1 if number % 2 else 1]:
-            seconds, answers = own.spend(load)
+            seconds, answers = own.spend(lambda own, number=number: load(own, number))
             spent[own.name].append(seconds)
             found[own.name] += answers
     return Rounds(spent), found
@@ -314,7 +317,7 @@ def embeddings(options: Any, folder: Path, lm: Any) -> list[Table]:
         check = harness.require("largest difference of the vectors", difference, 1e-4)
         for name, texts in sets.items():
 
-            def load(own: Served, texts: Sequence[str] = texts) -> Awaitable[Any]:
+            def load(own: Served, _: int, texts: Sequence[str] = texts) -> Awaitable[Any]:
                 return in_turn(own, options.clients, _embeds(own, texts))
 
             rounds, _ = _alternated(servers, options.rounds, load)

@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers import LogitsProcessor, PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteria
 
 from gerund.errors import GerundError
+from gerund.inference.generate.compiled_step import ROWS
 from gerund.inference.generate.slots import MOST_ROWS_MORE, Slots, unfit
 from gerund.inference.generate.transformers_loop import transformers_loop
 from gerund.types import Promise
@@ -139,20 +140,19 @@ def check_compiled_batching(
         model: the language model.
         count: how many texts at a time.
         room: tokens of each.
-        filled: each step has all rows, empty ones included; without, as many as there are texts.
+        filled: rows go through a step by the same number always, empty ones included; without, one row goes alone.
     """
-    least = count if filled else 1
-    slots = Slots(model, count, room, at_least=least, compiled=True)
+    rows = min(ROWS, count)
+    slots = Slots(model, count, room, compiled=[rows] if filled else [1, rows])
     size = int(model.get_input_embeddings().weight.shape[0])
     try:
         with evaluating(model):
             slots.read(_tokens(3, size))
-            if not filled:
-                _warm(slots, size)
+            _warm(slots, size)
             steady = filled and _is_steady(slots, size)
     except Exception as error:  # whatever a compiler and what it calls raise
         return found.slots(model, count, room), replace(found, why=f"{found.why}; nothing was compiled ({error})")
-    own = replace(found, alone=False, at_least=least, multiple=1)
+    own = replace(found, alone=False, at_least=1, multiple=1)
     if found.promise == "none" or not steady:
         return slots, replace(own, promise="none", why="the step is compiled, and its texts are equal up to near ties")
     why = "verified at the start: a row's logits are bit-equal whatever rows are beside it, in a compiled step"
@@ -160,9 +160,9 @@ def check_compiled_batching(
 
 
 def _warm(slots: Slots, size: int) -> None:
-    """Have a step compiled for one row, which has kernels of its own, and for any number of them."""
+    """Have a step compiled for every number of rows that it is done with."""
     most = max(slots.room - 2, 1)
-    for rows in sorted({1, 2, slots.count - 1, slots.count} - {0}, reverse=True):
+    for rows in slots.compiled:
         for length in (min(3, most), most):
             slots.fill([length] * rows, 0)
             slots.step(_tokens(rows, size))

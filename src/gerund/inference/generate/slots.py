@@ -9,7 +9,7 @@ Knows: models, their caches, ``SideBySide``. Does not know: what is written, who
 import inspect
 import math
 import mmap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ from gerund.attention.masked import has_indexer, way_of
 from gerund.attention.ragged_batch import STEP, Rest, SideBySide
 from gerund.errors import ResourceError
 from gerund.inference.encode.positions import takes_positions
+from gerund.inference.generate import compiled_step
 from gerund.inference.generate.preallocated_cache import plain_layers
 from gerund.inference.generate.without_hooks import bare
 from gerund.models.encoder_decoder import is_encoder_decoder
@@ -67,7 +68,8 @@ class Slots:
         alone: as in ``SideBySide``.
         at_least: rows of a step at least, empty ones included: some kernels compute few rows another way than many.
         multiple: rows of a step are a multiple of this: some kernels compute the last rows another way than the others.
-        compiled: let torch compile the step, which it does in the first steps and keeps on the disk.
+        compiled: let torch compile the step, for each of these numbers of rows; a step with more rows is done in parts.
+            It is compiled when it is first done.
         shared: all layers have the same room: for trials of whether rows depend on each other, which need no text.
     """
 
@@ -80,14 +82,15 @@ class Slots:
         alone: bool = False,
         at_least: int = 1,
         multiple: int = 1,
-        compiled: bool = False,
+        compiled: Sequence[int] = (),
         shared: bool = False,
     ) -> None:
         self.model, self.count, self.room = model, count, room
-        self.compiled = compiled
+        self.compiled = sorted(compiled)
         self.alone, self.at_least, self.multiple = alone, at_least, multiple
         self.lengths: list[int] = []
-        whole = -(-room // STEP) * STEP
+        # Compiled code serves any number of keys but all that there is room for, so there is room for more.
+        whole = (-(-room // STEP) + bool(compiled)) * STEP
         # The last slot is read into; rows that only fill a step up have some of their own, where there are not enough.
         self._last = -(-count // MOST_ROWS_MORE) * MOST_ROWS_MORE
         layers = [_Layer(self._last + 1, whole) for _ in decoder_layers(model)]
@@ -99,7 +102,7 @@ class Slots:
         self._bare = bare(model)
         self._compiled: Callable[[Tensor, Tensor, SideBySide], Tensor] | None = None
         if compiled:
-            self._compiled = torch.compile(self._one_pass)
+            self._compiled = compiled_step.compiled(self._one_pass, self._device)
 
     @property
     def live(self) -> int:
@@ -148,17 +151,37 @@ class Slots:
     @torch.inference_mode()
     def step(self, tokens: Sequence[int]) -> Tensor:
         """Write one token into every row; return the logits of what comes next ``(rows, V)``."""
-        empty = max(self.at_least, -(-self.live // self.multiple) * self.multiple) - self.live
-        where = [*self.lengths, *[0] * empty]
+        logits = []
+        for first, rows in self._parts():
+            own = range(first, min(first + rows, self.live))
+            where = [*(self.lengths[row] for row in own), *[0] * (rows - len(own))]
+            ids = [*(tokens[row] for row in own), *[0] * (rows - len(own))]
+            logits.append(self._written(first, ids, where)[: len(own), -1])
+        self.lengths = [length + 1 for length in self.lengths]
+        return logits[0] if len(logits) == 1 else torch.cat(logits)
+
+    def _parts(self) -> Iterator[tuple[int, int]]:
+        """Yield the first row and the number of rows, empty ones included, of each part of a step."""
+        if not self.compiled:
+            yield 0, max(self.at_least, -(-self.live // self.multiple) * self.multiple)
+            return
+        first = 0
+        while (left := self.live - first) > 0:
+            rows = next((rows for rows in self.compiled if rows >= left), self.compiled[-1])
+            yield first, rows
+            first += rows
+
+    def _written(self, first: int, ids: Sequence[int], where: Sequence[int]) -> Tensor:
+        """Write tokens into the rows from one on, behind as many as they have; return the logits ``(rows, 1, V)``."""
         plan = SideBySide(len(self._layers), [place + 1 for place in where], alone=self.alone, device=self._device)
+        if self.compiled:
+            compiled_step.any_length(plan.real_B11W, 3)
         place_B = torch.tensor(where, device=self._device)
         for layer in self._writing.layers:
-            layer.expect(place_B, plan.width)
+            layer.expect(first, place_B, plan.real_B11W)
         with torch.autocast(self._device.type, enabled=False):
-            ids_B1 = torch.tensor([*tokens, *[0] * empty], device=self._device)[:, None]
-            logits = (self._compiled or self._one_pass)(ids_B1, place_B[:, None], plan)
-        self.lengths = [length + 1 for length in self.lengths]
-        return logits[: self.live, -1]
+            ids_B1 = torch.tensor(ids, device=self._device)[:, None]
+            return (self._compiled or self._one_pass)(ids_B1, place_B[:, None], plan)
 
     def _one_pass(self, ids_B1: Tensor, place_B1: Tensor, plan: SideBySide) -> Tensor:
         logits: Tensor = self._bare(
@@ -301,23 +324,30 @@ class _Prefilled(_Part):
 
 
 class _Writing(_Part):
-    """A layer while each row gets one token."""
+    """A layer while some rows get one token each."""
 
     place_B: Tensor
     row_B: Tensor
-    width = 0
+    real_B11W: Tensor
+    own: tuple[Tensor, Tensor]
 
-    def expect(self, place_B: Tensor, width: int) -> None:
-        """Say where in its slot the next token of each row goes, and how many keys are looked at."""
-        self.place_B, self.width = place_B, width
+    def expect(self, first: int, place_B: Tensor, real_B11W: Tensor) -> None:
+        """Say which is the first row, where in its slot each row's next token goes, and which keys are looked at."""
+        self.place_B, self.real_B11W = place_B, real_B11W
         self.row_B = torch.arange(len(place_B), device=place_B.device)
+        keys, values = (one[first : first + len(place_B)] for one in self.layer.both())
+        self.own = keys, values
+
+    @property
+    def width(self) -> int:
+        """How many keys of a row are looked at."""
+        return self.real_B11W.shape[-1]
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         """Put each row's keys and values ``(B, H, 1, D)`` in their place and return those of all of its tokens."""
-        both = self.layer.tensors(key_states, value_states)
-        for own, new in zip(both, (key_states, value_states), strict=True):
+        for own, new in zip(self.own, (key_states, value_states), strict=True):
             own[self.row_B, :, self.place_B] = new[:, :, 0]
-        keys, values = (own[: len(self.row_B), :, : self.width] for own in both)
+        keys, values = (own[:, :, : self.width] for own in self.own)
         return keys, values
 
     def get_seq_length(self) -> int:
