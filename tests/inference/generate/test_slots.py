@@ -10,7 +10,7 @@ import torch
 
 from gerund.attention.layer_pauses import pause, pausing
 from gerund.attention.ragged_batch import SideBySide
-from gerund.inference.generate import reproducibility
+from gerund.inference.generate import compiled_step, reproducibility
 from gerund.inference.generate.prefixes import BLOCK, Prefixes
 from gerund.inference.generate.reproducibility import check_batching
 from gerund.inference.generate.slots import Slots, unfit
@@ -268,7 +268,7 @@ def test_a_compiled_step_begins_with_free_slots_whatever_was_verified(
     steady: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, tokenizer = tiny("llama", vocab_size=300), byte_tokenizer()
-    monkeypatch.setattr(torch, "compile", lambda function: function)
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
     if not steady:  # as on a machine whose kernels compute some rows another way
         monkeypatch.setattr(torch, "equal", lambda *_: False)
     plain = reproducibility.Reproducibility(True, "same text under any load", "")
@@ -279,3 +279,45 @@ def test_a_compiled_step_begins_with_free_slots_whatever_was_verified(
     slots.read(prompt)
     slots.join(len(prompt))
     assert slots.step([5]).shape == (1, 300)
+
+
+@pytest.mark.parametrize("live", [1, 2, 3, 5, 6])
+def test_a_step_in_parts_writes_what_all_rows_at_once_do(live: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, passed = model_of("llama"), []
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    plain, parts = Slots(model, 6, 40), Slots(model, 6, 40, compiled=[1, 4])
+    for slots in (plain, parts):
+        for row in range(live):
+            slots.read([5 + row] * (3 + row))
+            slots.join(3 + row)
+    whole = Slots._one_pass
+    monkeypatch.setattr(
+        Slots, "_one_pass", lambda self, ids_B1, *more: passed.append(len(ids_B1)) or whole(self, ids_B1, *more)
+    )
+    parts._compiled = parts._one_pass
+    for token in (7, 8, 9):
+        passed.clear()
+        torch.testing.assert_close(parts.step([token] * live), plain.step([token] * live), atol=2e-4, rtol=1e-3)
+        assert passed[:-1] == {1: [1], 2: [4], 3: [4], 5: [4, 1], 6: [4, 4]}[live]
+    assert parts.lengths == plain.lengths
+
+
+@pytest.mark.slow
+def test_code_is_compiled_once_for_each_number_of_rows_and_writes_what_the_plain_step_does() -> None:
+    from torch._dynamo.utils import counters
+
+    torch._dynamo.reset()
+    counters.clear()
+    model, room = model_of("llama"), 64
+    plain, quick = Slots(model, 6, room), Slots(model, 6, room, compiled=[1, 4])
+    with torch.inference_mode(), compiled_step.quiet_compiler():
+        for live, length in ((1, 3), (4, 3), (6, 20), (5, 62), (1, 62)):
+            found = []
+            for slots in (plain, quick):
+                slots.lengths = []
+                for row in range(live):
+                    slots.read([5 + row] * length)
+                    slots.join(length)
+                found.append(slots.step(list(range(5, 5 + live))))
+            torch.testing.assert_close(*found, atol=2e-4, rtol=1e-3)
+    assert counters["stats"]["unique_graphs"] == 2

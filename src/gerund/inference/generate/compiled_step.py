@@ -9,7 +9,9 @@ compiling cannot be kept on the disk.
 Knows: inductor's settings. Does not know: models, texts.
 """
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import ParamSpec
 
 import torch
@@ -36,11 +38,12 @@ def compiled(step: Callable[_P, Tensor], device: torch.device) -> Callable[_P, T
         step: what is to be compiled.
         device: where it computes.
     """
-    # Not dynamic: other sizes are other code, but for those that ``any_length`` was said of.
-    made: Callable[_P, Tensor] = torch.compile(step, dynamic=False)
+    with quiet_compiler():
+        # Not dynamic: other sizes are other code, but for those that ``any_length`` was said of.
+        made: Callable[_P, Tensor] = torch.compile(step, dynamic=False)
+        from torch._inductor import config
     if device.type != "cpu":
         return made
-    from torch._inductor import config
 
     def with_kernels(*args: _P.args, **kwargs: _P.kwargs) -> Tensor:
         # The setting counts while torch compiles, whenever it decides to.
@@ -48,6 +51,15 @@ def compiled(step: Callable[_P, Tensor], device: torch.device) -> Callable[_P, T
             return made(*args, **kwargs)
 
     return with_kernels
+
+
+@contextmanager
+def quiet_compiler() -> Iterator[None]:
+    """Leave out the warnings of what torch's compiler itself imports and calls, which nobody here can heed."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", category=DeprecationWarning)
+        warnings.filterwarnings("ignore", "TypedStorage is deprecated")
+        yield
 
 
 def any_length(tensor: Tensor, dim: int) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import LogitsProcessor, PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteria
 
 from gerund.errors import GerundError
-from gerund.inference.generate.compiled_step import ROWS
+from gerund.inference.generate.compiled_step import ROWS, quiet_compiler
 from gerund.inference.generate.slots import MOST_ROWS_MORE, Slots, unfit
 from gerund.inference.generate.transformers_loop import transformers_loop
 from gerund.types import Promise
@@ -146,7 +146,7 @@ def check_compiled_batching(
     slots = Slots(model, count, room, compiled=[rows] if filled else [1, rows])
     size = int(model.get_input_embeddings().weight.shape[0])
     try:
-        with evaluating(model):
+        with evaluating(model), quiet_compiler():
             slots.read(_tokens(3, size))
             _warm(slots, size)
             steady = filled and _is_steady(slots, size)
