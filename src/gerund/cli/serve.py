@@ -64,7 +64,13 @@ def command(
     exact: Annotated[
         bool, _option("Write one text at a time, bit-equal to gerund generate on every machine.", "--exact")
     ] = False,
-    compile: Annotated[bool, _option("Compile the decode step: writing is faster, the start takes a minute or two, and more memory is used.", "--compile")] = False,
+    compile: Annotated[
+        bool,
+        _option(
+            "Compile the decode step: writing is faster, the start takes a minute or two, and more memory is used.",
+            "--compile",
+        ),
+    ] = False,
     reproducible: Annotated[
         bool | None,
         _option(

@@ -71,7 +71,7 @@ def prepare(lm: TextEncoder, config: EngineConfig, counts: "Counter[str]", *, ve
         tokens = _PREFIX_TOKENS if found.recalls else 0
     prefixes = Prefixes(tokens, LEAST_READ) if tokens else None
     if config.compile:
-        slots, found = check_compiled_batching(found, lm.model, config.slots, room, filled=config.reproducible)
+        slots, found = check_compiled_batching(found, lm.model, config.slots, room)
     else:
         slots = found.slots(lm.model, config.slots, room)
     writers = Writers(slots, prefixes)

@@ -285,7 +285,7 @@ def test_a_compiled_step_begins_with_free_slots_whatever_was_verified(
 def test_a_step_in_parts_writes_what_all_rows_at_once_do(live: int, monkeypatch: pytest.MonkeyPatch) -> None:
     model, passed = model_of("llama"), []
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
-    plain, parts = Slots(model, 6, 40), Slots(model, 6, 40, compiled=[1, 4])
+    plain, parts = Slots(model, 6, 40), Slots(model, 6, 40, compiled=4)
     for slots in (plain, parts):
         for row in range(live):
             slots.read([5 + row] * (3 + row))
@@ -298,18 +298,18 @@ def test_a_step_in_parts_writes_what_all_rows_at_once_do(live: int, monkeypatch:
     for token in (7, 8, 9):
         passed.clear()
         torch.testing.assert_close(parts.step([token] * live), plain.step([token] * live), atol=2e-4, rtol=1e-3)
-        assert passed[:-1] == {1: [1], 2: [4], 3: [4], 5: [4, 1], 6: [4, 4]}[live]
+        assert passed[:-1] == [4] * (1 + (live > 4))
     assert parts.lengths == plain.lengths
 
 
 @pytest.mark.slow
-def test_code_is_compiled_once_for_each_number_of_rows_and_writes_what_the_plain_step_does() -> None:
+def test_code_is_compiled_once_for_all_lengths_and_numbers_of_rows_and_writes_what_the_plain_step_does() -> None:
     from torch._dynamo.utils import counters
 
     torch._dynamo.reset()
     counters.clear()
     model, room = model_of("llama"), 64
-    plain, quick = Slots(model, 6, room), Slots(model, 6, room, compiled=[1, 4])
+    plain, quick = Slots(model, 6, room), Slots(model, 6, room, compiled=4)
     with torch.inference_mode(), compiled_step.quiet_compiler():
         for live, length in ((1, 3), (4, 3), (6, 20), (5, 62), (1, 62)):
             found = []
@@ -320,4 +320,4 @@ def test_code_is_compiled_once_for_each_number_of_rows_and_writes_what_the_plain
                     slots.join(length)
                 found.append(slots.step(list(range(5, 5 + live))))
             torch.testing.assert_close(*found, atol=2e-4, rtol=1e-3)
-    assert counters["stats"]["unique_graphs"] == 2
+    assert counters["stats"]["unique_graphs"] == 1

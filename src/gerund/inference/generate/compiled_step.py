@@ -17,9 +17,7 @@ from typing import ParamSpec
 import torch
 from torch import Tensor
 
-ROWS = 4
-"""Rows that go through a compiled step together; more go in turn."""
-
+_ROWS_OF_A_CPU = 4
 _MAKES_KERNELS = {
     "freezing": True,
     "max_autotune": True,
@@ -29,6 +27,16 @@ _MAKES_KERNELS = {
     "max_autotune_report_choices_stats": False,
 }
 _P = ParamSpec("_P")
+
+
+def rows_together(device: torch.device, count: int) -> int:
+    """Return how many rows go through a compiled step together; more go in turn.
+
+    Args:
+        device: where it computes.
+        count: how many there are at most.
+    """
+    return min(count, _ROWS_OF_A_CPU) if device.type == "cpu" else count
 
 
 def compiled(step: Callable[_P, Tensor], device: torch.device) -> Callable[_P, Tensor]:

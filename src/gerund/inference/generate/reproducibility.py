@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import LogitsProcessor, PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteria
 
 from gerund.errors import GerundError
-from gerund.inference.generate.compiled_step import ROWS, quiet_compiler
+from gerund.inference.generate.compiled_step import quiet_compiler, rows_together
 from gerund.inference.generate.slots import MOST_ROWS_MORE, Slots, unfit
 from gerund.inference.generate.transformers_loop import transformers_loop
 from gerund.types import Promise
@@ -131,7 +131,7 @@ def _tried(
 
 
 def check_compiled_batching(
-    found: Reproducibility, model: PreTrainedModel, count: int, room: int, *, filled: bool = True
+    found: Reproducibility, model: PreTrainedModel, count: int, room: int
 ) -> tuple[Slots, Reproducibility]:
     """Return slots with a compiled step, warm, and what can be promised of it; plain ones where nothing is compiled.
 
@@ -140,16 +140,14 @@ def check_compiled_batching(
         model: the language model.
         count: how many texts at a time.
         room: tokens of each.
-        filled: rows go through a step by the same number always, empty ones included; without, one row goes alone.
     """
-    rows = min(ROWS, count)
-    slots = Slots(model, count, room, compiled=[rows] if filled else [1, rows])
-    size = int(model.get_input_embeddings().weight.shape[0])
+    words = model.get_input_embeddings().weight
+    slots = Slots(model, count, room, compiled=rows_together(words.device, count))
+    size = int(words.shape[0])
     try:
         with evaluating(model), quiet_compiler():
             slots.read(_tokens(3, size))
-            _warm(slots, size)
-            steady = filled and _is_steady(slots, size)
+            steady = _is_steady(slots, size)
     except Exception as error:  # whatever a compiler and what it calls raise
         return found.slots(model, count, room), replace(found, why=f"{found.why}; nothing was compiled ({error})")
     own = replace(found, alone=False, at_least=1, multiple=1)
@@ -157,16 +155,6 @@ def check_compiled_batching(
         return slots, replace(own, promise="none", why="the step is compiled, and its texts are equal up to near ties")
     why = "verified at the start: a row's logits are bit-equal whatever rows are beside it, in a compiled step"
     return slots, replace(own, promise="same text under any load", why=why)
-
-
-def _warm(slots: Slots, size: int) -> None:
-    """Have a step compiled for every number of rows that it is done with."""
-    most = max(slots.room - 2, 1)
-    for rows in slots.compiled:
-        for length in (min(3, most), most):
-            slots.fill([length] * rows, 0)
-            slots.step(_tokens(rows, size))
-    slots.lengths = []
 
 
 def _has_experts(model: PreTrainedModel) -> bool:

@@ -9,7 +9,7 @@ Knows: models, their caches, ``SideBySide``. Does not know: what is written, who
 import inspect
 import math
 import mmap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -68,8 +68,8 @@ class Slots:
         alone: as in ``SideBySide``.
         at_least: rows of a step at least, empty ones included: some kernels compute few rows another way than many.
         multiple: rows of a step are a multiple of this: some kernels compute the last rows another way than the others.
-        compiled: let torch compile the step, for each of these numbers of rows; a step with more rows is done in parts.
-            It is compiled when it is first done.
+        compiled: let torch compile the step for so many rows, when it is first done; a step with more is done in parts.
+            0 leaves it as it is.
         shared: all layers have the same room: for trials of whether rows depend on each other, which need no text.
     """
 
@@ -82,11 +82,11 @@ class Slots:
         alone: bool = False,
         at_least: int = 1,
         multiple: int = 1,
-        compiled: Sequence[int] = (),
+        compiled: int = 0,
         shared: bool = False,
     ) -> None:
         self.model, self.count, self.room = model, count, room
-        self.compiled = sorted(compiled)
+        self.compiled = compiled
         self.alone, self.at_least, self.multiple = alone, at_least, multiple
         self.lengths: list[int] = []
         # Compiled code serves any number of keys but all that there is room for, so there is room for more.
@@ -151,25 +151,16 @@ class Slots:
     @torch.inference_mode()
     def step(self, tokens: Sequence[int]) -> Tensor:
         """Write one token into every row; return the logits of what comes next ``(rows, V)``."""
+        rows = self.compiled or max(self.at_least, -(-self.live // self.multiple) * self.multiple)
         logits = []
-        for first, rows in self._parts():
+        for first in range(0, self.live, rows):
             own = range(first, min(first + rows, self.live))
-            where = [*(self.lengths[row] for row in own), *[0] * (rows - len(own))]
-            ids = [*(tokens[row] for row in own), *[0] * (rows - len(own))]
+            empty = [0] * (rows - len(own))
+            where = [*(self.lengths[row] for row in own), *empty]
+            ids = [*(tokens[row] for row in own), *empty]
             logits.append(self._written(first, ids, where)[: len(own), -1])
         self.lengths = [length + 1 for length in self.lengths]
         return logits[0] if len(logits) == 1 else torch.cat(logits)
-
-    def _parts(self) -> Iterator[tuple[int, int]]:
-        """Yield the first row and the number of rows, empty ones included, of each part of a step."""
-        if not self.compiled:
-            yield 0, max(self.at_least, -(-self.live // self.multiple) * self.multiple)
-            return
-        first = 0
-        while (left := self.live - first) > 0:
-            rows = next((rows for rows in self.compiled if rows >= left), self.compiled[-1])
-            yield first, rows
-            first += rows
 
     def _written(self, first: int, ids: Sequence[int], where: Sequence[int]) -> Tensor:
         """Write tokens into the rows from one on, behind as many as they have; return the logits ``(rows, 1, V)``."""
