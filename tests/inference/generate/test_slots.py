@@ -321,3 +321,21 @@ def test_code_is_compiled_once_for_all_lengths_and_numbers_of_rows_and_writes_wh
                 found.append(slots.step(list(range(5, 5 + live))))
             torch.testing.assert_close(*found, atol=2e-4, rtol=1e-3)
     assert counters["stats"]["unique_graphs"] == 1
+
+
+@pytest.mark.slow
+def test_a_compiled_step_follows_weights_that_are_changed_in_place() -> None:
+    model = model_of("llama")
+    made = [Slots(model, 2, 64), Slots(model, 2, 64, compiled=2)]
+    with compiled_step.quiet_compiler():
+        for _ in range(2):
+            found = []
+            for slots in made:
+                slots.lengths = []
+                slots.read([5, 6, 7])
+                slots.join(3)
+                found.append(slots.step([8]))
+            torch.testing.assert_close(*found, atol=2e-4, rtol=1e-3)
+            with torch.no_grad():
+                for weight in model.parameters():
+                    weight.mul_(1.1)

@@ -12,10 +12,13 @@ Knows: inductor's settings. Does not know: models, texts.
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import count as counted
+from types import FunctionType, MethodType
 from typing import ParamSpec
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils.weak import WeakIdKeyDictionary
 
 _ROWS_OF_A_CPU = 4
 _MAKES_KERNELS = {
@@ -27,6 +30,9 @@ _MAKES_KERNELS = {
     "max_autotune_report_choices_stats": False,
 }
 _P = ParamSpec("_P")
+_numbers = counted()
+# By the first weight of a model, its weights' version and the function that torch has compiled for them.
+_functions = WeakIdKeyDictionary()
 
 
 def rows_together(device: torch.device, count: int) -> int:
@@ -39,26 +45,49 @@ def rows_together(device: torch.device, count: int) -> int:
     return min(count, _ROWS_OF_A_CPU) if device.type == "cpu" else count
 
 
-def compiled(step: Callable[_P, Tensor], device: torch.device) -> Callable[_P, Tensor]:
+def compiled(step: Callable[_P, Tensor], model: nn.Module) -> Callable[_P, Tensor]:
     """Return a function that torch compiles when it is called; it is called without gradients.
 
+    Weights that are changed in place between two calls have it compiled anew: the code of a CPU holds their values.
+
     Args:
-        step: what is to be compiled.
-        device: where it computes.
+        step: a method that is to be compiled.
+        model: what computes in it.
     """
+    weights = [one for one in (*model.parameters(), *model.buffers()) if not one.is_inference()]
+    if not weights or weights[0].device.type != "cpu":
+        with quiet_compiler():
+            return torch.compile(step, dynamic=False)
     with quiet_compiler():
-        # Not dynamic: other sizes are other code, but for those that ``any_length`` was said of.
-        made: Callable[_P, Tensor] = torch.compile(step, dynamic=False)
         from torch._inductor import config
-    if device.type != "cpu":
-        return made
+    made, known = step, -1
 
     def with_kernels(*args: _P.args, **kwargs: _P.kwargs) -> Tensor:
+        nonlocal made, known
+        version = sum(one._version for one in weights)
+        if version != known:
+            made, known = _made(step, weights[0], version), version
         # The setting counts while torch compiles, whenever it decides to.
         with config.patch(_MAKES_KERNELS):
             return made(*args, **kwargs)
 
     return with_kernels
+
+
+def _made(step: Callable[_P, Tensor], weight: Tensor, version: int) -> Callable[_P, Tensor]:
+    """Return a step that torch compiles, unless it has for the same weights as they are now."""
+    assert isinstance(step, MethodType)
+    before = _functions.get(weight)
+    if before is None or before[0] != version:
+        # Torch keeps what it compiles with the code of a function, and does not look whether weights are the same.
+        function, name = step.__func__, f"{step.__func__.__name__}_{next(_numbers)}"
+        code = function.__code__.replace(co_name=name)
+        own = FunctionType(code, function.__globals__, name, function.__defaults__, function.__closure__)
+        before = _functions[weight] = version, own
+    with quiet_compiler():
+        # Not dynamic: other sizes are other code, but for those that ``any_length`` was said of.
+        made: Callable[_P, Tensor] = torch.compile(MethodType(before[1], step.__self__), dynamic=False)
+    return made
 
 
 @contextmanager

@@ -102,7 +102,7 @@ class Slots:
         self._bare = bare(model)
         self._compiled: Callable[[Tensor, Tensor, SideBySide], Tensor] | None = None
         if compiled:
-            self._compiled = compiled_step.compiled(self._one_pass, self._device)
+            self._compiled = compiled_step.compiled(self._one_pass, self._bare)
 
     @property
     def live(self) -> int:
