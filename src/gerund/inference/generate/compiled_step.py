@@ -3,8 +3,8 @@
 A step is a product of few rows with every weight of the model, which takes as long as reading the weights at best. On a
 CPU torch's usual kernels are far from that beyond one row: four take four times as long as one. The kernels that
 inductor makes out of its template do it in 1.5 times, as long as the rows fit the registers, which eight do not. They
-need weights that are constants of the compiled code, in an order of their own: so the weights are held once more, and
-compiling cannot be kept on the disk.
+need weights that are constants of the compiled code, in orders of their own: so the weights are held twice more, and
+what is compiled cannot be kept on the disk.
 
 Knows: inductor's settings. Does not know: models, texts.
 """
