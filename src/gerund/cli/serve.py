@@ -163,7 +163,8 @@ def _serve(spec: "ModelSpec", settings: "ServerConfig", keys: list[str]) -> None
     logs.set_up(settings.log)
     with listen(settings.host, settings.port) as listening:
         where = address_of(listening)
-        typer.echo(f"gerund: listening on {where}; loading the model ...")
+        compiling = ", then compiling its step, which may take a minute" if settings.compile else ""
+        typer.echo(f"gerund: listening on {where}; loading the model{compiling} ...")
 
         def announce(card: dict[str, Any]) -> None:
             typer.echo(welcome(where, card, has_key=bool(keys), workers=settings.workers))
