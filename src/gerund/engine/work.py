@@ -31,7 +31,7 @@ class EngineConfig:
             it changes last bits, nothing is promised any more.
         exact: write each text alone, through transformers' own loop: bit-equal to ``generate`` always, without gain.
         compile: compile the decode step, at every start anew; texts are equal up to near ties. On a CPU the weights
-            are held up to three times then.
+            are held about three times then.
         reproducible: fill each step up with empty rows where that makes a text the same whatever is written beside it.
             Without, a step that is not compiled has as many rows as there are texts: quicker for few of them, and
             nothing is promised.

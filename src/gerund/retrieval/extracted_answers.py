@@ -63,8 +63,8 @@ def coverage(question: str, hits: Sequence[Hit], language: str) -> float:
 def is_relevant(question: str, hits: Sequence[Hit], language: str) -> bool:
     """Whether anything that was found is about a question at all.
 
-    Scores of a search compare hits of one query, and say nothing of that. So it is judged
-    by the question's words: one chunk must have more than a third of those that are no stop words.
+    Scores of a search compare hits of one query, and say nothing of that. So it is judged by the question's words: one
+    chunk must have more than a third of those that are no stop words.
     """
     return coverage(question, hits, language) >= COVERAGE
 

@@ -63,13 +63,13 @@ def sides(
         where: a filter.
     """
     if asked_ND is None or mode == "words":
-        return found_by_words(store, asked, limit, where), []
+        return _found_by_words(store, asked, limit, where), []
     if mode == "vectors":
-        return [], found_by_vectors(store, asked_ND, limit, where)
+        return [], _found_by_vectors(store, asked_ND, limit, where)
     return found_by_both(store, asked, asked_ND, limit, where)
 
 
-def found_by_words(store: VectorStore, asked: Sequence[str], limit: int, where: str | None) -> list[Found]:
+def _found_by_words(store: VectorStore, asked: Sequence[str], limit: int, where: str | None) -> list[Found]:
     """Return what BM25 finds for a query and other ways to ask it; phrases are the query's alone.
 
     Args:
@@ -81,7 +81,7 @@ def found_by_words(store: VectorStore, asked: Sequence[str], limit: int, where: 
     return store.words(_words_of(asked), limit, where)
 
 
-def found_by_vectors(store: VectorStore, asked_ND: np.ndarray, limit: int, where: str | None) -> list[Found]:
+def _found_by_vectors(store: VectorStore, asked_ND: np.ndarray, limit: int, where: str | None) -> list[Found]:
     """Return the chunks that are nearest to the mean of vectors; none where that is zero.
 
     Args:
@@ -106,9 +106,9 @@ def found_by_both(
         limit: how many at most of either.
         where: a filter.
     """
-    vectors = with_phrases(store, asked[0], found_by_vectors(store, asked_ND, limit, where), where)
+    vectors = with_phrases(store, asked[0], _found_by_vectors(store, asked_ND, limit, where), where)
     if not vectors:
-        return found_by_words(store, asked, limit, where), []
+        return _found_by_words(store, asked, limit, where), []
     words, cosines = store.words_with_cosines(_words_of(asked), _mean_of(asked_ND), limit, where)
     known = {chunk.id for chunk, _ in vectors}
     vectors += [(chunk, own) for (chunk, _), own in zip(words, cosines, strict=True) if chunk.id not in known]

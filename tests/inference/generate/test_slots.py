@@ -284,7 +284,6 @@ def test_a_compiled_step_begins_with_free_slots_whatever_was_verified(
 @pytest.mark.parametrize("live", [1, 2, 3, 5, 6])
 def test_a_step_in_parts_writes_what_all_rows_at_once_do(live: int, monkeypatch: pytest.MonkeyPatch) -> None:
     model, passed = model_of("llama"), []
-    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
     plain, parts = Slots(model, 6, 40), Slots(model, 6, 40, compiled=4)
     for slots in (plain, parts):
         for row in range(live):

@@ -56,8 +56,7 @@ def compiled(step: Callable[_P, Tensor], model: nn.Module) -> Callable[_P, Tenso
     """
     weights = [one for one in (*model.parameters(), *model.buffers()) if not one.is_inference()]
     if not weights or weights[0].device.type != "cpu":
-        with quiet_compiler():
-            return torch.compile(step, dynamic=False)
+        return _compiled_by_torch(step)
     with quiet_compiler():
         from torch._inductor import config
     made, known = step, -1
@@ -84,9 +83,13 @@ def _made(step: Callable[_P, Tensor], weight: Tensor, version: int) -> Callable[
         code = function.__code__.replace(co_name=name)
         own = FunctionType(code, function.__globals__, name, function.__defaults__, function.__closure__)
         before = _functions[weight] = version, own
+    return _compiled_by_torch(MethodType(before[1], step.__self__))
+
+
+def _compiled_by_torch(step: Callable[_P, Tensor]) -> Callable[_P, Tensor]:
     with quiet_compiler():
         # Not dynamic: other sizes are other code, but for those that ``any_length`` was said of.
-        made: Callable[_P, Tensor] = torch.compile(MethodType(before[1], step.__self__), dynamic=False)
+        made: Callable[_P, Tensor] = torch.compile(step, dynamic=False)
     return made
 
 
