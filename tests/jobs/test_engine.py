@@ -1,6 +1,8 @@
 """Shards are worked on in this process or in several, and a killed process ends in a sentence."""
 
 import os
+import platform
+import resource
 import signal
 import subprocess
 import sys
@@ -13,7 +15,7 @@ import pytest
 
 from gerund.errors import ConfigError, ResourceError
 from gerund.jobs.engine import LocalEngine, StatefulWork, cores, mapped
-from tests.jobs.shard_work import killed_once, killed_or_busy_once, square
+from tests.jobs.shard_work import killed_once, killed_or_busy_once, pages_taken, square
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -38,6 +40,14 @@ def test_one_worker_or_one_shard_needs_no_process():
     assert {pid for _, pid in mapped(LocalEngine(1), where, range(3))} == {os.getpid()}
     assert [pid for _, pid in mapped(LocalEngine(2), where, [1])] == [os.getpid()]
     assert list(mapped(LocalEngine(2), where, [])) == []
+
+
+def test_a_process_for_the_work_alone_keeps_its_memory():
+    for _, (pid, frozen, pages) in mapped(LocalEngine(2), pages_taken, range(4)):
+        assert pid != os.getpid()
+        assert frozen > 1000
+        if sys.platform == "linux" and platform.libc_ver()[0] == "glibc":
+            assert pages < 5 * 2**18 * 8 / resource.getpagesize()  # 20 times as many where each array is new memory
 
 
 def test_few_shards_are_read_ahead():

@@ -7,6 +7,7 @@ may be worked on twice and a worker be killed at any time: another one makes the
 Knows: the contract, processes of this machine. Does not know: what a shard is, which parts there are, Ray.
 """
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -23,6 +24,8 @@ from multiprocessing import connection
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
+import numpy as np
+
 from gerund.errors import ConfigError, ResourceError
 
 Shard = TypeVar("Shard")
@@ -36,6 +39,9 @@ LOOK_SECONDS = 1.0
 """How long a result is waited for before it is seen whether a process ended."""
 
 MOST_WORKERS = 100_000
+
+# Bytes; the largest block by which glibc moves that bound is 32 MiB with what it notes of it.
+_LARGE_BLOCK = 2**25 - 2**16
 
 
 @dataclass(frozen=True)
@@ -113,6 +119,18 @@ def is_alone(engine: JobEngine) -> bool:
 def opened(work: Work[Shard, Facts]) -> Callable[[Shard], Facts]:
     """Return what works on a shard, after making what is to be held."""
     return work.make() if isinstance(work, StatefulWork) else work
+
+
+def opened_for_good(work: Work[Shard, Facts]) -> Callable[[Shard], Facts]:
+    """Return the same in a process that is there for this work alone, and set that process up for it."""
+    function = opened(work)
+    # Modules and models stay: no collection has to look at them again.
+    gc.collect()
+    gc.freeze()
+    # The C library gives large blocks back to the system at once, and takes them anew page by page for every array,
+    # until a block as large as this was freed.
+    np.empty(_LARGE_BLOCK, np.uint8)
+    return function
 
 
 class LocalEngine:
@@ -318,7 +336,7 @@ def _work(shard: Any) -> Any:
     global _function  # noqa: PLW0603
     if _function is None:
         assert _opening is not None
-        _function = opened(_opening)
+        _function = opened_for_good(_opening)
     return _function(shard)
 
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Generic
 
 from gerund.errors import ConfigError, GerundError, MissingDependencyError, ResourceError
-from gerund.jobs.engine import ATTEMPTS, Facts, Shard, StatefulWork, Work, WorkerPool, checked_workers, opened
+from gerund.jobs.engine import ATTEMPTS, Facts, Shard, StatefulWork, Work, WorkerPool, checked_workers, opened_for_good
 from gerund.jobs.shared_folder import SharedFolderCheck, shared_folder_check
 
 LOCAL = "local"
@@ -87,7 +87,7 @@ class _Worker:
         """Check the machine, and make what is to be held."""
         try:
             self.folder_check.check()
-            self.function = opened(self.work)
+            self.function = opened_for_good(self.work)
         except GerundError as error:
             return error
         return None

@@ -1,6 +1,7 @@
 """Whole corpora: the same bytes for any number of processes and interruptions, full disks."""
 
 import errno
+import gc
 import gzip
 import json
 import lzma
@@ -44,6 +45,17 @@ def stopped_after(monkeypatch, count, error=KeyboardInterrupt):
 
 
 class TestOutput:
+    @pytest.mark.parametrize("collects", [True, False])
+    def test_the_collector_is_as_it_was(self, corpus, output, collects):
+        was = gc.isenabled()
+        (gc.enable if collects else gc.disable)()
+        try:
+            run(corpus, output)
+            found = gc.isenabled()
+        finally:
+            (gc.enable if was else gc.disable)()
+        assert found == collects
+
     def test_rows(self, corpus, output):
         mined = run(corpus, output)
         found = rows(output)

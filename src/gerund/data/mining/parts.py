@@ -5,11 +5,13 @@ This is what runs in the processes of a job. What it makes depends on the shard 
 Knows: records, pairs, the columns of a part. Does not know: processes, which parts there are.
 """
 
+import gc
 import hashlib
 import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -95,13 +97,31 @@ def make_part(work: Work, shard: Shard) -> Facts | None:
     Raises:
         ResourceError: the disk is full.
     """
-    errors: list[BadDocument] = []
     loaded = shard.loaded()
     if loaded is None:
         return None
+    with _uncollected():
+        return _made(work, loaded)
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Do without the search for reference cycles: a shard makes many small objects and no cycles among them."""
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def _made(work: Work, shard: Shard) -> Facts:
+    errors: list[BadDocument] = []
     counts: Counter[str] = Counter(size=shard.size)
     columns: dict[str, list[Any]] = {name: [] for name in (*COLUMNS, *KEYS)}
-    for batch in _batches(_prepared(loaded, work, errors)):
+    for batch in _batches(_prepared(shard, work, errors)):
         found = pairs_of([prepared for _, prepared in batch], work.config)
         for (record, prepared), pairs in zip(batch, found, strict=True):
             counts["documents"] += 1
@@ -110,7 +130,7 @@ def make_part(work: Work, shard: Shard) -> Facts | None:
             counts["candidates"] += candidates_of(prepared, work.config)
             counts["found"] += len(pairs)
             _add(columns, record, prepared, pairs, work.config)
-    facts = Facts(work.job, loaded.digest(), errors=tuple(errors), **counts)
+    facts = Facts(work.job, shard.digest(), errors=tuple(errors), **counts)
     _write(work.part(shard.index), columns, facts)
     return facts
 
