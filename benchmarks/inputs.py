@@ -33,9 +33,11 @@ def random_llama(**sizes: int) -> LlamaForCausalLM:
 
 
 def save(model: Any, folder: Path) -> None:
-    """Write a model with the bundled model's tokenizer."""
+    """Write a model with the bundled model's tokenizer, for texts as long as the model takes."""
     model.save_pretrained(folder)
-    bundled_tokenizer().save_pretrained(folder)
+    tokenizer = bundled_tokenizer()
+    tokenizer.model_max_length = model.config.max_position_embeddings
+    tokenizer.save_pretrained(folder)
 
 
 def size_of(model: Any) -> float:

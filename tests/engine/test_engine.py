@@ -12,6 +12,7 @@ import torch
 import gerund
 from gerund import Engine, EngineConfig, Sampling, TextError
 from gerund.inference.generate.config import GenerationConfig
+from gerund.inference.generate.reproducibility import LEAST_READ
 from gerund.inference.generate.rows import Piece
 from gerund.inference.generate.slots import Slots
 from tests.engine.common import LONG, PROMPTS, SEEDED, alone, held, requests, rows_of, tiny_lm
@@ -110,6 +111,51 @@ def test_beginnings_that_are_known_are_not_read_again() -> None:
         pytest.skip(state.why)
     assert state.tokens_reused > 0
     assert list(map(rows_of, known)) == list(map(rows_of, fresh))
+
+
+def test_a_long_prompt_is_read_in_parts_while_texts_are_written(bundled, monkeypatch) -> None:
+    lm = gerund.load(bundled.spec, dtype="float32")
+    prompt, settings = "the old man and the sea of the night " * 30, GenerationConfig.of(6, None, {"logprobs": 0})
+    endless = GenerationConfig.of(40, None, {"regex": "[a-e]{90,}"})
+    own, read = Slots.read, []
+
+    def note(slots, ids, known=0):
+        read.append((known, len(ids)))
+        return own(slots, ids, known)
+
+    monkeypatch.setattr(Slots, "read", note)
+    found = []
+    for others in (0, 1):
+        with Engine(lm, EngineConfig(slots=2, read_tokens=64, prefix_tokens=0)) as engine:
+            if engine.state().promise == "none":
+                pytest.skip(engine.state().why)
+            with held(engine):
+                del read[:]
+                beside = [engine.write("in", endless) for _ in range(others)]
+                asked = engine.write(prompt, settings)
+            found.append(rows_of(asked.result(60)))
+            length = asked.result()[0].usage.prompt_tokens
+            for one in beside:
+                one.result(60)
+        starts = range(0, length - LEAST_READ + 1, 64) if others else [0]
+        assert read[others:] == [*((start, start + 64) for start in starts[:-1]), (starts[-1], length)]
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_prefixes_that_are_asked_for_keep_the_promise_where_that_is_proved(bundled, dtype) -> None:
+    lm = gerund.load(bundled.spec, dtype=dtype)
+    system, settings = "the old man and the sea of the night " * 8, GenerationConfig.of(4, None, {"logprobs": 0})
+    prompts = [f"{system}{end}" for end in ("and", "went home " * 5, "was what they saw of him " * 20)]
+    found = []
+    for tokens, order in ((32, prompts), (4096, prompts), (4096, prompts[::-1])):
+        with Engine(lm, EngineConfig(slots=2, prefix_tokens=tokens)) as engine:
+            if engine.state().promise == "none":
+                pytest.skip(engine.state().why)
+            assert engine.state().promise == "same text under any load"
+            found.append({prompt: rows_of(engine.write(prompt, settings).result(60)) for prompt in order})
+            assert engine.state().tokens_reused >= (64 if tokens > 32 else 0)
+    assert found[0] == found[1] == found[2]
 
 
 @pytest.mark.slow

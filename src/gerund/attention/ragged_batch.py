@@ -23,6 +23,8 @@ from gerund.errors import UnsupportedModelError
 
 # Keys of a call, rounded up: the widest vector of float32 in use, so that hidden keys fill whole ones.
 STEP = 16
+# Tokens of a prompt that are read, kept and found again together.
+BLOCK = 32
 
 
 class SideBySide(BoundPlan):
@@ -75,8 +77,7 @@ class SideBySide(BoundPlan):
             kwargs: what else the model passes.
         """
         self.asked.add(layer)
-        if any(kwargs.get(name) is not None for name in ("sliding_window", "softcap", "s_aux", "position_bias")):
-            raise UnsupportedModelError(f"{type(module).__name__} does more than attend to all keys of a row")
+        _refuse_more(module, kwargs)
         if not self.alone:
             if query.device.type == "cpu" and query.dtype in (torch.bfloat16, torch.float16):
                 return _in_products(query, key, value, self.real_B11W, kwargs.get("scaling"))
@@ -111,15 +112,16 @@ def _in_products(query: Tensor, key: Tensor, value: Tensor, real_B11W: Tensor, s
     return torch.matmul(weights_BHGW.to(value.dtype), value).reshape(rows, 1, heads, width)
 
 
-class Rest(BoundPlan):
-    """The causal plan for the rest of a text whose beginning was read before, computed as if all of it were read now.
+class ByBlocks(BoundPlan):
+    """The causal plan for a text that is read in parts: what a token gets is the same to the bit in a longer text.
 
-    The kernel gets a row for every token of the text, those of the beginning being empty: so it divides the work as in
-    a pass over the whole text, and what it gives the rest is the same to the bit.
+    Kernels divide the queries among themselves by how many there are, and sum over the keys that the last query of a
+    part may see: in a pass over a longer text a token is summed up otherwise. So each ``BLOCK`` of tokens attends in a
+    call of its own, filled up with empty ones, to the keys up to its end.
 
     Args:
         n_layers: number of decoder layers.
-        start: tokens that were read before.
+        start: tokens that were read before, whole blocks of them.
     """
 
     computes_itself = True
@@ -127,27 +129,71 @@ class Rest(BoundPlan):
     def __init__(self, n_layers: int, start: int) -> None:
         super().__init__(_causal(n_layers))
         self.start = start
+        self._added: Tensor | None = None
 
     def check_lengths(self, queries: int, keys: int) -> None:
-        """Raise unless the keys are those of the whole text.
+        """Raise unless the keys are those of the whole text, its last block filled up.
 
         Raises:
             UnsupportedModelError: they are not.
         """
-        if keys != self.start + queries:
+        if self.start % BLOCK or keys != whole_blocks(self.start + queries):
             raise UnsupportedModelError(f"attention sees {keys} keys where {self.start + queries} tokens were read")
 
     def attend(
         self, module: nn.Module, layer: int, query: Tensor, key: Tensor, value: Tensor, kwargs: dict[str, Any]
     ) -> Tensor:
-        """Return the attention of the rest ``(B, T, heads, head_dim)``; see ``SideBySide.attend``."""
+        """Return the attention of the tokens behind ``start``, ``(1, T, heads, head_dim)``.
+
+        Args:
+            module: the attention module.
+            layer: its index.
+            query: ``(1, heads, T, head_dim)``.
+            key: ``(1, key heads, W, head_dim)``, of all tokens, the last block filled up with anything finite.
+            value: like ``key``.
+            kwargs: what else the model passes.
+        """
         self.asked.add(layer)
-        if kwargs.get("sliding_window") is not None:
-            raise UnsupportedModelError(f"{type(module).__name__} does more than attend to all keys of a row")
-        whole: Tensor = sdpa_attention_forward(
-            module, functional.pad(query, (0, 0, self.start, 0)), key, value, None, **kwargs
-        )[0]
-        return whole[:, self.start :]
+        _refuse_more(module, kwargs)
+        length, width = query.shape[2], key.shape[2]
+        if query.shape[1] != key.shape[1]:
+            groups = query.shape[1] // key.shape[1]
+            key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
+        query = functional.pad(query, (0, 0, 0, width - self.start - length))
+        # Many small calls are quick on a CPU alone; what another device computes is looked at like any other.
+        size = BLOCK if query.device.type == "cpu" else query.shape[2]
+        added_BW = self._added_to(query, size, width)
+        found = []
+        for first in range(0, query.shape[2], size):
+            keys = self.start + first + size
+            found.append(
+                functional.scaled_dot_product_attention(
+                    query[:, :, first : first + size],
+                    key[:, :, :keys],
+                    value[:, :, :keys],
+                    attn_mask=added_BW[:, width - keys :],
+                    scale=kwargs.get("scaling"),
+                )
+            )
+        return torch.cat(found, dim=2)[:, :, :length].transpose(1, 2)
+
+    def _added_to(self, query: Tensor, size: int, width: int) -> Tensor:
+        """Return what is added to the scores of the last block of this size, ``(size, W)``; others have fewer keys."""
+        if self._added is None or self._added.dtype != query.dtype:
+            hidden_BB = torch.ones((size, size), dtype=torch.bool, device=query.device).triu(1)
+            own_BB = query.new_zeros((size, size)).masked_fill_(hidden_BB, float("-inf"))
+            self._added = torch.cat([query.new_zeros((size, width - size)), own_BB], dim=1)
+        return self._added
+
+
+def whole_blocks(tokens: int) -> int:
+    """Return how many keys there are of so many tokens, the last block filled up."""
+    return -(-tokens // BLOCK) * BLOCK
+
+
+def _refuse_more(module: nn.Module, kwargs: dict[str, Any]) -> None:
+    if any(kwargs.get(name) is not None for name in ("sliding_window", "softcap", "s_aux", "position_bias")):
+        raise UnsupportedModelError(f"{type(module).__name__} does more than attend to all keys of a row")
 
 
 @cache

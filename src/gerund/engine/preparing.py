@@ -4,8 +4,9 @@ Knows: models, reproducibility, slots. Does not know: threads, requests.
 """
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from gerund.attention.ragged_batch import whole_blocks
 from gerund.engine.encoding import EncodingPart
 from gerund.engine.work import EngineConfig
 from gerund.engine.writing import WritingPart
@@ -66,19 +67,26 @@ def prepare(lm: TextEncoder, config: EngineConfig, counts: "Counter[str]", *, ve
         found = Reproducibility(True, "none", why, recalls=found.recalls)
     if not found.fits:
         return Prepared(WritingPart(lm, None, config.slots, counts), encoding, found.promise, found.why, None)
+    exact = found.promise == "bits of generate"
     tokens = config.prefix_tokens
     if tokens is None:
-        tokens = _PREFIX_TOKENS if found.recalls else 0
-    prefixes = Prefixes(tokens, LEAST_READ) if tokens else None
+        tokens = _PREFIX_TOKENS if found.recalls and not exact else 0
+    by_blocks = bool(tokens) or (found.recalls and not exact)
+    if by_blocks and not found.recalls:
+        found = replace(
+            found, promise="none", why="parts of prompts are kept, and on this machine that changes last bits"
+        )
+    elif by_blocks and exact:
+        why = f"{found.why}; parts of prompts are kept, for which prompts are read otherwise than generate reads them"
+        found = replace(found, promise="same text under any load", why=why)
     if config.compile:
-        slots, found = check_compiled_batching(found, lm.model, config.slots, room)
+        slots, found = check_compiled_batching(found, lm.model, config.slots, room, by_blocks=by_blocks)
     else:
-        slots = found.slots(lm.model, config.slots, room)
-    writers = Writers(slots, prefixes)
-    promise, why = found.promise, found.why
-    if prefixes is not None and not found.recalls:
-        promise, why = "none", "beginnings of prompts are kept, and on this machine that changes last bits"
-    return Prepared(WritingPart(lm, writers, config.slots, counts), encoding, promise, why, room)
+        slots = found.slots(lm.model, config.slots, room, by_blocks=by_blocks)
+    # A pause between two layers lets others write on, and a layer takes the shorter the fewer tokens it gets.
+    portion = whole_blocks(config.read_tokens) if by_blocks else None
+    writers = Writers(slots, Prefixes(tokens, LEAST_READ) if tokens else None, portion)
+    return Prepared(WritingPart(lm, writers, config.slots, counts), encoding, found.promise, found.why, room)
 
 
 def _room(lm: GenerativeModel, config: EngineConfig) -> int:

@@ -22,13 +22,14 @@ class EngineConfig:
         slots: texts that are written at a time.
         context: room of a slot in tokens, prompt and text together; None takes the model's context, 2048 at most. What
             needs more, and fits the model's context, is written one at a time.
-        read_tokens: tokens of prompts and texts that are read between two steps of the writers.
+        read_tokens: tokens of prompts and texts that are read between two steps of the writers; a prompt is read in
+            parts of so many where that changes nothing.
         idle_read_tokens: the same while nobody writes.
         writing_ratio: time of writing for each second of reading.
         queue_tokens: tokens that may wait; more are refused until some are done.
         prefix_tokens: tokens of prompts that are kept for prompts that begin alike; 0 keeps none. None keeps 4096
-            where that was verified to change nothing, and none elsewhere. A number keeps so many in any case: where
-            it changes last bits, nothing is promised any more.
+            where that was verified to change nothing, and none elsewhere. A number keeps so many in any case: texts
+            then have the bits of ``generate`` no more, and where it changes last bits, nothing is promised.
         exact: write each text alone, through transformers' own loop: bit-equal to ``generate`` always, without gain.
         compile: compile the decode step, at every start anew; texts are equal up to near ties. On a CPU the weights
             are held about three times then.

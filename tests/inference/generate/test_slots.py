@@ -72,6 +72,52 @@ def test_rows_that_join_and_leave_get_what_a_pass_over_their_text_gives(kind, al
     step(30, 31)
 
 
+@pytest.mark.sweep(quick=4)
+@pytest.mark.parametrize("kind", FIT)
+@pytest.mark.parametrize("end", [BLOCK - 5, 2 * BLOCK, 3 * BLOCK + 1])
+def test_prompts_that_are_read_by_blocks_get_what_a_pass_over_them_gives(kind, end) -> None:
+    model = model_of(kind, max_position_embeddings=128)
+    slots = Slots(model, 2, 100, by_blocks=True)
+    ids = [(7 * place + 3) % 60 + 4 for place in range(end)]
+    expected = logits_alone(model, ids)
+    for start in range(0, end, BLOCK):
+        if start:
+            slots.read(ids[:start])
+        torch.testing.assert_close(slots.read(ids, start), expected, atol=2e-4, rtol=1e-3)
+
+
+def test_what_a_prompt_left_is_the_same_to_the_bit_for_all_that_begin_like_it(bundled) -> None:
+    room, lengths = 900, (100, 200, 250, 700, 850)
+    found = check_batching(bundled.model, bundled.tokenizer, 2, room)
+    if not found.recalls:
+        pytest.skip(found.why)
+    slots = found.slots(bundled.model, 2, room, by_blocks=True)
+    ids = [5 + 17 * place % 8000 for place in range(max(lengths))]
+    for first in lengths:
+        kept = Prefixes(room, reproducibility.LEAST_READ)
+        slots.read(ids[:first])
+        kept.keep(slots, ids[:first])
+        for second in lengths:
+            other = ids[: min(first, second) - 20] + ids[::-1][: second - min(first, second) + 20]
+            fresh = slots.read(other)
+            known = kept.recall(slots, other)
+            assert known >= 64
+            assert torch.equal(slots.read(other, known), fresh), f"{known} tokens of {first}, in {second}"
+
+
+def test_activations_that_compute_the_end_of_a_text_otherwise_are_found_out() -> None:
+    # Torch's vectors of activations do not fit rows of 30: the last of them are computed one by one.
+    found = check_batching(
+        model_of("llama", intermediate_size=30, max_position_embeddings=400), byte_tokenizer(), 2, 400
+    )
+    even = check_batching(
+        model_of("llama", intermediate_size=64, max_position_embeddings=400), byte_tokenizer(), 2, 400
+    )
+    if not even.recalls:
+        pytest.skip(even.why)
+    assert not found.recalls
+
+
 @pytest.mark.parametrize("kind", UNFIT)
 def test_models_that_keep_something_else_are_not_fit_and_the_proof_says_so(kind) -> None:
     model = model_of(kind)

@@ -13,9 +13,8 @@ from hashlib import blake2b
 
 import torch
 
+from gerund.attention.ragged_batch import BLOCK
 from gerund.inference.generate.slots import Kept, Slots
-
-BLOCK = 32
 
 
 class Prefixes:

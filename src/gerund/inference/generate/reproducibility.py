@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessor, PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteria
 
+from gerund.attention.ragged_batch import BLOCK
 from gerund.errors import GerundError
 from gerund.inference.generate.compiled_step import quiet_compiler, rows_together
 from gerund.inference.generate.slots import MOST_ROWS_MORE, Slots, unfit
@@ -29,8 +30,8 @@ _ALL_ALIKE = ((_FEW, _FEW), (MOST_ROWS_MORE, MOST_ROWS_MORE))
 # Prompts that are compared with transformers' own loop, in tokens, and how much is written behind each.
 _PROMPTS = (3, 18, 45, 130)
 _WRITTEN = 6
-# Prompts that are read at once and in two parts: their tokens, and those that are read where the others are known.
-_PARTS = ((60, (LEAST_READ, 28, 44)), (150, (20, 80)), (300, (LEAST_READ, 40, 100, 236)))
+# Of a prompt that is read at once and in parts: its tokens, where it may end already, and what may be known of it.
+_WHOLE, _ENDS, _KNOWN = 300, (20, 60, 150, 200), (BLOCK, 3 * BLOCK, 8 * BLOCK)
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_experts_per_tok")
 
 
@@ -45,7 +46,8 @@ class Reproducibility:
         alone: each row attends in a call of its own.
         at_least: rows of a step at least.
         multiple: rows of a step are a multiple of this.
-        recalls: a prompt whose beginning is known gives the same to the bit when only its rest is read.
+        recalls: read by blocks, a token of a prompt gives the same to the bit however long the prompt is, and however
+            much of its beginning is known.
     """
 
     fits: bool
@@ -56,9 +58,11 @@ class Reproducibility:
     multiple: int = 1
     recalls: bool = False
 
-    def slots(self, model: PreTrainedModel, count: int, room: int) -> Slots:
+    def slots(self, model: PreTrainedModel, count: int, room: int, *, by_blocks: bool = False) -> Slots:
         """Return slots for texts that are written this way."""
-        return Slots(model, count, room, alone=self.alone, at_least=self.at_least, multiple=self.multiple)
+        own = Slots(model, count, room, alone=self.alone, at_least=self.at_least, multiple=self.multiple)
+        own.by_blocks = by_blocks
+        return own
 
 
 def check_batching(
@@ -131,7 +135,7 @@ def _tried(
 
 
 def check_compiled_batching(
-    found: Reproducibility, model: PreTrainedModel, count: int, room: int
+    found: Reproducibility, model: PreTrainedModel, count: int, room: int, *, by_blocks: bool = False
 ) -> tuple[Slots, Reproducibility]:
     """Return slots with a compiled step, warm, and what can be promised of it; plain ones where nothing is compiled.
 
@@ -140,16 +144,18 @@ def check_compiled_batching(
         model: the language model.
         count: how many texts at a time.
         room: tokens of each.
+        by_blocks: as in ``Slots``.
     """
     words = model.get_input_embeddings().weight
-    slots = Slots(model, count, room, compiled=rows_together(words.device, count))
+    slots = Slots(model, count, room, compiled=rows_together(words.device, count), by_blocks=by_blocks)
     size = int(words.shape[0])
     try:
         with evaluating(model), quiet_compiler():
             slots.read(_tokens(3, size))
             steady = _is_steady(slots, size)
     except Exception as error:  # whatever a compiler and what it calls raise
-        return found.slots(model, count, room), replace(found, why=f"{found.why}; nothing was compiled ({error})")
+        plain = found.slots(model, count, room, by_blocks=by_blocks)
+        return plain, replace(found, why=f"{found.why}; nothing was compiled ({error})")
     own = replace(found, alone=False, at_least=1, multiple=1)
     if found.promise == "none" or not steady:
         return slots, replace(own, promise="none", why="the step is compiled, and its texts are equal up to near ties")
@@ -250,27 +256,37 @@ def _same_rows(slots: Slots, size: int) -> bool:
 
 
 def _recalls(slots: Slots, size: int) -> bool:
-    """Whether reading the rest of a prompt gives what reading all of it gives, to the bit."""
-    slots.lengths = []
-    parts = [(length, rests) for length, rests in _PARTS if length < slots.room]
+    """Whether a prompt that is read by blocks gives the same, to the bit, wherever it ends and whatever is known."""
+    slots.lengths, slots.by_blocks = [], True
+    most = min(_WHOLE, slots.room - 1)
     try:
-        return bool(parts) and all(_recalled(slots, _tokens(length, size), rests) for length, rests in parts)
+        return most > BLOCK + LEAST_READ and _recalled(slots, _tokens(most, size))
     except (GerundError, RuntimeError, TypeError, ValueError):
         return False
+    finally:
+        slots.by_blocks = False
 
 
-def _recalled(slots: Slots, ids: list[int], rests: Sequence[int]) -> bool:
+def _recalled(slots: Slots, ids: list[int]) -> bool:
     whole_V = slots.read(ids)
     kept = slots.remember(0, len(ids))
-    for rest in rests:
-        known = len(ids) - rest
-        slots.read(ids[::-1])  # something else lies there now
-        slots.recall([(keys[:, :known], values[:, :known]) for keys, values in kept], 0)
-        if not torch.equal(slots.read(ids, known), whole_V):
-            return False
-        again = slots.remember(0, len(ids))
-        if not all(torch.equal(*both) for pair in zip(kept, again, strict=True) for both in zip(*pair, strict=True)):
-            return False
+
+    def same(length: int) -> bool:
+        found = slots.remember(0, length)
+        layers = zip(kept, found, strict=True)
+        return all(torch.equal(one[:, :length], two) for layer in layers for one, two in zip(*layer, strict=True))
+
+    for end in _ENDS:
+        if end < len(ids):
+            slots.read(ids[:end])
+            if not same(end):
+                return False
+    for known in _KNOWN:
+        if known + LEAST_READ <= len(ids):
+            slots.read(ids[::-1])  # something else lies there now
+            slots.recall([(keys[:, :known], values[:, :known]) for keys, values in kept], 0)
+            if not (torch.equal(slots.read(ids, known), whole_V) and same(len(ids))):
+                return False
     return True
 
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from gerund.inference.generate.prefixes import Prefixes
+from gerund.inference.generate.reproducibility import LEAST_READ
 from gerund.inference.generate.rows import Fail, Row, advance
 from gerund.inference.generate.slots import Slots
 
@@ -18,10 +19,11 @@ class Writers:
     Args:
         slots: the slots.
         prefixes: beginnings of prompts that are kept; None keeps none.
+        portion: tokens of a prompt that are read at a time while rows are being written; None reads it at once.
     """
 
-    def __init__(self, slots: Slots, prefixes: Prefixes | None = None) -> None:
-        self.slots, self.prefixes = slots, prefixes
+    def __init__(self, slots: Slots, prefixes: Prefixes | None = None, portion: int | None = None) -> None:
+        self.slots, self.prefixes, self.portion = slots, prefixes, portion
         self.rows: list[Row] = []
         self._last: list[int] = []  # the token of each row that the model has not read yet
 
@@ -33,7 +35,11 @@ class Writers:
     def read(self, ids: Sequence[int]) -> tuple[Tensor, int]:
         """Read a prompt; return its logits ``(V,)`` and how many of its tokens were known."""
         known = 0 if self.prefixes is None else self.prefixes.recall(self.slots, ids)
-        logits_V = self.slots.read(ids, known)
+        read = known
+        while self.portion and self.rows and len(ids) - read >= self.portion + LEAST_READ:
+            self.slots.read(ids[: read + self.portion], read)
+            read += self.portion
+        logits_V = self.slots.read(ids, read)
         if self.prefixes is not None:
             self.prefixes.keep(self.slots, ids)
         return logits_V, known

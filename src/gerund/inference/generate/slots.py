@@ -22,7 +22,7 @@ from gerund.attention.interface import ADDITIVE, FUSED
 from gerund.attention.layer_handover import hands_on
 from gerund.attention.layouts import decoder_layers
 from gerund.attention.masked import has_indexer, way_of
-from gerund.attention.ragged_batch import STEP, Rest, SideBySide
+from gerund.attention.ragged_batch import STEP, ByBlocks, SideBySide, whole_blocks
 from gerund.errors import ResourceError
 from gerund.inference.encode.positions import takes_positions
 from gerund.inference.generate import compiled_step
@@ -70,6 +70,7 @@ class Slots:
         multiple: rows of a step are a multiple of this: some kernels compute the last rows another way than the others.
         compiled: let torch compile the step for so many rows, when it is first done; a step with more is done in parts.
             0 leaves it as it is.
+        by_blocks: read prompts so that they may be read in parts.
         shared: all layers have the same room: for trials of whether rows depend on each other, which need no text.
     """
 
@@ -83,14 +84,15 @@ class Slots:
         at_least: int = 1,
         multiple: int = 1,
         compiled: int = 0,
+        by_blocks: bool = False,
         shared: bool = False,
     ) -> None:
         self.model, self.count, self.room = model, count, room
-        self.compiled = compiled
+        self.compiled, self.by_blocks = compiled, by_blocks
         self.alone, self.at_least, self.multiple = alone, at_least, multiple
         self.lengths: list[int] = []
         # Compiled code serves any number of keys but all that there is room for, so there is room for more.
-        whole = (-(-room // STEP) + bool(compiled)) * STEP
+        whole = whole_blocks(room) + bool(compiled) * STEP
         # The last slot is read into; rows that only fill a step up have some of their own, where there are not enough.
         self._last = -(-count // MOST_ROWS_MORE) * MOST_ROWS_MORE
         layers = [_Layer(self._last + 1, whole) for _ in decoder_layers(model)]
@@ -115,16 +117,16 @@ class Slots:
 
         Args:
             ids: the prompt.
-            known: how many of its tokens ``recall`` has put there.
+            known: how many of its tokens are there, read before or by ``recall``: whole blocks, and ``by_blocks`` only.
         """
         rest = list(ids[known:])
-        own = Cache(layers=[_Prefilled(layer, known) for layer in self._layers])
+        own = Cache(layers=[_Prefilled(layer, known, self.by_blocks) for layer in self._layers])
         inputs: dict[str, Any] = {"input_ids": torch.tensor([rest], device=self._device)}
         if self._keeps_logits:
             inputs["logits_to_keep"] = 1
-        if known:
+        if self.by_blocks:
             inputs["position_ids"] = torch.arange(known, len(ids), device=self._device)[None]
-            inputs["attention_plan"] = Rest(len(self._layers), known)
+            inputs["attention_plan"] = ByBlocks(len(self._layers), known)
             # The plan makes no use of it, and without one the model would make a mask.
             inputs["attention_mask"] = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=self._device)
         with torch.autocast(self._device.type, enabled=False):
@@ -291,18 +293,19 @@ class _Part(CacheLayerMixin):
 class _Prefilled(_Part):
     """A layer while a prompt is read, some tokens of which are there."""
 
-    def __init__(self, layer: _Layer, known: int) -> None:
+    def __init__(self, layer: _Layer, known: int, by_blocks: bool) -> None:
         super().__init__(layer)
-        self.length = known
+        self.length, self.by_blocks = known, by_blocks
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Append keys and values ``(1, H, T, D)`` and return all of them."""
+        """Append keys and values ``(1, H, T, D)`` and return all of them, with what fills the last block up."""
         both = self.layer.tensors(key_states, value_states)
         before, slot = self.length, self.layer.slots - 1
         self.length += key_states.shape[2]
         for own, new in zip(both, (key_states, value_states), strict=True):
             own[slot, :, before : self.length] = new[0]
-        keys, values = (own[slot : slot + 1, :, : self.length] for own in both)
+        width = whole_blocks(self.length) if self.by_blocks else self.length
+        keys, values = (own[slot : slot + 1, :, :width] for own in both)
         return keys, values
 
     def get_seq_length(self) -> int:
