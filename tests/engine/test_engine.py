@@ -142,6 +142,57 @@ def test_a_long_prompt_is_read_in_parts_while_texts_are_written(bundled, monkeyp
     assert found[0] == found[1]
 
 
+def test_prompts_that_wait_are_read_together_and_get_what_they_get_alone(bundled, monkeypatch) -> None:
+    lm = gerund.load(bundled.spec, dtype="float32")
+    settings = GenerationConfig.of(5, None, {"logprobs": 0})
+    prompts = [f"{'the old man and the sea of the night ' * count}and {count}" for count in (2, 5, 3, 8, 4, 2)]
+    prompts.insert(3, "in")  # too short: few rows are computed another way
+    own, together = Slots.read_together, []
+
+    def note(slots, given, known):
+        together.append([len(ids) for ids in given])
+        return own(slots, given, known)
+
+    with Engine(lm, EngineConfig(slots=7, prefix_tokens=0)) as engine:
+        if engine.state().promise == "none":
+            pytest.skip(engine.state().why)
+        monkeypatch.setattr(Slots, "read_together", note)
+        by_themselves = [rows_of(engine.write(prompt, settings).result(60)) for prompt in prompts]
+        one_by_one = [lengths for [lengths] in together]
+        del together[:]
+        with held(engine):
+            tickets = [engine.write(prompt, settings) for prompt in prompts]
+            away = engine.write("the old man and the sea of the night " * 9, settings)
+            away.cancel()
+        assert [rows_of(ticket.result(60)) for ticket in tickets] == by_themselves
+    # Four at a time at most, and the short one by itself.
+    assert together == [one_by_one[:3], one_by_one[3:4], one_by_one[4:]]
+
+
+def test_an_error_of_reading_ends_those_who_were_read_together_and_nobody_else(bundled, monkeypatch) -> None:
+    lm = gerund.load(bundled.spec, dtype="float32")
+    settings, prompt = GenerationConfig.of(3, None, {}), "the old man and the sea of the night " * 3
+    own, failed = Slots.read_together, []
+
+    def fail_once(slots, given, known):
+        if len(given) > 1 and not failed:
+            failed.append(len(given))
+            raise RuntimeError("no room")
+        return own(slots, given, known)
+
+    with Engine(lm, EngineConfig(slots=4, prefix_tokens=0)) as engine:
+        if engine.state().promise == "none":
+            pytest.skip(engine.state().why)
+        monkeypatch.setattr(Slots, "read_together", fail_once)
+        with held(engine):
+            tickets = [engine.write(prompt, settings) for _ in range(2)]
+        for ticket in tickets:
+            with pytest.raises(RuntimeError, match="no room"):
+                ticket.result(60)
+        assert engine.write(prompt, settings).result(60)
+    assert failed == [2]
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_prefixes_that_are_asked_for_keep_the_promise_where_that_is_proved(bundled, dtype) -> None:
     lm = gerund.load(bundled.spec, dtype=dtype)

@@ -113,7 +113,7 @@ def _in_products(query: Tensor, key: Tensor, value: Tensor, real_B11W: Tensor, s
 
 
 class ByBlocks(BoundPlan):
-    """The causal plan for a text that is read in parts: what a token gets is the same to the bit in a longer text.
+    """The causal plan for texts that are read in parts: what a token gets is the same to the bit in a longer text.
 
     Kernels divide the queries among themselves by how many there are, and sum over the keys that the last query of a
     part may see: in a pass over a longer text a token is summed up otherwise. So each ``BLOCK`` of tokens attends in a
@@ -121,69 +121,82 @@ class ByBlocks(BoundPlan):
 
     Args:
         n_layers: number of decoder layers.
-        start: tokens that were read before, whole blocks of them.
+        parts: texts that are read behind one another, each with the tokens of it that were read before, whole blocks,
+            and the number of those that are read now.
     """
 
     computes_itself = True
 
-    def __init__(self, n_layers: int, start: int) -> None:
+    def __init__(self, n_layers: int, parts: Sequence[tuple[int, int]]) -> None:
         super().__init__(_causal(n_layers))
-        self.start = start
+        self.parts = list(parts)
+        self.width = max(whole_blocks(start + length) for start, length in self.parts)
         self._added: Tensor | None = None
 
     def check_lengths(self, queries: int, keys: int) -> None:
-        """Raise unless the keys are those of the whole text, its last block filled up.
+        """Raise unless the keys are those of the whole texts, the last block of the longest filled up.
 
         Raises:
             UnsupportedModelError: they are not.
         """
-        if self.start % BLOCK or keys != whole_blocks(self.start + queries):
-            raise UnsupportedModelError(f"attention sees {keys} keys where {self.start + queries} tokens were read")
+        parts_fit = not any(start % BLOCK for start, _ in self.parts)
+        if not parts_fit or keys != self.width or queries != sum(length for _, length in self.parts):
+            raise UnsupportedModelError(f"attention sees {keys} keys of {queries} tokens that are read")
 
     def attend(
         self, module: nn.Module, layer: int, query: Tensor, key: Tensor, value: Tensor, kwargs: dict[str, Any]
     ) -> Tensor:
-        """Return the attention of the tokens behind ``start``, ``(1, T, heads, head_dim)``.
+        """Return the attention of the tokens that are read now, ``(1, T, heads, head_dim)``.
 
         Args:
             module: the attention module.
             layer: its index.
-            query: ``(1, heads, T, head_dim)``.
-            key: ``(1, key heads, W, head_dim)``, of all tokens, the last block filled up with anything finite.
+            query: ``(1, heads, T, head_dim)``, text behind text.
+            key: ``(texts, key heads, W, head_dim)``, of all tokens of a text, filled up with anything finite.
             value: like ``key``.
             kwargs: what else the model passes.
         """
         self.asked.add(layer)
         _refuse_more(module, kwargs)
+        found, first = [], 0
+        for text, (start, length) in enumerate(self.parts):
+            keys = whole_blocks(start + length)
+            own_key, own_value = (one[text : text + 1, :, :keys] for one in (key, value))
+            own_query = query[:, :, first : first + length]
+            found.append(self._text(own_query, own_key, own_value, start, kwargs.get("scaling")))
+            first += length
+        return torch.cat(found, dim=2).transpose(1, 2)
+
+    def _text(self, query: Tensor, key: Tensor, value: Tensor, start: int, scale: float | None) -> Tensor:
+        """Return the attention of one text, ``(1, heads, T, head_dim)``."""
         length, width = query.shape[2], key.shape[2]
         if query.shape[1] != key.shape[1]:
             groups = query.shape[1] // key.shape[1]
             key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
-        query = functional.pad(query, (0, 0, 0, width - self.start - length))
+        query = functional.pad(query, (0, 0, 0, width - start - length))
         # Many small calls are quick on a CPU alone; what another device computes is looked at like any other.
         size = BLOCK if query.device.type == "cpu" else query.shape[2]
-        added_BW = self._added_to(query, size, width)
         found = []
         for first in range(0, query.shape[2], size):
-            keys = self.start + first + size
+            keys = start + first + size
             found.append(
                 functional.scaled_dot_product_attention(
                     query[:, :, first : first + size],
                     key[:, :, :keys],
                     value[:, :, :keys],
-                    attn_mask=added_BW[:, width - keys :],
-                    scale=kwargs.get("scaling"),
+                    attn_mask=self._added_to(query, size, keys),
+                    scale=scale,
                 )
             )
-        return torch.cat(found, dim=2)[:, :, :length].transpose(1, 2)
+        return torch.cat(found, dim=2)[:, :, :length]
 
-    def _added_to(self, query: Tensor, size: int, width: int) -> Tensor:
-        """Return what is added to the scores of the last block of this size, ``(size, W)``; others have fewer keys."""
-        if self._added is None or self._added.dtype != query.dtype:
+    def _added_to(self, query: Tensor, size: int, keys: int) -> Tensor:
+        """Return what is added to the scores of a block, the last of so many keys, ``(size, keys)``."""
+        if self._added is None or self._added.dtype != query.dtype or len(self._added) != size:
             hidden_BB = torch.ones((size, size), dtype=torch.bool, device=query.device).triu(1)
             own_BB = query.new_zeros((size, size)).masked_fill_(hidden_BB, float("-inf"))
-            self._added = torch.cat([query.new_zeros((size, width - size)), own_BB], dim=1)
-        return self._added
+            self._added = torch.cat([query.new_zeros((size, self.width - size)), own_BB], dim=1)
+        return self._added[:, self.width - keys :]
 
 
 def whole_blocks(tokens: int) -> int:

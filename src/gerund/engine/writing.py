@@ -93,9 +93,10 @@ class WriteJob(Job):
 
 @dataclass
 class _Read:
-    """The prompt in the slot behind the rows."""
+    """A prompt in a slot behind the rows."""
 
     job: WriteJob
+    reader: int
     logits_V: Tensor | None = field(default=None, repr=False)
 
 
@@ -115,7 +116,7 @@ class WritingPart:
         self._own_waiting: deque[WriteJob] = deque()
         self._own: list[tuple[WriteJob, Stepwise]] = []
         self._job_of: dict[int, WriteJob] = {}  # by the id of a row in a slot
-        self._read: _Read | None = None
+        self._reads: deque[_Read] = deque()
         self.progress = 0  # tokens that were read and written
 
     def add(self, job: WriteJob) -> None:
@@ -137,12 +138,12 @@ class WritingPart:
         """Whether a prompt could be read now."""
         can_join = self._writers is not None and self._writers.free > 0
         own = bool(self._own_waiting) and len(self._own) < self._at_once
-        return own or (can_join and (bool(self._waiting) or self._read is not None))
+        return own or (can_join and (bool(self._waiting) or bool(self._reads)))
 
     @property
     def is_idle(self) -> bool:
         """Whether there is nothing to write."""
-        return not (self.live or self._waiting or self._own_waiting or self._read)
+        return not (self.live or self._waiting or self._own_waiting or self._reads)
 
     def pending(self) -> Iterator[WriteJob]:
         """Yield the requests that wait."""
@@ -151,8 +152,8 @@ class WritingPart:
 
     @property
     def is_abandoned(self) -> bool:
-        """Whether nobody waits any more for the prompt that is being read."""
-        return self._read is not None and self._read.logits_V is None and self._read.job.is_over
+        """Whether nobody waits any more for the prompts that are being read."""
+        return bool(self._reads) and all(one.logits_V is None and one.job.is_over for one in self._reads)
 
     # ------------------------------------------------------------------------------------------------------- steps
 
@@ -218,51 +219,62 @@ class WritingPart:
         spent = 0
         while self._own_waiting and len(self._own) < self._at_once:
             self._start_own(self._own_waiting.popleft())
-        while self._writers is not None and self._writers.free and (self._read or self._waiting):
-            if self._read is None:
+        while self._writers is not None and self._writers.free and (self._reads or self._waiting):
+            if not self._reads:
                 if spent and spent + len(self._waiting[0].request.ids) > budget:
                     break
-                spent += self._read_prompt(self._writers, self._waiting.popleft())
+                spent += self._read_prompts(self._writers, budget - spent)
             self._begin_rows(self._writers)
         return spent
 
-    def _read_prompt(self, writers: Writers, job: WriteJob) -> int:
-        if job.is_over:
+    def _read_prompts(self, writers: Writers, budget: int) -> int:
+        """Read the prompt that waits next, and others with it; return how many tokens it were."""
+        self._waiting = deque(job for job in self._waiting if not job.is_over)
+        count = writers.together((len(job.request.ids) for job in self._waiting), budget)
+        jobs = [self._waiting.popleft() for _ in range(count)]
+        if not jobs:
             return 0
-        job.begin()
-        ids = job.request.ids
-        self._read = _Read(job)
+        for job in jobs:
+            job.begin()
+        self._reads.extend(_Read(job, reader) for reader, job in enumerate(jobs))
+        spent = 0
         try:
-            self._read.logits_V, known = writers.read(ids)
+            for read, (logits_V, known) in zip(
+                self._reads, writers.read([job.request.ids for job in jobs]), strict=True
+            ):
+                read.logits_V = logits_V
+                tokens = len(read.job.request.ids) - known
+                self._count("tokens_read", tokens)
+                self._counts["tokens_reused"] += known
+                spent += tokens
         except Abandoned:
-            self._read = None
-            return 0
+            self._reads.clear()
         except Exception as error:
-            self._read = None
-            job.fail(error)
-            return 0
-        self._count("tokens_read", len(ids) - known)
-        self._counts["tokens_reused"] += known
-        return len(ids) - known
+            self._reads.clear()
+            for job in jobs:
+                job.fail(error)
+        return spent
 
     def _begin_rows(self, writers: Writers) -> None:
-        """Let the rows of the prompt that was read join, as long as there is room."""
-        if self._read is None or self._read.logits_V is None:
-            return
-        job = self._read.job
-        while job.todo and writers.free and not job.is_over:
-            row = job.todo.popleft()
-            self._job_of[id(row)] = job
-            try:
-                writers.begin(row, len(job.request.ids), self._read.logits_V, self._fail)
-            except Exception as error:
-                job.fail(error)
-            self._count("tokens_written", 1)
-            if row.is_done:
-                self._finished(row)
-            self._forget([row])
-        if not job.todo or job.is_over:
-            self._read = None
+        """Let the rows of the prompts that were read join, as long as there is room."""
+        while self._reads:
+            read = self._reads[0]
+            job = read.job
+            assert read.logits_V is not None
+            while job.todo and writers.free and not job.is_over:
+                row = job.todo.popleft()
+                self._job_of[id(row)] = job
+                try:
+                    writers.begin(row, len(job.request.ids), read.logits_V, self._fail, reader=read.reader)
+                except Exception as error:
+                    job.fail(error)
+                self._count("tokens_written", 1)
+                if row.is_done:
+                    self._finished(row)
+                self._forget([row])
+            if job.todo and not job.is_over:
+                return
+            self._reads.popleft()
 
     # ------------------------------------------------------------------------------------- transformers' own loop
 
@@ -297,7 +309,7 @@ class WritingPart:
         self._own.clear()
         self._waiting.clear()
         self._own_waiting.clear()
-        self._read = None
+        self._reads.clear()
         if self._writers is not None:
             for row in list(self._writers.rows):
                 self._writers.drop(row)

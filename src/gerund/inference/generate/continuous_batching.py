@@ -75,7 +75,7 @@ def _write(
         while waiting and writers.free:
             ids, row = waiting.popleft()
             if ids is not last:
-                logits_V, _ = writers.read(ids)
+                [(logits_V, _)] = writers.read([ids])
                 last = ids
             assert logits_V is not None
             writers.begin(row, len(ids), logits_V)

@@ -33,7 +33,7 @@ class Prefixes:
         """Return how many tokens are kept."""
         return BLOCK * len(self._blocks)
 
-    def recall(self, slots: Slots, ids: Sequence[int]) -> int:
+    def recall(self, slots: Slots, ids: Sequence[int], reader: int = 0) -> int:
         """Put what is known of a prompt's beginning into the slot that it is read into; return how many tokens."""
         found = []
         for name in _names(ids[: max(0, len(ids) - self._least)]):
@@ -46,15 +46,15 @@ class Prefixes:
             self._blocks.move_to_end(name)
         if found:
             layers = zip(*(kept for _, kept in found), strict=True)
-            slots.recall([_joined(layer) for layer in layers], 0)
+            slots.recall([_joined(layer) for layer in layers], 0, reader)
         return BLOCK * len(found)
 
-    def keep(self, slots: Slots, ids: Sequence[int]) -> None:
-        """Keep the blocks of the prompt that was read last."""
+    def keep(self, slots: Slots, ids: Sequence[int], reader: int = 0) -> None:
+        """Keep the blocks of a prompt that was read last."""
         names = list(_names(ids))[: self._most]
         for number, name in enumerate(names):
             if name not in self._blocks:
-                self._blocks[name] = slots.remember(number * BLOCK, (number + 1) * BLOCK)
+                self._blocks[name] = slots.remember(number * BLOCK, (number + 1) * BLOCK, reader)
         for name in reversed(names):
             self._blocks.move_to_end(name)
         while len(self._blocks) > self._most:

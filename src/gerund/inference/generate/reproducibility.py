@@ -30,7 +30,8 @@ _ALL_ALIKE = ((_FEW, _FEW), (MOST_ROWS_MORE, MOST_ROWS_MORE))
 # Prompts that are compared with transformers' own loop, in tokens, and how much is written behind each.
 _PROMPTS = (3, 18, 45, 130)
 _WRITTEN = 6
-# Of a prompt that is read at once and in parts: its tokens, where it may end already, and what may be known of it.
+# Of a prompt that is read at once, in parts, and beside others: its tokens, where it may end already, and what may be
+# known of it.
 _WHOLE, _ENDS, _KNOWN = 300, (20, 60, 150, 200), (BLOCK, 3 * BLOCK, 8 * BLOCK)
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_experts_per_tok")
 
@@ -46,8 +47,8 @@ class Reproducibility:
         alone: each row attends in a call of its own.
         at_least: rows of a step at least.
         multiple: rows of a step are a multiple of this.
-        recalls: read by blocks, a token of a prompt gives the same to the bit however long the prompt is, and however
-            much of its beginning is known.
+        recalls: read by blocks, a token of a prompt gives the same to the bit however long the prompt is, however much
+            of its beginning is known, and whatever prompts are read with it.
     """
 
     fits: bool
@@ -60,9 +61,15 @@ class Reproducibility:
 
     def slots(self, model: PreTrainedModel, count: int, room: int, *, by_blocks: bool = False) -> Slots:
         """Return slots for texts that are written this way."""
-        own = Slots(model, count, room, alone=self.alone, at_least=self.at_least, multiple=self.multiple)
-        own.by_blocks = by_blocks
-        return own
+        return Slots(
+            model,
+            count,
+            room,
+            alone=self.alone,
+            at_least=self.at_least,
+            multiple=self.multiple,
+            by_blocks=by_blocks,
+        )
 
 
 def check_batching(
@@ -256,7 +263,10 @@ def _same_rows(slots: Slots, size: int) -> bool:
 
 
 def _recalls(slots: Slots, size: int) -> bool:
-    """Whether a prompt that is read by blocks gives the same, to the bit, wherever it ends and whatever is known."""
+    """Whether what is read by blocks is the same, to the bit, wherever it ends, whatever is known or read too.
+
+    Compared are keys, values and logits.
+    """
     slots.lengths, slots.by_blocks = [], True
     most = min(_WHOLE, slots.room - 1)
     try:
@@ -271,22 +281,29 @@ def _recalled(slots: Slots, ids: list[int]) -> bool:
     whole_V = slots.read(ids)
     kept = slots.remember(0, len(ids))
 
-    def same(length: int) -> bool:
-        found = slots.remember(0, length)
-        layers = zip(kept, found, strict=True)
+    def same(length: int, reader: int = 0) -> bool:
+        layers = zip(kept, slots.remember(0, length, reader), strict=True)
         return all(torch.equal(one[:, :length], two) for layer in layers for one, two in zip(*layer, strict=True))
 
-    for end in _ENDS:
-        if end < len(ids):
-            slots.read(ids[:end])
-            if not same(end):
-                return False
-    for known in _KNOWN:
-        if known + LEAST_READ <= len(ids):
-            slots.read(ids[::-1])  # something else lies there now
-            slots.recall([(keys[:, :known], values[:, :known]) for keys, values in kept], 0)
-            if not (torch.equal(slots.read(ids, known), whole_V) and same(len(ids))):
-                return False
+    logits = {len(ids): whole_V}
+    for end in (end for end in _ENDS if end < len(ids)):
+        logits[end] = slots.read(ids[:end])
+        if not same(end):
+            return False
+    for known in (known for known in _KNOWN if known + LEAST_READ <= len(ids)):
+        slots.read(ids[::-1])  # something else lies there now
+        slots.recall([(keys[:, :known], values[:, :known]) for keys, values in kept], 0)
+        if not (torch.equal(slots.read(ids, known), whole_V) and same(len(ids))):
+            return False
+    if slots.readers == 1:
+        return True
+    for order in (sorted(logits), sorted(logits, reverse=True)):
+        ends = order[: slots.readers]
+        together = slots.read_together([ids[:end] for end in ends], [0] * len(ends))
+        if not torch.equal(together, torch.stack([logits[end] for end in ends])):
+            return False
+        if not all(same(end, reader) for reader, end in enumerate(ends)):
+            return False
     return True
 
 

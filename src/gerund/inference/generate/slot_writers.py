@@ -3,7 +3,8 @@
 Knows: slots, rows, beginnings that are kept. Does not know: who asked for a text, what else the model does.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import islice
 
 from torch import Tensor
 
@@ -32,26 +33,53 @@ class Writers:
         """How many rows may join."""
         return self.slots.count - len(self.rows)
 
-    def read(self, ids: Sequence[int]) -> tuple[Tensor, int]:
-        """Read a prompt; return its logits ``(V,)`` and how many of its tokens were known."""
-        known = 0 if self.prefixes is None else self.prefixes.recall(self.slots, ids)
-        read = known
+    def together(self, lengths: Iterable[int], budget: int) -> int:
+        """Return how many prompts to read in one pass, of those that wait.
+
+        Args:
+            lengths: their tokens, in their order.
+            budget: tokens that several may have together.
+        """
+        most = min(self.free, self.slots.readers if self.slots.by_blocks else 1)
+        count = tokens = 0
+        for length in islice(lengths, most):
+            tokens += length
+            if count and (tokens > budget or length < LEAST_READ):
+                break
+            count += 1
+            if length < LEAST_READ:
+                break
+        return count
+
+    def read(self, prompts: Sequence[Sequence[int]]) -> list[tuple[Tensor, int]]:
+        """Read as many prompts as ``together`` says; return each one's logits ``(V,)``, and how much was known."""
+        known = [0] * len(prompts)
+        if self.prefixes is not None:
+            known = [self.prefixes.recall(self.slots, ids, reader) for reader, ids in enumerate(prompts)]
+        if len(prompts) == 1:
+            logits_PV = self._read_alone(prompts[0], known[0])[None]
+        else:
+            logits_PV = self.slots.read_together(prompts, known)
+        if self.prefixes is not None:
+            for reader, ids in enumerate(prompts):
+                self.prefixes.keep(self.slots, ids, reader)
+        return list(zip(logits_PV, known, strict=True))
+
+    def _read_alone(self, ids: Sequence[int], read: int) -> Tensor:
         while self.portion and self.rows and len(ids) - read >= self.portion + LEAST_READ:
             self.slots.read(ids[: read + self.portion], read)
             read += self.portion
-        logits_V = self.slots.read(ids, read)
-        if self.prefixes is not None:
-            self.prefixes.keep(self.slots, ids)
-        return logits_V, known
+        return self.slots.read(ids, read)
 
-    def begin(self, row: Row, length: int, logits_V: Tensor, fail: Fail | None = None) -> None:
-        """Write the first token behind the prompt that was read last; let the row join unless that was all.
+    def begin(self, row: Row, length: int, logits_V: Tensor, fail: Fail | None = None, *, reader: int = 0) -> None:
+        """Write the first token behind a prompt that was read last; let the row join unless that was all.
 
         Args:
             row: a row of that prompt.
             length: tokens of the prompt.
             logits_V: what reading it gave.
             fail: as for ``advance``.
+            reader: which of those that were read together.
         """
         failed: list[Row] = []
 
@@ -63,7 +91,7 @@ class Writers:
 
         [token] = advance([row], logits_V[None], note)
         if not row.is_done and not failed:
-            self.slots.join(length)
+            self.slots.join(length, reader)
             self.rows.append(row)
             self._last.append(token)
 

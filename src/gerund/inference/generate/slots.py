@@ -32,6 +32,10 @@ from gerund.models.encoder_decoder import is_encoder_decoder
 
 # Rows are filled up to a multiple of this at most.
 MOST_ROWS_MORE = 8
+# Prompts that are read together at most.
+MOST_READ = 4
+# Tokens of a pass whose logits are computed at least.
+_LEAST_LOGITS = 4
 # By layer, keys and values ``(key heads, T, head_dim)`` of some tokens of a text.
 Kept = list[tuple[Tensor, Tensor]]
 
@@ -70,7 +74,7 @@ class Slots:
         multiple: rows of a step are a multiple of this: some kernels compute the last rows another way than the others.
         compiled: let torch compile the step for so many rows, when it is first done; a step with more is done in parts.
             0 leaves it as it is.
-        by_blocks: read prompts so that they may be read in parts.
+        by_blocks: read prompts so that they may be read in parts, and several together.
         shared: all layers have the same room: for trials of whether rows depend on each other, which need no text.
     """
 
@@ -93,11 +97,13 @@ class Slots:
         self.lengths: list[int] = []
         # Compiled code serves any number of keys but all that there is room for, so there is room for more.
         whole = whole_blocks(room) + bool(compiled) * STEP
-        # The last slot is read into; rows that only fill a step up have some of their own, where there are not enough.
-        self._last = -(-count // MOST_ROWS_MORE) * MOST_ROWS_MORE
-        layers = [_Layer(self._last + 1, whole) for _ in decoder_layers(model)]
-        self._layers = layers[:1] * len(layers) if shared else layers
+        # The last slots are read into; rows that only fill a step up have some of their own where there are not enough.
+        self._reading = -(-count // MOST_ROWS_MORE) * MOST_ROWS_MORE
         self._device = model.get_input_embeddings().weight.device
+        # Memory of a CPU is taken when something is written there.
+        self.readers = MOST_READ if self._device.type == "cpu" else 1
+        layers = [_Layer(self._reading + self.readers, whole) for _ in decoder_layers(model)]
+        self._layers = layers[:1] * len(layers) if shared else layers
         self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._writing = Cache(layers=[_Writing(layer) for layer in self._layers])
         # Reading goes through the model's own hooks, which let other work in between two layers.
@@ -113,31 +119,64 @@ class Slots:
 
     @torch.inference_mode()
     def read(self, ids: Sequence[int], known: int = 0) -> Tensor:
-        """Read a prompt into the slot behind the rows, as ``generate`` begins; return its logits ``(V,)``.
+        """Read a prompt into the first slot behind the rows, as ``generate`` begins; return its logits ``(V,)``.
 
         Args:
             ids: the prompt.
             known: how many of its tokens are there, read before or by ``recall``: whole blocks, and ``by_blocks`` only.
         """
-        rest = list(ids[known:])
-        own = Cache(layers=[_Prefilled(layer, known, self.by_blocks) for layer in self._layers])
-        inputs: dict[str, Any] = {"input_ids": torch.tensor([rest], device=self._device)}
+        if self.by_blocks:
+            return self.read_together([ids], [known])[0]
+        inputs: dict[str, Any] = {"input_ids": torch.tensor([list(ids)], device=self._device)}
         if self._keeps_logits:
             inputs["logits_to_keep"] = 1
-        if self.by_blocks:
-            inputs["position_ids"] = torch.arange(known, len(ids), device=self._device)[None]
-            inputs["attention_plan"] = ByBlocks(len(self._layers), known)
+        return self._read(inputs, [(0, len(ids))])[0, -1].clone()
+
+    @torch.inference_mode()
+    def read_together(self, prompts: Sequence[Sequence[int]], known: Sequence[int]) -> Tensor:
+        """Read prompts in one pass, by blocks, each into a slot of its own behind the rows.
+
+        Args:
+            prompts: as many as there are ``readers`` at most.
+            known: as in ``read``, of each.
+
+        Returns:
+            Their logits ``(prompts, V)``.
+        """
+        parts = [(before, len(ids) - before) for ids, before in zip(prompts, known, strict=True)]
+        rest = [token for ids, before in zip(prompts, known, strict=True) for token in ids[before:]]
+        places = [place for start, length in parts for place in range(start, start + length)]
+        ends_N = torch.tensor([length for _, length in parts], device=self._device).cumsum(0) - 1
+        inputs: dict[str, Any] = {
+            "input_ids": torch.tensor([rest], device=self._device),
+            "position_ids": torch.tensor([places], device=self._device),
+            "attention_plan": ByBlocks(len(self._layers), parts),
             # The plan makes no use of it, and without one the model would make a mask.
-            inputs["attention_mask"] = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=self._device)
+            "attention_mask": torch.ones((1, 1, 1, 1), dtype=torch.bool, device=self._device),
+        }
+        if not self._keeps_logits:
+            return self._read(inputs, parts)[0, ends_N]
+        # Few rows are computed another way than many.
+        more = max(0, _LEAST_LOGITS - len(parts))
+        inputs["logits_to_keep"] = torch.cat([ends_N, ends_N[-1:].expand(more)])
+        return self._read(inputs, parts)[0, : len(parts)].clone()
+
+    def _read(self, inputs: dict[str, Any], parts: Sequence[tuple[int, int]]) -> Tensor:
+        own = Cache(layers=[_Prefilled(layer, self._reading, parts, self.by_blocks) for layer in self._layers])
         with torch.autocast(self._device.type, enabled=False):
             logits: Tensor = self.model(**inputs, **{CACHE: own}, use_cache=True).logits
-        return logits[0, -1].clone()
+        return logits
 
-    def join(self, length: int) -> int:
-        """Make a row of the prompt that was read last; return its number. It may be done several times."""
+    def join(self, length: int, reader: int = 0) -> int:
+        """Make a row of a prompt that was read last; return its number. It may be done several times.
+
+        Args:
+            length: its tokens.
+            reader: which of those that were read together.
+        """
         row = self.live
         for layer in self._layers:
-            layer.copy(self._last, row, length)
+            layer.copy(self._reading + reader, row, length)
         self.lengths.append(length)
         return row
 
@@ -187,14 +226,14 @@ class Slots:
         ).logits
         return logits
 
-    def remember(self, first: int, behind: int) -> Kept:
-        """Return copies of what some tokens of the prompt that was read last left."""
-        return [layer.taken(self._last, first, behind) for layer in self._layers]
+    def remember(self, first: int, behind: int, reader: int = 0) -> Kept:
+        """Return copies of what some tokens of a prompt that was read last left."""
+        return [layer.taken(self._reading + reader, first, behind) for layer in self._layers]
 
-    def recall(self, kept: Kept, first: int) -> None:
-        """Put what ``remember`` returned into the slot behind the rows, from this token on."""
+    def recall(self, kept: Kept, first: int, reader: int = 0) -> None:
+        """Put what ``remember`` returned into a slot that is read into, from this token on."""
         for layer, (keys, values) in zip(self._layers, kept, strict=True):
-            layer.put(self._last, first, keys, values)
+            layer.put(self._reading + reader, first, keys, values)
 
     def fill(self, lengths: Sequence[int], seed: int) -> None:
         """Make rows of these lengths out of random keys and values, for trials."""
@@ -291,30 +330,32 @@ class _Part(CacheLayerMixin):
 
 
 class _Prefilled(_Part):
-    """A layer while a prompt is read, some tokens of which are there."""
+    """A layer while prompts are read, some tokens of which are there."""
 
-    def __init__(self, layer: _Layer, known: int, by_blocks: bool) -> None:
+    def __init__(self, layer: _Layer, first: int, parts: Sequence[tuple[int, int]], by_blocks: bool) -> None:
         super().__init__(layer)
-        self.length, self.by_blocks = known, by_blocks
+        self.first, self.parts, self.by_blocks = first, parts, by_blocks
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Append keys and values ``(1, H, T, D)`` and return all of them, with what fills the last block up."""
+        """Append keys and values ``(1, H, T, D)``; return all ``(prompts, H, W, D)``, the last block filled up."""
         both = self.layer.tensors(key_states, value_states)
-        before, slot = self.length, self.layer.slots - 1
-        self.length += key_states.shape[2]
-        for own, new in zip(both, (key_states, value_states), strict=True):
-            own[slot, :, before : self.length] = new[0]
-        width = whole_blocks(self.length) if self.by_blocks else self.length
-        keys, values = (own[slot : slot + 1, :, :width] for own in both)
+        behind = 0
+        for slot, (start, length) in enumerate(self.parts, start=self.first):
+            for own, new in zip(both, (key_states, value_states), strict=True):
+                own[slot, :, start : start + length] = new[0, :, behind : behind + length]
+            behind += length
+        longest = max(map(sum, self.parts))
+        width = whole_blocks(longest) if self.by_blocks else longest
+        keys, values = (own[self.first : self.first + len(self.parts), :, :width] for own in both)
         return keys, values
 
     def get_seq_length(self) -> int:
-        """Return how many tokens are there."""
-        return self.length
+        """Return how many tokens were there before, of the first prompt."""
+        return self.parts[0][0]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Return how many keys there will be, and which is the first of them."""
-        return self.length + query_length, 0
+        return self.parts[0][0] + query_length, 0
 
 
 class _Writing(_Part):
