@@ -67,7 +67,8 @@ def prepare(lm: TextEncoder, config: EngineConfig, counts: "Counter[str]", *, ve
         found = Reproducibility(True, "none", why, recalls=found.recalls)
     if not found.fits:
         return Prepared(WritingPart(lm, None, config.slots, counts), encoding, found.promise, found.why, None)
-    exact = found.promise == "bits of generate"
+    # A compiled step has no bits of generate's to keep.
+    exact = found.promise == "bits of generate" and not config.compile
     tokens = config.prefix_tokens
     if tokens is None:
         tokens = _PREFIX_TOKENS if found.recalls and not exact else 0
@@ -76,7 +77,7 @@ def prepare(lm: TextEncoder, config: EngineConfig, counts: "Counter[str]", *, ve
         found = replace(
             found, promise="none", why="parts of prompts are kept, and on this machine that changes last bits"
         )
-    elif by_blocks and exact:
+    elif by_blocks and found.promise == "bits of generate":
         why = f"{found.why}; parts of prompts are kept, for which prompts are read otherwise than generate reads them"
         found = replace(found, promise="same text under any load", why=why)
     if config.compile:
