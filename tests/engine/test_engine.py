@@ -15,7 +15,9 @@ from gerund.inference.generate.config import GenerationConfig
 from gerund.inference.generate.reproducibility import LEAST_READ
 from gerund.inference.generate.rows import Piece
 from gerund.inference.generate.slots import Slots
+from gerund.language_model import LanguageModel
 from tests.engine.common import LONG, PROMPTS, SEEDED, alone, held, requests, rows_of, tiny_lm
+from tests.tiny import byte_tokenizer, tiny
 
 
 @pytest.fixture(scope="module", params=[torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
@@ -207,6 +209,20 @@ def test_prefixes_that_are_asked_for_keep_the_promise_where_that_is_proved(bundl
             found.append({prompt: rows_of(engine.write(prompt, settings).result(60)) for prompt in order})
             assert engine.state().tokens_reused >= (64 if tokens > 32 else 0)
     assert found[0] == found[1] == found[2]
+
+
+def test_attention_that_is_no_kernel_keeps_prefixes_too() -> None:
+    tokenizer = byte_tokenizer()
+    tokenizer.model_max_length = 256
+    model = tiny("llama", vocab_size=len(tokenizer), max_position_embeddings=256)
+    model.set_attn_implementation("eager")
+    lm, settings = LanguageModel(model, tokenizer), GenerationConfig.of(4, None, {})
+    with Engine(lm, EngineConfig(slots=3, prefix_tokens=128)) as engine:
+        with held(engine):
+            tickets = [engine.write("the cat sat " * count, settings) for count in (8, 9, 10)]
+        texts = [ticket.result(30)[0].text for ticket in tickets]
+        assert engine.state().tokens_reused > 0
+    assert texts == [alone(lm, "the cat sat " * count, settings)[0].text for count in (8, 9, 10)]
 
 
 @pytest.mark.slow

@@ -143,6 +143,18 @@ class ByBlocks(BoundPlan):
         if not parts_fit or keys != self.width or queries != sum(length for _, length in self.parts):
             raise UnsupportedModelError(f"attention sees {keys} keys of {queries} tokens that are read")
 
+    def mask(self, layer: int, query: Tensor, window: Near, dtype: torch.dtype | None) -> Tensor | None:
+        """Return what attention that is no kernel adds to its scores, ``(1, 1, T, W)``, of a single text."""
+        self.asked.add(layer)
+        if window is not None or len(self.parts) > 1:
+            raise UnsupportedModelError("attention that is no kernel takes one text at a time, which sees all its keys")
+        [(start, length)] = self.parts
+        own_T = torch.arange(start, start + length, device=query.device)
+        seen_11TW = (torch.arange(self.width, device=query.device) <= own_T[:, None])[None, None]
+        if dtype is None:
+            return seen_11TW
+        return torch.where(seen_11TW, torch.zeros((), dtype=dtype, device=query.device), torch.finfo(dtype).min)
+
     def attend(
         self, module: nn.Module, layer: int, query: Tensor, key: Tensor, value: Tensor, kwargs: dict[str, Any]
     ) -> Tensor:

@@ -67,12 +67,12 @@ def prepare(lm: TextEncoder, config: EngineConfig, counts: "Counter[str]", *, ve
         found = Reproducibility(True, "none", why, recalls=found.recalls)
     if not found.fits:
         return Prepared(WritingPart(lm, None, config.slots, counts), encoding, found.promise, found.why, None)
-    # A compiled step has no bits of generate's to keep.
-    exact = found.promise == "bits of generate" and not config.compile
+    # Reading by blocks would take the bits of generate, which a compiled step has not got.
+    costs_nothing = found.recalls and (found.promise != "bits of generate" or config.compile)
     tokens = config.prefix_tokens
     if tokens is None:
-        tokens = _PREFIX_TOKENS if found.recalls and not exact else 0
-    by_blocks = bool(tokens) or (found.recalls and not exact)
+        tokens = _PREFIX_TOKENS if costs_nothing else 0
+    by_blocks = costs_nothing or tokens > 0
     if by_blocks and not found.recalls:
         found = replace(
             found, promise="none", why="parts of prompts are kept, and on this machine that changes last bits"

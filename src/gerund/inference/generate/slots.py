@@ -100,8 +100,9 @@ class Slots:
         # The last slots are read into; rows that only fill a step up have some of their own where there are not enough.
         self._reading = -(-count // MOST_ROWS_MORE) * MOST_ROWS_MORE
         self._device = model.get_input_embeddings().weight.device
-        # Memory of a CPU is taken when something is written there.
-        self.readers = MOST_READ if self._device.type == "cpu" else 1
+        # A CPU's memory is taken when something is written there. Attention that is no kernel takes one text at a time.
+        fused = model.config.get_text_config(decoder=True)._attn_implementation == FUSED
+        self.readers = MOST_READ if self._device.type == "cpu" and fused else 1
         layers = [_Layer(self._reading + self.readers, whole) for _ in decoder_layers(model)]
         self._layers = layers[:1] * len(layers) if shared else layers
         self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
