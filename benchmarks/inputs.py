@@ -33,10 +33,13 @@ def random_llama(**sizes: int) -> LlamaForCausalLM:
 
 
 def save(model: Any, folder: Path) -> None:
-    """Write a model with the bundled model's tokenizer, for texts as long as the model takes."""
+    """Write a model with the bundled model's tokenizer, for texts as long as the model takes.
+
+    Models of relative positions (T5) have no such bound; the tokenizer keeps its own for them.
+    """
     model.save_pretrained(folder)
     tokenizer = bundled_tokenizer()
-    tokenizer.model_max_length = model.config.max_position_embeddings
+    tokenizer.model_max_length = getattr(model.config, "max_position_embeddings", tokenizer.model_max_length)
     tokenizer.save_pretrained(folder)
 
 
