@@ -25,6 +25,8 @@ from gerund.errors import UnsupportedModelError
 STEP = 16
 # Tokens of a prompt that are read, kept and found again together.
 BLOCK = 32
+# Numbers that a row has room for in all of its keys, up to which they are converted to float32 in each step.
+_QUICKLY_CONVERTED = 2**20
 
 
 class SideBySide(BoundPlan):
@@ -79,18 +81,22 @@ class SideBySide(BoundPlan):
         self.asked.add(layer)
         _refuse_more(module, kwargs)
         if not self.alone:
-            if query.device.type == "cpu" and query.dtype in (torch.bfloat16, torch.float16):
+            half = query.device.type == "cpu" and query.dtype in (torch.bfloat16, torch.float16)
+            if half and key.stride(0) > _QUICKLY_CONVERTED:
                 return _in_products(query, key, value, self.real_B11W, kwargs.get("scaling"))
+            # On a CPU the kernel of half precision takes up to four times as long for a single query: it brings all
+            # keys and values into another order first.
+            inner = torch.float32 if half else query.dtype
             found: Tensor = functional.scaled_dot_product_attention(
-                query,
-                key,
-                value,
+                query.to(inner),
+                key.to(inner),
+                value.to(inner),
                 attn_mask=self.real_B11W,
                 scale=kwargs.get("scaling"),
                 # Not several queries of a head in one product, whose sums depend on how many keys there are.
                 enable_gqa=query.shape[1] != key.shape[1],
             )
-            return found.transpose(1, 2)
+            return found.to(query.dtype).transpose(1, 2)
         own = []
         for row, length in enumerate(self.lengths):
             part = slice(row, row + 1)
@@ -100,11 +106,7 @@ class SideBySide(BoundPlan):
 
 
 def _in_products(query: Tensor, key: Tensor, value: Tensor, real_B11W: Tensor, scale: float | None) -> Tensor:
-    """Return the attention of one query a row ``(B, 1, heads, head_dim)``, as two products.
-
-    On a CPU torch's fused kernel takes up to four times as long for a single query in half precision: it brings all
-    keys and values into another order first. Sums and weights are float32 here too.
-    """
+    """Return the attention of one query a row ``(B, 1, heads, head_dim)``, as two products; weights are float32."""
     (rows, heads, _, width), key_heads = query.shape, key.shape[1]
     query_BHGD = query.reshape(rows, key_heads, heads // key_heads, width)
     scores_BHGW = torch.matmul(query_BHGD, key.transpose(2, 3)).float() * (width**-0.5 if scale is None else scale)

@@ -2,50 +2,56 @@
 
 A step is a product of few rows with every weight of the model, which takes as long as reading the weights at best. On a
 CPU torch's usual kernels are far from that beyond one row: four take four times as long as one. The kernels that
-inductor makes out of its template do it in 1.5 times, as long as the rows fit the registers, which eight do not. They
-need weights that are constants of the compiled code, in orders of their own: so the weights are held twice more, and
-what is compiled cannot be kept on the disk.
+inductor makes out of its template do it in 1.2 times, as long as the rows fit the registers, which six do and seven do
+not. They need weights that are constants of the compiled code, in orders of their own: so the weights are held twice
+more, and what is compiled cannot be kept on the disk.
 
 Knows: inductor's settings. Does not know: models, texts.
 """
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count as counted
 from types import FunctionType, MethodType
-from typing import ParamSpec
+from typing import Any, ParamSpec
 
 import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
-_ROWS_OF_A_CPU = 4
+# Torch compiles one row separately from any other number of them.
+_LEAST_OF_A_CPU, _MOST_OF_A_CPU = 2, 6
 _MAKES_KERNELS = {
     "freezing": True,
     "max_autotune": True,
-    "max_autotune_gemm_backends": "CPP,ATEN",
     # Of what is tried and measured, nothing is told.
     "autotune_num_choices_displayed": 0,
     "max_autotune_report_choices_stats": False,
 }
+# What products are made of. The template alone: torch's own kernels are measured against it with one number of rows only,
+# and are far slower with others. But it has nothing for products of two tensors that are no weights.
+_WITH, _OTHERWISE_WITH = "CPP", "CPP,ATEN"
 _P = ParamSpec("_P")
 _numbers = counted()
-# By the first weight of a model, its weights' version and the function that torch has compiled for them.
+# By the first weight of a model, what the function that torch has compiled last was compiled for, and the function.
 _functions = WeakIdKeyDictionary()
 
 
-def rows_together(device: torch.device, count: int) -> int:
-    """Return how many rows go through a compiled step together; more go in turn.
+def rows_together(device: torch.device, count: int) -> tuple[int, int]:
+    """Return how many rows go through a compiled step together, at least and at most; more go in turn.
 
     Args:
         device: where it computes.
         count: how many there are at most.
     """
-    return min(count, _ROWS_OF_A_CPU) if device.type == "cpu" else count
+    if device.type != "cpu":
+        return count, count
+    most = min(count, _MOST_OF_A_CPU)
+    return min(most, _LEAST_OF_A_CPU), most
 
 
-def compiled(step: Callable[_P, Tensor], model: nn.Module) -> Callable[_P, Tensor]:
+def compiled(step: Callable[_P, Tensor], model: nn.Module, shapes: Hashable) -> Callable[_P, Tensor]:
     """Return a function that torch compiles when it is called; it is called without gradients.
 
     Weights that are changed in place between two calls have it compiled anew: the code of a CPU holds their values.
@@ -53,44 +59,60 @@ def compiled(step: Callable[_P, Tensor], model: nn.Module) -> Callable[_P, Tenso
     Args:
         step: a method that is to be compiled.
         model: what computes in it.
+        shapes: what tensors the step gets and works on, but for the dimensions that ``any_length`` is said of. Only
+            those are looked at in a call: torch would look at everything that a model consists of, in each, which
+            takes a fifth of a small model's step.
     """
     weights = [one for one in (*model.parameters(), *model.buffers()) if not one.is_inference()]
     if not weights or weights[0].device.type != "cpu":
         return _compiled_by_torch(step)
     with quiet_compiler():
+        from torch._dynamo.exc import BackendCompilerFailed
         from torch._inductor import config
-    made, known = step, -1
+    made, known, backends = step, -1, _WITH
 
     def with_kernels(*args: _P.args, **kwargs: _P.kwargs) -> Tensor:
-        nonlocal made, known
+        nonlocal made, known, backends
         version = sum(one._version for one in weights)
         if version != known:
-            made, known = _made(step, weights[0], version), version
+            kind = version, weights[0].dtype, torch.get_num_threads(), shapes
+            made, known = _made(step, weights[0], kind), version
         # The setting counts while torch compiles, whenever it decides to.
-        with config.patch(_MAKES_KERNELS):
-            return made(*args, **kwargs)
+        try:
+            with config.patch({**_MAKES_KERNELS, "max_autotune_gemm_backends": backends}):
+                return made(*args, **kwargs)
+        except BackendCompilerFailed:
+            if backends == _OTHERWISE_WITH:
+                raise
+        backends = _OTHERWISE_WITH
+        return with_kernels(*args, **kwargs)
 
     return with_kernels
 
 
-def _made(step: Callable[_P, Tensor], weight: Tensor, version: int) -> Callable[_P, Tensor]:
-    """Return a step that torch compiles, unless it has for the same weights as they are now."""
+def _made(step: Callable[_P, Tensor], weight: Tensor, kind: Hashable) -> Callable[_P, Tensor]:
+    """Return a step that torch compiles, unless the last one that it compiled is of the same kind."""
     assert isinstance(step, MethodType)
     before = _functions.get(weight)
-    if before is None or before[0] != version:
+    if before is None or before[0] != kind:
         # Torch keeps what it compiles with the code of a function, and does not look whether weights are the same.
         function, name = step.__func__, f"{step.__func__.__name__}_{next(_numbers)}"
         code = function.__code__.replace(co_name=name)
         own = FunctionType(code, function.__globals__, name, function.__defaults__, function.__closure__)
-        before = _functions[weight] = version, own
+        before = _functions[weight] = kind, own
     return _compiled_by_torch(MethodType(before[1], step.__self__))
 
 
 def _compiled_by_torch(step: Callable[_P, Tensor]) -> Callable[_P, Tensor]:
     with quiet_compiler():
         # Not dynamic: other sizes are other code, but for those that ``any_length`` was said of.
-        made: Callable[_P, Tensor] = torch.compile(step, dynamic=False)
+        made: Callable[_P, Tensor] = torch.compile(step, dynamic=False, options={"guard_filter_fn": _lengths_only})
     return made
+
+
+def _lengths_only(guards: Sequence[Any]) -> list[bool]:
+    """Say which of the conditions of some code are looked at in each call."""
+    return [guard.guard_type == "SHAPE_ENV" for guard in guards]
 
 
 @contextmanager

@@ -72,8 +72,8 @@ class Slots:
         alone: as in ``SideBySide``.
         at_least: rows of a step at least, empty ones included: some kernels compute few rows another way than many.
         multiple: rows of a step are a multiple of this: some kernels compute the last rows another way than the others.
-        compiled: let torch compile the step for so many rows, when it is first done; a step with more is done in parts.
-            0 leaves it as it is.
+        compiled: let torch compile the step for so many rows, at least and at most, when it is first done; a step with
+            more is done in parts. None leaves it as it is.
         by_blocks: read prompts so that they may be read in parts, and several together.
         shared: all layers have the same room: for trials of whether rows depend on each other, which need no text.
     """
@@ -87,7 +87,7 @@ class Slots:
         alone: bool = False,
         at_least: int = 1,
         multiple: int = 1,
-        compiled: int = 0,
+        compiled: tuple[int, int] | None = None,
         by_blocks: bool = False,
         shared: bool = False,
     ) -> None:
@@ -111,7 +111,7 @@ class Slots:
         self._bare = bare(model)
         self._compiled: Callable[[Tensor, Tensor, SideBySide], Tensor] | None = None
         if compiled:
-            self._compiled = compiled_step.compiled(self._one_pass, self._bare)
+            self._compiled = compiled_step.compiled(self._one_pass, self._bare, (compiled, whole))
 
     @property
     def live(self) -> int:
@@ -193,11 +193,12 @@ class Slots:
     @torch.inference_mode()
     def step(self, tokens: Sequence[int]) -> Tensor:
         """Write one token into every row; return the logits of what comes next ``(rows, V)``."""
-        rows = self.compiled or max(self.at_least, -(-self.live // self.multiple) * self.multiple)
+        least, most = self.compiled or (max(self.at_least, -(-self.live // self.multiple) * self.multiple), self.live)
+        size = -(-self.live // -(-self.live // most))
         logits = []
-        for first in range(0, self.live, rows):
-            own = range(first, min(first + rows, self.live))
-            empty = [0] * (rows - len(own))
+        for first in range(0, self.live, size):
+            own = range(first, min(first + size, self.live))
+            empty = [0] * (least - len(own))
             where = [*(self.lengths[row] for row in own), *empty]
             ids = [*(tokens[row] for row in own), *empty]
             logits.append(self._written(first, ids, where)[: len(own), -1])
@@ -207,14 +208,19 @@ class Slots:
     def _written(self, first: int, ids: Sequence[int], where: Sequence[int]) -> Tensor:
         """Write tokens into the rows from one on, behind as many as they have; return the logits ``(rows, 1, V)``."""
         plan = SideBySide(len(self._layers), [place + 1 for place in where], alone=self.alone, device=self._device)
+        place_B = torch.tensor(where, device=self._device)
+        row_B = torch.arange(len(where), device=self._device)
+        place_B1, ids_B1 = place_B[:, None].clone(), torch.tensor(ids, device=self._device)[:, None].clone()
+        for layer in self._writing.layers:
+            layer.expect(first, row_B, place_B, plan.real_B11W)
         if self.compiled:
             compiled_step.any_length(plan.real_B11W, 3)
-        place_B = torch.tensor(where, device=self._device)
-        for layer in self._writing.layers:
-            layer.expect(first, place_B, plan.real_B11W)
+            least, most = self.compiled
+            owned = (own for layer in self._writing.layers for own in layer.own)
+            for tensor in (ids_B1, place_B1, place_B, row_B, plan.real_B11W, *owned) if least < most else ():
+                compiled_step.any_length(tensor, 0)
         with torch.autocast(self._device.type, enabled=False):
-            ids_B1 = torch.tensor(ids, device=self._device)[:, None]
-            return (self._compiled or self._one_pass)(ids_B1, place_B[:, None], plan)
+            return (self._compiled or self._one_pass)(ids_B1, place_B1, plan)
 
     def _one_pass(self, ids_B1: Tensor, place_B1: Tensor, plan: SideBySide) -> Tensor:
         logits: Tensor = self._bare(
@@ -367,10 +373,9 @@ class _Writing(_Part):
     real_B11W: Tensor
     own: tuple[Tensor, Tensor]
 
-    def expect(self, first: int, place_B: Tensor, real_B11W: Tensor) -> None:
-        """Say which is the first row, where in its slot each row's next token goes, and which keys are looked at."""
-        self.place_B, self.real_B11W = place_B, real_B11W
-        self.row_B = torch.arange(len(place_B), device=place_B.device)
+    def expect(self, first: int, row_B: Tensor, place_B: Tensor, real_B11W: Tensor) -> None:
+        """Say which rows, from which one on, where in its slot each one's next token goes, and which keys it sees."""
+        self.row_B, self.place_B, self.real_B11W = row_B, place_B, real_B11W
         keys, values = (one[first : first + len(place_B)] for one in self.layer.both())
         self.own = keys, values
 
