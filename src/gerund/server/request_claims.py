@@ -37,7 +37,11 @@ class Claim:
         self._timeout = timeout
         self._gone = asyncio.ensure_future(_gone(request))
         self._is_closed = False
-        self._pieces: asyncio.Queue[Piece | Future[Any]] = asyncio.Queue()
+        # Of a text on its way; None when it is wanted no longer.
+        self._pieces: asyncio.Queue[Piece | Future[Any] | None] = asyncio.Queue()
+        self._late = self._loop.call_at(self._ends, self._pieces.put_nowait, None)
+        for end in (self._gone, self._over):
+            end.add_done_callback(self._wake)
 
     @property
     def deadline(self) -> float:
@@ -85,7 +89,10 @@ class Claim:
             ticket.future.add_done_callback(lambda done: _soon(self._loop, self._pieces.put_nowait, done))
         waiting = len(tickets)
         while waiting:
-            found = await self._while_wanted(self._pieces.get())
+            # Nothing else is waited for: a task of its own for each piece takes longer than sending it.
+            found = await self._pieces.get()
+            if found is None:
+                raise self._why_not()
             if isinstance(found, Piece):
                 yield found
             else:
@@ -104,15 +111,24 @@ class Claim:
         finally:
             if not task.done():
                 task.cancel()
+        raise self._why_not()
+
+    def _why_not(self) -> Exception:
+        """Return what to raise where nobody waits any longer."""
         if self._gone.done():
-            raise ClientGoneError
+            return ClientGoneError()
         if self._over.done():
-            raise ApiError("the server is ending; try again", 503, code="unavailable", retry_after=5)
-        raise ApiError(f"this was not done within {self._timeout:g} s", 504, code="timeout")
+            return ApiError("the server is ending; try again", 503, code="unavailable", retry_after=5)
+        return ApiError(f"this was not done within {self._timeout:g} s", 504, code="timeout")
+
+    def _wake(self, _: "asyncio.Future[None]") -> None:
+        self._pieces.put_nowait(None)
 
     def close(self) -> None:
         """Give up whatever is not done."""
         self._is_closed = True
+        self._late.cancel()
+        self._over.remove_done_callback(self._wake)
         self._gone.cancel()
         for ticket in list(self._tickets):
             ticket.cancel()

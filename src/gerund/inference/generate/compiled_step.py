@@ -29,7 +29,7 @@ _MAKES_KERNELS = {
     "autotune_num_choices_displayed": 0,
     "max_autotune_report_choices_stats": False,
 }
-# What products are made of. The template alone: torch's own kernels are measured against it with one number of rows only,
+# What products are made of. The template alone: torch's own kernels are measured against it with one number of rows,
 # and are far slower with others. But it has nothing for products of two tensors that are no weights.
 _WITH, _OTHERWISE_WITH = "CPP", "CPP,ATEN"
 _P = ParamSpec("_P")
@@ -69,23 +69,26 @@ def compiled(step: Callable[_P, Tensor], model: nn.Module, shapes: Hashable) -> 
     with quiet_compiler():
         from torch._dynamo.exc import BackendCompilerFailed
         from torch._inductor import config
-    made, known, backends = step, -1, _WITH
+    made, known, is_ready, backends = step, -1, False, _WITH
 
     def with_kernels(*args: _P.args, **kwargs: _P.kwargs) -> Tensor:
-        nonlocal made, known, backends
+        nonlocal made, known, is_ready, backends
         version = sum(one._version for one in weights)
         if version != known:
             kind = version, weights[0].dtype, torch.get_num_threads(), shapes
-            made, known = _made(step, weights[0], kind), version
-        # The setting counts while torch compiles, whenever it decides to.
+            made, known, is_ready = _made(step, weights[0], kind), version, False
+        if is_ready:
+            return made(*args, **kwargs)
         try:
             with config.patch({**_MAKES_KERNELS, "max_autotune_gemm_backends": backends}):
-                return made(*args, **kwargs)
+                found = made(*args, **kwargs)
         except BackendCompilerFailed:
             if backends == _OTHERWISE_WITH:
                 raise
-        backends = _OTHERWISE_WITH
-        return with_kernels(*args, **kwargs)
+            backends = _OTHERWISE_WITH
+            return with_kernels(*args, **kwargs)
+        is_ready = True
+        return found
 
     return with_kernels
 

@@ -211,12 +211,10 @@ class Slots:
         place_B = torch.tensor(where, device=self._device)
         row_B = torch.arange(len(where), device=self._device)
         place_B1, ids_B1 = place_B[:, None].clone(), torch.tensor(ids, device=self._device)[:, None].clone()
-        for layer in self._writing.layers:
-            layer.expect(first, row_B, place_B, plan.real_B11W)
+        owned = [own for layer in self._writing.layers for own in layer.expect(first, row_B, place_B, plan.real_B11W)]
         if self.compiled:
             compiled_step.any_length(plan.real_B11W, 3)
             least, most = self.compiled
-            owned = (own for layer in self._writing.layers for own in layer.own)
             for tensor in (ids_B1, place_B1, place_B, row_B, plan.real_B11W, *owned) if least < most else ():
                 compiled_step.any_length(tensor, 0)
         with torch.autocast(self._device.type, enabled=False):
@@ -373,11 +371,24 @@ class _Writing(_Part):
     real_B11W: Tensor
     own: tuple[Tensor, Tensor]
 
-    def expect(self, first: int, row_B: Tensor, place_B: Tensor, real_B11W: Tensor) -> None:
-        """Say which rows, from which one on, where in its slot each one's next token goes, and which keys it sees."""
+    def __init__(self, layer: _Layer) -> None:
+        super().__init__(layer)
+        self._parts: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+
+    def expect(self, first: int, row_B: Tensor, place_B: Tensor, real_B11W: Tensor) -> tuple[Tensor, ...]:
+        """Say which rows, from which one on, where in its slot each one's next token goes, and which keys it sees.
+
+        Returns:
+            Keys and values of these rows where the same tensors were not returned before.
+        """
         self.row_B, self.place_B, self.real_B11W = row_B, place_B, real_B11W
-        keys, values = (one[first : first + len(place_B)] for one in self.layer.both())
-        self.own = keys, values
+        part = first, len(place_B)
+        known = part in self._parts
+        if not known:
+            keys, values = (one[first : first + len(place_B)] for one in self.layer.both())
+            self._parts[part] = keys, values
+        self.own = self._parts[part]
+        return () if known else self.own
 
     @property
     def width(self) -> int:
