@@ -424,3 +424,21 @@ def test_compiled_steps_of_one_model_with_other_room_do_not_share_code() -> None
                         slots.join(8 + row)
                     found.append(slots.step(list(range(5, 5 + live))))
                 torch.testing.assert_close(*found, atol=2e-4, rtol=1e-3)
+
+
+@pytest.mark.slow
+def test_steps_that_look_at_no_weights_before_they_run_are_not_shared_by_models() -> None:
+    """As on a GPU, where weights are no constants of the code."""
+    for factor in (1.0, 1.7):
+        with torch.inference_mode():
+            model = tiny("llama", vocab_size=300)
+            for weight in model.parameters():
+                weight.mul_(factor)
+        assert next(model.parameters()).is_inference()
+        found = []
+        with compiled_step.quiet_compiler():
+            for slots in (Slots(model, 2, 64), Slots(model, 2, 64, compiled=(2, 2))):
+                slots.read([5, 6, 7])
+                slots.join(3)
+                found.append(slots.step([8]))
+        torch.testing.assert_close(*found, atol=2e-4, rtol=1e-3)

@@ -63,9 +63,11 @@ def compiled(step: Callable[_P, Tensor], model: nn.Module, shapes: Hashable) -> 
             those are looked at in a call: torch would look at everything that a model consists of, in each, which
             takes a fifth of a small model's step.
     """
+    first = next(model.parameters())
+    kind = first.dtype, first.device, torch.get_num_threads(), shapes
     weights = [one for one in (*model.parameters(), *model.buffers()) if not one.is_inference()]
-    if not weights or weights[0].device.type != "cpu":
-        return _compiled_by_torch(step)
+    if not weights or first.device.type != "cpu":
+        return _made(step, first, kind)
     with quiet_compiler():
         from torch._dynamo.exc import BackendCompilerFailed
         from torch._inductor import config
@@ -75,8 +77,7 @@ def compiled(step: Callable[_P, Tensor], model: nn.Module, shapes: Hashable) -> 
         nonlocal made, known, is_ready, backends
         version = sum(one._version for one in weights)
         if version != known:
-            kind = version, weights[0].dtype, torch.get_num_threads(), shapes
-            made, known, is_ready = _made(step, weights[0], kind), version, False
+            made, known, is_ready = _made(step, first, (version, kind)), version, False
         if is_ready:
             return made(*args, **kwargs)
         try:
@@ -103,13 +104,11 @@ def _made(step: Callable[_P, Tensor], weight: Tensor, kind: Hashable) -> Callabl
         code = function.__code__.replace(co_name=name)
         own = FunctionType(code, function.__globals__, name, function.__defaults__, function.__closure__)
         before = _functions[weight] = kind, own
-    return _compiled_by_torch(MethodType(before[1], step.__self__))
-
-
-def _compiled_by_torch(step: Callable[_P, Tensor]) -> Callable[_P, Tensor]:
     with quiet_compiler():
         # Not dynamic: other sizes are other code, but for those that ``any_length`` was said of.
-        made: Callable[_P, Tensor] = torch.compile(step, dynamic=False, options={"guard_filter_fn": _lengths_only})
+        made: Callable[_P, Tensor] = torch.compile(
+            MethodType(before[1], step.__self__), dynamic=False, options={"guard_filter_fn": _lengths_only}
+        )
     return made
 
 
