@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from gerund.attention.kv_embedding import Rerouting
-from gerund.attention.masks import Chunk, Near, padding_side, visible
+from gerund.attention.masks import Chunk, Near, added_to_scores, padding_side, visible
 from gerund.attention.plan import Direction, ResolvedPlan, Stream, View
 from gerund.errors import ConfigError, UnsupportedModelError
 
@@ -126,8 +126,7 @@ class BoundPlan:
             elif rerouting is not None:
                 self._masks[key] = rerouting.mask(see, dtype)
             else:
-                zero = torch.zeros((), dtype=dtype, device=query.device)
-                self._masks[key] = torch.where(see, zero, torch.finfo(dtype).min)
+                self._masks[key] = added_to_scores(see, dtype)
         return self._masks[key]
 
     def reroutes(self, layer: int) -> bool:

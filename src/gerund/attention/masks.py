@@ -155,3 +155,9 @@ def padding_side(real_BT: Tensor) -> str:
     if falls and rises:
         return "mixed"
     return "left" if falls else "right"
+
+
+def added_to_scores(see: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return what attention that is no kernel adds to its scores: 0 where a key is seen, the least number elsewhere."""
+    zero = torch.zeros((), dtype=dtype, device=see.device)
+    return torch.where(see, zero, torch.finfo(dtype).min)

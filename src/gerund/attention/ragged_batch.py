@@ -17,7 +17,7 @@ from torch.nn import functional
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from gerund.attention.bound_plan import BoundPlan
-from gerund.attention.masks import Near
+from gerund.attention.masks import Near, added_to_scores
 from gerund.attention.plan import AttentionPlan, ResolvedPlan
 from gerund.errors import UnsupportedModelError
 
@@ -25,8 +25,9 @@ from gerund.errors import UnsupportedModelError
 STEP = 16
 # Tokens of a prompt that are read, kept and found again together.
 BLOCK = 32
-# Numbers that a row has room for in all of its keys, up to which they are converted to float32 in each step.
-_QUICKLY_CONVERTED = 2**20
+# Numbers that a row has room for in all of its keys, up to which they are converted to float32 in each step: of eight
+# rows they are less than malloc takes from the system anew each time.
+_QUICKLY_CONVERTED = 3 * 2**18
 
 
 class SideBySide(BoundPlan):
@@ -55,14 +56,14 @@ class SideBySide(BoundPlan):
 
     def mask(self, layer: int, query: Tensor, window: Near, dtype: torch.dtype | None) -> Tensor | None:
         """Return what attention that is no kernel adds to its scores, ``(B, 1, 1, W)``."""
+        del query
         self.asked.add(layer)
         if window is not None:
             raise UnsupportedModelError("rows that are written side by side see all of their keys")
         if dtype is None:
             return self.real_B11W
         if dtype not in self._added:
-            zero = torch.zeros((), dtype=dtype, device=query.device)
-            self._added[dtype] = torch.where(self.real_B11W, zero, torch.finfo(dtype).min)
+            self._added[dtype] = added_to_scores(self.real_B11W, dtype)
         return self._added[dtype]
 
     def attend(
@@ -153,9 +154,7 @@ class ByBlocks(BoundPlan):
         [(start, length)] = self.parts
         own_T = torch.arange(start, start + length, device=query.device)
         seen_11TW = (torch.arange(self.width, device=query.device) <= own_T[:, None])[None, None]
-        if dtype is None:
-            return seen_11TW
-        return torch.where(seen_11TW, torch.zeros((), dtype=dtype, device=query.device), torch.finfo(dtype).min)
+        return seen_11TW if dtype is None else added_to_scores(seen_11TW, dtype)
 
     def attend(
         self, module: nn.Module, layer: int, query: Tensor, key: Tensor, value: Tensor, kwargs: dict[str, Any]
