@@ -8,6 +8,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from gerund.errors import ConfigError, GerundError, OutputExistsError, ResourceError
+from gerund.training import estimate as estimates
 from gerund.training.estimate import estimate
 from gerund.training.objectives.causal import CausalLosses
 from gerund.training.recipe import load_recipe
@@ -218,6 +219,18 @@ class TestModel:
         assert (found.tokens_per_step, found.tokens) == (128, 6 * 32 + 6 * 128)
         assert taken == ["unimae"] * 3 + ["simcse"] * 6
         assert found.seconds_per_step == pytest.approx(found.seconds / 12)
+
+    def test_estimate_takes_two_steps_where_they_are_long(self, settings, write_recipe, tmp_path, monkeypatch):
+        taken = []
+        monkeypatch.setattr(estimates, "_timed_step", lambda *_: taken.append(1) or 20.0 - 4 * len(taken))
+        recipe = load_recipe(write_recipe(settings), [f"output={tmp_path / 'out'}"])
+        # 16 and 12 seconds leave time for a third step of 8.
+        assert estimate(recipe).seconds == 16 + 10 * (recipe.steps - 1)
+        assert len(taken) == 3
+        taken.clear()
+        monkeypatch.setattr(estimates, "_LONG_SECONDS", 28.0)
+        assert estimate(recipe).seconds == 16 + 12 * (recipe.steps - 1)
+        assert len(taken) == 2
 
     def test_estimate_writes_nothing(self, settings, write_recipe, tmp_path):
         found = estimate(load_recipe(write_recipe(settings), [f"output={tmp_path / 'out'}"]))

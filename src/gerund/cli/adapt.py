@@ -71,7 +71,7 @@ def command(
         bool,
         typer.Option(
             "--dry-run",
-            help="Only say what would be trained, for how long, and in how much memory: three steps are timed.",
+            help="Only say what would be trained, for how long, and in how much memory: a few steps are timed.",
         ),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON on standard output.")] = False,

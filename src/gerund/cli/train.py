@@ -54,7 +54,7 @@ def command(
         bool,
         typer.Option(
             "--dry-run",
-            help="Only print sizes, tokens, memory and the time, estimated from three steps; write nothing.",
+            help="Only print sizes, tokens, memory and the time, estimated from two or three steps; write nothing.",
         ),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from gerund.progress import progress
 from gerund.training.corpus.sources import existing
 from gerund.training.machine import check_machine, peak_memory_mib, uses_bf16
 from gerund.training.memory import KeptForBackward, MemoryUse, memory_use
@@ -22,6 +23,9 @@ from gerund.training.random_states import random_states_kept
 from gerund.training.recipe import Recipe
 from gerund.training.step import StepData, TrainingModule, run_step
 from gerund.training.trainable_model import prepare_model
+
+# Steps that take so long together vary little: another would only be waited for.
+_LONG_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
@@ -39,7 +43,8 @@ class Estimate:
     tokens: int
     """Tokens of the whole training, at most."""
     seconds_per_step: float
-    """Mean over all steps, by two real ones of each stage: of steps in which the same objectives take part."""
+    """Mean over all steps, by two real ones of each stage, or one if they are long: of steps in which the same
+    objectives take part."""
     seconds: float
     """Estimated time of all steps."""
     memory_mib: int
@@ -102,7 +107,9 @@ class _RandomRows:
 
 @random_states_kept()
 def estimate(recipe: Recipe, *, processes: int = 1) -> Estimate:
-    """Take three real steps of each stage on random tokens; pairs are read from their files, nothing is written.
+    """Take three real steps of each stage on random tokens, two if they are long.
+
+    Pairs are read from their files, nothing is written.
 
     Args:
         recipe: The settings.
@@ -126,11 +133,17 @@ def estimate(recipe: Recipe, *, processes: int = 1) -> Estimate:
     kept = KeptForBackward(module)
     tokens: dict[str, int] = {objective.name: 0 for objective in objectives}
     seconds, total, most = 0.0, 0, 0
-    for step, count in _stages(recipe, objectives):
+    stages = _stages(recipe, objectives)
+    for step, count in stages:
         item = _moved(data[step * processes], model.model.device)
-        with kept.counting():
-            times = [_timed_step(module, objectives, optimizer, item)]
-        times += [_timed_step(module, objectives, optimizer, item) for _ in range(min(count, 2))]
+        label = f"timing steps, stage {stages.index((step, count)) + 1} of {len(stages)}"
+        with progress(1 + min(count, 2), label) as advance:
+            with kept.counting():
+                times = [_timed_step(module, objectives, optimizer, item)]
+            advance(1)
+            while len(times) < 1 + min(count, 2) and (len(times) == 1 or sum(times) < _LONG_SECONDS):
+                times.append(_timed_step(module, objectives, optimizer, item))
+                advance(1)
         # The first step compiles and allocates; it is counted once and not averaged in.
         seconds += times[0] + sum(times[1:]) / len(times[1:]) * (count - 1)
         own = {name: tokens_in(batch) * processes for name, batch in item.items() if name in tokens}
