@@ -77,6 +77,16 @@ def test_mistakes_are_told(bundled):
         bundled.encode("a cat", precision="int4")
 
 
+def test_vectors_that_are_not_of_the_queries_precision_or_size_are_told():
+    queries, kept = np.zeros((1, 16), np.float32), np.zeros((3, 16), np.float32)
+    with pytest.raises(ConfigError, match=r"binary vectors of 2, not \(16,\)"):
+        nearest(queries, kept, "binary", 2)
+    with pytest.raises(ConfigError, match="whole numbers, as quantize makes them, not float32"):
+        nearest(queries, kept, "int8", 2, ranges_2D=ranges_of(queries))
+    with pytest.raises(ConfigError, match=r"vectors of 16, not \(8,\)"):
+        nearest(queries, kept[:, :8], "float32", 2)
+
+
 def test_encode_in_fewer_bits(bundled):
     texts = ["a cat", "a dog", "the sea"]
     plain = bundled.encode(texts)

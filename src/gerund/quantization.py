@@ -125,9 +125,19 @@ def nearest(
 
     Returns:
         The rows of ``kept`` ``(Q, k)`` and how near they are ``(Q, k)``; with bits alone, minus the bits that differ.
+
+    Raises:
+        ConfigError: an unknown precision, vectors of another size or type than it makes, or int8 without ranges.
     """
     count = min(whole_number("k", k), len(kept))
     dimensions = queries_QD.shape[1]
+    width = -(-dimensions // 8) if check_precision(precision) in ("binary", "ubinary") else dimensions
+    if kept.shape[1:] != (width,):
+        raise ConfigError(
+            f"to queries of {dimensions} numbers belong {precision} vectors of {width}, not {kept.shape[1:]}"
+        )
+    if precision != "float32" and not np.issubdtype(kept.dtype, np.integer):
+        raise ConfigError(f"vectors in {precision} are whole numbers, as quantize makes them, not {kept.dtype}")
     if precision not in ("binary", "ubinary"):
         scores_QN = queries_QD @ restore(kept, precision, dimensions, ranges_2D).T
         return _best(scores_QN, count)

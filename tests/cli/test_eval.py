@@ -95,6 +95,16 @@ def test_an_interruption_says_what_becomes_of_the_work(tiny_folder, data, tmp_pa
     assert f"gerund: interrupted; {told}: run the same command again to go on from there\n" in run_cli(*command).err
 
 
+def test_what_was_interrupted_before_its_first_score_goes_on(tiny_folder, data, tmp_path):
+    (tmp_path / "r" / "embeddings").mkdir(parents=True)
+    command = ["eval", tiny_folder, "--data", data, "-o", tmp_path / "r", "--tasks", "sts", "--no-pictures"]
+    assert run_cli(*command).code == 0
+    (tmp_path / "other" / "embeddings").mkdir(parents=True)
+    (tmp_path / "other" / "notes.txt").write_text("mine")
+    command[5] = tmp_path / "other"
+    assert "holds other files" in run_cli(*command).mistake
+
+
 @pytest.mark.slow
 def test_the_embedded_default_and_a_limit(data, tmp_path):
     ran = run_cli("eval", "--tasks", "sts/small", "--data", data, "-o", tmp_path / "r", "--limit", 3, "--no-pictures")

@@ -73,6 +73,11 @@ def test_name_with_dots_is_a_name():
     assert load_recipe("llm2vec-mntp-sheared-llama-1.3b").steps == 1000
 
 
+def test_default_may_be_left_out_of_a_name():
+    assert find_recipe("align") == find_recipe("align-default")
+    assert find_recipe("small-base").stem == "small-base"
+
+
 def test_own_file_comes_before_a_name_inside(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("unimae-default").write_text("steps: 1")
@@ -163,7 +168,7 @@ class TestOwnTexts:
 
     def test_are_refused_where_pairs_are_read(self, tmp_path):
         (tmp_path / "a.txt").touch()
-        with pytest.raises(ConfigError, match="unimae-supervised-default reads pairs and no texts"):
+        with pytest.raises(ConfigError, match="unimae-supervised-default reads pairs, or .*, and no other texts"):
             load_recipe("unimae-supervised-default", texts=[tmp_path])
 
     @pytest.mark.parametrize("inside", ["", "runs/mine"])

@@ -229,7 +229,11 @@ def report_folder(output: Path) -> Any:
     if output.exists() and not output.is_dir():
         raise OutputExistsError(f"{output} is a file; a report is a folder")
     if output.is_dir() and any(output.iterdir()) and not (output / "scores").is_dir():
-        raise OutputExistsError(f"{output} holds other files; choose a new folder or that of an earlier report")
+        from gerund.evaluation.run import EMBEDDINGS
+
+        # What was interrupted before its first score has left vectors alone.
+        if {one.name for one in output.iterdir()} != {EMBEDDINGS}:
+            raise OutputExistsError(f"{output} holds other files; choose a new folder or that of an earlier report")
     return hold(output / "scores", output)
 
 

@@ -16,7 +16,7 @@ from gerund.evaluation.systems.embeddings import EmbeddingCache
 from gerund.evaluation.systems.precomputed import precompute, precomputed_words, word_groups
 from gerund.evaluation.task import EvaluationConfig, Task
 
-_EMBEDDINGS = "embeddings"
+EMBEDDINGS = "embeddings"
 
 # Called with the task, the system, and the result or None before it is measured.
 ProgressReporter = Callable[[Task, System, Result | None], None]
@@ -87,7 +87,7 @@ def evaluate(
 
 def cache_in(folder: Path) -> EmbeddingCache:
     """Return the cache that lies in a report's folder."""
-    return EmbeddingCache(folder / _EMBEDDINGS)
+    return EmbeddingCache(folder / EMBEDDINGS)
 
 
 def _measure(task: Task, done: Evaluation, store: ResultStore | None, reporter: ProgressReporter) -> None:

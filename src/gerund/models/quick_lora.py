@@ -47,15 +47,15 @@ class AdapterComputation:
     def summary(self) -> str:
         """Return it as a sentence for people.
 
-        >>> AdapterComputation("merged", 56, 0, 11_796_480).summary()
-        'its adapters are read through merged copies of 56 weights (11.2 MiB), as quickly as the model without them'
+        >>> AdapterComputation("merged", 56, 0, 11_796_480).summary().partition(", as quickly")[0]
+        'its adapters are read through merged copies of 56 weights (11.2 MiB for all adapters)'
         """
         if self.way is None:
             return "its adapters are computed by PEFT, layer by layer"
         if self.way == "merged":
             how = (
-                f"are read through merged copies of {self.layers} weights ({self.copies / 2**20:.1f} MiB), as quickly "
-                "as the model without them"
+                f"are read through merged copies of {self.layers} weights ({self.copies / 2**20:.1f} MiB for all "
+                "adapters), as quickly as the model without them"
             )
         else:
             limit = LARGEST_COPIES // 2**20

@@ -328,9 +328,10 @@ def _take_teacher(content: dict[str, Any], teacher: str, name: str) -> None:
         raise ConfigError(f"{name} learns from no teacher; --teacher is for recipes that distil, such as align-default")
     data = content.get("data")
     if teacher.lower().endswith(".parquet"):
-        # Named from where the command is given, and looked for in the folder of all files.
+        # Named from where the command is given, and looked for in the folder of all files. Out of a folder that is
+        # not there, as a recipe's may be, no relative path leads anywhere.
         folder = str(data.get("folder", ".")) if isinstance(data, dict) else "."
-        teacher = os.path.relpath(teacher, folder)
+        teacher = os.path.relpath(teacher, folder) if Path(folder).is_dir() else str(Path(teacher).absolute())
         if isinstance(data, dict) and len(objectives or []) == 1:
             data.pop("sources", None)  # the file has the texts as well
     for one in distilling:
@@ -345,7 +346,8 @@ def _check_texts(recipe: Recipe, texts: list[Path], name: str) -> None:
     """Refuse texts that the recipe does not read, and an output that would be taken for texts the next time."""
     if not any(objective.reads_sources for objective in recipe.objectives):
         raise ConfigError(
-            f"{name} reads pairs and no texts; give data.folder or its objective's own files, not --texts"
+            f"{name} reads pairs, or a file of texts with their vectors, and no other texts; give data.folder or its "
+            "objective's own files, not --texts"
         )
     output = recipe.output.resolve()
     for path in texts:

@@ -40,7 +40,10 @@ def bundled_contents() -> dict[str, dict[str, Any]]:
 
 
 def find_recipe(recipe: str | Path) -> Path:
-    """Return the file of a recipe: a path, or the name of a bundled one.
+    """Return the file of a recipe: a path, or the name of a bundled one, of which ``-default`` may be left out.
+
+    >>> find_recipe("align").name
+    'align-default.yaml'
 
     Raises:
         ConfigError: There is neither such a file nor such a name.
@@ -49,8 +52,9 @@ def find_recipe(recipe: str | Path) -> Path:
     if path.is_file() or path.name != str(recipe) or path.suffix in (".yaml", ".yml"):
         # A path that leads nowhere is refused where the file is read.
         return path
-    if bundled.is_file():
-        return bundled
+    for own in (bundled, _FOLDER / f"{recipe}-default.yaml"):
+        if own.is_file():
+            return own
     names = [file.stem for file in sorted(_FOLDER.glob("*.yaml"))]
     close = difflib.get_close_matches(str(recipe), names, n=3)
     hint = f"did you mean {' or '.join(close)}?" if close else "`gerund recipes` lists those inside"

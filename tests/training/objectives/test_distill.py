@@ -174,6 +174,30 @@ def test_a_file_of_vectors_is_a_teacher(run, settings, teacher, tmp_path):
         read_known(bare)
 
 
+@pytest.mark.slow
+def test_vectors_in_fewer_bits_are_what_they_stand_for(teacher, tmp_path):
+    texts = tmp_path / "texts.txt"
+    texts.write_text("\n".join(sentences(f"t{i}", 1) for i in range(8)), "utf-8")
+    files = {precision: tmp_path / f"{precision}.parquet" for precision in ("float32", "int8", "uint8", "binary")}
+    for precision, file in files.items():
+        ran = run_cli("embed", texts, "-m", teacher, "--keep-text", "--precision", precision, "-o", file)
+        assert ran.code == 0, ran.err
+    right = read_known(files["float32"]).rows(range(8))
+    for precision in ("int8", "uint8"):
+        np.testing.assert_allclose(read_known(files[precision]).rows(range(8)), right, atol=np.ptp(right) / 255)
+    with pytest.raises(ConfigError, match="has a bit for each number"):
+        read_known(files["binary"])
+
+
+@pytest.mark.slow
+def test_a_model_with_an_adapter_and_a_head_is_a_teacher(run, teacher, tmp_path):
+    student = run("out", "steps=1")
+    assert (student / "modules.json").is_file()
+    again = open_teacher(str(student))
+    assert again.space == gerund.load(student).fingerprint()
+    np.testing.assert_array_equal(again.encode(["a text"]), gerund.load(student).encode(["a text"]))
+
+
 def test_a_dry_run_reads_no_text_and_writes_nothing(settings, write_recipe, tmp_path):
     settings["objectives"][0]["token_vectors"] = True
     found = estimate(load_recipe(write_recipe(settings), [f"output={tmp_path / 'dry'}"]))
@@ -250,6 +274,18 @@ def test_shards_are_kept_and_go_on(tmp_path, monkeypatch):
     assert SHARD_TEXTS > 1000
 
 
+def test_a_damaged_shard_is_made_anew(tmp_path):
+    teacher, told = Counting(), []
+    texts = ["a", "bb", "ccc"]
+    right = teacher_vectors(teacher, lambda numbers: [texts[number] for number in numbers], 3, tmp_path).rows([0, 1, 2])
+    [shard] = tmp_path.iterdir()
+    shard.write_bytes(shard.read_bytes()[:-3])
+    found = teacher_vectors(teacher, lambda numbers: [texts[number] for number in numbers], 3, tmp_path, told.append)
+    np.testing.assert_array_equal(found.rows([0, 1, 2]), right)
+    assert teacher.asked == [3, 3]
+    assert f"{shard} is damaged" in told[0]
+
+
 def test_vectors_that_are_not_finite_are_refused(tmp_path):
     teacher = Counting()
     teacher.encode = lambda texts: np.full((len(texts), 2), np.nan, dtype=np.float32)
@@ -306,6 +342,11 @@ def test_the_teacher_of_the_command_line(write_recipe, settings, tmp_path, monke
     # It lies where the command is given, and brings the texts.
     assert (tmp_path / found.data.folder / found.objectives[0].teacher).resolve() == tmp_path / "vectors.parquet"
     assert not found.data.sources
+    # Out of a folder that is not there no relative path leads to it.
+    assert not found.data.folder.exists()
+    (tmp_path / "vectors.parquet").write_bytes(b"")
+    assert (found.data.folder / found.objectives[0].teacher).is_file()
+    (tmp_path / "vectors.parquet").unlink()
     ran = run_cli("train", recipe, "--teacher", "vectors.parquet", f"output={tmp_path / 'out'}")
     assert "vectors.parquet: no such file" in ran.mistake
     assert "learns from no teacher" in run_cli("train", "unimae-default", "--teacher", "x").mistake

@@ -142,7 +142,7 @@ def open_teacher(name: str, prompt: str = "") -> Teacher:
         MissingDependencyError: It needs sentence-transformers.
     """
     folder = Path(name)
-    if not (folder / "modules.json").is_file() and _is_gerunds(name):
+    if _is_gerunds(name):
         from gerund.entry import load
 
         lm = load(name)
@@ -225,7 +225,7 @@ def teacher_vectors(
     folder.mkdir(parents=True, exist_ok=True)
     stretches = [range(first, min(first + SHARD_TEXTS, count)) for first in range(0, count, SHARD_TEXTS)]
     paths = [folder / f"{_key(teacher.space, texts(own))}.safetensors" for own in stretches]
-    missing = [place for place, path in enumerate(paths) if not path.is_file()]
+    missing = [place for place, path in enumerate(paths) if not _is_whole(path, report)]
     if missing:
         waiting = sum(len(stretches[place]) for place in missing)
         known = f", {count - waiting} of them known already" if waiting < count else ""
@@ -235,6 +235,20 @@ def teacher_vectors(
                 _make(teacher, texts(stretches[place]), paths[place])
                 advance(len(stretches[place]))
     return TeacherVectors(paths, count)
+
+
+def _is_whole(path: Path, report: Callable[[str], None]) -> bool:
+    """Tell whether a shard is there; a damaged one, as of a copy that was cut short, is as none."""
+    from safetensors import SafetensorError, safe_open
+
+    if not path.is_file():
+        return False
+    try:
+        with safe_open(path, framework="numpy") as shard:
+            return _NAME in shard.keys()  # noqa: SIM118 - it is no mapping
+    except (SafetensorError, OSError) as error:
+        report(f"{path} is damaged ({error}); its vectors are made anew")
+        return False
 
 
 def _key(space: str, texts: Sequence[str]) -> str:
@@ -290,15 +304,22 @@ def read_known(path: Path) -> KnownVectors:
     """Read texts and vectors of a Parquet file.
 
     Raises:
-        ConfigError: It has no texts.
+        ConfigError: It has no texts, or single bits for vectors.
         DataError: It is not there, or no file that ``gerund embed`` wrote.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     from gerund.data.embedding_files import read_embeddings
+    from gerund.quantization import check_precision, restore
 
     found = read_embeddings(path)
+    precision = check_precision(found.info.get("precision", "float32"))
+    if precision in ("binary", "ubinary"):
+        raise ConfigError(
+            f"{path} has a bit for each number of a vector, which says too little to learn from; embed once more "
+            "without --precision, or with int8"
+        )
     try:
         schema = pq.read_schema(path)
         texts = pq.read_table(path, columns=["text"]).column("text").to_pylist() if "text" in schema.names else None
@@ -312,4 +333,8 @@ def read_known(path: Path) -> KnownVectors:
     if not kept:
         raise DataError(f"{path}: no texts in there")
     space = found.info.get("space") or found.info.get("fingerprint")
-    return KnownVectors([texts[row] for row in kept], found.vectors[kept], str(space))
+    ranges = found.info.get("ranges")
+    vectors = restore(
+        found.vectors[kept], precision, found.vectors.shape[1], None if ranges is None else np.float32(ranges)
+    )
+    return KnownVectors([texts[row] for row in kept], vectors, str(space))
