@@ -60,6 +60,7 @@ PAGE = (
     ),
     Section("### Short and long prefixes", ("decoding:prefix-lengths",)),
     Section("### Queries written anew", ("quality:expansions",)),
+    Section("### Another encoder's vectors", ("alignment",)),
     Section("## One model, or one for each step", ("stack",)),
     Section("## Encoding", ("encode",)),
     Section("## What a plan costs", ("plan_overhead",)),

@@ -24,7 +24,7 @@ import render  # noqa: E402
 import results  # noqa: E402
 from results import BY_SCRIPT, CARRIED, Column, Result, Run, Table  # noqa: E402
 
-LIBRARY = {"harness", "inputs", "render", "results", "servers", "study"}
+LIBRARY = {"harness", "inputs", "mixed_requests", "render", "results", "servers", "study"}
 SCRIPTS = sorted(path for path in FOLDER.glob("*.py") if path.stem not in LIBRARY)
 FILES = sorted(results.RESULTS.glob("*.json"))
 # What `--quick` needs beside the library: arguments, whether it reads ../shared/data, and a peer.
@@ -36,11 +36,13 @@ STUDIES = {
     "training_free": (),
     "hybrids": (),
     "quality": (),
+    "alignment": ("--teacher", "default"),
 }
 DATA = {"relevance", "index", "kept_chunks", "stack"}  # reads ../shared/data and keeps nothing
 PEERS = {
     **{"encode": "sentence_transformers", "serve": "fastapi", "relevance": "mteb"},
     **{"index": "lancedb", "index_cost": "lancedb", "runtimes": "openvino", "stack": "xllamacpp"},
+    "alignment": "lancedb",
 }
 RUN = Run(command="python benchmarks/speed.py", machine="2 cores", date="2026-11-23")
 

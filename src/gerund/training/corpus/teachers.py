@@ -335,6 +335,9 @@ def read_known(path: Path) -> KnownVectors:
     space = found.info.get("space") or found.info.get("fingerprint")
     ranges = found.info.get("ranges")
     vectors = restore(
-        found.vectors[kept], precision, found.vectors.shape[1], None if ranges is None else np.float32(ranges)
+        found.vectors[kept],
+        precision,
+        found.vectors.shape[1],
+        None if ranges is None else np.asarray(ranges, np.float32),
     )
     return KnownVectors([texts[row] for row in kept], vectors, str(space))
