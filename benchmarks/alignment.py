@@ -8,6 +8,7 @@ The work folder keeps what was trained.
 """
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +102,9 @@ def main(argv: list[str] | None = None) -> None:
     options = harness.parse(parser, argv, quick=small)
     torch.set_num_threads(options.threads)
     options.work.mkdir(parents=True, exist_ok=True)
-    sets = [Set.read(name, options) for name in options.sets.split(",")]
+    read = [Set.read(name, options) for name in options.sets.split(",")]
+    # A document without text has no vector.
+    sets = [replace(own, documents=[one for one in own.documents if one.text.strip()]) for own in read]
     models = {BUNDLED: ["default"], ALIGNED: [str(aligned(options, sets, seed)) for seed in options.seeds]}
     teacher = open_teacher(str(options.teacher))
     students = {name: [gerund.load(folder) for folder in folders] for name, folders in models.items()}

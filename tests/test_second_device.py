@@ -80,6 +80,30 @@ def test_verb(open_model, verb):
         assert found == expected
 
 
+ADAPTED = {
+    "encode": VERBS["encode"],
+    "generate": VERBS["generate"],
+    "infill": VERBS["infill"],
+    "score": lambda lm: torch.as_tensor(lm.score(["the old man"], [[" slept", " ran away"]])[0]),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("bundled")
+@pytest.mark.parametrize("verb", ADAPTED)
+def test_verb_with_an_adapter(monkeypatch, verb):
+    monkeypatch.setattr("gerund.encoder_model.choose_autocast", lambda runtime: None)
+    expected = ADAPTED[verb](gerund.load(device="cpu", dtype="float32"))
+    with SecondDevice():
+        lm = gerund.load(device=DEVICE.type, dtype="float32")
+        assert all(isinstance(tensor, Elsewhere) for tensor in (*lm.model.parameters(), *lm.model.buffers()))
+        found = ADAPTED[verb](lm)
+    if isinstance(expected, torch.Tensor):
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
+    else:
+        assert found == expected
+
+
 # What a pass does beyond its plan.
 METHODS = {
     "skips": {"attention": "mask0-bidir", "skips": 1},

@@ -4,13 +4,14 @@ import importlib.util
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from gerund.errors import ConfigError
+from gerund.errors import ConfigError, ResourceError
 from gerund.jobs.engines import engine_of
 from tests.jobs import ray_session
 
@@ -86,6 +87,16 @@ def test_no_cluster_is_started_without_a_token(monkeypatch):
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     with pytest.raises(ConfigError, match="would let everybody who reaches this machine run code"):
         engine_of("ray", address="local")
+
+
+@needs_ray
+def test_a_cluster_that_does_not_answer_is_told_at_once(monkeypatch):
+    monkeypatch.setattr("ray.init", lambda **_: pytest.fail("it would try for minutes"))
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # and listens not
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(ResourceError, match=f"no Ray cluster answers at {address}: .*refused"):
+            engine_of("ray", address=address)
 
 
 def test_engines_by_name():

@@ -168,7 +168,7 @@ class TestOwnTexts:
 
     def test_are_refused_where_pairs_are_read(self, tmp_path):
         (tmp_path / "a.txt").touch()
-        with pytest.raises(ConfigError, match="unimae-supervised-default reads pairs, or .*, and no other texts"):
+        with pytest.raises(ConfigError, match=r"unimae-supervised-default reads pairs, or .*, and no other texts"):
             load_recipe("unimae-supervised-default", texts=[tmp_path])
 
     @pytest.mark.parametrize("inside", ["", "runs/mine"])

@@ -12,6 +12,7 @@ Knows: Ray. Does not know: what a shard is.
 """
 
 import os
+import socket
 import sys
 import warnings
 from collections import deque
@@ -33,6 +34,8 @@ LOCAL = "local"
 _AHEAD = 2
 # Seconds in which the first worker has to be there: a cluster may have to fetch a machine for it.
 _PATIENCE = 1800
+# Seconds in which the head of a cluster has to take a connection.
+_ANSWER_SECONDS = 20
 _AUTH_MODE = "RAY_AUTH_MODE"
 
 
@@ -230,6 +233,7 @@ def _connected(address: str | None) -> Any:
     if find_spec("ray") is None:
         raise MissingDependencyError("--engine ray needs Ray: pip install 'gerund[ray]'")
     options = _options(address)
+    _demand_answer(str(address))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import ray
@@ -239,6 +243,18 @@ def _connected(address: str | None) -> Any:
         except Exception as error:  # Ray raises them bare where its processes do not start in time
             raise ResourceError(f"no Ray cluster at {address} lets this process in: {error}") from error
     return ray
+
+
+def _demand_answer(address: str) -> None:
+    """Refuse HOST:PORT where nobody answers: Ray tries for minutes, and hears no signal meanwhile."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or "//" in address:
+        return
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_SECONDS):
+            pass
+    except (OSError, OverflowError) as error:
+        raise ResourceError(f"no Ray cluster answers at {address}: {error}") from error
 
 
 def _options(address: str | None) -> dict[str, Any]:

@@ -157,6 +157,18 @@ def _inject(model: PreTrainedModel, folders: Mapping[str, Path]) -> None:
         for keys, what in ((found.unexpected_keys, "has weights for"), (found.missing_keys, "lacks weights for")):
             if keys:
                 raise ModelError(f"the adapter in {path} is not for this model: it {what} {sorted(keys)[0]}")
+    _move_to_base(model)
+
+
+def _move_to_base(model: PreTrainedModel) -> None:
+    """Let an adapter's weights lie where those are that they change, which PEFT sees to on some devices only."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    for layer in model.modules():
+        if isinstance(layer, BaseTunerLayer):
+            device = next(layer.get_base_layer().parameters()).device
+            if any(weight.device != device for weight in layer.parameters()):
+                layer.to(device)
 
 
 def _gate_layers(model: PreTrainedModel) -> None:

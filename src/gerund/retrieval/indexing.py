@@ -202,6 +202,8 @@ class Writer:
             yield
             self._flush()
         except KeyboardInterrupt as stop:
+            if not self.summary.documents:
+                raise
             stop.add_note(
                 f"{self.summary.documents} documents of this run are kept in {self.store.name}: run the same command "
                 "again to go on from there"
