@@ -1,5 +1,7 @@
 """Whole texts that an engine's workers encode have the vectors that this process gives them."""
 
+from contextlib import contextmanager
+
 import numpy as np
 import pytest
 
@@ -60,3 +62,40 @@ def test_two_processes(lm, monkeypatch):
     with encoded_by(LocalEngine(2), [system]):
         found = system.encode(TEXTS, normalize=True)
     np.testing.assert_allclose(found, system.lm.encode(TEXTS, normalize=True, empty="zeros"), atol=1e-6)
+
+
+class Interrupted(LocalEngine):
+    """This process, which is interrupted behind so many shards."""
+
+    def __init__(self, shards):
+        super().__init__(1)
+        self.shards, self.seen = shards, 0
+
+    @contextmanager
+    def pool(self, work):
+        class Pool:
+            def map(_, shards):  # noqa: N805
+                for found in inner.map(shards):
+                    if self.seen == self.shards:
+                        raise KeyboardInterrupt
+                    self.seen += 1
+                    yield found
+
+        with super().pool(work) as inner:
+            yield Pool()
+
+
+@pytest.mark.slow
+def test_an_interruption_keeps_the_shards_that_are_done(lm, monkeypatch, tmp_path):
+    monkeypatch.setattr(workers, "_SHARD", 3)
+    wanted = lm.encode(TEXTS, normalize=True, empty="zeros")
+    for shards, left in ((2, 4), (9, 2)):
+        [system] = systems_of([lm], [EncoderSpec()], cache=EmbeddingCache(tmp_path))
+        engine = Interrupted(shards)
+        with encoded_by(engine, [system]):
+            if shards < left:
+                with pytest.raises(KeyboardInterrupt):
+                    system.encode(TEXTS, normalize=True)
+            else:
+                np.testing.assert_allclose(system.encode(TEXTS, normalize=True), wanted, atol=1e-6)
+                assert engine.seen == left

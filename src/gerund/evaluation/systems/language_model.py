@@ -49,7 +49,7 @@ class LanguageModelSystem(Encoder):
     def __init__(self, label: str, lm: "LanguageModel", cache: "EmbeddingCache | None" = None) -> None:
         super().__init__(label, cache)
         self.lm = lm
-        self.elsewhere: Callable[[Sequence[str], str | None], np.ndarray] | None = None
+        self.elsewhere: Callable[[Sequence[str], str | None, Unfinished | None], np.ndarray] | None = None
         self.words: dict[tuple[str | None, str, bool], dict[tuple[str, ...], np.ndarray]] = {}
 
     @property
@@ -122,7 +122,7 @@ class LanguageModelSystem(Encoder):
     ) -> np.ndarray:
         """Compute vectors ``(n, D)`` float32 as they were pooled, keeping finished batches where it is said."""
         if self.elsewhere is not None:
-            return self.elsewhere(texts, prompt)
+            return self.elsewhere(texts, prompt, kept)
         vectors: np.ndarray = self.lm.encode(
             texts, prompt=prompt, normalize=False, empty="zeros", show_progress=show, kept=kept
         )

@@ -13,6 +13,7 @@ import numpy as np
 from gerund.evaluation.systems.base import System
 from gerund.evaluation.systems.language_model import LanguageModelSystem
 from gerund.jobs.engine import JobEngine, StatefulWork, WorkerPool
+from gerund.jobs.unfinished import Unfinished
 from gerund.worker_model import WorkerModel
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 # Texts that a worker encodes at a time; batches are made of texts of one shard.
 _SHARD = 512
+# The number of the pass under which they keep shards; no encoder has so many of its own.
+_OF_WORKERS = 1_000_000
 # A shard: its number, its texts and what is put before them.
 TextShard = tuple[int, tuple[str, ...], str | None]
 
@@ -55,17 +58,27 @@ class _Pools(ExitStack):
         self.lm: LanguageModel | None = None
         self.pool: WorkerPool[TextShard, np.ndarray] | None = None
 
-    def encode(self, lm: "LanguageModel", texts: Sequence[str], prompt: str | None) -> np.ndarray:
-        """Return vectors as they were pooled, ``(n, D)`` float32."""
+    def encode(
+        self, lm: "LanguageModel", texts: Sequence[str], prompt: str | None, kept: Unfinished | None = None
+    ) -> np.ndarray:
+        """Return vectors as they were pooled, ``(n, D)`` float32, keeping finished shards where it is said."""
         if lm is not self.lm or self.pool is None:
             self.close()
             model = WorkerModel.of(lm, threads=self.threads)
             work = StatefulWork(partial(_opened, model), gpus=model.gpus, threads=model.threads)
             self.pool, self.lm = self.enter_context(self.engine.pool(work)), lm
-        shards = ((start, tuple(texts[start : start + _SHARD]), prompt) for start in range(0, len(texts), _SHARD))
-        found = {shard[0]: vectors_ND for shard, vectors_ND in self.pool.map(shards)}
-        parts = [found[start] for start in sorted(found)]
-        return np.concatenate(parts) if parts else np.zeros((0, lm.dimensions), dtype=np.float32)
+        vectors_ND = np.zeros((len(texts), lm.dimensions), dtype=np.float32)
+        # Batches of a shard are others than those of all texts: what was kept without workers is not taken.
+        finished = None if kept is None else kept.encoding_pass(_OF_WORKERS, _OF_WORKERS + 1)
+        done = frozenset() if finished is None else finished.fill(vectors_ND)
+        stretches = [range(start, min(start + _SHARD, len(texts))) for start in range(0, len(texts), _SHARD)]
+        shards = ((own.start, tuple(texts[own.start : own.stop]), prompt) for own in stretches if not done >= {*own})
+        for (start, own_texts, _), found_ND in self.pool.map(shards):
+            rows = range(start, start + len(own_texts))
+            vectors_ND[rows.start : rows.stop] = found_ND
+            if finished is not None:
+                finished.keep(rows, found_ND)
+        return vectors_ND
 
 
 def _opened(model: WorkerModel) -> Callable[[TextShard], np.ndarray]:
