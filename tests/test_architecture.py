@@ -117,8 +117,9 @@ def unsafe(path: Path) -> Iterator[str]:
     """Yield imports of what unpickles or opens connections, and calls that run a folder's code."""
     tree = tree_of(path)
     for name in imported(tree):
-        # The server listens in one place, and hands what it listens on to its processes.
-        if name == "socket" and module_name(path) in LISTENS:
+        # The server listens in one place, and hands what it listens on to its processes; an address of Ray's that
+        # the user names is tried before Ray is.
+        if name == "socket" and module_name(path) in (*LISTENS, "jobs.ray_engine"):
             continue
         if name.split(".")[0] in (*NETWORK, *UNSAFE):
             yield f"{named(path)} imports {name}"
