@@ -1,6 +1,6 @@
 """Queries of one encoder on the vectors of another: an index that a teacher has made, asked by its students.
 
-    python benchmarks/alignment.py --data ../shared/data --work WORK --teacher ./all-MiniLM-L6-v2 [--seeds 0] [--set steps=100]
+    python benchmarks/alignment.py --data ../shared/data --work WORK --teacher ./all-MiniLM-L6-v2 [--set steps=100]
 
 The students are the bundled model, and one that `align-default` trains on the documents of the collections, each once,
 by sentences; no query and no judgement is used. Documents are whole, as each encoder cuts them; the search is exact.
