@@ -194,7 +194,7 @@ def test_a_model_with_an_adapter_and_a_head_is_a_teacher(run, teacher, tmp_path)
     student = run("out", "steps=1")
     assert (student / "modules.json").is_file()
     again = open_teacher(str(student))
-    assert again.space == gerund.load(student).fingerprint()
+    assert again.space == gerund.load(student).space  # its own teacher's
     np.testing.assert_array_equal(again.encode(["a text"]), gerund.load(student).encode(["a text"]))
 
 
