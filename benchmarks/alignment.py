@@ -18,6 +18,8 @@ import torch
 import gerund
 import harness
 import study
+from gerund.models.pooling import unit
+from gerund.quantization import nearest
 from gerund.training.corpus.teachers import open_teacher
 from gerund.training.recipe import load_recipe
 from gerund.training.run import train
@@ -46,22 +48,18 @@ def vectors_of(encoder: Any, own: Set) -> Vectors:
     """Return an encoder's vectors of a collection."""
     queries = encoder.encode([own.queries[query] for query in own.judgements])
     documents = encoder.encode([one.text for one in own.documents])
-    return _unit(queries), _unit(documents)
-
-
-def _unit(vectors: np.ndarray) -> np.ndarray:
-    found: np.ndarray = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
-    return found
+    return unit(queries), unit(documents)
 
 
 def score(own: Set, queries: np.ndarray, documents: np.ndarray) -> float:
     """Return nDCG@10 of an exact search."""
-    scores_QN = queries @ documents.T
-    runs = {}
-    for query, scores_N in zip(own.judgements, scores_QN, strict=True):
-        best = np.argsort(-scores_N)[:_DEPTH]
-        runs[query] = {own.documents[place].source: float(scores_N[place]) for place in best}
-    return own.ndcg(runs)
+    found = zip(own.judgements, *nearest(queries, documents, "float32", _DEPTH), strict=True)
+    return own.ndcg(
+        {
+            query: {own.documents[row].source: float(score) for row, score in zip(rows, scores, strict=True)}
+            for query, rows, scores in found
+        }
+    )
 
 
 def rows_of(own: Set, teacher: Vectors, students: dict[str, list[Vectors]]) -> list[Row]:

@@ -76,7 +76,7 @@ def evaluate(
         for task in tasks:
             _measure(task, done, store, reporter or (lambda *_: None))
     except KeyboardInterrupt as stop:
-        if store is not None and (store.count() or (store.folder.parent / EMBEDDINGS).is_dir()):
+        if folder is not None and store is not None and (store.count() or (folder / EMBEDDINGS).is_dir()):
             stop.add_note(
                 f"{store.count()} finished scores, and the vectors of texts that were encoded for others, are kept in "
                 f"{folder}: run the same command again to go on from there"

@@ -202,12 +202,11 @@ class Writer:
             yield
             self._flush()
         except KeyboardInterrupt as stop:
-            if not self.summary.documents:
-                raise
-            stop.add_note(
-                f"{self.summary.documents} documents of this run are kept in {self.store.name}: run the same command "
-                "again to go on from there"
-            )
+            if self.summary.documents:
+                stop.add_note(
+                    f"{self.summary.documents} documents of this run are kept in {self.store.name}: run the same "
+                    "command again to go on from there"
+                )
             raise
         finally:
             self.summary.seconds += time.perf_counter() - begin

@@ -134,14 +134,14 @@ def estimate(recipe: Recipe, *, processes: int = 1) -> Estimate:
     tokens: dict[str, int] = {objective.name: 0 for objective in objectives}
     seconds, total, most = 0.0, 0, 0
     stages = _stages(recipe, objectives)
-    for step, count in stages:
+    for number, (step, count) in enumerate(stages, 1):
         item = _moved(data[step * processes], model.model.device)
-        label = f"timing steps, stage {stages.index((step, count)) + 1} of {len(stages)}"
-        with progress(1 + min(count, 2), label) as advance:
+        more = min(count, 2)
+        with progress(1 + more, f"timing steps, stage {number} of {len(stages)}") as advance:
             with kept.counting():
                 times = [_timed_step(module, objectives, optimizer, item)]
             advance(1)
-            while len(times) < 1 + min(count, 2) and (len(times) == 1 or sum(times) < _LONG_SECONDS):
+            while len(times) <= more and (len(times) == 1 or sum(times) < _LONG_SECONDS):
                 times.append(_timed_step(module, objectives, optimizer, item))
                 advance(1)
         # The first step compiles and allocates; it is counted once and not averaged in.

@@ -4,7 +4,6 @@ Knows: which fields there are, what they mean and what contradicts what. Does no
 training is carried out. An unknown field is refused with the valid ones listed.
 """
 
-import os
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -328,10 +327,8 @@ def _take_teacher(content: dict[str, Any], teacher: str, name: str) -> None:
         raise ConfigError(f"{name} learns from no teacher; --teacher is for recipes that distil, such as align-default")
     data = content.get("data")
     if teacher.lower().endswith(".parquet"):
-        # Named from where the command is given, and looked for in the folder of all files. Out of a folder that is
-        # not there, as a recipe's may be, no relative path leads anywhere.
-        folder = str(data.get("folder", ".")) if isinstance(data, dict) else "."
-        teacher = os.path.relpath(teacher, folder) if Path(folder).is_dir() else str(Path(teacher).absolute())
+        # Named from where the command is given, as texts are, and not from the folder of all files.
+        teacher = str(Path(teacher).absolute())
         if isinstance(data, dict) and len(objectives or []) == 1:
             data.pop("sources", None)  # the file has the texts as well
     for one in distilling:
