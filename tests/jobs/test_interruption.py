@@ -143,8 +143,10 @@ def test_a_long_command_that_is_interrupted_before_its_work_says_so(tmp_path):
     """The command waits for its input; nothing was begun."""
     pipe = tmp_path / "in.txt"
     os.mkfifo(pipe)
-    with started(SMALL_PARTS, "embed", pipe, "-o", tmp_path / "out.parquet") as process, waited_for(pipe, process):
-        process.send_signal(signal.SIGINT)
+    with started(SMALL_PARTS, "embed", pipe, "-o", tmp_path / "out.parquet") as process:
+        with waited_for(pipe, process):
+            process.send_signal(signal.SIGINT)
+        # The pipe is closed now: Python hears a signal that came just before a read when the read returns.
         _, err = process.communicate(timeout=SECONDS)
     told = "nothing new was done yet; run the same command again"
     assert err.count(f"gerund: interrupted; {told}\n") == 1
