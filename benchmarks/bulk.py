@@ -31,9 +31,10 @@ from typing import Any
 import numpy as np
 
 import harness
-from gerund.cli.embed import EncodingWorker
+from gerund.cli.embed import Encoding, EncodingWorker
+from gerund.data.embedding_config import EmbeddingConfig
 from gerund.data.embedding_files import Part, join_parquet, read_embeddings, write_part
-from gerund.data.embedding_job import EmbeddingConfig, embedding_job
+from gerund.data.embedding_job import embedding_job
 from gerund.data.embedding_shards import Elsewhere
 from gerund.data.embedding_survey import digest_of, shards_of, survey_of
 from gerund.data.mining import MiningConfig, mine
@@ -146,7 +147,7 @@ def embed(options: Any, folder: Path) -> Table:
     source.write_text("".join(f"{text} {number}\n" for number, text in enumerate(texts)), encoding="utf-8")
     lm = load(dtype="float32")
     settings = {"prompt": None, "batch_tokens": None, "empty": "error", "overflow": "truncate"}
-    worker = EncodingWorker(WorkerModel.of(lm), settings)
+    worker = EncodingWorker(WorkerModel.of(lm), Encoding(settings))
 
     def run(system: str, workers: int, output: Path) -> Timed:
         timed = engine_for(system, workers, options)

@@ -226,6 +226,7 @@ class TestMistakes:
             (["--dtype", "int8"], "unknown dtype 'int8'; valid are: auto, float32"),
             (["--device", "abacus"], "device 'abacus' cannot be used here"),
             (["--empty", "drop"], "unknown way with empty texts 'drop'; valid are: error, zeros, skip"),
+            (["--bad-rows", "drop"], "unknown way with bad rows 'drop'; valid are: error, skip"),
             (["--overflow", "wrap"], "unknown --overflow 'wrap'; valid are: truncate, error"),
             (["--format", "xml"], "unknown format 'xml'; valid are: txt, jsonl, csv, tsv, parquet"),
             (["--batch-tokens", "0"], "batch_tokens=0"),
@@ -314,6 +315,23 @@ def test_files_of_a_folder_that_are_passed_over_are_told(tmp_path, tiny_folder):
     done = run_cli("embed", folder, "-o", tmp_path / "out.parquet", "-m", tiny_folder)
     assert done.code == 0, done.err
     assert "2 .md" in done.err
+
+
+def test_bad_rows_are_left_out_and_listed(tiny_folder, tmp_path):
+    source, out = tmp_path / "in.jsonl", tmp_path / "out.parquet"
+    rows = ['{"text": "the cat"}', "{", '{"text": "%s"}' % ("cat and " * 400), '{"text": ""}', '{"text": "a dog"}']
+    source.write_text("\n".join(rows))
+    options = ["-m", tiny_folder, "--max-length", 40, "--overflow", "error", "--bad-rows", "skip", "--json"]
+    ran = run_cli("embed", source, "-o", out, *options)
+    assert ran.code == 0, ran.err
+    assert f"gerund: warning: {source}, line 2: not valid JSON" in ran.err
+    assert f"gerund: warning: 3 rows not used: {tmp_path / 'out.errors.jsonl'}\n" in ran.err
+    report = json.loads(ran.out)
+    assert (report["rows"], report["bad"], report["errors_file"]) == (2, 3, str(tmp_path / "out.errors.jsonl"))
+    assert read_embeddings(out).ids == [0, 4]
+    listed = [json.loads(line) for line in (tmp_path / "out.errors.jsonl").read_text().splitlines()]
+    assert [one["place"].removeprefix(f"{source}, ") for one in listed] == ["line 2", "line 4", "line 3"]
+    assert listed[-1]["reason"] == "the text has more than 40 tokens, prompt included"
 
 
 @pytest.mark.slow

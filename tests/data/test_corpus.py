@@ -6,7 +6,8 @@ import lzma
 
 import pytest
 
-from gerund.data.corpus import Document, clean_text, read_documents
+from gerund.data.cleaning import clean_text
+from gerund.data.corpus import Document, read_documents
 from gerund.errors import ConfigError, DataError
 
 

@@ -21,7 +21,8 @@ import pytest
 
 import gerund
 from gerund import Chunking, Document
-from gerund.data.embedding_job import EmbeddingConfig, embedding_job
+from gerund.data.embedding_config import EmbeddingConfig
+from gerund.data.embedding_job import embedding_job
 from gerund.data.embedding_shards import Elsewhere
 from gerund.data.mining import mine
 from gerund.data.tables import open_table
@@ -121,7 +122,7 @@ def mined_to_the_byte(folder):
 
 def embedded_to_the_byte_while_workers_are_killed(folder):
     source = folder / "in.txt"
-    source.write_text("".join(f"text {number}\n" for number in range(400)))
+    source.write_bytes("".join(f"text {number}\n" for number in range(400)).encode() + b"not \xff UTF-8\n")
     _embed(source, folder / "alone.parquet", None)
     pids = folder / "pids"
     pids.mkdir()
@@ -132,7 +133,10 @@ def embedded_to_the_byte_while_workers_are_killed(folder):
     stop.set()
     killer.join(10)
     assert len(list(pids.iterdir())) > 2, "no worker was replaced"
-    assert (folder / "ray.parquet").read_bytes() == (folder / "alone.parquet").read_bytes()
+    for name in ("parquet", "errors.jsonl"):
+        assert (folder / f"ray.{name}").read_bytes() == (folder / f"alone.{name}").read_bytes()
+    bad = [json.loads(line)["reason"] for line in (folder / "ray.errors.jsonl").read_text().splitlines()]
+    assert [reason.split()[0] for reason in bad] == ["not", "the"], "a bad row is an error in its part"
     assert not (folder / "ray.parquet.parts").exists()
 
 
@@ -149,7 +153,13 @@ class _Telling:
 
 def _slowly(texts, kept=None):
     time.sleep(0.05)
-    return fake_encode(texts, kept)
+    return _but_for_one(texts, kept)
+
+
+def _but_for_one(texts, kept=None):
+    found = fake_encode(texts, kept)
+    found.vectors[[text == "text 77" for text in texts]] = np.nan
+    return found
 
 
 def _kill_some(pids, stop):
@@ -163,8 +173,8 @@ def _kill_some(pids, stop):
 
 
 def _embed(source, output, elsewhere):
-    with embedding_job(open_table(source), output, EmbeddingConfig(shard_rows=10)) as job:
-        job.run(fake_encode, ABOUT, elsewhere=elsewhere, show_progress=False)
+    with embedding_job(open_table(source), output, EmbeddingConfig(shard_rows=10, bad_rows="skip")) as job:
+        job.run(_but_for_one, ABOUT, elsewhere=elsewhere, show_progress=False)
 
 
 def indexed_as_by_this_process(folder):

@@ -136,9 +136,10 @@ def test_workers():
 def test_workers_and_drivers_that_are_killed_lose_and_double_nothing(tmp_path):
     command = [sys.executable, "-m", "tests.jobs.killed_workers", tmp_path]
     done = subprocess.run(
-        [*map(str, command), "--workers-killed", "2", "--drivers-killed", "3"],
-        capture_output=True, text=True, cwd=ROOT, timeout=200, check=False,
+        [*map(str, command), "--jobs", "parts,mine", "--workers-killed", "2", "--drivers-killed", "3"],
+        capture_output=True, text=True, cwd=ROOT, timeout=280, check=False,
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split("\n")[:2] == ["3 drivers killed", "2 workers killed"]
+    told = [f"{job} {killed} killed" for job in ("parts", "mine") for killed in ("3 drivers", "2 workers")]
+    assert done.stdout.splitlines() == told

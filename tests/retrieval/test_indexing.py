@@ -10,7 +10,7 @@ import pytest
 from gerund.errors import DataError
 from gerund.retrieval import indexing
 from gerund.retrieval.documents import Chunking, Document
-from gerund.retrieval.indexing import Writer
+from gerund.retrieval.indexing import Writer, all_failed
 from gerund.retrieval.lance_store import LanceStore
 from gerund.retrieval.memory_store import MemoryStore
 from gerund.retrieval.migrating import refill
@@ -70,6 +70,21 @@ def test_rows_of_a_table_are_documents_of_their_own(store, tmp_path):
     summary = add(store, path, root=tmp_path)
     assert [one.reason for one in summary.failed] == [f"{path}: the id 'a' is there twice"]
     assert "t.jsonl#b" in texts(store)  # nothing is removed for a file that is not understood
+
+
+def test_rows_that_cannot_be_read_stop_no_other(store, tmp_path):
+    path = tmp_path / "t.jsonl"
+    path.write_text('{"id": "a", "text": "one"}\n{\n{"id": "c", "text": 3}\n{"id": "d", "text": "four"}\n')
+    summary = add(store, path, root=tmp_path)
+    [failure] = summary.failed
+    assert (failure.file, failure.rows) == (str(path), 2)
+    assert failure.reason.startswith(f"{path}, line 2: not valid JSON")
+    assert failure.reason.endswith("; 1 more of its rows could not be read")
+    assert all_failed(summary) is None
+    assert texts(store) == {"t.jsonl#a": ["one"], "t.jsonl#d": ["four"]}
+    assert store.files() == {}
+    path.write_text('{"id": "a", "text": "one"}\n{"id": "c", "text": "three"}\n')
+    assert (add(store, path, root=tmp_path).failed, sorted(texts(store))) == ([], ["t.jsonl#a", "t.jsonl#c"])
 
 
 def test_what_is_gone_stays_unless_it_is_pruned(store, tmp_path):

@@ -10,7 +10,7 @@ from gerund.cli import engine_options
 from gerund.cli import model_options as options
 
 if TYPE_CHECKING:
-    from gerund.data.embedding_job import EmbeddingSummary
+    from gerund.data.embedding_config import EmbeddingSummary
     from gerund.data.embedding_shards import Elsewhere, Encode, Encoded
     from gerund.jobs.engine import JobEngine
     from gerund.jobs.unfinished import Unfinished
@@ -63,6 +63,9 @@ def command(
     spec: "ModelSpec",
     empty: Annotated[str, typer.Option(help="A row without a text: error, zeros (a zero vector) or skip.")] = "error",
     overflow: Annotated[str, typer.Option(help="A text that is too long: truncate (its end) or error.")] = "truncate",
+    bad_rows: Annotated[
+        str, typer.Option(help="A row that cannot be used: error, or skip, which lists them in OUT.errors.jsonl.")
+    ] = "error",
     keep_text: Annotated[bool, typer.Option("--keep-text", help="Store the texts too.")] = False,
     batch_tokens: Annotated[int | None, typer.Option(help="Tokens a batch, padding included.")] = None,
     shard_rows: Annotated[int, typer.Option(help="Rows a part; batches are made of texts of one part.")] = 4096,
@@ -82,6 +85,10 @@ def command(
     fingerprint, model, plan and more under the key gerund. OUT.npy is a float32 array with one row per text, with the
     ids in OUT.ids.jsonl (line i belongs to row i) and the encoder in OUT.meta.json. A .tsv file has no quoting, a
     .csv file has.
+
+    A malformed row, or one without a text, is an error before any model is loaded. With --bad-rows skip it is left out
+    and listed in OUT.errors.jsonl, and so are, later, texts that are too long where --overflow is error, and vectors
+    that are not finite: no row ends a long job then.
 
     With --precision int8 or uint8 each number is scaled by the smallest and the largest value of its dimension over
     all rows, which are stored beside the encoder, and takes a byte. With binary or ubinary it takes a bit.
@@ -108,10 +115,11 @@ def command(
 
         gerund embed shared/crawl.parquet -o shared/vectors.parquet --engine ray --address auto
 
-        zcat crawl.jsonl.gz | gerund embed - --format jsonl -m ./model --empty skip -o crawl.parquet
+        zcat crawl.jsonl.gz | gerund embed - --format jsonl -m ./model --empty skip --bad-rows skip -o crawl.parquet
     """
     from gerund.checks import check_dimensions
-    from gerund.data.embedding_job import EmbeddingConfig, embedding_job
+    from gerund.data.embedding_config import EmbeddingConfig
+    from gerund.data.embedding_job import embedding_job
     from gerund.data.tables import open_table, passed_over
     from gerund.encoder_methods import PromptText
     from gerund.errors import unknown_name
@@ -124,7 +132,13 @@ def command(
     if overflow not in ("truncate", "error"):
         raise unknown_name("--overflow", overflow, ["truncate", "error"])
     check_precision(precision)
-    config = EmbeddingConfig(empty=empty, keep_text=keep_text, shard_rows=shard_rows, force=force)  # type: ignore[arg-type]
+    config = EmbeddingConfig(
+        empty=empty,  # type: ignore[arg-type]
+        bad_rows=bad_rows,  # type: ignore[arg-type]
+        keep_text=keep_text,
+        shard_rows=shard_rows,
+        force=force,
+    )
     machines = engine_of(engine, workers, address, usual=1)
     with staged([source], output, work=work, force=force) as place:
         table = open_table(place.sources[0], format=format, column=column, id_column=id_column, folders=True)
@@ -138,16 +152,18 @@ def command(
             lm = load(spec)
             before = PromptText(lm.encoder.prompt_text(prompt, prompt_name))
             normalize = lm.encoder.normalize and not no_normalize
+            refusing = overflow == "error" and bad_rows == "skip"
             settings = {
                 "prompt": before,
                 "dimensions": dimensions,
                 "normalize": normalize,
                 "batch_tokens": batch_tokens,
                 "empty": "zeros" if empty == "zeros" else "error",
-                "overflow": overflow,
+                "overflow": "truncate" if refusing else overflow,
             }
+            encoding = Encoding(settings, refusing)
             summary = job.run(
-                partial(_encode, lm, settings),
+                partial(_encode, lm, encoding),
                 _about(lm, before, dimensions, normalize, precision),
                 computing={
                     "dtype": str(lm.compute_dtype).removeprefix("torch."),
@@ -156,21 +172,22 @@ def command(
                     "overflow": overflow,
                     "threads": threads,
                 },
-                elsewhere=None if is_alone(machines) else _elsewhere(machines, lm, spec, threads, settings),
+                elsewhere=None if is_alone(machines) else _elsewhere(machines, lm, spec, threads, encoding),
             )
-        files = place.send(summary.files)
-    _tell(summary, files, lm, dimensions, as_json)
+        errors = [] if summary.errors_file is None else [summary.errors_file]
+        sent = place.send([*errors, *summary.files])
+    _tell(summary, sent[len(errors) :], next(iter(sent[: len(errors)]), None), lm, dimensions, as_json)
 
 
 def _elsewhere(
-    machines: "JobEngine", lm: "LanguageModel", spec: "ModelSpec", threads: int, settings: dict[str, Any]
+    machines: "JobEngine", lm: "LanguageModel", spec: "ModelSpec", threads: int, encoding: "Encoding"
 ) -> "Elsewhere":
     from gerund.data.embedding_shards import Elsewhere
     from gerund.worker_model import WorkerModel
 
     model = WorkerModel.of(lm, spec, threads=threads)
     passes = len(lm.tokenize_prompted(["a"]))  # a template may read a text twice
-    return Elsewhere(machines, EncodingWorker(model, settings), model.gpus, model.threads, passes)
+    return Elsewhere(machines, EncodingWorker(model, encoding), model.gpus, model.threads, passes)
 
 
 def _threads(threads: int | None, *, alone: bool) -> int:
@@ -188,28 +205,44 @@ def _threads(threads: int | None, *, alone: bool) -> int:
 
 
 @dataclass(frozen=True)
+class Encoding:
+    """How the texts of a shard are encoded.
+
+    Attributes:
+        settings: for ``LanguageModel.encode_with_usage``.
+        refusing: whether texts that are too long have no vector, rather than one of their beginning.
+    """
+
+    settings: dict[str, Any]
+    refusing: bool = False
+
+
+@dataclass(frozen=True)
 class EncodingWorker:
     """Makes what encodes in another process.
 
     Attributes:
         model: loads the model there.
-        settings: how texts are encoded.
+        encoding: how texts are encoded.
     """
 
     model: "WorkerModel"
-    settings: dict[str, Any]
+    encoding: Encoding
 
     def __call__(self) -> "Encode":
         """Load the model there; return what encodes a shard with it."""
-        return partial(_encode, self.model.load(), self.settings)
+        return partial(_encode, self.model.load(), self.encoding)
 
 
-def _encode(lm: "LanguageModel", settings: dict[str, Any], texts: list[str], kept: "Unfinished") -> "Encoded":
+def _encode(lm: "LanguageModel", encoding: Encoding, texts: list[str], kept: "Unfinished") -> "Encoded":
     """Encode one shard, counting the texts that were cut."""
     from gerund.data.embedding_shards import Encoded
 
-    found = lm.encode_with_usage(texts, show_progress=False, kept=kept, **settings)
-    return Encoded(found.vectors, sum(found.truncated))
+    found = lm.encode_with_usage(texts, show_progress=False, kept=kept, **encoding.settings)
+    if not encoding.refusing:
+        return Encoded(found.vectors, sum(found.truncated))
+    reason = f"the text has more than {lm.max_length} tokens, prompt included"
+    return Encoded(found.vectors, refused={index: reason for index, cut in enumerate(found.truncated) if cut})
 
 
 def _about(lm: "LanguageModel", prompt: str, dimensions: int | None, normalize: bool, precision: str) -> dict[str, Any]:
@@ -233,8 +266,19 @@ def _about(lm: "LanguageModel", prompt: str, dimensions: int | None, normalize: 
 
 
 def _tell(
-    summary: "EmbeddingSummary", files: list[str], lm: "LanguageModel", dimensions: int | None, as_json: bool
+    summary: "EmbeddingSummary",
+    files: list[str],
+    errors_file: str | None,
+    lm: "LanguageModel",
+    dimensions: int | None,
+    as_json: bool,
 ) -> None:
+    for row in summary.first_bad:
+        typer.echo(f"gerund: warning: {row.place}: {row.reason}", err=True)
+    if summary.bad:
+        more = f"; the first {len(summary.first_bad)} are above" if summary.bad > len(summary.first_bad) else ""
+        what = "row" if summary.bad == 1 else "rows"
+        typer.echo(f"gerund: warning: {summary.bad:,} {what} not used{more}: {errors_file}", err=True)
     speed = f" ({summary.rows_per_second:.0f} rows/s)" if summary.resumed_rows < summary.rows else ""
     parts = [f"{summary.rows} rows in {summary.seconds:.1f} s{speed}"]
     if summary.resumed_rows:
@@ -255,6 +299,8 @@ def _tell(
         "resumed_rows": summary.resumed_rows,
         "truncated": summary.truncated,
         "empty": summary.empty,
+        "bad": summary.bad,
+        "errors_file": errors_file,
         "dimensions": summary.dimensions,
         "seconds": round(summary.seconds, 3),
         "rows_per_second": round(summary.rows_per_second, 1),

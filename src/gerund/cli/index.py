@@ -240,7 +240,7 @@ def _print_summary(summary: "IndexSummary", output: str, chunks: int, *, as_json
     if summary.removed:
         parts.append(f"{_counted(summary.removed, 'document')} removed")
     if summary.failed:
-        parts.append(f"{_counted(len(summary.failed), 'file')} left out or not read to the end")
+        parts.append(f"{_counted(len(summary.failed), 'file')} left out, whole or in part")
     typer.echo(
         f"gerund: {', '.join(parts)}, {summary.seconds:.1f} s: {output} has {_counted(chunks, 'chunk')}", err=True
     )

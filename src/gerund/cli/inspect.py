@@ -133,7 +133,7 @@ def _texts(text: str | None, file: str | None, column: str | None, format: str |
         table = open_table(file, format=format, column=column)
         found: list[str] = []
         for rows in read_rows(table, max_rows=limit):
-            found += rows.without_empty().texts
+            found += rows.without(rows.empty()).texts
             if len(found) >= limit:
                 break
         if not found:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from gerund.jobs.engine import JobEngine
     from gerund.language_model import LanguageModel
     from gerund.spec import ModelSpec
-    from gerund.training.negative_passages import Elsewhere
+    from gerund.training.negative_passages import Elsewhere, Made
     from gerund.types import Scorer
     from gerund.worker_model import WorkerModel
 
@@ -80,7 +80,8 @@ def command(
     A passage is a prefix and what follows it in its document, both whole sentences. Training takes other stretches of
     the same document as wrong continuations by itself. This command adds continuations that a model generates (by
     nucleus sampling with p 0.9 unless an option says otherwise), and hard stretches, which a scorer mistakes for the
-    right one. An interrupted run goes on with --resume.
+    right one. Documents that cannot be used are passed over and listed in OUT/errors.jsonl. An interrupted run goes on
+    with --resume.
 
     For example:
 
@@ -148,10 +149,17 @@ def command(
     if as_json:
         typer.echo(json.dumps({"folder": str(output), **asdict(made)}))
         return
+    _tell(made, output)
+
+
+def _tell(made: "Made", output: Path) -> None:
     typer.echo(f"{made.passages:,} passages of {made.documents - made.short:,} documents in {output}")
     typer.echo(f"{made.generated:,} generated and {made.hard:,} hard continuations")
     if made.short:
         typer.echo(f"{made.short:,} documents were too short")
+    if made.errors:
+        what = "document" if made.errors == 1 else "documents"
+        typer.echo(f"gerund: warning: {made.errors:,} {what} not used: {output / 'errors.jsonl'}", err=True)
 
 
 def _sampling(temperature: float | None, top_p: float | None, top_k: int | None, typical_p: float | None) -> "Sampling":

@@ -1,19 +1,21 @@
-"""Reads documents out of files, one at a time, and cleans up two well-known kinds of raw text.
+"""Reads documents out of files, one at a time.
 
 Knows: file formats (.jsonl, .parquet, .txt, .md, each .xz or .gz where that makes sense) and where in a file
 a document stood, so that an error can name the line. Does not know: tokens, models, what the documents
 are for. A corpus is never held in memory whole.
 """
 
+import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from gerund.data.files import COMPRESSED, checked_text, decode, json_row, opened
-from gerund.errors import ConfigError, DataError, unknown_name
+from gerund.data.files import COMPRESSED, as_utf8, checked_text, decode, json_row, opened
+from gerund.errors import ConfigError, DataError
+from gerund.jobs.files import whole_file
 
 FORMATS = (
     ".jsonl", ".jsonl.xz", ".jsonl.gz", ".parquet",
@@ -41,6 +43,39 @@ class Document:
 
 
 @dataclass(frozen=True)
+class BadDocument:
+    """A document that could not be used.
+
+    Attributes:
+        file: the file's path.
+        line: the line or row, counted from 1; None where it is the file as a whole.
+        reason: what is wrong.
+    """
+
+    file: str
+    line: int | None
+    reason: str
+
+    @classmethod
+    def of(cls, record: "Record", error: DataError) -> "BadDocument":
+        """Return what is told of a record that an error is about."""
+        line = record.number if record.unit else None
+        reason = str(error).removeprefix(f"{record.place}: ").removeprefix(f"{record.path}: ")
+        return cls(as_utf8(str(record.path)), line, reason)
+
+
+def write_bad_documents(path: Path, documents: Iterable[BadDocument]) -> None:
+    """List documents that could not be used in a file, a JSON object a line.
+
+    Raises:
+        ResourceError: the disk is full.
+    """
+    with whole_file(path) as file:
+        for one in documents:
+            file.write(json.dumps(asdict(one), ensure_ascii=False).encode("utf-8", "replace") + b"\n")
+
+
+@dataclass(frozen=True)
 class Record:
     """A document as it stands in its file, not looked into yet.
 
@@ -65,7 +100,11 @@ class Record:
 
 
 def read_documents(
-    paths: Iterable[str | Path], *, text_column: str = "text", title_column: str = "title"
+    paths: Iterable[str | Path],
+    *,
+    text_column: str = "text",
+    title_column: str = "title",
+    bad: Callable[[BadDocument], None] | None = None,
 ) -> Iterator[Document]:
     """Yield the documents of ``paths`` in order; a document without any text is passed over.
 
@@ -73,13 +112,20 @@ def read_documents(
         paths: Files; the ending says the format (see ``FORMATS``). A .txt or .md file is one document.
         text_column: The column or JSON field that holds the text.
         title_column: The one that holds the title; it may be absent.
+        bad: Told of each document that cannot be used, which is passed over, or of what is left of a file that cannot
+            be read on; None raises.
 
     Raises:
         DataError: A file is missing, of an unknown format, not UTF-8, or has a malformed row.
     """
-    for path in map(Path, paths):
-        for record in read_records(path, text_column=text_column, title_column=title_column):
+    for record in all_records(map(Path, paths), text_column, title_column):
+        try:
             document = document_of(record, text_column=text_column, title_column=title_column)
+        except DataError as error:
+            if bad is None:
+                raise
+            bad(BadDocument.of(record, error))
+        else:
             if document.text.strip():
                 yield document
 
@@ -160,6 +206,19 @@ def read_records(path: Path, *, text_column: str = "text", title_column: str = "
     yield from reader(path, text_column, title_column)
 
 
+def all_records(paths: Iterable[Path], text_column: str, title_column: str) -> Iterator[Record]:
+    """Yield the documents of several files, and where one cannot be read on a record that says why."""
+    for path in paths:
+        number = 0
+        try:
+            for record in read_records(path, text_column=text_column, title_column=title_column):
+                number = record.number
+                yield record
+        except DataError as error:
+            # An archive that is cut off, a table without the column: an error among others, and on with the next file.
+            yield Record(path, number + 1, "", error)
+
+
 def document_of(record: Record, *, text_column: str = "text", title_column: str = "title") -> Document:
     """Look into a record.
 
@@ -177,29 +236,6 @@ def document_of(record: Record, *, text_column: str = "text", title_column: str 
         return _parse_row(text, where, text_column, title_column)
     heading = _HEADING.search(text) if corpus_format(record.path).startswith(".md") else None
     return Document(text=text, title=heading["title"] if heading else record.path.name.split(".")[0])
-
-
-def clean_text(text: str, style: str) -> str:
-    r"""Return ``text`` without the quirks of where it came from.
-
-    ``gutenberg`` joins hard-wrapped lines into paragraphs, removes the underscores of ``_emphasis_`` and
-    drops picture captions and rules; verse and headings keep their lines. ``wikipedia`` removes the empty
-    brackets that extraction leaves behind. ``pandoc`` does so too and undoes what pandoc makes of a wiki page's
-    markup in plain text: tables, ``_emphasis_``, words in capitals for bold ones, list markers, rests of links.
-    ``none`` changes nothing.
-
-    >>> clean_text("It was a _very_ dark night, and nobody in the house\nwas up.", "gutenberg")
-    'It was a very dark night, and nobody in the house was up.'
-    >>> clean_text("Fraile () is a mountain ( , ) in Chile.", "wikipedia")
-    'Fraile is a mountain in Chile.'
-    >>> clean_text("A ROYAL TERN (_Thalasseus maximus_) is a bird.\n\n  ---- ----\n  Size   49 cm", "pandoc")
-    'A Royal Tern (Thalasseus maximus) is a bird.'
-    """
-    try:
-        clean = CLEANERS[style]
-    except KeyError:
-        raise unknown_name("text cleaning", style, list(CLEANERS)) from None
-    return clean(text)
 
 
 def corpus_format(path: Path) -> str:
@@ -311,73 +347,4 @@ _READERS: dict[str, Callable[[Path, str, str], Iterator[Record]]] = {
     ".md.xz": _read_txt,
     ".md.gz": _read_txt,
     ".parquet": _read_parquet,
-}
-
-_BLANK_LINES = re.compile(r"\n[ \t]*\n\s*")
-_EMPHASIS = re.compile(r"(?<![A-Za-z0-9_])_([^_\n]+)_(?![A-Za-z0-9_])")
-_PICTURE = re.compile(r"\[(?:Picture|Illustration)[^\]]*\]", re.IGNORECASE)
-_EMPTY_BRACKETS = re.compile(r"\s*\([\s,;:]*\)")
-_SPACES = re.compile(r"[ \t]+")
-# Gutenberg wraps near column 70. A paragraph with shorter lines is verse, a heading or a list.
-_WRAPPED_LINE_LENGTH = 50
-
-
-def _clean_gutenberg(text: str) -> str:
-    text = _PICTURE.sub("", text.replace("\r\n", "\n"))
-    paragraphs = (_unwrap(paragraph) for paragraph in _BLANK_LINES.split(text))
-    return "\n\n".join(paragraph for paragraph in paragraphs if paragraph)
-
-
-def _unwrap(paragraph: str) -> str:
-    lines = [_SPACES.sub(" ", line).strip() for line in paragraph.split("\n")]
-    lines = [line for line in lines if line]
-    if sum(map(str.isalpha, paragraph)) < 0.5 * len(paragraph.replace(" ", "")):
-        return ""  # a rule, a table of numbers, a row of asterisks
-    wrapped = sum(len(line) for line in lines[:-1]) >= _WRAPPED_LINE_LENGTH * (len(lines) - 1)
-    joined = (" " if wrapped else "\n").join(lines)
-    return _EMPHASIS.sub(r"\1", joined)
-
-
-def _clean_wikipedia(text: str) -> str:
-    return _EMPTY_BRACKETS.sub("", text).strip()
-
-
-# A rule of a table, two columns of one, a caption that lost its link, an address, and the name of a picture file.
-_RULE = re.compile(r"^[\s|+:=-]*[-=+|]{4}[\s|+:=-]*$", re.MULTILINE)
-_COLUMNS = re.compile(r"\S {3,}\S")
-_LINK_END = re.compile(r"^[^\[]*\]\]\s*")
-_ADDRESS = re.compile(r"\b(?:https?|ftp)://\S+")
-_PICTURE_FILE = re.compile(r"\S+\.(?:jpe?g|png|svg|gif|tiff?)\b\S*", re.IGNORECASE)
-_LIST_MARKER = re.compile(r"^\s*(?:[-*]|\d+\.)\s{2,}", re.MULTILINE)
-_CAPITAL_WORD = "[A-ZÀ-ÖØ-Þ][A-ZÀ-ÖØ-Þ'’-]*[A-ZÀ-ÖØ-Þ]{2}"
-_CAPITALS = re.compile(rf"\b{_CAPITAL_WORD}(?: {_CAPITAL_WORD})+\b")
-_LOOSE_EMPHASIS = re.compile(r"(?<!\w)_(?=\w)|(?<=\w)_(?!\w)")
-_PROSE = 0.6
-
-
-def _clean_pandoc(text: str) -> str:
-    paragraphs = [_clean_pandoc_paragraph(paragraph) for paragraph in _BLANK_LINES.split(text.replace("\r\n", "\n"))]
-    return "\n\n".join(paragraph for paragraph in paragraphs if paragraph)
-
-
-def _clean_pandoc_paragraph(paragraph: str) -> str:
-    if _RULE.search(paragraph) or "[TABLE]" in paragraph or "{" in paragraph or "|" in paragraph:
-        return ""  # a table, a map's data, a template that was not expanded
-    lines = [_LIST_MARKER.sub("", line).strip() for line in paragraph.split("\n")]
-    if 2 * sum(bool(_COLUMNS.search(line)) for line in lines) > len(lines):
-        return ""  # a row of a table without rules
-    body = _LINK_END.sub("", "\n".join(line for line in lines if line))
-    body = _PICTURE_FILE.sub("", _ADDRESS.sub("", body))
-    if sum(map(str.isalpha, body)) < _PROSE * len(body.replace(" ", "")):
-        return ""
-    body = _EMPTY_BRACKETS.sub("", _LOOSE_EMPHASIS.sub("", body))
-    body = _CAPITALS.sub(lambda words: words[0].title(), body)
-    return _SPACES.sub(" ", body).strip()
-
-
-CLEANERS: dict[str, Callable[[str], str]] = {
-    "none": str,
-    "gutenberg": _clean_gutenberg,
-    "wikipedia": _clean_wikipedia,
-    "pandoc": _clean_pandoc,
 }

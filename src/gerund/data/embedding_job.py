@@ -10,17 +10,19 @@ error.
 Knows: tables, parts, resuming. Does not know: models: whoever calls brings a function from texts to vectors.
 """
 
+import json
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from gerund.data.embedding_config import EmbeddingConfig, EmbeddingSummary
 from gerund.data.embedding_files import (
     FORMAT,
     join_npy,
@@ -28,62 +30,26 @@ from gerund.data.embedding_files import (
     output_files,
     read_facts,
 )
-from gerund.data.embedding_shards import Elsewhere, Encode, Encoded, Shard, ShardWork, encoded_rows
-from gerund.data.embedding_survey import EMPTY, EmptyTexts, Survey, digest_of, shards_of, survey_of
+from gerund.data.embedding_shards import Elsewhere, Encode, Finished, Shard, ShardWork, encoded_rows
+from gerund.data.embedding_survey import (
+    Source,
+    Survey,
+    digest_of,
+    shards_of,
+    survey_of,
+)
 from gerund.data.files import COMPRESSED
 from gerund.data.table_readers import Table
-from gerund.data.tables import Rows
-from gerund.errors import ConfigError, DataError, FingerprintError, InputError, unknown_name
-from gerund.jobs.engine import mapped
-from gerund.jobs.files import refuse_existing, refuse_special, whole_file
+from gerund.data.tables import BadRow, Rows
+from gerund.errors import DataError, FingerprintError, InputError
+from gerund.jobs.files import refuse_existing, refuse_special, whole_file, write_whole
 from gerund.jobs.manifest import FINGERPRINT, Manifest
 from gerund.jobs.unfinished import Unfinished, rows_kept
 from gerund.jobs.working_folder import MAKING, PLACING, WorkingFolder, kept_work_told, working_folder
 from gerund.progress import progress
 
 Item = TypeVar("Item")
-
-
-@dataclass(frozen=True)
-class EmbeddingConfig:
-    """How a table becomes a file."""
-
-    empty: EmptyTexts = "error"
-    """What becomes of a row whose text is empty: an error, a vector of zeros, or nothing."""
-
-    keep_text: bool = False
-    """Whether the texts are stored too."""
-
-    shard_rows: int = 4096
-    """Rows a part; batches are made of texts of one part."""
-
-    force: bool = False
-    """Replace an output that is there, and begin anew where unfinished work does not fit."""
-
-    def __post_init__(self) -> None:
-        if self.empty not in EMPTY:
-            raise unknown_name("way with empty texts", self.empty, EMPTY)
-        if self.shard_rows < 1:
-            raise ConfigError(f"shard_rows={self.shard_rows} leaves no row for a part")
-
-
-@dataclass(frozen=True)
-class EmbeddingSummary:
-    """How a job went."""
-
-    files: list[Path]
-    rows: int
-    resumed_rows: int
-    truncated: int
-    empty: int
-    dimensions: int
-    seconds: float
-    """Reading, encoding and writing in this process; the first reading and loading the model do not count."""
-
-    @property
-    def rows_per_second(self) -> float:
-        """Rows of this process a second."""
-        return (self.rows - self.resumed_rows) / max(self.seconds, 1e-9)
+_BAD_SHOWN = 5
 
 
 @contextmanager
@@ -103,7 +69,8 @@ def embedding_job(table: Table, output: Path, config: EmbeddingConfig) -> Iterat
         ResourceError: the disk is full.
     """
     files = output_files(output)
-    for file in files:
+    errors_file = output.with_name(f"{output.stem}.errors.jsonl")
+    for file in (*files, errors_file):
         if table.path is not None and file.exists() and file.samefile(table.path):
             raise InputError(f"{file} is the input itself; choose another output")
         if file.is_dir():
@@ -113,11 +80,11 @@ def embedding_job(table: Table, output: Path, config: EmbeddingConfig) -> Iterat
         refuse_special(file)
     with working_folder(output) as folder:
         if not config.force and not folder.placing():
-            refuse_existing(*files)
+            refuse_existing(*files, *([errors_file] if config.bad_rows == "skip" else []))
         table = _spooled(table, folder)
         with progress(None, "reading"):
-            survey = survey_of(table, max_rows=config.shard_rows, empty=config.empty)
-        yield EmbeddingJob(table, files, config, survey, folder)
+            survey = survey_of(table, max_rows=config.shard_rows, empty=config.empty, bad_rows=config.bad_rows)
+        yield EmbeddingJob(table, files, errors_file, config, survey, folder)
 
 
 @dataclass
@@ -126,6 +93,7 @@ class EmbeddingJob:
 
     table: Table
     files: list[Path]
+    errors_file: Path
     config: EmbeddingConfig
     survey: Survey
     folder: WorkingFolder
@@ -176,20 +144,25 @@ class EmbeddingJob:
         self._resumed = self.rows_done
         with kept_work_told(self.how_to_go_on):
             if not placed:
-                work = ShardWork(manifest.key, self.folder.path.absolute(), self.survey.id_type, self.config.keep_text)
+                folder, id_type, keep_text = self.folder.path.absolute(), self.survey.id_type, self.config.keep_text
+                work = ShardWork(manifest.key, folder, id_type, keep_text, self._source)
                 if elsewhere is None:
                     self._encode_rest(encode, work, show_progress)
                 else:
                     self._encode_elsewhere(elsewhere, work, show_progress)
-                self._place({"format": FORMAT, **encoder, "rows": self.survey.rows}, manifest)
+                self._place({"format": FORMAT, **encoder}, manifest)
         finished = self.folder.manifest()
+        told = {"truncated": 0, "bad": 0, "rows": self.survey.rows, **(finished.facts if finished is not None else {})}
         self.folder.remove()
         return EmbeddingSummary(
             files=self.files,
-            rows=self.survey.rows,
-            resumed_rows=self.survey.rows if placed else self._resumed,
-            truncated=finished.facts.get("truncated", 0) if finished is not None else 0,
+            rows=told["rows"],
+            resumed_rows=told["rows"] if placed else self._resumed,
+            truncated=told["truncated"],
             empty=self.survey.empty,
+            bad=told["bad"],
+            first_bad=tuple(self._bad_rows()[:_BAD_SHOWN]),
+            errors_file=self.errors_file if told["bad"] else None,
             dimensions=int(encoder["dimensions"]),
             seconds=time.perf_counter() - begin,
         )
@@ -241,21 +214,34 @@ class EmbeddingJob:
         return gone and all(file.exists() for file in self.files)
 
     def _encode_elsewhere(self, elsewhere: Elsewhere, work: ShardWork, show_progress: bool | None) -> None:
+        by_place = True
+
         def giving() -> Iterator[Shard]:
             for shard in self._missing(advance):
                 place, rows = self.folder.unfinished(shard.index), work.rows_of(shard.digest)
                 kept = partial(rows_kept, place, rows, len(shard.rows), elsewhere.passes)
                 self._resumed += kept()
                 self._given[shard.index] = kept
-                yield shard
+                yield shard if by_place else shard.whole()
 
-        with progress(self.survey.rows, "embedding", show=show_progress) as advance:
-            found = mapped(elsewhere.engine, work.elsewhere(elsewhere), giving(), folder=work.folder)
-            with closing(found) as finished:  # type: ignore[type-var]
-                for shard, facts in finished:
+        engine = elsewhere.engine
+        with (
+            progress(self.survey.rows, "embedding", show=show_progress) as advance,
+            engine.pool(work.elsewhere(elsewhere), folder=work.folder) as pool,
+        ):
+            left: Iterable[Shard] = giving()
+            while left:
+                unread: list[Shard] = []
+                for shard, facts in pool.map(left):
+                    if facts is None:
+                        # A machine of a cluster that does not have the table: from now on rows are sent.
+                        by_place = False
+                        unread.append(shard.whole())
+                        continue
                     self._parts[shard.index] = facts
                     del self._given[shard.index]
                     advance(len(shard.rows))
+                left = unread
 
     def _encode_rest(self, encode: Encode, work: ShardWork, show_progress: bool | None) -> None:
         writing: Future[None] | None = None
@@ -265,33 +251,41 @@ class EmbeddingJob:
             ThreadPoolExecutor(1) as writer,
         ):
             for shard in _ahead(self._missing(advance), reader):
-                encoded = self._encoded(encode, shard, work, advance)
+                finished = self._finished(encode, shard, work, advance)
                 if writing is not None:
                     writing.result()
-                writing = writer.submit(self._write, shard, encoded, work)
+                writing = writer.submit(self._write, shard, finished, work)
             if writing is not None:
                 writing.result()
+
+    @property
+    def _source(self) -> Source:
+        own, path = self.config, self.table.path
+        table = replace(self.table, path=path and path.absolute())
+        return Source(table, own.shard_rows, own.empty, own.bad_rows)
 
     def _missing(self, advance: Callable[[int], None]) -> Iterator[Shard]:
         """Yield the shards that have no part yet."""
         if len(self._parts) == len(self.survey.shards):
             return
-        for index, rows in enumerate(shards_of(self.table, max_rows=self.config.shard_rows, empty=self.config.empty)):
+        own = self._source
+        shards = shards_of(self.table, max_rows=own.max_rows, empty=own.empty, bad_rows=own.bad_rows)
+        for index, rows in enumerate(shards):
             if index in self._parts:
                 advance(len(rows))
             else:
                 self._demand_unchanged(index, rows)
-                yield Shard(index, self.survey.shards[index], rows)
+                yield Shard(index, self.survey.shards[index], rows, rows.start)
 
-    def _encoded(self, encode: Encode, shard: Shard, work: ShardWork, advance: Callable[[int], None]) -> Encoded:
+    def _finished(self, encode: Encode, shard: Shard, work: ShardWork, advance: Callable[[int], None]) -> Finished:
         kept = work.begun(shard, self.folder.unfinished(shard.index), advance)
         self._begun[shard.index] = kept
         try:
-            encoded = encoded_rows(encode, shard.rows, kept)
+            finished = encoded_rows(encode, shard.rows, kept, self.config.bad_rows)
         finally:
             self._resumed += kept.resumed
         advance(len(shard.rows) - kept.rows)
-        return encoded
+        return finished
 
     def _demand_unchanged(self, index: int, rows: Rows | None) -> None:
         """Refuse a shard that is no longer what the survey found."""
@@ -301,8 +295,8 @@ class EmbeddingJob:
                 "longer changes, with --force to begin anew"
             )
 
-    def _write(self, shard: Shard, encoded: Encoded, work: ShardWork) -> None:
-        self._parts[shard.index] = work.write(self.folder.part(shard.index), shard, encoded)
+    def _write(self, shard: Shard, finished: Finished, work: ShardWork) -> None:
+        self._parts[shard.index] = work.write(self.folder.part(shard.index), shard, finished)
         if shard.index in self._begun:
             self._begun[shard.index].forget()
 
@@ -312,16 +306,33 @@ class EmbeddingJob:
             if index not in self._parts:
                 self._demand_unchanged(index, None)
         parts = [self.folder.part(index) for index in sorted(self._parts)]
+        bad = self._bad_rows()
+        rows = self.survey.rows + len(self.survey.bad) - len(bad)
+        info["rows"] = rows
+        if not rows:
+            raise DataError(f"no row of {self.table.name} can be used, the first one, {bad[0].place}: {bad[0].reason}")
         joined = [self.folder.joined(file.name) for file in self.files]
         if len(joined) == 1:
             join_parquet(parts, joined[0], info)
         else:
-            join_npy(parts, joined, info, self.survey.rows)
+            join_npy(parts, joined, info, rows)
+        errors_file = [self.errors_file] if self.config.bad_rows == "skip" else []
         if not self.config.force and not self.folder.placing():
-            refuse_existing(*self.files)
+            refuse_existing(*self.files, *errors_file)
         truncated = sum(facts["truncated"] for facts in self._parts.values())
-        self.folder.write_manifest(replace(manifest, facts={"truncated": truncated}), PLACING)
+        told = {"truncated": truncated, "bad": len(bad), "rows": rows}
+        self.folder.write_manifest(replace(manifest, facts=told), PLACING)
+        for path in errors_file:
+            if bad:
+                write_whole(path, "".join(json.dumps(asdict(row), ensure_ascii=False) + "\n" for row in bad))
+            else:
+                path.unlink(missing_ok=True)
         self.folder.put(self.files)
+
+    def _bad_rows(self) -> list[BadRow]:
+        """Return the rows that are left out: first those that cannot be read, then those without a usable vector."""
+        later = (BadRow(**row) for index in sorted(self._parts) for row in self._parts[index]["bad"])
+        return [*self.survey.bad, *later]
 
 
 def _spooled(table: Table, folder: WorkingFolder) -> Table:

@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gerund.data.embedding_files import IdType
-from gerund.data.table_readers import Table
-from gerund.data.tables import Rows, read_rows
+from gerund.data.table_readers import Cursor, Table
+from gerund.data.tables import BadRow, Rows, read_rows
 from gerund.errors import DataError, TextError
 
 EmptyTexts = Literal["error", "zeros", "skip"]
 EMPTY = ("error", "zeros", "skip")
+BadRows = Literal["error", "skip"]
+BAD_ROWS = ("error", "skip")
 _PIECE = 2**16
 
 
@@ -28,57 +30,105 @@ class Survey:
     rows: int = 0
     """Rows that get a vector."""
     empty: int = 0
-    """Rows without a text."""
+    """Rows without a text, but for those that are bad rows."""
     id_type: IdType = "int"
     """Whether all ids are whole numbers."""
     digest: str = ""
     """A hash of every id and text."""
     shards: tuple[str, ...] = ()
     """A hash of each shard's."""
+    bad: tuple[BadRow, ...] = ()
+    """Rows that are left out since they cannot be used."""
 
 
-def shards_of(table: Table, *, max_rows: int, empty: EmptyTexts) -> Iterator[Rows]:
-    """Yield the shards of a table, without the rows that are left out."""
-    for rows in read_rows(table, max_rows=max_rows):
-        kept = rows.without_empty() if empty == "skip" else rows
+def shards_of(
+    table: Table, *, max_rows: int, empty: EmptyTexts, bad_rows: BadRows = "error", start: Cursor | None = None
+) -> Iterator[Rows]:
+    """Yield the shards of a table, without the rows that are left out, from the first or that which starts there."""
+    for rows in read_rows(table, max_rows=max_rows, bad=_pass_over if bad_rows == "skip" else None, start=start):
+        kept = rows if empty == "zeros" else rows.without(rows.empty())
         if len(kept):
             yield kept
 
 
-def survey_of(table: Table, *, max_rows: int, empty: EmptyTexts) -> Survey:
+def _pass_over(_row: BadRow) -> None:
+    """Leave out a row that the survey has noted."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where workers read the rows of their shards themselves.
+
+    Attributes:
+        table: the table, by its whole path.
+        max_rows: rows of a shard at most.
+        empty: what becomes of rows without a text.
+        bad_rows: what becomes of rows that cannot be used.
+    """
+
+    table: Table
+    max_rows: int
+    empty: EmptyTexts
+    bad_rows: BadRows
+
+    def read(self, start: Cursor, digest: str) -> Rows | None:
+        """Return the rows of the shard that starts there; None where other ones, or none, are found."""
+        found = shards_of(
+            self.table, max_rows=self.max_rows, empty=self.empty, bad_rows=self.bad_rows, start=start
+        )  # fmt: skip
+        try:
+            rows = next(found, None)
+        except DataError:
+            return None
+        return rows if rows is not None and digest_of(rows) == digest else None
+
+
+def survey_of(table: Table, *, max_rows: int, empty: EmptyTexts, bad_rows: BadRows = "error") -> Survey:
     """Read a table to its end.
 
+    Args:
+        table: the table.
+        max_rows: rows of a shard at most.
+        empty: what becomes of rows without a text.
+        bad_rows: what becomes of rows that cannot be used, those without a text among them where these are an error.
+
     Raises:
-        DataError: a malformed row, or none at all; with file and line.
-        TextError: a row has no text and ``empty`` is ``error``.
+        DataError: a malformed row and ``bad_rows`` is ``error``, or none at all; with file and line.
+        TextError: a row has no text and both ``empty`` and ``bad_rows`` are ``error``.
     """
     # Together they do not depend on where one shard ends and the next begins.
     ids, lengths, texts = (hashlib.blake2b(digest_size=16) for _ in range(3))
     shards: list[str] = []
     count = without = 0
     whole_numbers = True
-    for rows in read_rows(table, max_rows=max_rows):
-        if empty == "error" and (index := rows.first_empty()) is not None:
-            raise TextError(
-                f"{rows.place(index)}: the text is empty; give --empty zeros for a vector of zeros, "
-                "or --empty skip to leave such rows out"
-            )
-        kept = rows.without_empty()
-        without += len(rows) - len(kept)
+    bad: list[BadRow] = []
+    for rows in read_rows(table, max_rows=max_rows, bad=bad.append if bad_rows == "skip" else None):
+        blank = rows.empty()
+        if blank and empty == "error":
+            if bad_rows == "error":
+                raise TextError(
+                    f"{rows.place(blank[0])}: the text is empty; give --empty zeros for a vector of zeros, "
+                    "or --empty skip to leave such rows out"
+                )
+            bad += [rows.bad(index, "the text is empty") for index in blank]
+        else:
+            without += len(blank)
         # Of all rows: whether ids are stored as numbers is decided by those that are left out too.
         whole_numbers = whole_numbers and all(type(id_) is int and -(2**63) <= id_ < 2**63 for id_ in rows.ids)
         ids.update(json.dumps(rows.ids)[1:-1].encode() + b", ")
         lengths.update(json.dumps([len(text) for text in rows.texts])[1:-1].encode() + b", ")
         for text in rows.texts:
             _add(texts, text)
-        rows = kept if empty == "skip" else rows
+        rows = rows if empty == "zeros" else rows.without(blank)
         if len(rows):
             count += len(rows)
             shards.append(digest_of(rows))
+    if count == 0 and bad:
+        raise DataError(f"no row of {table.name} can be used, the first one, {bad[0].place}: {bad[0].reason}")
     if count == 0:
         raise DataError(f"{table.name} has no rows" + (" with a text" if without else ""))
     digest = hashlib.blake2b(ids.digest() + lengths.digest() + texts.digest(), digest_size=16).hexdigest()
-    return Survey(count, without, "int" if whole_numbers else "text", digest, tuple(shards))
+    return Survey(count, without, "int" if whole_numbers else "text", digest, tuple(shards), tuple(bad))
 
 
 def digest_of(rows: Rows) -> str:

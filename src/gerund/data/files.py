@@ -46,6 +46,11 @@ def decode(raw: bytes, where: str) -> str:
         raise DataError(f"{where}: not valid UTF-8 at byte {error.start}") from error
 
 
+def as_utf8(text: str) -> str:
+    """Return a text that a file can hold: half a surrogate pair, as JSON and file names may have, becomes ``?``."""
+    return text.encode("utf-8", "replace").decode()
+
+
 def json_row(line: str, where: str) -> dict[str, Any]:
     """Return the JSON object that a line is.
 

@@ -6,12 +6,13 @@ know: what the texts are for. A table is never held in memory whole. (``corpus``
 
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 
 from gerund.data.files import COMPRESSED
-from gerund.data.table_readers import DEFAULT_COLUMN, FORMATS, READERS, Row, Table, lines_of
+from gerund.data.table_readers import DEFAULT_COLUMN, FORMATS, READERS, Cursor, Row, Table, lines_of, tried
 from gerund.errors import ConfigError, DataError, InputError, TextError, unknown_name
 
 STDIN = "-"
@@ -19,6 +20,21 @@ _FOLDER = "folder"
 # The documents of a collection in BEIR's form.
 _COLLECTION = "corpus.jsonl"
 _ENDINGS = {"ndjson": "jsonl"} | {name: name for name in FORMATS}
+
+
+@dataclass(frozen=True)
+class BadRow:
+    """A row that cannot be used.
+
+    Attributes:
+        place: where it stands, such as ``notes.jsonl, line 7``.
+        reason: why, in a sentence.
+        id: its id, where it is known.
+    """
+
+    place: str
+    reason: str
+    id: int | str | None = None
 
 
 @dataclass(frozen=True)
@@ -31,6 +47,7 @@ class Rows:
         lines: where each stood, counted from 1; or its whole place, where a table has several files.
         name: what messages call the table.
         unit: ``line`` or ``row``, whichever ``lines`` counts; "" where there is only one text.
+        start: where they begin in their table; None where none can go on there, as in an archive.
     """
 
     ids: list[int | str]
@@ -38,6 +55,7 @@ class Rows:
     lines: list[int | str]
     name: str
     unit: str = "line"
+    start: Cursor | None = None
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -57,17 +75,22 @@ class Rows:
         """Return an error about one of these texts with the text's place in front; alone in its table it needs none."""
         return type(error)(f"{self.place(index)}: {error}") if self.unit else error
 
-    def without_empty(self) -> "Rows":
-        """Return the rows that have a text."""
-        kept = [index for index, text in enumerate(self.texts) if text and not text.isspace()]
-        if len(kept) == len(self):
-            return self
-        ids, texts, lines = ([column[i] for i in kept] for column in (self.ids, self.texts, self.lines))
-        return Rows(ids, texts, lines, self.name, self.unit)  # type: ignore[arg-type]
+    def empty(self) -> list[int]:
+        """Return which rows have no text but white space."""
+        return [index for index, text in enumerate(self.texts) if not text or text.isspace()]
 
-    def first_empty(self) -> int | None:
-        """Return the index of the first row that has no text but white space, or None."""
-        return next((index for index, text in enumerate(self.texts) if not text or text.isspace()), None)
+    def without(self, left_out: Collection[int]) -> "Rows":
+        """Return the rows but for some."""
+        if not left_out:
+            return self
+        gone = frozenset(left_out)
+        kept = [index for index in range(len(self)) if index not in gone]
+        ids, texts, lines = ([column[i] for i in kept] for column in (self.ids, self.texts, self.lines))
+        return Rows(ids, texts, lines, self.name, self.unit, self.start)  # type: ignore[arg-type]
+
+    def bad(self, index: int, reason: str) -> BadRow:
+        """Return what is told of a row that cannot be used."""
+        return BadRow(self.place(index), reason, self.ids[index])
 
     def named(self, error: InputError) -> InputError:
         """Return an error about one of these texts with the text's place instead of its index."""
@@ -123,38 +146,65 @@ def _folder(path: Path, format: str | None, column: str | None, id_column: str |
     return table
 
 
-def read_rows(table: Table, *, max_rows: int, max_characters: int = 2**20) -> Iterator[Rows]:
+def read_rows(
+    table: Table,
+    *,
+    max_rows: int,
+    max_characters: int = 2**20,
+    bad: Callable[[BadRow], None] | None = None,
+    start: Cursor | None = None,
+) -> Iterator[Rows]:
     """Yield the rows of a table in order, so many at a time.
 
-    Where one shard ends and the next begins depends on the rows alone, so it is the same each time.
+    Where one shard ends and the next begins depends on the rows alone, so it is the same each time, and also for
+    whoever begins with where one of them started.
 
     Args:
         table: from ``open_table``.
         max_rows: rows a shard at most.
         max_characters: characters a shard at most, unless a single text has more: bounds the memory.
+        bad: told of each row that cannot be read, which is left out; None raises.
+        start: where to begin, as ``Rows.start`` says; None at the beginning.
 
     Raises:
-        DataError: a malformed row, a missing column, a value that is no text: with file and line.
+        DataError: a malformed row, a missing column, a value that is no text: with file and line; or the file cannot
+            be read.
     """
     unit = "row" if table.format == "parquet" else "line"
     ids: list[int | str] = []
     texts: list[str] = []
     lines: list[int | str] = []
     size = 0
-    for id_, text, line in _read(table):
+    cursor = Cursor() if start is None else start.copy()
+    begin = here = cursor.copy()
+    for id_, text, line in _read(table, cursor):
+        before, here = here, cursor.copy()
+        if isinstance(text, DataError):
+            if bad is None:
+                raise text
+            place = line if isinstance(line, str) else f"{table.name}, {unit} {line}"
+            bad(BadRow(place, str(text).removeprefix(f"{place}: ")))
+            continue
         size += len(text)
         if texts and (len(texts) == max_rows or size > max_characters):
-            yield Rows(ids, texts, lines, table.name, unit)
-            ids, texts, lines, size = [], [], [], len(text)
+            yield Rows(ids, texts, lines, table.name, unit, _place(table, begin))
+            ids, texts, lines, size, begin = [], [], [], len(text), before
         ids.append(id_)
         texts.append(text)
         lines.append(line)
     if texts:
-        yield Rows(ids, texts, lines, table.name, unit)
+        yield Rows(ids, texts, lines, table.name, unit, _place(table, begin))
 
 
-def _read(table: Table) -> Iterator[Row]:
-    return _read_folder(table) if table.format == _FOLDER else READERS[table.format](table)
+def _read(table: Table, cursor: Cursor) -> Iterator[Row]:
+    return _read_folder(table, cursor) if table.format == _FOLDER else READERS[table.format](table, cursor)
+
+
+def _place(table: Table, cursor: Cursor) -> Cursor | None:
+    """Return where rows begin, if anybody can go on there: a file that is a single text is soon sent."""
+    if table.format == _FOLDER:
+        return None if cursor.file.endswith((".txt", *COMPRESSED)) else cursor
+    return None if table.path is None or table.path.suffix.lower() in COMPRESSED else cursor
 
 
 def _format_of(path: Path) -> str:
@@ -215,17 +265,44 @@ def _is_table(path: Path) -> bool:
         return False
 
 
-def _read_folder(table: Table) -> Iterator[Row]:
+def _read_folder(table: Table, cursor: Cursor) -> Iterator[Row]:
     """Read file after file: of a .txt file the whole is a text, of others each row."""
     assert table.path is not None
-    files = list(files_below(table))
-    for path in files:
-        own = replace(table, path=path, name=str(path), format=_format_of(path))
-        file = path.relative_to(table.path).as_posix()
-        if own.format == "txt":
-            # Line ends as they are, but for the last.
-            yield file, "".join(line for _, line in lines_of(own)).rstrip("\r\n"), str(path)
-            continue
-        unit = "row" if own.format == "parquet" else "line"
-        for id_, text, line in READERS[own.format](own):
-            yield id_ if len(files) == 1 else f"{file}#{id_}", text, f"{path}, {unit} {line}"
+    files = _listed(table) if cursor.file else _listed.__wrapped__(table)
+    begin = next((number for number, file in enumerate(files) if file == cursor.file), 0)
+    for file in files[begin:]:
+        path = table.path / file
+        if file != cursor.file:
+            cursor.begin(file)
+        # As the folder was named, wherever it lies for whoever reads.
+        name = str(Path(table.name) / file)
+        own = replace(table, path=path, name=name, format=_format_of(path))
+        try:
+            if own.format == "txt":
+                if not cursor.count:
+                    cursor.count = 1
+                    yield file, tried(_whole_text, own), name
+                continue
+            unit = "row" if own.format == "parquet" else "line"
+            for id_, text, line in READERS[own.format](own, cursor):
+                yield id_ if len(files) == 1 else f"{file}#{id_}", text, f"{name}, {unit} {line}"
+        except DataError as error:
+            # An archive that is cut off, a table without the column: the other files are whole.
+            yield file, error.with_traceback(None), name
+
+
+@lru_cache(maxsize=1)
+def _listed(table: Table) -> tuple[str, ...]:
+    """Return the files of a folder; whoever goes on in the middle of it does so many times."""
+    assert table.path is not None
+    return tuple(path.relative_to(table.path).as_posix() for path in files_below(table))
+
+
+def _whole_text(table: Table) -> str:
+    """Return a file as one text, with its line ends as they are, but for the last."""
+    lines = []
+    for _, line in lines_of(table, Cursor()):
+        if isinstance(line, DataError):
+            raise line
+        lines.append(line)
+    return "".join(lines).rstrip("\r\n")

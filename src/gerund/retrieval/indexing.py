@@ -33,15 +33,17 @@ Embed = Callable[[Sequence[Sequence[Chunk]]], np.ndarray]
 
 @dataclass(frozen=True)
 class Failure:
-    """A file that could not be indexed, or not to its end.
+    """A file that could not be indexed, or not all of it.
 
     Attributes:
         file: the file.
-        reason: why, in a sentence.
+        reason: why, in a sentence; of several rows that could not be read, the first one's.
+        rows: how many of its rows could not be read; 0 where it is the file itself.
     """
 
     file: str
     reason: str
+    rows: int = 0
 
 
 @dataclass
@@ -54,7 +56,7 @@ class IndexSummary:
         documents: documents that were stored, anew or for the first time.
         chunks: their chunks.
         removed: documents that were removed.
-        failed: files that could not be read, or not to their end.
+        failed: files that could not be read, or not all of them.
         seconds: how long it took, without loading the model.
     """
 
@@ -149,20 +151,27 @@ class Writer:
     def _add_file(self, path: Path, known: dict[str, str]) -> None:
         file = self.name_of(path)
         self.summary.files += 1
+        bad: list[str] = []
+        found: set[str] = set()
         try:
             digest = digest_of(path)
             if known.get(file) == digest:
                 self.summary.unchanged += 1
                 return
-            found: set[str] = set()
-            for parsed in read_file(path):
+            for parsed in read_file(path, lambda error: bad.append(str(error))):
                 source = f"{file}#{parsed.key}" if parsed.key else file
                 if source in found:
-                    raise DataError(f"{path}: the id {parsed.key!r} is there twice")
+                    bad.append(f"{path}: the id {parsed.key!r} is there twice")
+                    continue
                 found.add(source)
                 self._add(_document(parsed, source, file, path))
         except (DataError, MissingDependencyError) as error:
             self.summary.failed.append(Failure(str(path), str(error)))
+            return
+        if bad:
+            # The documents of these rows, if there are any in the index, stay as they are, and the file is not done.
+            more = f"; {len(bad) - 1:,} more of its rows could not be read" if len(bad) > 1 else ""
+            self.summary.failed.append(Failure(str(path), f"{bad[0]}{more}", len(bad)))
             return
         self._remove(self._by_file.get(file, set()) - found)
         self._finished[file] = digest
@@ -249,7 +258,7 @@ def _is_below(file: str, root: str) -> bool:
 
 def all_failed(summary: IndexSummary) -> GerundError | None:
     """Return the error for a run in which no file at all could be read; None where there was one."""
-    if not summary.failed or len(summary.failed) < summary.files:
+    if not summary.failed or len(summary.failed) < summary.files or any(one.rows for one in summary.failed):
         return None
     more = f" (and {len(summary.failed) - 1} more files)" if len(summary.failed) > 1 else ""
     return DataError(f"no file could be read: {summary.failed[0].reason}{more}")

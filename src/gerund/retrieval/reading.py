@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from gerund.data.files import COMPRESSED, checked_text, decode, opened
-from gerund.data.table_readers import Table, read_records
+from gerund.data.table_readers import Table, read_records, tried
 from gerund.errors import DataError, GerundError, MissingDependencyError
 from gerund.retrieval.documents import Section
 from gerund.retrieval.markup import ParsedText, html, markdown
@@ -31,7 +31,8 @@ _PIECE = 2**20
 # What a page of an electronic book may unpack to, so that a small file cannot fill the memory.
 _LARGEST_PAGE = 2**26
 
-Reader = Callable[[Path], Iterable[ParsedText]]
+# A row that cannot be read comes as the error that says why.
+Reader = Callable[[Path], Iterable[ParsedText | DataError]]
 
 
 def find_files(paths: Sequence[Path]) -> list[Path]:
@@ -106,8 +107,12 @@ def digest_of(path: Path) -> str:
     return whole.hexdigest()
 
 
-def read_file(path: Path) -> Iterator[ParsedText]:
+def read_file(path: Path, bad: Callable[[DataError], None] | None = None) -> Iterator[ParsedText]:
     """Yield the documents of a file in order; a row without any text is passed over.
+
+    Args:
+        path: the file.
+        bad: told of each row of a table that cannot be read, which is passed over; None raises.
 
     Raises:
         DataError: the file cannot be read, is of an unknown kind, is malformed, or has no text at all; with its name,
@@ -116,7 +121,12 @@ def read_file(path: Path) -> Iterator[ParsedText]:
     """
     ending, count = ending_of(path), 0
     for parsed in _reader(path, ending)(path):
-        if parsed.text.strip():
+        if isinstance(parsed, DataError):
+            if bad is None:
+                raise parsed
+            bad(parsed)
+            count += 1
+        elif parsed.text.strip():
             count += 1
             yield parsed
     if not count:
@@ -163,11 +173,11 @@ def _read_html(path: Path) -> Iterator[ParsedText]:
     yield html(_content(path))
 
 
-def _read_table(path: Path) -> Iterator[ParsedText]:
+def _read_table(path: Path) -> Iterator[ParsedText | DataError]:
     ending = ending_of(path)
     table = Table(path, "jsonl" if ending == "ndjson" else ending, str(path), TEXT_COLUMN)
     for number, where, row in read_records(table, (TEXT_COLUMN, TITLE_COLUMN, *ID_COLUMNS)):
-        yield _row(row, where, number)
+        yield tried(_row, row, where, number)
 
 
 def _row(row: Mapping[str, Any], where: str, number: int) -> ParsedText:

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from gerund.config import Sampling
-from gerund.data.corpus import CLEANERS, clean_text, part_of
+from gerund.data.cleaning import CLEANERS, clean_text
+from gerund.data.corpus import part_of
 from gerund.data.passages import Passage, Sentence, cut_to_words, other_stretches, sample_passages, split_sentences
 from gerund.errors import ConfigError, unknown_name
 from gerund.inference.generate.length_matching import continuations_of_length
@@ -29,7 +30,7 @@ class NegativesConfig:
     """What is made."""
 
     clean: str = "none"
-    """Quirks to remove from the documents first: a style of ``gerund.data.corpus.clean_text``. Hard-wrapped lines,
+    """Quirks to remove from the documents first: a style of ``gerund.data.cleaning.clean_text``. Hard-wrapped lines,
     which no model writes, would tell true continuations from generated ones."""
     prefix_words: int = 256
     """Words of a prefix at most."""
@@ -78,6 +79,7 @@ class Made:
         passages: passages.
         generated: generated continuations.
         hard: hard stretches of documents.
+        errors: documents that could not be used.
     """
 
     documents: int
@@ -85,6 +87,7 @@ class Made:
     passages: int
     generated: int
     hard: int
+    errors: int = 0
 
 
 @dataclass(frozen=True)

@@ -5,19 +5,20 @@ that an interrupted run goes on behind the last one and ends with the same files
 
     OUT/negatives.json        the manifest: what the parts belong to
     OUT/part-00000.jsonl      passages, one JSON object a line
+    OUT/errors.jsonl          documents that could not be used, where there are any
 
 Knows: files of a run, manifests. Does not know: how a passage is made, objectives, how a scorer is trained.
 """
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, astuple, dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from gerund.data.corpus import part_of, read_documents
+from gerund.data.corpus import BadDocument, part_of, read_documents, write_bad_documents
 from gerund.errors import ConfigError, DataError, OutputExistsError
 from gerund.jobs.engine import JobEngine, LocalEngine, Work, WorkerPool
 from gerund.jobs.files import write_whole
@@ -62,6 +63,7 @@ def make_negatives(
     Each line of its parts has ``document`` (its number), ``prefix``, ``continuation``, ``span`` (the prefix's first
     character in the cleaned document, the continuation's, and the one after its last), and, where they were made,
     ``generated`` and ``hard``, lists of texts; ``hard_spans`` has first character and the one after the last of each.
+    Documents that cannot be used are passed over and listed in ``errors.jsonl``.
 
     Args:
         files: the documents, in the formats of ``gerund.data.corpus``.
@@ -78,7 +80,7 @@ def make_negatives(
 
     Raises:
         ConfigError: a configuration that needs a model or a scorer lacks it, or a resume with another.
-        DataError: a file is malformed, or has changed since the run began, or no document is long enough.
+        DataError: a file has changed since the run began, or no document can be used or is long enough.
         OutputExistsError: there is something already, and it is not to be resumed or replaced.
         InputError: another process writes into the folder.
         ResourceError: memory or disk ran out, or the folder cannot be written; finished parts are kept.
@@ -101,7 +103,11 @@ def make_negatives(
         work = work if elsewhere is None else elsewhere.work(config, batch_size)
         try:
             with kept_work_told(output.how_to_go_on), engine.pool(work, folder=folder) as pool:
-                made = _make_parts(inputs, output, config, pool, _Source(text_column, show))
+                made, bad = _make_parts(inputs, output, config, pool, _Source(text_column, show))
+            if not made.documents and bad:
+                output.clear()
+                where = f"{bad[0].file}{f', line {bad[0].line}' if bad[0].line else ''}"
+                raise DataError(f"no document can be used, the first one, {where}: {bad[0].reason}")
             if not made.passages:
                 output.clear()
                 raise DataError(
@@ -134,15 +140,15 @@ def _make_parts(
     config: NegativesConfig,
     pool: WorkerPool[DocumentPart, Made],
     source: "_Source",
-) -> Made:
+) -> tuple[Made, list[BadDocument]]:
     found = [Made(0, 0, 0, 0, 0)]
+    bad: list[BadDocument] = []
     with progress(None, "making passages", show=source.show) as advance:
 
         def missing() -> Iterator[DocumentPart]:
             first, step = part_of(config.part)
-            documents = islice(
-                enumerate(read_documents(inputs.files, text_column=source.text_column)), first, None, step
-            )
+            read = read_documents(inputs.files, text_column=source.text_column, bad=bad.append)
+            documents = islice(enumerate(read), first, None, step)
             for number, own in enumerate(iter(lambda: list(islice(documents, config.part_documents)), [])):
                 path = output.part(number)
                 if path.is_file():
@@ -157,7 +163,10 @@ def _make_parts(
                 raise DataError("the files of the corpus have changed since the run began; give --force to begin anew")
             found.append(made)
             advance(len(part.documents))
-    return Made(*(sum(numbers) for numbers in zip(*map(astuple, found), strict=True)))
+    if bad:
+        write_bad_documents(output.errors, bad)
+    total = Made(*(sum(numbers) for numbers in zip(*map(astuple, found), strict=True)))
+    return replace(total, errors=len(bad)), bad
 
 
 @dataclass(frozen=True)
@@ -181,6 +190,11 @@ class _Output:
     def part(self, number: int) -> Path:
         """Return the place of a part."""
         return self.folder / f"part-{number:05}.jsonl"
+
+    @property
+    def errors(self) -> Path:
+        """The list of documents that could not be used."""
+        return self.folder / "errors.jsonl"
 
     def parts(self) -> list[Path]:
         """Return the finished parts."""
@@ -235,11 +249,12 @@ class _Output:
         self._remove_torn()
         for part in self.parts():
             part.unlink(missing_ok=True)
+        self.errors.unlink(missing_ok=True)
         (self.folder / MANIFEST).unlink(missing_ok=True)
 
     def _remove_torn(self) -> None:
         """Remove what whoever was killed has left half written."""
-        for torn in (*self.folder.glob(".part-*.part"), self.folder / SHARED):
+        for torn in (*self.folder.glob(".part-*.part"), *self.folder.glob(".errors*.part"), self.folder / SHARED):
             torn.unlink(missing_ok=True)
 
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from gerund.data.embedding_job import EmbeddingConfig, embedding_job
+from gerund.data.embedding_config import EmbeddingConfig
+from gerund.data.embedding_job import embedding_job
 from gerund.data.tables import open_table
 from tests.data.embedding.crashes import ABOUT, fake_encode
 
@@ -24,10 +25,10 @@ class Encoder:
         return fake_encode(texts)
 
 
-def embed(source, output, encode=fake_encode, about=ABOUT, computing=None, table=None, **options):
+def embed(source, output, encode=fake_encode, about=ABOUT, computing=None, table=None, elsewhere=None, **options):
     config = EmbeddingConfig(**{"shard_rows": 3, **options})
     with embedding_job(table or open_table(source), output, config) as job:
-        return job.run(encode, about, computing=computing, show_progress=False)
+        return job.run(encode, about, computing=computing, elsewhere=elsewhere, show_progress=False)
 
 
 def interrupted(source, output, after=2, **settings):

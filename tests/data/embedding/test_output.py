@@ -1,14 +1,19 @@
 """Embedding a table into a file: what is in it, and reading it back."""
 
 import json
+import pickle
+from contextlib import contextmanager
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from gerund.data import embedding_survey
 from gerund.data.embedding_files import read_embeddings
+from gerund.data.embedding_shards import Elsewhere, Encoded
 from gerund.data.tables import open_table
-from gerund.errors import DataError, FingerprintError, InputError, TextError
+from gerund.errors import DataError, FingerprintError, InputError, OutputExistsError, TextError
+from gerund.jobs.engine import opened
 from tests.data.embedding.crashes import ABOUT, fake_encode
 from tests.data.embedding.jobs import TEXTS, Encoder, embed, working
 
@@ -101,3 +106,155 @@ def test_a_folder_of_files(tmp_path):
     np.testing.assert_array_equal(found.vectors, fake_encode(["text\na", "text\nb"]).vectors)
     with pytest.raises(InputError, match=r"out\..* would lie in the folder that is read; choose a place outside of"):
         embed(notes, notes / "out.npy", table=open_table(notes, folders=True))
+
+
+class TestBadRows:
+    """With ``bad_rows="skip"`` no row ends the job; all that are left out are listed."""
+
+    ROWS = ('{"id": "a", "text": "one"}', "{", '{"id": "c", "text": " "}', '{"id": "d", "text": "four"}')
+
+    def source(self, tmp_path):
+        rows = [*self.ROWS, '{"id": "e", "text": "not finite"}', '{"id": "f", "text": "too long"}']
+        return self.written(tmp_path, [*rows, '{"id": "g", "text": "seven"}'])
+
+    @staticmethod
+    def written(tmp_path, rows):
+        path = tmp_path / "in.jsonl"
+        path.write_text("".join(row + "\n" for row in rows))
+        return path
+
+    @staticmethod
+    def encode(texts, kept):
+        vectors = fake_encode(texts).vectors
+        for index, text in enumerate(texts):
+            if text == "not finite":
+                vectors[index, 1] = np.inf
+        return Encoded(vectors, refused={i: "the text is too long" for i, text in enumerate(texts) if "long" in text})
+
+    def test_are_left_out_and_listed(self, output, tmp_path):
+        source = self.source(tmp_path)
+        summary = embed(source, output, self.encode, bad_rows="skip", keep_text=True)
+        found = read_embeddings(output)
+        assert (found.ids, summary.rows, summary.bad) == (["a", "d", "g"], 3, 4)
+        assert found.info["rows"] == 3
+        np.testing.assert_array_equal(found.vectors, fake_encode(["one", "four", "seven"]).vectors)
+        listed = [json.loads(line) for line in summary.errors_file.read_text().splitlines()]
+        assert summary.errors_file == output.parent / "out.errors.jsonl"
+        assert [(row["place"].removeprefix(f"{source}, "), row["id"]) for row in listed] == [
+            ("line 2", None), ("line 3", "c"), ("line 5", "e"), ("line 6", "f")
+        ]  # fmt: skip
+        reasons = ["not valid JSON", "the text is empty", "the vector has values that are not finite", "too long"]
+        for row, reason in zip(listed, reasons, strict=True):
+            assert reason in row["reason"]
+        assert [row.reason for row in summary.first_bad] == [row["reason"] for row in listed]
+
+    def test_with_empty_rows_as_they_are_wanted(self, output, tmp_path):
+        summary = embed(self.written(tmp_path, self.ROWS), output, bad_rows="skip", empty="zeros")
+        assert (summary.rows, summary.bad, summary.empty) == (3, 1, 1)
+
+    def test_after_an_interruption_they_are_the_same(self, output, tmp_path):
+        source = self.source(tmp_path)
+        embed(source, output, self.encode, bad_rows="skip", shard_rows=2)
+        wanted = {path.name: path.read_bytes() for path in output.parent.iterdir()}
+        for path in output.parent.iterdir():
+            path.unlink()
+        given = []
+
+        def stopping(texts, kept):
+            given.append(texts)
+            if len(given) == 3:
+                raise KeyboardInterrupt
+            return self.encode(texts, kept)
+
+        with pytest.raises(KeyboardInterrupt):
+            embed(source, output, stopping, bad_rows="skip", shard_rows=2)
+        assert embed(source, output, self.encode, bad_rows="skip", shard_rows=2).resumed_rows == 3
+        assert {path.name: path.read_bytes() for path in output.parent.iterdir()} == wanted
+
+    def test_an_old_list_is_not_taken_for_a_new_one(self, source, output):
+        listed = output.parent / "out.errors.jsonl"
+        output.parent.mkdir()
+        listed.write_text("old\n")
+        with pytest.raises(OutputExistsError, match=r"out.errors.jsonl exists already"):
+            embed(source, output, bad_rows="skip")
+        summary = embed(source, output, bad_rows="skip", force=True)
+        assert (summary.bad, summary.errors_file, listed.exists()) == (0, None, False)
+
+    def test_a_table_with_no_other_rows(self, output, tmp_path):
+        with pytest.raises(DataError, match=r"no row of .* can be used, the first one, .*in.jsonl, line 1: not valid"):
+            embed(self.written(tmp_path, ["{", "{}"]), output, bad_rows="skip")
+        with pytest.raises(DataError, match=r"no row of .* can be used, the first one, .*line 1: the text is too long"):
+            embed(self.written(tmp_path, ['{"text": "too long"}']), output, self.encode, bad_rows="skip")
+        assert not output.exists()
+
+
+class Sending:
+    """An engine whose worker gets what a process would: a copy of each shard."""
+
+    workers = 2
+
+    def __init__(self):
+        self.bytes, self.refused = [], 0
+
+    @contextmanager
+    def pool(self, work, *, folder=None):
+        function = opened(work)
+
+        class Pool:
+            @staticmethod
+            def map(shards):
+                for shard in shards:
+                    sent = pickle.dumps(shard)
+                    self.bytes.append(len(sent))
+                    facts = function(pickle.loads(sent))
+                    self.refused += facts is None
+                    yield shard, facts
+
+        yield Pool
+
+
+class TestWorkers:
+    """A worker is told where the rows of its shard start, and reads them itself; where it cannot, they are sent."""
+
+    @staticmethod
+    def embed(source, output, engine, **options):
+        elsewhere = Elsewhere(engine, lambda: TestBadRows.encode)
+        return embed(source, output, TestBadRows.encode, elsewhere=elsewhere, bad_rows="skip", **options)
+
+    @pytest.fixture
+    def source(self, tmp_path):
+        rows = [json.dumps({"id": f"n{i}", "text": f"text {i} " + 500 * "x"}) for i in range(20)]
+        return TestBadRows.written(
+            tmp_path, ["{", *rows[:7], '{"text": " "}', '{"id": "e", "text": "too long"}', *rows[7:]]
+        )
+
+    def test_read_the_rows_themselves(self, source, output, tmp_path):
+        engine = Sending()
+        self.embed(source, output, engine, keep_text=True)
+        assert (max(engine.bytes) < 1000, engine.refused) == (True, 0)
+        alone = tmp_path / "alone" / output.name
+        embed(source, alone, TestBadRows.encode, bad_rows="skip", keep_text=True)
+        for path in alone.parent.iterdir():
+            assert output.with_name(path.name).read_bytes() == path.read_bytes()
+
+    def test_are_sent_them_where_they_see_others(self, source, output, monkeypatch):
+        wanted = output.with_name(f"wanted{output.suffix}")
+        embed(source, wanted, TestBadRows.encode, bad_rows="skip")
+        monkeypatch.setattr(embedding_survey.Source, "read", lambda self, start, digest: None)
+        engine = Sending()
+        self.embed(source, output, engine)
+        assert engine.refused == 1
+        assert max(engine.bytes) > 1500
+        assert output.read_bytes() == wanted.read_bytes()
+
+    def test_notice_another_file(self, source, tmp_path):
+        table = open_table(source)
+        found = embedding_survey.Source(table, 3, "error", "skip")
+        [first, second, *_] = embedding_survey.shards_of(table, max_rows=3, empty="error", bad_rows="skip")
+        for shard in (first, second):
+            assert found.read(shard.start, embedding_survey.digest_of(shard)) == shard
+        source.write_text(source.read_text().replace("text 4", "text 5"))
+        assert found.read(first.start, embedding_survey.digest_of(first)) == first
+        assert found.read(second.start, embedding_survey.digest_of(second)) is None
+        source.unlink()
+        assert found.read(first.start, embedding_survey.digest_of(first)) is None

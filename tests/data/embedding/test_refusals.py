@@ -5,7 +5,8 @@ import os
 import numpy as np
 import pytest
 
-from gerund.data.embedding_job import EmbeddingConfig, embedding_job
+from gerund.data.embedding_config import EmbeddingConfig
+from gerund.data.embedding_job import embedding_job
 from gerund.data.embedding_shards import Encoded
 from gerund.data.tables import open_table
 from gerund.errors import ConfigError, DataError, InputError, ModelError, OutputExistsError, ResourceError, TextError
@@ -111,7 +112,11 @@ class TestRefusals:
 
     @pytest.mark.parametrize(
         "settings, message",
-        [(dict(empty="drop"), "valid are: error, zeros, skip"), (dict(shard_rows=0), "shard_rows=0")],
+        [
+            (dict(empty="drop"), "valid are: error, zeros, skip"),
+            (dict(bad_rows="drop"), "valid are: error, skip"),
+            (dict(shard_rows=0), "shard_rows=0"),
+        ],
     )
     def test_options(self, source, output, settings, message):
         with pytest.raises(ConfigError, match=message):

@@ -10,7 +10,7 @@ import pytest
 
 import gerund
 from gerund.config import Rerank, Sampling
-from gerund.data.corpus import clean_text
+from gerund.data.cleaning import clean_text
 from gerund.errors import ConfigError, DataError
 from gerund.evaluation.results import key_of
 from gerund.evaluation.run import evaluate

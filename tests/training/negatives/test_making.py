@@ -188,3 +188,25 @@ class _Single(LocalEngine):
         pickle.loads(pickle.dumps(work))
         with LocalEngine(1).pool(work) as pool:
             yield pool
+
+
+def test_documents_that_cannot_be_used_are_passed_over_and_listed(books, tmp_path):
+    wanted = make(books, tmp_path / "wanted")
+    lines = books.read_text().splitlines()
+    books.write_text("\n".join([lines[0], "{", *lines[1:], '{"text": 3}']))
+    made = make(books, tmp_path / "out")
+    assert (made.documents, made.passages, made.errors) == (wanted.documents, wanted.passages, 2)
+    assert rows(tmp_path / "out") == rows(tmp_path / "wanted")
+    listed = [json.loads(line) for line in (tmp_path / "out" / "errors.jsonl").read_text().splitlines()]
+    assert [(one["file"], one["line"]) for one in listed] == [(str(books), 2), (str(books), len(lines) + 2)]
+    assert listed[1]["reason"] == "'text' is not a text but int"
+    ran = run_cli("negatives", books, "-o", tmp_path / "told", "--generate", 0, "--prefix-words", 12)
+    assert f"gerund: warning: 2 documents not used: {tmp_path / 'told' / 'errors.jsonl'}\n" in ran.err
+
+
+def test_no_document_that_can_be_used(tmp_path):
+    books = tmp_path / "books.jsonl"
+    books.write_text("{\n")
+    with pytest.raises(DataError, match=rf"no document can be used, the first one, {books}, line 1: not valid JSON"):
+        make(books, tmp_path / "out")
+    assert not (tmp_path / "out").exists()

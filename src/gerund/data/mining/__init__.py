@@ -1,6 +1,7 @@
 """Training pairs mined from raw documents: sentences that share a long substring (GUR, section III-B)."""
 
-from gerund.data.mining.config import BadDocument, Mined, MiningConfig
+from gerund.data.corpus import BadDocument
+from gerund.data.mining.config import Mined, MiningConfig
 from gerund.data.mining.matching import Match, matching_pairs
 from gerund.data.mining.running import mine
 from gerund.data.mining.symbols import SymbolWeights

@@ -10,7 +10,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gerund.data.corpus import Document, clean_text
+from gerund.data.cleaning import clean_text
+from gerund.data.corpus import Document
+from gerund.data.files import as_utf8
 from gerund.data.mining.config import MiningConfig
 from gerund.data.mining.matching import find_pairs
 from gerund.data.mining.symbols import normalised
@@ -99,11 +101,6 @@ def prepare(document: Document, number: int, config: MiningConfig) -> Prepared:
     for sentence in found:
         once.setdefault(sentence.form, sentence)
     return Prepared(number, text, list(once.values()), len(found), len(found) + titles - len(once))
-
-
-def as_utf8(text: str) -> str:
-    """Return a text that a file can hold: half a surrogate pair, as JSON and file names may have, becomes ``?``."""
-    return text.encode("utf-8", "replace").decode()
 
 
 def candidates_of(document: Prepared, config: MiningConfig) -> int:

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from gerund.data.corpus import CLEANERS
+from gerund.data.cleaning import CLEANERS
+from gerund.data.corpus import BadDocument
 from gerund.data.mining.matching import Rule
 from gerund.data.mining.symbols import SymbolWeights
 from gerund.errors import ConfigError, unknown_name
@@ -57,7 +58,7 @@ class MiningConfig:
     language: str = "en"
     """Language of the sentence splitter, such as ``en``, ``zh``, ``de``."""
     clean: str = "none"
-    """Quirks to remove from the documents first: a style of ``gerund.data.corpus.clean_text``."""
+    """Quirks to remove from the documents first: a style of ``gerund.data.cleaning.clean_text``."""
     min_length: int = 2
     """Characters of a sentence at least, in its normalised form; shorter ones are passed over."""
     context: int = 1000
@@ -96,21 +97,6 @@ class MiningConfig:
     def rule(self) -> Rule:
         """When two sentences are a pair."""
         return Rule(self.threshold, self.short_threshold, self.weights, self.short_characters)
-
-
-@dataclass(frozen=True)
-class BadDocument:
-    """A document that could not be used.
-
-    Attributes:
-        file: the file's path.
-        line: the line or row, counted from 1; None where it is the file as a whole.
-        reason: what is wrong.
-    """
-
-    file: str
-    line: int | None
-    reason: str
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gerund.data.corpus import Document, Record, document_of
-from gerund.data.mining.candidates import Pair, Prepared, as_utf8, candidates_of, opening_of, pairs_of, prepare
-from gerund.data.mining.config import BadDocument, MiningConfig
+from gerund.data.corpus import BadDocument, Document, Record, document_of
+from gerund.data.files import as_utf8
+from gerund.data.mining.candidates import Pair, Prepared, candidates_of, opening_of, pairs_of, prepare
+from gerund.data.mining.config import MiningConfig
 from gerund.data.mining.shards import Shard
 from gerund.errors import DataError
 from gerund.jobs.files import whole_file
@@ -154,9 +155,7 @@ def _prepared(shard: Shard, work: Work, errors: list[BadDocument]) -> Iterator[t
             document = document_of(record, text_column=work.text_column, title_column=work.title_column)
             _check(document, record)
         except DataError as error:
-            line = record.number if record.unit else None
-            reason = str(error).removeprefix(f"{record.place}: ").removeprefix(f"{record.path}: ")
-            errors.append(BadDocument(as_utf8(str(record.path)), line, reason))
+            errors.append(BadDocument.of(record, error))
         else:
             yield record, prepare(document, number, work.config)
 

@@ -7,7 +7,6 @@ the corpus.
 Knows: files, parts, resuming. Does not know: how pairs are found, processes.
 """
 
-import json
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -16,14 +15,14 @@ from operator import add
 from pathlib import Path
 
 from gerund.data.corpus import FORMATS as CORPUS_FORMATS
-from gerund.data.corpus import corpus_format
-from gerund.data.mining.config import BadDocument, Mined, MiningConfig
+from gerund.data.corpus import corpus_format, write_bad_documents
+from gerund.data.mining.config import Mined, MiningConfig
 from gerund.data.mining.gathering import FORMATS, gather
 from gerund.data.mining.parts import ENDING, Facts, Work, make_part, read_facts
 from gerund.data.mining.shards import Shard, shards_of
 from gerund.errors import ConfigError, DataError, InputError, OutputExistsError
 from gerund.jobs.engine import JobEngine, LocalEngine, is_alone
-from gerund.jobs.files import make_folder, refuse_existing, refuse_special, whole_file
+from gerund.jobs.files import make_folder, refuse_existing, refuse_special
 from gerund.jobs.manifest import InputFiles, Manifest
 from gerund.jobs.working_folder import MAKING, PLACING, WorkingFolder, kept_work_told, working_folder
 from gerund.progress import progress
@@ -220,7 +219,7 @@ class _Job:
             refuse_existing(self.output, self.errors_file)
         self.folder.write_manifest(self.manifest, PLACING)
         if facts.errors:
-            _write_errors(self.errors_file, facts.errors)
+            write_bad_documents(self.errors_file, facts.errors)
         else:
             self.errors_file.unlink(missing_ok=True)
         self.folder.put([self.output])
@@ -248,12 +247,6 @@ def _check_places(files: Sequence[Path], output: Path) -> Path:
                 raise InputError(f"{target} is a file of the corpus; choose another output")
     make_folder(output.absolute().parent)
     return errors_file
-
-
-def _write_errors(path: Path, errors: Sequence[BadDocument]) -> None:
-    with whole_file(path) as file:
-        for error in errors:
-            file.write(json.dumps(asdict(error), ensure_ascii=False).encode("utf-8", "replace") + b"\n")
 
 
 def _how_many(count: int, what: str) -> str:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
-from gerund.data.corpus import Record, plain_lines, read_records
+from gerund.data.corpus import Record, all_records, plain_lines
 from gerund.data.files import opened
 from gerund.errors import DataError
 
@@ -165,7 +165,7 @@ def shards_of(files: Sequence[Path], size: int, *, text_column: str, title_colum
     """
     index = number = total = 0
     records: list[Record] = []
-    for record in _records(files, text_column, title_column):
+    for record in all_records(files, text_column, title_column):
         records.append(record)
         total += _size(record)
         if total >= size or len(records) == _MOST_DOCUMENTS:
@@ -173,18 +173,6 @@ def shards_of(files: Sequence[Path], size: int, *, text_column: str, title_colum
             index, number, total, records = index + 1, number + len(records), 0, []
     if records:
         yield Shard(index, number, total, records)
-
-
-def _records(files: Sequence[Path], text_column: str, title_column: str) -> Iterator[Record]:
-    for path in files:
-        number = 0
-        try:
-            for record in read_records(path, text_column=text_column, title_column=title_column):
-                number = record.number
-                yield record
-        except DataError as error:
-            # An archive that is cut off, a table without the column: an error among others, and on with the next file.
-            yield Record(path, number + 1, "", error)
 
 
 def _size(record: Record) -> int:

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, BinaryIO, Literal, get_args
 
 import numpy as np
 
-from gerund.data.corpus import clean_text, part_of, read_documents
+from gerund.data.cleaning import clean_text
+from gerund.data.corpus import part_of, read_documents
 from gerund.data.passages import split_sentences
 from gerund.errors import ConfigError, DataError, ModelError, unknown_name
 from gerund.jobs.files import whole_file, write_whole
@@ -97,7 +98,7 @@ def tokenize_corpus(
         paths: The files; see :func:`gerund.data.corpus.read_documents`.
         tokenizer: A fast tokenizer.
         folder: Where caches lie; made if need be.
-        clean: Known quirks to remove; see :func:`gerund.data.corpus.clean_text`.
+        clean: Known quirks to remove; see :func:`gerund.data.cleaning.clean_text`.
         text_column: Column or field that holds the text.
         unit: What counts as a text of its own: whole ``documents``, or each of their ``sentences``.
         min_words: Texts of fewer words are left out. (MAGNET, Appendix A: lines of more than 20 words.)

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gerund.config import DEFAULT_MODEL
-from gerund.data.corpus import clean_text, read_documents
+from gerund.data.cleaning import clean_text
+from gerund.data.corpus import read_documents
 from gerund.errors import ConfigError
 from gerund.jobs.folders import atomic_folder
 from gerund.models.encoder_decoder import SEQ2SEQ
