@@ -9,14 +9,17 @@ address the workers are those of a Ray cluster. Any difference is an AssertionEr
 
 import argparse
 import contextlib
+import io
 import json
 import os
+import pickle
 import random
 import shutil
 import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -25,6 +28,7 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
+import pytest
 
 from gerund.data.embedding_config import EmbeddingConfig
 from gerund.data.embedding_job import embedding_job
@@ -32,11 +36,14 @@ from gerund.data.embedding_shards import Elsewhere
 from gerund.data.tables import open_table
 from gerund.jobs import engines
 from gerund.jobs.engine import LocalEngine, StatefulWork, opened
+from gerund.jobs.row_store import KEY_BYTES, RowStore
 from tests.data.embedding.crashes import ABOUT, fake_encode
 
 SECONDS_A_SHARD = 0.05
 # A job of 30 shards stands so many deaths without one shard having five of them.
 KILLS_A_RUN = 4
+# Batches of shards and those of one process are not the same.
+EXACTLY = ("--dtype", "float32")
 WORDS = ("a", "cat", "dog", "house", "rain", "sat", "on", "the", "mat", "and", "snow", "fell")
 
 
@@ -114,7 +121,17 @@ def parts(folder):
 def embed(folder):
     source = written(folder / "in.txt", texts(300))
     return command(
-        lambda output: ["embed", source, "-o", output / "out.parquet", "-m", model(folder), "--shard-rows", 10],
+        lambda output: [
+            "embed",
+            source,
+            "-o",
+            output / "out.parquet",
+            "-m",
+            model(folder),
+            "--shard-rows",
+            10,
+            *EXACTLY,
+        ],
         files,
     )
 
@@ -158,7 +175,9 @@ def index(folder):
             patch.object(indexing, "CHUNKS_AT_ONCE", 30),
             patch.object(indexing, "DOCUMENTS_AT_ONCE", 30),
         ):
-            _run(["index", notes, "-o", output / "my.index", "-m", model(folder)], engine)
+            _run(
+                ["index", notes, "-o", output / "my.index", "-m", model(folder), *EXACTLY, "--chunk-tokens", 40], engine
+            )
 
     def result(output):
         import gerund
@@ -185,14 +204,29 @@ def evaluation(folder):
 
         with patch.object(evaluation_workers, "_SHARD", 4):
             options = ["--tasks", "sts", "--data", data.parent, "-o", output / "out", "--no-pictures"]
-            _run(["eval", model(folder), *options, "--plan", "causal", "--plan", "mask0-bidir:k=2"], engine)
+            _run(["eval", model(folder), *options, *EXACTLY, "--plan", "causal", "--plan", "mask0-bidir:k=2"], engine)
 
     def result(output):
-        vectors = {path.name: path.read_bytes() for path in sorted((output / "out" / "embeddings").rglob("*.npy"))}
-        scores = json.loads((output / "out" / "results.json").read_text())["results"]
-        return vectors, [{key: one[key] for key in sorted(one) if "second" not in key} for one in scores]
+        vectors = {}
+        for path in sorted((output / "out" / "embeddings").rglob("keys")):
+            data = path.read_bytes()
+            keys = [data[start : start + KEY_BYTES] for start in range(0, len(data), KEY_BYTES)]
+            assert len(set(keys)) == len(keys), "a row is there twice"
+            rows = RowStore(path.parent).rows(keys)
+            vectors |= {(path.parent.name, key): row for key, row in zip(keys, rows, strict=True)}
+        scores = [json.loads(path.read_text()) for path in sorted((output / "out" / "scores").glob("*.json"))]
+        return vectors, {one["system"]: one["score"]["metrics"] for one in scores}
 
-    return Job(run, result)
+    def same(found, wanted):
+        (vectors, scores), (others, wanted_scores) = found, wanted
+        assert len(others) >= 200
+        assert vectors.keys() == others.keys()
+        np.testing.assert_allclose([vectors[key] for key in others], list(others.values()), atol=1e-6)
+        assert scores.keys() == wanted_scores.keys()
+        for name, metrics in wanted_scores.items():
+            assert scores[name] == pytest.approx(metrics, abs=1e-4)
+
+    return Job(run, result, same)
 
 
 JOBS = {"parts": parts, "embed": embed, "mine": mine, "negatives": negatives, "index": index, "eval": evaluation}
@@ -228,18 +262,35 @@ def command(arguments, result):
 def _run(arguments, engine):
     from gerund.cli.main import main as gerund
 
-    machines, status = engine or LocalEngine(1), 0
+    machines, status, told = engine or LocalEngine(1), 0, io.StringIO()
     with (
         patch.object(engines, "engine_of", lambda *_args, **_settings: machines),
         patch.object(sys, "argv", ["gerund", *map(str, arguments)]),
-        contextlib.redirect_stdout(None),
-        contextlib.redirect_stderr(None),
+        contextlib.redirect_stdout(told),
+        contextlib.redirect_stderr(told),
     ):
         try:
             gerund()
         except SystemExit as end:
             status = end.code or 0
-    assert status == 0, arguments
+    assert status == 0, told.getvalue()
+
+
+def apart(folder, function):
+    """Return what a function gives in a process of its own: this one has to stay without threads, to be forked."""
+    place = folder / "apart"
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            place.write_bytes(pickle.dumps(function()))
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(status)
+    assert os.waitpid(child, 0)[1] == 0
+    return pickle.loads(place.read_bytes())
 
 
 def workers_killed(job, folder, whole, address, kills, draw):
@@ -282,7 +333,7 @@ def drivers_killed(job, folder, whole, address, kills, draw):
     done = 0
 
     def finished():
-        job.same(job.result(output), whole)
+        job.same(apart(folder, lambda: job.result(output)), whole)
         shutil.rmtree(output)
         output.mkdir()
         ended.unlink(missing_ok=True)
@@ -307,7 +358,7 @@ def drivers_killed(job, folder, whole, address, kills, draw):
             finished()
         else:
             done += 1
-    job.run(output, Telling(engine_at(address), pids))
+    apart(folder, lambda: job.run(output, Telling(engine_at(address), pids)))
     finished()
     return done
 
@@ -327,11 +378,9 @@ def main(arguments=None):
         job = JOBS[name](folder)
         output = folder / "whole"
         output.mkdir()
-        job.run(output, None)
-        whole = job.result(output)
-        job.same(job.result(output), whole)
+        apart(folder, partial(job.run, output, None))
+        whole = apart(folder, partial(job.result, output))
         rest = (job, folder, whole, options.address)
-        # Drivers are forked: before this process has threads.
         print(name, drivers_killed(*rest, options.drivers_killed, draw), "drivers killed", flush=True)
         print(name, workers_killed(*rest, options.workers_killed, draw), "workers killed", flush=True)
 
