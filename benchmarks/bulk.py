@@ -35,7 +35,7 @@ from gerund.cli.embed import Encoding, EncodingWorker
 from gerund.data.embedding_config import EmbeddingConfig
 from gerund.data.embedding_files import Part, join_parquet, read_embeddings, write_part
 from gerund.data.embedding_job import embedding_job
-from gerund.data.embedding_shards import Elsewhere
+from gerund.data.embedding_shards import Elsewhere, Shard
 from gerund.data.embedding_survey import digest_of, shards_of, survey_of
 from gerund.data.mining import MiningConfig, mine
 from gerund.data.mining import shards as mining_shards
@@ -210,6 +210,12 @@ def rates(options: Any, folder: Path) -> Table:
         for _ in mapped(engine, _nothing, (one.by_place() if by_place else one for one in shards)):
             pass
 
+    def rows_handed_out(engine: JobEngine, by_place: bool) -> None:
+        shards = enumerate(shards_of(table, max_rows=rows, empty="error"))
+        given = (Shard(number, digest_of(one), one, one.start if by_place else None) for number, one in shards)
+        for _ in mapped(engine, _nothing, given):
+            pass
+
     megabytes, numbers = corpus.stat().st_size / 1e6, vectors_RD.nbytes * len(parts) / 1e6
     works: dict[str, tuple[float, Callable[[], object]]] = {
         "first reading, before `embed`": (megabytes, lambda: survey_of(table, max_rows=rows, empty="error")),
@@ -226,6 +232,8 @@ def rates(options: Any, folder: Path) -> Table:
     for name, engine in engines.items():
         for kind, by_place in (("places", True), ("documents", False)):
             works[f"handing out `mine`'s {kind} to {name}"] = (megabytes, partial(handed_out, engine, by_place))
+        for kind, by_place in (("places", True), ("rows", False)):
+            works[f"handing out `embed`'s {kind} to {name}"] = (megabytes, partial(rows_handed_out, engine, by_place))
     spent = harness.alternate({name: work for name, (_, work) in works.items()}, options.rounds)
     found: list[Row] = [
         {"step": name, "size": size, "rate": median_of([size / one.cpu for one in spent.spent[name]])}

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from gerund.data.files import COMPRESSED
 from gerund.data.table_readers import DEFAULT_COLUMN, FORMATS, READERS, Cursor, Row, Table, lines_of, tried
@@ -175,10 +176,10 @@ def read_rows(
     texts: list[str] = []
     lines: list[int | str] = []
     size = 0
-    cursor = Cursor() if start is None else start.copy()
-    begin = here = cursor.copy()
+    cursor = Cursor() if start is None else replace(start)
+    begin = here = cursor.place()
     for id_, text, line in _read(table, cursor):
-        before, here = here, cursor.copy()
+        before, here = here, cursor.place()
         if isinstance(text, DataError):
             if bad is None:
                 raise text
@@ -187,24 +188,24 @@ def read_rows(
             continue
         size += len(text)
         if texts and (len(texts) == max_rows or size > max_characters):
-            yield Rows(ids, texts, lines, table.name, unit, _place(table, begin))
+            yield Rows(ids, texts, lines, table.name, unit, _start(table, *begin))
             ids, texts, lines, size, begin = [], [], [], len(text), before
         ids.append(id_)
         texts.append(text)
         lines.append(line)
     if texts:
-        yield Rows(ids, texts, lines, table.name, unit, _place(table, begin))
+        yield Rows(ids, texts, lines, table.name, unit, _start(table, *begin))
 
 
 def _read(table: Table, cursor: Cursor) -> Iterator[Row]:
     return _read_folder(table, cursor) if table.format == _FOLDER else READERS[table.format](table, cursor)
 
 
-def _place(table: Table, cursor: Cursor) -> Cursor | None:
+def _start(table: Table, file: str, *place: Any) -> Cursor | None:
     """Return where rows begin, if anybody can go on there: a file that is a single text is soon sent."""
     if table.format == _FOLDER:
-        return None if cursor.file.endswith((".txt", *COMPRESSED)) else cursor
-    return None if table.path is None or table.path.suffix.lower() in COMPRESSED else cursor
+        return None if file.endswith((".txt", *COMPRESSED)) else Cursor(file, *place)
+    return None if table.path is None or table.path.suffix.lower() in COMPRESSED else Cursor(file, *place)
 
 
 def _format_of(path: Path) -> str:
