@@ -81,8 +81,8 @@ def told(plan: Plan) -> str:
         [
             f"- Texts {corpus / 1e12:.2f} TB. Vectors {vectors / 1e12:.1f} TB, while they are joined "
             f"{2 * vectors / 1e12:.1f} TB; as int8 {vectors / 4e12:.1f} TB, as bits {vectors / 32e12:.2f} TB.",
-            f"- While the model runs, {corpus / seconds / 1e6:.1f} MB/s of texts leave the driver where workers do not see "
-            f"the input, and {vectors / seconds / 1e6:.0f} MB/s of vectors go to storage.",
+            f"- While the model runs, {corpus / seconds / 1e6:.1f} MB/s of texts leave the driver where workers do "
+            f"not see the input, and {vectors / seconds / 1e6:.0f} MB/s of vectors go to storage.",
             f"- At the start each GPU reads {weights / 1e9:.0f} GB of weights, all together "
             f"{plan.gpus * weights / 1e12:.1f} TB.",
         ]
