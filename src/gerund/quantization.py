@@ -46,6 +46,18 @@ def ranges_of(vectors_ND: np.ndarray) -> np.ndarray:
     return np.stack([vectors_ND.min(axis=0), vectors_ND.max(axis=0)]).astype(np.float32)
 
 
+def width_of(dimensions: int, precision: str) -> int:
+    """Return how many values a vector is stored in: numbers, or bytes of eight bits each.
+
+    >>> width_of(100, "int8"), width_of(100, "binary")
+    (100, 13)
+
+    Raises:
+        ConfigError: an unknown precision.
+    """
+    return -(-dimensions // 8) if check_precision(precision) in ("binary", "ubinary") else dimensions
+
+
 def quantize(vectors_ND: np.ndarray, precision: Precision, ranges_2D: np.ndarray | None = None) -> np.ndarray:
     """Return vectors in fewer bits.
 
@@ -131,7 +143,7 @@ def nearest(
     """
     count = min(whole_number("k", k), len(kept))
     dimensions = queries_QD.shape[1]
-    width = -(-dimensions // 8) if check_precision(precision) in ("binary", "ubinary") else dimensions
+    width = width_of(dimensions, precision)
     if kept.shape[1:] != (width,):
         raise ConfigError(
             f"to queries of {dimensions} numbers belong {precision} vectors of {width}, not {kept.shape[1:]}"

@@ -88,6 +88,7 @@ def test_own_file_comes_before_a_name_inside(tmp_path, monkeypatch):
     ("recipe", "message"),
     [
         ("unimae-defalt", "unimae-defalt: no such recipe, .*did you mean unimae-default"),
+        ("aling", r"aling: no such recipe, .*did you mean align-default\?$"),
         ("zzz", "`gerund recipes` lists those inside"),
         ("folder/unimae-default", "folder/unimae-default: no such recipe"),
         ("absent.yaml", "absent.yaml: no such recipe"),

@@ -51,6 +51,10 @@ def shards_of(
             yield kept
 
 
+def _refuse(row: BadRow) -> None:
+    raise DataError(f"{row.place}: {row.reason}; give --bad-rows skip to leave such rows out and list them")
+
+
 def _pass_over(_row: BadRow) -> None:
     """Leave out a row that the survey has noted."""
 
@@ -102,7 +106,7 @@ def survey_of(table: Table, *, max_rows: int, empty: EmptyTexts, bad_rows: BadRo
     count = without = 0
     whole_numbers = True
     bad: list[BadRow] = []
-    for rows in read_rows(table, max_rows=max_rows, bad=bad.append if bad_rows == "skip" else None):
+    for rows in read_rows(table, max_rows=max_rows, bad=bad.append if bad_rows == "skip" else _refuse):
         blank = rows.empty()
         if blank and empty == "error":
             if bad_rows == "error":

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gerund.quantization import quantize
+from gerund.quantization import quantize, width_of
 from gerund.retrieval.documents import BINARY, Chunk
 from gerund.retrieval.store import Words
 
@@ -56,7 +56,7 @@ def vector_type(dimensions: int, precision: str) -> "pa.DataType":
     import pyarrow as pa
 
     if precision == BINARY:
-        return pa.list_(pa.uint8(), -(-dimensions // 8))
+        return pa.list_(pa.uint8(), width_of(dimensions, precision))
     return pa.list_(pa.float16() if precision == "float16" else pa.float32(), dimensions)
 
 

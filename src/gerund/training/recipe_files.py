@@ -56,7 +56,8 @@ def find_recipe(recipe: str | Path) -> Path:
         if own.is_file():
             return own
     names = [file.stem for file in sorted(_FOLDER.glob("*.yaml"))]
-    close = difflib.get_close_matches(str(recipe), names, n=3)
+    spelled = {name: name for name in names} | {name.removesuffix("-default"): name for name in names}
+    close = list(dict.fromkeys(spelled[one] for one in difflib.get_close_matches(str(recipe), list(spelled), n=3)))
     hint = f"did you mean {' or '.join(close)}?" if close else "`gerund recipes` lists those inside"
     raise ConfigError(f"{recipe}: no such recipe, neither a file nor one of those inside; {hint}")
 
