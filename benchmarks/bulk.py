@@ -32,11 +32,11 @@ import numpy as np
 
 import harness
 from gerund.cli.embed import Encoding, EncodingWorker
-from gerund.data.embedding_config import EmbeddingConfig
-from gerund.data.embedding_files import Part, join_parquet, read_embeddings, write_part
-from gerund.data.embedding_job import embedding_job
-from gerund.data.embedding_shards import Elsewhere, Shard
-from gerund.data.embedding_survey import digest_of, shards_of, survey_of
+from gerund.data.embedding.config import EmbeddingConfig
+from gerund.data.embedding.files import Part, join_parquet, read_embeddings, write_part
+from gerund.data.embedding.job import embedding_job
+from gerund.data.embedding.shards import Elsewhere, Shard
+from gerund.data.embedding.survey import digest_of, shards_of, survey_of
 from gerund.data.mining import MiningConfig, mine
 from gerund.data.mining import shards as mining_shards
 from gerund.data.tables import open_table

@@ -16,8 +16,8 @@ import pytest
 import torch
 
 import gerund
-from gerund.data import embedding_job
-from gerund.data.embedding_files import read_embeddings
+from gerund.data.embedding import job
+from gerund.data.embedding.files import read_embeddings
 from gerund.errors import ResourceError
 from gerund.quantization import quantize, ranges_of
 from tests.cli.helpers import no_loading, run_cli
@@ -349,7 +349,7 @@ def test_several_processes_give_the_same_bytes(source, tiny_folder, tmp_path):
 def test_a_job_is_gone_on_with_by_as_many_threads(source, tiny_folder, tmp_path):
     out = tmp_path / "out.parquet"
     options = ["embed", source, "-m", tiny_folder, "-o", out, "--shard-rows", 5, "--dtype", "float32"]
-    full = patch.object(embedding_job, "join_parquet", side_effect=ResourceError("the disk is full"))
+    full = patch.object(job, "join_parquet", side_effect=ResourceError("the disk is full"))
     with full:
         assert run_cli(*options, "--threads", 1).code == 1
     assert "threads was 1 and is 2; go on as before" in run_cli(*options, "--threads", 2).mistake

@@ -30,9 +30,9 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from gerund.data.embedding_config import EmbeddingConfig
-from gerund.data.embedding_job import embedding_job
-from gerund.data.embedding_shards import Elsewhere
+from gerund.data.embedding.config import EmbeddingConfig
+from gerund.data.embedding.job import embedding_job
+from gerund.data.embedding.shards import Elsewhere
 from gerund.data.tables import open_table
 from gerund.jobs import engines
 from gerund.jobs.engine import LocalEngine, StatefulWork, opened

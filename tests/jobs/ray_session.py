@@ -21,9 +21,9 @@ import pytest
 
 import gerund
 from gerund import Chunking, Document
-from gerund.data.embedding_config import EmbeddingConfig
-from gerund.data.embedding_job import embedding_job
-from gerund.data.embedding_shards import Elsewhere
+from gerund.data.embedding.config import EmbeddingConfig
+from gerund.data.embedding.job import embedding_job
+from gerund.data.embedding.shards import Elsewhere
 from gerund.data.mining import mine
 from gerund.data.tables import open_table
 from gerund.errors import DataError, InputError, ResourceError

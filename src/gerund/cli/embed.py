@@ -10,8 +10,8 @@ from gerund.cli import engine_options
 from gerund.cli import model_options as options
 
 if TYPE_CHECKING:
-    from gerund.data.embedding_config import EmbeddingSummary
-    from gerund.data.embedding_shards import Elsewhere, Encode, Encoded
+    from gerund.data.embedding.config import EmbeddingSummary
+    from gerund.data.embedding.shards import Elsewhere, Encode, Encoded
     from gerund.jobs.engine import JobEngine
     from gerund.jobs.unfinished import Unfinished
     from gerund.language_model import LanguageModel
@@ -118,8 +118,8 @@ def command(
         zcat crawl.jsonl.gz | gerund embed - --format jsonl -m ./model --empty skip --bad-rows skip -o crawl.parquet
     """
     from gerund.checks import check_dimensions
-    from gerund.data.embedding_config import EmbeddingConfig
-    from gerund.data.embedding_job import embedding_job
+    from gerund.data.embedding.config import EmbeddingConfig
+    from gerund.data.embedding.job import embedding_job
     from gerund.data.tables import open_table, passed_over
     from gerund.encoder_methods import PromptText
     from gerund.errors import unknown_name
@@ -182,7 +182,7 @@ def command(
 def _elsewhere(
     machines: "JobEngine", lm: "LanguageModel", spec: "ModelSpec", threads: int, encoding: "Encoding"
 ) -> "Elsewhere":
-    from gerund.data.embedding_shards import Elsewhere
+    from gerund.data.embedding.shards import Elsewhere
     from gerund.worker_model import WorkerModel
 
     model = WorkerModel.of(lm, spec, threads=threads)
@@ -236,7 +236,7 @@ class EncodingWorker:
 
 def _encode(lm: "LanguageModel", encoding: Encoding, texts: list[str], kept: "Unfinished") -> "Encoded":
     """Encode one shard, counting the texts that were cut."""
-    from gerund.data.embedding_shards import Encoded
+    from gerund.data.embedding.shards import Encoded
 
     found = lm.encode_with_usage(texts, show_progress=False, kept=kept, **encoding.settings)
     if not encoding.refusing:

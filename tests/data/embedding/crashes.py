@@ -16,9 +16,9 @@ import numpy as np
 import pyarrow.compute
 import pyarrow.parquet  # noqa: F401
 
-from gerund.data.embedding_config import EmbeddingConfig
-from gerund.data.embedding_job import embedding_job
-from gerund.data.embedding_shards import Encoded
+from gerund.data.embedding.config import EmbeddingConfig
+from gerund.data.embedding.job import embedding_job
+from gerund.data.embedding.shards import Encoded
 from gerund.data.tables import open_table
 from gerund.jobs.unfinished import Unfinished
 from tests.jobs.crashes import contents, killed_before

@@ -2,8 +2,8 @@
 
 import pytest
 
-from gerund.data.embedding_config import EmbeddingConfig
-from gerund.data.embedding_job import embedding_job
+from gerund.data.embedding.config import EmbeddingConfig
+from gerund.data.embedding.job import embedding_job
 from gerund.data.tables import open_table
 from tests.data.embedding.crashes import ABOUT, fake_encode
 

@@ -8,9 +8,9 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from gerund.data import embedding_survey
-from gerund.data.embedding_files import read_embeddings
-from gerund.data.embedding_shards import Elsewhere, Encoded
+from gerund.data.embedding import survey
+from gerund.data.embedding.files import read_embeddings
+from gerund.data.embedding.shards import Elsewhere, Encoded
 from gerund.data.tables import open_table
 from gerund.errors import DataError, FingerprintError, InputError, OutputExistsError, TextError
 from gerund.jobs.engine import opened
@@ -240,7 +240,7 @@ class TestWorkers:
     def test_are_sent_them_where_they_see_others(self, source, output, monkeypatch):
         wanted = output.with_name(f"wanted{output.suffix}")
         embed(source, wanted, TestBadRows.encode, bad_rows="skip")
-        monkeypatch.setattr(embedding_survey.Source, "read", lambda self, start, digest: None)
+        monkeypatch.setattr(survey.Source, "read", lambda self, start, digest: None)
         engine = Sending()
         self.embed(source, output, engine)
         assert engine.refused == 1
@@ -249,12 +249,12 @@ class TestWorkers:
 
     def test_notice_another_file(self, source, tmp_path):
         table = open_table(source)
-        found = embedding_survey.Source(table, 3, "error", "skip")
-        [first, second, *_] = embedding_survey.shards_of(table, max_rows=3, empty="error", bad_rows="skip")
+        found = survey.Source(table, 3, "error", "skip")
+        [first, second, *_] = survey.shards_of(table, max_rows=3, empty="error", bad_rows="skip")
         for shard in (first, second):
-            assert found.read(shard.start, embedding_survey.digest_of(shard)) == shard
+            assert found.read(shard.start, survey.digest_of(shard)) == shard
         source.write_text(source.read_text().replace("text 4", "text 5"))
-        assert found.read(first.start, embedding_survey.digest_of(first)) == first
-        assert found.read(second.start, embedding_survey.digest_of(second)) is None
+        assert found.read(first.start, survey.digest_of(first)) == first
+        assert found.read(second.start, survey.digest_of(second)) is None
         source.unlink()
-        assert found.read(first.start, embedding_survey.digest_of(first)) is None
+        assert found.read(first.start, survey.digest_of(first)) is None

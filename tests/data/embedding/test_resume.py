@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gerund.data.embedding_files import read_embeddings
-from gerund.data.embedding_shards import _held
+from gerund.data.embedding.files import read_embeddings
+from gerund.data.embedding.shards import _held
 from gerund.data.tables import open_table
 from gerund.errors import DataError, FingerprintError, InputError, OutputExistsError, ResourceError
 from gerund.jobs.working_folder import WorkingFolder

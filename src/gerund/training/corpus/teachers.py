@@ -310,7 +310,7 @@ def read_known(path: Path) -> KnownVectors:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    from gerund.data.embedding_files import read_embeddings
+    from gerund.data.embedding.files import read_embeddings
     from gerund.quantization import check_precision, restore
 
     found = read_embeddings(path)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from gerund.data.embedding_files import IdType
+from gerund.data.embedding.files import IdType
 from gerund.data.table_readers import Cursor, Table
 from gerund.data.tables import BadRow, Rows, read_rows
 from gerund.errors import DataError, TextError

@@ -22,16 +22,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gerund.data.embedding_config import EmbeddingConfig, EmbeddingSummary
-from gerund.data.embedding_files import (
+from gerund.data.embedding.config import EmbeddingConfig, EmbeddingSummary
+from gerund.data.embedding.files import (
     FORMAT,
     join_npy,
     join_parquet,
     output_files,
     read_facts,
 )
-from gerund.data.embedding_shards import Elsewhere, Encode, Finished, Shard, ShardWork, encoded_rows
-from gerund.data.embedding_survey import (
+from gerund.data.embedding.shards import Elsewhere, Encode, Finished, Shard, ShardWork, encoded_rows
+from gerund.data.embedding.survey import (
     Source,
     Survey,
     digest_of,

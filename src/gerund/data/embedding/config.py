@@ -6,7 +6,7 @@ Knows: names and limits of options. Does not know: tables, vectors.
 from dataclasses import dataclass
 from pathlib import Path
 
-from gerund.data.embedding_survey import BAD_ROWS, EMPTY, BadRows, EmptyTexts
+from gerund.data.embedding.survey import BAD_ROWS, EMPTY, BadRows, EmptyTexts
 from gerund.data.tables import BadRow
 from gerund.errors import ConfigError, unknown_name
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from gerund.data.embedding_files import IdType, Part, write_part
-from gerund.data.embedding_survey import BadRows, Source
+from gerund.data.embedding.files import IdType, Part, write_part
+from gerund.data.embedding.survey import BadRows, Source
 from gerund.data.table_readers import Cursor
 from gerund.data.tables import BadRow, Rows
 from gerund.errors import InputError, ModelError, TextError
