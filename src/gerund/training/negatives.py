@@ -107,7 +107,7 @@ def make_negatives(
             if not made.documents and bad:
                 output.clear()
                 where = f"{bad[0].file}{f', line {bad[0].line}' if bad[0].line else ''}"
-                raise DataError(f"no document can be used, the first one, {where}: {bad[0].reason}")
+                raise DataError(f"no document can be used; the first one is {where}: {bad[0].reason}")
             if not made.passages:
                 output.clear()
                 raise DataError(

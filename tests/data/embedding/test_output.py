@@ -181,9 +181,9 @@ class TestBadRows:
         assert (summary.bad, summary.errors_file, listed.exists()) == (0, None, False)
 
     def test_a_table_with_no_other_rows(self, output, tmp_path):
-        with pytest.raises(DataError, match=r"no row of .* can be used, the first one, .*in.jsonl, line 1: not valid"):
+        with pytest.raises(DataError, match=r"no row can be used; the first one is .*in.jsonl, line 1: not valid"):
             embed(self.written(tmp_path, ["{", "{}"]), output, bad_rows="skip")
-        with pytest.raises(DataError, match=r"no row of .* can be used, the first one, .*line 1: the text is too long"):
+        with pytest.raises(DataError, match=r"no row can be used; the first one is .*line 1: the text is too long"):
             embed(self.written(tmp_path, ['{"text": "too long"}']), output, self.encode, bad_rows="skip")
         assert not output.exists()
 

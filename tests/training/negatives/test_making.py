@@ -207,6 +207,6 @@ def test_documents_that_cannot_be_used_are_passed_over_and_listed(books, tmp_pat
 def test_no_document_that_can_be_used(tmp_path):
     books = tmp_path / "books.jsonl"
     books.write_text("{\n")
-    with pytest.raises(DataError, match=rf"no document can be used, the first one, {books}, line 1: not valid JSON"):
+    with pytest.raises(DataError, match=rf"no document can be used; the first one is {books}, line 1: not valid JSON"):
         make(books, tmp_path / "out")
     assert not (tmp_path / "out").exists()

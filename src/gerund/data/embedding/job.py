@@ -310,7 +310,7 @@ class EmbeddingJob:
         rows = self.survey.rows + len(self.survey.bad) - len(bad)
         info["rows"] = rows
         if not rows:
-            raise DataError(f"no row of {self.table.name} can be used, the first one, {bad[0].place}: {bad[0].reason}")
+            raise DataError(f"no row can be used; the first one is {bad[0].place}: {bad[0].reason}")
         joined = [self.folder.joined(file.name) for file in self.files]
         if len(joined) == 1:
             join_parquet(parts, joined[0], info)

@@ -128,7 +128,7 @@ def survey_of(table: Table, *, max_rows: int, empty: EmptyTexts, bad_rows: BadRo
             count += len(rows)
             shards.append(digest_of(rows))
     if count == 0 and bad:
-        raise DataError(f"no row of {table.name} can be used, the first one, {bad[0].place}: {bad[0].reason}")
+        raise DataError(f"no row can be used; the first one is {bad[0].place}: {bad[0].reason}")
     if count == 0:
         raise DataError(f"{table.name} has no rows" + (" with a text" if without else ""))
     digest = hashlib.blake2b(ids.digest() + lengths.digest() + texts.digest(), digest_size=16).hexdigest()
