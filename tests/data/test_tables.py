@@ -4,7 +4,9 @@ import gzip
 import io
 import json
 import lzma
+import os
 import sys
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -298,7 +300,36 @@ class TestBadRows:
         path, bad = parquet(tmp_path / "a.parquet", id=["a", "b", "c"], text=broken), []
         [rows] = read(path, bad=bad.append)
         assert (rows.ids, rows.texts) == (["a", "c"], ["ok", "fine"])
-        assert bad == [BadRow(f"{path}, row 2", "not valid UTF-8 at byte 0")]
+        assert bad == [BadRow(f"{path}, row 2", "not valid UTF-8 at byte 0", "b")]
+
+    @pytest.mark.parametrize(
+        ("content", "kept", "told"),
+        [
+            (b'id,text\n1,"caf\xe9 one\nline two, tail"\n2,good\n', ["good"], [2]),
+            (b'id,text\n1,"one\n\xe9 two"\n2,good\n3,"a ""b"" \xe9"\n4,"c\nd"\n', ["good", "c\nd"], [3, 5]),
+        ],
+    )
+    def test_bytes_that_are_no_text_leave_quotes_as_they_are(self, tmp_path, content, kept, told):
+        path, bad = write(tmp_path / "a.csv", content), []
+        [rows] = read(path, bad=bad.append)
+        assert rows.texts == kept
+        assert [one.place for one in bad] == [f"{path}, line {number}" for number in told]
+
+    def test_a_quote_that_nobody_closes_says_how_far_it_goes(self, tmp_path):
+        path, bad = write(tmp_path / "a.csv", 'id,text\n1,"one\n3,good\n4,"q"\n5,x\n'), []
+        [rows] = read(path, bad=bad.append)
+        assert rows.ids == ["5"]
+        assert [one.reason for one in bad] == ["malformed row (',' expected after '\"'); it goes on to line 4"]
+
+    def test_tell_ids_where_there_are_any(self, tmp_path):
+        bad = []
+        read(
+            write(tmp_path / "a.jsonl", '{"id": "a", "text": 5}\n{"id": "b", "text": "x"}\n{"id": []}\n'),
+            bad=bad.append,
+        )
+        read(write(tmp_path / "b.jsonl", '{"text": "x"}\n{"text": 5}\n'), bad=bad.append)
+        read(write(tmp_path / "c.txt", b"x\n\xff\n"), bad=bad.append)
+        assert [one.id for one in bad] == ["a", None, 1, 1]
 
     def test_what_is_wrong_with_the_file_as_a_whole_is_raised(self, tmp_path):
         for name, content in (("a.csv", "a,b\n1,2\n"), ("a.parquet", b"no"), ("a.txt.gz", b"no archive")):
@@ -313,10 +344,26 @@ class TestBadRows:
         bad = []
         [rows] = read(tmp_path, folders=True, bad=bad.append)
         assert rows.texts == ["kept"]
+        assert [one.id for one in bad] == ["a.txt", None, "c.txt.gz", "d.jsonl#0"]
+        assert bad[0].reason == "line 1: not valid UTF-8 at byte 0"
         places = [str(tmp_path / name) for name in ("a.txt", "b.csv", "c.txt.gz")]
         assert [one.place for one in bad] == [*places, f"{tmp_path / 'd.jsonl'}, line 1"]
         with pytest.raises(DataError, match="not valid UTF-8"):
             read(tmp_path, folders=True)
+
+    def test_an_archive_that_is_cut_off_says_what_of_it_is_used(self, tmp_path):
+        whole = lzma.compress(b"".join(b'{"text": "%d"}\n' % number for number in range(20_000)), preset=0)
+        write(tmp_path / "a.jsonl.xz", whole[: len(whole) // 2])
+        bad = []
+        rows = sum(len(one) for one in read(tmp_path, folders=True, bad=bad.append))
+        assert 0 < rows < 20_000
+        assert bad[0].reason.endswith(f"; its first {rows} rows are used")
+
+    @pytest.mark.skipif(sys.platform in ("win32", "darwin"), reason="names are Unicode there")
+    def test_names_that_are_no_text_and_what_is_no_file(self, tmp_path):
+        write(Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.txt")), "kept")
+        os.mkfifo(tmp_path / "pipe.txt")
+        assert pairs(tmp_path, folders=True) == [("caf\\xe9.txt", "kept")]
 
 
 class TestGoingOn:

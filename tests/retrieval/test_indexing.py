@@ -79,7 +79,7 @@ def test_rows_that_cannot_be_read_stop_no_other(store, tmp_path):
     [failure] = summary.failed
     assert (failure.file, failure.rows) == (str(path), 2)
     assert failure.reason.startswith(f"{path}, line 2: not valid JSON")
-    assert failure.reason.endswith("; 1 more of its rows could not be read")
+    assert failure.more == (f"{path}, line 3: 'text' is not a text but int",)
     assert all_failed(summary) is None
     assert texts(store) == {"t.jsonl#a": ["one"], "t.jsonl#d": ["four"]}
     assert store.files() == {}

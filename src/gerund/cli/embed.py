@@ -122,19 +122,17 @@ def command(
     from gerund.data.embedding.job import embedding_job
     from gerund.data.tables import open_table, passed_over
     from gerund.encoder_methods import PromptText
-    from gerund.errors import unknown_name
     from gerund.jobs.engine import is_alone
     from gerund.jobs.engines import engine_of
     from gerund.jobs.object_stores import staged
     from gerund.quantization import check_precision
 
     check_dimensions(dimensions)
-    if overflow not in ("truncate", "error"):
-        raise unknown_name("--overflow", overflow, ["truncate", "error"])
     check_precision(precision)
     config = EmbeddingConfig(
         empty=empty,  # type: ignore[arg-type]
         bad_rows=bad_rows,  # type: ignore[arg-type]
+        overflow=overflow,  # type: ignore[arg-type]
         keep_text=keep_text,
         shard_rows=shard_rows,
         force=force,
@@ -169,7 +167,6 @@ def command(
                     "dtype": str(lm.compute_dtype).removeprefix("torch."),
                     "device": lm.device.type,
                     "batch_tokens": batch_tokens,
-                    "overflow": overflow,
                     "threads": threads,
                 },
                 elsewhere=None if is_alone(machines) else _elsewhere(machines, lm, spec, threads, encoding),

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from gerund.retrieval.indexing import Embed, IndexSummary
     from gerund.spec import ModelSpec
 
+# Rows of a file that are told of.
+_REASONS = 5
 _HELPS = {
     "model": "A folder or hub id; left out, what the index was made with, and for a new one the bundled model.",
     "transform": "truncate-128 keeps the first 128 numbers of each vector; a fitted one belongs to a saved model.",
@@ -230,7 +232,10 @@ def _print_summary(summary: "IndexSummary", output: str, chunks: int, *, as_json
     from dataclasses import asdict
 
     for one in summary.failed:
-        typer.echo(f"gerund: error: {one.reason}", err=True)
+        for reason in (one.reason, *one.more[: _REASONS - 1]):
+            typer.echo(f"gerund: error: {reason}", err=True)
+        if one.rows > _REASONS:
+            typer.echo(f"gerund: error: {one.file}: {one.rows - _REASONS:,} more rows could not be read", err=True)
     parts = [
         _counted(summary.files, "file"),
         f"{_counted(summary.documents, 'document')} stored ({_counted(summary.chunks, 'chunk')})",

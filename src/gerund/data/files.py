@@ -6,6 +6,7 @@ Knows: bytes, compression, UTF-8, rows of JSON. Does not know: what is in a file
 import gzip
 import json
 import lzma
+import os
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -44,6 +45,15 @@ def decode(raw: bytes, where: str) -> str:
         return raw.decode("utf-8")
     except UnicodeDecodeError as error:
         raise DataError(f"{where}: not valid UTF-8 at byte {error.start}") from error
+
+
+def shown_path(path: str | Path) -> str:
+    r"""Return a path that a file can hold: bytes of it that are not UTF-8 are spelled out.
+
+    >>> shown_path(os.fsdecode(b"caf\xe9.txt"))
+    'caf\\xe9.txt'
+    """
+    return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
 def as_utf8(text: str) -> str:

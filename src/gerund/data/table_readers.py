@@ -6,73 +6,26 @@ come all the same; whoever reads decides whether it ends there. What is wrong wi
 Knows: JSON lines, CSV, TSV, Parquet, columns. Does not know: folders, shards.
 """
 
+import codecs
 import csv
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO
 
 from gerund.data.files import checked_text, decode, json_row, opened
+from gerund.data.table import (
+    ID_COLUMNS,
+    Cursor,
+    Row,
+    Table,
+    column_at,
+    id_column_of,
+    id_of,
+    no_column,
+    tried,
+)
 from gerund.errors import ConfigError, DataError
-
-FORMATS = ("txt", "jsonl", "csv", "tsv", "parquet")
-DEFAULT_COLUMN = "text"
-DEFAULT_ID_COLUMN = "id"
-# BEIR's collections call it _id.
-_ID_COLUMNS = (DEFAULT_ID_COLUMN, "_id")
-# What every reader yields: the id, the text or why it cannot be had, and the number of the line (or row) that it stood
-# on, or the place.
-Row = tuple[int | str, str | DataError, int | str]
-Found = TypeVar("Found")
-
-
-@dataclass(frozen=True)
-class Table:
-    """A file of rows and the columns that count.
-
-    Attributes:
-        path: the file, or the folder; None for standard input.
-        format: one of ``FORMATS``; or ``folder``, for all files of these formats in one and below it.
-        name: what messages call it.
-        column: the column with the texts; a txt file has none.
-        id_column: the column with the ids; None takes ``id`` or ``_id`` where the first row has one, and "" (or a
-            table without such a column) numbers the rows from 0.
-    """
-
-    path: Path | None
-    format: str
-    name: str
-    column: str = DEFAULT_COLUMN
-    id_column: str | None = None
-
-
-@dataclass
-class Cursor:
-    """How far a reader is; one that begins with a copy of it goes on with the next row.
-
-    Attributes:
-        file: of a folder, the file that is being read, by its way from there.
-        offset: bytes that were read.
-        line: lines that were read.
-        count: rows that were read.
-        id_column: the column with the ids, once the first row has told which it is.
-    """
-
-    file: str = ""
-    offset: int = 0
-    line: int = 0
-    count: int = 0
-    id_column: str | None = None
-
-    def place(self) -> tuple[str, int, int, int, str | None]:
-        """Return what makes another one at the same place: this is asked for at every row."""
-        return self.file, self.offset, self.line, self.count, self.id_column
-
-    def begin(self, file: str) -> None:
-        """Go to the beginning of a file of a folder."""
-        self.file, self.offset, self.line, self.count, self.id_column = file, 0, 0, 0, None
 
 
 def read_records(table: Table, wanted: Sequence[str]) -> Iterator[tuple[int, str, Mapping[str, Any] | DataError]]:
@@ -95,20 +48,11 @@ def read_records(table: Table, wanted: Sequence[str]) -> Iterator[tuple[int, str
             yield number, f"{table.name}, line {number}", row
     else:
         records = _CSV_RECORDS[table.format](table, Cursor())
-        _, header = _header(records)
+        first, header = _header(records)
+        for name in dict.fromkeys([table.column, *(name for name in wanted if name in header)]) if header else ():
+            column_at(header, name, f"{table.name}, line {first}")
         for number, fields in records:
             yield number, f"{table.name}, line {number}", tried(_by_column, fields, header)
-
-
-def tried(make: Callable[..., Found], row: Any, *more: Any) -> Found | DataError:
-    """Return what a function makes of a row, or the error that says why it cannot; a row that is one is that error."""
-    if isinstance(row, DataError):
-        return row
-    try:
-        return make(row, *more)
-    except DataError as error:
-        # Many of them may be kept, and what they come from may have many megabytes.
-        return error.with_traceback(None)
 
 
 def _by_column(fields: list[str], header: list[str]) -> dict[str, str]:
@@ -131,21 +75,26 @@ def lines_of(table: Table, cursor: Cursor, *, ends: bool = True) -> Iterator[tup
 
     A line may have many megabytes: while somebody works with it, no other copy of it is held here.
     """
+    for number, raw in _raw_lines(table, cursor):
+        if not ends:
+            raw = raw.rstrip(b"\r\n")
+        line: list[str | DataError]
+        try:
+            line = [raw.decode("utf-8")]
+        except UnicodeDecodeError:
+            line = [tried(decode, raw, f"{table.name}, line {number}")]
+        del raw
+        yield number, line.pop()
+
+
+def _raw_lines(table: Table, cursor: Cursor) -> Iterator[tuple[int, bytes]]:
     with _bytes_of(table, cursor.offset) as file:
         for raw in file:
             cursor.offset += len(raw)
-            cursor.line = number = cursor.line + 1  # enumerate would hold on to the last line
-            if not ends:
-                raw = raw.rstrip(b"\r\n")
-            line: list[str | DataError]
-            try:
-                line = [raw.decode("utf-8")]
-            except UnicodeDecodeError:
-                line = [tried(decode, raw, f"{table.name}, line {number}")]
+            cursor.line += 1  # enumerate would hold on to the last line
+            line = [raw.removeprefix(codecs.BOM_UTF8) if cursor.line == 1 else raw]
             del raw
-            if number == 1 and isinstance(line[0], str):
-                line[0] = line[0].removeprefix("\ufeff")
-            yield number, line.pop()
+            yield cursor.line, line.pop()
 
 
 def _read_txt(table: Table, cursor: Cursor) -> Iterator[Row]:
@@ -165,51 +114,67 @@ def _read_jsonl(table: Table, cursor: Cursor) -> Iterator[Row]:
         cursor.id_column = table.id_column
     for number, row in _json_records(table, cursor):
         if cursor.id_column is None and not isinstance(row, DataError):
-            cursor.id_column = next((name for name in _ID_COLUMNS if name in row), "")
+            cursor.id_column = next((name for name in ID_COLUMNS if name in row), "")
         count, id_column = cursor.count, cursor.id_column or ""
         cursor.count += 1
-        found = tried(_text_and_id, row, table.column, id_column, f"{table.name}, line {number}")
-        text, id_ = (found, count) if isinstance(found, DataError) else found
-        yield (id_ if id_column else count), text, number
+        where = f"{table.name}, line {number}"
+        found = tried(_text_and_id, row, table.column, id_column, where)
+        if isinstance(found, DataError):
+            yield (_known_id(row, id_column, where) if id_column else count), found, number
+        else:
+            yield (found[1] if id_column else count), found[0], number
+
+
+def _known_id(row: Mapping[str, Any] | DataError, column: str, where: str) -> int | str | None:
+    """Return the id of a row whose text cannot be had, if it has one."""
+    id_ = None if isinstance(row, DataError) or column not in row else tried(id_of, row[column], where, column)
+    return None if isinstance(id_, DataError) else id_
 
 
 def _text_and_id(row: Mapping[str, Any], column: str, id_column: str, where: str) -> tuple[str, int | str]:
     for name in (column, id_column):
         if name and name not in row:
-            raise _no_column(where, name, list(row))
+            raise no_column(where, name, list(row))
     text = "" if row[column] is None else checked_text(row[column], where, column)
-    return text, _id(row[id_column], where, id_column) if id_column else ""
+    return text, id_of(row[id_column], where, id_column) if id_column else ""
 
 
 def _csv_records(table: Table, cursor: Cursor, width: int = 0) -> Iterator[tuple[int, list[str] | DataError]]:
     # The module's limit of 131,072 characters a field would refuse long documents.
     csv.field_size_limit(max(csv.field_size_limit(), 2**31 - 1))
-    unread: list[tuple[int, DataError]] = []
+    unread: list[tuple[int, str | DataError]] = []
 
     def readable() -> Iterator[str]:
-        for number, line in lines_of(table, cursor):
-            if isinstance(line, DataError):
-                unread.append((number, line))
-                line = "\n"  # an error would end the reader
+        for number, raw in _raw_lines(table, cursor):
+            try:
+                line = raw.decode("utf-8")
+            except UnicodeDecodeError:
+                # An error would end the reader, and what is quoted has to end where it ends.
+                line = raw.decode("utf-8", "surrogateescape")
+                unread.append((number, tried(decode, raw, f"{table.name}, line {number}")))
             yield line
 
     reader = csv.reader(readable(), strict=True)
     while True:
         number = cursor.line + 1  # a quoted field may span lines: name the first
-        fields: list[str] | DataError = []
+        fields, where, wrong = list[str](), f"{table.name}, line {number}", ""
         try:
             fields = next(reader)
         except StopIteration:
             return
         except csv.Error as error:
-            fields = DataError(f"{table.name}, line {number}: malformed row ({error})")
+            wrong = str(error)
+        width = width or len(fields)
         if unread:
-            number, fields = unread[0]
+            number, bad = unread[0]
             unread.clear()
-        elif isinstance(fields, list) and fields:
-            width = width or len(fields)
-            fields = _of_width(fields, width, f"{table.name}, line {number}")
-        if fields:
+            assert isinstance(bad, DataError)
+            yield number, bad
+        elif wrong or (fields and len(fields) != width):
+            # A quote that nobody closes takes the rows behind it along.
+            more = f"; it goes on to line {cursor.line}" if cursor.line > number else ""
+            yield number, DataError(f"{where}: malformed row ({wrong or _widths(fields, width)}){more}")
+        elif fields:
             yield number, fields
 
 
@@ -220,13 +185,14 @@ def _tsv_records(table: Table, cursor: Cursor, width: int = 0) -> Iterator[tuple
         elif line:
             fields = line.split("\t")
             width = width or len(fields)
-            yield number, _of_width(fields, width, f"{table.name}, line {number}")
+            if len(fields) == width:
+                yield number, fields
+            else:
+                yield number, DataError(f"{table.name}, line {number}: malformed row ({_widths(fields, width)})")
 
 
-def _of_width(fields: list[str], width: int, where: str) -> list[str] | DataError:
-    if len(fields) == width:
-        return fields
-    return DataError(f"{where}: malformed row ({len(fields)} fields, and the header has {width})")
+def _widths(fields: list[str], width: int) -> str:
+    return f"{len(fields)} fields, and the header has {width}"
 
 
 def _header(records: Iterator[tuple[int, list[str] | DataError]]) -> tuple[int, list[str]]:
@@ -250,13 +216,13 @@ def _read_with_header(table: Table, cursor: Cursor) -> Iterator[Row]:
     if not header:
         return
     where = f"{table.name}, line {number}"
-    text_at = _column_at(header, table.column, where)
-    id_column = _id_column(table, header)
-    id_at = _column_at(header, id_column, where) if id_column else None
+    text_at = column_at(header, table.column, where)
+    id_column = id_column_of(table, header)
+    id_at = column_at(header, id_column, where) if id_column else None
     for number, fields in records:
         count, cursor.count = cursor.count, cursor.count + 1
         if isinstance(fields, DataError):
-            yield count, fields, number
+            yield count if id_at is None else None, fields, number
         else:
             yield count if id_at is None else fields[id_at], fields[text_at], number
 
@@ -278,7 +244,7 @@ def _parquet_file(table: Table) -> Iterator[Any]:
 def _parquet_records(table: Table, wanted: Sequence[str]) -> Iterator[tuple[int, str, Mapping[str, Any] | DataError]]:
     with _parquet_file(table) as file:
         present = file.schema_arrow.names
-        _column_at(present, table.column, table.name)
+        column_at(present, table.column, table.name)
         columns, count = [name for name in wanted if name in present], 0
         for batch in file.iter_batches(batch_size=256, columns=columns):
             for row in zip(*(_values(batch.column(name), table, count) for name in columns), strict=True):
@@ -290,10 +256,10 @@ def _parquet_records(table: Table, wanted: Sequence[str]) -> Iterator[tuple[int,
 def _read_parquet(table: Table, cursor: Cursor) -> Iterator[Row]:
     with _parquet_file(table) as file:
         schema = file.schema_arrow
-        _column_at(schema.names, table.column, table.name)
-        id_column = _id_column(table, schema.names)
+        column_at(schema.names, table.column, table.name)
+        id_column = id_column_of(table, schema.names)
         if id_column:
-            _column_at(schema.names, id_column, table.name)
+            column_at(schema.names, id_column, table.name)
         _check_parquet_text(table, schema.field(table.column).type)
         columns = list(dict.fromkeys(name for name in (table.column, id_column) if name))
         done = cursor.count
@@ -310,9 +276,9 @@ def _read_parquet(table: Table, cursor: Cursor) -> Iterator[Row]:
                 count += 1
                 cursor.count = count
                 if id_column and type(id_) is not int and type(id_) is not str:
-                    id_ = tried(_id, id_, f"{table.name}, row {count}", id_column)
+                    id_ = tried(id_of, id_, f"{table.name}, row {count}", id_column)
                 if isinstance(id_, DataError):
-                    yield count - 1, id_, count
+                    yield None, id_, count
                 else:
                     yield id_, text or "", count
 
@@ -350,31 +316,6 @@ def _value(scalar: Any, where: str) -> Any:
         return scalar.as_py()
     except UnicodeDecodeError as error:
         return DataError(f"{where}: not valid UTF-8 at byte {error.start}")
-
-
-def _id_column(table: Table, present: list[str]) -> str:
-    if table.id_column is not None:
-        return table.id_column
-    return next((name for name in _ID_COLUMNS if name in present), "")
-
-
-def _column_at(header: list[str], column: str, where: str) -> int:
-    found = [index for index, name in enumerate(header) if name == column]
-    if not found:
-        raise _no_column(where, column, header)
-    if len(found) > 1:
-        raise DataError(f"{where}: {len(found)} columns are called {column!r}")
-    return found[0]
-
-
-def _no_column(where: str, column: str, present: list[str]) -> DataError:
-    return DataError(f"{where}: no column {column!r}; present are: {', '.join(present) or 'none'}")
-
-
-def _id(value: object, where: str, column: str) -> int | str:
-    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
-        raise DataError(f"{where}: the id {column!r} is neither a text nor a number but {type(value).__name__}")
-    return value if isinstance(value, int) else checked_text(str(value), where, column)
 
 
 READERS: dict[str, Callable[[Table, Cursor], Iterator[Row]]] = {

@@ -12,8 +12,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from gerund.data.files import COMPRESSED
-from gerund.data.table_readers import DEFAULT_COLUMN, FORMATS, READERS, Cursor, Row, Table, lines_of, tried
+from gerund.data.files import COMPRESSED, shown_path
+from gerund.data.table import DEFAULT_COLUMN, FORMATS, Cursor, Row, Table, tried
+from gerund.data.table_readers import READERS, lines_of
 from gerund.errors import ConfigError, DataError, InputError, TextError, unknown_name
 
 STDIN = "-"
@@ -126,7 +127,7 @@ def open_table(
     if str(source) == STDIN:
         path, name, format = None, "standard input", format or "txt"
     else:
-        path, name = Path(source), str(source)
+        path, name = Path(source), shown_path(source)
         if path.is_dir():
             if not folders:
                 raise DataError(f"{path} is a folder, not a file")
@@ -142,7 +143,7 @@ def open_table(
 def _folder(path: Path, format: str | None, column: str | None, id_column: str | None) -> Table:
     if format is not None:
         raise ConfigError(f"{path} is a folder; what format its files have is said by their endings")
-    table = Table(path, _FOLDER, str(path), column or DEFAULT_COLUMN, id_column)
+    table = Table(path, _FOLDER, shown_path(path), column or DEFAULT_COLUMN, id_column)
     next(files_below(table))
     return table
 
@@ -184,8 +185,9 @@ def read_rows(
             if bad is None:
                 raise text
             place = line if isinstance(line, str) else f"{table.name}, {unit} {line}"
-            bad(BadRow(place, str(text).removeprefix(f"{place}: ")))
+            bad(BadRow(place, str(text).removeprefix(place).lstrip(":, "), id_))
             continue
+        assert id_ is not None
         size += len(text)
         if texts and (len(texts) == max_rows or size > max_characters):
             yield Rows(ids, texts, lines, table.name, unit, _start(table, *begin))
@@ -234,7 +236,8 @@ def files_below(table: Table) -> Iterator[Path]:
 
     for place, folders, names in os.walk(table.path, onerror=refuse):
         folders[:] = [name for name in folders if not name.startswith(".") and not name.endswith(".parts")]
-        found += [Path(place, name) for name in names if not name.startswith(".") and _is_table(Path(name))]
+        tables = (Path(place, name) for name in names if not name.startswith(".") and _is_table(Path(name)))
+        found += [path for path in tables if path.is_file()]
     collection = table.path / _COLLECTION
     if collection in found and (table.path / "queries.jsonl").is_file():
         found = [collection]
@@ -276,20 +279,23 @@ def _read_folder(table: Table, cursor: Cursor) -> Iterator[Row]:
         if file != cursor.file:
             cursor.begin(file)
         # As the folder was named, wherever it lies for whoever reads.
-        name = str(Path(table.name) / file)
+        shown = shown_path(file)
+        name = str(Path(table.name) / shown)
         own = replace(table, path=path, name=name, format=_format_of(path))
         try:
             if own.format == "txt":
                 if not cursor.count:
                     cursor.count = 1
-                    yield file, tried(_whole_text, own), name
+                    yield shown, tried(_whole_text, own), name
                 continue
             unit = "row" if own.format == "parquet" else "line"
             for id_, text, line in READERS[own.format](own, cursor):
-                yield id_ if len(files) == 1 else f"{file}#{id_}", text, f"{name}, {unit} {line}"
+                whole = id_ if len(files) == 1 or id_ is None else f"{shown}#{id_}"
+                yield whole, text, f"{name}, {unit} {line}"
         except DataError as error:
             # An archive that is cut off, a table without the column: the other files are whole.
-            yield file, error.with_traceback(None), name
+            used = f"; its first {cursor.count} rows are used" if cursor.count else ""
+            yield None, DataError(f"{error}{used}"), name
 
 
 @lru_cache(maxsize=1)

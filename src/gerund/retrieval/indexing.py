@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+from gerund.data.files import shown_path
 from gerund.errors import DataError, GerundError, MissingDependencyError
 from gerund.progress import progress
 from gerund.retrieval.documents import Chunk, Document
@@ -26,6 +27,7 @@ from gerund.retrieval.store import DocumentState, VectorStore
 # What is embedded and stored at once: what an interruption costs at most.
 CHUNKS_AT_ONCE = 1024
 DOCUMENTS_AT_ONCE = 256
+_REASONS = 100
 
 Cut = Callable[[Document], list[Chunk]]
 Embed = Callable[[Sequence[Sequence[Chunk]]], np.ndarray]
@@ -39,11 +41,13 @@ class Failure:
         file: the file.
         reason: why, in a sentence; of several rows that could not be read, the first one's.
         rows: how many of its rows could not be read; 0 where it is the file itself.
+        more: why the other rows could not, a hundred of them at most.
     """
 
     file: str
     reason: str
     rows: int = 0
+    more: tuple[str, ...] = ()
 
 
 @dataclass
@@ -145,8 +149,8 @@ class Writer:
         """
         whole = path.resolve()
         if self._root is not None and whole.is_relative_to(self._root):
-            return whole.relative_to(self._root).as_posix()
-        return whole.as_posix()
+            whole = whole.relative_to(self._root)
+        return shown_path(whole.as_posix())
 
     def _add_file(self, path: Path, known: dict[str, str]) -> None:
         file = self.name_of(path)
@@ -166,12 +170,11 @@ class Writer:
                 found.add(source)
                 self._add(_document(parsed, source, file, path))
         except (DataError, MissingDependencyError) as error:
-            self.summary.failed.append(Failure(str(path), str(error)))
+            self.summary.failed.append(Failure(shown_path(path), str(error)))
             return
         if bad:
             # The documents of these rows, if there are any in the index, stay as they are, and the file is not done.
-            more = f"; {len(bad) - 1:,} more of its rows could not be read" if len(bad) > 1 else ""
-            self.summary.failed.append(Failure(str(path), f"{bad[0]}{more}", len(bad)))
+            self.summary.failed.append(Failure(shown_path(path), bad[0], len(bad), tuple(bad[1 : _REASONS + 1])))
             return
         self._remove(self._by_file.get(file, set()) - found)
         self._finished[file] = digest

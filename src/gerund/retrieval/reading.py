@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from gerund.data.files import COMPRESSED, checked_text, decode, opened
-from gerund.data.table_readers import Table, read_records, tried
+from gerund.data.table import Table, tried
+from gerund.data.table_readers import read_records
 from gerund.errors import DataError, GerundError, MissingDependencyError
 from gerund.retrieval.documents import Section
 from gerund.retrieval.markup import ParsedText, html, markdown

@@ -12,7 +12,7 @@ from gerund.data.embedding import survey
 from gerund.data.embedding.files import read_embeddings
 from gerund.data.embedding.shards import Elsewhere, Encoded
 from gerund.data.tables import open_table
-from gerund.errors import DataError, FingerprintError, InputError, OutputExistsError, TextError
+from gerund.errors import DataError, FingerprintError, InputError, ModelError, OutputExistsError, TextError
 from gerund.jobs.engine import opened
 from tests.data.embedding.crashes import ABOUT, fake_encode
 from tests.data.embedding.jobs import TEXTS, Encoder, embed, working
@@ -180,12 +180,39 @@ class TestBadRows:
         summary = embed(source, output, bad_rows="skip", force=True)
         assert (summary.bad, summary.errors_file, listed.exists()) == (0, None, False)
 
+    def test_may_be_left_out_by_a_job_that_they_have_stopped(self, output, tmp_path):
+        rows = ['{"text": "one"}', '{"text": "two"}', '{"text": "not finite"}', '{"text": "four"}']
+        source = self.written(tmp_path, rows)
+        with pytest.raises(ModelError, match="not finite"):
+            embed(source, output, self.encode, shard_rows=2)
+        assert embed(source, output, self.encode, shard_rows=2, bad_rows="skip").resumed_rows == 2
+        assert read_embeddings(output).ids == [0, 1, 3]
+
+    def test_that_were_left_out_stop_a_job_that_does_not_want_it(self, output, tmp_path):
+        source = self.written(tmp_path, ['{"text": "one"}', '{"text": "not finite"}', '{"text": "three"}'])
+
+        def stopping(texts, kept):
+            if texts == ["three"]:
+                raise KeyboardInterrupt
+            return self.encode(texts, kept)
+
+        with pytest.raises(KeyboardInterrupt):
+            embed(source, output, stopping, shard_rows=2, bad_rows="skip")
+        with pytest.raises(ModelError, match="not finite"):
+            embed(source, output, self.encode, shard_rows=2)
+
+    def test_texts_that_were_cut_are_refused_by_a_job_that_does_not_want_it(self, source, output):
+        with pytest.raises(KeyboardInterrupt):
+            embed(source, output, Encoder(fail_at=2))
+        assert embed(source, output, overflow="error").resumed_rows == 0
+
     def test_a_table_with_no_other_rows(self, output, tmp_path):
         with pytest.raises(DataError, match=r"no row can be used; the first one is .*in.jsonl, line 1: not valid"):
             embed(self.written(tmp_path, ["{", "{}"]), output, bad_rows="skip")
         with pytest.raises(DataError, match=r"no row can be used; the first one is .*line 1: the text is too long"):
             embed(self.written(tmp_path, ['{"text": "too long"}']), output, self.encode, bad_rows="skip")
         assert not output.exists()
+        assert not working(output).exists()
 
 
 class Sending:

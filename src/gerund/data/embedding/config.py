@@ -6,7 +6,7 @@ Knows: names and limits of options. Does not know: tables, vectors.
 from dataclasses import dataclass
 from pathlib import Path
 
-from gerund.data.embedding.survey import BAD_ROWS, EMPTY, BadRows, EmptyTexts
+from gerund.data.embedding.survey import BAD_ROWS, EMPTY, OVERFLOW, BadRows, EmptyTexts, Overflow
 from gerund.data.tables import BadRow
 from gerund.errors import ConfigError, unknown_name
 
@@ -22,6 +22,9 @@ class EmbeddingConfig:
     """What becomes of a row that cannot be used: an error, or it is left out and listed in ``OUT.errors.jsonl``. It is
     malformed, has no text where that is an error, is refused by the encoder, or gets a vector that is not finite."""
 
+    overflow: Overflow = "truncate"
+    """What the encoder does with a text that is too long: it cuts it, or refuses it."""
+
     keep_text: bool = False
     """Whether the texts are stored too."""
 
@@ -36,6 +39,8 @@ class EmbeddingConfig:
             raise unknown_name("way with empty texts", self.empty, EMPTY)
         if self.bad_rows not in BAD_ROWS:
             raise unknown_name("way with bad rows", self.bad_rows, BAD_ROWS)
+        if self.overflow not in OVERFLOW:
+            raise unknown_name("--overflow", self.overflow, OVERFLOW)
         if self.shard_rows < 1:
             raise ConfigError(f"shard_rows={self.shard_rows} leaves no row for a part")
 

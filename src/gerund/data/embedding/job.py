@@ -39,7 +39,7 @@ from gerund.data.embedding.survey import (
     survey_of,
 )
 from gerund.data.files import COMPRESSED
-from gerund.data.table_readers import Table
+from gerund.data.table import Table
 from gerund.data.tables import BadRow, Rows
 from gerund.errors import DataError, FingerprintError, InputError
 from gerund.jobs.files import refuse_existing, refuse_special, whole_file, write_whole
@@ -178,7 +178,8 @@ class EmbeddingJob:
 
     def _manifest(self, encoder: Mapping[str, Any], computing: Mapping[str, Any]) -> Manifest:
         config = asdict(self.config)
-        del config["force"]
+        # What may be left out or refused changes nothing about the vectors of the other rows.
+        del config["force"], config["bad_rows"], config["overflow"]
         settings = {**encoder, **computing, **config, "output": self.files[-1].suffix.lower()}
         settings |= {"column": self.table.column, "id_column": self.table.id_column}
         names = {"model": str(settings.pop("model", ""))}
@@ -207,7 +208,11 @@ class EmbeddingJob:
         shards = dict(enumerate(self.survey.shards))
         for index, path in self.folder.parts().items():
             facts = read_facts(path)
-            if facts is not None and facts.get("job") == key and facts.get("shard") == shards.get(index):
+            if facts is None or facts.get("job") != key or facts.get("shard") != shards.get(index):
+                continue
+            # Made when rows might still be left out, or cut.
+            refused = self.config.bad_rows == "error" and facts["bad"]
+            if not refused and not (self.config.overflow == "error" and facts["truncated"]):
                 self._parts[index] = facts
         # While the output is put in its place every part is there; they go only when that is done.
         gone = earlier.stage == PLACING and len(self._parts) < len(shards)
@@ -310,13 +315,16 @@ class EmbeddingJob:
         rows = self.survey.rows + len(self.survey.bad) - len(bad)
         info["rows"] = rows
         if not rows:
+            self.folder.clear()
+            self._parts.clear()
+            self._begun.clear()
             raise DataError(f"no row can be used; the first one is {bad[0].place}: {bad[0].reason}")
         joined = [self.folder.joined(file.name) for file in self.files]
         if len(joined) == 1:
             join_parquet(parts, joined[0], info)
         else:
             join_npy(parts, joined, info, rows)
-        errors_file = [self.errors_file] if self.config.bad_rows == "skip" else []
+        errors_file = [self.errors_file] if self.config.bad_rows == "skip" or self.config.force else []
         if not self.config.force and not self.folder.placing():
             refuse_existing(*self.files, *errors_file)
         truncated = sum(facts["truncated"] for facts in self._parts.values())

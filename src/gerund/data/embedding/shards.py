@@ -16,7 +16,7 @@ import numpy as np
 
 from gerund.data.embedding.files import IdType, Part, write_part
 from gerund.data.embedding.survey import BadRows, Source
-from gerund.data.table_readers import Cursor
+from gerund.data.table import Cursor
 from gerund.data.tables import BadRow, Rows
 from gerund.errors import InputError, ModelError, TextError
 from gerund.jobs.engine import JobEngine, StatefulWork

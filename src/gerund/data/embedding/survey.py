@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gerund.data.embedding.files import IdType
-from gerund.data.table_readers import Cursor, Table
+from gerund.data.table import Cursor, Table
 from gerund.data.tables import BadRow, Rows, read_rows
 from gerund.errors import DataError, TextError
 
@@ -20,6 +20,8 @@ EmptyTexts = Literal["error", "zeros", "skip"]
 EMPTY = ("error", "zeros", "skip")
 BadRows = Literal["error", "skip"]
 BAD_ROWS = ("error", "skip")
+Overflow = Literal["truncate", "error"]
+OVERFLOW = ("truncate", "error")
 _PIECE = 2**16
 
 
