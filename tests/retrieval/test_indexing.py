@@ -1,5 +1,6 @@
 """Files into a store: skipped, replaced, pruned, interrupted, by two at once."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -238,3 +239,14 @@ def test_killed_and_repeated_the_rows_are_the_same(tmp_path):
 @pytest.mark.parametrize(("how", "kills"), [("steps", 10), ("times", 10)])
 def test_killed_at_every_step_and_at_any_time(tmp_path, how, kills):
     assert crash(tmp_path, how) >= kills
+
+
+@pytest.mark.skipif(sys.platform in ("win32", "darwin"), reason="names are Unicode there")
+def test_a_name_that_is_no_text(store, tmp_path):
+    path = Path(os.fsdecode(os.fsencode(write(tmp_path / "n", a="one\n")) + b"/caf\xe9.txt"))
+    path.write_text("two\n")
+    assert add(store, tmp_path / "n", root=tmp_path).failed == []
+    assert texts(store) == {"n/a.txt": ["one"], "n/caf\\xe9.txt": ["two"]}
+    assert add(store, tmp_path / "n", root=tmp_path).unchanged == 2
+    path.unlink()
+    assert add(store, tmp_path / "n", root=tmp_path, prune=True).removed == 1

@@ -235,7 +235,9 @@ def _print_summary(summary: "IndexSummary", output: str, chunks: int, *, as_json
         for reason in (one.reason, *one.more[: _REASONS - 1]):
             typer.echo(f"gerund: error: {reason}", err=True)
         if one.rows > _REASONS:
-            typer.echo(f"gerund: error: {one.file}: {one.rows - _REASONS:,} more rows could not be read", err=True)
+            typer.echo(
+                f"gerund: error: {one.file}: {_counted(one.rows - _REASONS, 'more row')} could not be read", err=True
+            )
     parts = [
         _counted(summary.files, "file"),
         f"{_counted(summary.documents, 'document')} stored ({_counted(summary.chunks, 'chunk')})",

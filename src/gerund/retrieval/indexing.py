@@ -251,7 +251,7 @@ class Writer:
 
 def _document(parsed: ParsedText, source: str, file: str, path: Path) -> Document:
     """Return a document; a file that says no title is called by its name."""
-    title = parsed.title or ("" if parsed.key else path.name.split(".")[0])
+    title = parsed.title or ("" if parsed.key else shown_path(path.name).split(".")[0])
     return Document(source, parsed.text, title, parsed.sections, file)
 
 
