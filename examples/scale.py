@@ -25,11 +25,11 @@ class Plan:
     cores: float = 512
     flops: float = 989e12  # of a GPU, bfloat16, as its data sheet says
     use: float = 0.35  # of them that a model gets: assumed
-    survey: float = 180e6  # bytes a second that one process reads, checks and hashes: measured
-    read: float = 240e6  # and reads again for its workers: measured
+    survey: float = 150e6  # bytes a second that one process reads, checks and hashes: measured
+    tell: float = 140e6  # and reads again, to tell workers where they are: measured
     join: float = 400e6  # bytes of vectors a second that one process joins: measured
     mine: float = 6.5e6  # bytes a second and core: measured
-    hand_out: float = 160e6  # bytes of documents a second that one process reads and sends: measured
+    hand_out: float = 140e6  # bytes of documents a second that one process reads and sends: measured
     tidy: float = 1e6 * 256 / 384  # numbers of vectors a second that one machine indexes: measured
 
     @property
@@ -51,7 +51,7 @@ def rows(plan: Plan) -> list[tuple[str, str, float, float]]:
     corpus = plan.texts * plan.size
     return [
         ("embed: first reading", "one process", 0, corpus / plan.survey / HOUR),
-        ("embed: reading for the workers", "one process, meanwhile", 0, corpus / plan.read / HOUR),
+        ("embed: handing out", "one process, meanwhile", 0, corpus / plan.tell / HOUR),
         ("embed: the model", f"{plan.gpus:.0f} GPUs", embed, embed / plan.gpus),
         ("embed: joining the parts", "one process", 0, plan.vectors / plan.join / HOUR),
         ("mine: handing out", "one process, meanwhile", 0, corpus / plan.hand_out / HOUR),
