@@ -272,7 +272,8 @@ def _is_table(path: Path) -> bool:
 def _read_folder(table: Table, cursor: Cursor) -> Iterator[Row]:
     """Read file after file: of a .txt file the whole is a text, of others each row."""
     assert table.path is not None
-    files = _listed(table) if cursor.file else _listed.__wrapped__(table)
+    # Whoever goes on in the middle of a folder does so many times.
+    files = _names_once(table) if cursor.file else _names(table)
     begin = next((number for number, file in enumerate(files) if file == cursor.file), 0)
     for file in files[begin:]:
         path = table.path / file
@@ -298,11 +299,12 @@ def _read_folder(table: Table, cursor: Cursor) -> Iterator[Row]:
             yield None, DataError(f"{error}{used}"), name
 
 
-@lru_cache(maxsize=1)
-def _listed(table: Table) -> tuple[str, ...]:
-    """Return the files of a folder; whoever goes on in the middle of it does so many times."""
+def _names(table: Table) -> tuple[str, ...]:
     assert table.path is not None
     return tuple(path.relative_to(table.path).as_posix() for path in files_below(table))
+
+
+_names_once = lru_cache(maxsize=1)(_names)
 
 
 def _whole_text(table: Table) -> str:

@@ -35,7 +35,6 @@ from gerund.data.embedding.survey import (
     Source,
     Survey,
     digest_of,
-    shards_of,
     survey_of,
 )
 from gerund.data.files import COMPRESSED
@@ -273,9 +272,7 @@ class EmbeddingJob:
         """Yield the shards that have no part yet."""
         if len(self._parts) == len(self.survey.shards):
             return
-        own = self._source
-        shards = shards_of(self.table, max_rows=own.max_rows, empty=own.empty, bad_rows=own.bad_rows)
-        for index, rows in enumerate(shards):
+        for index, rows in enumerate(self._source.shards()):
             if index in self._parts:
                 advance(len(rows))
             else:

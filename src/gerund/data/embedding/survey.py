@@ -77,13 +77,14 @@ class Source:
     empty: EmptyTexts
     bad_rows: BadRows
 
+    def shards(self, start: Cursor | None = None) -> Iterator[Rows]:
+        """Yield the shards, from the first or that which starts there."""
+        return shards_of(self.table, max_rows=self.max_rows, empty=self.empty, bad_rows=self.bad_rows, start=start)
+
     def read(self, start: Cursor, digest: str) -> Rows | None:
         """Return the rows of the shard that starts there; None where other ones, or none, are found."""
-        found = shards_of(
-            self.table, max_rows=self.max_rows, empty=self.empty, bad_rows=self.bad_rows, start=start
-        )  # fmt: skip
         try:
-            rows = next(found, None)
+            rows = next(self.shards(start), None)
         except DataError:
             return None
         return rows if rows is not None and digest_of(rows) == digest else None
