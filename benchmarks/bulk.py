@@ -36,7 +36,7 @@ from gerund.data.embedding.config import EmbeddingConfig
 from gerund.data.embedding.files import Part, join_parquet, read_embeddings, write_part
 from gerund.data.embedding.job import embedding_job
 from gerund.data.embedding.shards import Elsewhere, Shard
-from gerund.data.embedding.survey import digest_of, shards_of, survey_of
+from gerund.data.embedding.survey import Source, digest_of, survey_of
 from gerund.data.mining import MiningConfig, mine
 from gerund.data.mining import shards as mining_shards
 from gerund.data.tables import open_table
@@ -195,8 +195,8 @@ def written_articles(options: Any, folder: Path) -> Path:
 def rates(options: Any, folder: Path) -> Table:
     """Measure the process that reads, hands out and joins, with workers that do nothing."""
     corpus = written_articles(options, folder)
-    table = open_table(corpus)
     rows, parts = 4096, []
+    source = Source(open_table(corpus), rows)
     vectors_RD = np.random.default_rng(0).standard_normal((rows, 1024), dtype=np.float32)
     for number in range(10):
         ids: list[int | str] = list(range(number * rows, (number + 1) * rows))
@@ -211,16 +211,16 @@ def rates(options: Any, folder: Path) -> Table:
             pass
 
     def rows_handed_out(engine: JobEngine, by_place: bool) -> None:
-        shards = enumerate(shards_of(table, max_rows=rows, empty="error"))
+        shards = enumerate(source.shards())
         given = (Shard(number, digest_of(one), one, one.start if by_place else None) for number, one in shards)
         for _ in mapped(engine, _nothing, given):
             pass
 
     megabytes, numbers = corpus.stat().st_size / 1e6, vectors_RD.nbytes * len(parts) / 1e6
     works: dict[str, tuple[float, Callable[[], object]]] = {
-        "first reading, before `embed`": (megabytes, lambda: survey_of(table, max_rows=rows, empty="error")),
+        "first reading, before `embed`": (megabytes, lambda: survey_of(source)),
         "reading for the workers": (
-            megabytes, lambda: [digest_of(one) for one in shards_of(table, max_rows=rows, empty="error")]
+            megabytes, lambda: [digest_of(one) for one in source.shards()]
         ),
         "joining vectors of 1024 numbers": (
             numbers, lambda: join_parquet(parts, folder / "joined.parquet", {"fingerprint": "", "dimensions": 1024})

@@ -8,6 +8,7 @@ import typer
 
 from gerund.cli import engine_options
 from gerund.cli import model_options as options
+from gerund.cli.text_io import tell_unused
 
 if TYPE_CHECKING:
     from gerund.data.embedding.config import EmbeddingSummary
@@ -172,8 +173,9 @@ def command(
                 elsewhere=None if is_alone(machines) else _elsewhere(machines, lm, spec, threads, encoding),
             )
         errors = [] if summary.errors_file is None else [summary.errors_file]
-        sent = place.send([*errors, *summary.files])
-    _tell(summary, sent[len(errors) :], next(iter(sent[: len(errors)]), None), lm, dimensions, as_json)
+        files = place.send([*errors, *summary.files])
+    errors_file = files.pop(0) if errors else None
+    _tell(summary, files, errors_file, lm, dimensions, as_json)
 
 
 def _elsewhere(
@@ -270,12 +272,7 @@ def _tell(
     dimensions: int | None,
     as_json: bool,
 ) -> None:
-    for row in summary.first_bad:
-        typer.echo(f"gerund: warning: {row.place}: {row.reason}", err=True)
-    if summary.bad:
-        more = f"; the first {len(summary.first_bad)} are above" if summary.bad > len(summary.first_bad) else ""
-        what = "row" if summary.bad == 1 else "rows"
-        typer.echo(f"gerund: warning: {summary.bad:,} {what} not used{more}: {errors_file}", err=True)
+    tell_unused("row", summary.bad, list(map(str, summary.first_bad)), errors_file)
     speed = f" ({summary.rows_per_second:.0f} rows/s)" if summary.resumed_rows < summary.rows else ""
     parts = [f"{summary.rows} rows in {summary.seconds:.1f} s{speed}"]
     if summary.resumed_rows:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gerund.cli import engine_options
+from gerund.cli.text_io import tell_unused
 
 if TYPE_CHECKING:
     from gerund.data.mining import Mined
@@ -138,13 +139,7 @@ def command(
 
 
 def _tell(mined: "Mined", target: str, errors_file: str | None, as_json: bool) -> None:
-    for error in mined.first_errors:
-        place = f"{error.file}, line {error.line}" if error.line else error.file
-        typer.echo(f"gerund: warning: {place}: {error.reason}", err=True)
-    if mined.errors:
-        what = "document" if mined.errors == 1 else "documents"
-        more = f"; the first {len(mined.first_errors)} are above" if mined.errors > len(mined.first_errors) else ""
-        typer.echo(f"gerund: warning: {mined.errors:,} {what} not used{more}: {errors_file}", err=True)
+    tell_unused("document", mined.errors, list(map(str, mined.first_errors)), errors_file)
     if as_json:
         typer.echo(json.dumps({**asdict(mined), "output": target, "errors_file": errors_file}, ensure_ascii=False))
         return

@@ -9,6 +9,7 @@ import typer
 
 from gerund.cli import engine_options, model_options
 from gerund.cli import generation_options as options
+from gerund.cli.text_io import tell_unused
 from gerund.scoring.names import MEASURE_NAMES
 
 if TYPE_CHECKING:
@@ -157,9 +158,7 @@ def _tell(made: "Made", output: Path) -> None:
     typer.echo(f"{made.generated:,} generated and {made.hard:,} hard continuations")
     if made.short:
         typer.echo(f"{made.short:,} documents were too short")
-    if made.errors:
-        what = "document" if made.errors == 1 else "documents"
-        typer.echo(f"gerund: warning: {made.errors:,} {what} not used: {output / 'errors.jsonl'}", err=True)
+    tell_unused("document", made.errors, (), output / "errors.jsonl")
 
 
 def _sampling(temperature: float | None, top_p: float | None, top_k: int | None, typical_p: float | None) -> "Sampling":

@@ -4,7 +4,7 @@ Knows: the command line's text, standard input, JSON lines. Does not know: what 
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -151,3 +151,12 @@ def write(lines: Iterable[str], output: Path | None, total: int, label: str) -> 
         for line in lines:
             sink.write(f"{line}\n".encode())
             advance(1)
+
+
+def tell_unused(what: str, count: int, shown: Sequence[str], listed: str | Path | None) -> None:
+    """Warn of what could not be used: the first few, and where all of them are listed."""
+    for one in shown:
+        typer.echo(f"gerund: warning: {one}", err=True)
+    if count:
+        more = f"; the first {len(shown)} are above" if 0 < len(shown) < count else ""
+        typer.echo(f"gerund: warning: {count:,} {what}{'' if count == 1 else 's'} not used{more}: {listed}", err=True)

@@ -5,17 +5,15 @@ a document stood, so that an error can name the line. Does not know: tokens, mod
 are for. A corpus is never held in memory whole.
 """
 
-import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gerund.data.files import COMPRESSED, as_utf8, checked_text, decode, json_row, opened
+from gerund.data.files import COMPRESSED, as_utf8, checked_text, decode, json_row, not_utf8, opened
 from gerund.errors import ConfigError, DataError
-from gerund.jobs.files import whole_file
 
 FORMATS = (
     ".jsonl", ".jsonl.xz", ".jsonl.gz", ".parquet",
@@ -56,23 +54,16 @@ class BadDocument:
     line: int | None
     reason: str
 
+    def __str__(self) -> str:
+        """Say it in a sentence."""
+        return f"{self.file}{f', line {self.line}' if self.line else ''}: {self.reason}"
+
     @classmethod
     def of(cls, record: "Record", error: DataError) -> "BadDocument":
         """Return what is told of a record that an error is about."""
         line = record.number if record.unit else None
         reason = str(error).removeprefix(f"{record.place}: ").removeprefix(f"{record.path}: ")
         return cls(as_utf8(str(record.path)), line, reason)
-
-
-def write_bad_documents(path: Path, documents: Iterable[BadDocument]) -> None:
-    """List documents that could not be used in a file, a JSON object a line.
-
-    Raises:
-        ResourceError: the disk is full.
-    """
-    with whole_file(path) as file:
-        for one in documents:
-            file.write(json.dumps(asdict(one), ensure_ascii=False).encode("utf-8", "replace") + b"\n")
 
 
 @dataclass(frozen=True)
@@ -331,8 +322,7 @@ def _value(item: Any) -> Any:
 def _row_record(path: Path, row: int, values: Sequence[Any]) -> Record:
     text, title = values if len(values) == 2 else (values[0], None)
     if isinstance(text, UnicodeDecodeError):
-        error = DataError(f"{path}, row {row}: not valid UTF-8 at byte {text.start}")
-        return Record(path, row, "row", error)
+        return Record(path, row, "row", not_utf8(text, f"{path}, row {row}"))
     return Record(path, row, "row", (text, title))
 
 

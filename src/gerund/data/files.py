@@ -44,7 +44,12 @@ def decode(raw: bytes, where: str) -> str:
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise DataError(f"{where}: not valid UTF-8 at byte {error.start}") from error
+        raise not_utf8(error, where) from error
+
+
+def not_utf8(error: UnicodeDecodeError, where: str) -> DataError:
+    """Return the error for bytes that are no text."""
+    return DataError(f"{where}: not valid UTF-8 at byte {error.start}")
 
 
 def shown_path(path: str | Path) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, BinaryIO
 
-from gerund.data.files import checked_text, decode, json_row, opened
+from gerund.data.files import checked_text, json_row, not_utf8, opened
 from gerund.data.table import (
     ID_COLUMNS,
     Cursor,
@@ -81,8 +81,8 @@ def lines_of(table: Table, cursor: Cursor, *, ends: bool = True) -> Iterator[tup
         line: list[str | DataError]
         try:
             line = [raw.decode("utf-8")]
-        except UnicodeDecodeError:
-            line = [tried(decode, raw, f"{table.name}, line {number}")]
+        except UnicodeDecodeError as error:
+            line = [not_utf8(error, f"{table.name}, line {number}")]
         del raw
         yield number, line.pop()
 
@@ -142,16 +142,16 @@ def _text_and_id(row: Mapping[str, Any], column: str, id_column: str, where: str
 def _csv_records(table: Table, cursor: Cursor, width: int = 0) -> Iterator[tuple[int, list[str] | DataError]]:
     # The module's limit of 131,072 characters a field would refuse long documents.
     csv.field_size_limit(max(csv.field_size_limit(), 2**31 - 1))
-    unread: list[tuple[int, str | DataError]] = []
+    unread: list[tuple[int, DataError]] = []
 
     def readable() -> Iterator[str]:
         for number, raw in _raw_lines(table, cursor):
             try:
                 line = raw.decode("utf-8")
-            except UnicodeDecodeError:
+            except UnicodeDecodeError as error:
                 # An error would end the reader, and what is quoted has to end where it ends.
                 line = raw.decode("utf-8", "surrogateescape")
-                unread.append((number, tried(decode, raw, f"{table.name}, line {number}")))
+                unread.append((number, not_utf8(error, f"{table.name}, line {number}")))
             yield line
 
     reader = csv.reader(readable(), strict=True)
@@ -168,7 +168,6 @@ def _csv_records(table: Table, cursor: Cursor, width: int = 0) -> Iterator[tuple
         if unread:
             number, bad = unread[0]
             unread.clear()
-            assert isinstance(bad, DataError)
             yield number, bad
         elif wrong or (fields and len(fields) != width):
             # A quote that nobody closes takes the rows behind it along.
@@ -315,7 +314,7 @@ def _value(scalar: Any, where: str) -> Any:
     try:
         return scalar.as_py()
     except UnicodeDecodeError as error:
-        return DataError(f"{where}: not valid UTF-8 at byte {error.start}")
+        return not_utf8(error, where)
 
 
 READERS: dict[str, Callable[[Table, Cursor], Iterator[Row]]] = {

@@ -38,6 +38,10 @@ class BadRow:
     reason: str
     id: int | str | None = None
 
+    def __str__(self) -> str:
+        """Say it in a sentence."""
+        return f"{self.place}: {self.reason}"
+
 
 @dataclass(frozen=True)
 class Rows:

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from itertools import islice
 from multiprocessing import connection
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 import numpy as np
 
@@ -31,6 +31,7 @@ from gerund.errors import ConfigError, ResourceError
 Shard = TypeVar("Shard")
 Facts = TypeVar("Facts")
 Found_co = TypeVar("Found_co", covariant=True)
+Placed = TypeVar("Placed", bound="PlacedShard")
 
 ATTEMPTS = 5
 """How often a shard is begun before its worker's end counts as the shard's own fault."""
@@ -109,6 +110,33 @@ def mapped(
     """
     with engine.pool(work, folder=folder) as pool:
         yield from pool.map(shards)
+
+
+class PlacedShard(Protocol):
+    """A shard that a worker may read itself, by the place where it stands."""
+
+    def whole(self) -> Self:
+        """Return the same shard, which is sent with all that it holds."""
+        ...
+
+
+def mapped_by_place(pool: WorkerPool[Placed, Facts | None], shards: Iterable[Placed]) -> Iterator[tuple[Placed, Facts]]:
+    """Yield each shard with what the work returned; None says that a worker did not find the shard in its place.
+
+    Then a machine of a cluster does not have the input: that shard is given out again, whole, and so are all others
+    from then on.
+    """
+    by_place = True
+    left: Iterable[Placed] = (shard if by_place else shard.whole() for shard in shards)
+    while left:
+        unread: list[Placed] = []
+        for shard, facts in pool.map(left):
+            if facts is None:
+                by_place = False
+                unread.append(shard.whole())
+            else:
+                yield shard, facts
+        left = unread
 
 
 def is_alone(engine: JobEngine) -> bool:

@@ -6,12 +6,13 @@ followed as everywhere.
 Knows: the disk, names, links. Does not know: what is in a file.
 """
 
+import json
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from gerund.errors import InputError, OutputExistsError, ResourceError
 
@@ -62,6 +63,18 @@ def write_whole(target: Path, text: str) -> None:
     """
     with whole_file(target) as file:
         file.write(text.encode())
+
+
+def write_json_lines(target: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write a file with a JSON object a line, whole or not at all; half a surrogate pair becomes ``?``.
+
+    Raises:
+        InputError: ``target`` is a symbolic link or no regular file.
+        ResourceError: the disk is full or refuses; nothing is left behind.
+    """
+    with whole_file(target) as file:
+        for row in rows:
+            file.write(json.dumps(row, ensure_ascii=False).encode("utf-8", "replace") + b"\n")
 
 
 def refuse_special(target: Path) -> None:

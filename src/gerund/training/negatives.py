@@ -18,10 +18,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from gerund.data.corpus import BadDocument, part_of, read_documents, write_bad_documents
+from gerund.data.corpus import BadDocument, part_of, read_documents
 from gerund.errors import ConfigError, DataError, OutputExistsError
 from gerund.jobs.engine import JobEngine, LocalEngine, Work, WorkerPool
-from gerund.jobs.files import write_whole
+from gerund.jobs.files import write_json_lines, write_whole
 from gerund.jobs.locks import LOCK, hold
 from gerund.jobs.manifest import InputFiles, Manifest
 from gerund.jobs.shared_folder import NAME as SHARED
@@ -106,8 +106,7 @@ def make_negatives(
                 made, bad = _make_parts(inputs, output, config, pool, _Source(text_column, show))
             if not made.documents and bad:
                 output.clear()
-                where = f"{bad[0].file}{f', line {bad[0].line}' if bad[0].line else ''}"
-                raise DataError(f"no document can be used; the first one is {where}: {bad[0].reason}")
+                raise DataError(f"no document can be used; the first one is {bad[0]}")
             if not made.passages:
                 output.clear()
                 raise DataError(
@@ -164,7 +163,7 @@ def _make_parts(
             found.append(made)
             advance(len(part.documents))
     if bad:
-        write_bad_documents(output.errors, bad)
+        write_json_lines(output.errors, map(asdict, bad))
     total = Made(*(sum(numbers) for numbers in zip(*map(astuple, found), strict=True)))
     return replace(total, errors=len(bad)), bad
 

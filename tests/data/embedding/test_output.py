@@ -277,7 +277,7 @@ class TestWorkers:
     def test_notice_another_file(self, source, tmp_path):
         table = open_table(source)
         found = survey.Source(table, 3, "error", "skip")
-        [first, second, *_] = survey.shards_of(table, max_rows=3, empty="error", bad_rows="skip")
+        [first, second, *_] = found.shards()
         for shard in (first, second):
             assert found.read(shard.start, survey.digest_of(shard)) == shard
         source.write_text(source.read_text().replace("text 4", "text 5"))

@@ -10,11 +10,10 @@ error.
 Knows: tables, parts, resuming. Does not know: models: whoever calls brings a function from texts to vectors.
 """
 
-import json
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -31,17 +30,13 @@ from gerund.data.embedding.files import (
     read_facts,
 )
 from gerund.data.embedding.shards import Elsewhere, Encode, Finished, Shard, ShardWork, encoded_rows
-from gerund.data.embedding.survey import (
-    Source,
-    Survey,
-    digest_of,
-    survey_of,
-)
+from gerund.data.embedding.survey import Source, Survey, digest_of, survey_of
 from gerund.data.files import COMPRESSED
 from gerund.data.table import Table
 from gerund.data.tables import BadRow, Rows
 from gerund.errors import DataError, FingerprintError, InputError
-from gerund.jobs.files import refuse_existing, refuse_special, whole_file, write_whole
+from gerund.jobs.engine import mapped_by_place
+from gerund.jobs.files import refuse_existing, refuse_special, whole_file, write_json_lines
 from gerund.jobs.manifest import FINGERPRINT, Manifest
 from gerund.jobs.unfinished import Unfinished, rows_kept
 from gerund.jobs.working_folder import MAKING, PLACING, WorkingFolder, kept_work_told, working_folder
@@ -81,16 +76,18 @@ def embedding_job(table: Table, output: Path, config: EmbeddingConfig) -> Iterat
         if not config.force and not folder.placing():
             refuse_existing(*files, *([errors_file] if config.bad_rows == "skip" else []))
         table = _spooled(table, folder)
+        whole = replace(table, path=table.path and table.path.absolute())
+        source = Source(whole, config.shard_rows, config.empty, config.bad_rows)
         with progress(None, "reading"):
-            survey = survey_of(table, max_rows=config.shard_rows, empty=config.empty, bad_rows=config.bad_rows)
-        yield EmbeddingJob(table, files, errors_file, config, survey, folder)
+            survey = survey_of(source)
+        yield EmbeddingJob(source, files, errors_file, config, survey, folder)
 
 
 @dataclass
 class EmbeddingJob:
     """One table on its way into one output, with the lock held."""
 
-    table: Table
+    source: Source
     files: list[Path]
     errors_file: Path
     config: EmbeddingConfig
@@ -144,7 +141,7 @@ class EmbeddingJob:
         with kept_work_told(self.how_to_go_on):
             if not placed:
                 folder, id_type, keep_text = self.folder.path.absolute(), self.survey.id_type, self.config.keep_text
-                work = ShardWork(manifest.key, folder, id_type, keep_text, self._source)
+                work = ShardWork(manifest.key, folder, id_type, keep_text, self.source)
                 if elsewhere is None:
                     self._encode_rest(encode, work, show_progress)
                 else:
@@ -180,9 +177,9 @@ class EmbeddingJob:
         # What may be left out or refused changes nothing about the vectors of the other rows.
         del config["force"], config["bad_rows"], config["overflow"]
         settings = {**encoder, **computing, **config, "output": self.files[-1].suffix.lower()}
-        settings |= {"column": self.table.column, "id_column": self.table.id_column}
+        settings |= {"column": self.source.table.column, "id_column": self.source.table.id_column}
         names = {"model": str(settings.pop("model", ""))}
-        return Manifest("embed", settings, self.survey.digest, f"the rows of {self.table.name}", names)
+        return Manifest("embed", settings, self.survey.digest, f"the rows of {self.source.table.name}", names)
 
     def _adopt(self, manifest: Manifest) -> bool:
         """Take over the finished parts of an earlier run; tells whether the output is even in its place."""
@@ -218,34 +215,23 @@ class EmbeddingJob:
         return gone and all(file.exists() for file in self.files)
 
     def _encode_elsewhere(self, elsewhere: Elsewhere, work: ShardWork, show_progress: bool | None) -> None:
-        by_place = True
-
         def giving() -> Iterator[Shard]:
             for shard in self._missing(advance):
                 place, rows = self.folder.unfinished(shard.index), work.rows_of(shard.digest)
                 kept = partial(rows_kept, place, rows, len(shard.rows), elsewhere.passes)
                 self._resumed += kept()
                 self._given[shard.index] = kept
-                yield shard if by_place else shard.whole()
+                yield shard
 
         engine = elsewhere.engine
         with (
             progress(self.survey.rows, "embedding", show=show_progress) as advance,
             engine.pool(work.elsewhere(elsewhere), folder=work.folder) as pool,
         ):
-            left: Iterable[Shard] = giving()
-            while left:
-                unread: list[Shard] = []
-                for shard, facts in pool.map(left):
-                    if facts is None:
-                        # A machine of a cluster that does not have the table: from now on rows are sent.
-                        by_place = False
-                        unread.append(shard.whole())
-                        continue
-                    self._parts[shard.index] = facts
-                    del self._given[shard.index]
-                    advance(len(shard.rows))
-                left = unread
+            for shard, facts in mapped_by_place(pool, giving()):
+                self._parts[shard.index] = facts
+                del self._given[shard.index]
+                advance(len(shard.rows))
 
     def _encode_rest(self, encode: Encode, work: ShardWork, show_progress: bool | None) -> None:
         writing: Future[None] | None = None
@@ -262,17 +248,11 @@ class EmbeddingJob:
             if writing is not None:
                 writing.result()
 
-    @property
-    def _source(self) -> Source:
-        own, path = self.config, self.table.path
-        table = replace(self.table, path=path and path.absolute())
-        return Source(table, own.shard_rows, own.empty, own.bad_rows)
-
     def _missing(self, advance: Callable[[int], None]) -> Iterator[Shard]:
         """Yield the shards that have no part yet."""
         if len(self._parts) == len(self.survey.shards):
             return
-        for index, rows in enumerate(self._source.shards()):
+        for index, rows in enumerate(self.source.shards()):
             if index in self._parts:
                 advance(len(rows))
             else:
@@ -293,8 +273,8 @@ class EmbeddingJob:
         """Refuse a shard that is no longer what the survey found."""
         if rows is None or self.survey.shards[index : index + 1] != (digest_of(rows),):
             raise DataError(
-                f"{self.table.name} has changed since this command began to read it; run the command again when it no "
-                "longer changes, with --force to begin anew"
+                f"{self.source.table.name} has changed since this command began to read it; run the command again when "
+                "it no longer changes, with --force to begin anew"
             )
 
     def _write(self, shard: Shard, finished: Finished, work: ShardWork) -> None:
@@ -315,7 +295,7 @@ class EmbeddingJob:
             self.folder.clear()
             self._parts.clear()
             self._begun.clear()
-            raise DataError(f"no row can be used; the first one is {bad[0].place}: {bad[0].reason}")
+            raise DataError(f"no row can be used; the first one is {bad[0]}")
         joined = [self.folder.joined(file.name) for file in self.files]
         if len(joined) == 1:
             join_parquet(parts, joined[0], info)
@@ -329,7 +309,7 @@ class EmbeddingJob:
         self.folder.write_manifest(replace(manifest, facts=told), PLACING)
         for path in errors_file:
             if bad:
-                write_whole(path, "".join(json.dumps(asdict(row), ensure_ascii=False) + "\n" for row in bad))
+                write_json_lines(path, map(asdict, bad))
             else:
                 path.unlink(missing_ok=True)
         self.folder.put(self.files)

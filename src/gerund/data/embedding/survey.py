@@ -43,18 +43,8 @@ class Survey:
     """Rows that are left out since they cannot be used."""
 
 
-def shards_of(
-    table: Table, *, max_rows: int, empty: EmptyTexts, bad_rows: BadRows = "error", start: Cursor | None = None
-) -> Iterator[Rows]:
-    """Yield the shards of a table, without the rows that are left out, from the first or that which starts there."""
-    for rows in read_rows(table, max_rows=max_rows, bad=_pass_over if bad_rows == "skip" else None, start=start):
-        kept = rows if empty == "zeros" else rows.without(rows.empty())
-        if len(kept):
-            yield kept
-
-
 def _refuse(row: BadRow) -> None:
-    raise DataError(f"{row.place}: {row.reason}; give --bad-rows skip to leave such rows out and list them")
+    raise DataError(f"{row}; give --bad-rows skip to leave such rows out and list them")
 
 
 def _pass_over(_row: BadRow) -> None:
@@ -63,23 +53,27 @@ def _pass_over(_row: BadRow) -> None:
 
 @dataclass(frozen=True)
 class Source:
-    """Where workers read the rows of their shards themselves.
+    """Where rows come from, for this process and for workers.
 
     Attributes:
         table: the table, by its whole path.
         max_rows: rows of a shard at most.
         empty: what becomes of rows without a text.
-        bad_rows: what becomes of rows that cannot be used.
+        bad_rows: what becomes of rows that cannot be used, those without a text among them where these are an error.
     """
 
     table: Table
     max_rows: int
-    empty: EmptyTexts
-    bad_rows: BadRows
+    empty: EmptyTexts = "error"
+    bad_rows: BadRows = "error"
 
     def shards(self, start: Cursor | None = None) -> Iterator[Rows]:
-        """Yield the shards, from the first or that which starts there."""
-        return shards_of(self.table, max_rows=self.max_rows, empty=self.empty, bad_rows=self.bad_rows, start=start)
+        """Yield the shards without the rows that are left out, from the first or that which starts there."""
+        bad = _pass_over if self.bad_rows == "skip" else None
+        for rows in read_rows(self.table, max_rows=self.max_rows, bad=bad, start=start):
+            kept = rows if self.empty == "zeros" else rows.without(rows.empty())
+            if len(kept):
+                yield kept
 
     def read(self, start: Cursor, digest: str) -> Rows | None:
         """Return the rows of the shard that starts there; None where other ones, or none, are found."""
@@ -90,26 +84,21 @@ class Source:
         return rows if rows is not None and digest_of(rows) == digest else None
 
 
-def survey_of(table: Table, *, max_rows: int, empty: EmptyTexts, bad_rows: BadRows = "error") -> Survey:
+def survey_of(source: Source) -> Survey:
     """Read a table to its end.
-
-    Args:
-        table: the table.
-        max_rows: rows of a shard at most.
-        empty: what becomes of rows without a text.
-        bad_rows: what becomes of rows that cannot be used, those without a text among them where these are an error.
 
     Raises:
         DataError: a malformed row and ``bad_rows`` is ``error``, or none at all; with file and line.
         TextError: a row has no text and both ``empty`` and ``bad_rows`` are ``error``.
     """
+    empty, bad_rows = source.empty, source.bad_rows
     # Together they do not depend on where one shard ends and the next begins.
     ids, lengths, texts = (hashlib.blake2b(digest_size=16) for _ in range(3))
     shards: list[str] = []
     count = without = 0
     whole_numbers = True
     bad: list[BadRow] = []
-    for rows in read_rows(table, max_rows=max_rows, bad=bad.append if bad_rows == "skip" else _refuse):
+    for rows in read_rows(source.table, max_rows=source.max_rows, bad=bad.append if bad_rows == "skip" else _refuse):
         blank = rows.empty()
         if blank and empty == "error":
             if bad_rows == "error":
@@ -131,9 +120,9 @@ def survey_of(table: Table, *, max_rows: int, empty: EmptyTexts, bad_rows: BadRo
             count += len(rows)
             shards.append(digest_of(rows))
     if count == 0 and bad:
-        raise DataError(f"no row can be used; the first one is {bad[0].place}: {bad[0].reason}")
+        raise DataError(f"no row can be used; the first one is {bad[0]}")
     if count == 0:
-        raise DataError(f"{table.name} has no rows" + (" with a text" if without else ""))
+        raise DataError(f"{source.table.name} has no rows" + (" with a text" if without else ""))
     digest = hashlib.blake2b(ids.digest() + lengths.digest() + texts.digest(), digest_size=16).hexdigest()
     return Survey(count, without, "int" if whole_numbers else "text", digest, tuple(shards), tuple(bad))
 

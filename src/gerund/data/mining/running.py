@@ -8,21 +8,21 @@ Knows: files, parts, resuming. Does not know: how pairs are found, processes.
 """
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial, reduce
 from operator import add
 from pathlib import Path
 
 from gerund.data.corpus import FORMATS as CORPUS_FORMATS
-from gerund.data.corpus import corpus_format, write_bad_documents
+from gerund.data.corpus import corpus_format
 from gerund.data.mining.config import Mined, MiningConfig
 from gerund.data.mining.gathering import FORMATS, gather
 from gerund.data.mining.parts import ENDING, Facts, Work, make_part, read_facts
 from gerund.data.mining.shards import Shard, shards_of
 from gerund.errors import ConfigError, DataError, InputError, OutputExistsError
-from gerund.jobs.engine import JobEngine, LocalEngine, is_alone
-from gerund.jobs.files import make_folder, refuse_existing, refuse_special
+from gerund.jobs.engine import JobEngine, LocalEngine, is_alone, mapped_by_place
+from gerund.jobs.files import make_folder, refuse_existing, refuse_special, write_json_lines
 from gerund.jobs.manifest import InputFiles, Manifest
 from gerund.jobs.working_folder import MAKING, PLACING, WorkingFolder, kept_work_told, working_folder
 from gerund.progress import progress
@@ -165,7 +165,7 @@ class _Job:
     def _make_parts(self) -> None:
         """Work through every shard that has no part yet."""
         adopted, self.parts = self.parts, {}
-        by_place = not is_alone(self.engine)
+        spread = not is_alone(self.engine)
         with progress(None, "mining", show=self.show) as advance:
 
             def missing() -> Iterator[Shard]:
@@ -173,24 +173,15 @@ class _Job:
                 for shard in shards_of(self.inputs.files, self.work.config.part_size, **columns):
                     facts = adopted.get(shard.index)
                     if facts is None or facts.shard != shard.digest():
-                        yield shard.by_place() if by_place else shard
+                        yield shard.by_place() if spread else shard
                     else:
                         self.parts[shard.index] = facts
                         advance(len(shard.records))
 
             with self.engine.pool(partial(make_part, self.work), folder=self.folder.path) as pool:
-                left: Iterable[Shard] = missing()
-                while left:
-                    unread: list[Shard] = []
-                    for shard, facts in pool.map(left):
-                        if facts is None:
-                            # A machine of a cluster that does not have the corpus: from now on it is sent.
-                            by_place = False
-                            unread.append(shard.whole())
-                        else:
-                            self.parts[shard.index] = facts
-                            advance(len(shard.records))
-                    left = unread
+                for shard, facts in mapped_by_place(pool, missing()):
+                    self.parts[shard.index] = facts
+                    advance(len(shard.records))
         if self.inputs.changed():
             self.folder.clear()
             raise DataError("the files of the corpus have changed while they were read; run the same command again")
@@ -203,7 +194,7 @@ class _Job:
         self.folder.clear()
         bad = f"; {_how_many(len(facts.errors), 'document')} could not be used, the first: " if facts.errors else ""
         first = facts.errors[0] if facts.errors else None
-        told = f"{bad}{first.file}{f', line {first.line}' if first.line else ''}: {first.reason}" if first else ""
+        told = f"{bad}{first}" if first else ""
         if not facts.documents:
             raise DataError(f"there is no document to mine{told}")
         raise DataError(
@@ -219,7 +210,7 @@ class _Job:
             refuse_existing(self.output, self.errors_file)
         self.folder.write_manifest(self.manifest, PLACING)
         if facts.errors:
-            write_bad_documents(self.errors_file, facts.errors)
+            write_json_lines(self.errors_file, map(asdict, facts.errors))
         else:
             self.errors_file.unlink(missing_ok=True)
         self.folder.put([self.output])
