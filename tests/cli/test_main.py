@@ -238,7 +238,7 @@ def test_a_file_whose_name_is_no_text_is_a_file(tmp_path: Path, monkeypatch: pyt
     name = os.fsdecode(b"caf\xe9.jsonl")
     Path(name).write_text("{\n")
     mistake = run_cli("generate", "-f", name).mistake
-    assert mistake.startswith("caf\\udce9.jsonl, line 1")
+    assert mistake.startswith("caf\\xe9.jsonl, line 1")
 
 
 @pytest.mark.parametrize(
