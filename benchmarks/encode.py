@@ -1,11 +1,13 @@
 """Encoding speed beside sentence-transformers and llm2vec: same weights, same texts, same type.
 
     python benchmarks/encode.py --data ../shared/data [--rounds 5] [--threads 2] [--llm2vec PYTHON]
+    python benchmarks/encode.py --tables bundled --data ../shared/data [--small FOLDER]
 
 Makes a 6-layer, d=384 Llama of random weights with the tokenizer of the bundled model, takes 2000 real texts of mixed
 length (without `--data` those of the demo), checks that both systems give the same vectors, and times them in turn.
 ``--llm2vec`` names the interpreter of an environment that has llm2vec 0.2.3, which needs an older transformers; it then
-runs in a process of its own, in turn with ours, timed from inside.
+runs in a process of its own, in turn with ours, timed from inside. The table `bundled` is of the bundled model as it is
+shipped, on Wikipedia's texts cut to 380 tokens; ``--small`` names a folder of all-MiniLM-L6-v2 to time beside it.
 """
 
 import json
@@ -13,6 +15,7 @@ import random
 import subprocess
 import tempfile
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +25,19 @@ from transformers import AutoTokenizer
 
 import gerund
 import harness
+from gerund.data.corpus import read_documents
 from gerund.inference.encode.runtime import default_batch_tokens
 from gerund.inference.tokens import token_batches
-from inputs import random_llama, save, texts_of
-from results import Column, Row, Table
+from gerund.models.sources import find
+from inputs import bundled_tokenizer, random_llama, save, texts_of
+from results import Column, Row, Table, median_of
 
 PEER, PEER_2 = "sentence-transformers, causal", "llm2vec, bidirectional"
 CAUSAL, MASK0 = "gerund, `causal`", "gerund, `mask0-bidir`"
 AUTO = 'gerund, `mask0-bidir`, `dtype="auto"`'
+SHIPPED, BASE = "the bundled model, as shipped", "the bundled model without its adapter, `causal`"
+PEER_BASE, SMALL = "sentence-transformers, the same without its adapter", "sentence-transformers, all-MiniLM-L6-v2"
+LONG = 380
 Encode = Callable[[list[str]], np.ndarray]
 TYPES = (("float32", torch.float32, 1e-5), ("bfloat16", torch.bfloat16, None))
 
@@ -84,8 +92,10 @@ def sentence_transformers(folder: Path, dtype: torch.dtype) -> Encode:
     from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 
     body = Transformer(str(folder), max_seq_length=512, model_kwargs={"dtype": dtype})
-    model = SentenceTransformer(modules=[body, Pooling(384, "mean")], device="cpu")
+    return _peer(SentenceTransformer(modules=[body, Pooling(body.get_embedding_dimension(), "mean")], device="cpu"))
 
+
+def _peer(model: Any) -> Encode:
     def encode(texts: list[str]) -> np.ndarray:
         return model.encode(texts, normalize_embeddings=True, convert_to_tensor=True).float().numpy()
 
@@ -151,13 +161,55 @@ def llm2vec(python: str, folder: Path, texts: list[str], options: Any) -> Table:
     return harness.Rounds(spent).table("llm2vec", caption, base=PEER_2)
 
 
-def main(argv: list[str] | None = None) -> None:
-    """Run the comparison."""
-    parser = harness.parser(__doc__, rounds=5)
-    parser.add_argument("--data", type=Path)
-    parser.add_argument("--texts", type=int, default=2000)
-    parser.add_argument("--llm2vec", metavar="PYTHON")
-    options = harness.parse(parser, argv, quick={"texts": 64})
+def articles(data: Path, n: int) -> list[str]:
+    """Return the beginnings of Wikipedia's texts, each of so many tokens."""
+    tokenizer = bundled_tokenizer()
+    documents = read_documents([data / "lm" / "wiki.test.jsonl"])
+    cut = (tokenizer(one.text, truncation=True, max_length=LONG).input_ids for one in documents)
+    return list(islice((tokenizer.decode(ids, skip_special_tokens=True) for ids in cut if len(ids) == LONG), n))
+
+
+def bundled(options: Any) -> Table:
+    """Time the bundled model as it is shipped, its base in both libraries, and a small encoder."""
+    texts = texts_of(options.data, options.texts // 16, articles)
+    folder = find(None).folder
+    shipped, base = gerund.load(device="cpu"), gerund.load(adapter="none", attention="causal", device="cpu")
+    systems: dict[str, Encode] = {
+        PEER_BASE: sentence_transformers(folder, torch.bfloat16),
+        BASE: lambda texts: base.encode(texts, show_progress=False),
+        SHIPPED: lambda texts: shipped.encode(texts, show_progress=False),
+    }
+    if options.small:
+        systems[SMALL] = _small(options.small, torch.bfloat16)
+        options.small = "all-MiniLM-L6-v2"
+    found = {name: encode(texts) for name, encode in systems.items()}
+    closest = float((found[PEER_BASE] * found[BASE]).sum(axis=1).min())
+    check = harness.require("causal vectors of both libraries in bfloat16, one less the cosine,", 1 - closest, 1e-2)
+    timed = harness.alternate(
+        {name: (lambda encode=encode: encode(texts)) for name, encode in systems.items()}, options.rounds
+    )
+    tokens = sum(map(len, bundled_tokenizer()(texts).input_ids))
+    rows = [
+        {**row, "rate": median_of([tokens / one.cpu for one in timed.spent[str(row["system"])]])}
+        for row in timed.rows(PEER_BASE)
+    ]
+    rate = Column("rate", "tokens in a second of processor time", "", 0, "higher")
+    caption = (
+        f"{len(texts)} beginnings of Wikipedia articles, {tokens} tokens of the bundled model's tokenizer, bfloat16."
+    )
+    return Table("bundled", caption, harness.time_columns(PEER_BASE, rate), rows, checks=[check])
+
+
+def _small(folder: Path, dtype: torch.dtype) -> Encode:
+    from sentence_transformers import SentenceTransformer
+
+    model = SentenceTransformer(str(folder), device="cpu", model_kwargs={"dtype": dtype})
+    model.max_seq_length = 512  # as long as its positions go: it reads the texts whole, too
+    return _peer(model)
+
+
+def random_model(options: Any) -> tuple[list[Table], dict[str, Any]]:
+    """Time a model of random weights in all systems; with the lengths of the texts."""
     texts = texts_of(options.data, options.texts, real_texts)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -177,7 +229,21 @@ def main(argv: list[str] | None = None) -> None:
         if options.llm2vec:
             tables.append(llm2vec(options.llm2vec, folder, texts, options))
             options.llm2vec = "0.2.3"
-    lengths = {key: value for key, value in padded.items() if "tokens" in key}
+    return tables, {key: value for key, value in padded.items() if "tokens" in key}
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run the comparison."""
+    parser = harness.parser(__doc__, rounds=5)
+    parser.add_argument("--tables", nargs="+", choices=["random", "bundled"], default=["random"])
+    parser.add_argument("--small", type=Path, metavar="FOLDER", help="all-MiniLM-L6-v2, for the table `bundled`")
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--texts", type=int, default=2000)
+    parser.add_argument("--llm2vec", metavar="PYTHON")
+    options = harness.parse(parser, argv, quick={"texts": 64, "tables": ["random", "bundled"]})
+    tables, lengths = random_model(options) if "random" in options.tables else ([], {})
+    if "bundled" in options.tables:
+        tables.append(bundled(options))
     harness.report(options, __file__, tables, libraries=("sentence-transformers",), **lengths)
 
 
