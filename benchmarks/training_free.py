@@ -67,6 +67,10 @@ def _is_plain(config: EncoderConfig) -> bool:
     return config.attention.skips is None and not config.methods
 
 
+def _mixes(config: EncoderConfig) -> bool:
+    return config.layers != "last" and not config.templates
+
+
 FAMILIES: dict[str, Callable[[EncoderConfig], bool]] = {
     "causal, mean": lambda config: config.attention.name == "causal" and _is_plain(config),
     "echo": lambda config: config.attention.name == "echo",
@@ -74,8 +78,8 @@ FAMILIES: dict[str, Callable[[EncoderConfig], bool]] = {
     "best plan": lambda config: config.attention.name != "echo" and _is_plain(config),
     "skips, causal": lambda config: config.attention.skips is not None and config.attention.name == "causal",
     "skips, best plan": lambda config: config.attention.skips is not None and config.attention.name != "causal",
-    "layers, causal": lambda config: config.layers != "last" and config.attention.name == "causal",
-    "layers, best plan": lambda config: config.layers != "last" and config.attention.name != "causal",
+    "layers, causal": lambda config: _mixes(config) and config.attention.name == "causal",
+    "layers, best plan": lambda config: _mixes(config) and config.attention.name != "causal",
     "whitening": lambda config: config.transform.startswith("whitening"),
     "all-but-the-top": lambda config: config.transform.startswith("all-but"),
     "PromptEOL": lambda config: config.template == "prompteol" and not config.prepend,

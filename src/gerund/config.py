@@ -112,7 +112,7 @@ class EncoderConfig:
     """What is put around a text: a name (``prompteol``, ``metaeol``, ...) or a text with ``{text}``; ``none``."""
 
     layers: str = LAST_LAYER
-    """Whose states are averaged before they are pooled: ``last``, ``all``, ``6``, ``4-8`` or ``1+8``."""
+    """Whose states are averaged before pooling: ``last``, ``all``, ``6``, ``-2`` (from the end), ``4-8`` or ``1+8``."""
 
     prepend: int = 0
     """Token Prepending: below which layer the last token's state takes the place of a token before the text; 0 for
@@ -173,6 +173,8 @@ class EncoderConfig:
             raise ConfigError("prepend puts a token into a template, such as template='prompteol'; give one")
         once = self.attention.takes_skips and not self.attention.skips
         for name, used in (("prepend", self.prepend), ("reroute", self.reroute != NO_REROUTE)):
+            if used and self.attention.skips:
+                raise ConfigError(f"{name} and skips do not go together")
             if used and not once:
                 raise ConfigError(f"{name} is for plans that run each layer once, not for {self.attention.name!r}")
 

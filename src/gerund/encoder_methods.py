@@ -66,9 +66,13 @@ NAMED: dict[str, tuple[str, ...]] = {
 }
 """Templates by name; of a name with several the mean of their vectors is taken."""
 
+# Templates whose released code reads the output of the second last layer.
+_SECOND_LAST = ("prompteol-cot", "prompteol-knowledge")
+
 LAST_LAYER = "last"
 ALL_LAYERS = "all"
 NO_REROUTE = "none"
+_FROM_THE_END = re.compile(r"-[1-9][0-9]{0,5}")
 _LAYERS = re.compile(r"[0-9]{1,6}(-[0-9]{1,6})?(\+[0-9]{1,6}(-[0-9]{1,6})?)*")
 
 NO_TRANSFORM = "none"
@@ -138,12 +142,13 @@ def templates_of(name: str) -> tuple[Template, ...]:
 def settings_of_template(name: str) -> dict[str, Any]:
     """Return the settings that a template brings along where nothing else is said.
 
-    >>> settings_of_template("prompteol"), settings_of_template("Say {text}")
-    ({'pooling': 'last'}, {})
+    >>> settings_of_template("prompteol-cot"), settings_of_template("Say {text}")
+    ({'pooling': 'last', 'layers': '-2'}, {})
     """
     if name == KV_EMBEDDING:
         return {"pooling": "last-mean", "pool_prompt": True}
-    return {"pooling": NAMED_POOLING} if name in NAMED else {}
+    layers = {"layers": "-2"} if name in _SECOND_LAST else {}
+    return {"pooling": NAMED_POOLING, **layers} if name in NAMED else {}
 
 
 def layer_numbers(layers: str, n_layers: int) -> tuple[int, ...]:
@@ -153,16 +158,21 @@ def layer_numbers(layers: str, n_layers: int) -> tuple[int, ...]:
     norm.
 
     Args:
-        layers: ``last``; ``all`` (1 to n); a number, a range or several of both, such as ``6``, ``4-8``, ``1+8``.
+        layers: ``last``; ``all`` (1 to n); a number, a range or several of both, such as ``6``, ``4-8``, ``1+8``; or
+            one counted from the end: ``-1`` is the last, ``-2`` the one before it.
         n_layers: of the model.
 
     Raises:
         ConfigError: it is spelled in another way, or the model has no such layer.
 
-    >>> layer_numbers("last", 8), layer_numbers("0+6-8", 8)
-    ((8,), (0, 6, 7, 8))
+    >>> layer_numbers("last", 8), layer_numbers("0+6-8", 8), layer_numbers("-2", 8)
+    ((8,), (0, 6, 7, 8), (7,))
     """
     check_layers(layers)
+    if _FROM_THE_END.fullmatch(layers):
+        if (number := n_layers + 1 + int(layers)) < 0:
+            raise ConfigError(f"layers={layers}: the model has {n_layers} layers")
+        return (number,)
     return (n_layers,) if layers == LAST_LAYER else _numbers("layers", layers, n_layers)
 
 
@@ -205,7 +215,7 @@ def check_layers(layers: str) -> None:
     Raises:
         ConfigError: it is no spelling of layers, or a range runs backwards.
     """
-    if layers != LAST_LAYER:
+    if layers != LAST_LAYER and not _FROM_THE_END.fullmatch(layers):
         _check_numbers("layers", layers, LAST_LAYER)
 
 
@@ -226,7 +236,8 @@ def _check_numbers(name: str, spelled: str, usual: str) -> None:
     if spelled == ALL_LAYERS:
         return
     if not _LAYERS.fullmatch(spelled):
-        raise ConfigError(f"{name}={spelled!r} is none of {usual}, all, 6, 4-8 and 1+8")
+        from_the_end = ", -2" if usual == LAST_LAYER else ""
+        raise ConfigError(f"{name}={spelled!r} is none of {usual}, all, 6{from_the_end}, 4-8 and 1+8")
     for low, high in _ranges(spelled):
         if high < low:
             raise ConfigError(f"{name}={spelled}: {low}-{high} runs backwards")

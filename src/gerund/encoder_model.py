@@ -294,6 +294,8 @@ def _check_numbers(encoder: EncoderConfig, n_layers: int) -> None:
     """Refuse layers that a model of ``n_layers`` layers does not have."""
     layer_numbers(encoder.layers, n_layers)
     rerouted_layers(encoder.reroute, n_layers)
+    if encoder.prepend > n_layers:
+        raise ConfigError(f"prepend={encoder.prepend}: the model has {n_layers} layers")
 
 
 def _changes(state: Mapping[str, Tensor]) -> int:

@@ -207,10 +207,12 @@ class TextEncoder(TokenEncoder):
         if self.encoder.transform == NO_TRANSFORM:
             raise ConfigError("there is no transform to fit; set one, such as transform='whitening'")
         plain = self.with_encoder(replace(self.encoder, transform=NO_TRANSFORM))
-        sample = [text for text in dict.fromkeys(check_texts(texts)) if text.strip()]
+        sample = [text for text in check_texts(texts) if text.strip()]
+        place = {text: index for index, text in enumerate(dict.fromkeys(sample))}
         vectors = np.zeros((0, self.dimensions))
         if sample:
-            vectors = plain.encode(sample, prompt, False, prompt_name=prompt_name)
+            vectors = plain.encode(list(place), prompt, False, prompt_name=prompt_name)
+        vectors = vectors[[place[text] for text in sample]]
         return self.with_transform(fit(self.encoder.transform, vectors))
 
     def rerouting_layers(self, texts: Sequence[str]) -> str:

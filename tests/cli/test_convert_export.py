@@ -209,6 +209,12 @@ def test_mistakes(tiny_folder: Path, tmp_path: Path, command: list[str], argumen
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_transform_without_a_sample(tiny_folder: Path, tmp_path: Path) -> None:
+    found = run_cli("convert", tiny_folder, tmp_path / "out", "--transform", "whitening").mistake
+    assert found.startswith("the transform 'whitening' is fitted on texts like those that will be encoded")
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("command", [["convert"], ["export", "--format", "merged"]])
 def test_models_that_are_none(tmp_path: Path, command: list[str]) -> None:
     assert "there is no folder" in run_cli(*command, "./absent", tmp_path / "out").mistake

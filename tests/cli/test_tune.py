@@ -44,6 +44,8 @@ def test_what_wins_is_written_and_can_be_loaded(tiny_folder, data, tmp_path):
     assert again.code == 0, again.err
     assert told["chosen"]["label"] in again.out
     assert "gerund convert" in again.out
+    as_named = run_cli(*arguments, "--adapter", "none", "--max-length", 30)
+    assert " --adapter none --max-length 30 " in as_named.out
 
 
 @pytest.mark.slow

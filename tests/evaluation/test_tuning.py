@@ -118,6 +118,10 @@ def test_transforms_are_fitted_on_the_sample(lm):
     assert chosen.dimensions == 16
     with pytest.raises(ConfigError, match="transforms are fitted on texts"):
         tune(lm, [TOY], config, methods=["transforms"])
+    few = tune(lm, [TOY], config, plans=["causal"], methods=["transforms"], sample=sample[:2], budget=20)
+    assert {trial.config.transform for trial in few.trials} == {"none", "all-but-the-top", "all-but-the-top-1"}
+    assert all("the sample has 2" in str(error) for error in few.refused.values())
+    assert len(few.refused) >= 2
     with pytest.raises(ConfigError, match="unknown method to tune 'skip'"):
         tune(lm, [TOY], config, methods=["skip"])
 

@@ -78,11 +78,27 @@ def test_a_truncation_keeps_the_first_numbers_and_needs_no_sample(tiny_folder, t
         ("whitening-13", cloud(), "a vector has 12 numbers"),
         ("whitening", np.hstack([cloud(), cloud()[:, :2]]), "vary in 12 dimensions only; take whitening-12 or less"),
         ("all-but-the-top", np.ones((5, 4)), "the sample has 1"),
+        ("all-but-the-top-12", cloud(), "a vector has 12 numbers"),
     ],
 )
 def test_a_sample_that_is_too_small_is_refused(name: str, vectors: np.ndarray, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         fit(name, vectors)
+
+
+@pytest.mark.parametrize("name", ["whitening", "all-but-the-top-2"])
+def test_a_text_that_stands_twice_in_the_sample_counts_twice(tiny_folder, name: str) -> None:
+    vectors = cloud()
+    often = fit(name, np.vstack([vectors, *[vectors[:1]] * 60]))
+    weights = np.array([61, *[1] * (len(vectors) - 1)])
+    np.testing.assert_allclose(often.mean_D, np.average(vectors, axis=0, weights=weights), atol=1e-5)
+    assert not np.allclose(often.mean_D, fit(name, vectors).mean_D, atol=1e-2)
+    plain = gerund.load(tiny_folder, dtype="float32")
+    texts = [*SAMPLE, *[SAMPLE[0]] * 60]
+    short = "all-but-the-top"
+    fitted = gerund.load(tiny_folder, dtype="float32", transform=short).fitted(texts)
+    expected = fit(short, plain.encode(texts, normalize=False))
+    np.testing.assert_allclose(fitted.transform.mean_D, expected.mean_D, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["whitening-20", "all-but-the-top"])

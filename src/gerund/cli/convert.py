@@ -51,6 +51,7 @@ def command(
 
         gerund convert runs/gur/model ./all --infill-adapter runs/magnet/model --scorer runs/rankgen/model
     """
+    from gerund.encoder_methods import NO_TRANSFORM
     from gerund.entry import load
     from gerund.errors import ConfigError
     from gerund.exporting.formats import convert
@@ -65,6 +66,11 @@ def command(
     folders.refuse_existing(output, overwrite=force)
     source = find(spec.model)
     lm = load(spec, dtype=loading.own_dtype(source))
+    if lm.encoder.transform != NO_TRANSFORM and lm.runtime.transform is None:
+        raise ConfigError(
+            f"the transform {lm.encoder.transform!r} is fitted on texts like those that will be encoded; give a file "
+            "of them as --sample"
+        )
     if merge and lm.runtime.adapter is None:
         raise ConfigError("--merge writes an adapter into the weights and this model has none; give --adapter FOLDER")
     if spec.adapter is None:

@@ -146,7 +146,7 @@ def command(
     if as_json:
         typer.echo((output / "tuning.json").read_text(encoding="utf-8"), nl=False)
     else:
-        _print_choice(done, spec.model, page)
+        _print_choice(done, spec, page)
 
 
 def _names(text: str | None) -> list[str]:
@@ -260,16 +260,17 @@ def _save(chosen: "LanguageModel", model: str, folder: Path) -> None:
     )
 
 
-def _print_choice(done: "Tuned", model: str, page: Path) -> None:
+def _print_choice(done: "Tuned", spec: "ModelSpec", page: Path) -> None:
     best, baseline = done.best, done.baseline
     typer.echo(f"{best.label}: {100 * best.mean:.2f} (causal {100 * baseline.mean:.2f}), of {len(done.trials)} tried")
     plan, config = best.plan, best.config
     said = [(name, getattr(plan, name)) for name in ("k", "k0", "skips") if getattr(plan, name) is not None]
     said += [("recurrent", plan.recurrent)] if plan.recurrent != "causal" else []
+    said += [(name, value) for name in ("adapter", "max_length") if (value := getattr(spec, name)) is not None]
     said += [("pooling", config.pooling), *((name, getattr(config, name)) for name in config.methods)]
     words = "".join(f" --{name.replace('_', '-')} {shlex.quote(str(value))}" for name, value in said)
     sample = " --sample FILE" if "transform" in config.methods else ""
-    typer.echo(f"try: gerund convert {model} OUT --attention {plan.name}{words}{sample}")
+    typer.echo(f"try: gerund convert {shlex.quote(spec.model)} OUT --attention {plan.name}{words}{sample}")
     for reason, count in Counter(map(str, done.refused.values())).items():
         settings = "1 setting was" if count == 1 else f"{count} settings were"
         typer.echo(f"gerund: {settings} left out: {reason}", err=True)

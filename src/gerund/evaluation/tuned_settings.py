@@ -8,7 +8,14 @@ from dataclasses import replace
 
 from gerund.checks import one_of
 from gerund.config import EncoderConfig
-from gerund.encoder_methods import ALL_BUT_THE_TOP, KV_EMBEDDING, NAMED, WHITENING, settings_of_template
+from gerund.encoder_methods import (
+    ALL_BUT_THE_TOP,
+    KV_EMBEDDING,
+    LAST_LAYER,
+    NAMED,
+    WHITENING,
+    settings_of_template,
+)
 from gerund.errors import ConfigError
 from gerund.poolings import POOLINGS
 
@@ -92,7 +99,13 @@ def method_configs(
 
     formatted = [replace(causal, template=name, **settings_of_template(name)) for name in NAMED]
     low = [below for below in spread(n_layers, 5) if below > 1]
-    prepended = [replace(formatted[0], prepend=below) for below in low] if "prepend" in methods else []
+    # Token Prepending reads the output of an earlier layer, of 32 the 27th.
+    prepended = [
+        replace(formatted[0], prepend=below, layers=layers)
+        for layers in (LAST_LAYER, str(max(1, min(n_layers - 1, round(n_layers * 27 / 32)))))
+        for below in low
+        if "prepend" in methods
+    ]
     kv = replace(causal, template=KV_EMBEDDING, **settings_of_template(KV_EMBEDDING))
     rerouted = [replace(kv, reroute=window) for window in windows(n_layers)] if "reroute" in methods else []
     # What reads each text several times is what a small budget leaves out.

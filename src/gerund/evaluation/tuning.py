@@ -19,6 +19,7 @@ from gerund.attention.layouts import decoder_layers
 from gerund.attention.plan import AttentionPlan
 from gerund.attention.recurrent import kind_of
 from gerund.config import EncoderConfig
+from gerund.encoder_methods import NO_TRANSFORM
 from gerund.errors import ConfigError, GerundError
 from gerund.evaluation.encoder_configs import label_of
 from gerund.evaluation.run import ProgressReporter, evaluate
@@ -346,7 +347,7 @@ def _measurer(
             else:
                 done.refused[label_of(one, lm.n_layers)] = error
         for start in range(0, len(able), together):
-            trials += _measured(lm, able[start : start + together], tasks, config, done.sample, folder, reporter)
+            trials += _measured(lm, able[start : start + together], tasks, config, done, folder, reporter)
         return trials
 
     return measure
@@ -357,20 +358,25 @@ def _measured(
     configs: list[EncoderConfig],
     tasks: Sequence[Task],
     config: EvaluationConfig,
-    sample: Sequence[str],
+    done: Tuned,
     folder: Path | None,
     reporter: ProgressReporter | None,
 ) -> list[Trial]:
     cache = EmbeddingCache(unfinished=folder and folder / "unfinished")  # every plan has its own: kept no longer
-    labels = [label_of(encoder, lm.n_layers) for encoder in configs]
-    systems = [
-        language_model_system(label, read_as(lm, encoder, sample), cache)
-        for label, encoder in zip(labels, configs, strict=True)
-    ]
-    results = evaluate(systems, tasks, config, folder=folder, reporter=reporter).results
+    read: dict[str, tuple[EncoderConfig, LanguageModel]] = {}
+    for encoder in configs:
+        label = label_of(encoder, lm.n_layers)
+        try:
+            read[label] = encoder, read_as(lm, encoder, done.sample)
+        except ConfigError as error:
+            if encoder.transform == NO_TRANSFORM:
+                raise
+            done.refused[label] = error  # the sample is too small for it
+    systems = [language_model_system(label, own, cache) for label, (_, own) in read.items()]
+    results = evaluate(systems, tasks, config, folder=folder, reporter=reporter).results if systems else []
     cache.forget_unfinished()
-    scores = {label: {one.task: one.score.value for one in results if one.system == label} for label in labels}
-    return [Trial(encoder, label, scores[label]) for label, encoder in zip(labels, configs, strict=True)]
+    scores = {label: {one.task: one.score.value for one in results if one.system == label} for label in read}
+    return [Trial(encoder, label, scores[label]) for label, (encoder, _) in read.items()]
 
 
 def most_k(plan: str, n_layers: int) -> int:

@@ -2,7 +2,9 @@
 
 Whitening: Su et al., 2021, "Whitening Sentence Representations for Better Semantics and Faster Retrieval", Algorithm 1.
 All-but-the-top: Mu and Viswanath, 2018, "All-but-the-Top: Simple and Effective Postprocessing for Word
-Representations", Algorithm 1. Both are a mean that is taken away and a matrix. Truncation keeps the first numbers of a
+Representations": the mean and the top directions are taken out of a vector. (Algorithm 1, as printed, takes from the
+centred vector what the whole one has along them, which leaves the mean's part there with the sign turned.) Both are a
+mean that is taken away and a matrix. Truncation keeps the first numbers of a
 vector, which a training with nested losses makes the ones that say most: Kusupati et al., 2022, "Matryoshka
 Representation Learning".
 
@@ -70,7 +72,7 @@ def fit(name: str, vectors_ND: np.ndarray) -> Transform:
         name: ``whitening`` or ``all-but-the-top``, with ``-`` and a number: how many dimensions are kept, those of the
             largest variance (left out, all), or how many directions are taken out (left out, a hundredth of the
             dimensions, at least 1).
-        vectors_ND: of the sample, not normalised.
+        vectors_ND: of the sample, not normalised; of a text that stands there twice, twice.
 
     Raises:
         ConfigError: no such transform, one that is not fitted, a number above the dimensions, or a sample that is too
@@ -79,9 +81,9 @@ def fit(name: str, vectors_ND: np.ndarray) -> Transform:
     kind, number = transform_parts(name)
     if kind == TRUNCATE:
         raise ConfigError(f"{name} keeps numbers as they are and is fitted to nothing; leave the sample out")
-    sample_ND = np.unique(vectors_ND.astype(np.float64), axis=0)
-    count, width = sample_ND.shape
-    if number is not None and number > width:
+    sample_ND = vectors_ND.astype(np.float64)
+    width, count = sample_ND.shape[1], len(np.unique(sample_ND, axis=0))
+    if number is not None and number > width - (kind != WHITENING):
         raise ConfigError(f"{name}: a vector has {width} numbers")
     kept = number or (width if kind == WHITENING else max(1, round(width / 100)))
     if count <= kept:
@@ -89,7 +91,7 @@ def fit(name: str, vectors_ND: np.ndarray) -> Transform:
     mean_D = sample_ND.mean(axis=0)
     centred_ND = sample_ND - mean_D
     if kind == WHITENING:
-        columns_DD, variance_D, _ = np.linalg.svd(centred_ND.T @ centred_ND / (count - 1))
+        columns_DD, variance_D, _ = np.linalg.svd(centred_ND.T @ centred_ND / (len(sample_ND) - 1))
         if variance_D[kept - 1] <= _NOTHING * variance_D[0]:
             most = int((variance_D > _NOTHING * variance_D[0]).sum())
             raise ConfigError(f"the sample's vectors vary in {most} dimensions only; take {WHITENING}-{most} or less")

@@ -9,7 +9,7 @@ import torch
 import gerund
 from gerund import AttentionPlan, ConfigError, EncoderConfig, TextError
 from gerund.config import METHODS
-from gerund.encoder_methods import NAMED, templates_of
+from gerund.encoder_methods import NAMED, settings_of_template, templates_of
 from gerund.inference.encode.layer_mixing import placeholder_embedding
 from gerund.language_model import LanguageModel
 from gerund.models.settings_file import saved_fields, settings_from
@@ -62,8 +62,9 @@ RELEASED = {
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("name", RELEASED)
 def test_a_template_is_read_as_in_the_released_code(name: str, side: str) -> None:
-    lm = build(side=side, template=name, pooling="last")
-    slow = [states_of(lm, RELEASED[name].replace("*", released_sentence(text)))[-1][-1] for text in TEXTS]
+    lm = build(side=side, template=name, **settings_of_template(name))
+    layer = -2 if name in ("prompteol-cot", "prompteol-knowledge") else -1
+    slow = [states_of(lm, RELEASED[name].replace("*", released_sentence(text)))[layer][-1] for text in TEXTS]
     np.testing.assert_allclose(lm.encode(TEXTS, normalize=False), torch.stack(slow).numpy(), atol=3e-5, rtol=1e-4)
 
 
@@ -249,8 +250,11 @@ def test_a_saved_folder_and_a_spec_keep_the_method(tiny_folder, tmp_path) -> Non
         ({"template": "{text} and {text}"}, "more than once"),
         ({"layers": "9"}, "layers=9: the model has 4 layers"),
         ({"layers": "4-2"}, "runs backwards"),
-        ({"layers": "-1"}, "none of last, all, 6, 4-8"),
+        ({"layers": "-0"}, "none of last, all, 6, -2, 4-8"),
+        ({"layers": "-9"}, "the model has"),
         ({"prepend": 3}, "prepend puts a token into a template"),
+        ({"prepend": 5, "template": "prompteol"}, "prepend=5: the model has 4 layers"),
+        ({"reroute": "2", "attention": "bidir", "skips": 1}, "reroute and skips do not go together"),
         ({"prepend": 1, "template": "prompteol"}, "the first layer that can take a state over is the second one"),
         (
             {"prepend": 2, "template": "prompteol", "attention": "inter-back"},

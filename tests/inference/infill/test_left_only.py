@@ -5,6 +5,7 @@ import math
 import pytest
 
 from gerund import Sampling
+from gerund.errors import TextError
 from gerund.inference.infill.blanks import BlankedText
 from gerund.inference.infill.infilling import Search, fill
 from tests.inference.infill.test_infilling import TEXT, Slow, build, left_and_right, not_here
@@ -105,7 +106,26 @@ def test_among_lengths_left_only_takes_the_one_where_the_model_most_likely_ends(
 def test_left_only_keeps_within_the_context():
     lm = build(max_position_embeddings=24)
     result = lm.infill(TEXT, method="left-only")
-    assert 1 <= len(result.token_ids[0]) <= 24 - len(lm.tokenizer(TEXT.replace(" [blank]", "")).input_ids)
+    left, _ = left_and_right(lm)
+    assert 1 <= len(result.token_ids[0]) <= 24 - len(left)
+
+
+@pytest.mark.parametrize("settings", [{}, {"lengths": [2, 9]}, {"lengths": 5}])
+def test_the_text_behind_takes_no_room_of_left_only(settings):
+    lm = build(max_position_embeddings=24)
+    short, long = (
+        lm.infill(f"In the end [blank]{end}", method="left-only", **settings) for end in (" xyz", " xyz" * 30)
+    )
+    assert short.token_ids == long.token_ids
+    with pytest.raises(TextError, match="the model's context ends at 24"):
+        lm.infill(f"In the end [blank]{' xyz' * 30}", **settings)
+
+
+def test_gaps_of_left_only_leave_room_for_those_behind_them():
+    lm = build(max_position_embeddings=40)
+    found = [lm.infill(f"In the [blank] end [blank]{end}", method="left-only") for end in (" xyz", " xyz" * 40)]
+    assert found[0].token_ids == found[1].token_ids
+    assert all(found[0].token_ids)
 
 
 def test_left_only_is_not_filled_in_chunks():

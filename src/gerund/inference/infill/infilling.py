@@ -137,12 +137,9 @@ def fill(
     runtime = causal_runtime(model, tokenizer)
     left = prompt_ids(model, tokenizer, text.pieces[0], "the text before the first gap")
     pieces = text.ids(tokenizer)
-    total = len(left) + sum(len(piece) for piece in pieces)
-    lengths = search.lengths
-    if search.until_end and runtime.max_length is not None:
-        lengths = [max(1, min(*lengths, (runtime.max_length - total) // text.gaps))]
-    search = replace(search, lengths=_that_fit(lengths, total, text.gaps, runtime.max_length, strict))
     if search.sees_right:
+        total = len(left) + sum(len(piece) for piece in pieces)
+        search = replace(search, lengths=_that_fit(search.lengths, total, text.gaps, runtime.max_length, strict))
         verified_hybrid(runtime)
         runtime = replace(runtime, adapter=adapter)
     else:
@@ -152,7 +149,9 @@ def fill(
     scores: list[float] = []
     for gap in range(text.gaps):
         not_first = continuing_ids(tokenizer) if text.word_before(gap) else []
-        path, score = _best(runtime, left, pieces[gap:], search, gap, not_first)
+        # What stands behind the last gap is read by nothing here, so it takes no room either.
+        own = search if search.sees_right else _with_room(search, left, pieces[gap:-1], runtime.max_length, strict)
+        path, score = _best(runtime, left, pieces[gap:], own, gap, not_first)
         span = continuation_text(tokenizer, left, list(path.tokens))
         spans.append(text.trimmed(gap, span))
         paths.append(path)
@@ -161,6 +160,17 @@ def fill(
     return Infill(
         text.joined(spans), spans, [list(path.tokens) for path in paths], scores, [path.length for path in paths]
     )
+
+
+def _with_room(
+    search: Search, left: Sequence[int], between: Sequence[Sequence[int]], limit: int | None, strict: bool
+) -> Search:
+    """Return a search of the left side alone with the lengths that leave room for the gaps and pieces still to come."""
+    total, gaps = len(left) + sum(len(piece) for piece in between), len(between) + 1
+    lengths = search.lengths
+    if search.until_end and limit is not None:
+        lengths = [max(1, min(*lengths, (limit - total) // gaps))]
+    return replace(search, lengths=_that_fit(lengths, total, gaps, limit, strict))
 
 
 def planned(
@@ -264,6 +274,8 @@ def _best(
         rows_each=search.beams,
     )
     following = pieces[0][:FOLLOWING]
+    if runtime.max_length is not None:  # of a text that only its left side was counted of, what has a place
+        following = following[: max(0, runtime.max_length - len(left) - max(len(path.tokens) for path in written))]
     behind = _behind(runtime, left, [path.tokens for path in written], following)
     scores = [
         (path.logprob + after) / max(1, len(path.tokens) + len(following))
