@@ -71,26 +71,30 @@ def _mixes(config: EncoderConfig) -> bool:
     return config.layers != "last" and not config.templates
 
 
-FAMILIES: dict[str, Callable[[EncoderConfig], bool]] = {
-    "causal, mean": lambda config: config.attention.name == "causal" and _is_plain(config),
-    "echo": lambda config: config.attention.name == "echo",
-    "mask0-bidir, best k": lambda config: config.attention.name == "mask0-bidir" and _is_plain(config),
-    "best plan": lambda config: config.attention.name != "echo" and _is_plain(config),
-    "skips, causal": lambda config: config.attention.skips is not None and config.attention.name == "causal",
-    "skips, best plan": lambda config: config.attention.skips is not None and config.attention.name != "causal",
-    "layers, causal": lambda config: _mixes(config) and config.attention.name == "causal",
-    "layers, best plan": lambda config: _mixes(config) and config.attention.name != "causal",
-    "whitening": lambda config: config.transform.startswith("whitening"),
-    "all-but-the-top": lambda config: config.transform.startswith("all-but"),
-    "PromptEOL": lambda config: config.template == "prompteol" and not config.prepend,
-    "PromptEOL, one example": lambda config: config.template == "prompteol-few-shot",
-    "PromptEOL, chain of thought": lambda config: config.template == "prompteol-cot",
-    "PromptEOL, knowledge": lambda config: config.template == "prompteol-knowledge",
-    "MetaEOL": lambda config: config.template == "metaeol",
-    "Token Prepending": lambda config: bool(config.prepend),
-    "KV-Embedding's template alone": lambda config: config.template == "kv-embedding" and config.reroute == "none",
-    "KV-Embedding": lambda config: config.template == "kv-embedding" and config.reroute != "none",
-}
+def families(n_layers: int) -> dict[str, Callable[[EncoderConfig], bool]]:
+    """Return what settings each family is made of, for a model of so many layers."""
+    usual = AttentionPlan("mask0-bidir").with_defaults(n_layers)
+    return {
+        "causal, mean": lambda config: config.attention.name == "causal" and _is_plain(config),
+        "echo": lambda config: config.attention.name == "echo",
+        "mask0-bidir, best k": lambda config: config.attention.name == "mask0-bidir" and _is_plain(config),
+        "mask0-bidir, usual k": lambda config: config.attention == usual and _is_plain(config),
+        "best plan": lambda config: config.attention.name != "echo" and _is_plain(config),
+        "skips, causal": lambda config: config.attention.skips is not None and config.attention.name == "causal",
+        "skips, best plan": lambda config: config.attention.skips is not None and config.attention.name != "causal",
+        "layers, causal": lambda config: _mixes(config) and config.attention.name == "causal",
+        "layers, best plan": lambda config: _mixes(config) and config.attention.name != "causal",
+        "whitening": lambda config: config.transform.startswith("whitening"),
+        "all-but-the-top": lambda config: config.transform.startswith("all-but"),
+        "PromptEOL": lambda config: config.template == "prompteol" and not config.prepend,
+        "PromptEOL, one example": lambda config: config.template == "prompteol-few-shot",
+        "PromptEOL, chain of thought": lambda config: config.template == "prompteol-cot",
+        "PromptEOL, knowledge": lambda config: config.template == "prompteol-knowledge",
+        "MetaEOL": lambda config: config.template == "metaeol",
+        "Token Prepending": lambda config: bool(config.prepend),
+        "KV-Embedding's template alone": lambda config: config.template == "kv-embedding" and config.reroute == "none",
+        "KV-Embedding": lambda config: config.template == "kv-embedding" and config.reroute != "none",
+    }
 
 
 def sample_of(data: Path) -> list[str]:
@@ -178,7 +182,7 @@ def tables_of(name: str, n_layers: int, options: Any) -> list[Table]:
     _, tested = finished(options.work / name / "test", n_layers)
     means = {label: fmean(own.values()) for label, own in tried.items() if len(own) == len(VALIDATION)}
     rows: list[Row] = []
-    for family, fits in FAMILIES.items():
+    for family, fits in families(n_layers).items():
         able = [label for label in means if fits(configs[label])]
         if not able:
             continue
@@ -289,11 +293,12 @@ def measured(lm: LanguageModel, name: str, options: Any) -> None:
     sample = sample_of(options.data)
     done = tuned(lm, name, options, sample)
     done.trials += told(lm, name, options, sample)
+    known = families(lm.n_layers)
     for family in options.families:
-        if (trial := best_of(done, FAMILIES[family])) is not None:
+        if (trial := best_of(done, known[family])) is not None:
             scored(lm, name, trial.config, options, sample)
     if not options.no_weights:
-        best = best_of(done, FAMILIES["best plan"])
+        best = best_of(done, known["best plan"])
         starts = {"causal": done.baseline.config, **({} if best is None else {"best plan": best.config})}
         rows = weight_rows(lm, starts, options)
         (options.work / name / "weights.json").write_text(json.dumps(rows), encoding="utf-8")
@@ -310,7 +315,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--budget", type=int, default=100, help="settings tried on validation data (%(default)s)")
     parser.add_argument("--plans", help="plans to try, with commas (all)")
     parser.add_argument("--also", nargs="*", default=[], help="further settings to try, as columns of `gerund eval`")
-    parser.add_argument("--families", nargs="+", default=list(FAMILIES), help="which are scored on test sets (all)")
+    parser.add_argument("--families", nargs="+", default=list(families(1)), help="which are scored on test sets (all)")
     parser.add_argument("--groups", nargs="+", default=list(GROUPS), choices=list(GROUPS))
     parser.add_argument("--no-weights", action="store_true", help="leave the weights of layers out")
     parser.add_argument("--tables-only", action="store_true", help="make the tables of what is finished")

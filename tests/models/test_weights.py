@@ -187,6 +187,30 @@ def test_a_tokenizer_that_is_larger_than_the_embeddings(tmp_path: Path) -> None:
     assert refusal(folder) == f"cannot load {folder}: {said}"
 
 
+def test_a_token_without_an_embedding_in_any_of_a_tokenizers_files(tmp_path: Path) -> None:
+    rows = len(byte_tokenizer())
+    for name, file, settings in (
+        ("pad", "tokenizer_config.json", {"pad_token": "[PAD]"}),
+        ("settings", "tokenizer_config.json", {"eos_token": {"__type": "AddedToken", "content": "[END]"}}),
+        ("several", "tokenizer_config.json", {"extra_special_tokens": ["<zzx>"]}),
+        ("added", "added_tokens.json", {"<zzx>": rows}),
+    ):
+        folder = save_tiny(tmp_path / name)
+        path = folder / file
+        path.write_text(json.dumps({**(json.loads(path.read_text()) if path.is_file() else {}), **settings}))
+        assert f"its tokenizer has {rows + 1} tokens, and the model embeddings for {rows}" in refusal(folder), name
+
+
+def test_a_vocabulary_whose_numbers_go_beyond_the_embeddings(tmp_path: Path) -> None:
+    folder = save_tiny(tmp_path / "model")
+    path = folder / "tokenizer.json"
+    content = json.loads(path.read_text("utf-8"))
+    vocabulary = content["model"]["vocab"]
+    vocabulary[max(vocabulary, key=vocabulary.__getitem__)] = 9000
+    path.write_text(json.dumps(content), encoding="utf-8")
+    assert "its tokenizer has 9001 tokens" in refusal(folder)
+
+
 @pytest.mark.parametrize(
     "sizes",
     [

@@ -111,6 +111,11 @@ class TestOwnTexts:
         assert (source.limit, source.clean, source.validation) == (5, "none", [])
         assert recipe.data.validation_tokens == 16384
 
+    def test_of_a_recipe_for_one_half_the_same_half_is_read(self, tmp_path):
+        (tmp_path / "a.txt").touch()
+        [source] = load_recipe("rankgen-generator-llama-3.2-1b", texts=[tmp_path]).data.sources
+        assert (source.name, source.part) == ("texts", "1/2")
+
     def test_are_absolute_whatever_the_data_folder_is(self, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         Path("a.txt").touch()

@@ -239,7 +239,8 @@ def other_stretches(
         starts: the first sentences, in the order that is wanted; None for all, in the order of the document.
     """
     whole, right = _plain(text[passage.start : passage.end]), _plain(passage.continuation)
-    seen: set[str] = set()
+    # Of a long document hashes take a tenth of what its texts would.
+    seen: set[int] = set()
     for start in range(len(sentences)) if starts is None else starts:
         end = _nearest(sentences, start, passage.words)
         if start < passage.sentences.stop and end > passage.sentences.start:
@@ -248,8 +249,8 @@ def other_stretches(
         if not 0.5 * passage.words <= words <= 1.5 * passage.words:
             continue
         found = _text(text, sentences, start, end)
-        if found not in seen and not says_the_same(found, whole, right):
-            seen.add(found)
+        if hash(found) not in seen and not says_the_same(found, whole, right):
+            seen.add(hash(found))
             yield Stretch(found, sentences[start].start, sentences[end - 1].end)
 
 

@@ -304,11 +304,12 @@ def refuse_larger_tokenizer(tokenizer: PreTrainedTokenizerBase, model: PreTraine
     Raises:
         ModelError: it has such tokens.
     """
-    rows = model.get_input_embeddings().weight.shape[0]
-    tokens = tokenizer.vocab_size
-    if any(number >= rows for number in tokenizer.added_tokens_decoder):
+    rows, added = model.get_input_embeddings().weight.shape[0], tokenizer.added_tokens_decoder
+    ids = tokenizer.get_vocab()
+    tokens = max((number + 1 for number in ids.values() if number not in added), default=0)
+    if any(number >= rows for number in added):
         # Some kinds of tokenizers bring tokens that are in no file; no text of a model's own uses them.
-        tokens = max(tokens, added_tokens(source))
+        tokens = max(tokens, added_tokens(source, ids))
     if tokens > rows:
         raise ModelError(
             f"cannot load {source.name}: its tokenizer has {tokens} tokens, and the model embeddings for {rows}"

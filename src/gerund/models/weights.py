@@ -4,7 +4,7 @@ Knows: safetensors, index files, their headers. Does not know: what a model comp
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -148,12 +148,39 @@ def refuse_other_shapes(build: Callable[[], nn.Module], config: Any, shapes: Sha
             raise ModelError(f"cannot load {name}: its config.json makes {key} {asked}, and its weights have {had}")
 
 
-def added_tokens(source: Source) -> int:
-    """Return how many tokens there are at least by those that a tokenizer's file adds; 0 when it adds none."""
-    path = _local(source, "tokenizer.json")
-    data = None if path is None else read_json(path)
-    added = data.get("added_tokens") if isinstance(data, dict) else None
-    return max((token["id"] + 1 for token in added or ()), default=0)
+def added_tokens(source: Source, ids: Mapping[str, int]) -> int:
+    """Return how many tokens there are at least by those that a tokenizer's files add or name; 0 without any.
+
+    Args:
+        source: the checkpoint.
+        ids: the number of every token of the tokenizer.
+    """
+
+    def content(file: str) -> dict[str, Any]:
+        path = _local(source, file)
+        data = None if path is None else read_json(path)
+        return data if isinstance(data, dict) else {}
+
+    numbers = [token["id"] for token in content("tokenizer.json").get("added_tokens") or ()]
+    numbers += [number for number in content("added_tokens.json").values() if type(number) is int]
+    for file in ("tokenizer_config.json", "special_tokens_map.json"):
+        for key, value in content(file).items():
+            if key == "added_tokens_decoder" and isinstance(value, dict):
+                numbers += [int(number) for number in value if number.isdecimal()]
+            if key.endswith(("_token", "_special_tokens")):
+                numbers += [ids[token] for token in _declared(value) if token in ids]
+    return max(numbers, default=-1) + 1
+
+
+def _declared(value: Any) -> Iterator[str]:
+    """Yield the tokens of a declaration: a text, one with settings, or several of them."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict) and isinstance(value.get("content"), str):
+        yield value["content"]
+    elif isinstance(value, list | dict):
+        for one in value.values() if isinstance(value, dict) else value:
+            yield from _declared(one)
 
 
 def _local(source: Source, file: str) -> Path | None:

@@ -32,7 +32,7 @@ AnyText = TypeVar("AnyText", bound=HasText)
 
 
 class Hardest:
-    """Finds the stretches of a document that a scorer likes best, in memory that does not grow with the document.
+    """Finds the stretches of a document that a scorer likes best, without holding them all.
 
     Stretches are scored some at a time, and only the best so far are kept. Passages of one document ask for the same
     stretches again and again, so the vectors of the latest are kept, in float32.

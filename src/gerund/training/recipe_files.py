@@ -90,7 +90,10 @@ def read_settings(path: Path, overrides: list[str], texts: Sequence[Path] = ()) 
         raise ConfigError(f"{path}: a recipe is a mapping of settings")
     if texts:
         data = content.get("data") or {}
-        content["data"] = {**data, "sources": [{"name": "texts", "files": list(texts)}]}
+        # A generator that reads one half of the documents does so whosever they are.
+        parts = {one.get("part") for one in data.get("sources") or () if isinstance(one, dict)} - {None}
+        part = {"part": parts.pop()} if len(parts) == 1 else {}
+        content["data"] = {**data, "sources": [{"name": "texts", "files": list(texts), **part}]}
     for override in overrides:
         _apply(content, override)
     return content

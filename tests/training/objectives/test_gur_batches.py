@@ -64,6 +64,11 @@ class TestCorruption:
         assert objective.losses.counts(batch)["lm"] == int((batch["positive"]["labels"] != -100).sum())
         assert np.isfinite(float(run_step(module, [objective], {"step": 0, "gur": batch}).total))
 
+    def test_a_small_batch_has_one_title(self, place):
+        _, [objective], _ = built(recipe(place, batch_size=4, title_fraction=0.1), place)
+        sizes = [len(objective.batches.make(step, 4 * step, 4)["title"]["identity"]) for step in range(3)]
+        assert sizes == [1, 1, 1]
+
     def test_titles_are_written_from_documents(self, place):
         """Of documents that have a title, and of nothing else."""
         prepared, [objective], _ = built(recipe(place, title_fraction=0.5), place)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from gerund.data.mining.symbols import normalised
 from gerund.errors import DataError
 from gerund.training.corpus.pairs import Examples, records, required_text
 
@@ -69,7 +70,7 @@ def heavy_pairs(
         pairs: The pairs.
         threshold: What they weigh at least.
         short_threshold: The same where both texts have fewer than ``short_characters`` characters.
-        short_characters: Which texts are short.
+        short_characters: Which texts are short, in the normalised form that is mined.
 
     Raises:
         DataError: A pair has no weight, or none weighs enough.
@@ -77,6 +78,8 @@ def heavy_pairs(
     >>> pairs = [MinedPair("a", "b", None, 20), MinedPair("a", "b" * 64, None, 20), MinedPair("a", "b" * 64, None, 30)]
     >>> [len(pair.positive) for pair in heavy_pairs(pairs, 30, 20, 64)]
     [1, 64]
+    >>> len(heavy_pairs([MinedPair("a", "b " * 20 + "   " * 30, None, 20)], 30, 20, 64))  # its spaces folded it is short
+    1
     """
     found = []
     for pair in pairs:
@@ -85,7 +88,7 @@ def heavy_pairs(
                 "a threshold of pairs needs their weights, as `gerund mine` writes them, and the pair of "
                 f"{pair.query[:60]!r} has none"
             )
-        short = max(len(pair.query), len(pair.positive)) < short_characters
+        short = max(len(normalised(pair.query)), len(normalised(pair.positive))) < short_characters
         if pair.weight >= (short_threshold if short else threshold):
             found.append(pair)
     if not found:

@@ -103,8 +103,8 @@ class GurConfig(ContrastiveConfig):
     spans: Literal["hump", "geometric", "t5"] = "hump"
     """How long hidden spans are: ``hump`` (equation 3), ``geometric`` (SpanBERT's) or ``t5``."""
     title_fraction: float | None = Field(default=None, ge=0, le=1)
-    """Beside the pairs of a batch, so many times their number of documents are read, whose titles are to be written
-    (document2title, section IV-A); with ``lm`` only. Left out, 0.1 where files have openings of documents."""
+    """Beside the pairs of a batch, so many times their number of documents are read, at least one, whose titles are
+    to be written (document2title, section IV-A); with ``lm`` only. Left out, 0.1 where files have openings."""
     dimensions: int | None = Field(default=None, ge=1)
     """Numbers of a vector behind a non-linear projection head, which is kept with the model; GUR has 128. Left out,
     as many as the base's head has, or 128 for an encoder-decoder model without one, and no head for others."""
@@ -211,7 +211,7 @@ class GurConfig(ContrastiveConfig):
         fraction = _TITLE_FRACTION if fraction is None else fraction
         if not found or not fraction:
             return None
-        formatter = context.formatter(self, TITLE_PROMPT)
+        formatter, fraction = context.formatter(self, TITLE_PROMPT), max(fraction, 1 / self.batch_size)
         return Titles(Examples(found, seed=seed + _TITLE_SEED), formatter, self.length, fraction)
 
     def _pairs(self, context: "Context") -> "list[MinedPair]":
