@@ -132,6 +132,13 @@ class TestSettings:
     def test_the_papers_spellings(self):
         assert ModelSpec(attention="MASK0&BIDIR", k=3) == ModelSpec(attention="mask0+bidir", k=3)
         assert ModelSpec(attention="MASK5-BIDIR") == ModelSpec(attention="mask0-bidir", sink_tokens=5)
+        assert ModelSpec(attention="MASK0-2", k=3) == ModelSpec(attention="mask0+bidir", k=3, k0=2)
+        with pytest.raises(ConfigError, match="'MASK5-BIDIR' says sink_tokens=5, and sink_tokens=2 is given"):
+            ModelSpec.of(attention="MASK5-BIDIR", sink_tokens=2)
+        with pytest.raises(ConfigError, match="k0 = half of the best k of 'mask0-bidir'"):
+            parse_encoder_spec("MASK0-MID:k=3")
+        hides_three = EncoderConfig(attention=AttentionPlan("mask0-bidir", sink_tokens=3))
+        assert EncoderSpec(attention="MASK1-BIDIR").applied_to(hides_three).attention.sink_tokens == 1
         own = EncoderConfig(attention=AttentionPlan("mask0-bidir", k=5))
         assert EncoderSpec(attention="MASK0-BIDIR").applied_to(own) == own
 

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, ValidationInfo, model_validator
 
-from gerund.attention.plan import AttentionPlan
+from gerund.attention.plan import AttentionPlan, spelled_out
 from gerund.config import DEFAULT_MODEL, METHODS, EncoderConfig, Job, whole_number
 from gerund.encoder_methods import PLACE, settings_of_template
 from gerund.errors import ConfigError, GerundError, unknown_name
@@ -51,11 +51,10 @@ Name = Annotated[str, BeforeValidator(_name_of)]
 def _spelled_out(name: str, data: Mapping[str, Any]) -> dict[str, Any]:
     """Return what one of the paper's spellings says in the library's terms; an unknown name is left as it is."""
     try:
-        plan = AttentionPlan(name)
-    except ConfigError:
-        return {}
-    own = {"sink_tokens": plan.sink_tokens} if plan.sink_tokens != 1 and data.get("sink_tokens") is None else {}
-    return {"attention": plan.name, **own}
+        said = spelled_out(name, data)
+    except ConfigError as error:
+        raise ValueError(str(error)) from None
+    return {"attention": said.pop("name"), **said}
 
 
 class EncoderSpec(BaseModel):

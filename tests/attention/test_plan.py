@@ -38,6 +38,8 @@ def test_layouts_of_four_layers(plan, views):
         ("MASK7&BIDIR", AttentionPlan("mask0+bidir", sink_tokens=7)),
         ("INPLACE-BACK", AttentionPlan("inplace-back")),
         (" Causal ", AttentionPlan("causal")),
+        ("MASK0 & BIDIR", AttentionPlan("mask0+bidir")),
+        ("MASK0-1", AttentionPlan("mask0+bidir", k0=1)),
     ],
 )
 def test_the_papers_spellings(spelled, plan):
@@ -45,14 +47,28 @@ def test_the_papers_spellings(spelled, plan):
 
 
 def test_a_spelling_and_a_number_that_disagree():
-    with pytest.raises(ConfigError, match="'mask3-bidir' says 3 sink tokens, and sink_tokens=2 another number"):
+    with pytest.raises(ConfigError, match="'mask3-bidir' says sink_tokens=3, and sink_tokens=2 is given beside it"):
         AttentionPlan("mask3-bidir", sink_tokens=2)
+    with pytest.raises(ConfigError, match="'MASK0-2' says k0=2, and k0=1 is given beside it"):
+        AttentionPlan("MASK0-2", k0=1)
 
 
-@pytest.mark.parametrize(("spelled", "k0"), [("MASK0-1", "1"), ("MASK0-MID", "half of k"), ("mask0-last", "k")])
-def test_the_papers_names_of_trials_are_told_in_the_plans_terms(spelled, k0):
-    with pytest.raises(ConfigError, match=rf"is the plan 'mask0\+bidir' with k0={k0}: give both"):
+@pytest.mark.parametrize(
+    ("spelled", "said"),
+    [
+        ("MASK0-MID", r"is 'mask0\+bidir' with k0 = half of the best k of 'mask0-bidir': give that number"),
+        ("mask0-last", r"is 'mask0\+bidir' with k0 = the best k of 'mask0-bidir': give that number"),
+        ("MASK5", "there are mask5-bidir, mask5-for, mask5-all"),
+    ],
+)
+def test_spellings_that_leave_something_open(spelled, said):
+    with pytest.raises(ConfigError, match=said):
         AttentionPlan(spelled)
+
+
+def test_more_passes_of_the_last_layer_than_anybody_waits_for():
+    with pytest.raises(ConfigError, match="k=1001 is more than any model has, which is at most 1000"):
+        AttentionPlan("extend-bidir", k=1001)
 
 
 def test_more_extended_layers_than_layers():
@@ -121,7 +137,7 @@ def test_defaults_are_where_the_papers_curves_peak():
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"name": "mask1"}, "unknown attention plan 'mask1'; valid are: causal, bidir"),
+        ({"name": "mask-1"}, "unknown attention plan 'mask-1'; valid are: causal, bidir"),
         ({"name": "causal", "k": 3}, "takes no k"),
         ({"name": "mask0-bidir", "k": -1}, "negative"),
         ({"name": "mask0-bidir", "k": 1.5}, "whole number"),

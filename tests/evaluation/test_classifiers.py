@@ -215,6 +215,9 @@ def test_made_up_examples_as_released_keep_the_classes_as_likely_as_they_were() 
     expected, names = sampler.fit_resample(vectors, labels)
     np.testing.assert_array_equal(more, expected)
     assert found == list(names)
+    for times in (None, 5):
+        one_class, same = oversample(vectors[:3], labels[:3], seed=0, times=times)
+        assert (len(one_class), same) == (3, labels[:3])
     alone = oversample(vectors[:31], [*labels[:30], "one"], seed=0, times=5)[1]
     assert (alone.count("many"), alone.count("one")) == (150, 1)
 

@@ -87,7 +87,8 @@ def test_methods_are_tried_on_the_best_plan_and_on_the_causal_model():
     assert len({trial.label for trial in found.done.trials}) == len(found.done.trials)
     assert (found.done.best.config.layers, found.done.best.plan.name) == ("all", "mask0-bidir")
     later = asked[plans:]
-    assert {config.attention.skips for config in later if config.attention.k == 3} == {None, 1, 2, 3, 4}
+    # Across three layers of the top three, or more, skips are the same.
+    assert {config.attention.skips for config in later if config.attention.k == 3} == {None, 1, 2, 3}
     assert {config.attention.skips for config in later if config.attention.name == "causal"} == {None, 1, 2, 3, 4}
     assert {config.template for config in later} == {"none", *NAMED}
     assert {config.prepend for config in later} == {0, 3, 4, 6, 8}

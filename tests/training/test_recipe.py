@@ -137,6 +137,11 @@ class TestMistakes:
         with pytest.raises(ConfigError, match=message):
             load_recipe(write_recipe(settings), [override])
 
+    def test_vectors_with_skips_are_not_what_unimae_trains(self, settings, write_recipe):
+        encoder = "encoder={attention: causal, pooling: last, append_eos: true, skips: 2}"
+        with pytest.raises(ConfigError, match="unimae trains states without skips"):
+            load_recipe(write_recipe(settings), ["objectives=[{kind: unimae, length: 16}]", encoder])
+
     @pytest.mark.parametrize(
         ("kind", "old", "new"),
         [

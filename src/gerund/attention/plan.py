@@ -136,9 +136,8 @@ _DEFAULT_FRACTION: dict[str, float | None] = {
     "echo": None,
 }
 
-# LBW's names of trials with other numbers, section 3.6: MASK0-1 to MASK0-3, MASK0-MID, MASK0-LAST.
 _K0 = re.compile(r"mask0-([0-9]{1,3}|mid|last)")
-_MASK_M = re.compile(r"mask([0-9]{1,6})(-(?:for|bidir|all)|\+bidir)")
+_MASK_M = re.compile(r"mask([0-9]{1,6})(-(?:for|bidir|all)|\+bidir|)")
 PLAN_NAMES: tuple[str, ...] = tuple(_DEFAULT_FRACTION)
 DEFAULT_K0_FRACTION = 0.45
 DEFAULT_PLAN = "mask0-bidir"
@@ -146,7 +145,7 @@ DEFAULT_PLAN = "mask0-bidir"
 _LATER: dict[str, Any] = {"skips": None, "recurrent": "causal"}
 # Plans in which no layer looks to the right, so that there is no direction to take; `hybrid` is no way to encode.
 _TURNS_NOTHING = ("causal", "echo", "mask0-for", "hybrid")
-MOST = 2**31 - 1
+MOST, _MOST_EXTENDED = 2**31 - 1, 1000
 
 
 @dataclass(frozen=True)
@@ -190,9 +189,9 @@ class AttentionPlan:
     recurrent: Literal["causal", "both"] = "causal"
 
     def __post_init__(self) -> None:
-        name, sink_tokens = _spelled(self.name, self.sink_tokens)
-        object.__setattr__(self, "name", name)
-        object.__setattr__(self, "sink_tokens", sink_tokens)
+        given = {"sink_tokens": None if self.sink_tokens == 1 else self.sink_tokens, "k0": self.k0}
+        for field, value in spelled_out(self.name, given).items():
+            object.__setattr__(self, field, value)
         _check(self)
 
     @property
@@ -324,20 +323,32 @@ def _skips(plan: AttentionPlan, n_layers: int) -> tuple[int, ...]:
     return tuple(range(n_layers - converted, n_layers, plan.skips))
 
 
-def _spelled(name: Any, sink_tokens: int) -> tuple[Any, int]:
-    """Return a plan's name and number of sink tokens, from one of the paper's spellings too."""
+def spelled_out(name: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a plan's name says, in one of the paper's spellings too: the name as it is here, perhaps a number.
+
+    Raises:
+        ConfigError: the spelling leaves a number open, or its number is ``given`` otherwise as well.
+
+    >>> spelled_out("MASK3-BIDIR", {}), spelled_out("MASK0-2", {})
+    ({'name': 'mask0-bidir', 'sink_tokens': 3}, {'name': 'mask0+bidir', 'k0': 2})
+    """
     if not isinstance(name, str) or name in _DEFAULT_FRACTION:
-        return name, sink_tokens
-    plain = name.strip().lower().replace("&", "+")
+        return {"name": name}
+    plain = "".join(name.lower().split()).replace("&", "+")
+    said: dict[str, Any] = {}
     if (found := _K0.fullmatch(plain)) is not None:
-        number = found[1] if found[1].isdigit() else "half of k" if found[1] == "mid" else "k"
-        raise ConfigError(f"{name!r} is the plan 'mask0+bidir' with k0={number}: give both")
-    if (found := _MASK_M.fullmatch(plain)) is not None:
-        plain, told = f"mask0{found[2]}", int(found[1]) or 1
-        if told != 1 and sink_tokens not in (1, told):
-            raise ConfigError(f"{name!r} says {told} sink tokens, and sink_tokens={sink_tokens} another number")
-        sink_tokens = told if told != 1 else sink_tokens
-    return (plain, sink_tokens) if plain in _DEFAULT_FRACTION else (name, sink_tokens)
+        if not found[1].isdigit():
+            k0 = "half of the best k" if found[1] == "mid" else "the best k"
+            raise ConfigError(f"{name!r} is 'mask0+bidir' with k0 = {k0} of 'mask0-bidir': give that number")
+        plain, said = "mask0+bidir", {"k0": int(found[1])}
+    elif (found := _MASK_M.fullmatch(plain)) is not None:
+        if not found[2]:
+            raise ConfigError(f"{name!r} does not say which layers: there are {plain}-bidir, {plain}-for, {plain}-all")
+        plain, said = f"mask0{found[2]}", {"sink_tokens": int(found[1])} if int(found[1]) else {}
+    for field, value in said.items():
+        if (other := given.get(field)) not in (None, value):
+            raise ConfigError(f"{name!r} says {field}={value}, and {field}={other} is given beside it")
+    return {"name": plain, **said} if plain in _DEFAULT_FRACTION else {"name": name}
 
 
 def _check(plan: AttentionPlan) -> None:
@@ -361,12 +372,12 @@ def _check_numbers(plan: AttentionPlan) -> None:
         object.__setattr__(plan, field, number)
         if number < 0:
             raise ConfigError(f"{field}={number} is negative")
-        if number > MOST:
-            raise ConfigError(f"{field}={number} is more than any model has, which is at most {MOST}")
-    if plan.sink_tokens < 1:
-        raise ConfigError("sink_tokens is at least 1; for no hidden token take a plan without mask0")
-    if plan.skips is not None and plan.skips < 1:
-        raise ConfigError("skips is at least 1; leave it out for no skips")
+        most = _MOST_EXTENDED if field == "k" and plan.name.startswith("extend") else MOST
+        if number > most:
+            raise ConfigError(f"{field}={number} is more than any model has, which is at most {most}")
+    for field, instead in (("sink_tokens", "take a plan without mask0"), ("skips", "leave it out")):
+        if getattr(plan, field) == 0:
+            raise ConfigError(f"{field} is at least 1; for none, {instead}")
 
 
 def _check_fit(plan: AttentionPlan) -> None:
@@ -383,5 +394,7 @@ def _check_fit(plan: AttentionPlan) -> None:
         raise ConfigError(f"skips belong to plans that run each layer once to encode, not to {plan.name!r}")
     if plan.recurrent != "causal" and not plan.takes_recurrent:
         raise ConfigError(f"recurrent='both' belongs to plans that look to the right, not to {plan.name!r}")
+    if plan.variant != "paper" and not plan.name.startswith("inter") and plan.skips is None:
+        raise ConfigError(f"variant belongs to the inter plans and to plans with skips, not to {plan.name!r}")
     if plan.combine != "sum" and plan.name.split("-")[0] not in ("inter", "extra"):
         raise ConfigError(f"combine belongs to the inter and extra plans, not to {plan.name!r}")

@@ -150,7 +150,7 @@ def _reports(infill_adapter: str | None, scorer: str | None) -> dict[str, Path]:
 
 def _tell(lm: "LanguageModel", output: Path, identity: str, as_json: bool) -> None:
     plan = lm.encoder.attention.with_defaults(lm.n_layers)
-    numbers: dict[str, Any] = {"k": plan.k, "k0": plan.k0}
+    numbers: dict[str, Any] = {"k": plan.k, "k0": plan.k0, "skips": plan.skips}
     given = {name: value for name, value in numbers.items() if value is not None}
     if as_json:
         about = {"attention": plan.name, **given, "pooling": lm.encoder.pooling, "fingerprint": identity}

@@ -89,6 +89,8 @@ def oversample(
     """
     from imblearn.over_sampling import SMOTE
 
+    if len(set(labels)) < 2:  # there is nothing to tell apart, as in the first examples of a file
+        return vectors_ND, list(labels)
     counts = {label: count for label, count in sorted(Counter(labels).items()) if count > 1}
     most = max(counts.values(), default=0)
     fewest = min(_NEIGHBOURS, min(counts.values(), default=2) - 1)

@@ -94,8 +94,11 @@ def method_configs(
         return found
 
     def with_skips(start: EncoderConfig) -> list[EncoderConfig]:
-        plans = [replace(start.attention, skips=skips) for skips in _SKIPS] if "skips" in methods else []
-        return [replace(start, attention=plan) for plan in plans]
+        if "skips" not in methods:
+            return []
+        # They begin with the first converted layer: across as many layers as are converted, or more, they are the same.
+        plans = {replace(start.attention, skips=skips).resolve(n_layers): skips for skips in reversed(_SKIPS)}
+        return [replace(start, attention=replace(start.attention, skips=skips)) for skips in sorted(plans.values())]
 
     formatted = [replace(causal, template=name, **settings_of_template(name)) for name in NAMED]
     low = [below for below in spread(n_layers, 5) if below > 1]

@@ -245,7 +245,7 @@ def readme(
         weights: what they are held in.
     """
     runtime = prepared.runtime
-    plan = runtime.config.attention.with_defaults(runtime.n_layers)
+    plan = runtime.config.attention.label(runtime.n_layers)
     cut = "" if runtime.max_length is None else f"tokenizer.enable_truncation({runtime.max_length})\n"
     pad = prepared.tokenizer
     more, note, begin = "", "It reads no prompt.", ""
@@ -259,7 +259,7 @@ def readme(
     before, after = asked.split("...")
     return (
         f"# {title}\n\n"
-        f"Attention plan `{plan.name}`, {runtime.config.pooling} pooling, {runtime.width} dimensions, {weights}. "
+        f"Attention plan `{plan}`, {runtime.config.pooling} pooling, {runtime.width} dimensions, {weights}. "
         "gerund, torch and transformers are not needed:\n\n"
         f"```python\nimport numpy as np\n{imports}\nfrom tokenizers import Tokenizer\n\n"
         'tokenizer = Tokenizer.from_file("tokenizer.json")\n'

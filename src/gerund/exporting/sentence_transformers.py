@@ -220,8 +220,7 @@ def _empty(folder: Path) -> None:
 
 def _readme(runtime: EncoderRuntime, why_custom: str) -> str:
     config = runtime.config
-    plan = config.attention.with_defaults(runtime.n_layers)
-    k = f", k={plan.k}" if plan.k is not None else ""
+    plan = config.attention.label(runtime.n_layers)
     pooling = f"{config.pooling} pooling"
     about = f"{runtime.model.config.model_type}, {runtime.n_layers} layers, {runtime.width} dimensions"
     if why_custom:
@@ -242,6 +241,6 @@ def _readme(runtime: EncoderRuntime, why_custom: str) -> str:
     tags = "library_name: sentence-transformers\npipeline_tag: sentence-similarity\ntags: [gerund]"
     return (
         f"---\n{tags}\n---\n\n# A text encoder exported by gerund\n\n"
-        f"A language model ({about}) read as an encoder: attention plan `{plan.name}`{k}, {pooling}.\n\n"
+        f"A language model ({about}) read as an encoder: attention plan `{plan}`, {pooling}.\n\n"
         f'```python\n{load}\nvectors = model.encode(["a text", "another one"])\n```\n\n{note}\n'
     )

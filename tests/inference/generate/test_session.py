@@ -190,8 +190,11 @@ def test_texts_that_cannot_be_kept():
 @pytest.mark.parametrize("plan", [name for name in gerund.PLAN_NAMES if name not in ("causal", "hybrid", "echo")])
 def test_plans_that_are_not_causal(plan):
     lm = build("llama", attention=AttentionPlan(plan))
-    with pytest.raises(ConfigError, match=r"the plan '.*' is not causal, .* load the model with the plan 'causal'"):
+    with pytest.raises(ConfigError, match=r"the plan '.*' is not causal alone, .* the plan 'causal' and no skips"):
         lm.encode_and_keep(TEXT)
+    skipping = lm.with_encoder(replace(lm.encoder, attention=AttentionPlan("causal", skips=3)))
+    with pytest.raises(ConfigError, match="the plan 'causal skips=3' is not causal alone"):
+        skipping.encode_and_keep(TEXT)
     again = lm.with_encoder(replace(lm.encoder, attention=AttentionPlan("causal")))
     assert [again.encode_and_keep(TEXT)[1].generate(3)] == lm.generate([TEXT], 3)
 

@@ -329,14 +329,14 @@ def encode_and_keep(
 
 
 def _refuse_plan(runtime: EncoderRuntime) -> None:
-    name = runtime.config.attention.name
+    name = runtime.config.attention.label(runtime.n_layers)
     runtime.config.refuse_methods("a pass that generation goes on from")
     if runtime.plan.repeats_text:
         raise ConfigError(f"the plan {name!r} reads the text twice; load the model with the plan 'causal'")
     if not runtime.plan.is_causal:
         raise ConfigError(
-            f"the plan {name!r} is not causal, so nothing can be continued from its pass; load the model with the "
-            "plan 'causal'"
+            f"the plan {name!r} is not causal alone, so nothing can be continued from its pass; load the model with "
+            "the plan 'causal' and no skips"
         )
 
 

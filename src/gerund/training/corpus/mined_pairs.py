@@ -78,7 +78,7 @@ def heavy_pairs(
     >>> pairs = [MinedPair("a", "b", None, 20), MinedPair("a", "b" * 64, None, 20), MinedPair("a", "b" * 64, None, 30)]
     >>> [len(pair.positive) for pair in heavy_pairs(pairs, 30, 20, 64)]
     [1, 64]
-    >>> len(heavy_pairs([MinedPair("a", "b " * 20 + "   " * 30, None, 20)], 30, 20, 64))  # its spaces folded it is short
+    >>> len(heavy_pairs([MinedPair("a", "b " * 20 + "   " * 30, None, 20)], 30, 20, 64))  # short, its spaces folded
     1
     """
     found = []
