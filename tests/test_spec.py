@@ -137,6 +137,8 @@ class TestSettings:
             ModelSpec.of(attention="MASK5-BIDIR", sink_tokens=2)
         with pytest.raises(ConfigError, match="k0 = half of the best k of 'mask0-bidir'"):
             parse_encoder_spec("MASK0-MID:k=3")
+        with pytest.raises(ConfigError, match="says k twice"):
+            parse_encoder_spec("mask0-bidir:k=1,k=2")
         hides_three = EncoderConfig(attention=AttentionPlan("mask0-bidir", sink_tokens=3))
         assert EncoderSpec(attention="MASK1-BIDIR").applied_to(hides_three).attention.sink_tokens == 1
         own = EncoderConfig(attention=AttentionPlan("mask0-bidir", k=5))

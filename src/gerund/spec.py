@@ -217,6 +217,8 @@ def parse_encoder_spec(text: str) -> EncoderSpec:
     name, _, rest = text.partition(":")
     values: dict[str, Any] = {"attention": name.strip()}
     for setting, value in _pairs(rest, text):
+        if setting in values:
+            raise ConfigError(f"{text!r} says {setting} twice")
         values[setting] = _value(setting, value, text)
     with plainly():
         return EncoderSpec(**values)

@@ -108,7 +108,9 @@ def test_without_a_validation_split_there_is_a_warning(tiny_folder, data, tmp_pa
     [
         (["--tasks", "perplexity"], "no plan improves the score of perplexity/small"),
         (["--tasks", "sts,retrieval"], "retrieval/small: no validation split, while sts/small has one"),
-        (["--plans", "mask0"], "unknown plan to tune 'mask0'"),
+        (["--plans", "mask0"], "'mask0' does not say which layers: there are mask0-bidir, "),
+        (["--plans", "mask9-tri"], "unknown plan to tune 'mask9-tri'"),
+        (["--plans", "MASK3-BIDIR"], "is named without numbers, and 'MASK3-BIDIR' says one; take 'mask0-bidir'"),
         (["--methods", "skip", "--tasks", "sts"], "unknown method to tune 'skip'"),
         (["--methods", "transforms", "--tasks", "sts"], "transforms are fitted on texts"),
         (["--budget", "1", "--tasks", "sts"], "a budget of 1"),

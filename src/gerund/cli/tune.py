@@ -93,7 +93,7 @@ def command(
     """
     from gerund.checks import read_sample
     from gerund.cli.eval import ProgressReporter, demand_data, report_folder
-    from gerund.evaluation.tuned_settings import PLANS, demand_settings
+    from gerund.evaluation.tuned_settings import PLANS, demand_settings, plans_named
     from gerund.jobs import folders
     from gerund.models.sources import find
 
@@ -104,7 +104,7 @@ def command(
     if fusion:
         _refuse_beside_fusion(plans=plans, pooling=pooling, sample=sample, methods=methods, budget=budget)
     texts = [] if sample is None else read_sample(sample)
-    names, more = _names(plans) or PLANS, [] if methods == "none" else _names(methods)
+    names, more = plans_named(_names(plans)) or PLANS, [] if methods == "none" else _names(methods)
     if texts and "transforms" not in more:
         more.append("transforms")
     demand_settings(names, _names(pooling), more, texts, budget)

@@ -6,6 +6,7 @@ Knows: settings. Does not know: scores, models. Torch is not imported, so that a
 from collections.abc import Sequence
 from dataclasses import replace
 
+from gerund.attention.plan import spelled_out
 from gerund.checks import one_of
 from gerund.config import EncoderConfig
 from gerund.encoder_methods import (
@@ -42,6 +43,22 @@ METHODS = ("recurrent", "skips", "layers", "templates", "prepend", "reroute", "t
 """
 _SKIPS = (1, 2, 3, 4)
 DEFAULT_BUDGET = 150
+
+
+def plans_named(names: Sequence[str]) -> list[str]:
+    """Return names of plans as they are here, of LBW's spellings too; an unknown name is left as it is.
+
+    Raises:
+        ConfigError: a spelling says a number, which a search chooses itself or leaves at its usual value.
+
+    >>> plans_named(["MASK0&BIDIR", "causal"])
+    ['mask0+bidir', 'causal']
+    """
+    found = [spelled_out(name, {}) for name in names]
+    for name, said in zip(names, found, strict=True):
+        if len(said) > 1:
+            raise ConfigError(f"a plan to tune is named without numbers, and {name!r} says one; take {said['name']!r}")
+    return [said["name"] for said in found]
 
 
 def demand_settings(

@@ -35,6 +35,7 @@ from gerund.evaluation.tuned_settings import (
     TWO_K,
     demand_settings,
     method_configs,
+    plans_named,
     spread,
 )
 from gerund.language_model import LanguageModel
@@ -187,6 +188,7 @@ def tune(
         ConfigError: an unknown plan, pooling or method, no task, a task that no plan changes, or a budget for nothing.
         UnsupportedModelError: the model can be read by none of the plans.
     """
+    plans = plans_named(plans)
     demand_settings(plans, poolings, methods, sample, budget)
     demand_tasks(tasks)
     configs = [replace(lm.encoder, pooling=pooling) for pooling in poolings or (lm.encoder.pooling,)]

@@ -141,6 +141,12 @@ def test_settings_of_tsne_that_make_no_map(settings):
         Tsne(**settings)
 
 
+@pytest.mark.parametrize("settings", [{"iterations": 300.5}, {"exaggeration": "x"}, {"exaggeration": float("nan")}])
+def test_settings_of_tsne_that_are_no_numbers(settings):
+    with pytest.raises(ConfigError):
+        Tsne(**settings)
+
+
 def test_umap_is_asked_for_cosines(monkeypatch):
     asked = {}
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from gerund.checks import demand_number, whole_number
 from gerund.errors import ConfigError, DataError, MissingDependencyError, unknown_name
 from gerund.reporting.plots.style import (
     COLOURS,
@@ -56,7 +57,8 @@ class Tsne:
     """How strongly neighbours attract each other in the first 250 steps."""
 
     def __post_init__(self) -> None:
-        if self.iterations < 250 or self.exaggeration < 1:
+        demand_number("exaggeration", self.exaggeration)
+        if not (whole_number("iterations", self.iterations) >= 250 and 1 <= self.exaggeration < float("inf")):
             raise ConfigError(
                 "t-SNE takes at least 250 iterations and an exaggeration of at least 1, not "
                 f"{self.iterations} and {self.exaggeration}"

@@ -84,7 +84,7 @@ class UnimaeBatches(Batches):
     Args:
         texts: Token ids by number.
         formatter: Puts special tokens around them; appends the end token.
-        config: Fraction of masked tokens, and of what the decoder does not see.
+        config: Fraction of masked tokens, and of the others that the decoder sees.
         mask_id: The mask token.
         pad: The padding token.
         seed: Determines both masks.
