@@ -3,6 +3,7 @@
 Knows: names, folders, hub ids. Does not know: torch, so that a slip in a name is said at once; how a scorer scores.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from gerund.checks import place
@@ -29,14 +30,18 @@ def check_scorer(scorer: str | Scorer | None) -> None:
         place_of(scorer)
 
 
-def place_of(where: str | Path) -> Source:
+def place_of(where: str | Path, others: Sequence[str] = (*MEASURE_NAMES, OWN)) -> Source:
     """Return where a scorer comes from that is none of the measures.
+
+    Args:
+        where: its folder or hub id, or ``default``.
+        others: names that would have done too, for the message.
 
     Raises:
         ConfigError: it is neither a folder nor a hub id.
         ModelError: the folder is not there, or holds no model.
     """
     if not place("scorer", where).expanduser().is_dir() and "/" not in str(where) and str(where) != DEFAULT_MODEL:
-        valid = [*MEASURE_NAMES, OWN, DEFAULT_MODEL, "the folder or hub id of one"]
+        valid = [*others, DEFAULT_MODEL, "the folder or hub id of one"]
         raise unknown_name("scorer", str(where), valid)
     return find(where)

@@ -76,6 +76,7 @@ def fixed_scorer(name: str) -> Scorer:
     if name in MEASURE_NAMES:
         words = " or ".join(WORD_MEASURE_NAMES)
         raise ConfigError(f"{name} differs from model to model; take {words}, or a scorer's folder or hub id")
+    place_of(name, WORD_MEASURE_NAMES)
     return load_scorer(name)
 
 

@@ -144,6 +144,8 @@ def test_hard_negatives_are_those_that_share_most_words(data, lm):
     assert set(score.metrics) == cheap | {f"{name}_2way" for name in cheap}
     with pytest.raises(ConfigError, match="pmi differs from model to model"):
         inbook(data, hard_by="pmi").choices(2, EvaluationConfig(), NOBODY)
+    with pytest.raises(ConfigError, match="unknown scorer 'nosuch'; valid are: overlap, content_overlap, default, the"):
+        inbook(data, hard_by="nosuch").choices(2, EvaluationConfig(), NOBODY)
 
 
 @pytest.mark.slow
