@@ -161,7 +161,7 @@ def test_list_tells_what_it_cannot_place(tmp_path):
         (["--tasks", "sts", "-o", "{out}", "--data", "{out}/none"], "none: no such folder"),
         (["--tasks", "sts", "-o", "{data}/sts", "--data", "{data}"], "holds other files"),
         (["--tasks", "sts", "-o", "{data}/sts/small.test.tsv", "--data", "{data}"], "is a file; a report is a folder"),
-        (["--tasks", "sts", "-o", "{out}", "--data", "{data}", "--plan", "mask1"], "unknown attention plan 'mask1'"),
+        (["--tasks", "sts", "-o", "{out}", "--data", "{data}", "--plan", "mask-1"], "unknown attention plan 'mask-1'"),
         (["--tasks", "sts", "-o", "{out}", "--data", "{data}", "--limit", "0"], "limit=0 leaves nothing to score"),
         (["--tasks", "sts", "-o", "{out}", "--data", "{data}", "--prompts", "lbv"], "lbv"),
         (["--tasks", "few-shot", "-o", "{out}", "--data", "{data}", "--set", "few-shot.run=2"], "valid are: runs"),

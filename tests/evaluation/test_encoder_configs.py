@@ -43,7 +43,7 @@ def test_methods_without_training():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("mask1", "unknown attention plan 'mask1'"),
+        ("mask-1", "unknown attention plan 'mask-1'"),
         ("causal:poling=last", "unknown setting in 'causal:poling=last' 'poling'; valid are: k, k0"),
         ("mask0-bidir:k=two", "k is a whole number, not 'two'"),
         ("mask0-bidir:k", "'k' has no value"),

@@ -115,7 +115,7 @@ def test_a_saved_folder_keeps_the_layers(tiny_folder, tmp_path) -> None:
         ({"reroute": "middle"}, "none of none, all, 6, 4-8 and 1"),
         ({"reroute": "4-2"}, "runs backwards"),
         ({"reroute": "2", "attention": "inter-back"}, "for plans that run each layer once, not for"),
-        ({"reroute": "2", "attention": "causal", "skips": 1}, "for plans that run each layer once, not for"),
+        ({"reroute": "2", "attention": "causal", "skips": 1}, "reroute and skips do not go together"),
     ],
 )
 def test_what_cannot_be_is_one_sentence(tiny_folder, settings: dict, message: str) -> None:
