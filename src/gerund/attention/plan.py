@@ -189,7 +189,8 @@ class AttentionPlan:
     recurrent: Literal["causal", "both"] = "causal"
 
     def __post_init__(self) -> None:
-        given = {"sink_tokens": None if self.sink_tokens == 1 else self.sink_tokens, "k0": self.k0}
+        usual = isinstance(self.sink_tokens, int) and self.sink_tokens == 1
+        given = {"sink_tokens": None if usual else self.sink_tokens, "k0": self.k0}
         for field, value in spelled_out(self.name, given).items():
             object.__setattr__(self, field, value)
         _check(self)
@@ -334,19 +335,18 @@ def spelled_out(name: Any, given: Mapping[str, Any]) -> dict[str, Any]:
     """
     if not isinstance(name, str) or name in _DEFAULT_FRACTION:
         return {"name": name}
-    plain = "".join(name.lower().split()).replace("&", "+")
-    said: dict[str, Any] = {}
+    plain, said = "".join(name.lower().split()).replace("&", "+"), dict[str, Any]()
     if (found := _K0.fullmatch(plain)) is not None:
         if not found[1].isdigit():
-            k0 = "half of the best k" if found[1] == "mid" else "the best k"
-            raise ConfigError(f"{name!r} is 'mask0+bidir' with k0 = {k0} of 'mask0-bidir': give that number")
+            k0 = f"{'half of ' if found[1] == 'mid' else ''}the best k of 'mask0-bidir'"
+            raise ConfigError(f"{name!r} is 'mask0+bidir' with k0 = {k0}: give that number")
         plain, said = "mask0+bidir", {"k0": int(found[1])}
     elif (found := _MASK_M.fullmatch(plain)) is not None:
         if not found[2]:
             raise ConfigError(f"{name!r} does not say which layers: there are {plain}-bidir, {plain}-for, {plain}-all")
         plain, said = f"mask0{found[2]}", {"sink_tokens": int(found[1])} if int(found[1]) else {}
     for field, value in said.items():
-        if (other := given.get(field)) not in (None, value):
+        if (other := given.get(field)) is not None and not (isinstance(other, int) and other == value):
             raise ConfigError(f"{name!r} says {field}={value}, and {field}={other} is given beside it")
     return {"name": plain, **said} if plain in _DEFAULT_FRACTION else {"name": name}
 
