@@ -120,12 +120,8 @@ def method_configs(
     formatted = [replace(causal, template=name, **settings_of_template(name)) for name in NAMED]
     low = [below for below in spread(n_layers, 5) if below > 1]
     # Token Prepending reads the output of an earlier layer, of 32 the 27th.
-    prepended = [
-        replace(formatted[0], prepend=below, layers=layers)
-        for layers in (LAST_LAYER, str(max(1, min(n_layers - 1, round(n_layers * 27 / 32)))))
-        for below in low
-        if "prepend" in methods
-    ]
+    read = (LAST_LAYER, str(max(1, min(n_layers - 1, round(n_layers * 27 / 32))))) if "prepend" in methods else ()
+    prepended = [replace(formatted[0], prepend=below, layers=layers) for layers in read for below in low]
     kv = replace(causal, template=KV_EMBEDDING, **settings_of_template(KV_EMBEDDING))
     rerouted = [replace(kv, reroute=window) for window in windows(n_layers)] if "reroute" in methods else []
     # What reads each text several times is what a small budget leaves out.
