@@ -5,11 +5,13 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from gerund.jobs.interruption import interruption_put_off
 from tests.data.mining.corpora import articles, write_jsonl
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="signals of Unix")
@@ -100,6 +102,66 @@ def test_is_left_alone_where_it_must_be():
     assert terminated(WAITING.format(before=own, after="")) == (7, "")
     # torchrun ends its processes this way, and they may be waiting for each other.
     assert terminated(WAITING.format(before="", after=""), WORLD_SIZE="2") == (-signal.SIGTERM, "")
+
+
+@pytest.fixture
+def heard():
+    """Let SIGINT add to a list, and return the list."""
+    found = []
+    before = signal.signal(signal.SIGINT, lambda number, _: found.append(number))
+    yield found
+    signal.signal(signal.SIGINT, before)
+
+
+def interrupt_and_fail():
+    signal.raise_signal(signal.SIGINT)
+    raise ChildProcessError
+
+
+class TestPutOff:
+    def test_the_first_one_acts_at_the_end_of_the_block(self, heard, capfd):
+        own = signal.getsignal(signal.SIGINT)
+        with interruption_put_off("wait") as has_come:
+            assert not has_come()
+            signal.raise_signal(signal.SIGINT)
+            assert has_come()
+            assert heard == []
+        assert heard == [signal.SIGINT]
+        assert signal.getsignal(signal.SIGINT) is own
+        assert capfd.readouterr().err == "wait\n"
+
+    def test_the_second_one_acts_at_once(self, heard):
+        with interruption_put_off("wait"):
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+            assert heard == [signal.SIGINT]
+
+    def test_an_error_goes_first(self, heard):
+        with pytest.raises(ChildProcessError), interruption_put_off("wait"):
+            interrupt_and_fail()
+        assert heard == []
+
+    def test_what_is_ignored_stays_so(self, capfd):
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        try:
+            with interruption_put_off("wait") as has_come:
+                signal.raise_signal(signal.SIGINT)
+            assert not has_come()
+            assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+        finally:
+            signal.signal(signal.SIGINT, before)
+        assert capfd.readouterr().err == ""
+
+    def test_another_thread_changes_nothing(self, heard):
+        own = signal.getsignal(signal.SIGINT)
+
+        def look():
+            with interruption_put_off("wait") as has_come:
+                return signal.getsignal(signal.SIGINT), has_come()
+
+        with ThreadPoolExecutor(1) as pool:
+            assert pool.submit(look).result() == (own, False)
+        assert heard == []
 
 
 @pytest.mark.slow

@@ -13,14 +13,18 @@ class CrashError(Exception):
     pass
 
 
-def crash_at(monkeypatch, step):
-    """Let the training die in the middle of optimizer step ``step``, between two of its parts."""
+def crash():
+    raise CrashError
+
+
+def crash_at(monkeypatch, step, how=crash):
+    """Let the training die behind optimizer step ``step``, between two parts of the next, or do something else."""
     original, seen = TrainingModule.forward, []
 
     def forward(self, *args, **kwargs):
         seen.append(torch.is_grad_enabled())
         if self.training and len([one for one in seen if one]) == 2 * step + 2:
-            raise CrashError
+            how()
         return original(self, *args, **kwargs)
 
     monkeypatch.setattr(TrainingModule, "forward", forward)

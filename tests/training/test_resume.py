@@ -17,7 +17,7 @@ from gerund.training.run import train
 from gerund.training.run_folder import newest_checkpoint
 from gerund.training.trainer import GerundTrainer
 from tests.training.conftest import plain_settings
-from tests.training.outcomes import CrashError, assert_equal_states, crash_at, losses
+from tests.training.outcomes import CrashError, assert_equal_states, crash_at, losses, read_log
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +45,40 @@ class TestResume:
         run("broken", resume=True)
         assert_equal_states(whole, tmp_path / "broken")
         assert losses(whole) == losses(tmp_path / "broken")
+
+    @pytest.mark.skipif(os.name == "nt", reason="signals of Unix")
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+    def test_an_interruption_keeps_the_step_it_came_in(self, run, whole, tmp_path, monkeypatch, capfd, number):
+        before = signal.signal(number, signal.default_int_handler)
+        try:
+            with monkeypatch.context() as patch:
+                crash_at(patch, 6, lambda: signal.raise_signal(number))
+                with pytest.raises(KeyboardInterrupt) as caught:
+                    run("cut")
+            assert signal.getsignal(number) == signal.default_int_handler
+        finally:
+            signal.signal(number, before)
+        assert caught.value.__notes__ == [f"step 7 is kept in {tmp_path / 'cut'}: give --resume to go on from there"]
+        assert "gerund: ending after this step, with a checkpoint; once more ends at once\n" in capfd.readouterr().err
+        run("cut", resume=True)
+        assert "resuming at step 7 of 12" in capfd.readouterr().err
+        assert_equal_states(whole, tmp_path / "cut")
+        assert read_log(whole)[-1]["tokens"] == read_log(tmp_path / "cut")[-1]["tokens"]
+
+    @pytest.mark.skipif(os.name == "nt", reason="signals of Unix")
+    def test_a_second_interruption_ends_at_once(self, run, tmp_path, monkeypatch):
+        def twice():
+            for _ in range(2):
+                signal.raise_signal(signal.SIGINT)
+
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            crash_at(monkeypatch, 6, twice)
+            with pytest.raises(KeyboardInterrupt) as caught:
+                run("cut")
+        finally:
+            signal.signal(signal.SIGINT, before)
+        assert caught.value.__notes__ == [f"step 4 is kept in {tmp_path / 'cut'}: give --resume to go on from there"]
 
     @pytest.mark.slow
     def test_crash_before_the_model_is_written(self, run, whole, tmp_path, monkeypatch):

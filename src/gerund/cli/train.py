@@ -62,7 +62,8 @@ def command(
     """Train a model by a recipe.
 
     The output folder receives checkpoints, log.jsonl and, at the end, the finished model in OUTPUT/model.
-    An interrupted training goes on with --resume and ends with the same weights as an uninterrupted one.
+    After Ctrl-C or SIGTERM the step is finished and kept. An interrupted training goes on with --resume and ends with
+    the same weights as an uninterrupted one.
 
     For example:
 

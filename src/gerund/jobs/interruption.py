@@ -8,6 +8,8 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 
 
@@ -37,6 +39,50 @@ def interrupt_on_termination() -> None:
     # What is registered first runs last, after all that others have to tidy up.
     atexit.register(die)
     signal.signal(signal.SIGTERM, interrupt)
+
+
+@contextmanager
+def interruption_put_off(notice: str) -> Iterator[Callable[[], bool]]:
+    """Let the first SIGINT or SIGTERM act at the end of the block only, so that a step under way can be finished.
+
+    A second one acts at once. An error in the block goes first, and the signal is dropped. In a thread other than the
+    main one, and for a signal that is ignored, nothing is changed.
+
+    Args:
+        notice: A line for the error stream when the signal comes.
+
+    Yields:
+        What tells whether a signal has come.
+    """
+    received: list[int] = []
+    before: dict[int, signal._HANDLER] = {}
+
+    def restore() -> None:
+        while before:
+            signal.signal(*before.popitem())
+
+    def put_off(number: int, _frame: FrameType | None) -> None:
+        if received:
+            restore()
+            signal.raise_signal(number)
+            return
+        received.append(number)
+        # The signal may have come while Python's own stream was writing, which must not be entered twice.
+        os.write(2, f"{notice}\n".encode())
+
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM):
+            handler = signal.getsignal(number)
+            # None is a handler that was not set from Python, and could not be put back.
+            if handler not in (signal.SIG_IGN, None):
+                before[number] = handler
+                signal.signal(number, put_off)
+    try:
+        yield lambda: bool(received)
+    finally:
+        restore()
+    if received:
+        signal.raise_signal(received[0])
 
 
 def _may_handle() -> bool:

@@ -19,7 +19,7 @@ import errno
 import re
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,7 @@ import torch
 
 from gerund.errors import GerundError, ResourceError
 from gerund.jobs.files import write_whole
+from gerund.jobs.interruption import interruption_put_off
 from gerund.jobs.locks import hold
 from gerund.training.corpus.sources import Sources
 from gerund.training.finished_model import whole_head, write_model
@@ -116,16 +117,18 @@ def _train_from(recipe: Recipe, checkpoint: Path | None, broken: dict[Path, str]
     log = TrainingLog(output / "log.jsonl", step=step, steps=recipe.steps, silent=not first)
     _announce(log, recipe, objectives, broken, step)
     with _explained(output, log):
-        trainer = GerundTrainer(
-            module,
-            recipe,
-            objectives=objectives,
-            data=StepData(objectives, steps=recipe.steps, processes=process_count()),
-            checkpoints=output / "checkpoints",
-            log=log,
-            snapshot=lambda at: _snapshot(recipe, model, at, objectives),
-        )
-        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        with _steps_finished() as is_to_end:
+            trainer = GerundTrainer(
+                module,
+                recipe,
+                objectives=objectives,
+                data=StepData(objectives, steps=recipe.steps, processes=process_count()),
+                checkpoints=output / "checkpoints",
+                log=log,
+                snapshot=lambda at: _snapshot(recipe, model, at, objectives),
+                is_to_end=is_to_end,
+            )
+            trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         losses = trainer.last_validation()
         finished = _gathered(recipe, model, module)
         # In every process: shards are put together only with all of them.
@@ -212,6 +215,14 @@ def _snapshot(recipe: Recipe, model: TrainableModel, step: int, objectives: list
 def _extra_files(objectives: list[Objective]) -> list[Callable[[Path], None]]:
     """Return what writes the objectives' own files beside the model, with their weights as they are now."""
     return [write for objective in objectives for write in objective.extra_files()]
+
+
+def _steps_finished() -> AbstractContextManager[Callable[[], bool]]:
+    """Return what puts an interruption off to the end of a step, and tells that there was one."""
+    if process_count() > 1:
+        # Signals reach processes at different steps, while a checkpoint takes all of them at the same one.
+        return nullcontext(lambda: False)
+    return interruption_put_off("gerund: ending after this step, with a checkpoint; once more ends at once")
 
 
 @contextmanager

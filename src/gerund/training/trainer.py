@@ -55,6 +55,7 @@ class GerundTrainer(Trainer):
         checkpoints: Folder for checkpoints.
         log: Where losses are written down.
         snapshot: Called with the step where the model is to be written as it is.
+        is_to_end: Asked after every step whether the training is to end there, with a checkpoint.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class GerundTrainer(Trainer):
         checkpoints: Path,
         log: "TrainingLog",
         snapshot: Callable[[int], None] | None = None,
+        is_to_end: Callable[[], bool] = lambda: False,
     ) -> None:
         self.recipe, self.objectives, self.training_log = recipe, objectives, log
         self.optimizer: torch.optim.Optimizer | None
@@ -77,7 +79,7 @@ class GerundTrainer(Trainer):
             train_dataset=data,
             eval_dataset=data,
             data_collator=_only_item,
-            callbacks=[_Bookkeeping(log, recipe.snapshot_steps, snapshot)],
+            callbacks=[_Bookkeeping(log, recipe.snapshot_steps, snapshot, is_to_end)],
         )
         self._validation = {
             name: [batches.make(0, i * o.config.batch_size, o.config.batch_size) for i in range(count)]
@@ -268,15 +270,24 @@ class GerundTrainer(Trainer):
 class _Bookkeeping(TrainerCallback):
     """Clocks the steps, asks for snapshots, and declares a checkpoint whole once everything is in it."""
 
-    def __init__(self, log: "TrainingLog", every: int | None, snapshot: Callable[[int], None] | None) -> None:
-        self.training_log, self.every, self.snapshot = log, every, snapshot
+    def __init__(
+        self,
+        log: "TrainingLog",
+        every: int | None,
+        snapshot: Callable[[int], None] | None,
+        is_to_end: Callable[[], bool],
+    ) -> None:
+        self.training_log, self.every, self.snapshot, self.is_to_end = log, every, snapshot, is_to_end
 
     def on_step_begin(self, *_: Any, **__: Any) -> None:
         self.training_log.step_begins()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        del control
         self.training_log.step_ends(state.global_step)
+        if self.is_to_end():
+            control.should_save = control.should_training_stop = True
+        # A resumed log counts tokens and seconds on from its last line.
+        control.should_log |= control.should_save
         if self.every and self.snapshot and state.global_step % self.every == 0 and args.process_index == 0:
             self.snapshot(state.global_step)
 
