@@ -129,6 +129,13 @@ class BoundPlan:
                 self._masks[key] = added_to_scores(see, dtype)
         return self._masks[key]
 
+    def hides_padding_alone(self, layer: int, length: int, window: Near) -> bool:
+        """Whether in this layer all tokens of a text see one another."""
+        view = self.view(layer)
+        if view.direction is not Direction.BIDIRECTIONAL or view.hidden or self.reroutes(layer):
+            return False
+        return window is None or (window.size if isinstance(window, Chunk) else window) >= self._width(length)
+
     def reroutes(self, layer: int) -> bool:
         """Whether the last token's key and value stand before the text in layer ``layer``."""
         return self.rerouting is not None and layer in self.rerouting.layers

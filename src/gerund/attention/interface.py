@@ -21,6 +21,7 @@ from gerund.attention.bound_plan import BoundPlan, layer_window
 from gerund.attention.layouts import text_half
 from gerund.attention.masked import attach_carrier, has_indexer
 from gerund.attention.plan import Direction
+from gerund.attention.products import are_quicker, two_sided
 from gerund.errors import UnsupportedModelError
 
 # transformers looks for "sdpa", "flash" and "flex" inside these names: none may occur in ours.
@@ -71,8 +72,11 @@ def fused_attention(
         own = attention_plan.attend(module, layer, query, key, value, kwargs)
         if own is not None:
             return own, None
-        if attention_plan.record is None and _trains_short_texts(module, query):
-            return additive_attention(module, query, key, value, attention_mask, attention_plan, **kwargs)
+        if attention_plan.record is None:
+            if _trains_short_texts(module, query):
+                return additive_attention(module, query, key, value, attention_mask, attention_plan, **kwargs)
+            if attention_plan.view(layer).direction is Direction.BIDIRECTIONAL and are_quicker(query, key, kwargs):
+                return _products(module, layer, query, key, value, attention_plan, kwargs), None
         attention_mask = attention_plan.mask(layer, query, layer_window(module, kwargs), None)
         kwargs["is_causal"] = attention_plan.view(layer).direction is Direction.CAUSAL
         if attention_plan.record is not None:
@@ -87,6 +91,16 @@ def _trains_short_texts(module: nn.Module, query: Tensor) -> bool:
     trains = torch.is_grad_enabled() and query.requires_grad
     short = query.device.type == "cpu" and query.shape[2] <= _SHORT
     return trains and short and hasattr(sys.modules[type(module).__module__], "eager_attention_forward")
+
+
+def _products(
+    module: nn.Module, layer: int, query: Tensor, key: Tensor, value: Tensor, plan: BoundPlan, kwargs: dict[str, Any]
+) -> Tensor:
+    window = layer_window(module, kwargs)
+    if plan.hides_padding_alone(layer, query.shape[2], window):
+        return two_sided(query, key, value, real_BT=plan.real_BT, scale=kwargs.get("scaling"))
+    added = plan.mask(layer, query, window, query.dtype)
+    return two_sided(query, key, value, added=added, scale=kwargs.get("scaling"))
 
 
 def _probabilities(query: Tensor, key: Tensor, mask: Tensor | None, scaling: float | None) -> Tensor:

@@ -229,12 +229,6 @@ def pick_dtype(dtype: str) -> torch.dtype | None:
     return DTYPES[dtype]
 
 
-def cpu_has_bfloat16() -> bool:
-    """Whether this processor computes in bfloat16 itself, rather than slowly pretending to."""
-    checks = [getattr(torch.cpu, name, None) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported")]
-    return bool(torch.backends.mkldnn.is_available()) and any(check() for check in checks if check is not None)
-
-
 def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, state: dict[str, Any], folder: Path) -> None:
     """Write weights, config and tokenizer as transformers does, so that plain transformers reads them."""
     with _save_lock, quiet():

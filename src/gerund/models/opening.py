@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from gerund.attention import products
 from gerund.attention.plan import AttentionPlan
 from gerund.attention.recurrent import ATTENTION_FREE
 from gerund.checks import place
@@ -113,7 +114,7 @@ def open_model(spec: ModelSpec) -> Opened:
         head = None
     if head is not None and not vectors_alike(encoder, stored):
         head = head.without_space()
-    if weights_type is None and where.type == "cpu" and not loading.cpu_has_bfloat16():
+    if weights_type is None and where.type == "cpu" and not products.cpu_has_bfloat16():
         # Half precision would be emulated, slowly; float32 holds the same values.
         stored_type = loading.dtype_of(config)
         weights_type = torch.float32 if stored_type in (torch.bfloat16, torch.float16) else None
@@ -134,7 +135,7 @@ def open_model(spec: ModelSpec) -> Opened:
         source.name,
         settings,
         adapters,
-        autocast=spec.dtype == "auto" and (where.type == "cuda" or loading.cpu_has_bfloat16()),
+        autocast=spec.dtype == "auto" and (where.type == "cuda" or products.cpu_has_bfloat16()),
         head=None if head is None else head.to(where),
         transform=transform,
         spec=spec,

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from gerund.attention import products
 from gerund.errors import TextError
 from gerund.inference.encode.bfloat16_check import ENOUGH, SAMPLE_TEXTS, smallest_cosine
 from gerund.inference.text_ids import encode_texts, text_ids
@@ -104,7 +105,7 @@ class T5Scorer(VectorScorer):
         source, where = find(model), loading.pick_device(device)
         loaded, tokenizer = read_t5_scorer(source, loading.pick_dtype(dtype))
         own = cls(loaded.to(where), tokenizer, source.name)
-        quick = where.type == "cuda" or loading.cpu_has_bfloat16()
+        quick = where.type == "cuda" or products.cpu_has_bfloat16()
         if dtype == "auto" and quick and loaded.dtype == torch.float32 and own._bfloat16_cosine() >= ENOUGH:
             own.autocast = torch.bfloat16
         return own

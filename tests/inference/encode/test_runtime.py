@@ -242,10 +242,10 @@ def test_many_threads_encode_and_generate_at_once():
 
 
 def test_bfloat16_is_used_only_where_it_is_near_enough(tiny_folder, monkeypatch):
+    from gerund.attention import products
     from gerund.inference.encode import bfloat16_check
-    from gerund.models import loading
 
-    monkeypatch.setattr(loading, "cpu_has_bfloat16", lambda: True)
+    monkeypatch.setattr(products, "cpu_has_bfloat16", lambda: True)
     monkeypatch.setattr(bfloat16_check, "bfloat16_cosine", lambda runtime: 0.9995)
     near = gerund.load(tiny_folder, device="cpu")
     assert near.compute_dtype == torch.bfloat16
@@ -253,14 +253,14 @@ def test_bfloat16_is_used_only_where_it_is_near_enough(tiny_folder, monkeypatch)
     monkeypatch.setattr(bfloat16_check, "bfloat16_cosine", lambda runtime: 0.998)
     assert gerund.load(tiny_folder, device="cpu").compute_dtype == torch.float32
     assert gerund.load(tiny_folder, device="cpu", dtype="float32").compute_dtype == torch.float32
-    monkeypatch.setattr(loading, "cpu_has_bfloat16", lambda: False)
+    monkeypatch.setattr(products, "cpu_has_bfloat16", lambda: False)
     assert gerund.load(tiny_folder, device="cpu").compute_dtype == torch.float32
 
 
 def test_a_hybrid_plan_loads_for_infilling_and_refuses_to_encode(tiny_folder, monkeypatch):
-    from gerund.models import loading
+    from gerund.attention import products
 
-    monkeypatch.setattr(loading, "cpu_has_bfloat16", lambda: True)
+    monkeypatch.setattr(products, "cpu_has_bfloat16", lambda: True)
     lm = gerund.load(tiny_folder, attention="hybrid", device="cpu")
     with pytest.raises(ConfigError, match="'hybrid' fills spans"):
         lm.encode("the cat")

@@ -94,7 +94,8 @@ class SentenceTransformersTeacher:
             raise MissingDependencyError(
                 "a teacher in sentence-transformers' format needs it: pip install 'gerund[st]'"
             ) from error
-        from gerund.models.loading import cpu_has_bfloat16, quiet
+        from gerund.attention.products import cpu_has_bfloat16
+        from gerund.models.loading import quiet
 
         self.name, self.prompt = name, prompt
         try:

@@ -1,0 +1,138 @@
+"""Attention to both sides in bfloat16 on a CPU, as two products with a softmax between them.
+
+The fused kernel takes up to twice as long there, since it multiplies small blocks; the library for matrices takes the
+scores of some heads, which fit into a core's cache, at once. Nothing is approximated: that scores are rounded to
+bfloat16 doubles the rounding of the output, to 4e-3 of its size.
+
+Knows: queries, keys, which of them are hidden, the processor. Does not know: plans, layers, models.
+"""
+
+import math
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gerund.attention.masks import added_to_scores
+
+# The scores of a head of a longer text fill no cache.
+_LONGEST = 2048
+# Scores that a core computes together: 2 MiB of them.
+_TOGETHER = 2**20
+# From so many tokens on a text in a call of its own, without its padding, is quicker than several with it.
+_ALONE = 256
+# What else a model may want from its attention.
+_MORE = ("softcap", "s_aux", "position_bias", "cache")
+
+
+@cache
+def cpu_has_bfloat16() -> bool:
+    """Whether this processor computes in bfloat16 itself, rather than slowly pretending to."""
+    checks = [getattr(torch.cpu, name, None) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported")]
+    return bool(torch.backends.mkldnn.is_available()) and any(check() for check in checks if check is not None)
+
+
+def are_quicker(query: Tensor, key: Tensor, kwargs: dict[str, Any]) -> bool:
+    """Whether ``two_sided`` computes this attention, and sooner than the fused kernel.
+
+    Args:
+        query: ``(B, heads, Q, head_dim)``.
+        key: ``(B, key heads, K, head_dim)``.
+        kwargs: what else the model passes to its attention.
+    """
+    return (
+        (query.device.type, query.dtype, key.dtype) == ("cpu", torch.bfloat16, torch.bfloat16)
+        and not torch.is_grad_enabled()
+        and not kwargs.get("dropout")
+        and all(kwargs.get(name) is None for name in _MORE)
+        and key.shape[2] <= _LONGEST
+        and cpu_has_bfloat16()
+        and not torch.compiler.is_compiling()
+    )
+
+
+def two_sided(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    real_BT: Tensor | None = None,
+    added: Tensor | None = None,
+    scale: float | None = None,
+) -> Tensor:
+    """Return what the fused kernel returns, without gradients.
+
+    Args:
+        query: ``(B, heads, T, head_dim)``.
+        key: ``(B, key heads, K, head_dim)``.
+        value: like ``key``.
+        real_BT: True for tokens and False for padding, ``(B, K)``, where all tokens of a row see one another; None
+            where there is no padding. What is returned for padding is some finite number.
+        added: what is added to the scores instead, ``(B or 1, 1, T, K)``.
+        scale: what scores are multiplied by; None for ``head_dim ** -0.5``.
+
+    Returns:
+        ``(B, T, heads, head_dim)``.
+    """
+    rows, heads, length, width = query.shape
+    scale = width**-0.5 if scale is None else scale
+    with torch.autocast("cpu", enabled=False):
+        texts = None if real_BT is None or length < _ALONE else _texts(real_BT)
+        if texts is None:
+            if real_BT is not None:
+                added = added_to_scores(real_BT[:, None, None], query.dtype)
+            return _in_parts(query, key, value, added, scale, query.new_empty((rows, length, heads, width)))
+        found_BTHd = query.new_zeros((rows, length, heads, width))
+        for row, own in enumerate(texts):
+            part = slice(row, row + 1)
+            mine, its_key, its_value = (one[part, :, own] for one in (query, key, value))
+            _in_parts(mine, its_key, its_value, None, scale, found_BTHd[part, own])
+    return found_BTHd
+
+
+def _texts(real_BT: Tensor) -> list[slice] | None:
+    """Return where the tokens of each row stand; None where a row has padding before and behind, or in between."""
+    ends_B = (real_BT[:, 1:] != real_BT[:, :-1]).sum(dim=1)
+    if int(ends_B.max()) > 1:
+        return None
+    length = real_BT.shape[1]
+    counts, left = real_BT.sum(dim=1).tolist(), (~real_BT[:, 0]).tolist()
+    return [slice(length - n, length) if is_left else slice(n) for n, is_left in zip(counts, left, strict=True)]
+
+
+def _in_parts(
+    query: Tensor, key: Tensor, value: Tensor, added: Tensor | None, scale: float, found_BTHd: Tensor
+) -> Tensor:
+    """Attend with as many rows or heads at a time as have few scores, and write the result into ``found_BTHd``."""
+    key_heads, groups = key.shape[1], query.shape[1] // key.shape[1]
+    together = max(1, _TOGETHER * torch.get_num_threads() // max(1, groups * query.shape[2] * key.shape[2]))
+    for rows in _parts(query.shape[0], max(1, together // key_heads)):
+        mine = added[rows] if added is not None and len(added) > 1 else added
+        for heads in _parts(key_heads, min(together, key_heads)):
+            own = slice(heads.start * groups, heads.stop * groups)
+            found_BHTd = _attended(query[rows, own], key[rows, heads], value[rows, heads], mine, scale)
+            found_BTHd[rows, :, own] = found_BHTd.transpose(1, 2)
+    return found_BTHd
+
+
+def _attended(query: Tensor, key: Tensor, value: Tensor, added: Tensor | None, scale: float) -> Tensor:
+    (rows, heads, queries, width), (_, key_heads, keys, _) = query.shape, key.shape
+    if math.frexp(scale)[0] == 0.5:
+        # A power of two changes no digit.
+        query, scale = query * scale, 1.0
+    # Queries of heads that share their keys stand below one another: one product, and no copies of keys.
+    scores_BhRK = torch.matmul(query.reshape(rows, key_heads, -1, width), key.transpose(2, 3))
+    if added is not None and added.shape[2] == 1:
+        scores_BhRK = torch.add(added, scores_BhRK, alpha=scale)
+    elif added is not None:
+        scores_BhgTK = scores_BhRK.view(rows, key_heads, -1, queries, keys)
+        scores_BhRK = torch.add(added[:, :, None], scores_BhgTK, alpha=scale).view(rows, key_heads, -1, keys)
+    elif scale != 1.0:
+        scores_BhRK.mul_(scale)
+    weights_BhRK = torch.softmax(scores_BhRK, -1, out=scores_BhRK)
+    return torch.matmul(weights_BhRK, value).view(rows, heads, queries, width)
+
+
+def _parts(count: int, size: int) -> list[slice]:
+    return [slice(first, min(first + size, count)) for first in range(0, count, size)]
