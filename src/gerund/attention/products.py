@@ -2,7 +2,8 @@
 
 The fused kernel takes up to twice as long there, since it multiplies small blocks; the library for matrices takes the
 scores of some heads, which fit into a core's cache, at once. Nothing is approximated: that scores are rounded to
-bfloat16 doubles the rounding of the output, to 4e-3 of its size.
+bfloat16 doubles the rounding of the output, to 4e-3 of its size, and is not seen in the bundled model's vectors, which
+are as near to those of float32 either way (cosine 1 - 2.4e-6).
 
 Knows: queries, keys, which of them are hidden, the processor. Does not know: plans, layers, models.
 """
