@@ -76,7 +76,8 @@ def families(n_layers: int) -> dict[str, Callable[[EncoderConfig], bool]]:
     usual = AttentionPlan("mask0-bidir").with_defaults(n_layers)
     return {
         "causal, mean": lambda config: config.attention.name == "causal" and _is_plain(config),
-        "echo": lambda config: config.attention.name == "echo",
+        "echo": lambda config: config.attention.name == "echo" and not config.templates,
+        "echo, in its template": lambda config: config.template == "rewrite",
         "mask0-bidir, best k": lambda config: config.attention.name == "mask0-bidir" and _is_plain(config),
         "mask0-bidir, usual k": lambda config: config.attention == usual and _is_plain(config),
         "best plan": lambda config: config.attention.name != "echo" and _is_plain(config),

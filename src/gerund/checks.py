@@ -170,6 +170,53 @@ def some_texts(one: str, several: str, texts: Any) -> list[str]:
     return checked
 
 
+def check_texts(texts: Any) -> list[str]:
+    """Return the texts as a list, refusing whatever is not a string.
+
+    Raises:
+        TextError: something in there is not a string; the message names its index.
+    """
+    if isinstance(texts, str):
+        return [texts]
+    if not is_listing(texts):
+        raise TextError(f"texts are strings or a list of strings, not {type(texts).__name__}")
+    listed = list(texts)
+    for index, text in enumerate(listed):
+        if not isinstance(text, str):
+            raise TextError.about("text", index, f"is not a string but {type(text).__name__}: {str(text)[:40]!r}")
+    return listed
+
+
+def check_candidates(prefixes: Any, continuations: Any) -> tuple[list[str], list[list[str]]]:
+    """Return prefixes and the continuations of each as lists, refusing whatever is something else.
+
+    Raises:
+        TextError: a prefix has no list of continuations, or a text is no string; or a continuation is blank.
+    """
+    checked = check_texts(prefixes)
+    listed = [*continuations] if is_listing(continuations) else [continuations]
+    for own in listed:
+        if not is_listing(own):
+            raise TextError(f"each prefix has a list of continuations, such as [['one', 'two']], and not {own!r}")
+    if len(listed) != len(checked):
+        raise TextError(f"{len(checked)} prefixes have {len(listed)} lists of continuations")
+    texts = [check_texts(own) for own in listed]
+    refuse_blank(texts)
+    return checked, texts
+
+
+def refuse_blank(continuations: Sequence[Sequence[str]]) -> None:
+    """Refuse continuations without a character but white space.
+
+    Raises:
+        TextError: there is one; the message says which, and of which prefix.
+    """
+    for number, own in enumerate(continuations):
+        for index, text in enumerate(own):
+            if not text.strip():
+                raise TextError(f"continuation {index} of prefix {number} is empty")
+
+
 def read_json(path: Path) -> Any:
     """Return what a JSON file holds.
 

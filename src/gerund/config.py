@@ -20,6 +20,8 @@ from gerund.encoder_methods import (
     check_layers,
     check_reroute,
     choose_prompt,
+    is_template,
+    templates_around,
     templates_of,
     transform_parts,
 )
@@ -87,11 +89,10 @@ class EncoderConfig:
     """Which layers look where."""
 
     pooling: str = "mean"
-    """How token states become one vector: mean, weighted-mean (later tokens count more), last, first,
-    last-mean (half of the one, half of the other)."""
+    """How token states become one vector: mean, weighted-mean (later count more), last, first, last-mean (of both)."""
 
     prompt: str = ""
-    """Text put before every text unless another prompt is given."""
+    """Text put before every text unless another prompt is given; with ``{text}``, around it, as its template."""
 
     prompts: Mapping[str, str] = field(default_factory=dict)
     """Prompts by name, such as ``query`` and ``document``."""
@@ -165,8 +166,8 @@ class EncoderConfig:
             transform_parts(self.transform)
         if self.pool_bos not in POOL_BOS:
             raise unknown_name("value of pool_bos", self.pool_bos, POOL_BOS)
-        if self.templates and self.attention.name == "echo":
-            raise ConfigError("the plan 'echo' gives the text twice by itself and takes no template")
+        for text in (self.prompt, *self.prompts.values()):
+            templates_around(text, self.templates, self.attention.name)
         if self.prepend < 0 or self.prepend == 1:
             raise ConfigError(f"prepend={self.prepend}: the first layer that can take a state over is the second one")
         if self.prepend and not self.templates:
@@ -180,7 +181,7 @@ class EncoderConfig:
 
     @property
     def templates(self) -> tuple[Template, ...]:
-        """What is put around a text, one template after the other."""
+        """What is put around a text, each in a pass of its own."""
         return templates_of(self.template)
 
     @property
@@ -200,6 +201,7 @@ class EncoderConfig:
             ConfigError: a template, mixed layers, prepending, rerouting or a transform is set.
         """
         found = [name for name in self.methods if name != "pool_bos"]
+        found += ["prompt with a place for the text"] * any(map(is_template, (self.prompt, *self.prompts.values())))
         if found:
             raise ConfigError(f"{what} takes no {' and no '.join(found)}")
 
@@ -358,9 +360,7 @@ class Rerank:
             if whole_number(name, value) < 1:
                 raise ConfigError(f"{name}={value} leaves no {what}")
         if self.width > MOST_AT_ONCE:
-            raise ConfigError(
-                f"{self.width} continuations at a time are more than {MOST_AT_ONCE}, which no memory holds"
-            )
+            raise ConfigError(f"{self.width} continuations at a time are more than {MOST_AT_ONCE}, the most")
 
     @property
     def width(self) -> int:

@@ -3,14 +3,15 @@
 Sources of the templates: PromptEOL (Jiang et al., 2023, "Scaling Sentence Embeddings with Large Language Models") with
 its in-context form; pretended chain of thought and knowledge enhancement (Zhang et al., 2024, "Simple Techniques for
 Enhancing Sentence Embeddings in Generative Language Models"); MetaEOL (Lei et al., 2024, "Meta-Task Prompting Elicits
-Embeddings from Large Language Models"). The texts are those of their released code. That of KV-Embedding (Tang and
-Yang, 2026, arXiv 2601.01046), which has none, is as others wrote it down.
+Embeddings from Large Language Models"). The texts are those of their released code. Those of KV-Embedding (Tang and
+Yang, 2026, arXiv 2601.01046), which has none, are as others wrote them down; that of echo embeddings (Springer et al.,
+2024, "Repetition Improves Language Model Embeddings") is the paper's, of its experiments without training.
 
 Knows: names, numbers, texts around texts. Does not know: tokens, tensors, models.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,10 @@ PLACE = "{text}"
 """Stands for the text in a template of one's own."""
 NAMED_POOLING = "last"
 """How the named templates are pooled: the last token's state is the vector."""
+ECHO = "echo"
+"""The plan of echo embeddings, which reads a text twice."""
+REWRITE = "rewrite"
+"""The template of echo embeddings, which has the text twice."""
 KV_EMBEDDING = "kv-embedding"
 """The template of KV-Embedding, which pools the last token's state and the mean of all tokens alike."""
 
@@ -63,11 +68,15 @@ NAMED: dict[str, tuple[str, ...]] = {
         for task, verb in _META.items()
     ),
     KV_EMBEDDING: (f"Context: {PLACE} Compress the Context in one word:",),
+    REWRITE: (f"Rewrite the sentence: {PLACE}, rewritten sentence: {PLACE}",),
 }
 """Templates by name; of a name with several the mean of their vectors is taken."""
 
 # Templates whose released code reads the output of the second last layer.
 _SECOND_LAST = ("prompteol-cot", "prompteol-knowledge")
+# Templates that take a text as it is.
+_AS_IT_IS = (KV_EMBEDDING, REWRITE)
+_KV_QUERY = f"Query: {PLACE} Compress the Query in one word:"
 
 LAST_LAYER = "last"
 ALL_LAYERS = "all"
@@ -92,11 +101,13 @@ class Template:
         ends_sentences: whether the text is made a sentence first, as the released code does: it gets a full stop
             where it ends in none of ``. ? " '`` and in the place of a question mark, and its double quotation marks
             become single ones.
+        between: what stands between the text and its copy; None where the text stands once.
     """
 
     before: str
     after: str
     ends_sentences: bool = False
+    between: str | None = None
 
     def sentence(self, text: str) -> str:
         """Return the text as it stands in the template.
@@ -114,39 +125,77 @@ class Template:
 NO_FRAME = Template("", "")
 
 
-def _parted(text: str, *, ends_sentences: bool) -> Template:
-    before, _, after = text.partition(PLACE)
-    return Template(before, after, ends_sentences)
+def parted(text: str, *, ends_sentences: bool = False) -> Template:
+    """Return the template that a text with ``{text}``, once or twice, means.
+
+    Raises:
+        ConfigError: it has ``{text}`` more often.
+
+    >>> parted("Query: {text}!"), parted("{text} = {text}").between
+    (Template(before='Query: ', after='!', ends_sentences=False, between=None), ' = ')
+    """
+    before, *between, after = text.split(PLACE)
+    if len(between) > 1:
+        raise ConfigError(f"the template {text!r} has {PLACE} more than twice")
+    return Template(before, after, ends_sentences, between[0] if between else None)
+
+
+def is_template(prompt: str) -> bool:
+    """Whether a prompt stands around a text in the place of the template, and not before it."""
+    return PLACE in prompt
+
+
+def templates_around(prompt: str, templates: Sequence[Template], plan: str) -> tuple[tuple[Template, ...], str]:
+    """Return the templates that texts are read in under a prompt, and what of it stands before those.
+
+    Args:
+        prompt: the prompt.
+        templates: the encoder's own.
+        plan: the name of its attention plan.
+
+    Raises:
+        ConfigError: a template has the text twice and the plan reads it once, or the reverse.
+
+    >>> templates_around("Q: {text}?", (), "causal")[0][0].after, templates_around("Q: ", (), "causal")[1]
+    ('?', 'Q: ')
+    """
+    found = (parted(prompt),) if is_template(prompt) else tuple(templates)
+    twice = [template.between is not None for template in found]
+    if plan == ECHO and not all(twice):
+        raise ConfigError(f"the plan 'echo' reads the text twice: its templates have {PLACE} twice, as 'rewrite' has")
+    if plan != ECHO and any(twice):
+        raise ConfigError(f"a template with {PLACE} twice is for attention='echo'")
+    return found or (NO_FRAME,), "" if is_template(prompt) else prompt
 
 
 def templates_of(name: str) -> tuple[Template, ...]:
     """Return the templates that a name or a text with ``{text}`` means; none for ``none``.
 
     Raises:
-        ConfigError: neither a name nor a text with one ``{text}``.
+        ConfigError: neither a name nor a text with ``{text}`` once or twice.
 
-    >>> templates_of("Query: {text}!")
-    (Template(before='Query: ', after='!', ends_sentences=False),)
+    >>> [len(templates_of(name)) for name in ("none", "prompteol", "metaeol", "Query: {text}!")]
+    [0, 1, 8, 1]
     """
     if name == NO_TEMPLATE:
         return ()
     if name in NAMED:
-        return tuple(_parted(text, ends_sentences=name != KV_EMBEDDING) for text in NAMED[name])
-    if name.count(PLACE) == 1:
-        return (_parted(name, ends_sentences=False),)
+        return tuple(parted(text, ends_sentences=name not in _AS_IT_IS) for text in NAMED[name])
     if PLACE in name:
-        raise ConfigError(f"the template {name!r} has {PLACE} more than once")
+        return (parted(name),)
     raise unknown_name("template", name, [NO_TEMPLATE, *NAMED, f"a text with {PLACE}"])
 
 
 def settings_of_template(name: str) -> dict[str, Any]:
-    """Return the settings that a template brings along where nothing else is said.
+    """Return the settings that a template brings along where nothing else is said; prompts beside others by name.
 
     >>> settings_of_template("prompteol-cot"), settings_of_template("Say {text}")
     ({'pooling': 'last', 'layers': '-2'}, {})
     """
     if name == KV_EMBEDDING:
-        return {"pooling": "last-mean", "pool_prompt": True}
+        return {"pooling": "last-mean", "pool_prompt": True, "prompts": {"query": _KV_QUERY}}
+    if name == REWRITE:
+        return {}
     layers = {"layers": "-2"} if name in _SECOND_LAST else {}
     return {"pooling": NAMED_POOLING, **layers} if name in NAMED else {}
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from threading import Event
 from typing import Any, Self, Unpack
 
+from gerund.checks import check_candidates
 from gerund.config import EncoderConfig, Rerank, Sampling, sampling_or
 from gerund.errors import ConfigError
 from gerund.exporting.folders import write_settings
@@ -22,7 +23,6 @@ from gerund.inference.generate.rows import Emit, Piece
 from gerund.inference.generate.streams import AsyncTextStream, TextStream, Work, in_thread
 from gerund.inference.infill import expansion
 from gerund.inference.infill.infilling import BLANK, Method
-from gerund.inference.tokens import check_candidates
 from gerund.jobs.folders import atomic_folder
 from gerund.models import loading
 from gerund.models.adapters import base_state

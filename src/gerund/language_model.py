@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from gerund.checks import check_texts
 from gerund.config import ExportFormat, Rerank, Sampling
 from gerund.errors import ConfigError
 from gerund.exporting import formats
@@ -25,7 +26,6 @@ from gerund.inference.infill import infilling
 from gerund.inference.infill.infilling import BLANK, Method
 from gerund.inference.infill.several import each
 from gerund.inference.likelihood.spans import SpanMode, SpannedText, span_logprobs
-from gerund.inference.tokens import check_texts
 from gerund.scoring.dual_encoder import DualScorer
 from gerund.scoring.likelihood import LikelihoodScorer
 from gerund.scoring.registry import find_scorer

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from gerund.checks import check_texts
 from gerund.config import Sampling, sampling_or
 from gerund.errors import ConfigError, UnsupportedModelError
 from gerund.generative_model import GenerativeModel
@@ -17,7 +18,6 @@ from gerund.inference.encode.classifier import TextClassifier
 from gerund.inference.infill import sentinels
 from gerund.inference.infill.infilling import BLANK, Method
 from gerund.inference.infill.several import each
-from gerund.inference.tokens import check_texts
 from gerund.models.encoder_decoder import copy_weights, encoder_of
 from gerund.seq2seq_encoder import Seq2SeqEncoder
 from gerund.types import Infill

@@ -172,6 +172,7 @@ class EncoderSpec(BaseModel):
         said = self.model_dump(exclude_none=True, include=_CONFIG_FIELDS)
         said |= {name: None for name in ("max_length", "fusion") if said.get(name) == "auto"}
         brought = settings_of_template(said.get("template", ""))
+        brought |= {"prompts": {**own.prompts, **brought["prompts"]}} if "prompts" in brought else {}
         return replace(own, attention=self.plan(own.attention), **{**brought, **said})
 
     @classmethod

@@ -11,13 +11,13 @@ import numpy as np
 import torch
 
 from gerund.attention.plan import AttentionPlan
-from gerund.checks import check_dimensions, flag_or_none, one_of
+from gerund.checks import check_dimensions, check_texts, flag_or_none, one_of
 from gerund.config import EncoderConfig
 from gerund.encoder_methods import NO_TRANSFORM, PromptText
 from gerund.errors import ConfigError
 from gerund.inference.encode import runtime as encoding
 from gerund.inference.encode.kv_embedding_layers import chosen_layers, layer_dimensions
-from gerund.inference.tokens import Empty, Overflow, Tokens, check_texts
+from gerund.inference.tokens import Empty, Overflow, Tokens
 from gerund.jobs.unfinished import Unfinished
 from gerund.models.pooling import unit
 from gerund.models.vector_transforms import fit
@@ -131,8 +131,9 @@ class TextEncoder(TokenEncoder):
         """
         if self.encoder.transform != NO_TRANSFORM and self.transform is None:
             raise self._not_fitted()
-        checked, text = check_texts(texts), self.encoder.prompt_text(prompt, prompt_name)
-        return [self._tokens(checked, one, text, empty, overflow, warn=warn) for one in self._templates]
+        checked = check_texts(texts)
+        templates, before = self._around(self.encoder.prompt_text(prompt, prompt_name))
+        return [self._tokens(checked, one, before, empty, overflow, warn=warn) for one in templates]
 
     def vectors(
         self, found: Sequence[np.ndarray], normalize: bool | None = None, dimensions: int | None = None

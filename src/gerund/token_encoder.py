@@ -7,23 +7,23 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gerund.checks import flag, flag_or_none
-from gerund.encoder_methods import NO_FRAME, NO_TRANSFORM, PromptText, Template
+from gerund.checks import check_texts, flag, flag_or_none
+from gerund.encoder_methods import NO_TRANSFORM, PromptText, Template, templates_around
 from gerund.encoder_model import EncoderModel
 from gerund.errors import ConfigError
 from gerund.inference.encode import runtime as encoding
 from gerund.inference.encode import spans as stretches
 from gerund.inference.encode.words import WordPooling, check_words, word_token_states, word_vectors
-from gerund.inference.tokens import Empty, InputFormat, Overflow, Tokens, check_texts, tokenize
+from gerund.inference.tokens import Empty, InputFormat, Overflow, Tokens, tokenize
 from gerund.models.pooling import unit
 
 
 class TokenEncoder(EncoderModel):
     """What a model's encoder says of the parts of a text."""
 
-    @property
-    def _templates(self) -> tuple[Template, ...]:
-        return self.encoder.templates or (NO_FRAME,)
+    def _around(self, prompt: str) -> tuple[tuple[Template, ...], str]:
+        """Return the templates that texts are read in under a prompt, and what of it stands before those."""
+        return templates_around(prompt, self.encoder.templates, self.encoder.attention.name)
 
     def tokens(
         self,
@@ -40,12 +40,12 @@ class TokenEncoder(EncoderModel):
         Raises:
             ConfigError: the encoder reads a text several times, each in another template.
         """
-        if len(self._templates) > 1:
+        templates, before = self._around(self.encoder.prompt_text(prompt, prompt_name))
+        if len(templates) > 1:
             raise ConfigError(
-                f"the template {self.encoder.template!r} reads a text {len(self._templates)} times; only encode can"
+                f"the template {self.encoder.template!r} reads a text {len(templates)} times; only encode can"
             )
-        text = self.encoder.prompt_text(prompt, prompt_name)
-        return self._tokens(texts, self._templates[0], text, empty, overflow, offsets=offsets)
+        return self._tokens(texts, templates[0], before, empty, overflow, offsets=offsets)
 
     def _tokens(
         self,
@@ -63,7 +63,7 @@ class TokenEncoder(EncoderModel):
             template=template,
             prepends=bool(self.encoder.prepend),
             append_eos=self.encoder.append_eos,
-            repeat_text=self.runtime.plan.repeats_text,
+            repeat_text=self.runtime.plan.repeats_text and template.between is None,
             max_length=self.max_length,
             empty=empty,
             overflow=overflow,

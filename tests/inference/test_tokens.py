@@ -5,8 +5,9 @@ import warnings
 import pytest
 
 from gerund import ConfigError, TextError
+from gerund.checks import check_texts
 from gerund.inference.encode.words import check_words, word_tokens
-from gerund.inference.tokens import InputFormat, check_texts, tokenize
+from gerund.inference.tokens import InputFormat, tokenize
 from tests.tiny import byte_tokenizer
 
 

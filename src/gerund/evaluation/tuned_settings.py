@@ -6,14 +6,16 @@ Knows: settings. Does not know: scores, models. Torch is not imported, so that a
 from collections.abc import Sequence
 from dataclasses import replace
 
-from gerund.attention.plan import spelled_out
+from gerund.attention.plan import AttentionPlan, spelled_out
 from gerund.checks import one_of
 from gerund.config import EncoderConfig
 from gerund.encoder_methods import (
     ALL_BUT_THE_TOP,
+    ECHO,
     KV_EMBEDDING,
     LAST_LAYER,
     NAMED,
+    REWRITE,
     WHITENING,
     settings_of_template,
 )
@@ -117,7 +119,8 @@ def method_configs(
         plans = {replace(start.attention, skips=skips).resolve(n_layers): skips for skips in reversed(_SKIPS)}
         return [replace(start, attention=replace(start.attention, skips=skips)) for skips in sorted(plans.values())]
 
-    formatted = [replace(causal, template=name, **settings_of_template(name)) for name in NAMED]
+    echo = replace(causal, attention=AttentionPlan(ECHO), template=REWRITE)
+    formatted = [replace(causal, template=name, **settings_of_template(name)) for name in NAMED if name != REWRITE]
     low = [below for below in spread(n_layers, 5) if below > 1]
     # Token Prepending reads the output of an earlier layer, of 32 the 27th.
     read = (LAST_LAYER, str(max(1, min(n_layers - 1, round(n_layers * 27 / 32))))) if "prepend" in methods else ()
@@ -126,6 +129,7 @@ def method_configs(
     rerouted = [replace(kv, reroute=window) for window in windows(n_layers)] if "reroute" in methods else []
     # What reads each text several times is what a small budget leaves out.
     cheap, dear = ([one for one in formatted if (len(one.templates) > 1) is several] for several in (False, True))
+    cheap = [echo, *cheap]
     if "templates" not in methods:
         cheap, dear = [], []
     later = [*with_skips(causal), *on(causal)]

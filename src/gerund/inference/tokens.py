@@ -6,12 +6,12 @@ mean (``text_ids``), models.
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from transformers import PreTrainedTokenizerBase
 
-from gerund.checks import check_unicode, is_listing, one_of
+from gerund.checks import check_unicode, one_of
 from gerund.encoder_methods import NO_FRAME, Template
 from gerund.errors import ConfigError, TextError
 from gerund.inference.text_ids import TextIds, cut_start, encode_texts, frame_of
@@ -80,54 +80,12 @@ class InputFormat:
     @property
     def has_frame(self) -> bool:
         """Whether anything is put around the text."""
-        return bool(self.before or self.template.after or self.template.ends_sentences)
+        return bool(self.before or self.template.after or self.template.ends_sentences or self.has_copy)
 
-
-def check_texts(texts: Any) -> list[str]:
-    """Return the texts as a list, refusing whatever is not a string.
-
-    Raises:
-        TextError: something in there is not a string; the message names its index.
-    """
-    if isinstance(texts, str):
-        return [texts]
-    if not is_listing(texts):
-        raise TextError(f"texts are strings or a list of strings, not {type(texts).__name__}")
-    listed = list(texts)
-    for index, text in enumerate(listed):
-        if not isinstance(text, str):
-            raise TextError.about("text", index, f"is not a string but {type(text).__name__}: {str(text)[:40]!r}")
-    return listed
-
-
-def check_candidates(prefixes: Any, continuations: Any) -> tuple[list[str], list[list[str]]]:
-    """Return prefixes and the continuations of each as lists, refusing whatever is something else.
-
-    Raises:
-        TextError: a prefix has no list of continuations, or a text is no string; or a continuation is blank.
-    """
-    checked = check_texts(prefixes)
-    listed = [*continuations] if is_listing(continuations) else [continuations]
-    for own in listed:
-        if not is_listing(own):
-            raise TextError(f"each prefix has a list of continuations, such as [['one', 'two']], and not {own!r}")
-    if len(listed) != len(checked):
-        raise TextError(f"{len(checked)} prefixes have {len(listed)} lists of continuations")
-    texts = [check_texts(own) for own in listed]
-    refuse_blank(texts)
-    return checked, texts
-
-
-def refuse_blank(continuations: Sequence[Sequence[str]]) -> None:
-    """Refuse continuations without a character but white space.
-
-    Raises:
-        TextError: there is one; the message says which, and of which prefix.
-    """
-    for number, own in enumerate(continuations):
-        for index, text in enumerate(own):
-            if not text.strip():
-                raise TextError(f"continuation {index} of prefix {number} is empty")
+    @property
+    def has_copy(self) -> bool:
+        """Whether the template has the text twice."""
+        return self.template.between is not None
 
 
 def tokenize(
@@ -169,15 +127,20 @@ def tokenize(
         [one.whole for one in formatted],
         offsets=offsets or input_format.has_frame,
         parses_control=input_format.parses_control,
-        most=None if input_format.template.after else room,
+        most=None if input_format.template.after or input_format.has_copy else room,
     )
     long = [row for row, own in enumerate(found) if room is not None and len(own.ids) > room]
+    cut = frozenset(long)
     if long and input_format.overflow == "error":
         raise _too_long(filled[long[0]], found[long[0]], f"there is room for {room}")
     if long and warn:
         warnings.warn(f"{len(long)} of {len(texts)} texts were longer than {room} tokens and were cut", stacklevel=4)
-    for index, own, one in zip(filled, found, formatted, strict=True):
-        result[index] = _tokens(tokenizer, own, input_format, one, offsets, room)
+    if input_format.has_copy:
+        # Both copies lose as much.
+        for row in long:
+            formatted[row], found[row] = _shortened(tokenizer, texts[filled[row]], filled[row], input_format, room)
+    for row, (index, own, one) in enumerate(zip(filled, found, formatted, strict=True)):
+        result[index] = replace(_tokens(tokenizer, own, input_format, one, offsets, room), is_cut=row in cut)
     return result
 
 
@@ -204,12 +167,39 @@ class _Formatted:
         if isinstance(text, Rendered):
             raise TextError.about("text", index, "is rendered and takes no prompt; put the prompt into its template")
         before, template = input_format.before, input_format.template
-        if template.after and room is not None and len(text) > _LONG * room:
+        ends = template.after or input_format.has_copy
+        if ends and room is not None and len(text) > _LONG * room:
             # The end of the whole is the template's, so a long text is cut here and not where the whole is tokenized.
             [own] = encode_texts(tokenizer, [text], offsets=True, most=room)
             text = text[: max(end for _, end in own.offsets)]
         text = template.sentence(text)
+        if template.between is not None:
+            before += text + template.between
         return cls(before + text + template.after, len(before), len(before) + len(text))
+
+
+def _shortened(
+    tokenizer: PreTrainedTokenizerBase, text: str, index: int, input_format: InputFormat, room: int | None
+) -> tuple[_Formatted, TextIds]:
+    """Return a text that is too long to stand twice, cut so that it does, and its tokens."""
+    assert room is not None
+    [alone] = encode_texts(tokenizer, [text], offsets=True, most=room)
+    places = alone.offsets[alone.before : len(alone.ids) - alone.after]
+    fixed, _ = _frame(tokenizer, input_format)
+    kept = min(len(places), max(1, (room - fixed) // 2))
+    while True:
+        formatted = _Formatted.of(tokenizer, text[: places[kept - 1][1]], index, input_format, room)
+        [found] = encode_texts(tokenizer, [formatted.whole], offsets=True, parses_control=input_format.parses_control)
+        # Between other characters a text may have other tokens, and more of them.
+        if len(found.ids) <= room or kept == 1:
+            return formatted, found
+        kept = max(1, kept - max(1, (len(found.ids) - room) // 2))
+
+
+def _frame(tokenizer: PreTrainedTokenizerBase, input_format: InputFormat) -> tuple[int, int]:
+    """Return how many tokens stand around a text and between its copies, and the last one of all."""
+    template = input_format.template
+    return frame_of(tokenizer, input_format.before + (template.between or ""), template.after)
 
 
 def _too_long(index: int, found: TextIds, room: str) -> TextError:
@@ -237,12 +227,12 @@ def _room(tokenizer: PreTrainedTokenizerBase, input_format: InputFormat) -> int 
         raise ConfigError("append_eos needs a tokenizer with an end token, and this one has none")
     if input_format.max_length is None:
         return None
-    around, last = frame_of(tokenizer, input_format.before, input_format.template.after)
+    around, last = _frame(tokenizer, input_format)
     fixed = around + int(input_format.prepends)
     room = input_format.max_length - int(input_format.append_eos and last != tokenizer.eos_token_id)
     if input_format.repeat_text:
         room = fixed + (room - fixed) // 2
-    if room <= fixed:
+    if room <= fixed + int(input_format.has_copy):
         raise ConfigError(
             f"max_length={input_format.max_length} leaves no room for text: prompt and special tokens take {fixed}"
         )
@@ -265,8 +255,7 @@ def _tokens(
     if formatted.begin:
         start = next((i for i in range(before, end) if found.offsets[i][1] > formatted.begin), end)
     behind = last - end
-    is_cut = room is not None and len(ids) > room
-    if room is not None and is_cut:
+    if room is not None and len(ids) > room:
         cut = end - (len(ids) - room)
         ids, end = ids[:cut] + ids[end:], cut
     text_from = start
@@ -287,7 +276,7 @@ def _tokens(
         ids = [*ids[:placeholder], tokenizer.pad_token_id or 0, *ids[placeholder:]]
         text_from, end = text_from + 1, end + 1
     tail = (end, end + behind) if input_format.template.after else None
-    return Tokens(ids, text_from, before, places, tail, placeholder, is_cut)
+    return Tokens(ids, text_from, before, places, tail, placeholder)
 
 
 def context_length(config: Any, tokenizer: PreTrainedTokenizerBase) -> int | None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from gerund.config import EncoderConfig
+from gerund.encoder_methods import templates_around
 from gerund.errors import ConfigError
 from gerund.inference.text_ids import encode_texts
 from gerund.retrieval.documents import Chunk, Chunking
@@ -151,8 +152,10 @@ def _room(lm: Any, prompt: str | None) -> int | None:
     if lm.max_length is None:
         return None
     config: EncoderConfig = lm.encoder
-    around = [config.prompt_text(prompt_name=prompt) + one.before + one.after for one in config.templates or ()]
-    texts = [f"{text}a" for text in around or [config.prompt_text(prompt_name=prompt)]]
+    templates, before = templates_around(
+        config.prompt_text(prompt_name=prompt), config.templates, config.attention.name
+    )
+    texts = [f"{before}{one.before}a{one.between or ''}{one.after}" for one in templates]
     longest = max(len(own.ids) for own in encode_texts(lm.tokenizer, texts))
     room = int(lm.max_length) - longest - _SPARE
     if lm.runtime.plan.repeats_text:

@@ -13,10 +13,10 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from gerund.attention import products
+from gerund.checks import check_texts
 from gerund.errors import TextError
 from gerund.inference.encode.bfloat16_check import ENOUGH, SAMPLE_TEXTS, smallest_cosine
 from gerund.inference.text_ids import encode_texts, text_ids
-from gerund.inference.tokens import check_texts
 from gerund.models import loading
 from gerund.models.sources import find
 from gerund.models.t5_scorer import T5EncoderWithProjection, read_t5_scorer

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from gerund.checks import refuse_blank
 from gerund.errors import TextError
-from gerund.inference.tokens import refuse_blank
 
 # Prefixes that are remembered, so that a search encodes its prompts once.
 _REMEMBERED = 1024

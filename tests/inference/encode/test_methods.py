@@ -122,6 +122,82 @@ def test_a_long_text_loses_its_own_end_and_not_that_of_the_template() -> None:
         build(template="prompteol", max_length=30).encode("z")
 
 
+ECHOES = {"rewrite": "Rewrite the sentence: *, rewritten sentence: *", "A {text} | {text} Z": "A * | * Z"}
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("name", ECHOES)
+def test_an_echo_template_pools_the_second_copy_alone(name: str, side: str) -> None:
+    lm = build(side=side, attention=AttentionPlan("echo"), template=name)
+    slow = []
+    for text in TEXTS:
+        whole = ECHOES[name].replace("*", text)
+        states = states_of(lm, whole)[-1]
+        last = len(whole) - len(ECHOES[name].rpartition("*")[2])
+        places = lm.tokenizer(whole, return_offsets_mapping=True).offset_mapping
+        # A token that holds any character of the copy is of it.
+        slow.append(states[[last - len(text) < end and begin < last for begin, end in places]].mean(0))
+    np.testing.assert_allclose(lm.encode(TEXTS, normalize=False), torch.stack(slow).numpy(), atol=3e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("length", [79, 80])
+def test_both_copies_of_a_long_text_lose_as_much(length: int) -> None:
+    lm = build(attention=AttentionPlan("echo"), template="A {text} | {text} Z", max_length=length)
+    with pytest.warns(UserWarning, match="1 of 2 texts were longer than"):
+        found = lm.encode(["y" * 20 + "z" * 5000, "a cat"], normalize=False)
+    room = (length - len("A  |  Z") - 1) // 2
+    own = ("y" * 20 + "z" * 5000)[:room]
+    states = states_of(lm, f"A {own} | {own} Z")[-1]
+    np.testing.assert_allclose(found[0], states[-2 - room : -2].mean(0).numpy(), atol=3e-5, rtol=1e-4)
+    whole, cut = "y" * room, "y" * (room + 1)
+    assert lm.encode_with_usage([whole, cut]).truncated == [False, True]
+    assert [len(text) for text in lm.tokens([whole])] == [8 + 2 * room]
+    with pytest.raises(TextError, match="tokens and there is room for"):
+        lm.encode(cut, overflow="error")
+    with pytest.raises(ConfigError, match="leaves no room for text"):
+        build(attention=AttentionPlan("echo"), template="A {text} | {text} Z", max_length=9).encode("z")
+
+
+def test_a_copy_has_the_tokens_of_its_place(bundled) -> None:
+    """A tokenizer of words and pieces: what is pooled is told by characters."""
+    lm = bundled.with_encoder(EncoderConfig(AttentionPlan("echo"), template="rewrite", max_length=40))
+    with pytest.warns(UserWarning, match="were cut"):
+        [tokens] = lm.tokens(["The kitten sleeps. " * 30], offsets=True)
+    assert 36 <= len(tokens) <= 40
+    text = lm.tokenizer.decode(tokens.ids)
+    before, _, behind = text.partition(", rewritten sentence: ")
+    assert before.endswith(behind)
+    assert lm.tokenizer.decode(tokens.ids[tokens.text_from :]).strip() == behind.strip()
+    assert ("The kitten sleeps. " * 30)[tokens.offsets[0][0] :][:57] == "The kitten sleeps. " * 3
+
+
+def test_a_prompt_with_the_text_in_it_takes_the_place_of_the_template() -> None:
+    lm = build(template="prompteol", pooling="last", prompts={"query": 'Ask "{text}" now', "plain": "Topic! "})
+    slow = states_of(lm, 'Ask "A dog" now')[-1][-1].numpy()
+    for said in ({"prompt_name": "query"}, {"prompt": 'Ask "{text}" now'}):
+        np.testing.assert_allclose(lm.encode("A dog", **said, normalize=False), slow, atol=3e-5, rtol=1e-4)
+    slow = states_of(lm, 'Topic! This sentence : "A dog." means in one word:"')[-1][-1].numpy()
+    np.testing.assert_allclose(lm.encode("A dog", prompt_name="plain", normalize=False), slow, atol=3e-5, rtol=1e-4)
+    with pytest.raises(ConfigError, match="nothing can go on from there"):
+        build().encode_and_keep("A dog", prompt='Ask "{text}"')
+    with pytest.raises(ConfigError, match="training takes no template and no prompt with a place for the text"):
+        lm.encoder.refuse_methods("training")
+
+
+def test_kv_embedding_reads_queries_in_a_template_of_their_own() -> None:
+    spec = EncoderSpec(attention="causal", template="kv-embedding")
+    own = EncoderConfig(prompts={"query": "Q: ", "document": "D: "})
+    found = spec.applied_to(own)
+    assert found.prompts == {"query": "Query: {text} Compress the Query in one word:", "document": "D: "}
+    assert EncoderSpec(attention="causal", template="kv-embedding", prompts={}).applied_to(own).prompts == {}
+    lm = build(**settings_of_template("kv-embedding"), template="kv-embedding")
+    states = states_of(lm, "Query: a cat Compress the Query in one word:")[-1]
+    slow = (states[-1] + states.mean(0)) / 2
+    np.testing.assert_allclose(
+        lm.encode("a cat", prompt_name="query", normalize=False), slow.numpy(), atol=3e-5, rtol=1e-4
+    )
+
+
 @pytest.mark.parametrize("model_type", ["llama", "gpt2", "gemma2", "mistral"])
 @pytest.mark.parametrize(
     ("layers", "wanted"), [("3", [3]), ("0+2-4", [0, 2, 3, 4]), ("all", [1, 2, 3, 4]), ("1+4", [1, 4]), ("last", [4])]
@@ -247,7 +323,11 @@ def test_a_saved_folder_and_a_spec_keep_the_method(tiny_folder, tmp_path) -> Non
     ("settings", "message"),
     [
         ({"template": "prompt-eol"}, "unknown template 'prompt-eol'"),
-        ({"template": "{text} and {text}"}, "more than once"),
+        ({"template": "{text} and {text} and {text}"}, "more than twice"),
+        ({"template": "{text} and {text}"}, "a template with {text} twice is for attention='echo'"),
+        ({"template": "rewrite"}, "a template with {text} twice is for attention='echo'"),
+        ({"prompts": {"query": "{text} and {text}"}}, "a template with {text} twice is for attention='echo'"),
+        ({"prompts": {"query": "Q: {text}"}, "attention": "echo"}, "its templates have {text} twice"),
         ({"layers": "9"}, "layers=9: the model has 4 layers"),
         ({"layers": "4-2"}, "runs backwards"),
         ({"layers": "-0"}, "none of last, all, 6, -2, 4-8"),
@@ -260,7 +340,7 @@ def test_a_saved_folder_and_a_spec_keep_the_method(tiny_folder, tmp_path) -> Non
             {"prepend": 2, "template": "prompteol", "attention": "inter-back"},
             "for plans that run each layer once, not for",
         ),
-        ({"template": "prompteol", "attention": "echo"}, "takes no template"),
+        ({"template": "prompteol", "attention": "echo"}, "its templates have {text} twice"),
         ({"transform": "bleaching"}, "unknown transform 'bleaching'"),
         ({"pool_bos": "maybe"}, "unknown value of pool_bos 'maybe'"),
     ],
@@ -281,4 +361,4 @@ def test_what_knows_nothing_of_methods_refuses_them(tiny_folder, tmp_path) -> No
 
 
 def test_names_are_told(tiny_folder) -> None:
-    assert set(NAMED) == {*RELEASED, "metaeol", "kv-embedding"}
+    assert set(NAMED) == {*RELEASED, "metaeol", "kv-embedding", "rewrite"}

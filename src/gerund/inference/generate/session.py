@@ -21,6 +21,7 @@ from transformers import Cache, LogitsProcessorList, PreTrainedModel, PreTrained
 
 from gerund.attention.cache_names import CACHE
 from gerund.config import Sampling
+from gerund.encoder_methods import is_template
 from gerund.errors import ConfigError, TextError
 from gerund.inference.encode.runtime import EncoderRuntime, pooled
 from gerund.inference.generate import generation
@@ -301,6 +302,8 @@ def encode_and_keep(
         TextError: the text is empty, or too long to be encoded or continued.
     """
     _refuse_plan(runtime)
+    if is_template(prompt):
+        raise ConfigError(f"the prompt {prompt!r} stands around a text, which ends it: nothing can go on from there")
     if not text.strip():
         raise TextError("the text is empty, so there is nothing to encode")
     whole = prompt + text if prompt else text

@@ -9,9 +9,10 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from gerund.checks import check_texts
 from gerund.errors import ConfigError, TextError
 from gerund.inference.text_ids import ids_inside
-from gerund.inference.tokens import check_texts, check_unicode
+from gerund.inference.tokens import check_unicode
 
 # A space before a gap is part of the gap's first token in most tokenizers. A line break is not, and stays.
 _SPACES = " \t"
