@@ -172,7 +172,11 @@ class EncoderSpec(BaseModel):
         said = self.model_dump(exclude_none=True, include=_CONFIG_FIELDS)
         said |= {name: None for name in ("max_length", "fusion") if said.get(name) == "auto"}
         brought = settings_of_template(said.get("template", ""))
-        brought |= {"prompts": {**own.prompts, **brought["prompts"]}} if "prompts" in brought else {}
+        if said.get("template", own.template) != own.template or "prompts" in brought:
+            # The prompts that a template has brought go with it.
+            before = settings_of_template(own.template).get("prompts", {}).items()
+            kept = {name: text for name, text in own.prompts.items() if (name, text) not in before}
+            brought["prompts"] = {**kept, **brought.get("prompts", {})}
         return replace(own, attention=self.plan(own.attention), **{**brought, **said})
 
     @classmethod

@@ -190,6 +190,8 @@ def test_kv_embedding_reads_queries_in_a_template_of_their_own() -> None:
     found = spec.applied_to(own)
     assert found.prompts == {"query": "Query: {text} Compress the Query in one word:", "document": "D: "}
     assert EncoderSpec(attention="causal", template="kv-embedding", prompts={}).applied_to(own).prompts == {}
+    assert EncoderSpec(template="none").applied_to(found).prompts == {"document": "D: "}
+    assert EncoderSpec(prompt="Read: ").applied_to(found).prompts == found.prompts
     lm = build(**settings_of_template("kv-embedding"), template="kv-embedding")
     states = states_of(lm, "Query: a cat Compress the Query in one word:")[-1]
     slow = (states[-1] + states.mean(0)) / 2
