@@ -10,6 +10,7 @@ import torch
 import gerund
 from gerund.attention.plan import AttentionPlan
 from gerund.config import EncoderConfig
+from gerund.encoder_methods import PromptText
 from gerund.errors import ModelError
 from gerund.evaluation.mteb import MTEBEncoder
 from gerund.evaluation.systems.embeddings import EmbeddingCache, key_of_text
@@ -98,6 +99,19 @@ def test_the_name_chooses_the_prompt_before_the_type_and_documents_have_none():
         table = random_table(["a"])
         MTEBEncoder(table, prompts=prompts).encode([{"text": ["a"]}], task_metadata=metadata, prompt_type=role)
         assert table.asked == [(wanted, ["a"])]
+
+
+@pytest.mark.parametrize("given", [{}, {"Retrieval": "find: "}])
+def test_queries_and_documents_are_read_in_the_encoders_own_prompts(lm, given):
+    from mteb.types import PromptType
+
+    own = lm.with_encoder(replace(lm.encoder, prompts={"query": "Ask", "document": "{text} is told"}))
+    encoder, metadata = MTEBEncoder(own, prompts=given), task_named("X", "Retrieval")
+    for role, wanted in ((PromptType.query, given.get("Retrieval", "Ask")), (PromptType.document, "{text} is told")):
+        found = encoder.encode([{"text": ["a cat"]}], task_metadata=metadata, prompt_type=role)
+        np.testing.assert_array_equal(found, lm.encode(["a cat"], PromptText(wanted), normalize=False))
+    alone = encoder.encode([{"text": ["a cat"]}], task_metadata=task_named())
+    np.testing.assert_array_equal(alone, lm.encode(["a cat"], normalize=False))
 
 
 def test_mtebs_own_roles_are_understood():

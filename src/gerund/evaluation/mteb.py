@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from gerund.encoder_methods import PromptText
 from gerund.errors import ModelError
 from gerund.evaluation.systems.base import Encoder, Ranks, System
 from gerund.evaluation.systems.language_model import language_model_system
@@ -60,7 +61,8 @@ class MTEBEncoder:
         name: what MTEB calls the model in its results; None takes the model's name.
         prompts: by MTEB task name (``STSBenchmark``) or type (``STS``), the name first. Documents of retrieval
             and re-ranking do not get it: there the prompt belongs to the query (Look Both Ways, appendix B).
-            A task without one is encoded with the encoder's own prompt.
+            Queries and documents without one are encoded with the encoder's own prompt ``query`` or ``document``,
+            where it has that, and all other texts with its default one.
         document_prompts: those of documents by MTEB task name, where they have one.
         normalize: give every vector length 1.
         show_progress: None shows a bar on a terminal.
@@ -115,6 +117,10 @@ class MTEBEncoder:
         prompt = self._prompt_for(task_metadata)
         if prompt_type == _DOCUMENT:
             prompt = self._document_prompts.get(task_metadata.name)
+        if prompt is None and prompt_type is not None:
+            # MTEB's roles are texts, and so named.
+            own = self._system.stored_prompts.get(str(getattr(prompt_type, "value", prompt_type)))
+            prompt = None if own is None else PromptText(own)
         vectors = self._system.encode(texts, prompt=prompt, normalize=self._normalize, show=self._show)
         if not np.isfinite(vectors).all():
             raise ModelError(f"{self._name} gives vectors that are not finite numbers, which nothing can be scored on")

@@ -195,6 +195,11 @@ class Encoder(System):
         return None
 
     @property
+    def stored_prompts(self) -> Mapping[str, str]:
+        """Its own prompts by name, of which ``query`` and ``document`` are for searches."""
+        return {}
+
+    @property
     @abstractmethod
     def dimensions(self) -> int:
         """Numbers in a vector."""

@@ -3,7 +3,7 @@
 Knows: ``LanguageModel``, its scorer and adapters, stored embeddings. Does not know: tasks.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,6 +66,11 @@ class LanguageModelSystem(Encoder):
     def cache_key(self) -> str:
         """The encoder and the type that it computes in."""
         return f"{self.fingerprint}-{_name(self.lm.compute_dtype)}"
+
+    @property
+    def stored_prompts(self) -> Mapping[str, str]:
+        """The encoder's own prompts by name."""
+        return self.lm.encoder.prompts
 
     @property
     def weights_key(self) -> str:

@@ -5,6 +5,7 @@ Knows: sentence-transformers. Does not know: language models, tasks.
 
 import copy
 import hashlib
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -124,6 +125,12 @@ class SentenceTransformersSystem(Encoder):
                         kept_pass.keep(rows, vectors[rows])
                 advance(len(rows))
         return vectors
+
+    @property
+    def stored_prompts(self) -> Mapping[str, str]:
+        """The model's own prompts by name."""
+        found: dict[str, str] = self._model.prompts
+        return found
 
     def prompt_text(self, prompt: str | None) -> str:
         """Return what is put before a text."""
