@@ -21,7 +21,7 @@ NO_TEMPLATE = "none"
 PLACE = "{text}"
 """Stands for the text in a template of one's own."""
 NAMED_POOLING = "last"
-"""How the named templates are pooled: the last token's state is the vector."""
+"""How most named templates are pooled: the last token's state is the vector."""
 ECHO = "echo"
 """The plan of echo embeddings, which reads a text twice."""
 REWRITE = "rewrite"
@@ -140,9 +140,9 @@ def parted(text: str, *, ends_sentences: bool = False) -> Template:
     return Template(before, after, ends_sentences, between[0] if between else None)
 
 
-def is_template(prompt: str) -> bool:
-    """Whether a prompt stands around a text in the place of the template, and not before it."""
-    return PLACE in prompt
+def is_template(text: str) -> bool:
+    """Whether a text has a place for another, so that a prompt stands around a text and not before it."""
+    return PLACE in text
 
 
 def templates_around(prompt: str, templates: Sequence[Template], plan: str) -> tuple[tuple[Template, ...], str]:
@@ -181,7 +181,7 @@ def templates_of(name: str) -> tuple[Template, ...]:
         return ()
     if name in NAMED:
         return tuple(parted(text, ends_sentences=name not in _AS_IT_IS) for text in NAMED[name])
-    if PLACE in name:
+    if is_template(name):
         return (parted(name),)
     raise unknown_name("template", name, [NO_TEMPLATE, *NAMED, f"a text with {PLACE}"])
 
@@ -194,10 +194,8 @@ def settings_of_template(name: str) -> dict[str, Any]:
     """
     if name == KV_EMBEDDING:
         return {"pooling": "last-mean", "pool_prompt": True, "prompts": {"query": _KV_QUERY}}
-    if name == REWRITE:
-        return {}
     layers = {"layers": "-2"} if name in _SECOND_LAST else {}
-    return {"pooling": NAMED_POOLING, **layers} if name in NAMED else {}
+    return {"pooling": NAMED_POOLING, **layers} if name in NAMED and name != REWRITE else {}
 
 
 def layer_numbers(layers: str, n_layers: int) -> tuple[int, ...]:

@@ -114,7 +114,7 @@ class BoundPlan:
         if rerouting is not None:
             rerouting.reached.add(layer)
             dtype = query.dtype if dtype is None else dtype
-        if window is not None and (window.size if isinstance(window, Chunk) else window) >= self._width(length):
+        if not self._hides(window, length):
             window = None
         if dtype is None and self._needs_no_mask(view, window):
             return None
@@ -132,9 +132,8 @@ class BoundPlan:
     def hides_padding_alone(self, layer: int, length: int, window: Near) -> bool:
         """Whether in this layer all tokens of a text see one another."""
         view = self.view(layer)
-        if view.direction is not Direction.BIDIRECTIONAL or view.hidden or self.reroutes(layer):
-            return False
-        return window is None or (window.size if isinstance(window, Chunk) else window) >= self._width(length)
+        to_all = view.direction is Direction.BIDIRECTIONAL and not view.hidden
+        return to_all and not self.reroutes(layer) and not self._hides(window, length)
 
     def reroutes(self, layer: int) -> bool:
         """Whether the last token's key and value stand before the text in layer ``layer``."""
@@ -158,6 +157,10 @@ class BoundPlan:
         """
         del module, layer, query, key, value, kwargs
         return None
+
+    def _hides(self, window: Near, length: int) -> bool:
+        """Whether a window hides anything from a pass of ``length`` queries."""
+        return window is not None and (window.size if isinstance(window, Chunk) else window) < self._width(length)
 
     def _width(self, length: int) -> int:
         """Return the smallest window that hides nothing from a pass of ``length`` queries."""

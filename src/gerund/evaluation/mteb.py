@@ -118,7 +118,7 @@ class MTEBEncoder:
         if prompt_type == _DOCUMENT:
             prompt = self._document_prompts.get(task_metadata.name)
         if prompt is None and prompt_type is not None:
-            # MTEB's roles are texts, and so named.
+            # A member of MTEB's enumeration, or its value.
             own = self._system.stored_prompts.get(str(getattr(prompt_type, "value", prompt_type)))
             prompt = None if own is None else PromptText(own)
         vectors = self._system.encode(texts, prompt=prompt, normalize=self._normalize, show=self._show)

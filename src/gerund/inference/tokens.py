@@ -6,7 +6,7 @@ mean (``text_ids``), models.
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from transformers import PreTrainedTokenizerBase
@@ -130,7 +130,6 @@ def tokenize(
         most=None if input_format.template.after or input_format.has_copy else room,
     )
     long = [row for row, own in enumerate(found) if room is not None and len(own.ids) > room]
-    cut = frozenset(long)
     if long and input_format.overflow == "error":
         raise _too_long(filled[long[0]], found[long[0]], f"there is room for {room}")
     if long and warn:
@@ -139,8 +138,9 @@ def tokenize(
         # Both copies lose as much.
         for row in long:
             formatted[row], found[row] = _shortened(tokenizer, texts[filled[row]], filled[row], input_format, room)
-    for row, (index, own, one) in enumerate(zip(filled, found, formatted, strict=True)):
-        result[index] = replace(_tokens(tokenizer, own, input_format, one, offsets, room), is_cut=row in cut)
+    cut = {filled[row] for row in long}
+    for index, own, one in zip(filled, found, formatted, strict=True):
+        result[index] = _tokens(tokenizer, own, input_format, one, offsets, room, is_cut=index in cut)
     return result
 
 
@@ -246,6 +246,8 @@ def _tokens(
     formatted: _Formatted,
     keep_offsets: bool,
     room: int | None,
+    *,
+    is_cut: bool,
 ) -> Tokens:
     ids, before = found.ids, found.before
     last = len(ids) - found.after
@@ -276,7 +278,7 @@ def _tokens(
         ids = [*ids[:placeholder], tokenizer.pad_token_id or 0, *ids[placeholder:]]
         text_from, end = text_from + 1, end + 1
     tail = (end, end + behind) if input_format.template.after else None
-    return Tokens(ids, text_from, before, places, tail, placeholder)
+    return Tokens(ids, text_from, before, places, tail, placeholder, is_cut)
 
 
 def context_length(config: Any, tokenizer: PreTrainedTokenizerBase) -> int | None:
