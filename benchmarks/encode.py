@@ -7,7 +7,8 @@ Makes a 6-layer, d=384 Llama of random weights with the tokenizer of the bundled
 length (without `--data` those of the demo), checks that both systems give the same vectors, and times them in turn.
 ``--llm2vec`` names the interpreter of an environment that has llm2vec 0.2.3, which needs an older transformers; it then
 runs in a process of its own, in turn with ours, timed from inside. The table `bundled` is of the bundled model as it is
-shipped, on Wikipedia's texts cut to 380 tokens; ``--small`` names a folder of all-MiniLM-L6-v2 to time beside it.
+shipped, on Wikipedia's texts cut to 380 tokens; ``--small`` names a folder of all-MiniLM-L6-v2 to time beside it. The
+table `types` is of larger Llamas of random weights in every type that `dtype` can name for encoding.
 """
 
 import json
@@ -28,6 +29,7 @@ import harness
 from gerund.data.corpus import read_documents
 from gerund.inference.encode.runtime import default_batch_tokens
 from gerund.inference.tokens import token_batches
+from gerund.models.int8_products import cpu_has_int8
 from gerund.models.sources import find
 from inputs import bundled_tokenizer, random_llama, save, texts_of
 from results import Column, Row, Table, median_of
@@ -35,10 +37,16 @@ from results import Column, Row, Table, median_of
 PEER, PEER_2 = "sentence-transformers, causal", "llm2vec, bidirectional"
 CAUSAL, MASK0 = "gerund, `causal`", "gerund, `mask0-bidir`"
 AUTO = 'gerund, `mask0-bidir`, `dtype="auto"`'
+EIGHT = 'the bundled model, `dtype="int8"`'
 SHIPPED, BASE = "the bundled model, as shipped", "the bundled model without its adapter, `causal`"
 PEER_BASE, SMALL = "sentence-transformers, the same without its adapter", "sentence-transformers, all-MiniLM-L6-v2"
 LONG = 380
 Encode = Callable[[list[str]], np.ndarray]
+SIZES = {
+    "97 million": {"hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 12, "num_attention_heads": 12},
+    "1.0 billion": {"hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 22, "num_attention_heads": 32,
+                    "num_key_value_heads": 4},
+}  # fmt: skip
 TYPES = (("float32", torch.float32, 1e-5), ("bfloat16", torch.bfloat16, None))
 
 LLM2VEC = """
@@ -179,12 +187,18 @@ def bundled(options: Any) -> Table:
         BASE: lambda texts: base.encode(texts, show_progress=False),
         SHIPPED: lambda texts: shipped.encode(texts, show_progress=False),
     }
+    if cpu_has_int8():
+        eight = gerund.load(device="cpu", dtype="int8")
+        systems[EIGHT] = lambda texts: eight.encode(texts, show_progress=False)
     if options.small:
         systems[SMALL] = _small(options.small, torch.bfloat16)
         options.small = "all-MiniLM-L6-v2"
     found = {name: encode(texts) for name, encode in systems.items()}
     closest = float((found[PEER_BASE] * found[BASE]).sum(axis=1).min())
-    check = harness.require("causal vectors of both libraries in bfloat16, one less the cosine,", 1 - closest, 1e-2)
+    checks = [harness.require("causal vectors of both libraries in bfloat16, one less the cosine,", 1 - closest, 1e-2)]
+    if EIGHT in found:
+        closest = float((found[SHIPPED] * found[EIGHT]).sum(axis=1).min())
+        checks.append(harness.require("int8 beside bfloat16, as shipped, one less the cosine,", 1 - closest, 1e-3))
     timed = harness.alternate(
         {name: (lambda encode=encode: encode(texts)) for name, encode in systems.items()}, options.rounds
     )
@@ -197,7 +211,29 @@ def bundled(options: Any) -> Table:
     caption = (
         f"{len(texts)} beginnings of Wikipedia articles, {tokens} tokens of the bundled model's tokenizer, bfloat16."
     )
-    return Table("bundled", caption, harness.time_columns(PEER_BASE, rate), rows, checks=[check])
+    return Table("bundled", caption, harness.time_columns(PEER_BASE, rate), rows, checks=checks)
+
+
+def types(options: Any) -> Table:
+    """Time models of random weights in every type that encoding can compute in."""
+    texts = texts_of(options.data, options.texts // 250, articles)
+    tokens = sum(map(len, bundled_tokenizer()(texts).input_ids))
+    names = ["float32", "bfloat16", *(["int8"] if cpu_has_int8() else [])]
+    rows: list[Row] = []
+    for size in options.sizes:
+        with tempfile.TemporaryDirectory() as name:
+            save(random_llama(**SIZES[size]).bfloat16(), Path(name))
+            # One after the other: together they need not fit the memory.
+            for dtype in names:
+                encode = ours(Path(name), "bidir", dtype)
+                encode(texts[:1])  # weights are laid out for the processor when they are first used
+                spent = [harness.spend(lambda encode=encode: encode(texts)) for _ in range(options.rounds)]
+                rate = median_of([tokens / one.cpu for one in spent])
+                rows.append({"size": size, "dtype": dtype, "rate": rate})
+    columns = [Column("size", "parameters"), Column("dtype", "`dtype`"),
+               Column("rate", "tokens in a second of processor time", "", 0, "higher")]  # fmt: skip
+    caption = f"{len(texts)} texts, {tokens} tokens, Llamas of random weights, plan `bidir`, mean pooling."
+    return Table("types", caption, columns, rows)
 
 
 def _small(folder: Path, dtype: torch.dtype) -> Encode:
@@ -235,7 +271,8 @@ def random_model(options: Any) -> tuple[list[Table], dict[str, Any]]:
 def main(argv: list[str] | None = None) -> None:
     """Run the comparison."""
     parser = harness.parser(__doc__, rounds=5)
-    parser.add_argument("--tables", nargs="+", choices=["random", "bundled"], default=["random"])
+    parser.add_argument("--tables", nargs="+", choices=["random", "bundled", "types"], default=["random"])
+    parser.add_argument("--sizes", nargs="+", choices=list(SIZES), default=list(SIZES), help="for the table `types`")
     parser.add_argument("--small", type=Path, metavar="FOLDER", help="all-MiniLM-L6-v2, for the table `bundled`")
     parser.add_argument("--data", type=Path)
     parser.add_argument("--texts", type=int, default=2000)
@@ -244,6 +281,8 @@ def main(argv: list[str] | None = None) -> None:
     tables, lengths = random_model(options) if "random" in options.tables else ([], {})
     if "bundled" in options.tables:
         tables.append(bundled(options))
+    if "types" in options.tables:
+        tables.append(types(options))
     harness.report(options, __file__, tables, libraries=("sentence-transformers",), **lengths)
 
 

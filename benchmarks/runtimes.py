@@ -2,8 +2,9 @@
 
     python benchmarks/runtimes.py [--texts 96] [--tokens 48] [--rounds 5]
 
-`encoders`: the bundled encoder in gerund, and its graph in onnxruntime (float32, and weights in 8 bits) and OpenVINO,
-on the same texts in batches of 16 of similar length. Values are compared with gerund's in float32.
+`encoders`: the bundled encoder in gerund (float32, as loaded, and in 8 bits), and its graph in onnxruntime (float32,
+and weights in 8 bits) and OpenVINO, on the same texts in batches of 16 of similar length. Values are compared with
+gerund's in float32.
 
 `writers`: the bundled model, generating in gerund, and as GGUF in llama.cpp (its own type, and weights in 8 bits), one
 text at a time.
@@ -32,10 +33,11 @@ import gerund
 import harness
 from gerund.exporting import graphs, llama_cpp, onnx, openvino
 from gerund.exporting.tokenizers import plain_tokenizer
+from gerund.models.int8_products import cpu_has_int8
 from inputs import demo_texts, random_llama, save
 from results import Column, Row, Table
 
-GERUND, HALF = "gerund, float32", "gerund, as loaded"
+GERUND, HALF, EIGHT = "gerund, float32", "gerund, as loaded", 'gerund, `dtype="int8"`'
 ORT, ORT_8, OV = "onnxruntime", "onnxruntime, weights in 8 bits", "OpenVINO"
 GGUF, GGUF_8 = "llama.cpp, own type", "llama.cpp, weights in 8 bits"
 TRANSFORMERS = "transformers"
@@ -80,6 +82,7 @@ def encoders(model: Any, options: Any, folder: Path) -> Table:
     # Without the bundled model's head: OpenVINO cannot look up the vectors of words in it.
     ours = gerund.load(model, adapter="none", attention="bidir", dtype="float32")
     loaded = gerund.load(model, adapter="none", attention="bidir")
+    in_eight = gerund.load(model, adapter="none", attention="bidir", dtype="int8" if cpu_has_int8() else "auto")
     prepared = graphs.prepare(ours.runtime, folder)
     plain, eight, other = folder / "model.onnx", folder / "eight.onnx", folder / "model.xml"
     onnx.write_graph(prepared, plain)
@@ -90,6 +93,7 @@ def encoders(model: Any, options: Any, folder: Path) -> Table:
     systems: dict[str, Vectors] = {
         GERUND: lambda: ours.encode(texts, batch_tokens=None, show_progress=False),
         HALF: lambda: loaded.encode(texts, show_progress=False),
+        **({EIGHT: lambda: in_eight.encode(texts, show_progress=False)} if cpu_has_int8() else {}),
         ORT: reader(ours, texts, onnx_runner(plain, options.threads)),
         ORT_8: reader(ours, texts, onnx_runner(eight, options.threads)),
         OV: reader(ours, texts, lambda given: compiled(dict(given))[graphs.VECTORS]),

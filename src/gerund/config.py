@@ -39,7 +39,7 @@ ExportFormat = Literal["sentence-transformers", "merged", "onnx", "onnx-int8", "
 EXPORT_FORMATS: tuple[ExportFormat, ...] = get_args(ExportFormat)
 InfillMethod = Literal["infill", "left-only", "blank", "contextual", "prefix-suffix", "line-by-line"]
 INFILL_METHODS: tuple[InfillMethod, ...] = get_args(InfillMethod)
-DTYPE_NAMES = ("float32", "bfloat16", "float16")
+DTYPE_NAMES = ("auto", "float32", "bfloat16", "float16", "int8")
 POOL_BOS = ("auto", "always", "never")
 
 Job = Literal["encode", "infill", "score"]

@@ -22,7 +22,7 @@ from gerund.config import EncoderConfig, Job, vectors_alike
 from gerund.encoder_methods import NO_TRANSFORM, TRUNCATE, layer_numbers, rerouted_layers
 from gerund.errors import ConfigError
 from gerund.inference.encode import runtime as encoding
-from gerund.inference.encode.bfloat16_check import choose_autocast
+from gerund.inference.encode.precision_check import choose_autocast, in_int8
 from gerund.models.adapters import Adapters, base_state, load_adapters
 from gerund.models.fingerprint import fingerprint, weights_hash
 from gerund.models.heads import ProjectionHead
@@ -50,6 +50,7 @@ class EncoderModel:
         name: str = "a model in memory",
         adapters: Adapters | None = None,
         autocast: bool = False,
+        int8: bool = False,
         head: ProjectionHead | None = None,
         transform: Transform | None = None,
         spec: ModelSpec | None = None,
@@ -64,6 +65,7 @@ class EncoderModel:
             name: what to call it in messages.
             adapters: PEFT adapters, each active for its jobs only; they are put into the model.
             autocast: encode float32 weights in bfloat16 where that is quick and near enough.
+            int8: encode in 8 bits, on a processor that has instructions for it.
             head: projects the pooled states; None leaves them.
             transform: what ``encoder.transform`` was fitted to; None where it was not fitted yet (see ``fitted``).
             spec: what it was loaded by; None for a model that was made in memory.
@@ -72,7 +74,8 @@ class EncoderModel:
 
         Raises:
             UnsupportedModelError: the plan does not reach every layer.
-            ConfigError: the plan does not fit the number of layers.
+            ConfigError: the plan does not fit the number of layers, or the transform does not fit 8 bits.
+            ModelError: in 8 bits its vectors would be too far from what they are.
         """
         self.model = model
         self.tokenizer = tokenizer
@@ -94,8 +97,13 @@ class EncoderModel:
         self.runtime = self._truncated(self._make_runtime(plan))
         self.transform = self.runtime.transform
         # A fitted transform makes small directions large, and with them rounding.
-        if autocast and self.encoder.transform.split("-")[0] in (NO_TRANSFORM, TRUNCATE):
+        is_fitted = self.encoder.transform.split("-")[0] not in (NO_TRANSFORM, TRUNCATE)
+        if autocast and not is_fitted:
             self.runtime = replace(self.runtime, autocast=choose_autocast(self.runtime))
+        if int8:
+            if is_fitted:
+                raise _too_coarse(self.encoder.transform)
+            self.runtime = in_int8(self.runtime, name)
 
     @staticmethod
     def _truncated(runtime: encoding.EncoderRuntime) -> encoding.EncoderRuntime:
@@ -174,6 +182,8 @@ class EncoderModel:
     @property
     def compute_dtype(self) -> torch.dtype:
         """The type that ``encode`` computes in; the weights keep their own."""
+        if self.runtime.int8:
+            return torch.int8
         return self.runtime.autocast or self.model.dtype
 
     def with_encoder(self, encoder: EncoderConfig) -> Self:
@@ -209,8 +219,10 @@ class EncoderModel:
         """Return the same model with a transform that was fitted for its encoder config.
 
         Raises:
-            ConfigError: it is for vectors of another size.
+            ConfigError: it is for vectors of another size, or encoding computes in 8 bits.
         """
+        if self.runtime.int8:
+            raise _too_coarse(self.encoder.transform)
         width = replace(self.runtime, transform=None).width
         if len(transform.mean_D) != width:
             raise ConfigError(f"the transform is for vectors of {len(transform.mean_D)} numbers, not {width}")
@@ -296,6 +308,10 @@ def _check_numbers(encoder: EncoderConfig, n_layers: int) -> None:
     rerouted_layers(encoder.reroute, n_layers)
     if encoder.prepend > n_layers:
         raise ConfigError(f"prepend={encoder.prepend}: the model has {n_layers} layers")
+
+
+def _too_coarse(transform: str) -> ConfigError:
+    return ConfigError(f"{transform} makes small directions large, and with them int8's rounding; take another dtype")
 
 
 def _changes(state: Mapping[str, Tensor]) -> int:

@@ -291,7 +291,8 @@ class ModelSpec(EncoderSpec):
     has a fitted one and needs none."""
     dtype: Name = "auto"
     """``auto`` keeps the checkpoint's type and encodes float32 weights in bfloat16 where the processor computes in it
-    and the vectors' cosine to float32 is at least 0.999; or a type by name, for both."""
+    and the vectors' cosine to float32 is at least 0.999; or a type by name, for both. ``int8`` keeps the checkpoint's
+    type and encodes in 8 bits, on a processor with instructions for that."""
     device: Name = "auto"
     """``auto``, ``cpu``, ``cuda``, ``cuda:1``, ..."""
 

@@ -78,9 +78,7 @@ class WorkerModel:
                 f"{lm.fingerprint()}, not {self.fingerprint}); put the same there, or on storage that all share"
             )
         if (dtype := str(lm.compute_dtype).removeprefix("torch.")) != self.dtype:
-            raise ConfigError(
-                f"{machine} computes in {dtype} and this machine in {self.dtype}; give --dtype float32 or bfloat16"
-            )
+            raise ConfigError(f"{machine} computes in {dtype} and this machine in {self.dtype}; give --dtype float32")
         return lm
 
 

@@ -60,8 +60,8 @@ class CheckedCommand(LiteralHelp):
             for value in _each(ctx.params.get(name)):
                 _check(called, value)
         dtype = ctx.params.get("dtype")
-        if dtype is not None and dtype not in ("auto", *DTYPE_NAMES):
-            raise unknown_name("dtype", dtype, ["auto", *DTYPE_NAMES])
+        if dtype is not None and dtype not in DTYPE_NAMES:
+            raise unknown_name("dtype", dtype, DTYPE_NAMES)
         if isinstance(model := ctx.params.get("model"), str):
             _demand_reachable(model)
         return super().invoke(ctx)

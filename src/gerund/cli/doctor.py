@@ -198,9 +198,11 @@ def _print_checks(console: "Console", found: "Diagnosis") -> None:
 
 
 def _measured(check: "Check") -> str:
+    from gerund.doctor.results import COARSE
+
     if check.value is None:
         return ""
-    if check.name == "bfloat16":
+    if check.name in COARSE:
         return f": {check.value:.5f}"
     return f": largest difference {check.value:.1e} of the largest value"
 

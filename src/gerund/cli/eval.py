@@ -56,10 +56,10 @@ def command(
         ),
     ] = None,
     tasks: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(
-            help="Tasks with commas: names (sts/stsb), kinds (retrieval), sides (representation, tokens, generation), "
-            "all, MTEB15, MTEB names, lm-eval/NAME.",
+            help="Tasks with commas, or one each time: names (sts/stsb), kinds (retrieval), sides (representation, "
+            "tokens, generation), all, MTEB15, MTEB names, lm-eval/NAME.",
             show_default=False,
         ),
     ] = None,
@@ -127,7 +127,7 @@ def command(
     if list_:
         _list(data)
         return
-    if tasks is None or output is None:
+    if not tasks or output is None:
         raise ConfigError("give --tasks and -o REPORT, or --list to see what a folder of data holds")
     # What is quick to find comes first: to know the tasks takes seconds, and the models more.
     columns = [parse_encoder_spec(text) for text in plan or []]
@@ -138,7 +138,7 @@ def command(
     models = models or [options.DEFAULT_MODEL]
     machines = engine_of(engine, workers, address, usual=1)
     _check_names(models)
-    chosen = _tasks(tasks, data, set_ or [], validation=validation)
+    chosen = _tasks(",".join(tasks), data, set_ or [], validation=validation)
     config = _with_prompts(config, chosen, prompts)
     from gerund.evaluation.run import cache_in, evaluate
     from gerund.evaluation.systems.selection import systems_of

@@ -30,10 +30,10 @@ def command(
     data: Annotated[Path, typer.Option(help="A folder with sts/, classification/, ...", show_default=False)],
     output: Annotated[Path, typer.Option("--output", "-o", help="The report's folder.", show_default=False)],
     tasks: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(
-            help="Tasks with commas, as in gerund eval; left out, sentence similarity and classification where they "
-            "have a validation split.",
+            help="Tasks with commas, or one each time, as in gerund eval; left out, sentence similarity and "
+            "classification where they have a validation split.",
             show_default=False,
         ),
     ] = None,
@@ -111,7 +111,9 @@ def command(
     demand_data(data)
     lock = report_folder(output)
     find(spec.model)
-    chosen, config = _chosen(tasks, data, set_ or [], kinds, limit=limit, seed=seed, prompts=prompts)
+    chosen, config = _chosen(
+        ",".join(tasks) if tasks else None, data, set_ or [], kinds, limit=limit, seed=seed, prompts=prompts
+    )
     if fusion:
         _tune_fusion(spec, chosen, config, output, save, lock, as_json=as_json)
         return

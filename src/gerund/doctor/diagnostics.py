@@ -19,7 +19,12 @@ from gerund.config import EncoderConfig
 from gerund.doctor.results import Check, Diagnosis, LayerResult, TokenizerFacts, advise
 from gerund.doctor.supported_plans import support
 from gerund.errors import UnsupportedModelError
-from gerund.inference.encode.bfloat16_check import ENOUGH, bfloat16_cosine
+from gerund.inference.encode.precision_check import (
+    ENOUGH,
+    ENOUGH_IN_INT8,
+    bfloat16_cosine,
+    int8_cosine,
+)
 from gerund.inference.encode.runtime import EncoderRuntime
 from gerund.inference.inspection import (
     EXAMPLE_TEXTS,
@@ -33,6 +38,7 @@ from gerund.inference.tokens import InputFormat, context_length, tokenize
 from gerund.models import loading
 from gerund.models.adapters import Adapters, adapter_computation, count_parameters, load_adapters
 from gerund.models.encoder_decoder import demand_decoder_only
+from gerund.models.int8_products import cpu_has_int8
 from gerund.models.opening import default_encoder_config
 from gerund.models.settings_file import read_adapters, read_saved
 from gerund.models.sources import find
@@ -261,10 +267,16 @@ class _Diagnostics:
         return Check(name, what, value <= limit, value, limit)
 
     def _precision(self, runtime: EncoderRuntime) -> list[Check]:
-        if self.model.dtype != torch.float32:
-            return []
-        value = bfloat16_cosine(runtime)
-        return [Check("bfloat16", "bfloat16 gives nearly the same vectors (cosine)", value >= ENOUGH, value, ENOUGH)]
+        checks = []
+        if self.model.dtype == torch.float32:
+            value = bfloat16_cosine(runtime)
+            what = "bfloat16 gives nearly the same vectors (cosine)"
+            checks.append(Check("bfloat16", what, value >= ENOUGH, value, ENOUGH))
+        if runtime.device.type == "cpu" and cpu_has_int8():
+            value = int8_cosine(runtime)
+            what = "int8 gives nearly the same vectors (cosine)"
+            checks.append(Check("int8", what, value >= ENOUGH_IN_INT8, value, ENOUGH_IN_INT8))
+        return checks
 
 
 def _size(near: Near) -> int | None:

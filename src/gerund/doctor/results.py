@@ -12,6 +12,9 @@ from gerund.attention.plan import AttentionPlan
 # Fractions of the attention from which on a layer counts as a sink.
 SINK = 0.2
 
+# What is tried of types to compute in, which a healthy model need not bear; their values are cosines.
+COARSE = ("bfloat16", "int8")
+
 # What can be done with an architecture.
 MEANINGS = {
     "exact": "attention plans are exact",
@@ -156,9 +159,9 @@ class Diagnosis:
     def healthy(self) -> bool:
         """Whether the plan reaches the model and everything that was tried out is as it ought to be.
 
-        A model for which bfloat16 is too coarse is healthy: loading finds that out and keeps float32.
+        A model for which bfloat16 or int8 is too coarse is healthy: loading finds that out.
         """
-        return self.reached and all(check.passed for check in self.checks if check.name != "bfloat16")
+        return self.reached and all(check.passed for check in self.checks if check.name not in COARSE)
 
     @property
     def only_both_ways(self) -> list[str]:
@@ -228,6 +231,8 @@ def _checks(found: Diagnosis) -> list[str]:
         advice.append("A text's states depend on its batch: vectors of different runs may differ a little.")
     if "bfloat16" in failed:
         advice.append("bfloat16 moves the vectors: gerund.load will keep float32.")
+    if "int8" in failed:
+        advice.append("int8 moves the vectors too far: gerund.load will refuse it.")
     return advice
 
 

@@ -288,7 +288,7 @@ def copied(runtime: EncoderRuntime) -> EncoderRuntime:
     for module in (own, head):
         if module is not None:
             module.requires_grad_(True)
-    return replace(runtime, model=own, head=None if head is None else head.float(), autocast=None)
+    return replace(runtime.in_own_type(), model=own, head=None if head is None else head.float())
 
 
 def fine_tuned(

@@ -87,7 +87,7 @@ def prepare(runtime: EncoderRuntime, folder: Path) -> Prepared:
         model, _ = loading.read(find(Path(room)), torch.float32)
     attach(model)
     attach_streams(decoder_layers(model))
-    plain = replace(runtime, model=model, adapter=None, autocast=None)
+    plain = replace(runtime.in_own_type(), model=model, adapter=None)
     return Prepared(plain, plain_tokenizer(runtime), _begins(plain))
 
 

@@ -19,7 +19,7 @@ from gerund.attention.layouts import attach_streams, decoder_layers
 from gerund.errors import ModelError
 from gerund.exporting.folders import write_merged
 from gerund.exporting.tokenizers import TEXTS
-from gerund.inference.encode.bfloat16_check import smallest_cosine
+from gerund.inference.encode.precision_check import smallest_cosine
 from gerund.inference.encode.runtime import EncoderRuntime, encode
 from gerund.inference.tokens import InputFormat, Tokens, tokenize
 from gerund.models import loading
@@ -50,7 +50,7 @@ def write(runtime: EncoderRuntime, folder: Path) -> str:
     model, tokenizer = loading.read(find(folder), None)
     attach(model)
     attach_streams(decoder_layers(model))
-    own = replace(runtime, autocast=None)
+    own = runtime.in_own_type()
     again = replace(own, model=model, tokenizer=tokenizer, adapter=None)
     _demand_near("vectors", _vectors(own), _vectors(again), runtime.model.dtype)
     if not isinstance(model.get_output_embeddings(), loading.NoHead):

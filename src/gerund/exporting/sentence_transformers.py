@@ -12,7 +12,6 @@ import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -166,7 +165,7 @@ def _distance(runtime: EncoderRuntime, folder: Path) -> float:
         texts.append(" so on" * runtime.max_length)
     worst = 0.0
     for prompt in ("", *prompt_settings(runtime.config)[0].values()):
-        ours = encode(replace(runtime, autocast=None), _tokens(runtime, texts, prompt), show=False)
+        ours = encode(runtime.in_own_type(), _tokens(runtime, texts, prompt), show=False)
         worst = max(worst, _farthest(ours, theirs.encode(texts, prompt=prompt, show_progress_bar=False)))
     return worst
 
@@ -183,7 +182,7 @@ def _distance_of_bodies(runtime: EncoderRuntime, folder: Path) -> float:
     with torch.no_grad():
         hidden_BTD = body(**batch, use_cache=False).last_hidden_state.float()
     theirs = ((hidden_BTD * real_BT).sum(1) / real_BT.sum(1)).numpy()
-    states = encode_tokens(replace(runtime, autocast=None), _tokens(runtime, list(TEXTS), ""), show=False)
+    states = encode_tokens(runtime.in_own_type(), _tokens(runtime, list(TEXTS), ""), show=False)
     return _farthest(np.stack([item.mean(axis=0) for item in states]), theirs)
 
 

@@ -8,7 +8,7 @@ import string
 
 from transformers import PreTrainedTokenizerBase
 
-from gerund.inference.encode.bfloat16_check import SAMPLE_TEXTS
+from gerund.inference.encode.precision_check import SAMPLE_TEXTS
 from gerund.inference.encode.runtime import EncoderRuntime
 from gerund.inference.tokens import InputFormat, tokenize
 

@@ -41,7 +41,7 @@ from gerund.models.weights import (
     weight_files,
 )
 
-DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPE_NAMES}
+DTYPES: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _LARGEST_SHARD = "48GB"
 # What lies beside the weights for our own use.
 _BESIDE = ("adapter*/*", "scorer.*", "head.*")
@@ -217,15 +217,15 @@ def pick_device(device: str) -> torch.device:
 
 
 def pick_dtype(dtype: str) -> torch.dtype | None:
-    """Return the torch type of a name; None for ``auto``.
+    """Return the torch type of a name; None for ``auto`` and ``int8``, which keep the checkpoint's own.
 
     Raises:
         ConfigError: an unknown name.
     """
-    if dtype == "auto":
+    if dtype in ("auto", "int8"):
         return None
     if not isinstance(dtype, str) or dtype not in DTYPES:
-        raise unknown_name("dtype", dtype, ["auto", *DTYPES])
+        raise unknown_name("dtype", dtype, DTYPE_NAMES)
     return DTYPES[dtype]
 
 

@@ -23,6 +23,7 @@ from gerund.models import loading
 from gerund.models.adapters import ADAPTER_FILES, Adapters
 from gerund.models.encoder_decoder import SEQ2SEQ, is_encoder_decoder
 from gerund.models.heads import ProjectionHead, read_head
+from gerund.models.int8_products import cpu_has_int8
 from gerund.models.known_hashes import described, stamp
 from gerund.models.library_calls import quiet
 from gerund.models.settings_file import read_adapters, read_saved
@@ -49,6 +50,7 @@ class Opened:
         settings: the folder of its settings, where there is one on this machine.
         adapters: PEFT adapters, each active for its jobs only.
         autocast: whether to encode in bfloat16 where that is quick and near enough.
+        int8: whether to encode in 8 bits.
         head: what projects its pooled states; None without one.
         transform: what its folder has for the encoder's transform; None where that has to be fitted.
         spec: what it was asked for by.
@@ -62,6 +64,7 @@ class Opened:
     settings: Path | None
     adapters: Adapters
     autocast: bool
+    int8: bool
     head: ProjectionHead | None
     transform: Transform | None
     spec: ModelSpec
@@ -74,6 +77,7 @@ class Opened:
             "name": self.name,
             "adapters": self.adapters,
             "autocast": self.autocast,
+            "int8": self.int8,
             "head": self.head,
             "transform": self.transform,
             "spec": self.spec,
@@ -96,6 +100,11 @@ def open_model(spec: ModelSpec) -> Opened:
     """
     weights_type = loading.pick_dtype(spec.dtype)
     where = loading.pick_device(spec.device)
+    if spec.dtype == "int8" and not (where.type == "cpu" and cpu_has_int8()):
+        raise ConfigError(
+            "dtype int8 is for processors with AVX-512 VNNI or AMX, on which encoding multiplies in 8 bits; "
+            + ("this one has neither" if where.type == "cpu" else f"on {where.type} take auto")
+        )
     source = find(spec.model)
     settings = loading.settings_folder(source)
     saved = (None if settings is None else read_saved(settings)) or EncoderSpec()
@@ -135,7 +144,8 @@ def open_model(spec: ModelSpec) -> Opened:
         source.name,
         settings,
         adapters,
-        autocast=spec.dtype == "auto" and (where.type == "cuda" or products.cpu_has_bfloat16()),
+        autocast=spec.dtype in ("auto", "int8") and (where.type == "cuda" or products.cpu_has_bfloat16()),
+        int8=spec.dtype == "int8",
         head=None if head is None else head.to(where),
         transform=transform,
         spec=spec,

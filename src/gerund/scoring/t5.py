@@ -14,8 +14,8 @@ from transformers import PreTrainedTokenizerBase
 
 from gerund.attention import products
 from gerund.checks import check_texts
-from gerund.errors import TextError
-from gerund.inference.encode.bfloat16_check import ENOUGH, SAMPLE_TEXTS, smallest_cosine
+from gerund.errors import ConfigError, TextError
+from gerund.inference.encode.precision_check import ENOUGH, SAMPLE_TEXTS, smallest_cosine
 from gerund.inference.text_ids import encode_texts, text_ids
 from gerund.models import loading
 from gerund.models.sources import find
@@ -101,7 +101,10 @@ class T5Scorer(VectorScorer):
 
         Raises:
             ModelError: there is no such checkpoint, or it has another layout.
+            ConfigError: an unknown name, or int8.
         """
+        if dtype == "int8":
+            raise ConfigError(f"{model} is a scorer of T5's encoder, which is not read in 8 bits; take another dtype")
         source, where = find(model), loading.pick_device(device)
         loaded, tokenizer = read_t5_scorer(source, loading.pick_dtype(dtype))
         own = cls(loaded.to(where), tokenizer, source.name)

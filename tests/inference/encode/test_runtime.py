@@ -243,14 +243,14 @@ def test_many_threads_encode_and_generate_at_once():
 
 def test_bfloat16_is_used_only_where_it_is_near_enough(tiny_folder, monkeypatch):
     from gerund.attention import products
-    from gerund.inference.encode import bfloat16_check
+    from gerund.inference.encode import precision_check
 
     monkeypatch.setattr(products, "cpu_has_bfloat16", lambda: True)
-    monkeypatch.setattr(bfloat16_check, "bfloat16_cosine", lambda runtime: 0.9995)
+    monkeypatch.setattr(precision_check, "bfloat16_cosine", lambda runtime: 0.9995)
     near = gerund.load(tiny_folder, device="cpu")
     assert near.compute_dtype == torch.bfloat16
     assert near.model.dtype == torch.float32  # generation keeps its own precision
-    monkeypatch.setattr(bfloat16_check, "bfloat16_cosine", lambda runtime: 0.998)
+    monkeypatch.setattr(precision_check, "bfloat16_cosine", lambda runtime: 0.998)
     assert gerund.load(tiny_folder, device="cpu").compute_dtype == torch.float32
     assert gerund.load(tiny_folder, device="cpu", dtype="float32").compute_dtype == torch.float32
     monkeypatch.setattr(products, "cpu_has_bfloat16", lambda: False)

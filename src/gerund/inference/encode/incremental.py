@@ -7,7 +7,6 @@ Knows: models, caches, token ids, pooling. Does not know: scores, searches.
 """
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,12 +18,11 @@ from transformers import DynamicCache
 from gerund.attention.cache_names import CACHE
 from gerund.attention.recurrent import keeps_states
 from gerund.errors import GerundError
-from gerund.inference.encode.bfloat16_check import ENOUGH, SAMPLE_TEXTS, smallest_cosine
 from gerund.inference.encode.positions import takes_positions
+from gerund.inference.encode.precision_check import ENOUGH, SAMPLE_TEXTS, smallest_cosine
 from gerund.inference.encode.runtime import EncoderRuntime, default_batch_tokens, in_batches, pooled
 from gerund.inference.generate.preallocated_cache import PreallocatedLayer, preallocated_cache
 from gerund.inference.tokens import InputFormat, Tokens, tokenize
-from gerund.models.adapters import active_adapter
 
 # Texts of a batch at most, and how many times the usual number of tokens, most of which are not read again.
 _ROWS = 32
@@ -138,12 +136,7 @@ class IncrementalEncoder:
         inputs: dict[str, Any] = {"position_ids": position_BS.to(runtime.device)}
         if not bool(real_BT.all()):
             inputs["attention_mask"] = real_BT.long().to(runtime.device)
-        cast = (
-            nullcontext()
-            if runtime.autocast is None
-            else torch.autocast(runtime.device.type, dtype=runtime.autocast, cache_enabled=False)
-        )
-        with active_adapter(runtime.adapter), cast:
+        with runtime.computing():
             output = runtime.model.base_model(ids_BS.to(runtime.device), use_cache=True, **{CACHE: cache}, **inputs)
         return output.last_hidden_state, cache
 

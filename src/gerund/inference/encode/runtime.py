@@ -5,7 +5,7 @@ Knows: models, bound plans, batches, pooling. Does not know: files, prompts by n
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -27,6 +27,7 @@ from gerund.jobs.unfinished import EncodingPass
 from gerund.models.adapters import active_adapter
 from gerund.models.encoder_decoder import encoder_of, is_encoder_decoder
 from gerund.models.heads import ProjectionHead
+from gerund.models.int8_products import int8_products
 from gerund.models.pooling import pool
 from gerund.models.vector_transforms import Transform
 from gerund.poolings import POOLINGS
@@ -60,6 +61,7 @@ class EncoderRuntime:
         plan: the attention plan, resolved.
         sends_plan: False for architectures that only the causal plan may be used with: then none is sent.
         autocast: compute in this type while the weights keep theirs; None computes in theirs.
+        int8: whether linear layers multiply in 8 bits (``int8_products``); the rest computes as without it.
         adapter: the name of the adapter that is active in every pass; None for the untouched model.
         head: projects pooled states ``(B, D)``; None leaves them.
         transform: what is done to vectors behind pooling and head; None for nothing.
@@ -71,6 +73,7 @@ class EncoderRuntime:
     plan: ResolvedPlan
     sends_plan: bool = True
     autocast: torch.dtype | None = None
+    int8: bool = False
     adapter: str | None = None
     head: ProjectionHead | None = None
     transform: Transform | None = None
@@ -171,16 +174,26 @@ class EncoderRuntime:
                 inputs["position_ids"] = (real_BT.long().cumsum(1) - 1).clamp(min=0)
         return Batch(inputs, real_BT, begin.to(self.device))
 
+    def in_own_type(self) -> "EncoderRuntime":
+        """Return the same model, computing in the type of its weights."""
+        return replace(self, autocast=None, int8=False)
+
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        """Let this thread's passes be encoding until the block ends: with the adapter, in the types that are set."""
+        with ExitStack() as stack:
+            stack.enter_context(active_adapter(self.adapter))
+            if self.autocast is not None:
+                stack.enter_context(torch.autocast(self.device.type, dtype=self.autocast, cache_enabled=False))
+            if self.int8:
+                stack.enter_context(int8_products())
+            yield
+
     @torch.no_grad()
     def run(self, batch: "Batch", plan: BoundPlan | None) -> Tensor:
         """Return the last hidden states of a batch under a plan; None sends none."""
         extra = {} if plan is None else {"attention_plan": plan}
-        cast = (
-            torch.autocast(self.device.type, dtype=self.autocast, cache_enabled=False)
-            if self.autocast is not None
-            else nullcontext()
-        )
-        with active_adapter(self.adapter), cast:
+        with self.computing():
             if is_encoder_decoder(self.model):
                 output = encoder_of(self.model)(**batch.inputs)
             else:

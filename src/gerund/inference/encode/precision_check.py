@@ -1,4 +1,4 @@
-"""Whether encoding in bfloat16 is near enough to float32 for this model.
+"""Whether encoding in bfloat16 or in 8 bits is near enough for this model.
 
 Knows: a runtime, a few short texts. Does not know: what the vectors are for.
 """
@@ -9,8 +9,10 @@ import numpy as np
 import torch
 
 from gerund.attention.plan import Direction
+from gerund.errors import ModelError
 from gerund.inference.encode.runtime import EncoderRuntime, encode
 from gerund.inference.tokens import InputFormat, tokenize
+from gerund.models.int8_products import make_ready
 
 # Of several kinds and lengths, since rounding shows most where tokens are rare and texts are short.
 SAMPLE_TEXTS = (
@@ -20,17 +22,27 @@ SAMPLE_TEXTS = (
     "In the beginning the ship moved slowly; later, when the wind had turned, it reached the island by noon.",
 )
 ENOUGH = 0.999
+ENOUGH_IN_INT8 = 0.98
+"""Whoever asks for 8 bits wants speed; below this, neighbours change places."""
 
 
 def bfloat16_cosine(runtime: EncoderRuntime) -> float:
     """Return the smallest cosine between vectors computed in bfloat16 and in the weights' own type."""
+    return _cosine(runtime, replace(runtime.in_own_type(), autocast=torch.bfloat16))
+
+
+def int8_cosine(runtime: EncoderRuntime) -> float:
+    """Return the smallest cosine between vectors computed in 8 bits and in the weights' own type."""
+    make_ready(runtime.model)
+    return _cosine(runtime, replace(runtime, int8=True))
+
+
+def _cosine(runtime: EncoderRuntime, other: EncoderRuntime) -> float:
     input_format = InputFormat(append_eos=runtime.config.append_eos, repeat_text=runtime.plan.repeats_text)
     found = [item for item in tokenize(runtime.tokenizer, SAMPLE_TEXTS, input_format) if item is not None]
     # Cut here: for a context as short as that, a warning would be about texts that nobody gave.
     tokens = [replace(item, ids=item.ids[: runtime.max_length]) for item in found]
-    own = encode(replace(runtime, autocast=None), tokens, show=False)
-    half = encode(replace(runtime, autocast=torch.bfloat16), tokens, show=False)
-    return smallest_cosine(own, half)
+    return smallest_cosine(*(encode(one, tokens, show=False) for one in (runtime.in_own_type(), other)))
 
 
 def smallest_cosine(one_ND: np.ndarray, other_ND: np.ndarray) -> float:
@@ -41,7 +53,29 @@ def smallest_cosine(one_ND: np.ndarray, other_ND: np.ndarray) -> float:
 
 def choose_autocast(runtime: EncoderRuntime) -> torch.dtype | None:
     """Return bfloat16 when the weights are float32 and the vectors hardly change, else None."""
-    fills_spans = any(view.direction is Direction.HYBRID for view in runtime.plan.views)
-    if runtime.model.dtype != torch.float32 or fills_spans:
+    if runtime.model.dtype != torch.float32 or _fills_spans(runtime):
         return None
     return torch.bfloat16 if bfloat16_cosine(runtime) >= ENOUGH else None
+
+
+def in_int8(runtime: EncoderRuntime, name: str) -> EncoderRuntime:
+    """Return what computes in 8 bits.
+
+    Args:
+        runtime: a model on a processor that ``cpu_has_int8``.
+        name: the model's.
+
+    Raises:
+        ModelError: its vectors would be too far from what they are.
+    """
+    make_ready(runtime.model)
+    if not _fills_spans(runtime) and not (value := int8_cosine(runtime)) >= ENOUGH_IN_INT8:
+        raise ModelError(
+            f"{name} does not bear 8 bits: on a few texts the cosine to its own vectors falls to {value:.3f} (at least "
+            f"{ENOUGH_IN_INT8} is wanted); take another dtype"
+        )
+    return replace(runtime, int8=True)
+
+
+def _fills_spans(runtime: EncoderRuntime) -> bool:
+    return any(view.direction is Direction.HYBRID for view in runtime.plan.views)
