@@ -11,6 +11,7 @@ from torch.nn import functional
 import gerund
 from gerund.errors import ConfigError, ModelError
 from gerund.inference.encode import precision_check
+from gerund.inference.generate.without_hooks import bare
 from gerund.models import int8_products, opening, quick_lora
 from gerund.models.adapters import adapter_computation
 from gerund.models.int8_products import Int8Linear, cpu_has_int8
@@ -145,6 +146,8 @@ def test_a_model_encodes_in_8_bits_and_writes_as_before(tmp_path):
     exact, found = own.encode(TEXTS), lm.encode(TEXTS)
     assert 1e-5 < 1 - (exact * found).sum(1).min() < 0.02
     assert lm.generate(TEXTS, 6) == own.generate(TEXTS, 6)
+    assert any(type(module) is Int8Linear for module in lm.model.modules())
+    assert not any(type(module) is Int8Linear for module in bare(lm.model).modules())  # a compiler reads that one
     assert lm.with_encoder(lm.encoder).compute_dtype == torch.int8
     assert not lm.runtime.in_own_type().int8
 

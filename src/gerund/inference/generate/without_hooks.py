@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from gerund.attention.layouts import is_stream_hook
 from gerund.models.adapters import own_module
+from gerund.models.int8_products import Int8Linear
 
 
 def bare(model: PreTrainedModel) -> PreTrainedModel:
@@ -33,6 +34,8 @@ def _bare(module: nn.Module, known: dict[nn.Module, nn.Module]) -> nn.Module:
     if module not in known:
         known[module] = own = copy.copy(module)
         own.__dict__ = dict(vars(module))
+        if type(own) is Int8Linear:
+            own.__class__ = nn.Linear
         own._forward_hooks = type(module._forward_hooks)(
             (number, hook) for number, hook in module._forward_hooks.items() if not is_stream_hook(hook)
         )
