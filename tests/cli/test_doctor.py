@@ -220,7 +220,7 @@ def test_a_real_model(stories_folder):
         (["BROKEN"], "broken"),
         (["MODEL", "--attention", "sideways"], "valid are: causal"),
         (["MODEL", "--k", "9"], "k=9"),
-        (["MODEL", "--dtype", "int8"], "dtype"),
+        (["MODEL", "--dtype", "int4"], "dtype"),
         (["MODEL", "--device", "abacus"], "abacus"),
         (["BERT"], "bert"),
     ],

@@ -223,7 +223,7 @@ class TestMistakes:
             (["--attention", "bidir", "--k", "2"], "takes no k"),
             (["--pooling", "max"], "unknown pooling 'max'; valid are: mean, weighted-mean, last, first, last-mean"),
             (["--dimensions", "33"], "dimensions=33 is not between 1 and the model's 32"),
-            (["--dtype", "int8"], "unknown dtype 'int8'; valid are: auto, float32"),
+            (["--dtype", "int4"], "unknown dtype 'int4'; valid are: auto, float32"),
             (["--device", "abacus"], "device 'abacus' cannot be used here"),
             (["--empty", "drop"], "unknown way with empty texts 'drop'; valid are: error, zeros, skip"),
             (["--bad-rows", "drop"], "unknown way with bad rows 'drop'; valid are: error, skip"),
