@@ -35,7 +35,7 @@ def _bare(module: nn.Module, known: dict[nn.Module, nn.Module]) -> nn.Module:
         known[module] = own = copy.copy(module)
         own.__dict__ = dict(vars(module))
         if type(own) is Int8Linear:
-            own.__class__ = nn.Linear
+            own.__class__ = nn.Linear  # type: ignore[assignment]
         own._forward_hooks = type(module._forward_hooks)(
             (number, hook) for number, hook in module._forward_hooks.items() if not is_stream_hook(hook)
         )
