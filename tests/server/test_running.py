@@ -321,3 +321,36 @@ def workers_of(processes: list[int]) -> list[int]:
         except OSError:
             continue
     return found
+
+
+ALWAYS_LOADING = """
+import sys
+import torch
+from gerund.cli.main import main
+from gerund.server.service import Service
+
+def load(self, spec):
+    print("loads", flush=True)
+    while True:
+        torch.mm(torch.ones(1500, 1500), torch.ones(1500, 1500))
+
+Service.load = load
+sys.argv[1:] = ["serve", sys.argv[1], "--port", "0"]
+main()
+"""
+
+
+def test_whoever_ends_it_while_it_loads_gets_status_0(tiny_folder):
+    """Python's own way to end a process ends threads within torch's code, which is a crash."""
+    env = {**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(
+        [sys.executable, "-c", ALWAYS_LOADING, str(tiny_folder)], env=env, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        assert "listening" in process.stdout.readline()
+        assert process.stdout.readline() == "loads\n"
+        process.send_signal(signal.SIGTERM)
+        out, errors = process.communicate(timeout=30)
+    assert (process.returncode, out) == (0, "gerund: ended\n"), errors
+    assert "terminate" not in errors

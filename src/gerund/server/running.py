@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import socket
+import sys
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -30,6 +31,7 @@ _KEEP_ALIVE = 30
 _LAST_WORDS = 0.3
 # After the bound of the drain, what it takes to tell the clients.
 _FAREWELL = 5
+_LOADING = "gerund-load"
 
 
 class Protocol(H11Protocol):
@@ -82,6 +84,17 @@ class Protocol(H11Protocol):
             note("request", method="?", route="(none)", status=error.status, ms=0, request=own)
 
 
+def end_while_loading() -> None:
+    """End this process at once, with status 0, where a model is still being loaded.
+
+    Else Python would end the thread that loads it within torch's own code, and with it the process as a crash does.
+    """
+    if any(thread.name == _LOADING for thread in threading.enumerate()):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+
+
 class Server(uvicorn.Server):
     """uvicorn, around one service.
 
@@ -103,7 +116,7 @@ class Server(uvicorn.Server):
         """Listen, and begin to load."""
         await super().startup(sockets)
         _ = self.service.over  # made in this loop
-        threading.Thread(target=self._load_and_tell, name="gerund-load", daemon=True).start()
+        threading.Thread(target=self._load_and_tell, name=_LOADING, daemon=True).start()
 
     def _load_and_tell(self) -> None:
         try:

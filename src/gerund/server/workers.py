@@ -159,7 +159,7 @@ def _said(pipe: Connection) -> dict[str, Any] | None:
 
 def _work(pipe: Connection, listening: socket.socket, spec: ModelSpec, settings: ServerConfig, keys: list[str]) -> None:
     """Serve in a process of its own."""
-    from gerund.server.running import Server, serve
+    from gerund.server.running import Server, end_while_loading, serve
 
     logs.set_up(settings.log)
 
@@ -179,6 +179,7 @@ def _work(pipe: Connection, listening: socket.socket, spec: ModelSpec, settings:
 
     try:
         serve(listening, spec, settings, keys, ready, watch)
+        end_while_loading()
     except (GerundError, OSError, MemoryError) as error:
         status = error.exit_code if isinstance(error, GerundError) else ResourceError.exit_code
         pipe.send({"error": str(error), "status": status})
