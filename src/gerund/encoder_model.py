@@ -24,7 +24,7 @@ from gerund.errors import ConfigError
 from gerund.inference.encode import runtime as encoding
 from gerund.inference.encode.precision_check import choose_autocast, in_int8
 from gerund.models.adapters import Adapters, base_state, load_adapters
-from gerund.models.fingerprint import fingerprint, weights_hash
+from gerund.models.fingerprint import fingerprint, times_written, weights_hash
 from gerund.models.heads import ProjectionHead
 from gerund.models.known_hashes import recall, remember
 from gerund.models.vector_transforms import Transform, truncation
@@ -316,4 +316,4 @@ def _too_coarse(transform: str) -> ConfigError:
 
 def _changes(state: Mapping[str, Tensor]) -> int:
     """Return how often tensors were changed in place, as whoever trains a model does; each of them counts it."""
-    return sum(0 if tensor.is_inference() else tensor._version for tensor in state.values())
+    return sum(times_written(tensor) for tensor in state.values())

@@ -159,7 +159,6 @@ def _demand_libraries() -> None:
 def _serve(spec: "ModelSpec", settings: "ServerConfig", keys: list[str]) -> None:
     from gerund.server import logs
     from gerund.server.listening import address_of, listen
-    from gerund.server.running import end_while_loading
 
     logs.set_up(settings.log)
     with listen(settings.host, settings.port) as listening:
@@ -179,7 +178,10 @@ def _serve(spec: "ModelSpec", settings: "ServerConfig", keys: list[str]) -> None
 
             serve_many(listening, spec, settings, keys, announce)
     typer.echo("gerund: ended")
-    end_while_loading()
+    if settings.workers == 1:
+        from gerund.server.running import end_while_loading
+
+        end_while_loading()
 
 
 def welcome(where: str, card: dict[str, Any], *, has_key: bool, workers: int) -> str:

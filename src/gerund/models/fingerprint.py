@@ -62,3 +62,8 @@ def fingerprint(
     settings.pop("fusion", None)
     parts = [weights, adapter, json.dumps(settings, sort_keys=True), str(dimensions)]
     return hashlib.blake2b("\n".join(parts).encode(), digest_size=8).hexdigest()
+
+
+def times_written(tensor: Tensor) -> int:
+    """Return how often a tensor was changed in place, as whoever trains a model does; 0 where torch does not count."""
+    return 0 if tensor.is_inference() else tensor._version

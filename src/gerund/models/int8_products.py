@@ -18,6 +18,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from gerund.models.fingerprint import times_written
+
 # Fewer rows or columns are not worth it: rounding takes as long as the product. With more columns the sums of 32 bits
 # might overflow.
 _SMALLEST, _LARGEST = 128, 2**16
@@ -108,7 +110,7 @@ class _Inputs:
 
     def rounded(self, input_: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Return what ``_rounded`` does."""
-        state = (_version(input_), dtype)
+        state = (times_written(input_), dtype)
         if self._last is not input_ or self._state != state:
             self._last, self._state = input_, state
             self._rounded = _rounded(input_.reshape(-1, input_.shape[-1]), dtype)
@@ -148,14 +150,9 @@ def _product(rounded_NI: Tensor, scale_N1: Tensor, packed: _Packed, dtype: torch
     return out_NO.mul_(scale_N1)
 
 
-def _version(tensor: Tensor) -> int:
-    """Return how often a tensor was written into, where torch counts it."""
-    return 0 if tensor.is_inference() else tensor._version
-
-
 def _kept(weight_OI: Tensor) -> _Packed:
     """Return a weight in 8 bits, made anew where it has changed since."""
-    version = _version(weight_OI)
+    version = times_written(weight_OI)
     found: _Packed | None = _packed.get(weight_OI)
     if found is None or found.version != version:
         # Two threads may both make it; either is right, and the last one stays.

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from gerund.models.fingerprint import times_written
 from gerund.models.int8_products import Int8Linear, linear
 
 Way = Literal["merged", "low-rank"]
@@ -127,7 +128,7 @@ def _kept(layer: Any, name: str, make: Any) -> Any:
     # Whoever changes a tensor in place counts it; a scale is set by PEFT's own methods.
     state = (
         layer.scaling[name],
-        *((id(one), one.dtype, one.device, 0 if one.is_inference() else one._version) for one in weights),
+        *((id(one), one.dtype, one.device, times_written(one)) for one in weights),
     )
     found = layer.gerund_made.get(name)
     if found is None or found[0] != state:

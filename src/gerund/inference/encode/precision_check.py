@@ -23,7 +23,7 @@ SAMPLE_TEXTS = (
 )
 ENOUGH = 0.999
 ENOUGH_IN_INT8 = 0.98
-"""Whoever asks for 8 bits wants speed; below this, neighbours change places."""
+"""Whoever asks for 8 bits wants speed, and bears more."""
 
 
 def bfloat16_cosine(runtime: EncoderRuntime) -> float:
@@ -33,8 +33,7 @@ def bfloat16_cosine(runtime: EncoderRuntime) -> float:
 
 def int8_cosine(runtime: EncoderRuntime) -> float:
     """Return the smallest cosine between vectors computed in 8 bits and in the weights' own type."""
-    make_ready(runtime.model)
-    return _cosine(runtime, replace(runtime, int8=True))
+    return _cosine(runtime, _in_int8(runtime))
 
 
 def _cosine(runtime: EncoderRuntime, other: EncoderRuntime) -> float:
@@ -68,12 +67,16 @@ def in_int8(runtime: EncoderRuntime, name: str) -> EncoderRuntime:
     Raises:
         ModelError: its vectors would be too far from what they are.
     """
-    make_ready(runtime.model)
     if not _fills_spans(runtime) and not (value := int8_cosine(runtime)) >= ENOUGH_IN_INT8:
         raise ModelError(
             f"{name} does not bear 8 bits: on a few texts the cosine to its own vectors falls to {value:.3f} (at least "
             f"{ENOUGH_IN_INT8} is wanted); take another dtype"
         )
+    return _in_int8(runtime)
+
+
+def _in_int8(runtime: EncoderRuntime) -> EncoderRuntime:
+    make_ready(runtime.model)
     return replace(runtime, int8=True)
 
 
