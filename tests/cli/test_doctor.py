@@ -11,11 +11,12 @@ import gerund
 from gerund.attention.plan import PLAN_NAMES, AttentionPlan
 from gerund.doctor.diagnostics import diagnose
 from gerund.doctor.results import advise, spans
+from gerund.models.int8_products import cpu_has_int8
 from gerund.spec import ModelSpec
 from tests.cli.helpers import run_cli
 from tests.tiny import N_LAYERS, REFUSED, save_tiny
 
-CHECKS = ["untouched", "padding_left", "padding_right", "batch", "bfloat16"]
+CHECKS = ["untouched", "padding_left", "padding_right", "batch", "bfloat16"] + ["int8"] * cpu_has_int8()
 
 
 def examined(model, **settings):
