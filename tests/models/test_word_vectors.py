@@ -5,10 +5,11 @@ import re
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import gerund
 from gerund.errors import ConfigError
-from gerund.models.heads import HeadConfig, ProjectionHead, read_head
+from gerund.models.heads import WEIGHTS_FILE, HeadConfig, ProjectionHead, read_head
 from gerund.models.word_vectors import WordVectors
 from gerund.training.losses.static_vectors import StaticFit, fit_head
 
@@ -152,6 +153,20 @@ def test_a_head_with_words_is_kept(tmp_path, words, tokenizer):
     assert back.fingerprint == head.fingerprint
     head.words.values_WE[0, 0] += 1
     assert back.fingerprint != head.fingerprint
+
+
+def test_rounded_numbers_take_two_bytes_and_others_four(tmp_path):
+    head = ProjectionHead(HeadConfig(4, 4, "linear", 5))
+    with torch.no_grad():
+        head.tokens.weight.copy_(head.tokens.weight.bfloat16())
+    for _ in range(2):
+        head.save(tmp_path)
+        stored = load_file(tmp_path / WEIGHTS_FILE)
+        assert (stored["tokens.weight"].dtype, stored["outer.weight"].dtype) == (torch.bfloat16, torch.float32)
+        back = read_head(tmp_path)
+        assert {tensor.dtype for tensor in back.state_dict().values()} == {torch.float32}
+        assert back.fingerprint == head.fingerprint
+        head = back
 
 
 def test_words_ask_for_a_vocabulary():

@@ -170,8 +170,8 @@ class ProjectionHead(nn.Module):
         return digest.hexdigest()
 
     def save(self, folder: Path) -> None:
-        """Write the head's files into a model's folder."""
-        state = {name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()}
+        """Write the head's files into a model's folder; numbers that were rounded to bfloat16 take two bytes each."""
+        state = {name: _in_few_bytes(tensor.detach().cpu()) for name, tensor in self.state_dict().items()}
         save_file(state, folder / WEIGHTS_FILE)
         data = {"format": FORMAT, "head": self.settings.to_dict()}
         (folder / HEAD_FILE).write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
@@ -197,6 +197,16 @@ def read_head(folder: Path) -> ProjectionHead | None:
     head = ProjectionHead(settings)
     head.load_state_dict(stored)
     return head.float().eval()
+
+
+def _in_few_bytes(tensor: Tensor) -> Tensor:
+    """Return the tensor in bfloat16 where that is exact, as after ``read_head`` of such a file; else as it is."""
+    tensor = tensor.contiguous()
+    if tensor.dtype == torch.float32:
+        rounded = tensor.bfloat16()
+        if torch.equal(rounded.float(), tensor):
+            return rounded
+    return tensor
 
 
 def _refuse_others(settings: HeadConfig, stored: Mapping[str, Tensor], weights: Path) -> None:
