@@ -39,7 +39,8 @@ the first 2000 steps (16.4 million tokens), without adapters: `gerund train smal
 the place of `default`.
 
 Tables from before commit c1d8285 of 2026-11-27 read the larger model by an encoder that had learned from 92,160 texts
-in the place of 416,000; what it writes, fills in and scores is the same.
+in the place of 416,000; those of commit 14a4551+ have the new one already. What it writes, fills in and scores is the
+same.
 """
 
 
