@@ -1,4 +1,4 @@
-"""SIGTERM as an interruption: whoever is asked to end tidies up and says what was kept, as after Ctrl-C.
+"""What SIGINT and SIGTERM do: whoever is asked to end tidies up and says what was kept.
 
 Knows: signals. Does not know: what is being done.
 """
@@ -55,11 +55,6 @@ def interruption_put_off(notice: str) -> Iterator[Callable[[], bool]]:
         What tells whether a signal has come.
     """
     received: list[int] = []
-    before: dict[int, signal._HANDLER] = {}
-
-    def restore() -> None:
-        while before:
-            signal.signal(*before.popitem())
 
     def put_off(number: int, _frame: FrameType | None) -> None:
         if received:
@@ -70,19 +65,42 @@ def interruption_put_off(notice: str) -> Iterator[Callable[[], bool]]:
         # The signal may have come while Python's own stream was writing, which must not be entered twice.
         os.write(2, f"{notice}\n".encode())
 
-    if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGINT, signal.SIGTERM):
-            handler = signal.getsignal(number)
-            # None is a handler that was not set from Python, and could not be put back.
-            if handler not in (signal.SIG_IGN, None):
-                before[number] = handler
-                signal.signal(number, put_off)
-    try:
+    with ending_signals_to(put_off, ignored_too=False) as restore:
         yield lambda: bool(received)
-    finally:
-        restore()
     if received:
         signal.raise_signal(received[0])
+
+
+@contextmanager
+def ending_signals_to(
+    handler: Callable[[int, FrameType | None], None], *, ignored_too: bool
+) -> Iterator[Callable[[], None]]:
+    """Let ``handler`` take SIGINT and SIGTERM until the end of the block, in the main thread; elsewhere do nothing.
+
+    Args:
+        handler: Called with the signal's number and the frame that it interrupted.
+        ignored_too: Take a signal that is ignored as well, as a server does that a shell has started in the background.
+
+    Yields:
+        What puts back the handlers of before, should that be needed within the block.
+    """
+    before: dict[int, signal._HANDLER] = {}
+
+    def restore() -> None:
+        while before:
+            signal.signal(*before.popitem())
+
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM):
+            present = signal.getsignal(number)
+            # None is a handler that was not set from Python, and could not be put back.
+            if present is not None and (ignored_too or present != signal.SIG_IGN):
+                before[number] = present
+                signal.signal(number, handler)
+    try:
+        yield restore
+    finally:
+        restore()
 
 
 def _may_handle() -> bool:

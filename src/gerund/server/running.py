@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 import json
 import os
-import signal
 import socket
 import sys
 import threading
@@ -19,6 +18,7 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from gerund.jobs.interruption import ending_signals_to
 from gerund.server.app import make_app
 from gerund.server.config import ServerConfig
 from gerund.server.errors import ApiError
@@ -154,16 +154,8 @@ class Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """End on SIGTERM and SIGINT with status 0: it is the usual way for a server to end."""
-        if threading.current_thread() is not threading.main_thread():
+        with ending_signals_to(self.handle_exit, ignored_too=True):
             yield
-            return
-        numbers = (signal.SIGINT, signal.SIGTERM)
-        before = {number: signal.signal(number, self.handle_exit) for number in numbers}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
 
 def make_server(

@@ -5,7 +5,6 @@ Knows: processes, signals, pipes. Does not know: HTTP, models.
 
 import multiprocessing
 import os
-import signal
 import socket
 import tempfile
 import threading
@@ -18,6 +17,7 @@ from types import FrameType
 from typing import Any
 
 from gerund.errors import GerundError, InputError, ResourceError
+from gerund.jobs.interruption import ending_signals_to
 from gerund.server import logs
 from gerund.server.config import ServerConfig
 from gerund.spec import ModelSpec
@@ -81,18 +81,15 @@ class _Supervisor:
         self._told = False
 
     def run(self) -> None:
-        numbers = (signal.SIGINT, signal.SIGTERM)
-        before = {number: signal.signal(number, self._asked_to_end) for number in numbers}
-        try:
-            self._workers = [self._started() for _ in range(self._settings.workers)]
-            # From now on the workers alone accept.
-            while not self._ends:
-                self._look()
-                time.sleep(_POLL)
-        finally:
-            self._stop()
-            for number, handler in before.items():
-                signal.signal(number, handler)
+        with ending_signals_to(self._asked_to_end, ignored_too=True):
+            try:
+                self._workers = [self._started() for _ in range(self._settings.workers)]
+                # From now on the workers alone accept.
+                while not self._ends:
+                    self._look()
+                    time.sleep(_POLL)
+            finally:
+                self._stop()
 
     def _asked_to_end(self, _number: int, _frame: FrameType | None) -> None:
         self._ends += 1
