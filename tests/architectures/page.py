@@ -27,7 +27,7 @@ _TEXTS = {
         converted as everywhere. Converted recurrent layers stay causal (`recurrent="causal"`) or also run on the text
         reversed (`recurrent="both"`); a name with `both` below means the latter. [Hybrid
         models](explanation/attention-plans.md#hybrid-models-recurrent-layers-among-attention-layers) says more.""",
-    "causal": """These encode with `attention="causal"` and generate; no other plan works, for the reason given.""",
+    "causal": """Encoding with `attention="causal"` and generating work; no other plan does, for the reason given.""",
     "refused": """These are not loaded, and the message says why.""",
     "untried": """No tiny model of these could be tried: most read or write something else than text, or need another
         part.""",
@@ -75,6 +75,10 @@ def without_gaps(text: str) -> set[str]:
     return {kind for row in re.findall(r"^\| .* \|$", body, re.MULTILINE) for kind in re.findall(r"`([\w-]+)`", row)}
 
 
+def _counted(number: int) -> str:
+    return f"{number} architecture{'' if number == 1 else 's'}"
+
+
 def _gaps(found: Sequence[Found]) -> list[str]:
     """Return the section on filling gaps."""
     works = [one for one in found if one.verdict in ("exact", "recurrent")]
@@ -110,7 +114,7 @@ def page(found: Sequence[Found], version: str = transformers.__version__) -> str
         rows = sorted(counts[verdict], key=lambda one: one.kind)
         if not rows:
             continue
-        lines += [f"## {title}", "", *wrapped(f"{len(rows)} architectures. {_TEXTS[verdict]}"), ""]
+        lines += [f"## {title}", "", *wrapped(f"{_counted(len(rows))}. {_TEXTS[verdict]}"), ""]
         plain = [one for one in rows if not one.why]
         if plain:
             lines += [*wrapped(", ".join(f"`{one.kind}`" for one in plain) + "."), ""]
