@@ -8,7 +8,8 @@
     │   ├── TextError           a text that is empty, too long, or not a string
     │   ├── DataError           a file that is missing or malformed; names file and line
     │   ├── OutputExistsError   refusing to overwrite
-    │   └── FingerprintError    embeddings of two different encoders would be mixed
+    │   ├── FingerprintError    embeddings of two different encoders would be mixed
+    │   └── StaleIndexError     another process has put another index in the place of an open one
     ├── ModelError              the model cannot be loaded or is not a decoder-only LM   (2)
     │   └── UnsupportedModelError   the probe found that a layer disobeys the attention plan
     ├── MissingDependencyError  an optional package is needed; the message has the pip line  (2)
@@ -116,6 +117,10 @@ class OutputExistsError(InputError):
 
 class FingerprintError(InputError):
     """Embeddings of two different encoders would be mixed."""
+
+
+class StaleIndexError(InputError):
+    """Another process has put another index in the place of one that is open; it is to be opened again."""
 
 
 class ModelError(GerundError):

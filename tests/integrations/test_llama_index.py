@@ -63,6 +63,9 @@ def test_completion(bundled: gerund.LanguageModel) -> None:
     model = GerundLLM(bundled, max_tokens=6)
     assert not model.metadata.is_chat_model
     assert model.metadata.context_window == bundled.max_length
+    assert GerundLLM(gerund.load(max_length=64)).metadata.context_window == bundled.max_length
+    with pytest.raises(ConfigError, match="n=2: LlamaIndex takes one text of a call"):
+        model.complete("The", n=2, temperature=1)
     done = model.complete("The old man")
     assert (done.text, done.raw["usage"]["total_tokens"]) == (own.text, own.usage.total_tokens)
     *pieces, last = model.stream_complete("The old man")

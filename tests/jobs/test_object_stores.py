@@ -40,6 +40,17 @@ def test_a_file_comes_and_goes(bucket, tmp_path):
     assert names(tmp_path) == []
 
 
+def test_a_name_that_leads_out_of_its_folder_is_refused(bucket, tmp_path):
+    bucket.pipe_file("/bucket/folder/../../../evil.txt", b"x")
+    try:
+        with pytest.raises(DataError, match="a name in it leads out of it"):  # noqa: SIM117
+            with staged(["memory://bucket/folder"], tmp_path / "out.txt", work=tmp_path / "a" / "b"):
+                pass
+    finally:
+        bucket.rm_file("/bucket/folder/../../../evil.txt")
+    assert not list(tmp_path.rglob("evil.txt"))
+
+
 def test_what_is_on_this_machine_is_left_where_it_is(tmp_path):
     with staged(["in.txt", "-"], tmp_path / "out.txt") as place:
         assert place.sources == ["in.txt", "-"]

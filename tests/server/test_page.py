@@ -87,6 +87,29 @@ def test_search_finds_what_the_index_finds(indexed: Running) -> None:
     assert [one["source"] for one in words["data"]] == ["rail"]
 
 
+@pytest.mark.slow
+def test_an_index_that_is_migrated_is_opened_again(served_folder: Path, tmp_path: Path) -> None:
+    pytest.importorskip("lancedb", reason="needs gerund[index]")
+    from gerund.retrieval.documents import Chunking, Document
+    from gerund.retrieval.opening import open_index
+
+    lm, where = load(served_folder), tmp_path / "my.index"
+    open_index(where, lm).add_documents([Document(name, text) for name, text in DOCUMENTS.items()])
+    running = Running(load(served_folder), ServerConfig(index=str(where)), [])
+    try:
+        assert running.ok("/v1/search", query="rails", k=1)["data"][0]["source"] == "rail"
+        assert open_index(where, lm).migrate(chunking=Chunking(tokens=64)) == len(DOCUMENTS)
+        assert running.ok("/v1/search", query="rails", k=1)["data"][0]["source"] == "rail"
+        other = load(served_folder, attention="causal")
+        assert open_index(where, other.spec).migrate() == len(DOCUMENTS)
+        found = running.post("/v1/search", query="rails")
+        assert (found.status_code, found.json()["error"]["code"]) == (503, "index_replaced")
+        assert open_index(where, lm.spec).migrate() == len(DOCUMENTS)
+        assert running.ok("/v1/search", query="rails", k=1)["data"][0]["source"] == "rail"
+    finally:
+        running.stop()
+
+
 @pytest.mark.parametrize(
     "body", [{}, {"query": " "}, {"query": "a", "k": 0}, {"query": "a", "mode": "x"}, {"query": "a", "filter": "1 ="}]
 )

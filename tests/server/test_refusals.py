@@ -3,9 +3,17 @@
 from typing import Any
 
 import pytest
+from pydantic import BaseModel, ValidationError
 
 from gerund.entry import load
 from gerund.server.config import ServerConfig
+from gerund.server.schemas.representation import (
+    DetokenizeRequest,
+    EmbeddingRequest,
+    RerankRequest,
+    TeiRerankRequest,
+)
+from gerund.server.schemas.writing import ChatRequest, CompletionRequest, InfillRequest
 from tests.server.conftest import Running, save_served
 
 CHAT, COMPLETE, EMBED = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
@@ -49,7 +57,7 @@ REFUSED: list[tuple[str, dict[str, Any], int, str | None, str | None]] = [
     (CHAT, {"messages": HELLO, "logprobs": True, "top_logprobs": 21}, 400, "top_logprobs", None),
     (CHAT, {"messages": HELLO, "logit_bias": {"a": 1}}, 400, "logit_bias", None),
     (CHAT, {"messages": HELLO, "logit_bias": {"99999": 1}}, 400, "logit_bias", None),
-    (CHAT, {"messages": HELLO, "logit_bias": {"5": 101}}, 400, "logit_bias.5", None),
+    (CHAT, {"messages": HELLO, "logit_bias": {"5": 101}}, 400, "logit_bias", None),
     (CHAT, {"messages": HELLO, "response_format": {"type": "xml"}}, 400, "response_format.type", None),
     (CHAT, {"messages": HELLO, "response_format": {"type": "json_schema"}}, 400, "response_format", None),
     (CHAT, {"messages": HELLO, "best_of": 2, "n": 3}, 400, "best_of", None),
@@ -117,6 +125,8 @@ REFUSED: list[tuple[str, dict[str, Any], int, str | None, str | None]] = [
     ("/v1/score", {"prefix": "a"}, 400, "continuations", None),
     ("/v1/score", {"prefix": "a", "continuations": [" "]}, 400, "continuations", None),
     ("/v1/score", {"text_1": ["a", "b"], "text_2": ["a", "b", "c"]}, 400, "text_2", None),
+    ("/v1/score", {"text_1": "a", "text_2": ["b", " "]}, 400, "text_2.1", None),
+    ("/v1/score", {"text_1": " ", "text_2": ["b", "c"]}, 400, "text_1", None),
     ("/infill", {}, 400, "text", None),
     ("/infill", {"text": "a [blank]", "stream": True}, 400, "stream", "not_supported"),
     ("/infill", {"text": "no gap"}, 400, "text", None),
@@ -144,6 +154,42 @@ def test_mistakes(live: Running, route: str, body: Any, status: int, param: Any,
     assert len(error["message"]) <= 320
     assert code is None or error["code"] == code, error
     assert param is None or error["param"] == param, error
+
+
+@pytest.mark.parametrize(
+    ("form", "body"),
+    [
+        (EmbeddingRequest, {"input": [[1.5] * 500] * 500}),
+        (CompletionRequest, {"prompt": [[1.5] * 500] * 500}),
+        (ChatRequest, {"messages": [{}] * 4000}),
+        (ChatRequest, {"messages": [{"role": "user", "content": [5] * 4000}]}),
+        (ChatRequest, {"messages": HELLO, "stop": [5] * 4000}),
+        (ChatRequest, {"messages": HELLO, "logit_bias": {str(number): "x" for number in range(4000)}}),
+        (ChatRequest, {"messages": HELLO, "logit_bias": {f"a{number}": 1 for number in range(4000)}}),
+        (RerankRequest, {"query": "a", "documents": [5] * 2000}),
+        (TeiRerankRequest, {"query": "a", "texts": [5] * 2000}),
+        (DetokenizeRequest, {"tokens": ["a"] * 4000}),
+        (InfillRequest, {"pieces": [5] * 4000, "lengths": [0] * 4000}),
+    ],
+)
+def test_of_many_mistakes_few_are_described(form: type[BaseModel], body: Any) -> None:
+    """Vectors sent in the place of texts were two million errors, and minutes in which nobody else was answered."""
+    with pytest.raises(ValidationError) as caught:
+        form.model_validate(body)
+    assert caught.value.error_count() <= 6
+
+
+@pytest.mark.parametrize(
+    ("route", "body", "said"),
+    [
+        (EMBED, {"input": "a", "dimension": 8}, "there is no field 'dimension'; did you mean 'dimensions'?"),
+        (COMPLETE, {"prompt": "a", "max_token": 5}, "there is no field 'max_token'; did you mean 'max_tokens'?"),
+        (EMBED, ["a"], 'the body is a JSON object, such as {"input": "a text"}'),
+    ],
+)
+def test_what_is_wrong_with_a_whole_body(live: Running, route: str, body: Any, said: str) -> None:
+    found = live.client.post(route, json=body)
+    assert (found.status_code, found.json()["error"]["message"]) == (400, said)
 
 
 @pytest.mark.parametrize(

@@ -1,16 +1,19 @@
 """Each route against the library's own answer."""
 
 import base64
+import codecs
 import json
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 
 from gerund.config import Sampling
 from gerund.inference.generate.prompts import prompt_text
+from gerund.scoring.names import MEASURE_NAMES, OWN
 from gerund.server import infilling
 from gerund.server.choices import Form
+from gerund.server.schemas.writing import ScorerName
 from gerund.types import Generation, Rendered, TokenLogprob
 from tests.server.conftest import Running
 
@@ -117,8 +120,8 @@ def test_stop_and_logprobs(live: Running, served_lm: Any) -> None:
     logprobs = choice["logprobs"]
     assert logprobs["token_logprobs"] == pytest.approx([one.logprob for one in expected.logprobs], abs=1e-4)
     assert all(len(top) <= 2 for top in logprobs["top_logprobs"])
-    starts = [sum(len(token) for token in logprobs["tokens"][:at]) for at in range(len(logprobs["tokens"]))]
-    assert logprobs["text_offset"] == starts
+    before = [b"".join(one.utf8 for one in expected.logprobs[:at]) for at in range(len(expected.logprobs))]
+    assert logprobs["text_offset"] == [len(codecs.utf_8_decode(spelled, "replace", False)[0]) for spelled in before]
     chunks = events(live, "/v1/completions", **body)
     assert "".join(one["choices"][0]["text"] for one in chunks) == expected.text
     streamed = [one["choices"][0]["logprobs"] for one in chunks if one["choices"][0]["logprobs"]]
@@ -367,6 +370,31 @@ def test_metrics(live: Running) -> None:
     assert number("gerund_wait_seconds_count") == waits + 2
     assert number('gerund_requests_total{route="/v1/embeddings",status="200"}') >= 1
     assert "confidential" not in live.client.get("/metrics").text
+
+
+def test_a_temperature_as_good_as_none_disturbs_nobody(live: Running) -> None:
+    def written(temperature: float) -> str:
+        found = live.ok("/v1/completions", prompt="the", max_tokens=6, temperature=temperature, seed=1)
+        return str(found["choices"][0]["text"])
+
+    assert {written(temperature) for temperature in (0, 1e-6, 2e-38, 1e-45, 5e-324)} == {written(0)}
+
+
+def test_offsets_of_characters_that_several_tokens_spell() -> None:
+    spelled = ["日", "本", " ", "a"]
+    tokens = [TokenLogprob(byte, bytes([byte]), -1.0) for byte in "日本 a".encode()]
+    generation = Generation("日本 a", [one.token_id for one in tokens], -1.0, finished=False, logprobs=tokens)
+    [choice] = Form("text", "m").whole([generation], {})["choices"]
+    assert choice["logprobs"]["text_offset"] == [0, 0, 0, 1, 1, 1, 2, 3]
+    form, streamed = Form("text", "m"), []
+    for place, text in enumerate(spelled):
+        own = tokens[3 * place : 3 * place + 3] if place < 2 else tokens[4 + place : 5 + place]
+        streamed += form.piece(0, text, own, wants=True)["choices"][0]["logprobs"]["text_offset"]
+    assert streamed == [0, 0, 0, 1, 1, 1, 2, 3]
+
+
+def test_scorers_are_those_of_the_library() -> None:
+    assert set(get_args(ScorerName)) == {OWN, *MEASURE_NAMES}
 
 
 def test_openapi_says_what_is_sent(live: Running) -> None:

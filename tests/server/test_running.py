@@ -269,6 +269,14 @@ def test_workers_share_a_port_and_are_replaced(served_folder: Path) -> None:
         counted = re.search(r'gerund_requests_total\{route="/v1/completions",status="200"\} (\S+)', text)
         assert counted is not None
         assert float(counted.group(1)) == 8, "whichever worker is asked adds up what all have done"
+        ends, written = time.monotonic() + 20, 0.0
+        with httpx.Client() as scraper:  # one connection, so one worker, which asks the others nothing
+            while time.monotonic() < ends and written < 24:
+                text = scraper.get(f"{own.url}/metrics", timeout=30).text
+                found = re.search(r"^gerund_tokens_written_total (\S+)", text, re.MULTILINE)
+                written = float(found.group(1)) if found else 0.0
+                time.sleep(0.5)
+        assert written >= 24, "what the engines of all workers have written"
         os.kill(workers_of(children)[0], signal.SIGKILL)
         ends = time.monotonic() + 60
         while time.monotonic() < ends and len(workers_of(children_of(own.process.pid))) < 2:

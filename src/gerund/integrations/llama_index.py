@@ -18,8 +18,9 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from gerund.errors import MissingDependencyError
+from gerund.errors import ConfigError, MissingDependencyError
 from gerund.inference.generate.prompts import Prompt
+from gerund.inference.tokens import context_length
 from gerund.integrations.shared import (
     Model,
     Request,
@@ -122,7 +123,8 @@ class GerundLLM(LLM):
     def metadata(self) -> LLMMetadata:
         """What LlamaIndex wants to know: the context's size, and whether it chats."""
         return LLMMetadata(
-            context_window=self.lm.max_length or _UNLIMITED,
+            # Not ``max_length``, which bounds what is encoded.
+            context_window=context_length(self.lm.model.config, self.lm.tokenizer) or _UNLIMITED,
             num_output=self.max_tokens,
             is_chat_model=bool(self.lm.tokenizer.chat_template),
             model_name=self.lm.name,
@@ -130,7 +132,10 @@ class GerundLLM(LLM):
 
     def _request(self, given: dict[str, Any]) -> Request:
         own = {"max_tokens": self.max_tokens, "temperature": self.temperature}
-        return request(own, self.additional_kwargs, given)
+        asked = request(own, self.additional_kwargs, given)
+        if asked.options.get("n", 1) != 1:
+            raise ConfigError(f"n={asked.options['n']}: LlamaIndex takes one text of a call; call it as often")
+        return asked
 
     def _prompt(self, prompt: str, formatted: bool) -> str:
         return prompt if formatted else self.completion_to_prompt(prompt)

@@ -155,6 +155,8 @@ def _fetched(url: str, copies: Path) -> str:
         with progress(len(files), "fetching") as advance:
             for one in files:
                 below = one.lstrip("/")[len(path.lstrip("/")) :].lstrip("/")
+                if ".." in PurePosixPath(below).parts:
+                    raise DataError(f"{url}: a name in it leads out of it: {below}")
                 _fetch(system, one, copy / below if is_folder else copy)
                 advance(1)
     return str(copy)

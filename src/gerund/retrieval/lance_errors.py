@@ -6,7 +6,7 @@ Knows: how LanceDB words its errors. Does not know: tables, queries.
 from collections.abc import Callable
 from pathlib import Path
 
-from gerund.errors import DataError, GerundError, InputError, ResourceError, one_line
+from gerund.errors import DataError, GerundError, InputError, ResourceError, StaleIndexError, one_line
 from gerund.retrieval.store import bad_filter
 
 _CHARACTERS_OF_A_REASON = 200
@@ -54,7 +54,7 @@ def told(error: Exception, name: str, where: str | None, migrated: Callable[[], 
     if where is not None and "not found" not in lower.split("lance")[0]:
         return bad_filter(where, reason)
     if migrated():
-        return InputError(f"{name} was migrated by another process meanwhile; open it again")
+        return StaleIndexError(f"{name} was migrated by another process meanwhile; open it again")
     return ResourceError(f"{name}: {reason}")
 
 

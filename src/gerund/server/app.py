@@ -63,8 +63,11 @@ async def _invalid(_request: Request, error: Exception) -> Response:
     if any(one["type"] == "json_invalid" for one in error.errors()):
         return _shown(ApiError("the body is not valid JSON", code="invalid_json"))
     place, message = worst(list(error.errors()), error.body)
-    said = f"{place}: {message}" if place else 'the body is a JSON object, such as {"input": "a text"}'
-    return _shown(ApiError(said, param=place or None))
+    if place:
+        message = f"{place}: {message}"
+    elif not isinstance(error.body, dict):
+        message = 'the body is a JSON object, such as {"input": "a text"}'
+    return _shown(ApiError(message, param=place or None))
 
 
 async def _http_error(_request: Request, error: Exception) -> Response:

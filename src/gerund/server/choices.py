@@ -3,6 +3,7 @@
 Knows: OpenAI's shapes of chats and completions. Does not know: requests, the engine.
 """
 
+import codecs
 import time
 import uuid
 from collections.abc import Sequence
@@ -34,6 +35,8 @@ class Form:
             "model": model,
         }
         self._offsets: dict[int, int] = {}
+        # A character may be spelled by several tokens.
+        self._decoders: dict[int, codecs.IncrementalDecoder] = {}
 
     def whole(self, written: Sequence[Generation], usage: dict[str, Any], **more: Any) -> dict[str, Any]:
         """Return the answer with all its texts."""
@@ -97,9 +100,10 @@ class Form:
             listed = [{**_described(one), "top_logprobs": [_described(top) for top in one.top]} for one in tokens]
             return {"content": listed, "refusal": None}
         offsets, at = [], self._offsets.get(index, len(self._echo(index)))
+        decoder = self._decoders.setdefault(index, codecs.getincrementaldecoder("utf-8")("replace"))
         for one in tokens:
             offsets.append(at)
-            at += len(one.text)
+            at += len(decoder.decode(bytes(one.utf8)))
         self._offsets[index] = at
         return {
             "tokens": [one.text for one in tokens],

@@ -32,6 +32,7 @@ async def encoded(
     prompt_name: str | None = None,
     dimensions: int | None = None,
     truncate: bool = False,
+    places: Sequence[str] | None = None,
 ) -> EncodeResult:
     """Return the vectors of texts.
 
@@ -44,6 +45,7 @@ async def encoded(
         prompt_name: the name of a stored prompt, to be put there.
         dimensions: numbers that are kept of each vector.
         truncate: cut texts that are too long, instead of refusing them.
+        places: where each text stands in the body, for texts of several fields.
 
     Raises:
         ApiError: the texts cannot be encoded.
@@ -59,6 +61,8 @@ async def encoded(
     try:
         found = await claim.result(work() if _is_short([prompt or "", *inputs]) else await claim.run(work))
     except TextError as error:
+        if places is not None and error.index is not None:
+            raise ApiError(f"{places[error.index]} {error.reason}", param=places[error.index]) from error
         place = param if error.index is None or len(inputs) == 1 else f"{param}.{error.index}"
         if error.exceeds_context:
             raise ApiError(

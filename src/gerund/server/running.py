@@ -32,6 +32,8 @@ _LAST_WORDS = 0.3
 # After the bound of the drain, what it takes to tell the clients.
 _FAREWELL = 5
 _LOADING = "gerund-load"
+# Of uvicorn, in a second.
+_TICKS = 10
 
 
 class Protocol(H11Protocol):
@@ -118,6 +120,12 @@ class Server(uvicorn.Server):
         _ = self.service.over  # made in this loop
         threading.Thread(target=self._load_and_tell, name=_LOADING, daemon=True).start()
 
+    async def on_tick(self, counter: int) -> bool:
+        """Bring the counts up to date every second: of several workers only one is asked for them."""
+        if counter % _TICKS == 0:
+            self.service.observe()
+        return await super().on_tick(counter)
+
     def _load_and_tell(self) -> None:
         try:
             self._load()
@@ -141,6 +149,7 @@ class Server(uvicorn.Server):
         timer = asyncio.get_running_loop().call_later(self.service.settings.drain, self.service.end)
         await super().shutdown(sockets)
         timer.cancel()
+        self.service.observe()
         if not has_failed:
             note("ended")
 

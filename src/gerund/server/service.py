@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from starlette.requests import Request
 
 from gerund.engine.engine import Engine
-from gerund.errors import GerundError
+from gerund.errors import GerundError, InputError, StaleIndexError
 from gerund.generative_model import GenerativeModel
 from gerund.inference.generate.config import GenerationConfig
 from gerund.inference.tokens import context_length
@@ -26,6 +26,7 @@ from gerund.spec import ModelSpec
 
 if TYPE_CHECKING:
     from gerund.retrieval.index import Index
+    from gerund.types import Hit
 
 Phase = Literal["loading", "ready", "ending", "failed"]
 
@@ -137,6 +138,25 @@ class Service:
     def index(self) -> "Index | None":
         """The index that is searched; None where none is served."""
         return self._index
+
+    def search(self, query: str, k: int, **how: Any) -> "list[Hit]":
+        """Return the chunks of the index that fit a query best; runs in the engine's thread.
+
+        An index that was migrated meanwhile is opened again.
+
+        Raises:
+            ApiError: what is there now cannot be searched with this model.
+            GerundError: the query cannot be answered.
+        """
+        assert self._index is not None
+        try:
+            return self._index.search(query, k, **how)
+        except StaleIndexError:
+            try:
+                self._index = _opened(str(self.settings.index), self.lm)
+            except InputError as error:
+                raise ApiError(f"the index was made anew meanwhile: {error}", 503, code="index_replaced") from error
+            return self._index.search(query, k, **how)
 
     @property
     def has_index(self) -> bool:

@@ -24,6 +24,8 @@ from transformers import (
 from gerund.config import Sampling
 from gerund.errors import ConfigError
 
+# Below it a temperature chooses as greedily as here, and what is divided by it would overflow.
+_LOWEST_TEMPERATURE = 1e-6
 # Tokens among which a nucleus is looked for first, and then, before it is looked for among all.
 _LIKELIEST = (256, 2048)
 
@@ -32,7 +34,7 @@ def filters_of(sampling: Sampling) -> list[LogitsProcessor]:
     """Return the filters that the settings ask for, in their order; none for greedy."""
     if sampling.is_greedy:
         return []
-    filters: list[LogitsProcessor] = [TemperatureLogitsWarper(float(sampling.temperature))]
+    filters: list[LogitsProcessor] = [TemperatureLogitsWarper(max(float(sampling.temperature), _LOWEST_TEMPERATURE))]
     if sampling.top_k is not None:
         filters.append(TopKLogitsWarper(sampling.top_k))
     if sampling.top_p is not None and sampling.top_p < 1:

@@ -141,20 +141,26 @@ async def _continuations(service: Service, request: Request, body: ScoreRequest)
 
 
 async def _pairs(service: Service, request: Request, body: ScoreRequest) -> tuple[list[float], int]:
-    one = [body.text_1] if isinstance(body.text_1, str) else list(body.text_1 or ())
     if body.text_2 is None:
         raise ApiError("text_2: give the text or texts that text_1 is compared with", param="text_2")
-    other = [body.text_2] if isinstance(body.text_2, str) else list(body.text_2)
+    places: dict[str, str] = {}
+    sides: list[list[str]] = []
+    for field, given in (("text_1", body.text_1), ("text_2", body.text_2)):
+        listed = [given] if isinstance(given, str) else list(given or ())
+        sides.append(listed)
+        for number, text in enumerate(listed):
+            places.setdefault(text, field if isinstance(given, str) else f"{field}.{number}")
+    one, other = sides
     if len(one) == 1:
         one = one * len(other)
     if len(one) != len(other):
         raise ApiError(f"text_1 has {len(one)} texts and text_2 {len(other)}; give as many, or one", param="text_2")
-    unique = list(dict.fromkeys([*one, *other]))
+    unique = list(places)
     async with service.claim(request) as claim:
-        found = await encoded(service, claim, unique, param="text_1", truncate=True)
-    place = {text: number for number, text in enumerate(unique)}
+        found = await encoded(service, claim, unique, param="text_1", truncate=True, places=list(places.values()))
+    row = {text: number for number, text in enumerate(unique)}
     vectors = unit(found.vectors)
-    values = [float(vectors[place[left]] @ vectors[place[right]]) for left, right in zip(one, other, strict=True)]
+    values = [float(vectors[row[left]] @ vectors[row[right]]) for left, right in zip(one, other, strict=True)]
     return values, sum(found.token_counts)
 
 

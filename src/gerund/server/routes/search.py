@@ -18,8 +18,7 @@ router = APIRouter(tags=["representation"])
 async def search(body: SearchRequest, request: Request, service: Served) -> dict[str, Any]:
     """Find the chunks of the index that is served which fit a query best."""
     service.demand_model(body.model)
-    index = service.index
-    if index is None:
+    if not service.has_index:
         raise ApiError(
             "no index is served; make one with gerund index FOLDER -o my.index, and start with --index my.index",
             404,
@@ -29,7 +28,7 @@ async def search(body: SearchRequest, request: Request, service: Served) -> dict
         try:
             work = claim.hold(
                 service.engine.call(
-                    lambda: index.search(body.query, body.k or 10, mode=body.mode or "hybrid", filter=body.filter),
+                    lambda: service.search(body.query, body.k or 10, mode=body.mode or "hybrid", filter=body.filter),
                     tokens=len(body.query) // 4 + 1,
                     deadline=claim.deadline,
                 )

@@ -8,15 +8,16 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-# What a list in a body holds at most.
+# What a list in a body holds at most. Each list says of its first error only: of two million numbers in the place of
+# texts, all would be described, which takes minutes and gigabytes.
 MOST_TEXTS = 2048
 MOST_IDS = 65536
 
 Text = Annotated[str, Field(min_length=1)]
-Texts = Annotated[list[Text], Field(min_length=1, max_length=MOST_TEXTS)]
+Texts = Annotated[list[Text], Field(min_length=1, max_length=MOST_TEXTS, fail_fast=True)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
-Ids = Annotated[list[TokenId], Field(min_length=1, max_length=MOST_IDS)]
-ManyIds = Annotated[list[Ids], Field(min_length=1, max_length=MOST_TEXTS)]
+Ids = Annotated[list[TokenId], Field(min_length=1, max_length=MOST_IDS, fail_fast=True)]
+ManyIds = Annotated[list[Ids], Field(min_length=1, max_length=MOST_TEXTS, fail_fast=True)]
 Count = Annotated[int, Field(ge=1, lt=2**31)]
 ModelName = Annotated[str, Field(max_length=200)]
 

@@ -45,7 +45,7 @@ class RerankRequest(RequestBody):
     """Documents to be ordered by their relevance to a query."""
 
     query: Text
-    documents: Annotated[list[Text | Document], Field(min_length=1, max_length=MOST_TEXTS)]
+    documents: Annotated[list[Text | Document], Field(min_length=1, max_length=MOST_TEXTS, fail_fast=True)]
     top_n: Count | None = None
     return_documents: bool | None = None
     max_tokens_per_doc: Count | None = None
@@ -83,7 +83,7 @@ class TokenizeRequest(RequestBody):
 
     prompt: str | None = None
     content: str | None = None
-    messages: Annotated[list[Message], Field(min_length=1, max_length=4096)] | None = None
+    messages: Annotated[list[Message], Field(min_length=1, max_length=4096, fail_fast=True)] | None = None
     add_special_tokens: bool | None = None
     add_special: bool | None = None
 
@@ -91,7 +91,7 @@ class TokenizeRequest(RequestBody):
 class DetokenizeRequest(RequestBody):
     """Token ids to be spelled out."""
 
-    tokens: Annotated[list[TokenId], Field(max_length=65536)]
+    tokens: Annotated[list[TokenId], Field(max_length=65536, fail_fast=True)]
 
 
 class SearchRequest(RequestBody):

@@ -5,7 +5,7 @@ Knows: OpenAI's fields, those of llama.cpp's ``/infill``, ranges. Does not know:
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import BeforeValidator, Field
 
 from gerund.config import Sampling
 from gerund.inference.generate.config import GenerationConfig, GenerationKeywords
@@ -17,19 +17,26 @@ MOST_CHOICES = 128
 USUAL_COMPLETION = 16
 # Of a gap all lengths up to the longest are tried.
 MOST_FILLED = 512
-ScorerName = Literal["own", "pmi", "avg_cll", "cll", "avg_ull", "self_certainty", "overlap", "random"]
+ScorerName = Literal[
+    "own", "pmi", "avg_cll", "cll", "avg_ull", "self_certainty", "overlap", "content_overlap", "random"
+]
 
-Stop = Text | Annotated[list[Text], Field(max_length=16)]
+Stop = Text | Annotated[list[Text], Field(max_length=16, fail_fast=True)]
 Choices = Annotated[int, Field(ge=1, le=MOST_CHOICES)]
+Length = Annotated[int, Field(ge=1, le=MOST_FILLED)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Above0 = Annotated[float, Field(gt=0, le=1)]
 
 
-def _token_ids(bias: dict[str, float]) -> dict[str, float]:
-    for key in bias:
-        if not key.isascii() or not key.isdigit() or len(key) > 10:
-            raise ValueError(f"{key[:40]!r} is no token id; give ids as keys, such as {{'42': -100}}")
-    return bias
+def _biases(given: Any) -> Any:
+    """Refuse the first entry that is no token id or no bias, since pydantic would describe all of them."""
+    if isinstance(given, dict):
+        for key, bias in given.items():
+            if not isinstance(key, str) or not key.isascii() or not key.isdigit() or len(key) > 10:
+                raise ValueError(f"{str(key)[:40]!r} is no token id; give ids as keys, such as {{'42': -100}}")
+            if isinstance(bias, bool) or not isinstance(bias, int | float) or not -100 <= bias <= 100:
+                raise ValueError(f"the bias of token {key} is no number from -100 to 100")
+    return given
 
 
 class StreamOptions(Body):
@@ -100,7 +107,7 @@ class Sampled(RequestBody):
     repetition_penalty: Annotated[float, Field(ge=0.1, le=10)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    logit_bias: Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], AfterValidator(_token_ids)] | None = None
+    logit_bias: Annotated[dict[str, float], BeforeValidator(_biases)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
 
     def sampling(self, temperature: float) -> Sampling:
@@ -241,7 +248,7 @@ class Message(Body):
     """One turn of a conversation."""
 
     role: Annotated[str, Field(min_length=1, max_length=64)]
-    content: str | list[Part] | None = None
+    content: str | Annotated[list[Part], Field(fail_fast=True)] | None = None
     name: str | None = None
     tool_calls: Any = None
     function_call: Any = None
@@ -250,7 +257,7 @@ class Message(Body):
 class ChatRequest(Writing):
     """A conversation to be answered."""
 
-    messages: Annotated[list[Message], Field(min_length=1, max_length=4096)]
+    messages: Annotated[list[Message], Field(min_length=1, max_length=4096, fail_fast=True)]
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
@@ -300,7 +307,7 @@ class ChatRequest(Writing):
 class CompletionRequest(Writing):
     """One or several texts to be continued; with ``suffix`` a gap to be filled."""
 
-    prompt: str | Annotated[list[str], Field(min_length=1, max_length=256)] | Ids | ManyIds
+    prompt: str | Annotated[list[str], Field(min_length=1, max_length=256, fail_fast=True)] | Ids | ManyIds
     suffix: str | None = None
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
@@ -340,16 +347,12 @@ class InfillRequest(Sampled):
 
     text: Text | None = None
     blank: Annotated[str, Field(min_length=1, max_length=100)] | None = None
-    pieces: Annotated[list[str], Field(min_length=2, max_length=65)] | None = None
+    pieces: Annotated[list[str], Field(min_length=2, max_length=65, fail_fast=True)] | None = None
     input_prefix: str | None = None
     input_suffix: str | None = None
     max_tokens: Annotated[int, Field(ge=1, le=MOST_FILLED)] | None = None
     n_predict: Annotated[int, Field(ge=-1, le=MOST_FILLED)] | None = None
-    lengths: (
-        Annotated[int, Field(ge=1, le=MOST_FILLED)]
-        | Annotated[list[Annotated[int, Field(ge=1, le=MOST_FILLED)]], Field(min_length=1, max_length=32)]
-        | None
-    ) = None
+    lengths: Length | Annotated[list[Length], Field(min_length=1, max_length=32, fail_fast=True)] | None = None
     samples: Annotated[int, Field(ge=1, le=64)] | None = None
     beams: Annotated[int, Field(ge=1, le=64)] | None = None
     method: Literal["infill", "left-only", "blank", "contextual", "prefix-suffix", "line-by-line"] | None = None
