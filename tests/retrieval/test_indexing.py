@@ -1,6 +1,7 @@
 """Files into a store: skipped, replaced, pruned, interrupted, by two at once."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -109,6 +110,64 @@ def test_what_is_gone_stays_unless_it_is_pruned(store, tmp_path):
         add(store, tmp_path / "typo", root=tmp_path, prune=True)
 
 
+def test_of_the_index_s_own_folder_only_what_lies_there_is_pruned(store, tmp_path):
+    work, other = write(tmp_path / "work", a="one\n", b="two\n"), write(tmp_path / "other", c="three\n")
+    add(store, work, other, root=work)
+    writer = Writer(store, cut_lines, embed, work)
+    writer.add_documents([Document("d", "four\n"), Document("e", "five\n", file="s3://bucket/e.txt")])
+    (work / "b.txt").unlink()
+    assert add(store, work, root=work, prune=True).removed == 1
+    assert sorted(texts(store)) == [f"{other}/c.txt", "a.txt", "d", "e"]
+    (other / "c.txt").unlink()
+    assert add(store, work, root=work, prune=True).removed == 0  # it is gone, but did not lie there
+    assert add(store, other, root=work, prune=True).removed == 1
+
+
+def test_a_folder_above_the_index_s_own_is_pruned(store, tmp_path):
+    root = tmp_path / "above" / "root"
+    write(root, a="one\n", b="two\n")
+    write(tmp_path / "above" / "beside", c="three\n")
+    like = write(tmp_path / "above" / "root too", d="four\n")  # its name begins as the index's folder's does
+    add(store, tmp_path / "above", root=root)
+    for path in (root / "b.txt", tmp_path / "above" / "beside" / "c.txt", like / "d.txt"):
+        path.unlink()
+    assert add(store, root, root=root, prune=True).removed == 1
+    write(root, b="two\n")
+    add(store, root, root=root)
+    (root / "b.txt").unlink()
+    assert add(store, tmp_path / "above", root=root, prune=True).removed == 3
+    assert sorted(texts(store)) == ["a.txt"]
+    shutil.rmtree(tmp_path / "above")
+    assert add(store, tmp_path / "above", root=root, prune=True).removed == 1  # a folder that is gone itself
+
+
+def test_the_text_of_a_file_that_has_none_any_more_is_removed(store, tmp_path):
+    folder = write(tmp_path / "n", a="one\n", b="two\n")
+    table = folder / "t.jsonl"
+    table.write_text('{"id": "a", "text": "row"}\n')
+    add(store, folder, root=tmp_path)
+    write(folder, a="")
+    table.write_text('{"id": "a", "text": ""}\n')
+    summary = add(store, folder, root=tmp_path)
+    assert [one.reason for one in summary.failed] == [
+        f"{path}: there is no text in it" for path in (folder / "a.txt", table)
+    ]
+    assert (summary.removed, texts(store), store.files().keys()) == (2, {"n/b.txt": ["two"]}, {"n/b.txt"})
+    again = add(store, folder, root=tmp_path)
+    assert (len(again.failed), again.removed) == (2, 0)
+    write(folder, a="one\n")  # as it was before
+    assert (add(store, folder, root=tmp_path).documents, sorted(texts(store))) == (1, ["n/a.txt", "n/b.txt"])
+
+
+def test_a_file_that_cannot_be_read_keeps_its_text(store, tmp_path):
+    path = tmp_path / "t.txt"
+    path.write_text("one\n")
+    add(store, path, root=tmp_path)
+    path.write_bytes(b"\xff\xfe\xff")
+    assert len(add(store, path, root=tmp_path, prune=True).failed) == 1
+    assert texts(store) == {"t.txt": ["one"]}
+
+
 def test_a_broken_file_stops_no_other(store, tmp_path):
     folder = write(tmp_path / "n", a="one\n", c="two\n", empty=" \n")
     (folder / "b.jsonl").write_text('{"text": "good"}\n{\n')
@@ -147,6 +206,31 @@ def test_documents_without_files(store):
     assert texts(store) == {}
     with pytest.raises(DataError, match="has no document 'a'"):
         writer.remove(["a"])
+
+
+@pytest.mark.parametrize(
+    ("stored", "given", "left", "removed"),
+    [
+        ("one", ["", "two"], ["two"], 0),
+        ("one", ["two", ""], [], 1),
+        ("one", ["two", "one"], ["one"], 0),
+        ("one", ["", "one"], ["one"], 0),
+        ("one", ["", ""], [], 1),
+        ("", ["one", ""], [], 0),
+        ("", ["", "one"], ["one"], 0),
+        ("", ["one", "", "two"], ["two"], 0),
+    ],
+)
+@pytest.mark.parametrize("at_once", [1, 256])
+def test_a_document_that_comes_twice_counts_as_it_came_last(store, monkeypatch, stored, given, left, removed, at_once):
+    monkeypatch.setattr(indexing, "DOCUMENTS_AT_ONCE", at_once)
+    Writer(store, cut_lines, embed, None).add_documents([Document("a", stored)])
+    writer = Writer(store, cut_lines, embed, None)
+    writer.add_documents([Document("a", text) for text in given])
+    assert [one.text for one in store.chunks_of(["a"])] == left
+    assert len(store.documents()) == len(left)
+    if at_once > 1:
+        assert writer.summary.removed == removed
 
 
 def test_many_are_stored_at_once_and_an_interruption_says_what_is_kept(store, tmp_path, monkeypatch):

@@ -1,9 +1,12 @@
 """Both stores against each other and against what a query means, written out."""
 
+import copy
 import os
+import pickle
 import shutil
 import subprocess
 import sys
+import threading
 from functools import partial
 from pathlib import Path
 
@@ -113,6 +116,74 @@ def test_files_are_noted_and_forgotten(store):
 )
 def test_words(filled, query, wanted):
     assert sources(filled.words(Words.of(query), 5)) == wanted
+
+
+STOP_WORDS = {
+    "flour": "Bread is made of flour. It is baked in ovens.",
+    "who": "The band The Who played in Leeds.",
+    "leeds": "Who played in Leeds? The band that is the best.",
+    "code": "Use foo_bar(x) and C++ or don't.",
+    "long": "To be or not to be, that is the question.",
+}
+
+
+@pytest.mark.parametrize(
+    ("query", "wanted"),
+    [
+        ('"made of flour"', ["flour"]),
+        ('"made in flour"', []),  # neither here nor there, though "in" stands between other words
+        ('"making of flours"', []),  # "made" and "making" have other stems
+        ('"baking in oven"', ["flour"]),
+        ('"of flour"', ["flour"]),
+        ('"in flour"', []),
+        ('"flour of"', []),
+        ('"The Who"', ["who"]),
+        ("“the who”", ["who"]),
+        ('"to be or not to be"', ["long"]),
+        ('"be to or not to be"', []),
+        ('"don\'t"', ["code"]),
+        ('"is the"', ["leeds", "long"]),
+        ('"is the" question', ["long", "leeds"]),  # a word beside a phrase is a wish
+        ('"is the" zebra', ["leeds", "long"]),
+        ('"is the" "is best"', []),
+        ('"is the" "band that"', ["leeds"]),
+        ('"is the" "in Leeds" "the band"', ["leeds"]),
+        ('"played in Leeds" "?!"', ["leeds", "who"]),
+        ('"zebra"', []),
+        ('"the zebra" flour', []),
+    ],
+)
+def test_stop_words_count_in_phrases(store, query, wanted):
+    stored(store, [chunk(source, text) for source, text in STOP_WORDS.items()])
+    store.tidy()
+    found = store.words(Words.of(query), 9)
+    assert sorted(sources(found)) == sorted(wanted)
+    assert [score for _, score in found] == sorted((score for _, score in found), reverse=True)
+    if wanted and query.endswith("question"):
+        assert sources(found) == wanted
+    told, cosines = store.words_with_cosines(Words.of(query), vector_of("x"), 9)
+    assert (sources(told), len(cosines)) == (sources(found), len(found))
+    assert cosines == pytest.approx([float(vector_of(chunk.text) @ vector_of("x")) for chunk, _ in told])
+    assert set(sources(store.words(Words.of(query), 9, "source = 'who' OR false"))) == {"who"} & set(wanted)
+    assert len(store.words(Words.of(query), 1)) == min(1, len(wanted))
+
+
+def test_a_phrase_is_looked_for_behind_what_only_looks_like_it(store):
+    # Shorter texts come first, and none of them has the phrase.
+    others = [chunk(f"d{place}", "made in flour") for place in range(30)]
+    stored(store, [*others, chunk("bread", "Of all that there is in the house bread alone is made of flour.")])
+    assert sources(store.words(Words.of('"made of flour"'), 2)) == ["bread"]
+
+
+def test_phrases_in_another_language(tmp_path):
+    about = About("f", "m", DIMENSIONS, "causal, mean", Chunking(language="de"))
+    lance, memory = LanceStore(tmp_path / "my.index"), MemoryStore()
+    texts = {"der": "Der Hund bellt.", "ein": "Ein Hund bellt, und nicht der.", "sein": "Sein oder nicht sein."}
+    for one in (lance, memory):
+        one.create(about)
+        stored(one, [chunk(source, text) for source, text in texts.items()])
+    for query, wanted in {'"der Hund"': ["der"], '"nicht der"': ["ein"], '"oder nicht"': ["sein"]}.items():
+        assert [sources(one.words(Words.of(query), 5)) for one in (lance, memory)] == [wanted, wanted]
 
 
 def test_words_are_found_in_title_and_heading_too(store):
@@ -265,6 +336,8 @@ def test_it_is_opened_again_and_readers_see_what_another_wrote(tmp_path):
     writer.swap(writer.beside(About("other", "m", DIMENSIONS, "x", Chunking(9))))
     with pytest.raises(InputError, match="was migrated by another process meanwhile; open it again"):
         reader.words(Words("text"), 9)
+    with pytest.raises(InputError, match="was migrated by another process meanwhile; open it again"):
+        reader.words(Words.of('"of text"'), 9)
 
 
 def test_what_is_there_and_is_no_index(tmp_path):
@@ -366,9 +439,57 @@ def test_paths_of_object_stores_are_lancedbs(tmp_path, place):
     store.replace(["a"], chunks, embed([chunks]))
     store.tidy()
     assert [chunk.text for chunk, _ in store.words(Words("cat"), 5)] == ["one cat"]
+    assert [chunk.text for chunk, _ in store.words(Words.of('"one cat"'), 5)] == ["one cat"]
+    assert store.words(Words.of('"the cat"'), 5) == store.words(Words.of('"the"'), 5) == []
     assert store.vectors(embed([chunks])[1], 1)[0][0].text == "two dogs"
     store.replace(["a"], [], embed([chunks])[:0])
     assert store.count() == 0
+
+
+def test_threads_that_share_a_store_write_one_after_the_other(store):
+    chunks = [chunk(f"d{place}", f"text {place}") for place in range(5)]
+    all_there, failed = threading.Barrier(4), []
+
+    def write():
+        try:
+            all_there.wait(30)
+            stored(store, chunks)
+        except Exception as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=write) for _ in range(4)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join(60)
+    assert failed == []
+    assert (store.count(), len(store.chunks_of(["d1"]))) == (5, 1)
+    stored(store, [chunk("d1", "changed")])
+    assert [one.text for one in store.chunks_of(["d1"])] == ["changed"]
+
+
+def test_a_search_waits_for_no_other_thread_that_writes(tmp_path):
+    store = LanceStore(tmp_path / "my.index")
+    store.create(ABOUT)
+    stored(store, [chunk("a", "one cat")])
+    found = []
+    with store.locked():
+        thread = threading.Thread(target=lambda: found.extend(sources(store.words(Words("cat"), 5))), daemon=True)
+        thread.start()
+        thread.join(30)
+        assert found == ["a"]
+
+
+def test_a_copy_opens_the_place_anew(tmp_path):
+    store = LanceStore(tmp_path / "my.index")
+    for one in (copy.deepcopy(store), pickle.loads(pickle.dumps(store))):
+        assert one.about() is None
+    store.create(ABOUT)
+    stored(store, [chunk("a", "one cat")])
+    for one in (copy.copy(store), copy.deepcopy(store), pickle.loads(pickle.dumps(store))):
+        assert (one.name, one.count()) == (store.name, 1)
+        stored(one, [chunk("a", "one dog")])
+        assert [found.text for found in store.chunks_of(["a"])] == ["one dog"]
 
 
 def test_phrases_hold_for_what_vectors_found(filled):

@@ -125,7 +125,8 @@ class Index(Asking):
             show_progress: None shows a bar on a terminal.
 
         Returns:
-            What was done. Files that could not be read are in ``failed``; all others were indexed.
+            What was done. Files that could not be read, or have no text, are in ``failed``; all others were indexed. Of
+            a file without text, what was stored before is removed.
 
         Raises:
             DataError: a path is not there, or no file in there can be read.

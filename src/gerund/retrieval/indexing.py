@@ -9,7 +9,7 @@ Knows: files, hashes, the order of steps. Does not know: what embeds, what store
 
 import posixpath
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +21,7 @@ from gerund.errors import DataError, GerundError, MissingDependencyError
 from gerund.progress import progress
 from gerund.retrieval.documents import Chunk, Document
 from gerund.retrieval.markup import ParsedText
-from gerund.retrieval.reading import digest_of, endings, find_files, read_file
+from gerund.retrieval.reading import NoTextError, digest_of, endings, find_files, read_file
 from gerund.retrieval.store import DocumentState, VectorStore
 
 # What is embedded and stored at once: what an interruption costs at most.
@@ -94,7 +94,7 @@ class Writer:
             self._by_file.setdefault(state.file, set()).add(source)
         self._waiting: dict[str, tuple[Document, list[Chunk]]] = {}
         self._finished: dict[str, str | None] = {}
-        self._gone: list[str] = []
+        self._gone: dict[str, None] = {}
 
     def add_files(self, paths: Sequence[Path], *, prune: bool = False, show_progress: bool | None = None) -> None:
         """Index files and folders.
@@ -108,8 +108,8 @@ class Writer:
             DataError: a path is not there, or there is no file at all that can be read.
         """
         known = self.store.files()
-        names = [self.name_of(path) for path in paths]
-        there = [path for path in paths if path.exists() or not (prune and self._is_known(self.name_of(path), known))]
+        places = self._places(known) if prune else {}
+        there = [path for path in paths if path.exists() or not _below([path], places)]
         files = find_files(there)
         if not files and not prune:
             raise DataError(
@@ -120,8 +120,8 @@ class Writer:
             for path in files:
                 self._add_file(path, known)
                 advance(1)
-            if prune:
-                self._prune(names, {self.name_of(path) for path in files}, known)
+            for file in sorted(_below(paths, places) - {self.name_of(path) for path in files}):
+                self._forget(file, known)
 
     def add_documents(self, documents: Iterable[Document]) -> None:
         """Index documents that come from no file; one that has no text is removed."""
@@ -171,6 +171,8 @@ class Writer:
                 self._add(_document(parsed, source, file, path))
         except (DataError, MissingDependencyError) as error:
             self.summary.failed.append(Failure(shown_path(path), str(error)))
+            if isinstance(error, NoTextError):
+                self._forget(file, known)
             return
         if bad:
             # The documents of these rows, if there are any in the index, stay as they are, and the file is not done.
@@ -180,7 +182,9 @@ class Writer:
         self._finished[file] = digest
 
     def _add(self, document: Document) -> None:
-        """Take a document in, unless it is there as it is."""
+        """Take a document in, unless it is there as it is; one that comes twice counts as it came last."""
+        self._waiting.pop(document.source, None)
+        self._gone.pop(document.source, None)
         state = self._known.get(document.source)
         if state is not None and state.digest == document.digest and state.file == document.file:
             return
@@ -188,23 +192,24 @@ class Writer:
         if not chunks:
             self._remove([document.source] if state is not None else [])
             return
-        # A document that comes twice counts as it came last.
         self._waiting[document.source] = (document, chunks)
         waiting = sum(len(own) for _, own in self._waiting.values())
         if waiting >= CHUNKS_AT_ONCE * self._workers or len(self._waiting) >= DOCUMENTS_AT_ONCE * self._workers:
             self._flush()
 
     def _remove(self, sources: Iterable[str]) -> None:
-        self._gone += sorted(sources)
+        self._gone |= dict.fromkeys(sorted(sources))
 
-    def _prune(self, roots: Sequence[str], there: set[str], known: dict[str, str]) -> None:
-        files = {*known, *(file for file in self._by_file if file)}
-        for file in sorted(file for file in files - there if any(_is_below(file, root) for root in roots)):
-            self._remove(self._by_file.get(file, set()))
+    def _forget(self, file: str, known: dict[str, str]) -> None:
+        """Remove a file's documents, and its hash, by which it would be passed over were its text put back."""
+        self._remove(self._by_file.get(file, set()))
+        if file in known:
             self._finished[file] = None
 
-    def _is_known(self, name: str, known: dict[str, str]) -> bool:
-        return any(_is_below(file, name) for file in (*known, *self._by_file))
+    def _places(self, known: dict[str, str]) -> dict[str, str]:
+        """Return where each file of the index is: its name may be relative to the index's folder, or be whole."""
+        own = "" if self._root is None else shown_path(self._root.as_posix())
+        return {file: _whole(file, own) for file in {*known, *self._by_file} if file}
 
     @contextmanager
     def _flushing(self) -> Iterator[None]:
@@ -237,12 +242,13 @@ class Writer:
             self._waiting.clear()
         if self._gone:
             none = np.zeros((0, 0), dtype=np.float32)
-            for first in range(0, len(self._gone), DOCUMENTS_AT_ONCE):
-                self.store.replace(self._gone[first : first + DOCUMENTS_AT_ONCE], [], none)
-            for source in self._gone:
+            gone = list(self._gone)
+            for first in range(0, len(gone), DOCUMENTS_AT_ONCE):
+                self.store.replace(gone[first : first + DOCUMENTS_AT_ONCE], [], none)
+            for source in gone:
                 state = self._known.pop(source, None)
                 self._by_file.get(state.file if state else "", set()).discard(source)
-            self.summary.removed += len(self._gone)
+            self.summary.removed += len(gone)
             self._gone.clear()
         if self._finished:
             self.store.note_files(self._finished)
@@ -255,8 +261,15 @@ def _document(parsed: ParsedText, source: str, file: str, path: Path) -> Documen
     return Document(source, parsed.text, title, parsed.sections, file)
 
 
-def _is_below(file: str, root: str) -> bool:
-    return file == root or file.startswith(posixpath.join(root, "") if root != "." else "") or root == "."
+def _whole(file: str, folder: str) -> str:
+    """Return the path of a file in an index; what has a scheme, such as ``s3://``, lies in no folder."""
+    return file if Path(file).is_absolute() or "://" in file else posixpath.join(folder, file)
+
+
+def _below(paths: Sequence[Path], places: Mapping[str, str]) -> set[str]:
+    """Return the files that are these or lie in these folders."""
+    roots = tuple(posixpath.join(shown_path(path.resolve().as_posix()), "") for path in paths)
+    return {file for file, place in places.items() if f"{place}/".startswith(roots)}
 
 
 def all_failed(summary: IndexSummary) -> GerundError | None:

@@ -16,9 +16,11 @@ Knows: LanceDB, its traps. Does not know: models, files that are indexed.
 
 import hashlib
 import os
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -29,6 +31,7 @@ from gerund.jobs.locks import give_back, take
 from gerund.quantization import RESCORED, quantize
 from gerund.retrieval.documents import BINARY, Chunk
 from gerund.retrieval.lance_errors import demand_place, refused, told
+from gerund.retrieval.lance_phrases import found_by_words
 from gerund.retrieval.lance_rows import (
     FIELDS,
     analysis,
@@ -92,10 +95,14 @@ class LanceStore:
         self._folder = None if is_remote(self.name) else Path(place)
         self._generation: str | None = None
         self._tables: dict[str, Any] = {}
-        self._depth = 0
+        self._lock, self._depth = threading.RLock(), 0
         if self._folder is not None:
             demand_place(self._folder, f"{_POINTER}.lance")
         self._db: Any = None
+
+    def __reduce__(self) -> tuple[type[Self], tuple[str]]:
+        """Let a copy, in this process or another, open the place anew: neither lock nor connection can be handed on."""
+        return type(self), (self.name,)
 
     @property
     def is_there(self) -> bool:
@@ -124,23 +131,24 @@ class LanceStore:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep other processes on this machine from writing until the block ends; an object store has no lock.
+        """Keep other writers on this machine out until the block ends; on an object store those of this store alone.
 
         There, merging rows in the place of adding them would not help: two merges of new rows both go in.
         """
-        if self._folder is None or self._depth:
-            yield
-            return
-        try:
-            lock = take(self._folder, self.name, wait=_SECONDS_TO_WAIT)
-        except OSError as error:
-            raise refused(self.name, str(error.strerror or error)) from error
-        self._depth += 1
-        try:
-            yield
-        finally:
-            self._depth -= 1
-            give_back(lock)
+        with self._lock:  # other threads may share this store; the depth is that of the one that is in here
+            if self._folder is None or self._depth:
+                yield
+                return
+            try:
+                lock = take(self._folder, self.name, wait=_SECONDS_TO_WAIT)
+            except OSError as error:
+                raise refused(self.name, str(error.strerror or error)) from error
+            self._depth += 1
+            try:
+                yield
+            finally:
+                self._depth -= 1
+                give_back(lock)
 
     def documents(self) -> dict[str, DocumentState]:
         """Return what is known about every document, by its source."""
@@ -334,10 +342,21 @@ class LanceStore:
 
     def _by_words(self, query: Words, more: list[str], limit: int, where: str | None) -> Any:
         """Return the rows that BM25 finds; None for a query without a word."""
-        wanted = full_text(query)
-        if wanted is None:
-            return None
-        return self._search(lambda table: table.search(wanted, query_type="fts"), more, limit, where)
+
+        def search(wanted: Any, count: int, condition: str | None) -> Any:
+            if wanted is None:
+                unscored = [one for one in more if one != "_score"]
+                return self._search(lambda table: table.search(), unscored, count, condition)
+            return self._search(lambda table: table.search(wanted, query_type="fts"), more, count, condition)
+
+        if not query.phrases:
+            wanted = full_text(query)
+            return None if wanted is None else search(wanted, limit, where)
+        with self._told():
+            tokens = partial(self._table(self._demand_current()).tokenize, column="words")
+            about = self.about()
+            assert about is not None
+            return found_by_words(query, search, tokens, about.chunking.language, limit, where)
 
     def _search(self, search: Callable[[Any], Any], more: list[str], limit: int, where: str | None) -> Any:
         """Return the rows that are found, with further columns than those of a chunk."""

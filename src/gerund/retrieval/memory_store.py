@@ -9,7 +9,7 @@ import re
 import sqlite3
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any, Self
 
 import numpy as np
@@ -64,12 +64,11 @@ class MemoryStore:
             if self._about is None:
                 self._about = about
                 self._vectors_ND = self._kept(np.zeros((0, about.dimensions), dtype=np.float32))
-                tokenizer = "porter unicode61" if about.chunking.language == "en" else "unicode61"
                 self._db.execute(
                     "CREATE TABLE chunks (source TEXT, start INT, stop INT, text TEXT, number INT, tokens INT, "
                     "title TEXT, heading TEXT, file TEXT, digest TEXT)"
                 )
-                self._db.execute(f"CREATE VIRTUAL TABLE words USING fts5(indexed, tokenize='{tokenizer}')")
+                self._db.execute(_full_text_table(about.chunking.language))
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -222,6 +221,25 @@ class MemoryStore:
             if where is None:
                 raise
             raise bad_filter(where, str(error)) from error
+
+
+def stand_in(texts: Sequence[str], phrases: Sequence[str], language: str) -> list[bool]:
+    """Tell of each text whether all phrases stand in it, as a store in memory reads them.
+
+    >>> stand_in(["It is made of flour.", "It is made in Rome."], ["made of"], "en")
+    [True, False]
+    """
+    with closing(sqlite3.connect(":memory:")) as db:
+        db.execute(_full_text_table(language))
+        db.executemany("INSERT INTO words (rowid, indexed) VALUES (?, ?)", enumerate(texts))
+        rows = db.execute("SELECT rowid FROM words WHERE words MATCH ?", (_match(Words("", tuple(phrases)), language),))
+        found = {row for (row,) in rows}
+    return [place in found for place in range(len(texts))]
+
+
+def _full_text_table(language: str) -> str:
+    tokenizer = "porter unicode61" if language == "en" else "unicode61"
+    return f"CREATE VIRTUAL TABLE words USING fts5(indexed, tokenize='{tokenizer}')"
 
 
 def _match(query: Words, language: str) -> str:

@@ -36,6 +36,10 @@ _LARGEST_PAGE = 2**26
 Reader = Callable[[Path], Iterable[ParsedText | DataError]]
 
 
+class NoTextError(DataError):
+    """A file that can be read and has no text, so that what it had before is out of date."""
+
+
 def find_files(paths: Sequence[Path]) -> list[Path]:
     """Return these files, and for a folder all files in it and below it that can be read here, sorted.
 
@@ -116,8 +120,9 @@ def read_file(path: Path, bad: Callable[[DataError], None] | None = None) -> Ite
         bad: told of each row of a table that cannot be read, which is passed over; None raises.
 
     Raises:
-        DataError: the file cannot be read, is of an unknown kind, is malformed, or has no text at all; with its name,
-            and where there is one, the line.
+        DataError: the file cannot be read, is of an unknown kind, or is malformed; with its name, and where there is
+            one, the line.
+        NoTextError: it has no text at all.
         MissingDependencyError: a library is needed to read it; the message has the pip line.
     """
     ending, count = ending_of(path), 0
@@ -132,7 +137,7 @@ def read_file(path: Path, bad: Callable[[DataError], None] | None = None) -> Ite
             yield parsed
     if not count:
         hint = "; are its pages pictures of text?" if ending == "pdf" else ""
-        raise DataError(f"{path}: there is no text in it{hint}")
+        raise NoTextError(f"{path}: there is no text in it{hint}")
 
 
 def _reader(path: Path, ending: str) -> Reader:
