@@ -10,12 +10,16 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as hf_logging
 
 import gerund
-from gerund.errors import ConfigError, DataError, ModelError
+from gerund.errors import ConfigError, DataError, ModelError, UnsupportedModelError
+from gerund.inference.tokens import context_length
 from gerund.models import loading
+from gerund.models.pooling import unit
 from gerund.models.sources import Source, find
+from tests.adapters import PEFT_WARNINGS, make_adapter
 from tests.tiny import byte_tokenizer, save_tiny
 
 
@@ -267,6 +271,7 @@ def test_files_worth_copying(folder: Path) -> None:
     assert names == {*expected, "tokenizer_config.json"}
 
 
+@pytest.mark.filterwarnings(*PEFT_WARNINGS)
 def test_an_embedding_model_without_a_head_encodes_and_says_that_it_cannot_generate(tmp_path):
     whole = save_tiny(tmp_path / "whole", tie_word_embeddings=False)
     lm = gerund.load(whole, dtype="float32")
@@ -283,3 +288,26 @@ def test_an_embedding_model_without_a_head_encodes_and_says_that_it_cannot_gener
     assert (again.encode(["the cat"]) == lm.encode(["the cat"])).all()
     with pytest.raises(ModelError, match="cannot generate"):
         again.generate("the cat")
+    adapter = make_adapter(whole, tmp_path / "adapter")
+    adapted = [gerund.load(folder, adapter=adapter, dtype="float32").encode(["the cat"]) for folder in (whole, body)]
+    assert (adapted[0] == adapted[1]).all()
+    assert not (adapted[0] == lm.encode(["the cat"])).all()
+
+
+def test_last_states_that_are_projected_to_another_size(tmp_path):
+    """As those of facebook/opt-350m are."""
+    folder = save_tiny(tmp_path / "opt", "opt", word_embed_proj_dim=16, do_layer_norm_before=False)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    lm = gerund.load(folder, attention="causal", dtype="float32")
+    ids = torch.tensor([lm.tokenizer("the cat").input_ids])
+    expected = unit(model.base_model(ids).last_hidden_state[0].mean(0).detach().numpy())
+    assert lm.dimensions == 16
+    assert lm.encode(["the cat"])[0] == pytest.approx(expected, abs=1e-5)
+    with pytest.raises(UnsupportedModelError, match="layers and prepend cannot be used with it"):
+        gerund.load(folder, attention="causal", layers="1").encode(["the cat"])
+
+
+@pytest.mark.parametrize(("kind", "name"), [("mpt", "max_seq_len"), ("gpt2", "n_positions")])
+def test_the_longest_text_in_an_architectures_own_words(kind, name):
+    tokenizer = byte_tokenizer()
+    assert context_length(AutoConfig.for_model(kind, **{name: 33}), tokenizer) == 33

@@ -10,9 +10,9 @@ from gerund.attention.interface import attach
 from gerund.attention.layouts import attach_streams, decoder_layers, text_half
 from gerund.attention.plan import AttentionPlan
 from gerund.attention.recurrent import read_by_weight, recurrent_modules
-from gerund.errors import ConfigError
+from gerund.errors import ConfigError, ModelError
 from gerund.training.recipe import LoraConfig
-from gerund.training.trainable_model import _adapted
+from gerund.training.trainable_model import TrainableModel, _adapted
 from tests.models.test_multimodal import build
 from tests.tiny import N_LAYERS, RECURRENT, batch, tiny
 
@@ -61,6 +61,34 @@ def test_layers_that_are_read_past_an_adapter_are_refused_by_name():
         _adapted(ready("bamba"), recipe(target_modules=["out_proj"]), None)
     with pytest.raises(ConfigError, match=r"target_modules: .*out_proj"):
         _adapted(ready("mamba2"), recipe(target_modules=["out_proj"]), None)
+
+
+def test_an_adapter_that_is_trained_further_gets_the_recipes_dropout_and_keeps_its_layers(tmp_path):
+    first = _adapted(ready("llama"), recipe(target_modules=["q_proj", "v_proj"]), None)
+    first.save_pretrained(tmp_path)
+
+    def dropouts(**lora):
+        adapter = _adapted(ready("llama"), recipe(**lora), tmp_path)
+        parts = [part.lora_dropout["default"] for part in adapter.modules() if hasattr(part, "lora_A")]
+        assert len(parts) == 2 * N_LAYERS
+        return {getattr(part, "p", 0.0) for part in parts}, adapter.peft_config["default"].lora_dropout
+
+    assert dropouts() == ({0.0}, 0.0)
+    assert dropouts(dropout=0.3) == ({0.3}, 0.3)
+    assert dropouts(target_modules=["v_proj", "q_proj"]) == ({0.0}, 0.0)
+    assert dropouts(target_modules=".*self_attn.[qv]_proj") == ({0.0}, 0.0)
+    for asked in ("all-linear", ["q_proj"], ".*self_attn.[qk]_proj"):
+        with pytest.raises(ModelError, match=r"has layers q_proj, v_proj, and model\.lora\.target_modules asks for"):
+            _adapted(ready("llama"), recipe(target_modules=asked), tmp_path)
+    _adapted(ready("llama"), recipe(), None).save_pretrained(tmp_path / "all")
+    _adapted(ready("llama"), recipe(target_modules="all-linear"), tmp_path / "all")
+
+
+def test_how_many_embeddings_there_are_beside_an_adapter_of_theirs():
+    model = ready("llama")
+    before = TrainableModel.vocabulary.fget(SimpleNamespace(model=model))
+    _adapted(model, recipe(target_modules=["q_proj", "embed_tokens"]), None)
+    assert TrainableModel.vocabulary.fget(SimpleNamespace(model=model)) == before == model.config.vocab_size
 
 
 @pytest.mark.parametrize("kind", ["llava", "qwen3_vl"])

@@ -57,7 +57,7 @@ def open_base(spec: ModelSpec) -> "tuple[LanguageModel, Base]":
         name=spec.model,
         parameters=count_parameters(lm.model),
         layers=lm.n_layers,
-        width=int(lm.model.config.get_text_config(decoder=True).hidden_size),
+        width=lm.runtime.state_width,
         vocabulary=int(lm.model.get_input_embeddings().num_embeddings),
         adapter="encode" in _adapters(spec.model),
         longest=context_length(lm.model.config, lm.tokenizer),

@@ -284,7 +284,7 @@ def _tokens(
 def context_length(config: Any, tokenizer: PreTrainedTokenizerBase) -> int | None:
     """Return the longest text in tokens that model and tokenizer are made for; None when neither says."""
     text_config = config.get_text_config(decoder=True)
-    known = [getattr(text_config, name, None) for name in ("max_position_embeddings", "n_positions")]
+    known = [getattr(text_config, name, None) for name in ("max_position_embeddings", "n_positions", "max_seq_len")]
     known.append(tokenizer.model_max_length)
     # Tokenizers without a limit say 10^30.
     limits = [int(value) for value in known if isinstance(value, (int, float)) and 0 < value < 10**9]

@@ -25,6 +25,7 @@ from transformers import PreTrainedModel
 from gerund.config import JOBS, Job
 from gerund.errors import ConfigError, DataError, ModelError
 from gerund.models.fingerprint import adapter_hash
+from gerund.models.loading import NoHead
 from gerund.models.quick_lora import AdapterComputation, make_quick, quick_forward
 
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
@@ -282,13 +283,20 @@ def _state(model: PreTrainedModel, parts: dict[str, nn.Module]) -> dict[str, Ten
 
 @torch.no_grad()
 def _logits(model: PreTrainedModel) -> Tensor:
-    """Return what the model makes of a fixed short text, to check that it is what it was."""
+    """Return what the model makes of a fixed short text, to check that it is what it was.
+
+    Of a checkpoint without an output head these are the last states.
+    """
     embeddings = model.get_input_embeddings().weight
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(0, embeddings.shape[0], (1, _CHECK_LENGTH), generator=generator)
     training = model.training
     model.eval()
-    logits: Tensor = model(ids.to(embeddings.device), use_cache=False).logits
+    ids = ids.to(embeddings.device)
+    if isinstance(model.get_output_embeddings(), NoHead):
+        logits: Tensor = model.base_model(ids, use_cache=False).last_hidden_state
+    else:
+        logits = model(ids, use_cache=False).logits
     model.train(training)
     return logits
 

@@ -183,6 +183,12 @@ def dtype_of(config: PreTrainedConfig) -> torch.dtype | None:
     return dtype if isinstance(dtype, torch.dtype) else None
 
 
+def state_width(config: PreTrainedConfig) -> int:
+    """Return the size of a model's last hidden states; some of OPT's are projected to that of its embeddings."""
+    own = config.get_text_config(decoder=True)
+    return int((getattr(own, "word_embed_proj_dim", None) if own.model_type == "opt" else None) or own.hidden_size)
+
+
 def own_dtype(source: Source) -> str:
     """Return the name of the checkpoint's type, so that it is loaded in no other; ``auto`` when it names none."""
     stored = stored_dtype(source)

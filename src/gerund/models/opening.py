@@ -134,7 +134,7 @@ def open_model(spec: ModelSpec) -> Opened:
     files = weight_files(source, getattr(config, "transformers_weights", None))
     before = described(files)
     loaded, tokenizer = loading.read(source, weights_type, config)
-    width = loaded.config.get_text_config(decoder=True).hidden_size
+    width = loading.state_width(loaded.config)
     if head is not None and head.settings.width != width:
         raise DataError(f"the head in {settings} is for states of {head.settings.width} numbers, not {width}")
     return Opened(

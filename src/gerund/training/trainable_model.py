@@ -3,6 +3,7 @@
 Knows: models, tokenizers, LoRA, attention plans. Does not know: data, objectives, the trainer.
 """
 
+import re
 import warnings
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -88,7 +89,7 @@ class TrainableModel:
     @property
     def vocabulary(self) -> int:
         """How many embeddings it has, of tokens or none."""
-        return int(self.model.get_input_embeddings().num_embeddings)
+        return int(self.model.get_input_embeddings().weight.shape[0])
 
     @property
     def pad(self) -> int:
@@ -222,7 +223,8 @@ def _adapted(model: "PreTrainedModel", recipe: Recipe, folder: Path | None) -> "
         warnings.filterwarnings("ignore", "The following (rank|alpha)_pattern keys did not match", RuntimeWarning)
         if folder is not None:
             adapter = PeftModel.from_pretrained(model, str(folder), is_trainable=True)
-            _demand_same_shape(adapter, lora, folder)
+            if lora is not None:
+                _demand_same_shape(model, adapter, lora, folder)
             return adapter
         assert lora is not None
         config = PeftLora(
@@ -255,15 +257,39 @@ def _not_adapted(model: "PreTrainedModel") -> list[str] | None:
     return [*names, *read_by_weight(model)] or None
 
 
-def _demand_same_shape(adapter: "PeftModel", lora: LoraConfig | None, folder: Path) -> None:
-    """Refuse a recipe that asks for another adapter than the one that is trained further."""
-    config = adapter.peft_config["default"]
-    if lora is not None and (config.r, float(config.lora_alpha)) != (lora.rank, lora.alpha):
+def _demand_same_shape(model: "PreTrainedModel", adapter: "PeftModel", lora: LoraConfig, folder: Path) -> None:
+    """Refuse a recipe that asks for another adapter than the one that is trained further, but for its dropout."""
+    config, has = adapter.peft_config["default"], ""
+    if (config.r, float(config.lora_alpha)) != (lora.rank, lora.alpha):
+        has = f"rank {config.r} and alpha {config.lora_alpha}, and model.lora asks for rank {lora.rank} "
+        has += f"and alpha {lora.alpha:g}"
+    elif "target_modules" in lora.model_fields_set:
+        own = {name.rpartition(".")[2] for name, part in adapter.named_modules() if hasattr(part, "lora_A")}
+        asked = {name.rpartition(".")[2] for name in _asked(model, lora)}
+        if asked - own if lora.target_modules == "all-linear" else asked != own:
+            has = f"layers {', '.join(sorted(own))}, and model.lora.target_modules asks for {', '.join(sorted(asked))}"
+    if has:
         raise ModelError(
-            f"{folder} has rank {config.r} and alpha {config.lora_alpha}, and model.lora asks for rank {lora.rank} "
-            f"and alpha {lora.alpha:g}; leave model.lora out to train it further, set model.adapter to none for a new "
+            f"{folder} has {has}; leave model.lora out to train it further, set model.adapter to none for a new "
             "one, or merge it into the weights first"
         )
+    if "dropout" in lora.model_fields_set:
+        config.lora_dropout = lora.dropout
+        for part in adapter.modules():
+            for name in getattr(part, "lora_dropout", {}):
+                part.lora_dropout[name] = torch.nn.Dropout(lora.dropout) if lora.dropout else torch.nn.Identity()
+
+
+def _asked(model: "PreTrainedModel", lora: LoraConfig) -> list[str]:
+    """Return the names of layers that a recipe asks for, of a model that has an adapter already."""
+    if isinstance(lora.target_modules, list):
+        return lora.target_modules
+    names = {name.removesuffix(".base_layer"): part for name, part in model.named_modules() if "lora_" not in name}
+    if lora.target_modules != "all-linear":
+        return [name for name in names if re.fullmatch(lora.target_modules, name)]
+    left_out = {name.removesuffix(".base_layer") for name in _not_adapted(model) or ()}
+    linear = [name for name, part in names.items() if isinstance(part, torch.nn.Linear)]
+    return [name for name in linear if name not in left_out and names[name] is not model.get_output_embeddings()]
 
 
 def check_architecture(recipe: Recipe) -> None:

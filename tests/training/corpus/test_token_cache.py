@@ -47,6 +47,15 @@ def test_texts_are_the_documents_between_bos_and_eos(tokenizer, cache, documents
     assert not cache.starts().flags.writeable
 
 
+def test_a_control_token_that_is_spelled_is_text(tokenizer, tmp_path):
+    spelled = f"a {tokenizer.eos_token} b {tokenizer.bos_token}"
+    cache = tokenize_corpus([written(tmp_path / "a.jsonl", spelled)], tokenizer, tmp_path)
+    [[before, *inside, after]] = texts_of(cache)
+    assert (before, after) == (tokenizer.bos_token_id, tokenizer.eos_token_id)
+    assert not {before, after} & set(inside)
+    assert tokenizer.decode(inside) == spelled
+
+
 @pytest.mark.parametrize(
     "build, before, after",
     [

@@ -82,6 +82,8 @@ class Beside:
         if self._n_layers in self._numbers:
             self._add(last_BTD)
         assert self._total_BTD is not None
+        if self._total_BTD.shape != last_BTD.shape:  # the last state may be projected to another size
+            raise UnsupportedModelError(_STREAMS)
         return self._total_BTD / len(self._numbers)
 
     def _add(self, hidden_BTD: Tensor) -> None:

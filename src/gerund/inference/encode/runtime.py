@@ -22,12 +22,13 @@ from gerund.encoder_methods import rerouted_layers
 from gerund.errors import ConfigError, ResourceError
 from gerund.inference.encode.layer_mixing import Beside
 from gerund.inference.encode.positions import takes_positions
-from gerund.inference.tokens import Tokens, context_length, placed_ids, token_batches
+from gerund.inference.tokens import Tokens, context_length, placed_ids, rotary_limit, token_batches
 from gerund.jobs.unfinished import EncodingPass
 from gerund.models.adapters import active_adapter
 from gerund.models.encoder_decoder import encoder_of, is_encoder_decoder
 from gerund.models.heads import ProjectionHead
 from gerund.models.int8_products import int8_products
+from gerund.models.loading import state_width
 from gerund.models.pooling import pool
 from gerund.models.vector_transforms import Transform
 from gerund.poolings import POOLINGS
@@ -87,7 +88,7 @@ class EncoderRuntime:
     @cached_property
     def state_width(self) -> int:
         """Size of a hidden state."""
-        return int(self.model.config.get_text_config(decoder=True).hidden_size)
+        return state_width(self.model.config)
 
     @property
     def width(self) -> int:
@@ -350,7 +351,7 @@ def in_batches(
         raise ConfigError(f"batch_tokens={batch_tokens} leaves no room for a text")
     present = [(index, text) for index, text in enumerate(texts) if text is not None]
     budget = batch_tokens or default_batch_tokens(runtime.device.type, runtime.state_width)
-    batches = token_batches([len(text) for _, text in present], budget)
+    batches = token_batches([len(text) for _, text in present], budget, limit=rotary_limit(runtime.model.config))
     with progress(len(present), label, show=show) as advance:
         for batch in batches:
             items = [present[place] for place in batch]

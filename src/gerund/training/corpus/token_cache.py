@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 Unit = Literal["documents", "sentences"]
 
 # Raised whenever the files change their meaning: it is part of every key, so older caches are never taken up.
-_FORMAT = 2
+_FORMAT = 3
 _TEXTS_AT_ONCE, _CHARACTERS_AT_ONCE = 1024, 2**20
 
 
@@ -248,12 +248,16 @@ def _cache_key(paths: list[Path], tokenizer: "PreTrainedTokenizerFast", settings
 
 
 def _bare(tokenizer: "PreTrainedTokenizerFast") -> "Tokenizer":
-    """Return a copy of the core without the padding and truncation that its last user left switched on."""
+    """Return a copy of the core without the padding and truncation that its last user left switched on.
+
+    A control token that is spelled in a text is text, as it is to ``encode``.
+    """
     from tokenizers import Tokenizer
 
     core = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
     core.no_padding()
     core.no_truncation()
+    core.encode_special_tokens = True
     return core
 
 

@@ -62,6 +62,7 @@ class UnimaeConfig(TextConfig):
 
         formatter = context.formatter(self)
         sizes = context.model.model.config.get_text_config(decoder=True)
+        width = context.model.runtime.state_width
         mask = pick_mask_token(context.model.tokenizer, self.mask_token)
 
         def batches(texts: Any, seed: int) -> Batches:
@@ -71,7 +72,7 @@ class UnimaeConfig(TextConfig):
             self.kind,
             self,
             batches,
-            UnimaeLosses(sizes.hidden_size, self.heads or sizes.num_attention_heads, self.length - formatter.overhead),
+            UnimaeLosses(width, self.heads or sizes.num_attention_heads, self.length - formatter.overhead),
             overhead=formatter.overhead,
             configs={"mar": self, "mrc": self},
             factors={"mar": self.alpha},
