@@ -159,6 +159,17 @@ def test_the_text_of_a_file_that_has_none_any_more_is_removed(store, tmp_path):
     assert (add(store, folder, root=tmp_path).documents, sorted(texts(store))) == (1, ["n/a.txt", "n/b.txt"])
 
 
+def test_a_table_that_is_put_back_as_it_was_before_a_bad_row_is_read_again(store, tmp_path):
+    table, before = tmp_path / "t.jsonl", '{"id": "a", "text": "one"}\n{"id": "b", "text": "two"}\n'
+    table.write_text(before)
+    add(store, table, root=tmp_path)
+    table.write_text('{"id": "a", "text": "changed"}\n{\n')
+    assert len(add(store, table, root=tmp_path).failed) == 1
+    table.write_text(before)
+    add(store, table, root=tmp_path)
+    assert texts(store) == {"t.jsonl#a": ["one"], "t.jsonl#b": ["two"]}
+
+
 def test_a_file_that_cannot_be_read_keeps_its_text(store, tmp_path):
     path = tmp_path / "t.txt"
     path.write_text("one\n")

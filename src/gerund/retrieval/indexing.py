@@ -177,6 +177,8 @@ class Writer:
         if bad:
             # The documents of these rows, if there are any in the index, stay as they are, and the file is not done.
             self.summary.failed.append(Failure(shown_path(path), bad[0], len(bad), tuple(bad[1 : _REASONS + 1])))
+            if file in known:  # else it would be passed over were it put back as it was, without the rows of before
+                self._finished[file] = None
             return
         self._remove(self._by_file.get(file, set()) - found)
         self._finished[file] = digest
