@@ -20,7 +20,7 @@ from gerund.inference.generate.reproducibility import (
 )
 from gerund.inference.generate.slot_writers import Writers
 from gerund.inference.generate.slots import unfit
-from gerund.inference.tokens import context_length
+from gerund.inference.tokens import context_length, rotary_limit
 from gerund.text_encoder import TextEncoder
 from gerund.types import Promise
 
@@ -91,9 +91,9 @@ def prepare(lm: TextEncoder, config: EngineConfig, counts: "Counter[str]", *, ve
 
 
 def _room(lm: GenerativeModel, config: EngineConfig) -> int:
-    limit = context_length(lm.model.config, lm.tokenizer)
-    wanted = config.context or min(limit or _CONTEXT, _CONTEXT)
-    return wanted if limit is None else min(wanted, limit)
+    # What needs more room than the second one is written one at a time, and changes none of the others.
+    limits = (context_length(lm.model.config, lm.tokenizer), rotary_limit(lm.model.config))
+    return min([config.context or _CONTEXT, *(limit for limit in limits if limit is not None)])
 
 
 def _reproducibility(lm: GenerativeModel, config: EngineConfig, room: int, *, verify: bool) -> Reproducibility:

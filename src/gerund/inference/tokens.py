@@ -291,6 +291,36 @@ def context_length(config: Any, tokenizer: PreTrainedTokenizerBase) -> int | Non
     return min(limits, default=None)
 
 
+def rotary_limit(config: Any) -> int | None:
+    """Return the length beyond which a model turns the keys of all texts in a pass otherwise; None without one.
+
+    For rotary embeddings of the kind ``longrope`` transformers takes one of two sets of factors, by the last place in
+    the whole pass. So texts of both sides must not be read together, and must not be read on from each other.
+    """
+    rotary = getattr(config.get_text_config(decoder=True), "rope_parameters", None) or {}
+    # Some models have settings for each kind of layer.
+    each = [rotary, *(own for own in rotary.values() if isinstance(own, dict))]
+    return min(
+        (own["original_max_position_embeddings"] for own in each if own.get("rope_type") == "longrope"), default=None
+    )
+
+
+def rotary_side(tokens: int, room: int, limit: int | None) -> int:
+    """Return a number that is the same for texts that may be written on together, whatever ``rotary_limit`` is.
+
+    A text that grows over the limit shares it only with those that do so at the same token.
+
+    Args:
+        tokens: how long the text is.
+        room: how many tokens may be written behind it.
+        limit: the ``rotary_limit``.
+
+    >>> [rotary_side(tokens, 10, 32) for tokens in (5, 22, 23, 32, 33, 90)]
+    [0, 0, 23, 32, 33, 33]
+    """
+    return 0 if limit is None or tokens + room <= limit else min(tokens, limit + 1)
+
+
 def keep_end(tokenizer: PreTrainedTokenizerBase, text: str, most: int) -> str:
     """Return the end of a text that has at most so many tokens, special ones not counted; a short one is unchanged.
 
@@ -314,7 +344,9 @@ def keep_end(tokenizer: PreTrainedTokenizerBase, text: str, most: int) -> str:
     return text
 
 
-def token_batches(lengths: Sequence[int], budget: int, min_tokens: int = 512) -> list[list[int]]:
+def token_batches(
+    lengths: Sequence[int], budget: int, min_tokens: int = 512, limit: int | None = None
+) -> list[list[int]]:
     """Group texts, longest first, so that rows times longest row stays within ``budget``.
 
     Longest first: if memory runs out, it does so at once. A text longer than the budget is a batch of its own.
@@ -323,6 +355,7 @@ def token_batches(lengths: Sequence[int], budget: int, min_tokens: int = 512) ->
         lengths: tokens of each text.
         budget: tokens of a batch, padding included.
         min_tokens: a batch below this size is filled up even with padding.
+        limit: the ``rotary_limit``: no batch holds longer texts and others.
 
     Returns:
         Lists of indices into ``lengths``; every index once.
@@ -340,7 +373,8 @@ def token_batches(lengths: Sequence[int], budget: int, min_tokens: int = 512) ->
         padded = 1 - (real + length) / max(1, rows * longest)
         too_large = rows * longest > budget
         wasteful = padded > _MAX_PADDING and real >= min_tokens
-        if batch and (too_large or wasteful):
+        other_side = limit is not None and longest > limit >= length
+        if batch and (too_large or wasteful or other_side):
             batches.append(batch)
             batch = []
         if not batch:

@@ -22,7 +22,7 @@ from gerund.inference.encode.positions import takes_positions
 from gerund.inference.encode.precision_check import ENOUGH, SAMPLE_TEXTS, smallest_cosine
 from gerund.inference.encode.runtime import EncoderRuntime, default_batch_tokens, in_batches, pooled
 from gerund.inference.generate.preallocated_cache import PreallocatedLayer, preallocated_cache
-from gerund.inference.tokens import InputFormat, Tokens, tokenize
+from gerund.inference.tokens import InputFormat, Tokens, rotary_limit, tokenize
 
 # Texts of a batch at most, and how many times the usual number of tokens, most of which are not read again.
 _ROWS = 32
@@ -56,6 +56,7 @@ class IncrementalEncoder:
     def __init__(self, runtime: EncoderRuntime) -> None:
         self._runtime = runtime
         self._known: _Known | None = None
+        self._limit = rotary_limit(runtime.model.config)
 
     def encode(self, texts: Sequence[Tokens]) -> np.ndarray:
         """Return the vectors ``(n, D)`` float32, not normalised, of texts.
@@ -81,12 +82,15 @@ class IncrementalEncoder:
     def states(self, texts: Sequence[Tokens]) -> tuple[Tensor, Tensor]:
         """Return last hidden states ``(B, T, D)`` of texts in one batch, and where each begins."""
         ids = [list(text.ids) for text in texts]
+        longest = max(map(len, ids))
+        if self._known is not None and self._is_long(max(map(len, self._known.ids))) != self._is_long(longest):
+            self._known = None
         parents, shared = self._parents(ids)
         common = min((_common(ids[0], own) for own in ids[1:]), default=0)
-        if common >= max(shared) + _WORTH_READING_FIRST:
+        if common >= max(shared) + _WORTH_READING_FIRST and self._is_long(common) == self._is_long(longest):
             self.states([Tokens(ids[0][:common], 0, 0)])
             parents, shared = self._parents(ids)
-        past, longest = max(shared), max(map(len, ids))
+        past = max(shared)
         fresh = [own[count:] for own, count in zip(ids, shared, strict=True)]
         width = max(map(len, fresh))
         count_B, fresh_B = torch.tensor(shared), torch.tensor([len(own) for own in fresh])
@@ -109,6 +113,10 @@ class IncrementalEncoder:
         layers = [(_pick(layer.keys, index_BT), _pick(layer.values, index_BT)) for layer in _layers_of(cache)]
         self._known = _Known(ids, states_BTD, layers)
         return states_BTD, torch.zeros(len(ids), dtype=torch.long, device=states_BTD.device)
+
+    def _is_long(self, length: int) -> bool:
+        """Return whether a text is so long that the model turns its keys otherwise: a batch has only one kind."""
+        return self._limit is not None and length > self._limit
 
     def _parents(self, ids: Sequence[list[int]]) -> tuple[list[int], list[int]]:
         """Return for each text the known one that it shares most of its beginning with, and how many tokens that is."""

@@ -18,7 +18,7 @@ from gerund.inference.generate.rows import Row
 from gerund.inference.generate.slot_writers import Writers
 from gerund.inference.generate.slots import unfit
 from gerund.inference.generate.transformers_loop import Asked, Cancelled
-from gerund.inference.tokens import context_length
+from gerund.inference.tokens import context_length, rotary_limit
 
 # Tokens to write at most, above which it is worth finding out what can be promised.
 _WORTHWHILE = 8192
@@ -54,9 +54,8 @@ def write_in_turn(
     if unfit(model) is not None:
         return False
     longest = max(len(ids) + room for ids, room in read)
-    limit = context_length(model.config, tokenizer)
-    room = max(_LEAST_ROOM, 1 << (longest - 1).bit_length())
-    room = room if limit is None else min(room, limit)
+    limits = [one for one in (context_length(model.config, tokenizer), rotary_limit(model.config)) if one is not None]
+    room = max(longest, min([max(_LEAST_ROOM, 1 << (longest - 1).bit_length()), *limits]))
     found = check_batching(model, tokenizer, at_once, room, recalling=False)
     if not found.fits or found.promise == "none":
         return False

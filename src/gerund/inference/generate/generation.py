@@ -23,7 +23,7 @@ from gerund.inference.generate.prompts import Prompt, prompt_ids
 from gerund.inference.generate.rows import Emit, Row, Vocabulary, Writing, advance
 from gerund.inference.generate.sampling import request_seeds, sample_seed
 from gerund.inference.generate.transformers_loop import Asked, Cancelled, end_ids, transformers_loop
-from gerund.inference.tokens import context_length
+from gerund.inference.tokens import context_length, rotary_limit, rotary_side
 from gerund.models.encoder_decoder import is_encoder_decoder
 from gerund.types import Generation
 
@@ -99,7 +99,9 @@ def write_rows(
         Cancelled: ``cancelled`` was set before the end.
     """
     order = sorted(range(len(rows)), key=lambda number: len(read[number][0]))
-    for numbers in _batches(order, [room for _, room in read], batch_size):
+    limit = rotary_limit(model.config)
+    alike = [(room, rotary_side(len(ids), room, limit)) for ids, room in read]
+    for numbers in _batches(order, alike, batch_size):
         _run(
             *(model, tokenizer, [read[number][0] for number in numbers], [rows[number] for number in numbers]),
             room=read[numbers[0]][1],
@@ -228,8 +230,8 @@ def room_after(tokens: int, max_new_tokens: int, limit: int | None) -> int:
     return max_new_tokens if limit is None else min(max_new_tokens, limit - tokens)
 
 
-def _batches(order: Sequence[int], rooms: Sequence[int], batch_size: int) -> Iterator[list[int]]:
-    """Yield batches of rows that end alike: a prompt near the end of the context must not end the others."""
-    for _, alike in groupby(order, key=lambda row: rooms[row]):
+def _batches(order: Sequence[int], kinds: Sequence[object], batch_size: int) -> Iterator[list[int]]:
+    """Yield batches of rows of a kind: a prompt near the end of the context, or a long one, must not change others."""
+    for _, alike in groupby(order, key=lambda row: kinds[row]):
         rows = list(alike)
         yield from (rows[start : start + batch_size] for start in range(0, len(rows), batch_size))

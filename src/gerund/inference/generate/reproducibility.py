@@ -20,6 +20,7 @@ from gerund.errors import GerundError
 from gerund.inference.generate.compiled_step import quiet_compiler, rows_together
 from gerund.inference.generate.slots import MOST_ROWS_MORE, Slots, unfit
 from gerund.inference.generate.transformers_loop import transformers_loop
+from gerund.inference.tokens import rotary_limit
 from gerund.types import Promise
 
 # Tokens of a prompt that are read at least where the rest is known: fewer take other kernels.
@@ -97,7 +98,10 @@ _known: WeakKeyDictionary[PreTrainedModel, dict[object, Reproducibility]] = Weak
 def _checked(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, count: int, room: int, recalling: bool
 ) -> Reproducibility:
-    reason = unfit(model)
+    reason, limit = unfit(model), rotary_limit(model.config)
+    if reason is None and limit is not None and room > limit:
+        kind = model.config.model_type
+        reason = f"this {kind} model reads all texts of a step otherwise where one has more than {limit} tokens"
     if reason is None:
         try:
             with evaluating(model):

@@ -9,6 +9,7 @@ Knows: models, sampling, a function that scores texts. Does not know: what a sco
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import groupby
 from threading import Event
 
 import torch
@@ -27,7 +28,7 @@ from gerund.inference.generate.sampling import chosen_tokens, counts_of, filters
 from gerund.inference.generate.transformers_loop import Cancelled, end_ids
 from gerund.inference.infill.span_pass import Context, SpanPass
 from gerund.inference.likelihood.tokens import causal_runtime
-from gerund.inference.tokens import context_length
+from gerund.inference.tokens import context_length, rotary_limit, rotary_side
 from gerund.types import Ranked
 
 # Rows that are written at once; the continuations of one prompt always stay together.
@@ -160,7 +161,9 @@ def _started(
     ids = [prompt_ids(model, tokenizer, prompt, index=index) for index, prompt in enumerate(prompts)]
     seeds = request_seeds(sampling, len(ids))
     limit = context_length(model.config, tokenizer)
-    for group in _groups([len(own) for own in ids], rerank.width):
+    turning = rotary_limit(model.config)
+    sides = [rotary_side(len(own), room_after(len(own), max_new_tokens, limit), turning) for own in ids]
+    for group in _groups([len(own) for own in ids], sides, rerank.width):
         own = [
             SearchedPrompt(
                 *(number, seeds[number], ids[number], room_after(len(ids[number]), max_new_tokens, limit)),
@@ -344,9 +347,10 @@ def _common(texts: Sequence[str]) -> str:
     return first[:same]
 
 
-def _groups(lengths: Sequence[int], width: int) -> Iterator[list[int]]:
-    """Yield the numbers of prompts that are continued together, those of like length."""
+def _groups(lengths: Sequence[int], sides: Sequence[int], width: int) -> Iterator[list[int]]:
+    """Yield the numbers of prompts that are continued together, those of like length and on one side of a limit."""
     order = sorted(range(len(lengths)), key=lambda number: lengths[number])
     size = max(1, _ROWS_AT_ONCE // width)
-    for start in range(0, len(order), size):
-        yield order[start : start + size]
+    for _, alike in groupby(order, key=lambda number: sides[number]):
+        own = list(alike)
+        yield from (own[start : start + size] for start in range(0, len(own), size))
