@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+from gerund.config import DEFAULT_MODEL
 from gerund.entry import load
 from gerund.errors import ConfigError, FingerprintError
 from gerund.spec import ModelSpec
@@ -53,13 +54,9 @@ class WorkerModel:
         True
         """
         spec = lm.spec if spec is None else spec
-        # A worker may stand in another folder; that it finds the model there too is seen when it loads it.
-        places = ("model", "adapter", "infill_adapter", "scorer", "sample")
-        said = {name: value for name in places if isinstance(value := getattr(spec, name), str)}
-        whole = {name: str(Path(value).absolute()) for name, value in said.items() if Path(value).exists()}
         dtype = str(lm.compute_dtype).removeprefix("torch.")
         gpus = 1.0 if lm.device.type == "cuda" else 0.0
-        return cls(spec.model_copy(update=whole), lm.fingerprint(), dtype, gpus, checked_threads(threads) or 1)
+        return cls(found_from_anywhere(spec), lm.fingerprint(), dtype, gpus, checked_threads(threads) or 1)
 
     def load(self) -> "LanguageModel":
         """Load the model in this process, which it then sets to its number of threads.
@@ -105,3 +102,15 @@ def checked_threads(threads: int | None) -> int | None:
     if threads is not None and threads > MOST_THREADS:
         raise ConfigError(f"threads={threads} is more than the {MOST_THREADS} that a process may have")
     return threads
+
+
+def found_from_anywhere(spec: ModelSpec) -> ModelSpec:
+    """Return a spec whose local folders and files have whole paths, for whoever stands in another folder."""
+    places = ("model", "adapter", "infill_adapter", "scorer", "sample")
+    said = {name: value for name in places if isinstance(value := getattr(spec, name), str)}
+    whole = {
+        name: str(Path(value).absolute())
+        for name, value in said.items()
+        if value not in (DEFAULT_MODEL, "none") and Path(value).exists()
+    }
+    return spec.model_copy(update=whole)

@@ -168,7 +168,7 @@ def test_small_vectors_are_stored_and_migrated_to(folder, tiny_folder):
         (["index", "notes", "-o", "notes"], "notes is no index: it holds"),
         (["index", "notes", "-o", "notes/rail.txt"], "is a file; an index is a folder"),
         (["index", "notes", "-o", "new", "--chunk-tokens", 0], "chunks of 0 tokens hold nothing"),
-        (["index", "notes", "-o", "new", "--language", "e.n"], "language is a code such as en"),
+        (["index", "notes", "-o", "new", "--language", "e.n"], "is no language code such as en"),
         (["index", "notes", "-o", "new", "--precision", "int8"], "valid are: float32, float16, binary"),
         (["index", "notes", "-o", "new", "--transform", "truncate-9999"], "truncate-9999: a vector has"),
         (["search", "nowhere", "x"], "nowhere: no such index; gerund index PATHS -o nowhere makes one"),

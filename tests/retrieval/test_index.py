@@ -1,13 +1,14 @@
 """``gerund.open_index``: from files to hits and answers, with real models, in a folder and in memory."""
 
 import json
+import shutil
 from dataclasses import replace
 
 import pytest
 
 import gerund
 from gerund import Answer, Chunking, Document, Hit
-from gerund.errors import ConfigError, DataError, FingerprintError, TextError
+from gerund.errors import ConfigError, DataError, FingerprintError, ModelError, TextError
 from gerund.retrieval import fusion
 from gerund.retrieval.extracted_answers import NOTHING, coverage
 from gerund.retrieval.store import Words
@@ -303,3 +304,32 @@ def test_what_is_no_index_model_or_document(tiny, tmp_path):
     with pytest.raises(ConfigError, match="chunks of 128 tokens do not fit"):
         gerund.open_index(tmp_path / "other.index", tiny).add_documents([Document("a", "One.")])
     assert not (tmp_path / "other.index").exists()
+
+
+def test_what_cannot_be_read_makes_no_index(notes, tiny, tmp_path):
+    place = tmp_path / "my.index"
+    (tmp_path / "table.csv").write_text("body\nno column of texts\n")
+    index = gerund.open_index(place, tiny, chunking=Chunking(tokens=20))
+    with pytest.raises(DataError, match="no file could be read"):
+        index.add(tmp_path / "table.csv")
+    assert not place.exists()
+    assert index.about is None
+    other = gerund.open_index(place, tiny, chunking=SMALL)
+    assert other.add(notes).documents
+    assert gerund.open_index(place, tiny).chunking == SMALL
+
+
+def test_the_model_is_found_from_another_folder(notes, tiny_folder, tmp_path, monkeypatch):
+    shutil.copytree(tiny_folder, tmp_path / "models" / "tiny")
+    monkeypatch.chdir(tmp_path / "models")
+    place = tmp_path / "my.index"
+    gerund.open_index(place, "tiny", chunking=SMALL).add(notes)
+    monkeypatch.chdir(tmp_path)
+    assert gerund.open_index(place).search("waves", 1)
+    assert gerund.open_index(place, "models/tiny").add(notes).unchanged == 4
+    (tmp_path / "models" / "tiny").rename(tmp_path / "moved")
+    with pytest.raises(
+        ModelError, match=r"the model of .*my\.index cannot be loaded: .*name it where it is now \(-m, lm=\)"
+    ):
+        gerund.open_index(place).search("waves", 1)
+    assert gerund.open_index(place, "moved").search("waves", 1)

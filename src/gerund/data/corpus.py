@@ -193,7 +193,7 @@ def read_records(path: Path, *, text_column: str = "text", title_column: str = "
     """
     reader = _READERS[corpus_format(path)]
     if not path.is_file():
-        raise DataError(f"{path}: no such file")
+        raise DataError(f"{path} is a folder, not a file" if path.is_dir() else f"{path}: no such file")
     yield from reader(path, text_column, title_column)
 
 

@@ -51,8 +51,8 @@ class TunedFusion:
 
     @property
     def best(self) -> FusionTrial:
-        """The best mean; of equal ones the one in which the vectors count least."""
-        return min(self.trials, key=lambda trial: (-trial.mean, trial.weight))
+        """The best mean; of equal ones the one nearest to a half, the default."""
+        return min(self.trials, key=lambda trial: (-trial.mean, abs(trial.weight - 0.5)))
 
 
 def demand_rankings(tasks: Sequence[Task]) -> None:

@@ -56,7 +56,9 @@ def check_folder(folder: Path) -> None:
     """
     config, weights = ADAPTER_FILES
     if not (folder / config).is_file():
-        raise DataError(f"{folder} is not an adapter folder: it has no {config}")
+        inside = folder / "adapter"
+        hint = f"; did you mean {inside}?" if (inside / config).is_file() else ""
+        raise DataError(f"{folder} is not an adapter folder: it has no {config}{hint}")
     if not (folder / weights).is_file():
         raise DataError(f"{folder} has no {weights}")
 

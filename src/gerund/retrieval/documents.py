@@ -4,6 +4,7 @@ Knows: names, offsets, hashes. Does not know: files, models, stores.
 """
 
 import hashlib
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
@@ -139,8 +140,8 @@ class Chunking:
             raise ConfigError(f"chunks of {self.tokens} tokens hold nothing")
         for name in ("late", "context"):
             object.__setattr__(self, name, flag(name, getattr(self, name)))
-        if not isinstance(self.language, str) or not (self.language.isascii() and self.language.isalpha()):
-            raise ConfigError(f"language is a code such as en or zh, not {self.language!r}")
+        if not isinstance(self.language, str) or not re.fullmatch("[a-z]{2,3}", self.language):
+            raise ConfigError(f"language={self.language!r} is no language code such as en, zh or de")
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-ready dict."""

@@ -11,7 +11,7 @@ import numpy as np
 
 from gerund.checks import check_unicode, flag, one_of, place, some_texts
 from gerund.config import whole_number
-from gerund.errors import ConfigError, DataError, FingerprintError
+from gerund.errors import ConfigError, DataError, FingerprintError, ModelError
 from gerund.retrieval import fusion
 from gerund.retrieval.asking import GENERATE, Asked, Asking, Written, method_of, sources_of
 from gerund.retrieval.documents import Chunk, Chunking, Document
@@ -21,6 +21,7 @@ from gerund.retrieval.searching import MEASURES, MODES, Mode, check_query, joine
 from gerund.retrieval.store import About, VectorStore, check_filter
 from gerund.spec import ModelSpec
 from gerund.types import Answer, Hit
+from gerund.worker_model import found_from_anywhere
 
 if TYPE_CHECKING:
     from gerund.language_model import LanguageModel
@@ -102,7 +103,14 @@ class Index(Asking):
             given = self._given
             if given is None and self._about is not None:
                 given = self._about.model_spec(self.store.name)
-            lm = _loaded(given)
+            try:
+                lm = _loaded(given)
+            except ModelError as error:
+                if self._given is not None:
+                    raise
+                raise ModelError(
+                    f"the model of {self.store.name} cannot be loaded: {error}; name it where it is now (-m, lm=)"
+                ) from error
             self._demand_encoder(lm)
             self._lm = lm
         return self._lm
@@ -293,7 +301,10 @@ class Index(Asking):
                 self._writer_of_answers = AnswerWriter(self.lm)
             return self._writer_of_answers.written(asked, sources_of(hits))
         if asked.approximate_cache is not None:
-            raise ConfigError("a quoted answer reads nothing that could be kept; leave approximate_cache out")
+            raise ConfigError(
+                "a quoted answer reads nothing that could be kept: --approximate-cache is for answers that are written "
+                "(--generate, or a model that chats)"
+            )
         embedder = self._demand_embedder()
 
         def encode(texts: Sequence[str]) -> np.ndarray:
@@ -342,14 +353,17 @@ class Index(Asking):
         if self._about is None:
             from gerund.retrieval.migrating import about_of
 
-            embedder = self._demand_embedder()  # what does not fit the model makes no index
-            self.store.create(about_of(self.lm, embedder.chunking))
-            self._about = self.store.about()
-            self._demand_own_encoder(self.lm)  # another process may have made it meanwhile
+            about = about_of(self.lm, self._demand_embedder().chunking)
         elif not self._is_its_own():
             self._demand_own_encoder(self.lm)
         embed, workers = self.elsewhere or (lambda chunks: self._demand_embedder().chunks(chunks), 1)
-        return Writer(self.store, self._cut, embed, self._root, workers)
+
+        def make() -> None:
+            self.store.create(about)
+            self._about = self.store.about()
+            self._demand_own_encoder(self.lm)  # another process may have made it meanwhile
+
+        return Writer(self.store, self._cut, embed, self._root, workers, make=make if self._about is None else None)
 
     def _is_its_own(self) -> bool:
         """Whether the model that was named is, by its name and settings, the one that the index was made with.
@@ -360,7 +374,7 @@ class Index(Asking):
             return True
         if self._about is None or self._about.spec is None or not isinstance(self._given, ModelSpec | str | Path):
             return False
-        said = ModelSpec.of(self._given).model_dump(exclude_unset=True, exclude_none=True)
+        said = found_from_anywhere(ModelSpec.of(self._given)).model_dump(exclude_unset=True, exclude_none=True)
         return all(self._about.spec.get(name) == value for name, value in said.items() if name not in _MACHINE)
 
     def _cut(self, document: Document) -> list[Chunk]:

@@ -77,16 +77,26 @@ class Writer:
     """Puts documents into a store, many at a time.
 
     Args:
-        store: where they go; its index has been made.
+        store: where they go.
         cut: cuts a document.
         embed: embeds the chunks of documents.
         root: what the names of files are relative to; None leaves them whole.
         workers: how many embed at a time: so many times as much is embedded and stored at once.
+        make: makes the index, which is done when there is something to store; None where it is there.
     """
 
-    def __init__(self, store: VectorStore, cut: Cut, embed: Embed, root: Path | None, workers: int = 1) -> None:
+    def __init__(
+        self,
+        store: VectorStore,
+        cut: Cut,
+        embed: Embed,
+        root: Path | None,
+        workers: int = 1,
+        *,
+        make: Callable[[], None] | None = None,
+    ) -> None:
         self.store, self.summary = store, IndexSummary()
-        self._workers = workers
+        self._workers, self._make = workers, make
         self._cut, self._embed, self._root = cut, embed, root
         self._known: dict[str, DocumentState] = store.documents()
         self._by_file: dict[str, set[str]] = {}
@@ -235,6 +245,9 @@ class Writer:
         if self._waiting:
             documents = [chunks for _, chunks in self._waiting.values()]
             vectors_ND = self._embed(documents)
+            if self._make is not None:
+                self._make()
+                self._make = None
             self.store.replace(list(self._waiting), [one for own in documents for one in own], vectors_ND)
             for source, (document, chunks) in self._waiting.items():
                 self._known[source] = DocumentState(document.digest, document.file)
@@ -253,7 +266,8 @@ class Writer:
             self.summary.removed += len(gone)
             self._gone.clear()
         if self._finished:
-            self.store.note_files(self._finished)
+            if self._make is None:
+                self.store.note_files(self._finished)
             self._finished.clear()
 
 

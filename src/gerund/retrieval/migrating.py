@@ -18,6 +18,7 @@ from gerund.retrieval.documents import Chunk, Chunking, Document, rebuilt
 from gerund.retrieval.embedding import Embedder
 from gerund.retrieval.indexing import CHUNKS_AT_ONCE, DOCUMENTS_AT_ONCE, Cut, Embed
 from gerund.retrieval.store import About, VectorStore
+from gerund.worker_model import found_from_anywhere
 
 
 def migrate_index(
@@ -53,7 +54,7 @@ def migrate_index(
 def about_of(lm: LanguageModel, chunking: Chunking) -> About:
     """Return what an index says about itself that is made with a model."""
     try:
-        spec = lm.spec.model_dump(exclude_none=True)
+        spec = found_from_anywhere(lm.spec).model_dump(exclude_none=True)
     except ConfigError:  # made in memory
         spec = None
     fingerprint, space = lm.fingerprint(), lm.space

@@ -189,7 +189,8 @@ def _read_table(path: Path) -> Iterator[ParsedText | DataError]:
 def _row(row: Mapping[str, Any], where: str, number: int) -> ParsedText:
     """Return the document in a row: its text, perhaps a title, and its id, or else the number of its line."""
     if TEXT_COLUMN not in row:
-        raise DataError(f"{where}: no column {TEXT_COLUMN!r}; present are: {', '.join(map(str, row)) or 'none'}")
+        present = ", ".join(map(str, row)) or "none"
+        raise DataError(f"{where}: no column {TEXT_COLUMN!r}, where an index has to find texts; present are: {present}")
     text, title = row[TEXT_COLUMN], row.get(TITLE_COLUMN)
     name = next((one for one in ID_COLUMNS if row.get(one) is not None), None)
     key = number if name is None else row[name]

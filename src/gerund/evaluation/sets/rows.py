@@ -117,7 +117,7 @@ def read_tab_lines(path: Path, names: tuple[str, ...], *, header: bool = False) 
 
 def _lines(path: Path) -> Iterator[tuple[str, str]]:
     if not path.is_file():
-        raise DataError(f"{path}: no such file")
+        raise DataError(f"{path} is a folder, not a file" if path.is_dir() else f"{path}: no such file")
     with opened(path) as file:
         for number, raw in enumerate(file, start=1):
             where = f"{path}, line {number}"
