@@ -8,7 +8,7 @@ import logging
 import math
 import random
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -187,6 +187,7 @@ def run_search(
     config: EvaluationConfig,
     prompt: str | None,
     candidates: Mapping[str, list[str]] | None = None,
+    itself: Collection[str] = (),
 ) -> Mapping[str, Any]:
     """Score a system on finding documents.
 
@@ -197,19 +198,39 @@ def run_search(
         config: seed and progress.
         prompt: put before queries, never before documents.
         candidates: documents to be ranked by query; None ranks all.
+        itself: queries in whose ranking the document with the query's own id is left out.
 
     Returns:
         MTEB's scores, by MTEB's names.
     """
     from datasets import Dataset
 
+    corpus, queries = dict(local.splits["corpus"]), dict(local.splits["queries"])
+    renamed = _renamed(queries["id"], corpus["id"], itself) if itself else {}
+    if itself:
+        local = replace(local, attributes={**local.attributes, "ignore_identical_ids": True})
+    queries["id"] = [renamed.get(query, query) for query in queries["id"]]
     split = {
-        "corpus": Dataset.from_dict(dict(local.splits["corpus"])),
-        "queries": Dataset.from_dict(dict(local.splits["queries"])),
-        "relevant_docs": {query: dict(grades) for query, grades in judgements.items()},
-        "top_ranked": None if candidates is None else dict(candidates),
+        "corpus": Dataset.from_dict(corpus),
+        "queries": Dataset.from_dict(queries),
+        "relevant_docs": {renamed.get(query, query): dict(grades) for query, grades in judgements.items()},
+        "top_ranked": candidates and {renamed.get(query, query): offered for query, offered in candidates.items()},
     }
-    return _scores(local, {_SUBSET: {"test": split}}, system, config, prompt)
+    scores = _scores(local, {_SUBSET: {"test": split}}, system, config, prompt)
+    known = {name: query for query, name in renamed.items()}
+    return {**scores, _BY_QUERY: {known.get(name, name): found for name, found in scores[_BY_QUERY].items()}}
+
+
+def _renamed(queries: Sequence[str], documents: Sequence[str], itself: Collection[str]) -> dict[str, str]:
+    """Return other ids for the queries that have a document's by chance: MTEB leaves documents out by id alone."""
+    taken, found = {*queries, *documents}, {}
+    for query in set(queries).intersection(documents).difference(itself):
+        name = f"query {query}"
+        while name in taken:
+            name = f"query {name}"
+        taken.add(name)
+        found[query] = name
+    return found
 
 
 def score_of(scores: Mapping[str, Any], main: str, others: Sequence[str] = (), **known: Any) -> Score:

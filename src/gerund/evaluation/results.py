@@ -115,6 +115,7 @@ def key_of(task: Task, system: System, config: EvaluationConfig) -> str:
         relevant["document_prompts"] = config.document_prompts[task.name]
     parts = [task.name, json.dumps(options_of(task), sort_keys=True, default=str)]
     parts += [json.dumps(relevant, sort_keys=True), system_key, _digest((*task.files, *task.also_read))]
+    parts += task.key_parts(config)
     return hashlib.blake2b("\n".join(parts).encode(), digest_size=8).hexdigest()
 
 

@@ -6,6 +6,7 @@ Knows: how to take a step without any corpus. Does not know: files of a run.
 import time
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -82,6 +83,9 @@ class RandomTexts:
         """Return nothing: nothing is validated."""
         del sources, length, rows
         return {}
+
+    def reads(self, name: str, files: list[Path]) -> None:
+        """Do nothing: nothing is resumed."""
 
 
 class _RandomRows:

@@ -5,7 +5,7 @@ Knows: the layout of a run's folder, and which process writes into it. Does not 
 ::
 
     OUTPUT/recipe.json      the settings, compared on resume
-    OUTPUT/data.json        what the texts amount to, compared on resume
+    OUTPUT/data.json        what the texts and other files amount to, compared on resume
     OUTPUT/log.jsonl        one line a log or validation step
     OUTPUT/fitted/          a distilling head as it was before the first step, if vectors of tokens are fitted for it
     OUTPUT/cache/           tokenizer and tokens, unless data.cache names another folder

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from gerund.errors import ConfigError, OutputExistsError
 from gerund.jobs.files import write_whole
+from gerund.training.corpus.sources import FILES
 from gerund.training.objectives.registry import renamed_fields
 
 if TYPE_CHECKING:
@@ -72,16 +73,25 @@ def check_resumable(recipe: "Recipe", output: Path, step: int) -> None:
             )
 
 
-def check_same_data(output: Path, summary: dict[str, list[int]], *, resuming: bool) -> None:
-    """Write down what the corpus amounts to, or on a resume refuse another corpus.
+def check_same_data(output: Path, summary: dict[str, Any], *, resuming: bool) -> None:
+    """Write down what the corpus and other files amount to, or on a resume refuse others.
 
     Raises:
         ConfigError: The files or their tokens are not those that the run began with.
     """
     path = output / "data.json"
-    if resuming and (not path.is_file() or json.loads(path.read_text("utf-8")) != summary):
-        raise ConfigError(f"{output}: cannot resume, since the files in data.folder have changed")
-    write_whole(path, json.dumps(summary))
+    texts, files = dict(summary), dict(summary.get(FILES, {}))
+    texts.pop(FILES, None)
+    if resuming:
+        before = json.loads(path.read_text("utf-8")) if path.is_file() else None
+        # Runs of earlier versions say nothing of files; and one may be new, of an objective that joins in later.
+        known = {} if before is None else before.pop(FILES, {})
+        changed = sorted(name for name in files.keys() & known.keys() if files[name] != known[name])
+        if before != texts or changed:
+            told = f": {', '.join(changed)}" if changed else ""
+            raise ConfigError(f"{output}: cannot resume, since the files in data.folder have changed{told}")
+        files = {**known, **files}
+    write_whole(path, json.dumps({**texts, FILES: files} if files else texts))
 
 
 def _compared(settings: dict[str, Any]) -> dict[str, Any]:

@@ -36,12 +36,13 @@ def task_in(folder, **options):
     return reranking.Reranking(name=task.name, files=task.files, **options)
 
 
-def cosines(table, query, documents):
-    def unit(text):
-        vector = np.asarray(table.vectors[text])
-        return vector / np.linalg.norm(vector)
+def cosine(table, one, other):
+    left, right = (np.asarray(table.vectors[text]) for text in (one, other))
+    return float(left @ right / (np.linalg.norm(left) * np.linalg.norm(right)))
 
-    return {one: float(unit(QUERIES[query]) @ unit(DOCUMENTS[one])) for one in documents}
+
+def cosines(table, query, documents):
+    return {one: cosine(table, QUERIES[query], DOCUMENTS[one]) for one in documents}
 
 
 def agrees(score, by_query):
@@ -109,3 +110,27 @@ def test_all_that_is_encoded_with_the_prompt_is_known_before(folder):
         prompt = task.prompt(config)
         assert set(task.texts(config)) == {text for asked, text in table.heard() if asked == prompt}
         assert {text for asked, text in table.heard() if asked is None} >= set(DOCUMENTS.values())
+
+
+@pytest.mark.parametrize("from_a_file", [False, True])
+def test_a_query_that_is_a_document_is_no_candidate_of_its_own(folder, from_a_file):
+    # The second has a document's id by chance.
+    queries = {"d3": "cat dog", "d6": "dog cow"}
+    judged = [("d3", "d4", 1), ("d6", "d6", 1), ("d6", "d7", 1)]
+    collection = write_collection(folder / "retrieval" / "small", DOCUMENTS, queries, judged)
+    # By words the nearest to the first are itself, d1 and d7; to the second, d7 and d1.
+    offered = {"d3": ("d1", "d7"), "d6": ("d7", "d1")}
+    if from_a_file:
+        rows = [("d3", "d3"), *((query, one) for query, documents in offered.items() for one in documents)]
+        write_pairs(collection / "candidates" / "test.tsv", ("query-id", "corpus-id"), rows)
+    table = random_table([*DOCUMENTS.values(), *queries.values()])
+    score = task_in(folder, candidates=2).run(table, EvaluationConfig())
+    wanted = []
+    for query, documents in offered.items():
+        scores = {one: cosine(table, queries[query], DOCUMENTS[one]) for one in documents}
+        wanted.append(trec.measures(scores, {one: grade for own, one, grade in judged if own == query}))
+    for name, value in score.metrics.items():
+        assert value == pytest.approx(trec.mean(wanted)[name], abs=ROUNDED), name
+    origin = "candidates from candidates/test.tsv" if from_a_file else "candidates are BM25's first 2"
+    told = "queries that are documents too, left out of their own rankings: 1"
+    assert score.notes == (f"{origin}, 2.0 a query on average", told)

@@ -1,11 +1,14 @@
 """Retrieval: MTEB's measures against trec_eval's definitions, and how queries without answers count."""
 
+from typing import ClassVar
+
 import numpy as np
 import pytest
 
 from gerund.errors import DataError
+from gerund.evaluation.results import key_of
 from gerund.evaluation.systems.bm25 import BM25System
-from gerund.evaluation.task import EvaluationConfig
+from gerund.evaluation.task import EvaluationConfig, Task
 from gerund.evaluation.tasks import retrieval
 from tests.evaluation.tables import Table, forbid_network, random_table, same_vectors, write_collection, write_pairs
 from tests.evaluation.tasks import trec
@@ -150,3 +153,72 @@ def test_what_each_query_contributes(task):
         assert value == pytest.approx(alone["ndcg_at_10"], abs=ROUNDED), query
     assert found.keys() == {"q1", "q2", "q3"}
     assert np.mean(list(found.values())) == pytest.approx(score.value, abs=ROUNDED)
+
+
+def ranked_by_hand(table, documents, queries, judged, left_out):
+    """Measure with some documents left out of single rankings."""
+    by_query = {}
+    for query, text in queries.items():
+        asked = table.vectors[text] / np.linalg.norm(table.vectors[text])
+        vectors = {one: table.vectors[own] for one, own in documents.items() if (query, one) not in left_out}
+        scores = {one: float(asked @ vector / np.linalg.norm(vector)) for one, vector in vectors.items()}
+        by_query[query] = trec.measures(scores, {document: grade for own, document, grade in judged if own == query})
+    return by_query
+
+
+class TestQueriesThatAreDocuments:
+    documents: ClassVar = {f"d{number}": f"document {number}" for number in range(14)}
+    # The first two are documents; the third has a document's id by chance, as where both are numbered; the fourth is
+    # what is asked for.
+    queries: ClassVar = {"d0": "document 0", "d1": " document  1", "d2": "another text", "d3": "document 3"}
+    judged: ClassVar = [("d0", "d4", 1), ("d1", "d5", 1), ("d1", "d1", 0), ("d2", "d2", 1), ("d3", "d3", 1)]
+    note = "queries that are documents too, left out of their own rankings: 2"
+
+    def task(self, folder, queries, judged):
+        write_collection(folder / "retrieval" / "same", self.documents, queries, judged)
+        [task] = retrieval.find(folder)
+        return task
+
+    def test_do_not_find_themselves(self, tmp_path):
+        task = self.task(tmp_path, self.queries, self.judged)
+        table = random_table([*self.documents.values(), *self.queries.values()])
+        # Equal texts have equal vectors.
+        table.vectors[" document  1"] = table.vectors["document 1"]
+        wanted = ranked_by_hand(table, self.documents, self.queries, self.judged, {("d0", "d0"), ("d1", "d1")})
+        score = task.run(table, EvaluationConfig())
+        agrees(score, trec.mean(list(wanted.values())))
+        assert score.notes == (self.note,)
+        assert score.examples.ids == tuple(self.queries)
+        for query, value in zip(score.examples.ids, score.examples.values, strict=True):
+            assert value == pytest.approx(wanted[query]["ndcg_at_10"], abs=ROUNDED), query
+
+    def test_titles_may_be_part_of_the_text_or_not(self, tmp_path):
+        task = self.task(tmp_path, self.queries, self.judged)
+        path = tmp_path / "retrieval" / "same" / "corpus.jsonl"
+        path.write_text(
+            path.read_text().replace('"title": "", "text": "document 0"', '"title": "T", "text": "document 0"')
+        )
+        assert task.run(BM25System(), EvaluationConfig()).notes == (self.note,)
+        path.write_text(
+            path.read_text().replace('"title": "", "text": "document 1"', '"title": "document", "text": "1"')
+        )
+        assert task.run(BM25System(), EvaluationConfig()).notes == (self.note,)
+
+    def test_ids_that_are_equal_by_chance_change_nothing(self, tmp_path):
+        queries = {"d0": "one", "d1": "two"}
+        judged = [("d0", "d0", 1), ("d1", "d5", 1)]
+        table = random_table([*self.documents.values(), *queries.values()])
+        score = self.task(tmp_path, queries, judged).run(table, EvaluationConfig())
+        wanted = ranked_by_hand(table, self.documents, queries, judged, set())
+        agrees(score, trec.mean(list(wanted.values())))
+        assert score.notes == ()
+
+    def test_scores_of_earlier_versions_are_finished_for_other_collections_only(self, tmp_path, monkeypatch):
+        own = self.task(tmp_path / "own", self.queries, self.judged)
+        other = self.task(tmp_path / "other", {"d0": "one"}, [("d0", "d0", 1)])
+        keys = [key_of(task, BM25System(), EvaluationConfig()) for task in (own, other)]
+        monkeypatch.setattr(Task, "key_parts", lambda *_: ())
+        monkeypatch.setattr(retrieval.CollectionTask, "key_parts", Task.key_parts)
+        earlier = [key_of(task, BM25System(), EvaluationConfig()) for task in (own, other)]
+        assert keys[0] != earlier[0]
+        assert keys[1] == earlier[1]

@@ -12,6 +12,7 @@ Knows: these files. Does not know: how documents are ranked.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
 
@@ -53,6 +54,20 @@ class Collection:
     def hopeless(self) -> int:
         """How many queries have judgements and not one relevant document."""
         return sum(all(grade < 1 for grade in grades.values()) for grades in self.judgements.values())
+
+    @cached_property
+    def itself(self) -> frozenset[str]:
+        """The queries that are documents as well, as in ArguAna: same id, same text, and not judged relevant.
+
+        The id alone says nothing: many collections number queries and documents independently.
+        """
+        return frozenset(
+            query
+            for query, text in self.queries.items()
+            if query in self.bodies
+            and text.split() in (body := self.bodies[query].split(), self.titles[query].split() + body)
+            and self.judgements.get(query, {}).get(query, 0) < 1
+        )
 
     def first(self, limit: int | None) -> "Collection":
         """Return the collection with at most the first ``limit`` queries, and all documents."""

@@ -3,6 +3,7 @@
 Knows: collections and candidates, which of MTEB's evaluators scores them. Does not know: models.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
@@ -22,7 +23,8 @@ class Reranking(CollectionTask):
 
     The candidates are those of ``retrieval/NAME/candidates/test.tsv`` or, without that file, what BM25 finds
     first. Relevant documents that are no candidates are not added; they count as missed, so that the scores of
-    retrieval and re-ranking can be compared.
+    retrieval and re-ranking can be compared. A query that is itself a document is no candidate of its own, unless it is
+    judged relevant.
     """
 
     kind: ClassVar[str] = "reranking"
@@ -53,9 +55,19 @@ class Reranking(CollectionTask):
     def _candidates(self, collection: Collection, config: EvaluationConfig) -> tuple[dict[str, list[str]], str]:
         path = self.places.get(f"{config.split} candidates")
         if path is not None:
-            return read_candidates(path, collection), f"candidates from {path.parent.name}/{path.name}"
-        found = bm25_candidates(collection.documents, collection.queries, self.candidates)
-        return found, f"candidates are BM25's first {self.candidates}"
+            found = _without_itself(read_candidates(path, collection), collection)
+            return found, f"candidates from {path.parent.name}/{path.name}"
+        # One more than are kept, where the query may be among them.
+        count = self.candidates + bool(collection.itself)
+        found = bm25_candidates(collection.documents, collection.queries, count)
+        kept = {query: own[: self.candidates] for query, own in _without_itself(found, collection).items()}
+        return kept, f"candidates are BM25's first {self.candidates}"
+
+
+def _without_itself(found: Mapping[str, list[str]], collection: Collection) -> dict[str, list[str]]:
+    """Return candidates without those that are the query itself."""
+    own = collection.itself
+    return {query: [one for one in offered if one != query or query not in own] for query, offered in found.items()}
 
 
 def find(folder: Path) -> list[Task]:

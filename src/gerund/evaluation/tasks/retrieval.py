@@ -5,13 +5,14 @@ Knows: collections in BEIR's layout, which of MTEB's evaluators scores them. Doe
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import ClassVar
 
 from gerund.evaluation.mteb import LocalTask, run_search, score_of
 from gerund.evaluation.sets.beir import Collection, collection_files, collections_in, read_collection
 from gerund.evaluation.systems.base import Ranks
-from gerund.evaluation.task import EvaluationConfig, Score, Side, Task
+from gerund.evaluation.task import EvaluationConfig, Score, Side, Split, Task
 
 FOLDER = "retrieval"
 
@@ -47,6 +48,11 @@ class CollectionTask(Task):
         """
         return read_collection(self.places, config.split).first(config.limit)
 
+    def key_parts(self, config: EvaluationConfig) -> tuple[str, ...]:
+        """Return what tells scores from those of versions that ranked a query's own document as well."""
+        states = tuple((path, path.stat().st_mtime_ns, path.stat().st_size) for path in self.files)
+        return ("without itself",) if _has_itself(self, config.split, config.limit, states) else ()
+
     def texts(self, config: EvaluationConfig) -> list[str]:
         """Return the queries, and the documents too unless only queries have the prompt."""
         return texts_of(self.collection(config), self.prompt(config))
@@ -57,7 +63,8 @@ class Retrieval(CollectionTask):
     """nDCG@10 of ranking all documents by cosine, as MTEB and BEIR compute it (with trec_eval's measures).
 
     The files are ``retrieval/NAME/{corpus,queries}.jsonl`` and ``qrels/test.tsv``. A query without judgements
-    is not scored; one whose judgements name no relevant document counts as 0.
+    is not scored; one whose judgements name no relevant document counts as 0. A query that is itself a document, with
+    the same id and the same text, is left out of its own ranking unless it is judged relevant.
     """
 
     kind: ClassVar[str] = "retrieval"
@@ -95,7 +102,7 @@ def retrieved(
         nDCG@10, and beside it the measures that the papers report.
     """
     local = search_task(name, "Retrieval", "ndcg_at_10", collection)
-    scores = run_search(local, collection.judgements, system, config, prompt)
+    scores = run_search(local, collection.judgements, system, config, prompt, itself=collection.itself)
     others = ("recall_at_10", "recall_at_100", "mrr_at_10", "map_at_1000")
     return score_of(scores, local.main, others, size=len(collection.queries), notes=notes)
 
@@ -124,7 +131,16 @@ def notes_on(collection: Collection) -> tuple[str, ...]:
         notes.append(f"queries without judgements, which are not scored: {collection.unjudged}")
     if collection.hopeless:
         notes.append(f"queries without a relevant document, which count as 0: {collection.hopeless}")
+    if collection.itself:
+        notes.append(f"queries that are documents too, left out of their own rankings: {len(collection.itself)}")
     return tuple(notes)
+
+
+@lru_cache(maxsize=16)
+def _has_itself(task: CollectionTask, split: Split, limit: int | None, states: object) -> bool:
+    """Tell whether a query is itself a document; read once for all systems as long as the files stay as they are."""
+    del states
+    return bool(read_collection(task.places, split).first(limit).itself)
 
 
 def find(folder: Path) -> list[Task]:

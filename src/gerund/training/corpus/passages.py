@@ -56,10 +56,9 @@ def read_passages(paths: Sequence[Path]) -> list[PassageExample]:
     """
     found: list[PassageExample] = []
     for path in paths:
-        parts = sorted(path.glob(_PARTS)) if path.is_dir() else [path]
         before = len(found)
         places = _PlacesByText()
-        for part in parts:
+        for part in files_of(path):
             if not part.is_file():
                 raise DataError(f"{part}: no such file or folder")
             with opened(part) as file:
@@ -71,6 +70,11 @@ def read_passages(paths: Sequence[Path]) -> list[PassageExample]:
             raise DataError(f"{path}: no passages in there; `gerund negatives` makes them")
         found[before:] = map(places.with_stretches, found[before:])
     return found
+
+
+def files_of(path: Path) -> list[Path]:
+    """Return the parts of a folder of passages, or the file."""
+    return sorted(path.glob(_PARTS)) if path.is_dir() else [path]
 
 
 def _example(line: str, where: str, source: str, places: "_PlacesByText") -> PassageExample:

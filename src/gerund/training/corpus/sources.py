@@ -5,9 +5,10 @@ Knows: the recipe's data section, token caches. Does not know: models, what obje
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gerund.errors import ConfigError
+from gerund.jobs.manifest import InputFiles
 from gerund.training.corpus.texts import PackedBlocks, SpreadBlocks, Texts
 from gerund.training.corpus.token_cache import TokenCache, Unit, tokenize_corpus
 from gerund.training.objectives.base import TextConfig
@@ -15,6 +16,9 @@ from gerund.training.recipe import Recipe, SourceConfig
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+FILES = "files"
+"""Where the summary has files; caches have names of several words."""
 
 
 class Sources:
@@ -31,6 +35,7 @@ class Sources:
     ) -> None:
         self.recipe, self.tokenizer, self.report = recipe, tokenizer, report
         self.opened: dict[str, TokenCache] = {}
+        self.read: dict[str, list[Path]] = {}
 
     @property
     def cache(self) -> Path:
@@ -67,9 +72,22 @@ class Sources:
         named = zip(sources, caches, strict=True)
         return {source.name: SpreadBlocks(cache, length=length, rows=rows, limit=limit) for source, cache in named}
 
-    def summary(self) -> dict[str, list[int]]:
-        """Return what must agree for a resume: the counts of every cache that was opened."""
-        return {name: cache.summary() for name, cache in sorted(self.opened.items())}
+    def reads(self, name: str, files: list[Path]) -> None:
+        """Take note of files that an objective reads by itself, which the recipe has as ``name``."""
+        self.read[name] = files
+
+    def summary(self) -> dict[str, Any]:
+        """Return what must agree for a resume: the counts of every cache, and the content of every other file.
+
+        Every file is read once for it, a piece at a time.
+
+        Raises:
+            DataError: A file cannot be read any more.
+        """
+        summary: dict[str, Any] = {name: cache.summary() for name, cache in sorted(self.opened.items())}
+        if self.read:
+            summary[FILES] = {name: _content(files) for name, files in sorted(self.read.items())}
+        return summary
 
     def _validated(self, names: list[str]) -> list[SourceConfig]:
         return [source for source in self.chosen(names) if source.validation]
@@ -99,6 +117,11 @@ class Sources:
                 begins=lambda: self.report(f"tokenising the {part} {unit} of {source.name}"),
             )
         return self.opened[name]
+
+
+def _content(files: list[Path]) -> list[int | str]:
+    """Return size and digest of files together."""
+    return [sum(path.stat().st_size for path in files), InputFiles(files).digest]
 
 
 def existing(recipe: Recipe, files: list[Path], *, texts: bool = True) -> list[Path]:

@@ -39,6 +39,9 @@ class TextSource(Protocol):
     def validation_blocks(self, sources: list[str], length: int, rows: int) -> dict[str, Any]:
         """Return validation blocks by the name of their source."""
 
+    def reads(self, name: str, files: list[Path]) -> None:
+        """Take note of files that an objective reads by itself, and of what the recipe calls them."""
+
 
 @dataclass(frozen=True)
 class Context:
@@ -82,14 +85,17 @@ class Context:
         return config.seed(self.recipe.seed)
 
     def files(self, paths: list[Path]) -> list[Path]:
-        """Return files of pairs.
+        """Return files of pairs, which a resumed run has to find as they were.
 
         Raises:
             ConfigError: One of them is not there.
         """
         from gerund.training.corpus.sources import existing
 
-        return existing(self.recipe, paths, texts=False)
+        found = existing(self.recipe, paths, texts=False)
+        for path, file in zip(paths, found, strict=True):
+            self.source.reads(str(path), [file])
+        return found
 
     def validation_batches(self, config: ObjectiveConfig, available: int) -> int:
         """Return how many validation batches the recipe's limit allows."""

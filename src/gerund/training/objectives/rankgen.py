@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast
 from pydantic import Field, model_validator
 
 from gerund.errors import ConfigError
-from gerund.training.corpus.passages import PassageExample, Passages, read_passages
+from gerund.training.corpus.passages import PassageExample, Passages, files_of, read_passages
 from gerund.training.objectives.base import Batch, Batches, Objective, Purpose
 from gerund.training.objectives.context import VALIDATION_SEED
 from gerund.training.objectives.vectors import ContrastiveLosses, Similarity, TextGroup, VectorConfig
@@ -96,7 +96,10 @@ class RankgenConfig(VectorConfig):
 
     def _batches(self, context: "Context", paths: list[Path], seed: int) -> "PassageBatches":
         with_negatives = self.negatives != "inbook"
-        found = read_passages([context.recipe.data.folder / path for path in paths])
+        places = [context.recipe.data.folder / path for path in paths]
+        found = read_passages(places)
+        for path, place in zip(paths, places, strict=True):
+            context.source.reads(str(path), files_of(place))
         if with_negatives:
             found = [example for example in found if example.negatives]
             if not found:
