@@ -206,6 +206,25 @@ def test_mistakes_are_told_in_a_sentence(made, monkeypatch, arguments, message):
     assert not (made / "new").exists()
 
 
+def test_files_that_are_not_read_are_counted(tmp_path, tiny_folder, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.txt", "b.rtf", "c.RTF", "d", ".hidden.rtf"):
+        (tmp_path / name).write_text("Bread is made of flour.")
+    for _ in range(2):  # the second time the index lies in there too
+        ran = run_cli("index", ".", "-o", "my.index", "-m", tiny_folder, "--chunk-tokens", 20)
+        assert "gerund: passed over, of no kind that is read: 2 .rtf, 1 no ending\n" in ran.err
+        assert "1 file, " in ran.err
+    assert "passed over, of" not in run_cli("index", "a.txt", "-o", "my.index").err
+
+
+def test_one_model_in_two_ways_is_told_apart(tmp_path, tiny_folder, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.txt").write_text("Bread is made of flour.")
+    how = ("index", "a.txt", "-o", "my.index", "-m", tiny_folder, "--chunk-tokens", 20)
+    assert run_cli(*how, "--transform", "truncate-16").code == 0
+    assert "): transform truncate-16, not truncate-8; open it" in run_cli(*how, "--transform", "truncate-8").mistake
+
+
 @pytest.mark.parametrize("query", ["the of and", "foo AND (", 'a:b"', "+x -y *", "' OR 1=1 --", "\\", "?"])
 def test_no_query_is_a_mistake(made, query):
     for mode in ("words", "hybrid"):

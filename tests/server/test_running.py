@@ -247,6 +247,22 @@ def test_a_request_has_a_deadline(served_folder: Path) -> None:
         running.stop()
 
 
+@pytest.mark.slow
+def test_an_index_is_served_with_the_model_that_made_it(served_folder: Path, tmp_path: Path) -> None:
+    pytest.importorskip("lancedb", reason="needs gerund[index]")
+    from gerund.retrieval.documents import Document
+    from gerund.retrieval.opening import open_index
+
+    lm = load(served_folder, attention="causal")
+    open_index(tmp_path / "my.index", lm).add_documents([Document("bread", "Bread is made of flour.")])
+    with Process("--index", tmp_path / "my.index", "--name", "own", "--log", "none") as own:
+        own.ready()
+        assert httpx.get(f"{own.url}/health", timeout=30).json()["fingerprint"] == lm.fingerprint()
+        found = httpx.post(f"{own.url}/v1/search", json={"query": "bread"}, timeout=30).json()
+        assert [hit["source"] for hit in found["data"]] == ["bread"]
+        assert own.end() == 0
+
+
 # --------------------------------------------------------------------------------------------------------- the workers
 
 

@@ -121,6 +121,7 @@ def command(
     from gerund.errors import ConfigError
     from gerund.jobs.engines import engine_of
     from gerund.retrieval.opening import open_index, store_at
+    from gerund.retrieval.reading import unknown_files
 
     if not paths and not migrate:
         raise ConfigError("name the files or folders to index; without any, only --migrate has something to do")
@@ -152,6 +153,9 @@ def command(
             _watch(index, paths, output, prune=prune, interval=interval, as_json=as_json)
             return
         summary = index.add(paths, prune=prune) if paths else None
+    if left := unknown_files(paths or []):
+        kinds = ", ".join(f"{count} {ending}" for ending, count in left.items())
+        typer.echo(f"gerund: passed over, of no kind that is read: {kinds}", err=True)
     if summary is not None:
         _tell(summary, output, len(index), as_json=as_json)
 

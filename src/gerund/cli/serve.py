@@ -117,11 +117,9 @@ def command(
     keys = read_keys(settings)
     settings.demand_safe(keys)
     _demand_libraries()
-    _demand_place(spec)
     if settings.index is not None:
-        from gerund.retrieval.opening import demand_index
-
-        demand_index(settings.index, opened=False)
+        spec = _with_index(spec, settings.index)
+    _demand_place(spec)
     _serve(spec, settings, keys)
 
 
@@ -137,6 +135,19 @@ def _with_file(spec: "ModelSpec", of_model: dict[str, Any]) -> "ModelSpec":
     }
     both = {**of_model, **typed}
     return ModelSpec.of(both.pop("model", None), **both)
+
+
+def _with_index(spec: "ModelSpec", where: str) -> "ModelSpec":
+    """Return the spec of the model that an index was made with, where none is named."""
+    from gerund.retrieval.opening import demand_index, store_at
+
+    named = "model" in spec.model_fields_set
+    demand_index(where, opened=not named)
+    about = None if named else store_at(where).about()
+    if about is None or about.spec is None:
+        return spec
+    own = about.model_spec(where)
+    return own.model_copy(update={name: getattr(spec, name) for name in spec.model_fields_set})
 
 
 def _demand_place(spec: "ModelSpec") -> None:

@@ -327,15 +327,14 @@ class Index(Asking):
         return self._embedder
 
     def _demand_encoder(self, lm: "LanguageModel") -> None:
-        from gerund.retrieval.migrating import describe_encoder
+        from gerund.retrieval.migrating import difference
 
         about = self._about
         if about is None or about.is_searched_by(lm.fingerprint(), lm.space, lm.dimensions):
             return
         raise FingerprintError(
-            f"{self.store.name} was made with {about.model} ({about.encoder}, {about.fingerprint}), not with "
-            f"{lm.name} ({describe_encoder(lm)}, {lm.fingerprint()}); open it with that model, or migrate it "
-            "(gerund index --migrate)"
+            f"{self.store.name} was made with {about.model} ({about.encoder}, {about.fingerprint})"
+            f"{difference(about, lm)}; open it with that model, or migrate it (gerund index --migrate)"
         )
 
     def _demand_own_encoder(self, lm: "LanguageModel") -> None:

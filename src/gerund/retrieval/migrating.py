@@ -62,6 +62,16 @@ def about_of(lm: LanguageModel, chunking: Chunking) -> About:
     return About(fingerprint, lm.name, lm.dimensions, describe_encoder(lm), chunking, spec, own)
 
 
+def difference(about: About, lm: LanguageModel) -> str:
+    """Return what a model is that did not make an index: the settings that differ, or else another model's name."""
+    own, before = dict(about_of(lm, about.chunking).spec or {}), dict(about.spec or {})
+    names = [name for name in sorted({*own, *before}) if own.get(name) != before.get(name)]
+    if not own or not names or "model" in names:
+        return f", not with {lm.name} ({describe_encoder(lm)}, {lm.fingerprint()})"
+    said = [f"{name} {before.get(name, 'as usual')}, not {own.get(name, 'as usual')}" for name in names]
+    return f": {'; '.join(said)}"
+
+
 def describe_encoder(lm: LanguageModel) -> str:
     """Return an encoder's plan and pooling in a few words."""
     plan = lm.encoder.attention.with_defaults(lm.n_layers)

@@ -11,6 +11,7 @@ import hashlib
 import logging
 import os
 import zipfile
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib import metadata
@@ -33,6 +34,9 @@ _PIECE = 2**20
 _LARGEST_PAGE = 2**26
 
 # A row that cannot be read comes as the error that says why.
+# The table that every index in a folder has.
+INDEX_MARK = "gerund.lance"
+
 Reader = Callable[[Path], Iterable[ParsedText | DataError]]
 
 
@@ -62,15 +66,34 @@ def find_files(paths: Sequence[Path]) -> list[Path]:
     return list(found)
 
 
+def unknown_files(paths: Sequence[Path]) -> dict[str, int]:
+    """Return how many files in these folders are of no kind that can be read here, by their ending."""
+    counts = Counter(
+        path.suffix.lower() or "no ending"
+        for folder in paths
+        if folder.is_dir()
+        for path in _visible_below(folder)
+        if ending_of(path) not in endings()
+    )
+    return dict(sorted(counts.items(), key=lambda own: (-own[1], own[0])))
+
+
 def _files_below(folder: Path) -> Iterator[Path]:
+    return (path for path in _visible_below(folder) if ending_of(path) in endings())
+
+
+def _visible_below(folder: Path) -> Iterator[Path]:
     def refuse(error: OSError) -> None:
         raise DataError(f"{error.filename}: cannot be read ({error.strerror})") from error
 
     for place, folders, names in os.walk(folder, onerror=refuse):
+        if INDEX_MARK in folders:  # an index's own files are nobody's documents
+            folders.clear()
+            continue
         folders[:] = [name for name in folders if not name.startswith(".")]
         for name in names:
             path = Path(place, name)
-            if not name.startswith(".") and ending_of(path) in endings() and path.is_file():
+            if not name.startswith(".") and path.is_file():
                 yield path
 
 

@@ -240,6 +240,16 @@ def test_a_teacher_that_is_not_there(name):
         open_teacher(name)
 
 
+def test_a_name_that_is_a_file_or_nothing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    (tmp_path / "vectors.npy").write_bytes(b"x")
+    with pytest.raises(ModelError, match=r"it is a file; vectors of a teacher are read from a \.parquet"):
+        open_teacher("vectors.npy")
+    with pytest.raises(ModelError, match="nothing cannot be loaded: there is no such folder; taken as a hub id: "):
+        open_teacher("nothing")
+
+
 class Counting:
     """A teacher that says what it was asked."""
 

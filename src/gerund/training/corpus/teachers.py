@@ -100,9 +100,15 @@ class SentenceTransformersTeacher:
         self.name, self.prompt = name, prompt
         try:
             with quiet():
-                self.model: Any = SentenceTransformer(name, trust_remote_code=False)
+                self.model: Any = SentenceTransformer(
+                    name, trust_remote_code=False, model_kwargs={"use_safetensors": True}
+                )
         except Exception as error:
             reason = " ".join(str(error).split())[:200] or type(error).__name__
+            if Path(name).is_file():
+                reason = "it is a file; vectors of a teacher are read from a .parquet"
+            elif not Path(name).exists():
+                reason = f"there is no such folder; taken as a hub id: {reason.partition('. ')[0].partition(' (')[0]}"
             raise ModelError(f"the teacher {name} cannot be loaded: {reason}") from error
         self.space = self._space()
         self.dimensions = int(self.model.get_embedding_dimension() or len(self.model.encode("a")))
