@@ -218,9 +218,7 @@ def test_another_encoder_is_refused_by_name(notes, tiny_folder, tiny, tmp_path, 
     place = "my.index"
     gerund.open_index(place, tiny, chunking=SMALL).add(notes / "sea.md")
     other = gerund.load(tiny_folder, attention="causal")
-    with pytest.raises(
-        FingerprintError, match=r"^my\.index was made with .*\(mask0-bidir k=2.*-bidir, not causal"
-    ):
+    with pytest.raises(FingerprintError, match=r"^my\.index was made with .*\(mask0-bidir k=2.*-bidir, not causal"):
         gerund.open_index(place, other)
     lazily = gerund.open_index(place, other.spec)
     with pytest.raises(FingerprintError, match="migrate"):
