@@ -5,12 +5,11 @@ Knows: specs, fingerprints, threads. Does not know: what a worker does with it.
 
 import platform
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from gerund.config import DEFAULT_MODEL
 from gerund.entry import load
 from gerund.errors import ConfigError, FingerprintError
+from gerund.models.sources import found_from_anywhere
 from gerund.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -102,15 +101,3 @@ def checked_threads(threads: int | None) -> int | None:
     if threads is not None and threads > MOST_THREADS:
         raise ConfigError(f"threads={threads} is more than the {MOST_THREADS} that a process may have")
     return threads
-
-
-def found_from_anywhere(spec: ModelSpec) -> ModelSpec:
-    """Return a spec whose local folders and files have whole paths, for whoever stands in another folder."""
-    places = ("model", "adapter", "infill_adapter", "scorer", "sample")
-    said = {name: value for name in places if isinstance(value := getattr(spec, name), str)}
-    whole = {
-        name: str(Path(value).absolute())
-        for name, value in said.items()
-        if value not in (DEFAULT_MODEL, "none") and Path(value).exists()
-    }
-    return spec.model_copy(update=whole)

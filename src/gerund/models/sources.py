@@ -13,6 +13,7 @@ from pathlib import Path
 from gerund.checks import place
 from gerund.config import DEFAULT_MODEL
 from gerund.errors import ConfigError, ModelError
+from gerund.spec import ModelSpec
 
 DEFAULT_NAME = "the bundled model"
 
@@ -137,3 +138,15 @@ def _check_folder(path: Path) -> Path:
         # transformers would switch it on for good, also while generating.
         raise ModelError(f"{path} holds a model and an adapter; move the adapter into a folder of its own")
     return path
+
+
+def found_from_anywhere(spec: ModelSpec) -> ModelSpec:
+    """Return a spec whose local folders and files have whole paths, for whoever stands in another folder."""
+    places = ("model", "adapter", "infill_adapter", "scorer", "sample")
+    said = {name: value for name in places if isinstance(value := getattr(spec, name), str)}
+    whole = {
+        name: str(Path(value).absolute())
+        for name, value in said.items()
+        if value not in (DEFAULT_MODEL, "none") and Path(value).exists()
+    }
+    return spec.model_copy(update=whole)

@@ -12,6 +12,7 @@ import numpy as np
 from gerund.checks import check_unicode, flag, one_of, place, some_texts
 from gerund.config import whole_number
 from gerund.errors import ConfigError, DataError, FingerprintError, ModelError
+from gerund.models.sources import found_from_anywhere
 from gerund.retrieval import fusion
 from gerund.retrieval.asking import GENERATE, Asked, Asking, Written, method_of, sources_of
 from gerund.retrieval.documents import Chunk, Chunking, Document
@@ -21,7 +22,6 @@ from gerund.retrieval.searching import MEASURES, MODES, Mode, check_query, joine
 from gerund.retrieval.store import About, VectorStore, check_filter
 from gerund.spec import ModelSpec
 from gerund.types import Answer, Hit
-from gerund.worker_model import found_from_anywhere
 
 if TYPE_CHECKING:
     from gerund.language_model import LanguageModel

@@ -12,13 +12,13 @@ import numpy as np
 
 from gerund.errors import ConfigError, DataError
 from gerund.language_model import LanguageModel
+from gerund.models.sources import found_from_anywhere
 from gerund.progress import progress
 from gerund.retrieval.chunking import cut
 from gerund.retrieval.documents import Chunk, Chunking, Document, rebuilt
 from gerund.retrieval.embedding import Embedder
 from gerund.retrieval.indexing import CHUNKS_AT_ONCE, DOCUMENTS_AT_ONCE, Cut, Embed
 from gerund.retrieval.store import About, VectorStore
-from gerund.worker_model import found_from_anywhere
 
 
 def migrate_index(
