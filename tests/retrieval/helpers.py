@@ -9,7 +9,7 @@ import numpy as np
 from gerund.retrieval.documents import Chunk, Chunking, Document
 from gerund.retrieval.indexing import IndexSummary, Writer
 from gerund.retrieval.lance_store import LanceStore
-from gerund.retrieval.store import About
+from gerund.retrieval.store import About, Found, VectorStore
 
 DIMENSIONS = 8
 ABOUT = About("0123456789abcdef", "a model", DIMENSIONS, "causal, mean", Chunking())
@@ -20,6 +20,27 @@ def vector_of(text: str) -> np.ndarray:
     seed = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
     vector = np.random.default_rng(seed).normal(size=DIMENSIONS).astype(np.float32)
     return vector / np.linalg.norm(vector)
+
+
+def chunk(source: str, text: str, number: int = 0, **changes: str) -> Chunk:
+    """Return a chunk of a document."""
+    about = {"title": "", "heading": "", "file": f"{source}.txt", "digest": f"hash of {text}", **changes}
+    return Chunk(source, 100 * number, 100 * number + len(text), text, number, 7, **about)
+
+
+def stored(store: VectorStore, chunks: Sequence[Chunk]) -> None:
+    """Put chunks into a store."""
+    store.replace(list(dict.fromkeys(one.source for one in chunks)), chunks, vectors([one.text for one in chunks]))
+
+
+def vectors(texts: Sequence[str]) -> np.ndarray:
+    """Return vectors that depend on the texts alone."""
+    return np.stack([vector_of(text) for text in texts])
+
+
+def sources(found: Sequence[Found]) -> list[str]:
+    """Return the names of the documents that were found."""
+    return [one.source for one, _ in found]
 
 
 def embed(documents: Sequence[Sequence[Chunk]]) -> np.ndarray:

@@ -1,11 +1,5 @@
 """Both stores against each other and against what a query means, written out."""
 
-import copy
-import os
-import pickle
-import shutil
-import subprocess
-import sys
 import threading
 from functools import partial
 from pathlib import Path
@@ -13,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gerund.errors import ConfigError, DataError, InputError
-from gerund.retrieval.documents import Chunk, Chunking, Document
+from gerund.errors import ConfigError
+from gerund.retrieval.documents import Chunking
 from gerund.retrieval.lance_store import LanceStore
 from gerund.retrieval.memory_store import MemoryStore
 from gerund.retrieval.searching import found_by_both, with_phrases
 from gerund.retrieval.store import About, Words
-from tests.retrieval.helpers import ABOUT, DIMENSIONS, cut_lines, embed, vector_of
+from tests.retrieval.helpers import ABOUT, DIMENSIONS, chunk, sources, stored, vector_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -29,19 +23,6 @@ TEXTS = {
     "sea": "Steam rose from the warm sea, and swallows were nesting near it.",
     "it's": "What's quoted isn't lost.",
 }
-
-
-def chunk(source: str, text: str, number: int = 0, **changes: str) -> Chunk:
-    about = {"title": "", "heading": "", "file": f"{source}.txt", "digest": f"hash of {text}", **changes}
-    return Chunk(source, 100 * number, 100 * number + len(text), text, number, 7, **about)
-
-
-def stored(store, chunks):
-    store.replace(list(dict.fromkeys(one.source for one in chunks)), chunks, vectors([one.text for one in chunks]))
-
-
-def vectors(texts):
-    return np.stack([vector_of(text) for text in texts])
 
 
 @pytest.fixture(params=["lance", "memory"])
@@ -57,10 +38,6 @@ def store(request, tmp_path):
 def filled(store):
     stored(store, [chunk(source, text) for source, text in TEXTS.items()])
     return store
-
-
-def sources(found):
-    return [one.source for one, _ in found]
 
 
 def test_what_it_says_about_itself_is_kept(store):
@@ -319,133 +296,6 @@ def test_both_find_the_same_by_vectors_of_many(tmp_path):
         assert set(sources(words[0])) == set(sources(words[1]))
 
 
-# ------------------------------------------------------------------------------------------- what only the folder has
-
-
-def test_it_is_opened_again_and_readers_see_what_another_wrote(tmp_path):
-    writer, reader = LanceStore(tmp_path / "my.index"), LanceStore(tmp_path / "my.index")
-    assert reader.about() is None
-    writer.create(ABOUT)
-    assert reader.about() == ABOUT
-    for place in range(3):
-        stored(writer, [chunk(f"d{place}", f"text {place}")])
-        assert reader.count() == place + 1
-        assert len(reader.words(Words("text"), 9)) == place + 1
-    writer.tidy()
-    assert len(reader.vectors(np.ones(DIMENSIONS, dtype=np.float32), 9)) == 3
-    writer.swap(writer.beside(About("other", "m", DIMENSIONS, "x", Chunking(9))))
-    with pytest.raises(InputError, match="was migrated by another process meanwhile; open it again"):
-        reader.words(Words("text"), 9)
-    with pytest.raises(InputError, match="was migrated by another process meanwhile; open it again"):
-        reader.words(Words.of('"of text"'), 9)
-
-
-def test_what_is_there_and_is_no_index(tmp_path):
-    (tmp_path / "file").write_text("x")
-    with pytest.raises(DataError, match="is a file; an index is a folder"):
-        LanceStore(tmp_path / "file")
-    with pytest.raises(DataError, match="is no index: it holds file"):
-        LanceStore(tmp_path)
-    (tmp_path / "empty").mkdir()
-    assert LanceStore(tmp_path / "empty").about() is None
-
-
-def test_a_folder_that_may_not_be_read(tmp_path, monkeypatch):
-    def refuse(_self):
-        raise PermissionError(13, "Permission denied")
-
-    (tmp_path / "my.index").mkdir()
-    monkeypatch.setattr(Path, "iterdir", refuse)
-    with pytest.raises(InputError, match=r"my\.index cannot be read or written: permission denied"):
-        LanceStore(tmp_path / "my.index")
-
-
-def test_a_folder_that_may_not_be_written(tmp_path, monkeypatch):
-    LanceStore(tmp_path / "my.index").create(ABOUT)
-
-    def refuse(_self):
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr("filelock.FileLock.acquire", refuse)
-    for write in (
-        lambda store: stored(store, [chunk("a", "One.")]),
-        lambda store: store.note_files({"a": "1"}),
-        lambda store: store.beside(ABOUT),
-    ):
-        with pytest.raises(InputError, match=r"my\.index cannot be read or written: Permission denied"):
-            write(LanceStore(tmp_path / "my.index"))
-    assert LanceStore(tmp_path / "my.index").count() == 0
-
-
-def test_a_folder_that_cannot_be_made(tmp_path):
-    (tmp_path / "file").write_text("x")
-    with pytest.raises(InputError, match=r"my\.index cannot be read or written: Not a directory"):
-        LanceStore(tmp_path / "file" / "my.index").create(ABOUT)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(shutil.which("unshare") is None, reason="needs a disk of its own, which unshare lets mount")
-def test_a_full_disk_keeps_what_was_stored(tmp_path):
-    small = ["unshare", "--mount", *([] if os.geteuid() == 0 else ["--user", "--map-root-user"]), "sh", "-c"]
-    mount = f"mount -t tmpfs -o size=4m none {tmp_path}"
-    if subprocess.run([*small, mount], capture_output=True, check=False).returncode:
-        pytest.skip("no disk can be mounted here")
-    done = subprocess.run(
-        [*small, f"{mount} && exec {sys.executable} -m tests.retrieval.full_disk {tmp_path}"],
-        capture_output=True, text=True, cwd=ROOT, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    [told] = done.stdout.splitlines()
-    assert told.startswith(f"ResourceError: {tmp_path}/my.index cannot be written: ")
-    assert "No space left on device" in told
-    assert told.endswith("what was stored before is kept")
-
-
-def test_a_newer_format_is_refused(tmp_path):
-    with pytest.raises(DataError, match="has format 2"):
-        About.from_json(ABOUT.to_json().replace('"format": 1', '"format": 2'), "my.index")
-    for broken in ("{", "[]", "{}", '{"format": 1}', ABOUT.to_json().replace("tokens", "token")):
-        with pytest.raises(DataError, match=r"my\.index|no description of chunks"):
-            About.from_json(broken, "my.index")
-
-
-@pytest.mark.slow
-def test_without_lancedb_there_is_the_pip_line(tmp_path):
-    script = (
-        "import sys; sys.modules['lancedb'] = None\n"
-        "from gerund.retrieval.lance_store import LanceStore\n"
-        "from tests.retrieval.helpers import ABOUT\n"
-        "LanceStore('my.index').create(ABOUT)\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", f"import sys; sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / 'src')!r}]\n{script}"],
-        capture_output=True, text=True, cwd=tmp_path, check=False,
-    )  # fmt: skip
-    assert "MissingDependencyError: my.index needs LanceDB: pip install 'gerund[index]'" in done.stderr
-
-
-def test_lancedbs_own_service_is_refused_by_name():
-    with pytest.raises(InputError, match=r"db://mine is LanceDB's own service, .* name a folder, or the path of"):
-        LanceStore("db://mine")
-
-
-@pytest.mark.parametrize("place", ["file://{folder}/my.index", "memory://{name}/my.index"])
-def test_paths_of_object_stores_are_lancedbs(tmp_path, place):
-    store = LanceStore(place.format(folder=tmp_path, name=tmp_path.name))
-    assert store.about() is None
-    store.create(ABOUT)
-    document = Document("a", "one cat\ntwo dogs")
-    chunks = cut_lines(document)
-    store.replace(["a"], chunks, embed([chunks]))
-    store.tidy()
-    assert [chunk.text for chunk, _ in store.words(Words("cat"), 5)] == ["one cat"]
-    assert [chunk.text for chunk, _ in store.words(Words.of('"one cat"'), 5)] == ["one cat"]
-    assert store.words(Words.of('"the cat"'), 5) == store.words(Words.of('"the"'), 5) == []
-    assert store.vectors(embed([chunks])[1], 1)[0][0].text == "two dogs"
-    store.replace(["a"], [], embed([chunks])[:0])
-    assert store.count() == 0
-
-
 def test_threads_that_share_a_store_write_one_after_the_other(store):
     chunks = [chunk(f"d{place}", f"text {place}") for place in range(5)]
     all_there, failed = threading.Barrier(4), []
@@ -466,30 +316,6 @@ def test_threads_that_share_a_store_write_one_after_the_other(store):
     assert (store.count(), len(store.chunks_of(["d1"]))) == (5, 1)
     stored(store, [chunk("d1", "changed")])
     assert [one.text for one in store.chunks_of(["d1"])] == ["changed"]
-
-
-def test_a_search_waits_for_no_other_thread_that_writes(tmp_path):
-    store = LanceStore(tmp_path / "my.index")
-    store.create(ABOUT)
-    stored(store, [chunk("a", "one cat")])
-    found = []
-    with store.locked():
-        thread = threading.Thread(target=lambda: found.extend(sources(store.words(Words("cat"), 5))), daemon=True)
-        thread.start()
-        thread.join(30)
-        assert found == ["a"]
-
-
-def test_a_copy_opens_the_place_anew(tmp_path):
-    store = LanceStore(tmp_path / "my.index")
-    for one in (copy.deepcopy(store), pickle.loads(pickle.dumps(store))):
-        assert one.about() is None
-    store.create(ABOUT)
-    stored(store, [chunk("a", "one cat")])
-    for one in (copy.copy(store), copy.deepcopy(store), pickle.loads(pickle.dumps(store))):
-        assert (one.name, one.count()) == (store.name, 1)
-        stored(one, [chunk("a", "one dog")])
-        assert [found.text for found in store.chunks_of(["a"])] == ["one dog"]
 
 
 def test_phrases_hold_for_what_vectors_found(filled):

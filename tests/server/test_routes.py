@@ -3,18 +3,15 @@
 import base64
 import codecs
 import json
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import pytest
 
 from gerund.config import Sampling
 from gerund.inference.generate.prompts import prompt_text
-from gerund.scoring.names import MEASURE_NAMES, OWN
 from gerund.server import infilling
-from gerund.server.choices import Form
-from gerund.server.schemas.writing import ScorerName
-from gerund.types import Generation, Rendered, TokenLogprob
+from gerund.types import Rendered
 from tests.server.conftest import Running
 
 HELLO: list[dict[str, Any]] = [{"role": "user", "content": "Hello"}]
@@ -380,23 +377,6 @@ def test_a_temperature_as_good_as_none_disturbs_nobody(live: Running) -> None:
     assert {written(temperature) for temperature in (0, 1e-6, 2e-38, 1e-45, 5e-324)} == {written(0)}
 
 
-def test_offsets_of_characters_that_several_tokens_spell() -> None:
-    spelled = ["日", "本", " ", "a"]
-    tokens = [TokenLogprob(byte, bytes([byte]), -1.0) for byte in "日本 a".encode()]
-    generation = Generation("日本 a", [one.token_id for one in tokens], -1.0, finished=False, logprobs=tokens)
-    [choice] = Form("text", "m").whole([generation], {})["choices"]
-    assert choice["logprobs"]["text_offset"] == [0, 0, 0, 1, 1, 1, 2, 3]
-    form, streamed = Form("text", "m"), []
-    for place, text in enumerate(spelled):
-        own = tokens[3 * place : 3 * place + 3] if place < 2 else tokens[4 + place : 5 + place]
-        streamed += form.piece(0, text, own, wants=True)["choices"][0]["logprobs"]["text_offset"]
-    assert streamed == [0, 0, 0, 1, 1, 1, 2, 3]
-
-
-def test_scorers_are_those_of_the_library() -> None:
-    assert set(get_args(ScorerName)) == {OWN, *MEASURE_NAMES}
-
-
 def test_openapi_says_what_is_sent(live: Running) -> None:
     found = live.client.get("/openapi.json").json()
     for path, own in found["paths"].items():
@@ -405,11 +385,3 @@ def test_openapi_says_what_is_sent(live: Running) -> None:
             assert {"400", "401", "404", "413", "429", "503", "504"} <= set(operation["responses"]), path
     for path in ("/v1/chat/completions", "/v1/completions"):
         assert "text/event-stream" in found["paths"][path]["post"]["responses"]["200"]["content"]
-
-
-def test_impossible_logprobs_are_json() -> None:
-    token = TokenLogprob(1, b"\xf0", float("-inf"), (TokenLogprob(2, b"b", float("-inf")),))
-    one = Generation("b", [1], 0.0, True, logprobs=[token])
-    for kind in ("chat", "text"):
-        shown = Form(kind, "m").whole([one], {})  # type: ignore[arg-type]
-        assert "-9999.0" in json.dumps(shown, allow_nan=False)

@@ -58,7 +58,7 @@ def open_base(spec: ModelSpec) -> "tuple[LanguageModel, Base]":
         parameters=count_parameters(lm.model),
         layers=lm.n_layers,
         width=lm.runtime.state_width,
-        vocabulary=int(lm.model.get_input_embeddings().num_embeddings),
+        vocabulary=int(lm.model.get_input_embeddings().weight.shape[0]),
         adapter="encode" in _adapters(spec.model),
         longest=context_length(lm.model.config, lm.tokenizer),
     )

@@ -44,6 +44,7 @@ from gerund.retrieval.lance_rows import (
     text_rows,
 )
 from gerund.retrieval.store import (
+    POINTER_FOLDER,
     About,
     DocumentState,
     Found,
@@ -55,7 +56,7 @@ from gerund.retrieval.store import (
 )
 
 METADATA = b"gerund"
-_POINTER, _CURRENT = "gerund", "chunks"
+_POINTER, _CURRENT = POINTER_FOLDER.removesuffix(".lance"), "chunks"
 
 # Up to here every vector is compared, which misses none; above, an index of exact vectors (IVF_FLAT) is quicker. Never
 # what LanceDB makes when it is not asked (IVF_PQ): its recall@10 was 0.22 on vectors of a language model.
@@ -97,7 +98,7 @@ class LanceStore:
         self._tables: dict[str, Any] = {}
         self._lock, self._depth = threading.RLock(), 0
         if self._folder is not None:
-            demand_place(self._folder, f"{_POINTER}.lance")
+            demand_place(self._folder, POINTER_FOLDER)
         self._db: Any = None
 
     def __reduce__(self) -> tuple[type[Self], tuple[str]]:
@@ -107,7 +108,7 @@ class LanceStore:
     @property
     def is_there(self) -> bool:
         """Whether there is an index in the folder; of an object store that is known only when it is opened."""
-        return self._folder is None or (self._folder / f"{_POINTER}.lance").is_dir()
+        return self._folder is None or (self._folder / POINTER_FOLDER).is_dir()
 
     def about(self) -> About | None:
         """Return what the index says about itself; None where there is none yet."""

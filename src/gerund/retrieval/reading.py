@@ -24,6 +24,7 @@ from gerund.data.table_readers import read_records
 from gerund.errors import DataError, GerundError, MissingDependencyError
 from gerund.retrieval.documents import Section
 from gerund.retrieval.markup import ParsedText, html, markdown
+from gerund.retrieval.store import POINTER_FOLDER
 
 ENTRY_POINTS = "gerund.readers"
 TEXT_COLUMN, TITLE_COLUMN = "text", "title"
@@ -34,9 +35,6 @@ _PIECE = 2**20
 _LARGEST_PAGE = 2**26
 
 # A row that cannot be read comes as the error that says why.
-# The table that every index in a folder has.
-INDEX_MARK = "gerund.lance"
-
 Reader = Callable[[Path], Iterable[ParsedText | DataError]]
 
 
@@ -87,7 +85,7 @@ def _visible_below(folder: Path) -> Iterator[Path]:
         raise DataError(f"{error.filename}: cannot be read ({error.strerror})") from error
 
     for place, folders, names in os.walk(folder, onerror=refuse):
-        if INDEX_MARK in folders:  # an index's own files are nobody's documents
+        if POINTER_FOLDER in folders:  # an index's own files are nobody's documents
             folders.clear()
             continue
         folders[:] = [name for name in folders if not name.startswith(".")]

@@ -21,6 +21,8 @@ from gerund.retrieval.documents import Chunk, Chunking
 from gerund.spec import ModelSpec
 
 FORMAT = 1
+POINTER_FOLDER = "gerund.lance"
+"""By which an index in a folder is known: the table of one row, which names the chunks."""
 COLUMNS = ("source", "file", "title", "heading", "text", "start", "stop", "tokens")
 """What a filter may name; ``stop`` is the end of a chunk, since END is a word of SQL."""
 
