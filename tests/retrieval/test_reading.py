@@ -139,7 +139,7 @@ def test_rows_of_parquet_and_rows_without_ids(tmp_path):
         ("a.txt.gz", b"no archive", "broken or truncated archive"),
         ("a.jsonl", '{"text": "a"}\n{\n', "a.jsonl, line 2: not valid JSON"),
         ("a.jsonl", "[1]\n", "line 1: expected a JSON object, found list"),
-        ("a.jsonl", '{"body": "a"}\n', "line 1: no column 'text', where an index has to find texts; present are: body"),
+        ("a.jsonl", '{"body": "a"}\n', "line 1: no column 'text'; present are: body"),
         ("a.jsonl", '{"text": 5}\n', "'text' is not a text but int"),
         ("a.jsonl", '{"text": "\\ud800"}\n', "lone surrogate"),
         ("a.jsonl", '{"text": "a", "id": [1]}\n', "the id 'id' is neither a text nor a number but list"),

@@ -103,7 +103,7 @@ def column_at(header: list[str], column: str, where: str) -> int:
 
 def no_column(where: str, column: str, present: list[str]) -> DataError:
     """Return the error for a column that is not there."""
-    return DataError(f"{where}: no column {column!r}; present are: {', '.join(present) or 'none'}; name one (--column)")
+    return DataError(f"{where}: no column {column!r}; present are: {', '.join(present) or 'none'}")
 
 
 def id_of(value: object, where: str, column: str) -> int | str:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from gerund.data.files import COMPRESSED, checked_text, decode, opened
-from gerund.data.table import Table, tried
+from gerund.data.table import Table, no_column, tried
 from gerund.data.table_readers import read_records
 from gerund.errors import DataError, GerundError, MissingDependencyError
 from gerund.retrieval.documents import Section
@@ -210,8 +210,7 @@ def _read_table(path: Path) -> Iterator[ParsedText | DataError]:
 def _row(row: Mapping[str, Any], where: str, number: int) -> ParsedText:
     """Return the document in a row: its text, perhaps a title, and its id, or else the number of its line."""
     if TEXT_COLUMN not in row:
-        present = ", ".join(map(str, row)) or "none"
-        raise DataError(f"{where}: no column {TEXT_COLUMN!r}, where an index has to find texts; present are: {present}")
+        raise no_column(where, TEXT_COLUMN, [str(name) for name in row])
     text, title = row[TEXT_COLUMN], row.get(TITLE_COLUMN)
     name = next((one for one in ID_COLUMNS if row.get(one) is not None), None)
     key = number if name is None else row[name]
