@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gerund.cli import model_options as options
-
 if TYPE_CHECKING:
     from rich.text import Text
 
@@ -68,9 +66,9 @@ def open_existing(where: str, spec: "ModelSpec") -> "Index":
 
 
 def own_model(about: "About", where: str, spec: "ModelSpec") -> "ModelSpec | None":
-    """Return the model that an index names, on the machine that the options name; None where they name none."""
-    machine = {name: getattr(spec, name) for name in options.MACHINE if name in spec.model_fields_set}
-    return about.model_spec(where).model_copy(update=machine) if machine else None
+    """Return the model that an index names, with what the options say laid over it; None where they say nothing."""
+    said = {name: getattr(spec, name) for name in spec.model_fields_set}
+    return about.model_spec(where).model_copy(update=said) if said else None
 
 
 def highlighted(text: str, query: str) -> "Text":

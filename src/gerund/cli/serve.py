@@ -139,6 +139,7 @@ def _with_file(spec: "ModelSpec", of_model: dict[str, Any]) -> "ModelSpec":
 
 def _with_index(spec: "ModelSpec", where: str) -> "ModelSpec":
     """Return the spec of the model that an index was made with, where none is named."""
+    from gerund.cli.index_options import own_model
     from gerund.retrieval.opening import demand_index, store_at
 
     named = "model" in spec.model_fields_set
@@ -146,8 +147,7 @@ def _with_index(spec: "ModelSpec", where: str) -> "ModelSpec":
     about = None if named else store_at(where).about()
     if about is None or about.spec is None:
         return spec
-    own = about.model_spec(where)
-    return own.model_copy(update={name: getattr(spec, name) for name in spec.model_fields_set})
+    return own_model(about, where, spec) or about.model_spec(where)
 
 
 def _demand_place(spec: "ModelSpec") -> None:

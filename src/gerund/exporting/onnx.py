@@ -19,6 +19,7 @@ from gerund.errors import ConfigError, MissingDependencyError, ModelError
 from gerund.exporting import graphs
 from gerund.exporting.files import write_json
 from gerund.exporting.graphs import INPUTS, LONGEST_DIMENSION, POOLED_FROM, STATES, VECTORS, Prepared
+from gerund.inference.encode.precision_check import ENOUGH_IN_INT8
 from gerund.inference.encode.runtime import EncoderRuntime
 
 MODEL_FILE = "model.onnx"
@@ -26,8 +27,6 @@ SETTINGS_FILE = "onnx.json"
 _NEEDED = ("onnx", "onnxscript", "onnxruntime")
 # A file of protobuf holds 2 GB at most; above this the weights lie beside the graph.
 _ONE_FILE = 1 << 30
-# What is left of vectors by weights in eight bits; below it, something else is wrong.
-_NEAR_IN_EIGHT_BITS = 0.02
 
 
 def write(runtime: EncoderRuntime, folder: Path, *, eight_bits: bool = False) -> None:
@@ -55,7 +54,7 @@ def write(runtime: EncoderRuntime, folder: Path, *, eight_bits: bool = False) ->
     weights, told = "float32", {}
     if eight_bits:
         quantize(folder / MODEL_FILE)
-        cosine = round(1 - check(prepared, folder / MODEL_FILE, _NEAR_IN_EIGHT_BITS), 5)
+        cosine = round(1 - check(prepared, folder / MODEL_FILE, 1 - ENOUGH_IN_INT8), 5)
         weights, told = f"weights in 8 bits (cosine to gerund's vectors at least {cosine})", {"cosine": cosine}
     prepared.tokenizer.save_pretrained(folder)
     write_json(folder / SETTINGS_FILE, {**graphs.settings(prepared), **told})

@@ -23,7 +23,7 @@ SAMPLE_TEXTS = (
 )
 ENOUGH = 0.999
 ENOUGH_IN_INT8 = 0.98
-"""Whoever asks for 8 bits wants speed, and bears more."""
+"""Whoever asks for 8 bits wants speed, and bears more. Below it, something else is wrong."""
 
 
 def bfloat16_cosine(runtime: EncoderRuntime) -> float:
