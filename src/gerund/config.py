@@ -129,8 +129,8 @@ class EncoderConfig:
     numbers and is fitted to nothing."""
 
     pool_bos: str = "auto"
-    """Whether the special tokens before a text without a prompt are pooled: ``always``, ``never`` (as in LBW's released
-    code), or ``auto``: unless the plan hides them."""
+    """Whether the special tokens before a text without a prompt are pooled: ``always`` (as in LBW's released
+    evaluation), ``never`` (as in its contrastive training), or ``auto``: unless the plan hides them."""
 
     fusion: float | None = None
     """What the vectors count where a search joins them with words, from 0 to 1; None where nobody has tuned it. No

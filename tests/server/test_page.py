@@ -158,6 +158,15 @@ def test_attention_obeys_every_setting_of_a_plan(live: Running) -> None:
     assert live.ok("/v1/attention", text="a b", plan="mask0-bidir")["plan"] == "mask0-bidir, k=1"
 
 
+def test_attention_is_drawn_of_a_plan_with_skips(live: Running) -> None:
+    text = "The old man looked at the sea."
+    found = live.ok("/v1/attention", text=text, plan="causal", skips=1)
+    assert found["plan"] == "causal, skips=1"
+    first, *others = [[np.array(own) for own in (one["before"], one["after"][0])] for one in found["layers"]]
+    assert np.array_equal(*first)  # nothing was saved yet
+    assert all(np.abs(before - after).max() > 1e-3 for before, after in others)
+
+
 @pytest.mark.parametrize(
     "body",
     [

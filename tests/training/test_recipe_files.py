@@ -69,6 +69,25 @@ def test_rankgens_generator_learns_from_one_half_of_the_books():
         load_recipe("rankgen-generator-llama-3.2-1b", ["data.sources.books.part=2/1"])
 
 
+def test_gurs_recipe_has_the_two_thresholds_of_the_paper():
+    """Section IV-A: two Han characters for texts below 64, three for others; a Han character weighs 10."""
+    [objective] = load_recipe("gur-small").objectives
+    assert (objective.pairs.short_threshold, objective.pairs.threshold) == (20, 30)
+    assert "--short-threshold 20 --short-characters 64" in find_recipe("gur-small").read_text("utf-8")
+
+
+def test_magnets_losses_are_divided_as_in_equations_2_and_4():
+    by_kind = {own.kind: own for own in load_recipe("magnet-llama-2-7b").objectives}
+    assert by_kind["mntp"].normalisation == by_kind["msg"].normalisation == "paper"
+
+
+def test_unimaes_supervised_recipe_has_instructions_and_batches_of_one_task():
+    """Appendix D."""
+    [objective] = load_recipe("unimae-supervised-llama-3.2-1b").objectives
+    assert (objective.pairs.instruction, objective.same_task) == ("prompt", True)
+    assert objective.query_prompt == "<instruct>{instruction}\n<query>"
+
+
 def test_name_with_dots_is_a_name():
     assert load_recipe("llm2vec-mntp-sheared-llama-1.3b").steps == 1000
 

@@ -119,10 +119,11 @@ def test_tsne_is_that_of_figure_2_unless_told_otherwise(monkeypatch):
     """UniMAE, section 3.4: from the main directions, 2000 iterations, an early exaggeration of 20."""
     import sklearn.manifold
 
-    asked, own = [], sklearn.manifold.TSNE
+    asked, starts, own = [], [], sklearn.manifold.TSNE
 
     def recorded(**settings):
         asked.append((settings["max_iter"], settings["early_exaggeration"]))
+        starts.append(settings["init"])
         return own(**settings)
 
     monkeypatch.setattr(sklearn.manifold, "TSNE", recorded)
@@ -130,6 +131,11 @@ def test_tsne_is_that_of_figure_2_unless_told_otherwise(monkeypatch):
     paper = embedding_map(vectors, labels, title="")
     other = embedding_map(vectors, labels, title="", tsne=Tsne(iterations=300, exaggeration=4))
     assert asked == [(2000, 20.0), (300, 4)]
+    unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)  # as cosines see them
+    centred = unit - unit.mean(axis=0)
+    main = np.linalg.svd(centred, full_matrices=False)[2][:2]
+    for start, along in zip(starts[0].T, (centred @ main.T).T, strict=True):
+        assert abs(np.corrcoef(start, along)[0, 1]) > 0.9999
     assert "2000 iterations, exaggeration 20," in caption(paper)
     assert "300 iterations, exaggeration 4," in caption(other)
     assert picture(paper) != picture(other)
