@@ -25,7 +25,6 @@ from results import Cell, Column, Row, Table
 DOCUMENTS, A_DOCUMENT = 64, 64
 QUICK_SIZES = (4, 8)
 MEASURES = ("random", "overlap", "content_overlap", "avg_cll", "pmi", "self_certainty")
-LONGER = "inbook, longer"
 PREFIX_WORDS, WORDS = 96, 64
 CAPTION = (
     f"Scorers of continuations of {WORDS} words behind prefixes of {PREFIX_WORDS}: the true one among eleven or two of "
@@ -44,8 +43,6 @@ ARMS: dict[str, tuple[str, ...]] = {
     "both": (),
     "inbook": ("objectives.rankgen.negatives=inbook",),
     "generative": ("objectives.rankgen.negatives=generative",),
-    # Four times the steps, on passages of all books.
-    LONGER: ("objectives.rankgen.negatives=inbook", "steps=400", "schedule.warmup_steps=20"),
     # As many passages as with 32.
     "both, batch 8": ("objectives.rankgen.batch_size=8", "steps=400"),
     "both, batch 128": (
@@ -57,14 +54,12 @@ ARMS: dict[str, tuple[str, ...]] = {
 }
 
 
-def passages_in(options: Any, *, longer: bool = False) -> Path:
-    """Return the folder of passages, made unless it is there; with ``longer`` of all books, without generated ones."""
+def passages_in(options: Any) -> Path:
+    """Return the folder of passages, made unless it is there."""
     documents, a_document = QUICK_SIZES if options.quick else (DOCUMENTS, A_DOCUMENT)
     work, data = options.work, options.data
-    folder, books = work / ("passages-longer" if longer else "passages"), work / "books.jsonl"
-    if longer:
-        books = data / "lm" / "books.train.jsonl.xz"
-    elif not books.is_file():
+    folder, books = work / "passages", work / "books.jsonl"
+    if not books.is_file():
         # Every second book: the corpus goes by author.
         found = [one.text for one in read_documents([data / "lm" / "books.train.jsonl.xz"])][: 2 * documents : 2]
         books.write_text("".join(json.dumps({"text": text}) + "\n" for text in found), "utf-8")
@@ -73,9 +68,9 @@ def passages_in(options: Any, *, longer: bool = False) -> Path:
         prefix_words=PREFIX_WORDS,
         most_words=WORDS,
         per_document=a_document,
-        generate=0.0 if longer else 1.0,
+        generate=1.0,
     )
-    lm = None if longer else load(attention="causal", adapter="none")
+    lm = load(attention="causal", adapter="none")
     make_negatives([books], folder, settings, lm=lm, batch_size=128, resume=True)
     return folder
 
@@ -85,7 +80,7 @@ def trained(name: str, seed: int, options: Any) -> Path:
     output = options.work / "runs" / f"{name.replace(', ', '-').replace(' ', '')}-{seed}"
     if (output / "model").is_dir():
         return output / "model"
-    passages = passages_in(options, longer=name == LONGER).resolve()
+    passages = passages_in(options).resolve()
     overrides = [f"objectives.rankgen.passages=[{passages}]", f"seed={seed}", *ARMS[name]]
     return study.trained("rankgen-default", overrides, output, options.set)
 
