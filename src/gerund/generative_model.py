@@ -152,8 +152,8 @@ class GenerativeModel(TextEncoder):
         """Continue one prompt, a conversation too, and yield the text piece by piece; as ``generate``.
 
         With ``rerank`` a piece comes as soon as all continuations that are kept agree on it. No part of a stop string
-        is ever yielded. When the iteration ends, ``result`` is the whole ``Generation``; to stop iterating stops the
-        model.
+        is ever yielded. When the iteration ends, ``result`` is the whole ``Generation``. The model writes on until
+        then, unless the stream is closed: by ``close``, by leaving its ``with`` block, or with its last reference.
 
         >>> stream = gerund.load().stream("The old man", max_new_tokens=5)
         >>> "".join(stream) == stream.result.text

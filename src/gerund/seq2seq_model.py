@@ -125,6 +125,7 @@ class Seq2SeqModel(Seq2SeqEncoder, GenerativeModel):
 
 # Verbs of ``LanguageModel`` that need a decoder-only model, and what they would do.
 _DECODER_ONLY = {
+    "read": "keep what it has read for generation",
     "encode_and_keep": "keep what encoding has read for generation",
     "span_logprobs": "read a span under the hybrid mask",
     "export": "be exported; save() writes what transformers reads",

@@ -8,7 +8,7 @@ import pytest
 from gerund.engine.admission import Admission, Job
 from gerund.engine.stepwise import Stepwise
 from gerund.engine.writing_ratio import WritingRatio
-from gerund.errors import ClosedError, DeadlineError, QueueFullError, TooLargeError
+from gerund.errors import ClosedError, ConfigError, DeadlineError, QueueFullError, TooLargeError
 
 
 def opened(most: int = 100, largest: int = 50) -> Admission:
@@ -167,3 +167,9 @@ def test_long_steps_are_interrupted_between_two_layers(monkeypatch) -> None:
     steps.end()
     assert done == [0, 1]
     assert isinstance(steps.error, stepwise.Cancelled)
+
+
+@pytest.mark.parametrize("deadline", ["3", float("nan"), True])
+def test_a_deadline_is_a_number(deadline: object) -> None:
+    with pytest.raises(ConfigError, match="deadline"):
+        Job(1, deadline)  # type: ignore[arg-type]

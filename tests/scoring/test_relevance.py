@@ -136,3 +136,9 @@ class TestCommandLine:
                 said = run_cli("rerank", "-f", source).mistake
                 assert words in said
                 assert "in.jsonl" in said
+
+
+def test_the_beginning_is_read_where_characters_take_several_tokens(lm):
+    behind = "\u20ac" * 50  # 150 bytes, and so many tokens, more than the context has
+    found = lm.rerank("the tin", [f"a tin {behind}", f"the rain {behind}", f"{behind} tin"], by="likelihood").scores
+    assert len(set(found)) == 3

@@ -1,10 +1,14 @@
 """``lm.score``, and ``lm.generate`` and ``lm.stream`` with ``rerank``."""
 
+import sys
+import threading
+
+import numpy as np
 import pytest
 
 import gerund
 from gerund import ConfigError, Generation, Ranked, Rerank, Sampling, TextError
-from gerund.scoring import registry
+from gerund.scoring import registry, vectors
 from gerund.scoring.likelihood import MEASURES, LikelihoodScorer
 
 SAMPLING = Sampling(temperature=1.0, seed=5)
@@ -142,3 +146,32 @@ def test_a_hub_id_may_be_either_kind(monkeypatch, tmp_path):
         monkeypatch.setattr(registry.DualScorer, "load", lambda where: ("dual", where))
         monkeypatch.setattr(registry.T5Scorer, "load", lambda where: ("t5", where))
         assert registry.load_scorer("someone/scorer") == (expected, "someone/scorer")
+
+
+def test_a_scorer_of_vectors_is_shared_by_threads(monkeypatch):
+    monkeypatch.setattr(vectors, "_REMEMBERED", 4)
+
+    def encode(texts):
+        return np.array([[float(len(text)), 1.0] for text in texts])
+
+    scorer, errors = vectors.VectorScorer("lengths", encode, encode), []
+
+    def work(first):
+        try:
+            for step in range(2000):
+                own = [str((first + step + one) % 9) * (one + 1) for one in range(3)]
+                assert scorer.prefix_vectors(own)[:, 0].tolist() == [1.0, 2.0, 3.0]
+        except Exception as error:
+            errors.append(error)
+
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        threads = [threading.Thread(target=work, args=(first,)) for first in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(usual)
+    assert errors == []

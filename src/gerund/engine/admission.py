@@ -11,6 +11,7 @@ from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from typing import Any
 
+from gerund.checks import demand_between
 from gerund.errors import ClosedError, DeadlineError, QueueFullError, TooLargeError
 
 # Before anything was measured: tokens a second, and for how many seconds that counts.
@@ -40,6 +41,8 @@ class Job:
         self.future: Future[Any] = Future()
         self.tokens = tokens
         self._came = time.monotonic()
+        if deadline is not None:
+            demand_between("deadline", deadline, float("-inf"), float("inf"))
         self._ends = None if deadline is None else self._came + deadline
         self.on_turn: Callable[[float], None] | None = None
 

@@ -3,6 +3,7 @@
 Knows: vectors, products. Does not know: what makes the vectors.
 """
 
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
@@ -35,6 +36,7 @@ class VectorScorer:
         self._encode_prefixes = prefixes
         self._encode_continuations = continuations
         self._known: OrderedDict[str, np.ndarray] = OrderedDict()
+        self._lock = threading.Lock()
 
     def score(self, prefixes: Sequence[str], continuations: Sequence[Sequence[str]]) -> list[list[float]]:
         """Return a score for each continuation of each prefix; higher is better.
@@ -64,16 +66,18 @@ class VectorScorer:
     def prefix_vectors(self, prefixes: Sequence[str]) -> np.ndarray:
         """Return the vectors of prefixes, ``(n, D)`` float64; those that were encoded lately are not encoded anew."""
         known = self._known
-        missing = [prefix for prefix in dict.fromkeys(prefixes) if prefix not in known]
-        found = {prefix: known[prefix] for prefix in prefixes if prefix in known}
+        with self._lock:
+            found = {prefix: known[prefix] for prefix in prefixes if prefix in known}
+        missing = [prefix for prefix in dict.fromkeys(prefixes) if prefix not in found]
         if missing:
             vectors = np.asarray(self._encode_prefixes(missing), dtype=np.float64)
             found |= dict(zip(missing, vectors, strict=True))
-        for prefix, vector in found.items():
-            known[prefix] = vector
-            known.move_to_end(prefix)
-        while len(known) > _REMEMBERED:
-            known.popitem(last=False)
+        with self._lock:
+            for prefix, vector in found.items():
+                known[prefix] = vector
+                known.move_to_end(prefix)
+            while len(known) > _REMEMBERED:
+                known.popitem(last=False)
         return np.array([found[prefix] for prefix in prefixes])
 
     def continuation_vectors(self, continuations: Sequence[str]) -> np.ndarray:

@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import gerund
-from gerund import AttentionPlan, ConfigError, EncoderConfig, Rerank, Sampling, TextError
+from gerund import AttentionPlan, ConfigError, EncoderConfig, ModelError, Rerank, Sampling, TextError
 from gerund.inference.generate.config import GenerationConfig
 from gerund.inference.generate.rows import Row, Vocabulary, Writing, advance
 from gerund.inference.generate.sampling import filters_of, sample_seed
@@ -258,3 +258,55 @@ def test_a_real_checkpoint_writes_its_documented_text_before_during_and_after_en
     assert len(vectors) > 1
     assert max(np.abs(v - vectors[0]).max() for v in vectors) < 1e-5
     assert lm.generate("", 40)[0].text.startswith(STORY)
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        {"suppress_tokens": "likeliest"}, {"bad_words_ids": [["likeliest"]]}, {"forced_eos_token_id": 2},
+        {"max_time": 1e-9}, {"stop_strings": ["a", "e", " "]}, {"num_return_sequences": 2},
+        {"repetition_penalty": 5.0}, {"do_sample": True, "temperature": 9.0}, {"max_length": 3},
+    ],
+)  # fmt: skip
+def test_what_a_models_generation_config_asks_changes_nothing(own):
+    lm = build()
+    [expected] = lm.generate("the cat", 8)
+
+    def filled(value):
+        if isinstance(value, list):
+            return [filled(one) for one in value]
+        return expected.token_ids[0] if value == "likeliest" else value
+
+    for name, value in own.items():
+        found = filled(value)
+        setattr(lm.model.generation_config, name, [found] if name == "suppress_tokens" else found)
+    assert lm.generate("the cat", 8) == [expected]
+    assert "".join(lm.stream("the cat", 8)) == expected.text
+    assert all(getattr(lm.model.generation_config, name) is not None for name in own)
+
+
+@pytest.mark.parametrize("sampling", [None, Sampling(temperature=1.0, seed=1), Sampling(temperature=1.0, top_p=0.9)])
+def test_logits_that_are_no_numbers_are_an_error(sampling):
+    lm = build()
+    with torch.no_grad():
+        lm.model.model.norm.weight.fill_(float("nan"))
+    with pytest.raises(ModelError, match="not numbers in its type; load it with another dtype"):
+        lm.generate("the cat", 4, sampling)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"n": 0}, "n=0 is not between"), ({"max_new_tokens": 0}, "writes nothing"), ({"logprobs": -1}, "logprobs=-1"),
+        ({"n": 2}, "are all the same"), ({"stop": [1]}, "stop is a text"), ({"stop": ("",)}, "empty"),
+        ({"sampling": 3}, "sampling"), ({"constraint": "a|b"}, "constraint is a Constraint"),
+    ],
+)  # fmt: skip
+def test_settings_are_checked_however_they_are_made(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        GenerationConfig(**settings)
+
+
+def test_settings_take_what_generate_takes():
+    assert GenerationConfig(stop="Lily").stop == ("Lily",)
+    assert GenerationConfig(sampling=None).sampling == Sampling()

@@ -5,7 +5,7 @@ import torch
 from transformers import TopPLogitsWarper
 
 from gerund.inference.generate import sampling as module
-from gerund.inference.generate.sampling import NucleusFilter, chosen_tokens, generator_for
+from gerund.inference.generate.sampling import NucleusFilter, chosen_tokens, generator_for, sample_seed
 
 
 @pytest.mark.parametrize("top_p", [0.01, 0.3, 0.9, 0.999])
@@ -63,3 +63,11 @@ def test_what_is_unlikely_is_drawn_in_a_large_vocabulary():
     scores[0, 0] = 24 * torch.log(torch.tensor(2.0))
     sampled = torch.cat([chosen_tokens(scores, [generator_for(seed)]) for seed in range(12)])
     assert 1 <= (sampled > 0).sum() <= 11
+
+
+def test_long_seeds_are_told_apart():
+    """Torch reads 32 bits of a seed."""
+    seeds = [0, 2**32, 2**33, -1, 2**63]
+    numbers = [torch.rand(1, generator=torch.Generator().manual_seed(sample_seed(seed, 0))).item() for seed in seeds]
+    assert len(set(numbers)) == len(seeds)
+    assert [sample_seed(seed, 1) for seed in (0, 7)] == [1, 7_000_022]

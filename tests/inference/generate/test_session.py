@@ -220,3 +220,20 @@ def test_an_adapter(tiny_folder, tmp_path):
 def test_a_session_says_what_it_holds():
     _, session = build().encode_and_keep(TEXT)
     assert repr(session) == f"Session(text={TEXT!r})"
+
+
+def test_what_is_read_on_stands_in_the_text_with_its_first_space(stories_folder):
+    lm = gerund.load(stories_folder)
+    session = lm.read("Once upon a time, there was a little girl named")
+    written = session.generate(6)
+    more = session.read(written.token_ids)
+    assert more.text == session.text + written.text
+    assert more.tail(len(session.token_ids)).text == written.text
+
+
+@pytest.mark.parametrize("given", [" and then", "12", [300.7], 7, ["a"]])
+def test_only_token_ids_are_read_on(given):
+    lm = build()
+    _, session = lm.encode_and_keep(TEXT)
+    with pytest.raises(TextError, match="read takes token ids"):
+        session.read(given)

@@ -59,9 +59,11 @@ class GenerationKeywords(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class GenerationConfig:
-    """One request but for its prompt; ``of`` makes checked ones.
+    """One request but for its prompt; ``of`` makes one of what ``LanguageModel.generate`` takes.
 
     >>> GenerationConfig.of(20, Sampling(temperature=1.0, seed=1), {"n": 2, "stop": "END"}).stop
+    ('END',)
+    >>> GenerationConfig(max_new_tokens=20, stop="END").stop
     ('END',)
 
     Attributes:
@@ -71,6 +73,9 @@ class GenerationConfig:
         stop: strings before which the text ends.
         logprobs: how many alternatives are returned for each token; None for no log-probabilities.
         constraint: the form that the text has to have.
+
+    Raises:
+        ConfigError: a setting is impossible, or contradicts another.
     """
 
     max_new_tokens: int = 64
@@ -79,6 +84,28 @@ class GenerationConfig:
     stop: tuple[str, ...] = ()
     logprobs: int | None = None
     constraint: Constraint | None = None
+
+    def __post_init__(self) -> None:
+        sampling, n, logprobs = sampling_or(self.sampling), whole_number("n", self.n), self.logprobs
+        if not 1 <= n <= MOST_AT_ONCE:
+            raise ConfigError(f"n={n} is not between 1 and {MOST_AT_ONCE}")
+        if n > 1 and sampling.is_greedy:
+            raise ConfigError(
+                "greedy continuations of one prompt are all the same; set a temperature above 0, such as 1, or n=1"
+            )
+        if logprobs is not None and not 0 <= whole_number("logprobs", logprobs) <= _MOST_LOGPROBS:
+            raise ConfigError(f"logprobs={logprobs} is not between 0 and {_MOST_LOGPROBS}")
+        if not isinstance(self.constraint, Constraint | None):
+            raise ConfigError(f"constraint is a Constraint, not {self.constraint!r}")
+        checked = {
+            "max_new_tokens": demand_room(self.max_new_tokens),
+            "sampling": sampling,
+            "n": n,
+            "stop": _stop_strings(self.stop),
+            "logprobs": None if logprobs is None else int(logprobs),
+        }
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
 
     @classmethod
     def of(cls, max_new_tokens: int, sampling: Sampling | None, options: GenerationKeywords) -> Self:
@@ -95,23 +122,12 @@ class GenerationConfig:
         for name in options:
             if name not in GenerationKeywords.__annotations__:
                 raise unknown_name("setting", name, list(GenerationKeywords.__annotations__))
-        sampling = sampling_or(sampling)
-        n = whole_number("n", options.get("n", 1))
-        if not 1 <= n <= MOST_AT_ONCE:
-            raise ConfigError(f"n={n} is not between 1 and {MOST_AT_ONCE}")
-        if n > 1 and sampling.is_greedy:
-            raise ConfigError(
-                "greedy continuations of one prompt are all the same; set a temperature above 0, such as 1, or n=1"
-            )
-        logprobs = options.get("logprobs")
-        if logprobs is not None and not 0 <= whole_number("logprobs", logprobs) <= _MOST_LOGPROBS:
-            raise ConfigError(f"logprobs={logprobs} is not between 0 and {_MOST_LOGPROBS}")
         return cls(
-            max_new_tokens=demand_room(max_new_tokens),
-            sampling=sampling,
-            n=n,
+            max_new_tokens=max_new_tokens,
+            sampling=sampling_or(sampling),
+            n=options.get("n", 1),
             stop=_stop_strings(options.get("stop")),
-            logprobs=None if logprobs is None else int(logprobs),
+            logprobs=options.get("logprobs"),
             constraint=_constraint(options),
         )
 

@@ -17,10 +17,17 @@ _PARTIAL = "\ufffd"
 
 
 def continuation_text(tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int], ids: Sequence[int]) -> str:
+    """Decode ``ids`` as they read after the prompt, without special tokens."""
+    return text_behind(tokenizer, prompt, ids, skip_special_tokens=True)
+
+
+def text_behind(
+    tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int], ids: Sequence[int], *, skip_special_tokens: bool = False
+) -> str:
     """Decode ``ids`` as they read after the prompt: alone, many tokenizers would drop their first space."""
     tail = list(prompt[-TAIL:])
-    before: str = tokenizer.decode(tail, skip_special_tokens=True)
-    together: str = tokenizer.decode([*tail, *ids], skip_special_tokens=True)
+    before: str = tokenizer.decode(tail, skip_special_tokens=skip_special_tokens)
+    together: str = tokenizer.decode([*tail, *ids], skip_special_tokens=skip_special_tokens)
     return together[len(before) :]
 
 

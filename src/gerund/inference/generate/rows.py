@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from gerund.config import Sampling
-from gerund.errors import ConfigError
+from gerund.errors import ConfigError, ModelError
 from gerund.inference.generate.config import GenerationConfig
 from gerund.inference.generate.constraints import Follower, Form
 from gerund.inference.generate.detokenizing import TextTail, continuation_text, token_bytes
@@ -234,6 +234,11 @@ def advance(rows: Sequence[Row], logits_BV: Tensor, fail: Fail | None = None) ->
         failed.add(place)
         fail(rows[place], error)
 
+    # One logit that is no number, or infinite, makes all log-probabilities of its row no numbers.
+    for place in plain_BV[:, 0].isnan().nonzero()[:, 0].tolist():
+        no_longer(place, ModelError("the model's logits are not numbers in its type; load it with another dtype"))
+        logits_BV = logits_BV.clone()
+        logits_BV[place] = plain_BV[place] = 0.0
     tokens = _chosen(rows, _adjusted(rows, logits_BV, no_longer))
     places = torch.tensor(tokens, device=plain_BV.device)[:, None]
     logprobs = plain_BV.gather(1, places)[:, 0].tolist()

@@ -142,7 +142,12 @@ def request_seeds(sampling: Sampling, count: int) -> list[int]:
 
 
 def sample_seed(seed: int, sample: int) -> int:
-    """Return the seed of one of several samples of a prompt."""
+    """Return the seed of one of several samples of a prompt.
+
+    Torch reads 32 bits of it, so that a longer one is mixed.
+    """
+    if not 0 <= seed < 2**32:
+        seed = int(np.random.SeedSequence(seed % 2**64).generate_state(1)[0])
     return (seed * 1_000_003 + sample) % 2**63
 
 

@@ -8,6 +8,7 @@ Does not know: attention plans other than the causal one, how tokens are chosen,
 
 import copy
 import inspect
+import operator
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,6 +27,7 @@ from gerund.errors import ConfigError, TextError
 from gerund.inference.encode.runtime import EncoderRuntime, pooled
 from gerund.inference.generate import generation
 from gerund.inference.generate.config import GenerationConfig, GenerationKeywords
+from gerund.inference.generate.detokenizing import text_behind
 from gerund.inference.generate.preallocated_cache import to_write_on
 from gerund.inference.generate.prompts import Prompt, check_prompts, prompt_ids
 from gerund.inference.generate.rotated_keys import turns_of
@@ -132,12 +134,16 @@ class Session:
             ConfigError: the architecture keeps more than keys and values.
         """
         refuse_other_states(self._cache)
-        if not len(token_ids):
+        try:
+            token_ids = [operator.index(one) for one in token_ids]
+        except TypeError as error:
+            raise TextError(f"read takes token ids, such as those of a result, not {token_ids!r}") from error
+        if not token_ids:
             raise TextError("there is nothing to read: no token ids were given")
         ids = prompt_ids(self._model, self._tokenizer, [*self.token_ids, *token_ids], "the text")
         more = ids[len(self.token_ids) :]
         cache, logits_BV, _ = _read(self._model, more, _copied(self._cache))
-        text = self.text + self._tokenizer.decode(more)
+        text = self.text + text_behind(self._tokenizer, self.token_ids, more)
         return replace(self, text=text, token_ids=ids, _cache=cache, _logits_BV=logits_BV)
 
     def tail(self, first: int) -> Kept:
@@ -154,7 +160,9 @@ class Session:
         for layer in cache.layers:
             layer.keys, layer.values = (one[:, :, first:].clone() for one in (layer.keys, layer.values))
         ids = self.token_ids[first:]
-        return replace(self._kept(), text=self._tokenizer.decode(ids), token_ids=ids, cache=cache)
+        return replace(
+            self._kept(), text=text_behind(self._tokenizer, self.token_ids[:first], ids), token_ids=ids, cache=cache
+        )
 
     def with_tail(self, tail: Kept, start: int) -> Self:
         """Return a session at whose end stands what another one has read, without reading it again: an approximation.

@@ -1,6 +1,6 @@
 """Work that hands out a text while it is written in a thread of its own: for loops, and for ``async`` ones.
 
-Who stops reading ends the work within a token.
+Who closes a stream, leaves its ``with`` block or lets go of it ends the work within a token.
 
 Knows: threads, event loops. Does not know: models, texts.
 """
@@ -9,7 +9,8 @@ import asyncio
 import queue
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Any, TypeVar
+from contextlib import suppress
+from typing import Any, Self, TypeVar
 
 from gerund.inference.generate.rows import Emit, Piece
 from gerund.inference.generate.transformers_loop import Cancelled
@@ -25,13 +26,17 @@ _END = None
 class TextStream(Iterator[str]):
     """A text in pieces, as they come.
 
+    >>> with gerund.load().stream("The old man", 200) as stream:
+    ...     first = next(stream)  # and nothing of the rest is written
+
     Attributes:
         result: the whole continuation, once the last piece has come.
     """
 
     def __init__(self, work: Work) -> None:
         self.result: Generation | None = None
-        self._pieces = _read(work)
+        self._stop = threading.Event()
+        self._pieces = _read(work, self._stop)
 
     def __next__(self) -> str:
         for piece in self._pieces:
@@ -48,17 +53,27 @@ class TextStream(Iterator[str]):
             yield piece
 
     def close(self) -> None:
-        """Stop the model, and wait until it has stopped."""
-        self._pieces.close()
+        """Stop the model, and wait until it has stopped; from another thread than the one that reads, do not wait."""
+        self._stop.set()
+        # Where another thread waits for the next piece, that one finds the end.
+        with suppress(ValueError):
+            self._pieces.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def __del__(self) -> None:
         self.close()
 
 
-def _read(work: Work) -> Any:
+def _read(work: Work, stop: threading.Event) -> Any:
     """Yield what the work hands out, which begins when the first piece is asked for."""
     found: queue.Queue[Piece | BaseException | None] = queue.Queue()
-    stop = threading.Event()
+    if stop.is_set():
+        return
     thread = _start(work, found.put, stop)
     try:
         while (one := found.get()) is not _END:
@@ -123,6 +138,12 @@ class AsyncTextStream(AsyncIterator[str]):
         """Stop the model, which ends within a token."""
         self._is_over = True
         self._stop.set()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
 
     def __del__(self) -> None:
         self._stop.set()

@@ -6,8 +6,9 @@ folder. Here whoever calls it says which token comes next.
 Knows: models, tokenizers. Does not know: rows, requests.
 """
 
+import copy
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -24,15 +25,12 @@ from transformers import (
 from gerund.attention.cache_names import CACHE
 from gerund.inference.generate.preallocated_cache import cache_for
 
-# What a model's folder may ask of transformers by default, and the values that ask nothing: logits stay plain.
-_PLAIN: dict[str, Any] = {
-    "repetition_penalty": 1.0,
-    "encoder_repetition_penalty": 1.0,
-    "no_repeat_ngram_size": 0,
-    "encoder_no_repeat_ngram_size": 0,
-    "min_length": 0,
-    "guidance_scale": 1.0,
-}
+# What is taken of a model's own generation config: which tokens begin, end and fill texts, and how its cache is kept.
+# All else would change logits or end texts, since transformers fills in from there what a call does not say.
+_KEPT = (
+    *("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id"),
+    *("use_cache", "cache_implementation", "cache_config"),
+)
 
 
 class Asked(Protocol):
@@ -77,7 +75,6 @@ def transformers_loop(
         ids[row, width - len(prompt) :] = torch.tensor(prompt)
         real[row, width - len(prompt) :] = 1
     settings = GenerationConfig(
-        **_PLAIN,
         do_sample=False,
         num_beams=1,
         max_new_tokens=room,
@@ -86,7 +83,7 @@ def transformers_loop(
         use_cache=None if decode is None else False,  # a loop of one's own brings its own cache
     )
     cache = cache_for(model) if decode is None else None
-    model.generate(
+    _plain(model).generate(
         ids.to(model.device),
         attention_mask=real.to(model.device),
         generation_config=settings,
@@ -95,6 +92,16 @@ def transformers_loop(
         custom_generate=decode,
         **({} if cache is None else {CACHE: cache}),
     )
+
+
+def _plain(model: PreTrainedModel) -> PreTrainedModel:
+    """Return the model, with the same weights, whose generation config asks for nothing."""
+    own, plain = model.generation_config, copy.copy(model)
+    plain.generation_config = GenerationConfig()
+    for name in _KEPT:
+        if (value := getattr(own, name, None)) is not None:
+            setattr(plain.generation_config, name, value)
+    return plain
 
 
 def end_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
