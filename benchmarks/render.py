@@ -41,6 +41,9 @@ the place of `default`.
 Tables from before commit c1d8285 of 2026-11-27 read the larger model by an encoder that had learned from 92,160 texts
 in the place of 416,000; those of commit 14a4551+ have the new one already. What it writes, fills in and scores is the
 same.
+
+Tables from before 2026-11-28, and that of documents ranked anew in an index, score continuations by a scorer of the
+larger model that had learned from 16,000 passages in the place of 48,000.
 """
 
 
