@@ -205,3 +205,18 @@ def test_bad_input_is_one_sentence(roomy_folder: Path, tmp_path: Path) -> None:
     missing = runner.invoke(app, ["demo", "-m", str(tmp_path / "none"), "-o", str(tmp_path / "out")])
     assert isinstance(missing.exception, ModelError)
     assert not (tmp_path / "out").exists()
+
+
+def test_what_an_architecture_cannot_do_is_told_and_the_page_is_made(tmp_path: Path) -> None:
+    from tests.tiny import save_tiny
+
+    folder = save_tiny(tmp_path / "model", "lfm2", max_position_embeddings=512)
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps({**settings, "model_max_length": 512}))
+    output = " ".join(run("-m", str(folder), "-o", str(tmp_path / "out")).split())
+    assert "Nothing was ranked: this lfm2 model keeps states" in output
+    assert "Attention is not shown: attention is shown of models whose every layer attends" in output
+    page = (tmp_path / "out" / "demo.html").read_text(encoding="utf-8")
+    assert page.count('src="data:image/png;base64,') == 2
+    report = json.loads((tmp_path / "out" / "demo.json").read_text(encoding="utf-8"))
+    assert all(item["plain"] and not item["ranked"] for item in report["written"])

@@ -222,6 +222,7 @@ def test_a_real_model(stories_folder):
         (["MODEL", "--attention", "sideways"], "valid are: causal"),
         (["MODEL", "--k", "9"], "k=9"),
         (["MODEL", "--dtype", "int4"], "dtype"),
+        (["MODEL", "--dtype", "int8"], "8 bits are checked beside it"),
         (["MODEL", "--device", "abacus"], "abacus"),
         (["BERT"], "bert"),
     ],
@@ -296,3 +297,8 @@ def test_other_advice(found):
 def test_layers_in_words():
     assert spans([0]) == "layer 0"
     assert spans([0, 1, 3, 5, 6, 7]) == "layers 0-1, 3 and 5-7"
+
+
+def test_more_sinks_than_an_example_has_tokens(tiny_folder):
+    found = diagnose(ModelSpec.of(str(tiny_folder), attention="mask0-bidir", sink_tokens=110))
+    assert [layer.moved_sink for layer in found.layers] == [None] * len(found.layers)

@@ -4,6 +4,8 @@ import gzip
 import json
 import lzma
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from gerund.data.cleaning import clean_text
@@ -159,3 +161,23 @@ class TestCleaning:
         valid = "valid are: none, gutenberg, wikipedia, pandoc"
         with pytest.raises(ConfigError, match=f"unknown text cleaning 'html'; {valid}"):
             clean_text("x", "html")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "title"),
+    [
+        ("v1.2 release notes.txt", "A text.", "v1.2 release notes"),
+        ("Dr. Jekyll.MD", "A text.", "Dr. Jekyll"),
+        ("guide.md", "```sh\n# install it\npip install x\n```\n\n# The Guide\n", "The Guide"),
+        ("open.md", "~~~\n# no title\n", "open"),
+    ],
+)
+def test_titles_are_whole_names_or_headings(tmp_path, name, text, title):
+    [found] = read_documents([write(tmp_path / name, text)])
+    assert found.title == title
+
+
+def test_two_columns_of_one_name_are_refused(tmp_path):
+    pq.write_table(pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"])], ["text", "text"]), tmp_path / "a.parquet")
+    with pytest.raises(DataError, match="2 columns are called 'text'; rename one of them"):
+        list(read_documents([tmp_path / "a.parquet"]))

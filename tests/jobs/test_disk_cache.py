@@ -30,8 +30,9 @@ def test_what_was_used_last_stays(tmp_path):
     assert set(cache.sizes()) == {KEYS[4]}
     put(cache, KEYS[4], size=10)  # replaced
     assert cache.sizes() == {KEYS[4]: 10}
-    put(cache, KEYS[0], size=301)  # never fits
+    put(cache, KEYS[0], size=301)  # never fits, and drives nothing out
     assert cache.get(KEYS[0]) is None
+    assert cache.sizes() == {KEYS[4]: 10}
     cache.drop(KEYS[4])
     cache.drop(KEYS[4])
     assert cache.sizes() == {}

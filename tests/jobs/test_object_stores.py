@@ -5,6 +5,8 @@ from contextlib import suppress
 from pathlib import Path
 
 import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from gerund.errors import ConfigError, DataError, GerundError, MissingDependencyError, OutputExistsError, ResourceError
@@ -170,3 +172,53 @@ def test_mine_from_a_store_to_a_store(bucket, tmp_path):
     assert bucket.exists("/bucket/pairs.errors.jsonl")
     assert "pairs of 1 documents in memory://bucket/pairs.jsonl" in ran.out
     assert names(tmp_path) == []
+
+
+def test_what_is_gone_from_a_store_is_not_read(bucket, tmp_path):
+    found = []
+
+    def attempt():
+        with suppress(KeyboardInterrupt), staged(["memory://bucket/folder"], tmp_path / "out") as place:
+            found.append({path.name for path in Path(place.sources[0]).rglob("*.txt")})
+            raise KeyboardInterrupt
+
+    attempt()
+    bucket.rm_file("/bucket/folder/two.txt")
+    attempt()
+    assert found == [{"one.txt", "two.txt"}, {"one.txt"}]
+
+
+@pytest.mark.parametrize("more", [[], ["--force"]])
+def test_an_output_elsewhere_is_not_what_is_read(tiny_folder, tmp_path, more):
+    source, own = tmp_path / "in.parquet", tmp_path / "folder"
+    pq.write_table(pa.table({"id": [1], "text": ["one text"]}), source)
+    before, out = source.read_bytes(), ["-m", tiny_folder, "--threads", 1, "--work", tmp_path / "work"]
+    ran = run_cli("embed", source, "-o", source, *out, *more)
+    assert (ran.code, source.read_bytes()) == (2, before)
+    assert "is the input itself; choose another output" in ran.err
+    own.mkdir()
+    (own / "a.txt").write_text("a text")
+    ran = run_cli("embed", own, "-o", own / "out.parquet", *out, *more)
+    assert ran.code == 2
+    assert "would lie in the folder that is read" in ran.err
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text('{"text": "a text"}\n')
+    assert run_cli("mine", corpus, "-o", corpus, "--work", tmp_path / "work", *more).code == 2
+    assert corpus.read_text() == '{"text": "a text"}\n'
+
+
+def test_all_files_of_an_output_are_looked_after(tiny_folder, tmp_path):
+    out = ["-m", tiny_folder, "--threads", 1, "--work", tmp_path / "work"]
+    (tmp_path / "in.txt").write_text("one text\n")
+    (tmp_path / "out.ids.jsonl").write_text("mine")
+    ran = run_cli("embed", tmp_path / "in.txt", "-o", tmp_path / "out.npy", *out)
+    assert ran.code == 2
+    assert "out.ids.jsonl exists already" in ran.err
+    assert (tmp_path / "out.ids.jsonl").read_text() == "mine"
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"text": "one text"}\n{"te\n')
+    assert run_cli("embed", rows, "-o", tmp_path / "o.parquet", "--bad-rows", "skip", *out).code == 0
+    assert (tmp_path / "o.errors.jsonl").is_file()
+    rows.write_text('{"text": "one text"}\n{"text": "another"}\n')
+    assert run_cli("embed", rows, "-o", tmp_path / "o.parquet", "--bad-rows", "skip", "--force", *out).code == 0
+    assert not (tmp_path / "o.errors.jsonl").exists()

@@ -71,9 +71,9 @@ def _run(console: "Console", spec: "ModelSpec", output: Path, prompt: str | None
     console.print(f"Encoding plan {demo.reads_as}, verified layer by layer; vectors of {lm.dimensions}\n")
     results = _find(console, demo, prompt)
     with _waiting(console, "drawing"):
-        inspected, plan = demo.inspect_attention()
+        inspected = demo.inspect_attention()
         with demo.timed("draw the pictures"):
-            found = page.gallery(demo.vectors, demo.topics, inspected, plan, lm.encoder.attention)
+            found = page.gallery(demo.vectors, demo.topics, inspected, lm.encoder.attention)
     html = page.write_page(output, demo, results, found)
     report = page.report(demo, results)
     path = page.write_report(output, report)
@@ -134,9 +134,11 @@ def _print_writing(console: "Console", results: "DemoResults") -> None:
     console.print("The same weights go on writing", style="bold")
     console.print(f"  {first.prompt}", style="dim")
     console.print(f"    once             {_line(first.plain)}")
-    best, worst = first.ranked[0], first.ranked[-1]
-    console.print(f"    the best of {len(first.ranked):<4} {_line(best.text)}  ({best.score:.3f})")
-    console.print(f"    the last of them {_line(worst.text)}  ({worst.score:.3f})\n")
+    if first.ranked:
+        best, worst = first.ranked[0], first.ranked[-1]
+        console.print(f"    the best of {len(first.ranked):<4} {_line(best.text)}  ({best.score:.3f})")
+        console.print(f"    the last of them {_line(worst.text)}  ({worst.score:.3f})")
+    console.print()
     right = sum(item.is_right for item in results.fitting)
     console.print(f"They know what fits ({results.scorer})", style="bold")
     console.print(

@@ -103,6 +103,7 @@ def command(
     from gerund.data.corpus import corpus_files
     from gerund.data.mining import MiningConfig, SymbolWeights, mine
     from gerund.jobs.engines import engine_of
+    from gerund.jobs.files import errors_file_of
     from gerund.jobs.object_stores import staged
 
     config = MiningConfig(
@@ -122,7 +123,7 @@ def command(
         seed=seed,
     )
     machines = engine_of(engine, workers, address)
-    with staged(corpus, output, work=work, force=force) as place:
+    with staged(corpus, output, work=work, force=force, files=lambda path: [errors_file_of(path), path]) as place:
         mined = mine(
             corpus_files(map(Path, place.sources)),
             place.output,

@@ -27,6 +27,9 @@ _BLANK = b" \t\r\n\f\v\xef\xbb\xbf"
 # The heading of a whole Markdown document.
 _HEADING = re.compile(r"^ {0,3}#[ \t]+(?P<title>\S.*?)(?:[ \t]+#+)?[ \t]*\r?$", re.MULTILINE)
 
+# A block of code, in which a line with # is a comment; one without an end goes to the end of the document.
+_FENCED = re.compile(r"^ {0,3}(```+|~~~+).*?(?:^ {0,3}\1|\Z)", re.MULTILINE | re.DOTALL)
+
 _KERNEL_FOLDERS = (Path("/proc"), Path("/sys"), Path("/dev"))
 
 
@@ -225,8 +228,9 @@ def document_of(record: Record, *, text_column: str = "text", title_column: str 
     text = text.lstrip("\ufeff") if record.number == 1 else text
     if record.unit:
         return _parse_row(text, where, text_column, title_column)
-    heading = _HEADING.search(text) if corpus_format(record.path).startswith(".md") else None
-    return Document(text=text, title=heading["title"] if heading else record.path.name.split(".")[0])
+    ending = corpus_format(record.path)
+    heading = _HEADING.search(_FENCED.sub("", text)) if ending.startswith(".md") else None
+    return Document(text=text, title=heading["title"] if heading else record.path.name[: -len(ending)])
 
 
 def corpus_format(path: Path) -> str:
@@ -295,6 +299,9 @@ def _read_parquet(path: Path, text_column: str, title_column: str) -> Iterator[R
             if text_column not in present:
                 raise DataError(f"{path}: no column {text_column!r}; present are: {', '.join(present) or 'none'}")
             columns = [name for name in (text_column, title_column) if name in present]
+            for name in columns:
+                if present.count(name) > 1:
+                    raise DataError(f"{path}: {present.count(name)} columns are called {name!r}; rename one of them")
             row = 0
             for batch in file.iter_batches(batch_size=256, columns=columns):
                 for values in zip(*(_values(batch.column(name)) for name in columns), strict=True):

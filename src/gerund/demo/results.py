@@ -44,7 +44,7 @@ class Written:
     Attributes:
         prompt: the beginning.
         plain: one continuation, sampled without looking at any score.
-        ranked: those that were sampled to choose from, best first.
+        ranked: those that were sampled to choose from, best first; empty where the model cannot rank.
     """
 
     prompt: str

@@ -137,11 +137,15 @@ class Demo:
             return self._found(lm, BASELINE)
 
     def write(self, prompts: list[str]) -> tuple[Written, ...]:
-        """Continue each beginning once, and then several times to keep what a scorer likes best."""
+        """Continue each beginning once, then several times to keep what a scorer likes best, where the model can."""
         with self.timed(f"write {len(prompts)} texts"):
             plain = self.lm.generate(prompts, NEW_TOKENS, _SAMPLING)
-        with self.timed(f"write {SAMPLES} continuations of each and rank them"):
-            ranked = self.lm.generate(prompts, NEW_TOKENS, _SAMPLING, rerank=Rerank(samples=SAMPLES))
+        try:
+            with self.timed(f"write {SAMPLES} continuations of each and rank them"):
+                ranked = self.lm.generate(prompts, NEW_TOKENS, _SAMPLING, rerank=Rerank(samples=SAMPLES))
+        except GerundError as error:
+            self.missing.append(f"Nothing was ranked: {error}.")
+            return tuple(Written(prompt, one.text, ()) for prompt, one in zip(prompts, plain, strict=True))
         written = []
         for prompt, one, best in zip(prompts, plain, ranked, strict=True):
             assert isinstance(best, Ranked)
@@ -178,8 +182,8 @@ class Demo:
                 filled.append(Filled(before.rstrip(), after, both, left, gap.original))
         return tuple(filled)
 
-    def inspect_attention(self) -> tuple[AttentionInspection, AttentionPlan]:
-        """Record the attention of the layers, before and after the sink is hidden; and under which plan."""
+    def inspect_attention(self) -> tuple[AttentionInspection, AttentionPlan] | None:
+        """Record the attention of the layers, before and after the sink is hidden, and under which plan; or nothing."""
         with self.timed("inspect the attention"):
             own = self.lm.encoder.attention
             plan, lm = own, self.lm
@@ -191,7 +195,11 @@ class Demo:
                     plan, lm = _SINKLESS, lm.with_encoder(replace(lm.encoder, attention=_SINKLESS))
                 except GerundError as error:
                     self.missing.append(f"Attention is not shown without the sink: {error}.")
-            return inspect_attention(lm.runtime, EXAMPLE_TEXTS), plan.with_defaults(self.lm.n_layers)
+            try:
+                return inspect_attention(lm.runtime, EXAMPLE_TEXTS), plan.with_defaults(self.lm.n_layers)
+            except GerundError as error:
+                self.missing.append(f"Attention is not shown: {error}.")
+                return None
 
     def verify(self, prompt: str, max_new_tokens: int = 24) -> Verification:
         """Compare with the folder as plain transformers opens it: every logit, and a greedy continuation."""

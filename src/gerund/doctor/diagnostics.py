@@ -18,7 +18,7 @@ from gerund.attention.recurrent import kind_of
 from gerund.config import EncoderConfig
 from gerund.doctor.results import Check, Diagnosis, LayerResult, TokenizerFacts, advise
 from gerund.doctor.supported_plans import support
-from gerund.errors import UnsupportedModelError
+from gerund.errors import ConfigError, UnsupportedModelError
 from gerund.inference.encode.precision_check import (
     ENOUGH,
     ENOUGH_IN_INT8,
@@ -64,6 +64,8 @@ def diagnose(spec: ModelSpec) -> Diagnosis:
         ModelError: it cannot be loaded, or is no decoder-only language model.
         ConfigError: an unknown name or impossible setting.
     """
+    if spec.dtype == "int8":
+        raise ConfigError("a model is examined in its own type, and 8 bits are checked beside it; leave the type out")
     where = loading.pick_device(spec.device)
     weights_type = loading.pick_dtype(spec.dtype)
     source = find(spec.model)
@@ -199,7 +201,9 @@ class _Diagnostics:
         hidden = max(view.hidden for view in self.plan.views)
         sinks = _by_layer(before)
         sinks_after = _by_layer(after or [])
-        moved = _by_layer(after, hidden) if after is not None and hidden else {}
+        # A sink behind so many tokens as no example has cannot be seen.
+        is_seen = 0 < hidden < min((len(item.taken) for item in after or ()), default=0)
+        moved = _by_layer(after or [], hidden) if is_seen else {}
         return tuple(
             LayerResult(
                 layer=layer,

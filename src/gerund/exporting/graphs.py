@@ -248,7 +248,9 @@ def readme(
     plan = runtime.config.attention.label(runtime.n_layers)
     cut = "" if runtime.max_length is None else f"tokenizer.enable_truncation({runtime.max_length})\n"
     pad = prepared.tokenizer
-    more, note, begin = "", "It reads no prompt.", ""
+    prompts, _ = prompt_settings(runtime.config)
+    named = f"`{settings_file}` names the prompts and which of them gerund takes; this program adds none."
+    more, note, begin = "", f"A prompt is put before each text. {named}" if prompts else "It reads no prompt.", ""
     if prepared.reads_begin:
         more = f'    "{POOLED_FROM}": np.zeros(len(ids), dtype=np.int64) + begin,\n'
         begin = f"begin = {prepared.begins['']}  # without a prompt; see {settings_file}\n"

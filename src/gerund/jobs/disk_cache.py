@@ -124,7 +124,8 @@ class DiskCache:
     def _shrink(self) -> None:
         sizes = self.sizes()
         whole = sum(sizes.values())
-        for key, size in sizes.items():
+        # What is larger than the whole cache would drive out all others first.
+        for key, size in sorted(sizes.items(), key=lambda own: own[1] <= self.most_bytes):
             if whole <= self.most_bytes:
                 return
             self.drop(key)

@@ -54,6 +54,15 @@ def whole_file(target: Path, *, apart: bool = False) -> Iterator[BinaryIO]:
         raise
 
 
+def errors_file_of(output: Path) -> Path:
+    """Return where a job lists what it could not use.
+
+    >>> errors_file_of(Path("a/notes.parquet")).name
+    'notes.errors.jsonl'
+    """
+    return output.with_name(f"{output.stem}.errors.jsonl")
+
+
 def write_whole(target: Path, text: str) -> None:
     """Write a text file so that a reader sees the old one or the new one, never half of it.
 

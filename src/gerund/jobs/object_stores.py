@@ -10,14 +10,22 @@ Knows: fsspec, URLs, copies. Does not know: what is in a file.
 import hashlib
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from gerund import checks
-from gerund.errors import ConfigError, DataError, GerundError, MissingDependencyError, OutputExistsError, ResourceError
+from gerund.errors import (
+    ConfigError,
+    DataError,
+    GerundError,
+    InputError,
+    MissingDependencyError,
+    OutputExistsError,
+    ResourceError,
+)
 from gerund.jobs.files import make_folder, refuse_existing, refuse_special, whole_file, write_whole
 from gerund.progress import progress
 
@@ -44,12 +52,14 @@ class Staged:
         output: what it writes.
         target: where that belongs; None where it is there already.
         force: whether what is at the target is replaced.
+        places: where the output's files, all that may come with it, belong.
     """
 
     sources: list[str]
     output: Path
     target: str | None
     force: bool = False
+    places: tuple[str, ...] = ()
 
     def send(self, files: Sequence[Path]) -> list[str]:
         """Put finished files where they belong, the one that stands for all of them last; returns their places.
@@ -63,6 +73,9 @@ class Staged:
         places = [f"{folder}/{file.name}" if folder else file.name for file in files]
         for file, place in zip(files, places, strict=True):
             _send(file, place)
+        # Such as the list of rows that an earlier run, whose output is replaced, could not use.
+        for place in set(self.places).difference(places):
+            _remove(place)
         for file in files:
             file.unlink()
         with suppress(OSError):
@@ -72,7 +85,13 @@ class Staged:
 
 @contextmanager
 def staged(
-    sources: Sequence[str], output: str | Path, *, work: Path | None = None, force: bool = False
+    sources: Sequence[str],
+    output: str | Path,
+    *,
+    work: Path | None = None,
+    force: bool = False,
+    files: Callable[[Path], Sequence[Path]] = lambda output: [output],
+    outside: bool = False,
 ) -> Iterator[Staged]:
     """Yield where a job reads and writes: what lies on object stores has local copies until the block ends.
 
@@ -83,9 +102,12 @@ def staged(
         output: a path or URL.
         work: the folder for copies and unfinished parts; None takes that of ``output``, or the current one for a URL.
         force: replace what is at ``output``.
+        files: returns all files that may come with the output of a name, itself among them.
+        outside: whether the output must not lie in a folder that is read.
 
     Raises:
         DataError: there is nothing at a URL.
+        InputError: the output is what is read, or lies in it.
         OutputExistsError: there is an output already, or one that did not reach its place.
         MissingDependencyError: the package for a store is not installed.
         ResourceError: a store refuses.
@@ -96,12 +118,20 @@ def staged(
         raise ConfigError(f"{output} is a folder; name a file in it as the output")
     place = (work or (Path() if target else Path(output).absolute().parent)).absolute()
     local = Path(output) if target is None else checks.place("the output", place / f"{name}.unsent" / name)
+    places = _places(target, files) if target is not None else ()
     if target is not None:
-        _refuse(target, local, force=force)
+        for own in places:
+            _refuse_inputs(own, sources, outside=outside)
+            _refuse(own, force=force)
+        if local.exists() and not force:
+            raise OutputExistsError(
+                f"{local} was made by an earlier run and did not reach {target}; copy it there, or give --force to "
+                "make it anew"
+            )
         make_folder(local.parent)
     copies = place / f"{name}.inputs"
     try:
-        yield Staged([_fetched(one, copies) if is_url(one) else one for one in sources], local, target, force)
+        yield Staged([_fetched(one, copies) if is_url(one) else one for one in sources], local, target, force, places)
     finally:
         if target is not None:
             with suppress(OSError):  # with an output that was not sent, or parts
@@ -109,22 +139,45 @@ def staged(
     shutil.rmtree(copies, ignore_errors=True)
 
 
-def _refuse(target: str, local: Path, *, force: bool) -> None:
-    if force:
+def _places(target: str, files: Callable[[Path], Sequence[Path]]) -> tuple[str, ...]:
+    folder, slash, name = target.rpartition("/")
+    return tuple(f"{folder}{slash}{file.name}" for file in files(Path(name)))
+
+
+def _refuse_inputs(place: str, sources: Sequence[str], *, outside: bool) -> None:
+    for source in sources:
+        if is_url(place) or is_url(source):
+            is_same, is_inside = place == source.rstrip("/"), place.startswith(source.rstrip("/") + "/")
+        else:
+            here, there = Path(place), Path(source)
+            is_same = here.exists() and there.exists() and here.samefile(there)
+            is_inside = there.is_dir() and here.resolve().is_relative_to(there.resolve())
+        if is_same:
+            raise InputError(f"{place} is the input itself; choose another output")
+        if is_inside and outside:
+            raise InputError(f"{place} would lie in the folder that is read; choose a place outside of {source}")
+
+
+def _refuse(place: str, *, force: bool) -> None:
+    if is_url(place):
+        system, path = _opened(place)
+        with _refusals(place):
+            if not force and system.exists(path):
+                raise OutputExistsError(f"{place} exists already; choose another name or give --force to replace it")
         return
-    if is_url(target):
-        system, path = _opened(target)
-        with _refusals(target):
-            if system.exists(path):
-                raise OutputExistsError(f"{target} exists already; choose another name or give --force to replace it")
-    else:
-        refuse_special(Path(target))
-        refuse_existing(Path(target))
-    if local.exists():
-        raise OutputExistsError(
-            f"{local} was made by an earlier run and did not reach {target}; copy it there, or give --force to make "
-            "it anew"
-        )
+    refuse_special(Path(place))
+    if not force:
+        refuse_existing(Path(place))
+
+
+def _remove(place: str) -> None:
+    if not is_url(place):
+        Path(place).unlink(missing_ok=True)
+        return
+    system, path = _opened(place)
+    with _refusals(place):
+        if system.exists(path):
+            system.rm_file(path)
 
 
 def _send(file: Path, place: str) -> None:
@@ -149,7 +202,7 @@ def _fetched(url: str, copies: Path) -> str:
         if not system.exists(path):
             raise DataError(f"{url}: no such file or folder")
         files = [one for one in sorted(system.find(path)) if not PurePosixPath(one).name.startswith(".")]
-        is_folder = system.isdir(path)
+        is_folder, kept = system.isdir(path), set[Path]()
         if is_folder:
             make_folder(copy)
         with progress(len(files), "fetching") as advance:
@@ -158,12 +211,28 @@ def _fetched(url: str, copies: Path) -> str:
                 if ".." in PurePosixPath(below).parts:
                     raise DataError(f"{url}: a name in it leads out of it: {below}")
                 _fetch(system, one, copy / below if is_folder else copy)
+                kept.add(copy / below)
                 advance(1)
+        if is_folder:
+            # What an earlier, unfinished job copied and is gone from the store since.
+            for file in copy.rglob("*"):
+                if file.is_file() and file not in kept and _copy_of(file) not in kept:
+                    file.unlink()
     return str(copy)
 
 
+def _state_of(copy: Path) -> Path:
+    """Return where the state of a copied file is noted."""
+    return copy.with_name(f".{copy.name}.state")
+
+
+def _copy_of(state: Path) -> Path:
+    """Return the file whose state is noted there."""
+    return state.with_name(state.name.removeprefix(".").removesuffix(".state"))
+
+
 def _fetch(system: Any, path: str, copy: Path) -> None:
-    state = copy.with_name(f".{copy.name}.state")
+    state = _state_of(copy)
     now = str(system.ukey(path))
     if copy.is_file() and state.is_file() and state.read_text(encoding="utf-8") == now:
         return

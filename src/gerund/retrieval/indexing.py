@@ -21,7 +21,7 @@ from gerund.errors import DataError, GerundError, MissingDependencyError
 from gerund.progress import progress
 from gerund.retrieval.documents import Chunk, Document
 from gerund.retrieval.markup import ParsedText
-from gerund.retrieval.reading import NoTextError, digest_of, endings, find_files, read_file
+from gerund.retrieval.reading import NoTextError, digest_of, endings, find_files, read_file, stem_of
 from gerund.retrieval.store import DocumentState, VectorStore
 
 # What is embedded and stored at once: what an interruption costs at most.
@@ -273,7 +273,7 @@ class Writer:
 
 def _document(parsed: ParsedText, source: str, file: str, path: Path) -> Document:
     """Return a document; a file that says no title is called by its name."""
-    title = parsed.title or ("" if parsed.key else shown_path(path.name).split(".")[0])
+    title = parsed.title or ("" if parsed.key else shown_path(stem_of(path)))
     return Document(source, parsed.text, title, parsed.sections, file)
 
 

@@ -107,6 +107,16 @@ def ending_of(path: Path) -> str:
     return suffixes[-1].removeprefix(".") if suffixes else ""
 
 
+def stem_of(path: Path) -> str:
+    """Return a file's name without its ending and without that of an archive.
+
+    >>> stem_of(Path("a/v1.2 release notes.MD.gz")), stem_of(Path("LICENSE"))
+    ('v1.2 release notes', 'LICENSE')
+    """
+    inner = path.with_suffix("") if path.suffix.lower() in COMPRESSED else path
+    return inner.stem
+
+
 def endings() -> tuple[str, ...]:
     """Return the endings of files that can be read, those of other packages among them."""
     return (*_READERS, *(name for name in _others() if name not in _READERS))

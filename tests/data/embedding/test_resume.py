@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from gerund.data.embedding.files import read_embeddings
-from gerund.data.embedding.shards import _held
+from gerund.data.embedding.shards import Encoded, _held
 from gerund.data.tables import open_table
 from gerund.errors import DataError, FingerprintError, InputError, OutputExistsError, ResourceError
 from gerund.jobs.working_folder import WorkingFolder
@@ -239,3 +239,18 @@ def test_rows_are_kept_by_one_worker_at_a_time(tmp_path):
         assert (own, another) == (folder, None)
     with _held(folder) as own:
         assert own == folder
+
+
+def test_rows_that_were_too_long_come_in_where_they_may_be_cut(tmp_path):
+    source, output = tmp_path / "in.txt", tmp_path / "out.parquet"
+    source.write_text("".join(f"{text}\n" for text in TEXTS))
+
+    class Refusing(Encoder):
+        def __call__(self, texts, kept=None):
+            vectors = super().__call__(texts, kept)
+            return Encoded(getattr(vectors, "vectors", vectors), refused={1: "the text is too long"})
+
+    with pytest.raises(KeyboardInterrupt):
+        embed(source, output, Refusing(fail_at=2), bad_rows="skip", overflow="error")
+    found = embed(source, output, bad_rows="skip", overflow="truncate")
+    assert (found.rows, found.bad, found.resumed_rows) == (len(TEXTS), 0, 0)

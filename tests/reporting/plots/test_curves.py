@@ -178,3 +178,10 @@ def test_the_same_numbers_give_the_same_bytes(draw, format):
 def test_nothing_cannot_be_drawn(draw):
     with pytest.raises(ConfigError, match="no scores to draw"):
         draw()
+
+
+def test_what_is_not_comparable_has_no_best():
+    scores = {"a": (0.8, None), "b": (0.7, None)}
+    for marks_best, expected in ((True, ["80.0"]), (False, [])):
+        [axis] = score_bars([ScorePanel("t", scores, marks_best=marks_best)], title="").axes
+        assert [text.get_text() for text in axis.texts if text.get_fontweight() == "bold"] == expected

@@ -36,7 +36,7 @@ from gerund.data.table import Table
 from gerund.data.tables import BadRow, Rows
 from gerund.errors import DataError, FingerprintError, InputError
 from gerund.jobs.engine import mapped_by_place
-from gerund.jobs.files import refuse_existing, refuse_special, whole_file, write_json_lines
+from gerund.jobs.files import errors_file_of, refuse_existing, refuse_special, whole_file, write_json_lines
 from gerund.jobs.manifest import FINGERPRINT, Manifest
 from gerund.jobs.unfinished import Unfinished, rows_kept
 from gerund.jobs.working_folder import MAKING, PLACING, WorkingFolder, kept_work_told, working_folder
@@ -63,7 +63,7 @@ def embedding_job(table: Table, output: Path, config: EmbeddingConfig) -> Iterat
         ResourceError: the disk is full.
     """
     files = output_files(output)
-    errors_file = output.with_name(f"{output.stem}.errors.jsonl")
+    errors_file = errors_file_of(output)
     for file in (*files, errors_file):
         if table.path is not None and file.exists() and file.samefile(table.path):
             raise InputError(f"{file} is the input itself; choose another output")
@@ -206,9 +206,10 @@ class EmbeddingJob:
             facts = read_facts(path)
             if facts is None or facts.get("job") != key or facts.get("shard") != shards.get(index):
                 continue
-            # Made when rows might still be left out, or cut.
+            # Made when rows might still be left out, or cut, or when long texts were left out.
             refused = self.config.bad_rows == "error" and facts["bad"]
-            if not refused and not (self.config.overflow == "error" and facts["truncated"]):
+            was_strict = self.config.overflow != "error" and facts.get("refused")
+            if not (refused or was_strict or (self.config.overflow == "error" and facts["truncated"])):
                 self._parts[index] = facts
         # While the output is put in its place every part is there; they go only when that is done.
         gone = earlier.stage == PLACING and len(self._parts) < len(shards)

@@ -50,12 +50,14 @@ class Finished:
         vectors: theirs, ``(n, d)`` float32.
         truncated: how many of their texts were cut.
         bad: rows that are left out since they cannot be used.
+        refused: how many of these the encoder does not take.
     """
 
     rows: Rows
     vectors: np.ndarray
     truncated: int
     bad: tuple[BadRow, ...] = ()
+    refused: int = 0
 
 
 # From the texts of a shard and its rows that are done to its vectors.
@@ -143,7 +145,7 @@ class ShardWork:
         ids = finished.rows.ids if self.id_type == "int" else [str(id_) for id_ in finished.rows.ids]
         part = Part(ids, finished.rows.texts if self.keep_text else None, finished.vectors)
         facts = {"job": self.job, "shard": shard.digest, "rows": len(shard.rows), "truncated": finished.truncated}
-        facts["bad"] = [asdict(row) for row in finished.bad]
+        facts |= {"bad": [asdict(row) for row in finished.bad], "refused": finished.refused}
         write_part(path, part, self.id_type, facts)
         return facts
 
@@ -177,7 +179,7 @@ def encoded_rows(encode: Encode, rows: Rows, kept: Unfinished, bad_rows: BadRows
     reasons = dict.fromkeys(np.flatnonzero(~finite).tolist(), _NOT_FINITE) | dict(encoded.refused)
     vectors = np.delete(encoded.vectors, list(reasons), axis=0) if reasons else encoded.vectors
     bad = tuple(rows.bad(index, reasons[index]) for index in sorted(reasons))
-    return Finished(rows.without(reasons), vectors, encoded.truncated, bad)
+    return Finished(rows.without(reasons), vectors, encoded.truncated, bad, len(encoded.refused))
 
 
 def _opened(work: ShardWork, make: Callable[[], Encode]) -> Callable[[Shard], dict[str, Any] | None]:

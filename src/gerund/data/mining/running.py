@@ -22,7 +22,7 @@ from gerund.data.mining.parts import ENDING, Facts, Work, make_part, read_facts
 from gerund.data.mining.shards import Shard, shards_of
 from gerund.errors import ConfigError, DataError, InputError, OutputExistsError
 from gerund.jobs.engine import JobEngine, LocalEngine, is_alone, mapped_by_place
-from gerund.jobs.files import make_folder, refuse_existing, refuse_special, write_json_lines
+from gerund.jobs.files import errors_file_of, make_folder, refuse_existing, refuse_special, write_json_lines
 from gerund.jobs.manifest import InputFiles, Manifest
 from gerund.jobs.working_folder import MAKING, PLACING, WorkingFolder, kept_work_told, working_folder
 from gerund.progress import progress
@@ -224,7 +224,7 @@ def _check_places(files: Sequence[Path], output: Path) -> Path:
         raise ConfigError(f"{output}: pairs are written to a file that ends in {' or '.join(FORMATS)}")
     if output.is_dir():
         raise InputError(f"{output} is a folder; choose another output")
-    errors_file = output.with_name(f"{output.name.removesuffix(ending)}.errors.jsonl")
+    errors_file = errors_file_of(output)
     refuse_special(output)
     refuse_special(errors_file)
     if not files:

@@ -111,8 +111,7 @@ def write_page(folder: Path, demo: Demo, results: DemoResults, pictures: Gallery
 def gallery(
     vectors: Mapping[str, np.ndarray],
     topics: Sequence[str],
-    inspected: AttentionInspection,
-    plan: AttentionPlan,
+    inspected: tuple[AttentionInspection, AttentionPlan] | None,
     own: AttentionPlan,
 ) -> Gallery:
     """Draw everything; what cannot be drawn is a sentence.
@@ -120,19 +119,18 @@ def gallery(
     Args:
         vectors: the documents' vectors ``(n, D)``, by the name of the plan that they were read under.
         topics: the documents' topics.
-        inspected: the attention of the layers.
-        plan: under which plan that was recorded.
+        inspected: the attention of the layers, and under which plan it was recorded; None for no picture of it.
         own: the plan of the encoder.
     """
     # t-SNE is scikit-learn's, which the demo can do without.
     method = "tsne" if find_spec("sklearn") is not None else "pca"
-    return drawn(
-        [
-            ("The map of the documents", lambda: _map(vectors, topics, method)),
-            ("The picture of similarities", lambda: _similarities(vectors, topics)),
-            ("The picture of attention", lambda: _attention(inspected, plan, own)),
-        ]
-    )
+    wanted = [
+        ("The map of the documents", lambda: _map(vectors, topics, method)),
+        ("The picture of similarities", lambda: _similarities(vectors, topics)),
+    ]
+    if inspected is not None:
+        wanted.append(("The picture of attention", lambda: _attention(*inspected, own)))
+    return drawn(wanted)
 
 
 def _map(vectors: Mapping[str, np.ndarray], topics: Sequence[str], method: str) -> Picture:

@@ -121,7 +121,11 @@ def _panel(kind: str, row: Row, comparison: Comparison) -> "ScorePanel":
         if cell is not None
     }
     return ScorePanel(
-        f"{row.title}, {kind}", scores, percent=row.unit in PERCENTS, higher_is_better=row.higher_is_better
+        f"{row.title}, {kind}",
+        scores,
+        percent=row.unit in PERCENTS,
+        higher_is_better=row.higher_is_better,
+        marks_best=row.comparable,
     )
 
 

@@ -42,12 +42,14 @@ class ScorePanel:
         scores: value and spread (None for a single run) by system.
         percent: whether values are fractions that are shown as percent.
         higher_is_better: which way is up.
+        marks_best: whether the best is to be seen; scores of different settings have none.
     """
 
     title: str
     scores: Mapping[str, tuple[float, float | None]]
     percent: bool = True
     higher_is_better: bool = True
+    marks_best: bool = True
 
 
 @dataclass(frozen=True)
@@ -154,7 +156,7 @@ def _draw_bars(axis: Any, panel: ScorePanel, names: Sequence[str]) -> None:
         if spread:
             axis.errorbar(value, row, xerr=spread, color=INK, elinewidth=1, capsize=2, capthick=1)
         end = max(value + (spread or 0.0), 0.0)
-        weight = "bold" if value == best and len(values) > 1 else "normal"
+        weight = "bold" if panel.marks_best and value == best and len(values) > 1 else "normal"
         said = shown(value, panel.percent, sign="")
         axis.text(end + 0.03 * (reach or 1.0), row, said, va="center", fontsize=7.5, color=INK, fontweight=weight)
     axis.set_xlim(min(0.0, *values.values(), 0.0), 1.3 * reach if reach > 0 else 1.0)
