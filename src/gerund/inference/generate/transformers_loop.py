@@ -31,6 +31,8 @@ _KEPT = (
     *("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id"),
     *("use_cache", "cache_implementation", "cache_config"),
 )
+# What transformers keeps on a model from one call to the next: a compiled pass, for caches of a fixed size on a GPU.
+_LEARNED = ("_compiled_call", "_last_compile_config", "_previous_max_cache_length")
 
 
 class Asked(Protocol):
@@ -83,7 +85,8 @@ def transformers_loop(
         use_cache=None if decode is None else False,  # a loop of one's own brings its own cache
     )
     cache = cache_for(model) if decode is None else None
-    _plain(model).generate(
+    plain = _plain(model)
+    plain.generate(
         ids.to(model.device),
         attention_mask=real.to(model.device),
         generation_config=settings,
@@ -92,6 +95,7 @@ def transformers_loop(
         custom_generate=decode,
         **({} if cache is None else {CACHE: cache}),
     )
+    vars(model).update({name: value for name, value in vars(plain).items() if name in _LEARNED})
 
 
 def _plain(model: PreTrainedModel) -> PreTrainedModel:
