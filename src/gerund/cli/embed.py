@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -121,13 +120,11 @@ def command(
     """
     from gerund.checks import check_dimensions
     from gerund.data.embedding.config import EmbeddingConfig
-    from gerund.data.embedding.files import output_files
     from gerund.data.embedding.job import embedding_job
     from gerund.data.tables import open_table, passed_over
     from gerund.encoder_methods import PromptText
     from gerund.jobs.engine import is_alone
     from gerund.jobs.engines import engine_of
-    from gerund.jobs.files import errors_file_of
     from gerund.jobs.object_stores import staged
     from gerund.quantization import check_precision
 
@@ -143,11 +140,7 @@ def command(
     )
     machines = engine_of(engine, workers, address, usual=1)
 
-    def all_files(path: Path) -> list[Path]:
-        told = [errors_file_of(path)] if force or bad_rows == "skip" else []
-        return [*told, *output_files(path)]
-
-    with staged([source], output, work=work, force=force, files=all_files, outside=True) as place:
+    with staged([source], output, work=work, force=force, files=config.files_of, outside=True) as place:
         table = open_table(place.sources[0], format=format, column=column, id_column=id_column, folders=True)
         if left := passed_over(table):
             kinds = ", ".join(f"{count} {ending}" for ending, count in left.items())

@@ -6,9 +6,11 @@ Knows: names and limits of options. Does not know: tables, vectors.
 from dataclasses import dataclass
 from pathlib import Path
 
+from gerund.data.embedding.files import output_files
 from gerund.data.embedding.survey import BAD_ROWS, EMPTY, OVERFLOW, BadRows, EmptyTexts, Overflow
 from gerund.data.tables import BadRow
 from gerund.errors import ConfigError, unknown_name
+from gerund.jobs.files import errors_file_of
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,15 @@ class EmbeddingConfig:
             raise unknown_name("--overflow", self.overflow, OVERFLOW)
         if self.shard_rows < 1:
             raise ConfigError(f"shard_rows={self.shard_rows} leaves no row for a part")
+
+    def files_of(self, output: Path) -> list[Path]:
+        """Return all files that may come with an output, the one that stands for all of them last.
+
+        Raises:
+            ConfigError: the output's ending is neither .parquet nor .npy.
+        """
+        listed = [errors_file_of(output)] if self.force or self.bad_rows == "skip" else []
+        return [*listed, *output_files(output)]
 
 
 @dataclass(frozen=True)
