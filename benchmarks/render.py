@@ -43,7 +43,7 @@ in the place of 416,000; those of commit 14a4551+ have the new one already. What
 same.
 
 Tables from before 2026-11-28, and that of documents ranked anew in an index, score continuations by a scorer of the
-larger model that had learned from 16,000 passages in the place of 48,000.
+larger model that had learned from 16,000 passages in the place of 48,000, but for rows that say otherwise.
 """
 
 

@@ -139,7 +139,6 @@ def command(
         force=force,
     )
     machines = engine_of(engine, workers, address, usual=1)
-
     with staged([source], output, work=work, force=force, files=config.files_of, outside=True) as place:
         table = open_table(place.sources[0], format=format, column=column, id_column=id_column, folders=True)
         if left := passed_over(table):

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gerund.data.files import COMPRESSED, as_utf8, checked_text, decode, json_row, not_utf8, opened
+from gerund.data.table import column_at
 from gerund.errors import ConfigError, DataError
 
 FORMATS = (
@@ -296,12 +297,9 @@ def _read_parquet(path: Path, text_column: str, title_column: str) -> Iterator[R
     try:
         with pq.ParquetFile(path) as file:
             present = file.schema_arrow.names
-            if text_column not in present:
-                raise DataError(f"{path}: no column {text_column!r}; present are: {', '.join(present) or 'none'}")
-            columns = [name for name in (text_column, title_column) if name in present]
+            columns = [text_column, *([title_column] if title_column in present else [])]
             for name in columns:
-                if present.count(name) > 1:
-                    raise DataError(f"{path}: {present.count(name)} columns are called {name!r}; rename one of them")
+                column_at(present, name, str(path))
             row = 0
             for batch in file.iter_batches(batch_size=256, columns=columns):
                 for values in zip(*(_values(batch.column(name)) for name in columns), strict=True):

@@ -97,7 +97,7 @@ def column_at(header: list[str], column: str, where: str) -> int:
     if not found:
         raise no_column(where, column, header)
     if len(found) > 1:
-        raise DataError(f"{where}: {len(found)} columns are called {column!r}")
+        raise DataError(f"{where}: {len(found)} columns are called {column!r}; rename one of them")
     return found[0]
 
 

@@ -210,13 +210,14 @@ def _fetched(url: str, copies: Path) -> str:
                 below = one.lstrip("/")[len(path.lstrip("/")) :].lstrip("/")
                 if ".." in PurePosixPath(below).parts:
                     raise DataError(f"{url}: a name in it leads out of it: {below}")
-                _fetch(system, one, copy / below if is_folder else copy)
-                kept.add(copy / below)
+                own = copy / below if is_folder else copy
+                _fetch(system, one, own)
+                kept |= {own, _state_of(own)}
                 advance(1)
         if is_folder:
             # What an earlier, unfinished job copied and is gone from the store since.
             for file in copy.rglob("*"):
-                if file.is_file() and file not in kept and _copy_of(file) not in kept:
+                if file.is_file() and file not in kept:
                     file.unlink()
     return str(copy)
 
@@ -224,11 +225,6 @@ def _fetched(url: str, copies: Path) -> str:
 def _state_of(copy: Path) -> Path:
     """Return where the state of a copied file is noted."""
     return copy.with_name(f".{copy.name}.state")
-
-
-def _copy_of(state: Path) -> Path:
-    """Return the file whose state is noted there."""
-    return state.with_name(state.name.removeprefix(".").removesuffix(".state"))
 
 
 def _fetch(system: Any, path: str, copy: Path) -> None:

@@ -93,6 +93,7 @@ def by_likelihood(lm: TextEncoder, query: str, documents: Sequence[str]) -> np.n
 def _beginning(tokenizer: PreTrainedTokenizerBase, text: str, most: int | None) -> str:
     """Return as much of a text's beginning as has at most so many tokens, without the full stop at its end."""
     text = text.strip().rstrip(".")
-    if most is None or len(text.encode()) <= most // 2:  # a token has at least a byte, and no more than a character
+    # No text has more tokens than bytes; half of them leaves room for what a tokenizer adds.
+    if most is None or len(text.encode()) <= most // 2:
         return text
     return beginnings(tokenizer, [text], most)[0]
