@@ -16,7 +16,7 @@ PACKAGE = Path(gerund.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 ROOT = Path(__file__).resolve().parent.parent
-LINES_OF_A_FILE = 400
+LINES_OF_A_FILE = 800
 LINES_OF_A_FUNCTION = 60
 
 HEAVY = ("torch", "transformers", "tokenizers", "numpy", "pyarrow", "peft", "accelerate", "matplotlib")
