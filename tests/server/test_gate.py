@@ -23,7 +23,7 @@ from gerund.errors import (
     TextError,
     TooLargeError,
 )
-from gerund.server import running as running_module
+from gerund.server import http_protocol
 from gerund.server.config import ServerConfig
 from gerund.server.errors import ApiError, api_error
 from gerund.server.gate import Gate
@@ -115,7 +115,7 @@ def test_a_body_that_comes_too_slowly_is_given_up(guarded: Running) -> None:
 def test_a_head_that_comes_too_slowly_is_given_up(
     served_folder: Any, monkeypatch: pytest.MonkeyPatch, live: Running
 ) -> None:
-    monkeypatch.setattr(running_module, "_KEEP_ALIVE", 0.3)
+    monkeypatch.setattr(http_protocol, "KEEP_ALIVE", 0.3)
     began = time.monotonic()
     assert raw(live, b"GET /health HT", more=b"TP/1.1\r\nHost: l" * 4, pause=0.05) == b""
     assert time.monotonic() - began < 3

@@ -5,28 +5,23 @@ Knows: uvicorn, signals, threads. Does not know: routes, other processes.
 
 import asyncio
 import contextlib
-import json
 import os
 import socket
 import sys
 import threading
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 
-import h11
 import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from gerund.jobs.interruption import ending_signals_to
 from gerund.server.app import make_app
 from gerund.server.config import ServerConfig
-from gerund.server.errors import ApiError
+from gerund.server.http_protocol import KEEP_ALIVE, Protocol
 from gerund.server.logs import note
 from gerund.server.service import Service, name_of
 from gerund.spec import ModelSpec
 
-_KEEP_ALIVE = 30
 # What was accepted before the end began has so long to say what it wants.
 _LAST_WORDS = 0.3
 # After the bound of the drain, what it takes to tell the clients.
@@ -34,56 +29,6 @@ _FAREWELL = 5
 _LOADING = "gerund-load"
 # Of uvicorn, in a second.
 _TICKS = 10
-
-
-class Protocol(H11Protocol):
-    """HTTP, with a bound on how long the head of a request takes to arrive, which uvicorn has none for."""
-
-    _timer: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Expect the first request's head."""
-        super().connection_made(transport)
-        self._expect()
-
-    def data_received(self, data: bytes) -> None:
-        """Take bytes; a whole head ends the waiting for it, a part of one begins it."""
-        super().data_received(data)
-        if self.cycle is not None and not self.cycle.response_complete:
-            self._forget()
-        elif self._timer is None and not self.transport.is_closing():
-            self._expect()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the connection."""
-        self._forget()
-        super().connection_lost(exc)
-
-    def _expect(self) -> None:
-        self._timer = self.loop.call_later(_KEEP_ALIVE, self._give_up)
-
-    def _forget(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _give_up(self) -> None:
-        self._timer = None
-        if (self.cycle is None or self.cycle.response_complete) and not self.transport.is_closing():
-            self.transport.close()
-
-    def send_400_response(self, msg: str) -> None:
-        """Refuse what is no HTTP as everything else is refused: it never comes as far as the gate."""
-        del msg  # uvicorn's own words
-        error, own = ApiError("this is no valid request of HTTP/1.1", code="invalid_http"), uuid.uuid4().hex
-        content = json.dumps(error.body).encode()
-        headers = {"content-type": "application/json", "content-length": str(len(content)), "connection": "close"}
-        answer = h11.Response(status_code=error.status, headers=[*headers.items(), ("x-request-id", own)])
-        for event in (answer, h11.Data(data=content), h11.EndOfMessage()):
-            self.transport.write(self.conn.send(event) or b"")
-        self.transport.close()
-        if self.cycle is None or self.cycle.response_complete:  # else the gate notes the request, whose body broke off
-            note("request", method="?", route="(none)", status=error.status, ms=0, request=own)
 
 
 def end_while_loading() -> None:
@@ -186,7 +131,7 @@ def make_server(
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        timeout_keep_alive=_KEEP_ALIVE,
+        timeout_keep_alive=KEEP_ALIVE,
         timeout_graceful_shutdown=int(settings.drain) + _FAREWELL,
     )
     return Server(config, service, load, ready)

@@ -1,0 +1,138 @@
+"""HTTP/1.1 on one connection: which requests are well-formed, and how long the head of a request may take.
+
+h11 parses. It tolerates what RFC 9112 allows a server to tolerate and what request smuggling is made of: a request that
+gives its length twice, in two ways, and line ends that a proxy may read otherwise. Here such a request is answered with
+400, and the connection is closed.
+
+Knows: uvicorn's protocol, h11. Does not know: routes, bodies' content.
+"""
+
+import asyncio
+import json
+import re
+import uuid
+from typing import Any
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from gerund.server.errors import ApiError
+from gerund.server.logs import note
+
+KEEP_ALIVE = 30
+"""Seconds that a connection may wait for its next request, and that the head of a request may take."""
+
+_END_OF_HEAD = re.compile(rb"\n\r?\n")
+# A line feed or a carriage return without the other, and a header that continues in the next line.
+_BAD_LINE = re.compile(rb"(?<!\r)\n|\r(?!\n|\Z)|\n[ \t]")
+
+
+class StrictConnection(h11.Connection):
+    r"""A server's connection that takes no request which another program on the way may divide otherwise.
+
+    Attributes:
+        reason: why the last request was refused, where it was not h11 that refused it.
+
+    >>> connection = StrictConnection(h11.SERVER)
+    >>> head = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n"
+    >>> connection.receive_data(head)
+    >>> connection.next_event()
+    Traceback (most recent call last):
+    h11._util.RemoteProtocolError: a request gives its length by Content-Length or by Transfer-Encoding, not by both
+    """
+
+    reason: str | None = None
+
+    def next_event(self) -> Any:
+        """Return the next event, as h11 does.
+
+        Raises:
+            RemoteProtocolError: what came is not a well-formed request.
+        """
+        if self.their_state is h11.IDLE:
+            self._refuse(_wrong_lines(self.trailing_data[0]))
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            self._refuse(_wrong_framing(event))
+        return event
+
+    def _refuse(self, reason: str | None) -> None:
+        if reason is not None:
+            self.reason = reason
+            raise h11.RemoteProtocolError(reason)
+
+
+def _wrong_lines(received: bytes) -> str | None:
+    end = _END_OF_HEAD.search(received)
+    if _BAD_LINE.search(received[: end.end()] if end else received):
+        return "each header of a request is one line, and its lines end with CR and LF"
+    return None
+
+
+def _wrong_framing(request: h11.Request) -> str | None:
+    names = {name for name, _ in request.headers}
+    if request.http_version not in (b"1.0", b"1.1"):
+        return "this server speaks HTTP/1.1"
+    if b"transfer-encoding" in names and b"content-length" in names:
+        return "a request gives its length by Content-Length or by Transfer-Encoding, not by both"
+    if b"transfer-encoding" in names and request.http_version == b"1.0":
+        return "a request of HTTP/1.0 has no Transfer-Encoding"
+    return None
+
+
+class Protocol(H11Protocol):
+    """HTTP on one connection, with a bound on how long the head of a request takes, which uvicorn has none for."""
+
+    _timer: asyncio.TimerHandle | None = None
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.conn: StrictConnection = StrictConnection(h11.SERVER)
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Expect the first request's head."""
+        super().connection_made(transport)
+        self._expect()
+
+    def data_received(self, data: bytes) -> None:
+        """Take bytes; a whole head ends the waiting for it, a part of one begins it."""
+        super().data_received(data)
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._forget()
+        elif self._timer is None and not self.transport.is_closing():
+            self._expect()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the connection."""
+        self._forget()
+        super().connection_lost(exc)
+
+    def _expect(self) -> None:
+        self._timer = self.loop.call_later(KEEP_ALIVE, self._give_up)
+
+    def _forget(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _give_up(self) -> None:
+        self._timer = None
+        if (self.cycle is None or self.cycle.response_complete) and not self.transport.is_closing():
+            self.transport.close()
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is no HTTP as everything else is refused: it never comes as far as the gate."""
+        del msg  # uvicorn's own words
+        is_noted = self.cycle is None or self.cycle.response_complete  # else the gate notes the request
+        # Where the answer has begun, as to a request that was refused before its body came, no other can follow.
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            reason = self.conn.reason or "this is no valid request of HTTP/1.1"
+            error, own = ApiError(reason, code="invalid_http"), uuid.uuid4().hex
+            content = json.dumps(error.body).encode()
+            headers = {"content-type": "application/json", "content-length": str(len(content)), "connection": "close"}
+            answer = h11.Response(status_code=error.status, headers=[*headers.items(), ("x-request-id", own)])
+            for event in (answer, h11.Data(data=content), h11.EndOfMessage()):
+                self.transport.write(self.conn.send(event) or b"")
+            if is_noted:
+                note("request", method="?", route="(none)", status=error.status, ms=0, request=own)
+        self.transport.close()
