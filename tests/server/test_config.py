@@ -21,6 +21,12 @@ from gerund.server.config import KEY_VARIABLE, ServerConfig, is_loopback, read_c
         ({"host": ""}, "is no address"),
         ({"log": "loud"}, "log='loud'"),
         ({"workers": 1000}, "workers=1000"),
+        ({"cors_origin": ["http://a.example/"]}, "cors_origin.0='http://a.example/': an origin is a scheme, a host"),
+        ({"cors_origin": ["a.example"]}, "cors_origin.0='a.example'"),
+        ({"cors_origin": ["null"]}, "cors_origin.0='null'"),
+        ({"cors_origin": ["http://*.example"], "allowed_host": ["a b"]}, "allowed_host.0='a b'"),
+        ({"allowed_host": ["models.example:80"]}, "a host is a name or [address] without scheme and port"),
+        ({"allowed_host": [""]}, "allowed_host.0=''"),
         ({"exact": True, "compile": True}, "exact and compile contradict each other"),
         ({"exact": True, "reproducible": False}, "exact and reproducible=False contradict each other"),
     ],
@@ -92,3 +98,20 @@ def test_the_example_is_a_file_of_settings() -> None:
     model, server = read_config(Path(__file__).resolve().parents[2] / "examples" / "serve" / "serve.yaml")
     assert model == {"model": "default"}
     assert settings_of(server) == ServerConfig(name=("gerund",), log="json"), "it shows the defaults"
+
+
+def test_pages_of_any_origin_and_a_key_contradict_each_other() -> None:
+    any_page = settings_of({"cors_origin": ["http://localhost:5173", "*"]})
+    any_page.demand_safe([])
+    with pytest.raises(ConfigError, match="lets every website ask, which contradicts a key"):
+        any_page.demand_safe(["secret"])
+    settings_of({"cors_origin": ["http://localhost:5173"]}).demand_safe(["secret"])
+
+
+def test_origins_and_hosts_are_compared_as_browsers_send_them(tmp_path: Path) -> None:
+    path = tmp_path / "serve.yaml"
+    path.write_text("cors-origin: HTTP://App.Example:80\nallowed_host: [Models.Example, '[2001:DB8::1]']\n")
+    settings = settings_of(read_config(path)[1])
+    assert settings.cors_origin == ("http://app.example",)
+    assert settings.allowed_host == ("models.example", "2001:db8::1")
+    assert settings_of({"cors_origin": ["tauri://localhost"]}).cors_origin == ("tauri://localhost",)

@@ -5,9 +5,11 @@ import json
 import logging
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+import httpx
 import pytest
 
 from gerund.entry import load
@@ -24,10 +26,12 @@ from gerund.errors import (
     TooLargeError,
 )
 from gerund.server import http_protocol
+from gerund.server.app import make_app
 from gerund.server.config import ServerConfig
 from gerund.server.errors import ApiError, api_error
 from gerund.server.gate import Gate
 from gerund.server.schemas.base import worst
+from gerund.server.service import Service
 from tests.server.conftest import Running
 
 
@@ -158,15 +162,119 @@ def refusal_in(answer: bytes) -> dict[str, Any]:
     return error  # type: ignore[no-any-return]
 
 
-def test_without_a_key_only_this_machines_names_are_answered(live: Running) -> None:
-    assert live.client.get("/health", headers={"Host": "localhost:1234"}).status_code == 200
-    assert live.client.get("/health", headers={"Host": "[::1]:1234"}).status_code == 200
-    found = live.client.get("/health", headers={"Host": "attacker.example"})
-    assert (found.status_code, found.json()["error"]["code"]) == (403, "host_not_allowed")
+@pytest.mark.parametrize("host", ["localhost", "localhost:1234", "[::1]:1234", "127.0.0.1", "LocalHost:80"])
+def test_this_machines_names_are_answered(live: Running, guarded: Running, host: str) -> None:
+    for running in (live, guarded):
+        assert running.client.get("/health", headers={"Host": host}).status_code == 200
 
 
-def test_with_a_key_any_name_is_answered(guarded: Running) -> None:
-    assert guarded.client.get("/health", headers={"Host": "models.example"}).status_code == 200
+@pytest.mark.parametrize(
+    "host",
+    ["attacker.example", "attacker.example:8000", "localhost.attacker.example", "192.168.1.5", "0.0.0.0",
+     "localhost:80@attacker.example", "[::1].attacker.example", "localhost, attacker.example", ""],
+)  # fmt: skip
+def test_another_name_is_refused_where_only_this_machine_can_ask(live: Running, guarded: Running, host: str) -> None:
+    """A page may let its own name point to this machine, but not send another Host."""
+    for running in (live, guarded):
+        answer = running.client.get("/health", headers={"Host": host})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (403, "host_not_allowed")
+        assert "--allowed-host" in answer.json()["error"]["message"]
+
+
+@contextmanager
+def asked(settings: ServerConfig, keys: Sequence[str] = (), **headers: str) -> Iterator[Callable[..., httpx.Response]]:
+    """Ask a server that is still loading, without a socket."""
+    app = make_app(Service(settings, ("tiny",)), keys)
+
+    async def ask(method: str, path: str, **more: str) -> httpx.Response:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://localhost") as client:
+            return await client.request(method, path, headers={**headers, **more})
+
+    yield lambda method, path, **more: asyncio.run(ask(method, path, **more))
+
+
+def test_a_name_that_is_allowed_is_answered() -> None:
+    behind_a_proxy = ServerConfig(allowed_host=("models.example",))
+    for keys in ((), ("secret",)):
+        with asked(behind_a_proxy, keys, Authorization="Bearer secret") as ask:
+            assert ask("GET", "/health", Host="Models.example:443").status_code == 503
+            assert ask("GET", "/health", Host="localhost").status_code == 503
+            assert ask("GET", "/health", Host="other.example").status_code == 403
+
+
+def test_where_other_machines_can_ask_any_name_is_answered_unless_some_are_given() -> None:
+    with asked(ServerConfig(host="0.0.0.0"), ["secret"], Authorization="Bearer secret") as ask:
+        assert ask("GET", "/health", Host="models.example").status_code == 503
+    with asked(
+        ServerConfig(host="10.0.0.1", allowed_host=("a.example",)), ["secret"], Authorization="Bearer secret"
+    ) as ask:
+        assert [ask("GET", "/health", Host=host).status_code for host in ("a.example", "10.0.0.1:80", "b.example")] == [
+            503, 503, 403,
+        ]  # fmt: skip
+
+
+def test_head_is_answered_as_get_without_its_body(live: Running, guarded: Running) -> None:
+    for path in ("/health", "/v1/models", "/v1/models/tiny", "/metrics", "/openapi.json"):
+        answer = live.client.head(path)
+        assert (answer.status_code, answer.content) == (200, b""), path
+        assert int(answer.headers["content-length"]) > 0
+        assert answer.headers["content-type"] == live.client.get(path).headers["content-type"]
+    assert live.client.head("/v1/embeddings").status_code == 405
+    assert live.client.head("/v1/models/other").status_code == 404
+    assert guarded.client.head("/health", headers={"Authorization": ""}).status_code == 401
+    with asked(ServerConfig()) as ask:
+        answer = ask("HEAD", "/health")
+        assert (answer.status_code, answer.content) == (503, b"")
+
+
+PREFLIGHT = {"Origin": "http://localhost:5173", "Access-Control-Request-Method": "POST"}
+ALLOWED = "access-control-allow-origin"
+
+
+def test_no_page_of_another_origin_can_read_an_answer_unless_it_was_named() -> None:
+    with asked(ServerConfig()) as ask:
+        for method, path in (("OPTIONS", "/v1/chat/completions"), ("GET", "/health"), ("POST", "/tokenize")):
+            answer = ask(method, path, **PREFLIGHT)
+            assert answer.status_code != 200
+            assert not [name for name in answer.headers if name.startswith("access-control")]
+
+
+def test_a_page_of_an_origin_that_was_named_can() -> None:
+    settings = ServerConfig(cors_origin=("http://localhost:5173", "https://app.example"))
+    with asked(settings, ["secret"]) as ask:
+        before = ask(
+            "OPTIONS", "/v1/chat/completions", **PREFLIGHT,
+            **{"Access-Control-Request-Headers": "authorization,content-type,x-stainless-os"},
+        )  # fmt: skip
+        assert (before.status_code, before.headers[ALLOWED]) == (200, "http://localhost:5173")
+        assert "POST" in before.headers["access-control-allow-methods"]
+        assert "x-stainless-os" in before.headers["access-control-allow-headers"]
+        assert "x-request-id" in before.headers
+        assert "access-control-allow-credentials" not in before.headers
+        for origin in settings.cors_origin:
+            # A refusal can be read too: which key is wrong, which body, which route.
+            for method, path, key, status in (
+                ("GET", "/health", "wrong", 401),
+                ("GET", "/nothing", "secret", 404),
+                ("POST", "/tokenize", "secret", 415),
+                ("GET", "/health", "secret", 503),
+            ):
+                answer = ask(method, path, Origin=origin, Authorization=f"Bearer {key}")
+                assert (answer.status_code, answer.headers[ALLOWED]) == (status, origin)
+                assert "Origin" in answer.headers["vary"]
+                assert "X-Request-Id" in answer.headers["access-control-expose-headers"]
+        for origin in ("http://attacker.example", "null", "http://localhost:5174", "http://localhost"):
+            assert ALLOWED not in ask("OPTIONS", "/health", **{**PREFLIGHT, "Origin": origin}).headers
+            assert ALLOWED not in ask("GET", "/health", Origin=origin, Authorization="Bearer secret").headers
+        # The page's own name, when it points here, is no way around the host.
+        assert ask("OPTIONS", "/health", **PREFLIGHT, Host="attacker.example").status_code == 403
+
+
+def test_pages_of_any_origin() -> None:
+    with asked(ServerConfig(cors_origin=("*",))) as ask:
+        assert ask("OPTIONS", "/tokenize", **PREFLIGHT).headers[ALLOWED] == "*"
+        assert ask("GET", "/health", Origin="null").headers[ALLOWED] == "*"
+        assert ask("GET", "/health", Host="attacker.example").status_code == 403
 
 
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", ""])

@@ -31,6 +31,16 @@ def command(
     api_key_file: Annotated[
         Path | None, _option("A file with one key a line. Or put one key into GERUND_API_KEY.")
     ] = None,
+    allowed_host: Annotated[
+        list[str] | None,
+        _option("Answer to this host name too, such as a reverse proxy's; repeatable. [default: this machine's names]"),
+    ] = None,
+    cors_origin: Annotated[
+        list[str] | None,
+        _option(
+            "Let pages of this origin read answers in a browser (CORS), such as http://localhost:5173; repeatable."
+        ),
+    ] = None,
     name: Annotated[
         list[str] | None, _option("What clients call the model; repeated, the first is listed. [default: MODEL's]")
     ] = None,
@@ -104,6 +114,7 @@ def command(
 
     typed = {
         "host": host, "port": port, "api_key_file": None if api_key_file is None else str(api_key_file),
+        "allowed_host": allowed_host or None, "cors_origin": cors_origin or None,
         "name": name or None, "index": index, "workers": workers, "threads": threads, "max_new_tokens": max_new_tokens,
         "timeout": timeout, "drain": drain, "slots": slots, "context": context, "read_tokens": read_tokens,
         "writing_ratio": writing_ratio, "queue_tokens": queue_tokens, "exact": exact or None,

@@ -5,13 +5,14 @@ Knows: names, ranges, YAML, which addresses are this machine's own. Does not kno
 
 import ipaddress
 import os
+import re
 from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from gerund.engine.work import EngineConfig
 from gerund.errors import ConfigError, DataError
@@ -22,6 +23,48 @@ MOST_WORKERS = 64
 
 Count = Annotated[int, Field(ge=1, le=10**9)]
 Seconds = Annotated[float, Field(gt=0, le=10**6, allow_inf_nan=False)]
+
+_LISTS = ("name", "allowed_host", "cors_origin")
+_USUAL_PORTS = {"http": ":80", "https": ":443"}
+_HOST = r"([^\s/:@?#\[\],]+|\[[0-9a-f:.]+\])"
+
+
+def _origin(given: str) -> str:
+    """Return an origin as browsers send it.
+
+    >>> _origin("http://localhost:5173"), _origin("https://App.example")
+    ('http://localhost:5173', 'https://app.example')
+    """
+    if given == "*":
+        return given
+    parts = re.fullmatch(rf"([a-z][a-z0-9+.-]*)://{_HOST}(:\d+)?", given.lower())
+    if parts is None:
+        raise ValueError(
+            "an origin is a scheme, a host and perhaps a port, such as http://localhost:5173, or * for any"
+        )
+    scheme, host, port = parts.groups()
+    return f"{scheme}://{host}{'' if port is None or port == _USUAL_PORTS.get(scheme) else port}"
+
+
+def _host_name(given: str) -> str:
+    """Return a name as it is compared with a Host header.
+
+    >>> _host_name("Models.example"), _host_name("[2001:db8::1]")
+    ('models.example', '2001:db8::1')
+    """
+    if not re.fullmatch(_HOST, given.lower()):
+        raise ValueError("a host is a name or [address] without scheme and port, such as models.example")
+    return given.lower().strip("[]")
+
+
+def host_in(header: str) -> str | None:
+    """Return the name in a Host header, without the port; None where it is malformed.
+
+    >>> [host_in(header) for header in ("[::1]:8000", "LOCALHOST:80", "127.0.0.1", "localhost:80@other")]
+    ['::1', 'localhost', '127.0.0.1', None]
+    """
+    parts = re.fullmatch(rf"{_HOST}(:\d*)?", header.strip().lower())
+    return None if parts is None else parts[1].strip("[]")
 
 
 class ServerConfig(BaseModel):
@@ -44,6 +87,11 @@ class ServerConfig(BaseModel):
     """What clients call the model; the first is the one that is listed. None takes the last part of the model's."""
     api_key_file: str | None = None
     """A file with one key a line."""
+    allowed_host: tuple[Annotated[str, AfterValidator(_host_name)], ...] = ()
+    """Further names of the server, such as a reverse proxy's. On a loopback address only these and this machine's names
+    are answered, so that no page can reach it by DNS rebinding; elsewhere all names, unless some are given here."""
+    cors_origin: tuple[Annotated[str, AfterValidator(_origin)], ...] = ()
+    """Origins whose pages may read answers in a browser (CORS); ``*`` for any, which can't be combined with a key."""
     index: str | None = None
     """An index of documents that is searched with this model."""
     workers: Annotated[int, Field(ge=1, le=MOST_WORKERS)] = 1
@@ -107,11 +155,16 @@ class ServerConfig(BaseModel):
         return is_loopback(self.host)
 
     def demand_safe(self, keys: "list[str]") -> None:
-        """Refuse an address that other machines can reach, without a key.
+        """Refuse an address that other machines can reach, without a key, and pages of any origin, with one.
 
         Raises:
-            ConfigError: there is no key, and others can reach the address.
+            ConfigError: there is no key, and others can reach the address; or there is one, and any page may ask.
         """
+        if keys and "*" in self.cors_origin:
+            raise ConfigError(
+                "cors_origin='*' lets every website ask, which contradicts a key; name the origins, such as "
+                "http://localhost:5173"
+            )
         if not keys and not self.is_local:
             raise ConfigError(
                 f"{self.host} can be reached from other machines, so a key is needed: put one into {KEY_VARIABLE} or "
@@ -195,9 +248,9 @@ def read_config(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
             hint = f"did you mean {near[0]!r}?" if near else "gerund serve --help lists them"
             raise ConfigError(f"{path}: there is no setting {given!r}; {hint}")
         if value is not None:
+            # One name may stand without the list around it.
+            value = [value] if name in _LISTS and isinstance(value, str) else value
             (server if name in ServerConfig.model_fields else model)[name] = value
-    if isinstance(server.get("name"), str):
-        server["name"] = [server["name"]]
     return model, server
 
 

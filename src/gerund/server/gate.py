@@ -1,4 +1,4 @@
-"""What every request passes before anything is parsed: the key, the host, bounds of the body.
+"""What every request passes before anything is parsed: the host, its page's origin, the key, bounds of the body.
 
 A body is read whole here. So a chunked one, which says no length, is bounded as well, and a client that sends a byte a
 second is given up.
@@ -16,9 +16,12 @@ import time
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from typing import Any
 
-from gerund.server.config import ServerConfig, is_loopback
+from starlette.middleware.cors import CORSMiddleware
+
+from gerund.server.config import ServerConfig, host_in, is_loopback
 from gerund.server.errors import GONE, ApiError, ClientGoneError, api_error
 from gerund.server.logs import note, note_defect
+from gerund.server.routes.common import FINGERPRINT_HEADER
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -52,6 +55,17 @@ class Gate:
         self.app, self.settings, self._done = app, settings, done
         self._keys = [key.encode("ascii") for key in keys]
         self._held = 0
+        self._inner: Callable[[Scope, Receive, Send], Awaitable[None]] = self._admitted
+        if settings.cors_origin:
+            # Around all that is answered, refusals too: else a page could not read why it was refused. What a browser
+            # asks first (OPTIONS) has no key.
+            self._inner = CORSMiddleware(
+                self._admitted,
+                allow_origins=settings.cors_origin,
+                allow_methods=("GET", "HEAD", "POST"),
+                allow_headers=("*",),
+                expose_headers=("X-Request-Id", FINGERPRINT_HEADER, "Retry-After"),
+            )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -63,11 +77,14 @@ class Gate:
         headers = dict(scope["headers"])
         given = headers.get(b"x-request-id", b"")
         own = given.decode() if _ID.fullmatch(given) else f"{_IDS.getrandbits(128):032x}"
-        answer = _Answer(send, own, self.settings.timeout)
+        method = scope["method"]
+        answer = _Answer(send, own, self.settings.timeout, has_body=method != "HEAD")
+        if method == "HEAD":  # the answer to GET, without its body
+            scope = {**scope, "method": "GET"}
         began = time.perf_counter()
         try:
-            self._admit(scope, headers)
-            await self._pass(scope, headers, receive, answer)
+            self._demand_host(headers)
+            await self._inner(scope, receive, answer)
         except ClientGoneError:
             answer.status = GONE
         except ApiError as error:
@@ -84,12 +101,50 @@ class Gate:
             self._done(route, answer.status, seconds)
             note(
                 "request",
-                method=scope["method"] if scope["method"].isalpha() else "?",
+                method=method if method.isalpha() else "?",
                 route=route,
                 status=answer.status,
                 ms=round(seconds * 1000),
                 request=own,
             )
+
+    def _demand_host(self, headers: dict[bytes, bytes]) -> None:
+        """Refuse a page whose own name was made to point to this machine (DNS rebinding): it sends that name."""
+        settings = self.settings
+        if not settings.is_local and not settings.allowed_host:
+            return
+        name = host_in(headers.get(b"host", b"localhost").decode("latin-1"))
+        if name is None or not (is_loopback(name) or name in (settings.host.lower(), *settings.allowed_host)):
+            raise ApiError(
+                "this server does not answer to the host name of this request; --allowed-host adds one", 403,
+                code="host_not_allowed",
+            )  # fmt: skip
+
+    async def _admitted(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let a request with a key and a body within the bounds through; refuse others by the same way."""
+        headers = dict(scope["headers"])
+        held = [0]
+        try:
+            try:
+                self._admit(scope, headers)
+                body = await self._body(headers, receive, held)
+            except ClientGoneError:
+                raise
+            except ApiError as error:
+                await _refuse(send, error)
+                return
+            is_given = False
+
+            async def replay() -> Message:
+                nonlocal is_given
+                if is_given:
+                    return await receive()
+                is_given = True
+                return {"type": "http.request", "body": body, "more_body": False}
+
+            await self.app(scope, replay, send)
+        finally:
+            self._held -= held[0]
 
     def _admit(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
         if self._keys:
@@ -100,41 +155,21 @@ class Gate:
                 raise ApiError(
                     "Incorrect API key: send the header 'Authorization: Bearer KEY'", 401, code="invalid_api_key"
                 )
-        elif not is_loopback(_host(headers.get(b"host", b"localhost"))):
-            # A page in a browser may give its own name this machine's address; it cannot send another Host.
-            raise ApiError(
-                "without a key this server answers only to localhost by name; set a key", 403, code="host_not_allowed"
-            )
         kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
         if scope["method"] == "POST" and not (kind == b"application/json" or kind.endswith(b"+json")):
             raise ApiError("send JSON, with the header 'Content-Type: application/json'", 415, code="not_json")
 
-    async def _pass(self, scope: Scope, headers: dict[bytes, bytes], receive: Receive, answer: "_Answer") -> None:
-        limit = self.settings.body_limit
+    async def _body(self, headers: dict[bytes, bytes], receive: Receive, held: list[int]) -> bytes:
         length = headers.get(b"content-length", b"0")
-        if not length.isdigit() or int(length[:20]) > limit:
+        if not length.isdigit() or int(length[:20]) > self.settings.body_limit:
             raise self._too_large()
-        held = [0]
         try:
-            try:
-                async with asyncio.timeout(self.settings.body_timeout):
-                    body = await self._read(receive, held)
-            except TimeoutError:
-                raise ApiError(
-                    f"the body did not arrive within {self.settings.body_timeout:g} s", 408, code="body_timeout"
-                ) from None
-            given = False
-
-            async def replay() -> Message:
-                nonlocal given
-                if given:
-                    return await receive()
-                given = True
-                return {"type": "http.request", "body": body, "more_body": False}
-
-            await self.app(scope, replay, answer)
-        finally:
-            self._held -= held[0]
+            async with asyncio.timeout(self.settings.body_timeout):
+                return await self._read(receive, held)
+        except TimeoutError:
+            raise ApiError(
+                f"the body did not arrive within {self.settings.body_timeout:g} s", 408, code="body_timeout"
+            ) from None
 
     async def _read(self, receive: Receive, held: list[int]) -> bytes:
         parts: list[bytes] = []
@@ -160,8 +195,8 @@ class Gate:
 class _Answer:
     """The way back, which knows whether an answer has begun, and gives up a client that does not read it."""
 
-    def __init__(self, send: Send, own: str, timeout: float) -> None:
-        self._send, self._own, self._timeout = send, own.encode(), timeout
+    def __init__(self, send: Send, own: str, timeout: float, *, has_body: bool = True) -> None:
+        self._send, self._own, self._timeout, self._has_body = send, own.encode(), timeout, has_body
         self.status = 500
         self.has_begun = self.is_gone = False
 
@@ -169,6 +204,8 @@ class _Answer:
         if message["type"] == "http.response.start":
             self.has_begun, self.status = True, message["status"]
             message["headers"] = [*message.get("headers", ()), (b"x-request-id", self._own)]
+        elif not self._has_body:
+            message = {**message, "body": b""}
         try:
             async with asyncio.timeout(self._timeout):
                 await self._send(message)
@@ -178,16 +215,19 @@ class _Answer:
 
     async def refuse(self, error: ApiError) -> None:
         """Send an error, where nothing was sent yet."""
-        if self.has_begun:
-            return
-        content = json.dumps(error.body).encode()
-        headers = {**error.headers, "Content-Type": "application/json", "Content-Length": str(len(content))}
-        listed = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
-        if error.status == 401:
-            # Browsers know this one, and ask for a password; they read one scheme a header.
-            listed.append((b"www-authenticate", b'Basic realm="gerund: any name, the key as the password"'))
-        await self({"type": "http.response.start", "status": error.status, "headers": listed})
-        await self({"type": "http.response.body", "body": content})
+        if not self.has_begun:
+            await _refuse(self, error)
+
+
+async def _refuse(send: Send, error: ApiError) -> None:
+    content = json.dumps(error.body).encode()
+    headers = {**error.headers, "Content-Type": "application/json", "Content-Length": str(len(content))}
+    listed = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+    if error.status == 401:
+        # Browsers know this one, and ask for a password; they read one scheme a header.
+        listed.append((b"www-authenticate", b'Basic realm="gerund: any name, the key as the password"'))
+    await send({"type": "http.response.start", "status": error.status, "headers": listed})
+    await send({"type": "http.response.body", "body": content})
 
 
 def _key(headers: dict[bytes, bytes]) -> bytes:
@@ -209,15 +249,3 @@ def _key(headers: dict[bytes, bytes]) -> bytes:
         return base64.b64decode(given.strip(), validate=True).partition(b":")[2]
     except ValueError:
         return b""
-
-
-def _host(header: bytes) -> str:
-    """Return the name in a Host header, without the port.
-
-    >>> _host(b"[::1]:8000"), _host(b"localhost:80"), _host(b"127.0.0.1")
-    ('::1', 'localhost', '127.0.0.1')
-    """
-    name = header.decode("latin-1").strip()
-    if name.startswith("["):
-        return name[1:].partition("]")[0]
-    return name.rpartition(":")[0] if name.count(":") == 1 else name

@@ -36,7 +36,7 @@ _ERROR = {
 _STATUSES = {
     400: "The request cannot be answered as it is.",
     401: "There is no key, or a wrong one.",
-    403: "The server has no key, and was asked by another name than localhost.",
+    403: "The server does not answer to the name in the Host header.",
     404: "There is no such model or route.",
     405: "The route takes another method.",
     408: "The body came too slowly.",
