@@ -32,8 +32,8 @@ _HOST = r"([^\s/:@?#\[\],]+|\[[0-9a-f:.]+\])"
 def _origin(given: str) -> str:
     """Return an origin as browsers send it.
 
-    >>> _origin("http://localhost:5173"), _origin("https://App.example")
-    ('http://localhost:5173', 'https://app.example')
+    >>> _origin("http://localhost:5173"), _origin("HTTPS://example.com:443")
+    ('http://localhost:5173', 'https://example.com')
     """
     if given == "*":
         return given
