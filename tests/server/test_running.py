@@ -5,12 +5,13 @@ import json
 import logging
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -267,8 +268,10 @@ def test_an_index_is_served_with_the_model_that_made_it(served_folder: Path, tmp
 
 
 @pytest.mark.slow
-def test_workers_share_a_port_and_are_replaced(served_folder: Path) -> None:
-    with Process(served_folder, "--workers", "2", "--log", "none") as own:
+def test_workers_share_a_port_and_are_replaced(served_folder: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(served_folder, folder)
+    with Process(folder, "--workers", "2", "--log", "none") as own:
         own.ready()
         children = children_of(own.process.pid)
         assert len(children) >= 2
@@ -293,11 +296,34 @@ def test_workers_share_a_port_and_are_replaced(served_folder: Path) -> None:
                 written = float(found.group(1)) if found else 0.0
                 time.sleep(0.5)
         assert written >= 24, "what the engines of all workers have written"
+        with httpx.Client(base_url=own.url, timeout=30) as client:
+            client.get("/health")
+            took = [client.get("/health").elapsed.total_seconds() for _ in range(20)]
+        assert sorted(took)[10] < 0.03, "what workers accept sends at once too"
+
+        def health() -> dict[str, Any]:
+            return httpx.get(f"{own.url}/health", timeout=30).json()
+
+        def until(condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+            ends = time.monotonic() + 60
+            while not condition(answer := health()):
+                assert answer["status"] == "ok", "nobody is sent to a worker that is still loading"
+                assert time.monotonic() < ends, answer
+                time.sleep(0.2)
+            return answer
+
+        assert health()["workers"] == {"expected": 2, "ready": 2, "last_error": None}
+        # A worker is lost, and another one cannot load: the model's folder is gone for a while.
+        folder.rename(tmp_path / "elsewhere")
         os.kill(workers_of(children)[0], signal.SIGKILL)
-        ends = time.monotonic() + 60
-        while time.monotonic() < ends and len(workers_of(children_of(own.process.pid))) < 2:
-            time.sleep(0.2)
+        lost = until(lambda answer: answer["workers"]["ready"] == 1 and "status" not in answer["workers"]["last_error"])
+        assert str(folder) in lost["workers"]["last_error"]
+        assert own.process.poll() is None
+        assert [ask() for _ in range(4)] == [200] * 4
+        (tmp_path / "elsewhere").rename(folder)
+        until(lambda answer: answer["workers"] == {"expected": 2, "ready": 2, "last_error": None})
         assert len(workers_of(children_of(own.process.pid))) == 2
+        assert any("worker cannot load" in line and "again_in=2s" in line for line in own.errors), own.errors
         assert own.end() == 0
     assert children_of(own.process.pid) == []
 

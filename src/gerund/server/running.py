@@ -65,6 +65,15 @@ class Server(uvicorn.Server):
         _ = self.service.over  # made in this loop
         threading.Thread(target=self._load_and_tell, name=_LOADING, daemon=True).start()
 
+    def load_first(self) -> None:
+        """Load now, before anybody can ask.
+
+        Raises:
+            GerundError: the model cannot be loaded.
+        """
+        self._load()
+        self._load = lambda: None
+
     async def on_tick(self, counter: int) -> bool:
         """Bring the counts up to date every second: of several workers only one is asked for them."""
         if counter % _TICKS == 0:
@@ -144,6 +153,8 @@ def serve(
     keys: Sequence[str],
     ready: Callable[[Service], None],
     began: Callable[[Server], None] | None = None,
+    *,
+    listens_at_once: bool = True,
 ) -> None:
     """Serve until a signal ends it.
 
@@ -154,6 +165,7 @@ def serve(
         keys: who may ask; none for everybody on this machine.
         ready: called, in another thread, when the model is loaded.
         began: called with the server before it runs.
+        listens_at_once: whether requests are answered while the model is loaded (that it is not ready).
 
     Raises:
         GerundError: the model cannot be loaded.
@@ -161,6 +173,8 @@ def serve(
     server = make_server(spec, settings, keys, ready)
     if began is not None:
         began(server)
+    if not listens_at_once:
+        server.load_first()
     server.run(sockets=[listening])
     server.service.close()
     if server.failure is not None:

@@ -51,6 +51,7 @@ class Service:
         metrics: what is counted.
         phase: where it is in its life.
         over: done when nothing is waited for any more.
+        workers: how many processes serve, and why one did not; several are told by the process that starts them.
     """
 
     settings: ServerConfig
@@ -66,6 +67,7 @@ class Service:
         self._index: Index | None = None
         self._fingerprints: dict[int | None, str] = {}
         self._over: asyncio.Future[None] | None = None
+        self.workers: dict[str, Any] = {"expected": self.settings.workers, "ready": 1, "last_error": None}
 
     @property
     def lm(self) -> GenerativeModel:
@@ -226,6 +228,7 @@ class Service:
         state = self._engine.state()
         found: dict[str, Any] = {"status": "ok" if self.phase == "ready" else self.phase, "model": self.names[0]}
         found |= {"promise": state.promise, "why": state.why, "fingerprint": self.fingerprint()}
+        found["workers"] = self.workers
         return found | {"live_rows": state.live_rows, "queued": state.queued, "queued_tokens": state.queued_tokens}
 
     def observe(self) -> None:
