@@ -3,13 +3,16 @@
 Knows: how LanceDB words its errors. Does not know: tables, queries.
 """
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 from gerund.errors import DataError, GerundError, InputError, ResourceError, StaleIndexError, one_line
-from gerund.retrieval.store import bad_filter
+from gerund.retrieval.store import POINTER_FOLDER, bad_filter
 
 _CHARACTERS_OF_A_REASON = 200
+# Of a file or a table, not of a column that a filter names.
+_MISSING = re.compile(r"not found: \S*\.lance\b|table '\S*' was not found")
 
 
 def demand_place(folder: Path, sign: str) -> None:
@@ -51,11 +54,25 @@ def told(error: Exception, name: str, where: str | None, migrated: Callable[[], 
     lower = str(error).lower()
     if any(sign in lower for sign in ("no space left", "disk quota", "permission denied", "read-only file")):
         return refused(name, reason)
-    if where is not None and "not found" not in lower.split("lance")[0]:
+    is_missing = _MISSING.search(lower.replace((where or "").lower(), "")) is not None
+    if where is not None and not is_missing and "not found" not in lower.split("lance")[0]:
         return bad_filter(where, reason)
     if migrated():
         return StaleIndexError(f"{name} was migrated by another process meanwhile; open it again")
+    if is_missing:
+        return _missing(name, reason)
+    if "panicked" in lower:
+        return DataError(f"{name} is damaged; restore it from a copy, or make the index again ({reason})")
     return ResourceError(f"{name}: {reason}")
+
+
+def _missing(name: str, reason: str) -> DataError:
+    if "://" not in name and not Path(name, POINTER_FOLDER).is_dir():
+        return DataError(
+            f"the index {name} is no longer there: its folder was removed or renamed; put it back, or make it again "
+            f"with gerund index PATHS -o {name}"
+        )
+    return DataError(f"a part of the index {name} is missing; put it back, or make the index again ({reason})")
 
 
 def refused(name: str, reason: str) -> GerundError:

@@ -41,7 +41,7 @@ _TOLD: dict[type[BaseException], tuple[int, str | None, str | None, int | None]]
     FingerprintError: (409, "fingerprint_mismatch", None, None),
     MissingDependencyError: (400, "not_available", None, None),
     ModelError: (400, "not_with_this_model", None, None),
-    ResourceError: (503, "unavailable", "the server has not enough memory for it now", 10),
+    ResourceError: (503, "unavailable", None, 10),
     MemoryError: (503, "unavailable", "the server has not enough memory for it now", 10),
     GerundError: (400, None, None, None),
 }
