@@ -22,6 +22,7 @@ LINES_OF_A_FUNCTION = 60
 HEAVY = ("torch", "transformers", "tokenizers", "numpy", "pyarrow", "peft", "accelerate", "matplotlib")
 NETWORK = ("requests", "urllib", "urllib3", "http", "httpx", "aiohttp", "socket", "ftplib")
 LISTENS = ("server.listening", "server.running", "server.workers")
+ASKS = "cli.remote"
 HUB = "huggingface_hub"
 UNSAFE = ("pickle", "cloudpickle", "dill", "joblib", "shelve", "marshal")
 
@@ -120,6 +121,9 @@ def unsafe(path: Path) -> Iterator[str]:
         # The server listens in one place, and hands what it listens on to its processes; an address of Ray's that
         # the user names is tried before Ray is.
         if name == "socket" and module_name(path) in (*LISTENS, "jobs.ray_engine"):
+            continue
+        # One module asks a server, whose address the user gives.
+        if name.split(".")[0] in ("http", "urllib") and module_name(path) == ASKS:
             continue
         if name.split(".")[0] in (*NETWORK, *UNSAFE):
             yield f"{named(path)} imports {name}"

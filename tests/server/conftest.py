@@ -30,6 +30,13 @@ TEMPLATE = (
 )
 
 
+DOCUMENTS = {
+    "bread": "Bread is made of flour, water and salt.",
+    "rail": "Trains need rails.",
+    "sea": "The sea is wide.",
+}
+
+
 def save_served(folder: Path, *, template: str | None = TEMPLATE, context: int = 512) -> Path:
     """Save a tiny Llama of two layers that chats, with room for a few hundred tokens."""
     tokenizer = byte_tokenizer()
@@ -114,5 +121,20 @@ def served_lm(served_folder: Path) -> Any:
 def live(served_folder: Path) -> Iterator[Running]:
     """A server with a tiny model, for all tests that leave it as it is."""
     running = Running(load(served_folder), ServerConfig(max_new_tokens=32), [])
+    yield running
+    running.stop()
+
+
+@pytest.fixture(scope="session")
+def indexed(served_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """A server with a key, a tiny model that chats, and an index."""
+    pytest.importorskip("lancedb", reason="needs gerund[index]")
+    from gerund.retrieval.documents import Document
+    from gerund.retrieval.opening import open_index
+
+    lm = load(served_folder)
+    where = tmp_path_factory.mktemp("indexed") / "my.index"
+    open_index(where, lm).add_documents([Document(name, text) for name, text in DOCUMENTS.items()])
+    running = Running(lm, ServerConfig(max_new_tokens=8, index=str(where)), ["secret"])
     yield running
     running.stop()

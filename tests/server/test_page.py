@@ -16,7 +16,7 @@ from gerund.entry import load
 from gerund.errors import DataError
 from gerund.server.config import ServerConfig
 from gerund.server.service import Service
-from tests.server.conftest import Running
+from tests.server.conftest import DOCUMENTS, Running
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 # Without these a browser asks its maker's hosts for things.
@@ -24,26 +24,6 @@ QUIET = (
     *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"),
     *("--disable-component-update", "--disable-sync"),
 )
-DOCUMENTS = {
-    "bread": "Bread is made of flour, water and salt.",
-    "rail": "Trains need rails.",
-    "sea": "The sea is wide.",
-}
-
-
-@pytest.fixture(scope="module")
-def indexed(served_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """A server with a key, a tiny model that chats, and an index."""
-    pytest.importorskip("lancedb", reason="needs gerund[index]")
-    from gerund.retrieval.documents import Document
-    from gerund.retrieval.opening import open_index
-
-    lm = load(served_folder)
-    where = tmp_path_factory.mktemp("page") / "my.index"
-    open_index(where, lm).add_documents([Document(name, text) for name, text in DOCUMENTS.items()])
-    running = Running(lm, ServerConfig(max_new_tokens=8, index=str(where)), ["secret"])
-    yield running
-    running.stop()
 
 
 def basic(key: str) -> dict[str, str]:

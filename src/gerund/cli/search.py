@@ -1,11 +1,13 @@
 """``gerund search``: find what fits a query in an index."""
 
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from gerund.cli import index_options, text_io
 from gerund.cli import model_options as options
+from gerund.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,7 +18,14 @@ if TYPE_CHECKING:
 
 @options.with_spec("model", *options.MACHINE, helps=index_options.HELPS)
 def command(
-    where: index_options.Place,
+    where: Annotated[
+        str,
+        typer.Argument(
+            metavar="INDEX",
+            help="An index's folder, or its path on an object store; with --server the name of its index, or left out.",
+            show_default=False,
+        ),
+    ],
     queries: Annotated[
         list[str] | None,
         typer.Argument(
@@ -35,6 +44,17 @@ def command(
     rerank: index_options.Rerank = 0,
     rerank_by: index_options.RerankBy = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object a hit.")] = False,
+    server: Annotated[
+        str | None,
+        typer.Option(
+            help="Ask the gerund server at this URL, such as http://127.0.0.1:8000, instead of loading a model here.",
+            show_default=False,
+        ),
+    ] = None,
+    api_key_file: Annotated[
+        Path | None,
+        typer.Option(help="For --server: a file with the API key. Or put it into GERUND_API_KEY.", show_default=False),
+    ] = None,
 ) -> None:
     """Find the chunks of documents that fit a query.
 
@@ -46,6 +66,9 @@ def command(
     heading, words (BM25's score), similarity (the cosine) and relevance (by which --rerank orders); of several queries
     each line has the query too.
 
+    Loading the model takes most of the time. With --server a running gerund serve --index answers instead, with the
+    same hits; --rerank and --expand are not available then.
+
     For example:
 
         gerund search my.index "how bread rises"
@@ -53,7 +76,19 @@ def command(
         gerund search my.index '"public railway" steam' --mode words -k 3
 
         gerund search my.index "yeast" --filter "source LIKE 'recipes/%'" --json
+
+        gerund search "how bread rises" --server http://127.0.0.1:8000
     """
+    if server is not None:
+        _refuse_local(spec, expand=expand, rerank=rerank, rerank_by=rerank_by)
+        # One argument is the query: which index there is, the server knows.
+        name, asked = (where, _queries(queries)) if queries else (None, _queries([where]))
+        request = {"k": k, "mode": mode, "filter": filter, "weight": weight}
+        hits = _remote_hits(server, api_key_file, name, asked, request)
+        (_print_lines if as_json else _print_hits)(asked, hits)
+        return
+    if api_key_file is not None:
+        raise ConfigError("--api-key-file is for --server, which is missing")
     asked = _queries(queries)
     index = index_options.open_existing(where, spec)
     how = {"filter": filter, "weight": weight, "expand": expand, "rerank": rerank, "rerank_by": rerank_by}
@@ -64,9 +99,42 @@ def command(
         _print_hits(asked, found)
 
 
-def _queries(given: "list[str] | None") -> list[str]:
-    from gerund.errors import ConfigError, DataError
+def _refuse_local(spec: "ModelSpec", **given: Any) -> None:
+    """Refuse options that need a model here."""
+    named = [name for name in spec.model_fields_set if getattr(spec, name) not in ("auto", "default")]
+    named += [name for name, value in given.items() if value]
+    if named:
+        raise ConfigError(
+            f"--{sorted(named)[0].replace('_', '-')} can't be combined with --server, which has its own model"
+        )
 
+
+def _remote_hits(
+    url: str, api_key_file: Path | None, index: str | None, asked: "Sequence[str]", request: dict[str, Any]
+) -> "list[list[Hit]]":
+    from gerund.cli.remote import Remote
+    from gerund.types import Hit
+
+    remote = Remote(url, api_key_file)
+    fields = Hit.__dataclass_fields__
+    found = []
+    for query in asked:
+        answer = remote.post(
+            "/v1/search", {"query": query, **{key: value for key, value in request.items() if value is not None}}
+        )
+        served = answer.get("index")
+        if index is not None and served is not None and PurePath(index).name != served:
+            raise ConfigError(
+                f"{remote.url} serves the index {served}, not {PurePath(index).name}; leave INDEX out to search it"
+            )
+        try:
+            found.append([Hit(**{name: hit[name] for name in fields}) for hit in answer["data"]])
+        except (KeyError, TypeError) as error:
+            raise DataError(f"{remote.url} is not a gerund server, or one of another version") from error
+    return found
+
+
+def _queries(given: "list[str] | None") -> list[str]:
     if not given:
         raise ConfigError("name what is sought: gerund search INDEX QUERY")
     if given != ["-"]:

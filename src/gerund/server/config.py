@@ -197,11 +197,21 @@ def read_keys(settings: ServerConfig, environment: Mapping[str, str] | None = No
         DataError: the file cannot be read, or holds no key.
         ConfigError: a key cannot be sent in a header.
     """
+    return keys_in(settings.api_key_file, environment)
+
+
+def keys_in(file: str | None, environment: Mapping[str, str] | None = None) -> list[str]:
+    """Return the keys in a file, or else the one in the variable ``GERUND_API_KEY``, or none.
+
+    Raises:
+        DataError: the file cannot be read, or holds no key.
+        ConfigError: a key cannot be sent in a header.
+    """
     environment = os.environ if environment is None else environment
     keys = [environment[KEY_VARIABLE]] if KEY_VARIABLE in environment else []
     where = f"the variable {KEY_VARIABLE}"
-    if settings.api_key_file is not None:
-        where = settings.api_key_file
+    if file is not None:
+        where = file
         try:
             lines = Path(where).read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:

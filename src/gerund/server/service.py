@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from starlette.requests import Request
 
 from gerund.engine.engine import Engine
-from gerund.errors import GerundError, InputError, StaleIndexError
+from gerund.errors import DataError, FingerprintError, GerundError, InputError, StaleIndexError
 from gerund.generative_model import GenerativeModel
 from gerund.inference.generate.config import GenerationConfig
 from gerund.inference.tokens import context_length
@@ -144,7 +144,7 @@ class Service:
     def search(self, query: str, k: int, **how: Any) -> "list[Hit]":
         """Return the chunks of the index that fit a query best; runs in the engine's thread.
 
-        An index that was migrated meanwhile is opened again.
+        An index that was migrated meanwhile, or made again, is opened again.
 
         Raises:
             ApiError: what is there now cannot be searched with this model.
@@ -153,12 +153,27 @@ class Service:
         assert self._index is not None
         try:
             return self._index.search(query, k, **how)
-        except StaleIndexError:
-            try:
-                self._index = _opened(str(self.settings.index), self.lm)
-            except InputError as error:
-                raise ApiError(f"the index was made anew meanwhile: {error}", 503, code="index_replaced") from error
+        except (StaleIndexError, DataError) as error:
+            self._index = self._opened_again(error)
+        try:
             return self._index.search(query, k, **how)
+        except DataError as error:
+            raise ApiError(error, 503, code="index_unavailable", retry_after=60) from error
+
+    def _opened_again(self, error: InputError) -> "Index":
+        """Return the index that is there now, in the place of one that can't be searched any more."""
+        try:
+            return _opened(str(self.settings.index), self.lm)
+        except InputError as now:
+            if isinstance(error, StaleIndexError) or isinstance(now, FingerprintError):
+                raise ApiError(f"the index was made anew meanwhile: {now}", 503, code="index_replaced") from now
+            # Not the request's fault: the folder was removed, or a part of it.
+            raise ApiError(error, 503, code="index_unavailable", retry_after=60) from error
+
+    @property
+    def index_name(self) -> str | None:
+        """The last part of the index's place; None where none is served."""
+        return None if self.settings.index is None else PurePath(self.settings.index).name
 
     @property
     def has_index(self) -> bool:
@@ -243,7 +258,6 @@ def _opened(where: str, lm: GenerativeModel) -> "Index":
     Raises:
         GerundError: there is none, or another encoder made it.
     """
-    from gerund.errors import DataError
     from gerund.language_model import LanguageModel
     from gerund.retrieval.opening import demand_index, open_index
 

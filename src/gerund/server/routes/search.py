@@ -24,20 +24,23 @@ async def search(body: SearchRequest, request: Request, service: Served) -> dict
             404,
             code="no_index",
         )
+    how = {"mode": body.mode or "hybrid", "filter": body.filter, "weight": body.weight}
     async with service.claim(request) as claim:
         try:
             work = claim.hold(
                 service.engine.call(
-                    lambda: service.search(body.query, body.k or 10, mode=body.mode or "hybrid", filter=body.filter),
+                    lambda: service.search(body.query, body.k or 10, **how),
                     tokens=len(body.query) // 4 + 1,
                     deadline=claim.deadline,
                 )
             )
             hits = await claim.result(work)
         except Exception as error:
-            raise api_error(error, "filter" if "filter" in str(error) else "query") from error
+            blamed = next((field for field in ("filter", "weight") if field in str(error)), "query")
+            raise api_error(error, blamed) from error
     return {
         "object": "list",
         "model": service.names[0],
+        "index": service.index_name,
         "data": [{"object": "search_result", **hit.to_dict()} for hit in hits],
     }

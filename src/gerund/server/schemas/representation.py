@@ -102,6 +102,8 @@ class SearchRequest(RequestBody):
     mode: Literal["hybrid", "words", "vectors"] | None = None
     filter: Annotated[str, Field(min_length=1, max_length=10_000)] | None = None
     """A condition in SQL on the columns of the index."""
+    weight: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Of the vectors in a hybrid search; left out, the model's tuned one."""
 
 
 class AttentionRequest(RequestBody):
