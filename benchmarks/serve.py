@@ -1,9 +1,11 @@
 """A server under load: whether every answer is right, and what it costs beside other servers with the same weights.
 
-    python benchmarks/serve.py [--tables correct,chat,llama,embeddings,mix,memory] [--requests 400] [--rounds 3]
+    python benchmarks/serve.py [--tables correct,latency,chat,llama,embeddings,mix,memory] [--requests 400] [--rounds 3]
 
 `correct`: mixed requests of many clients, a tenth of which go away in the midst; each answer is compared with the
 library's own, and the server's memory is read before and after.
+
+`latency`: what a request takes by the clock, one after the other on one kept connection.
 
 `chat`: streamed chats of 1 and 8 clients, beside `transformers serve` with and without its continuous batching.
 
@@ -68,6 +70,42 @@ from servers import (
 _CHATS = 8
 _CHAT_ALONE, _EMBED_ALONE = "chats alone", "embedding alone"
 _TYPES = "in float32 where nothing else is said"
+
+
+def latency(options: Any, folder: Path, lm: Any) -> list[Table]:
+    """Send small requests one after the other on a kept connection."""
+    del lm
+    text = " ".join(demo_texts(1)[0].split()[:6])
+    writes = {"prompt": text, "max_tokens": 8, "temperature": 0}
+    asked: dict[str, tuple[str, str, Any]] = {
+        "/health": ("GET", "/health", None),
+        "/tokenize": ("POST", "/tokenize", {"prompt": text}),
+        "/v1/embeddings, 6 words": ("POST", "/v1/embeddings", {"input": text}),
+        "/v1/completions, 8 tokens": ("POST", "/v1/completions", writes),
+        "/v1/completions, 8 tokens, streamed": ("POST", "/v1/completions", {**writes, "stream": True}),
+    }
+    rows: list[Row] = []
+    with ours(folder) as own, httpx.Client(base_url=own.url, timeout=600) as client:
+        for name, (method, route, body) in asked.items():
+            client.request(method, route, json=body).raise_for_status()
+            cpu, took = own.cpu(), []
+            for _ in range(options.requests):
+                began = time.perf_counter()
+                client.request(method, route, json=body).raise_for_status()
+                took.append(1000 * (time.perf_counter() - began))
+            cpu = 1000 * (own.cpu() - cpu) / options.requests
+            rows.append(
+                {"request": name, "median": float(np.median(took)), "most": float(np.quantile(took, 0.9)), "cpu": cpu}
+            )
+    columns = [
+        Column("request", "request"), Column("median", "median", "ms", 1),
+        Column("most", "nine in ten at most", "ms", 1), Column("cpu", "processor time of the server", "ms", 1),
+    ]  # fmt: skip
+    caption = (
+        f"{options.requests} requests of each kind by one client, one after the other on one connection that is kept; "
+        "the bundled model's base in float32. Time by the clock, with the client's own."
+    )
+    return [Table("latency", caption, columns, rows)]
 
 
 def chats(options: Any, folder: Path, lm: Any) -> list[Table]:
@@ -369,8 +407,8 @@ async def _everything(
 
 
 TABLES = {
-    "correct": correct, "chat": chats, "llama": beside_llama_cpp, "llama-large": larger_beside_llama_cpp,
-    "embeddings": embeddings, "mix": mix, "memory": memory,
+    "correct": correct, "latency": latency, "chat": chats, "llama": beside_llama_cpp,
+    "llama-large": larger_beside_llama_cpp, "embeddings": embeddings, "mix": mix, "memory": memory,
 }  # fmt: skip
 
 
@@ -378,7 +416,9 @@ def main(argv: list[str] | None = None) -> None:
     """Measure."""
     parser = harness.parser(__doc__)
     parser.add_argument("--tables", default=",".join(TABLES), help="which of them, with commas")
-    parser.add_argument("--requests", type=int, default=400, help="of the table `correct`")
+    parser.add_argument(
+        "--requests", type=int, default=400, help="of the table `correct`, and of each kind in `latency`"
+    )
     parser.add_argument("--clients", type=int, default=32, help="at a time, in `correct` and `embeddings`")
     parser.add_argument("--tokens", type=int, default=48, help="of an answer")
     parser.add_argument("--texts", type=int, default=256, help="of the table `embeddings`")
