@@ -160,13 +160,13 @@ def test_what_is_accepted_sends_at_once() -> None:
     assert accepted[0] != 0
 
 
-def milliseconds(ask: Callable[[], Any], times: int) -> float:
+def milliseconds(ask: Callable[[], Any], times: int) -> list[float]:
     took = []
     for _ in range(times):
         began = time.perf_counter()
         ask()
-        took.append(time.perf_counter() - began)
-    return statistics.median(took) * 1000
+        took.append(1000 * (time.perf_counter() - began))
+    return took
 
 
 def on_one_connection(running: Running, times: int) -> float:
@@ -181,7 +181,7 @@ def on_one_connection(running: Running, times: int) -> float:
     try:
         ask()
         first = connection.sock
-        found = milliseconds(ask, times)
+        found = statistics.median(milliseconds(ask, times))
         assert connection.sock is first, "all of them went through one connection"
         return found
     finally:
@@ -214,13 +214,13 @@ def test_a_kept_connection_adds_less_than_two_milliseconds(live: Running, times:
 
 @pytest.mark.slow
 def test_neither_a_body_nor_a_stream_waits(live: Running) -> None:
-    took = milliseconds(lambda: live.ok("/tokenize", prompt="a"), 30)
-    assert took < 20, f"{took:.1f} ms"
+    # The shortest: other work on the machine only adds, and what waits for an acknowledgement waits each time.
+    assert min(milliseconds(lambda: live.ok("/tokenize", prompt="a"), 30)) < 20
     body = {"prompt": "the", "max_tokens": 2, "temperature": 0, "stream": True}
 
     def stream() -> None:
         with live.client.stream("POST", "/v1/completions", json=body) as answer:
             assert list(answer.iter_lines())[-2:] == ["data: [DONE]", ""]
 
-    whole = milliseconds(lambda: live.ok("/v1/completions", **{**body, "stream": False}), 10)
-    assert milliseconds(stream, 10) < whole + 20
+    whole = min(milliseconds(lambda: live.ok("/v1/completions", **{**body, "stream": False}), 10))
+    assert min(milliseconds(stream, 10)) < whole + 20
