@@ -323,6 +323,10 @@ def test_workers_share_a_port_and_are_replaced(served_folder: Path, tmp_path: Pa
         (tmp_path / "elsewhere").rename(folder)
         until(lambda answer: answer["workers"] == {"expected": 2, "ready": 2, "last_error": None})
         assert len(workers_of(children_of(own.process.pid))) == 2
+        for process in workers_of(children_of(own.process.pid)):
+            os.kill(process, signal.SIGINT)  # as Ctrl-C does, which their parent answers for them
+        time.sleep(0.5)
+        assert health()["workers"]["ready"] == 2
         assert any("worker cannot load" in line and "again_in=2s" in line for line in own.errors), own.errors
         assert own.end() == 0
     assert children_of(own.process.pid) == []

@@ -109,7 +109,7 @@ def test_keys(indexed: Running, live: Running, tmp_path: Path, monkeypatch: pyte
 
 @pytest.mark.parametrize("url", ["localhost:8000", "ftp://localhost", "http://", "http://localhost:port", "x", ""])
 def test_what_is_no_url(url: str) -> None:
-    with pytest.raises(ConfigError, match="takes a URL such as http://127.0.0.1"):
+    with pytest.raises(ConfigError, match="takes a URL such as"):
         Remote(url)
 
 

@@ -116,8 +116,11 @@ class Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """End on SIGTERM and SIGINT with status 0: it is the usual way for a server to end."""
-        with ending_signals_to(self.handle_exit, ignored_too=True):
+        """End on SIGTERM and SIGINT with status 0: it is the usual way for a server to end.
+
+        One of several workers leaves SIGINT, which it ignores, to the process that started it.
+        """
+        with ending_signals_to(self.handle_exit, ignored_too=self.service.settings.workers == 1):
             yield
 
 

@@ -236,8 +236,10 @@ def _work(
     from gerund.server.running import Server, end_while_loading, serve
 
     logs.set_up(settings.log)
-    # Ctrl-C goes to all processes of a terminal; the one that started this one ends it.
+    # Ctrl-C goes to all processes of a terminal, and the one that started this one sends SIGTERM. The second of two
+    # signals would give up what runs.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def watch(server: Server) -> None:
         """Take what is told of the workers, and end when the process that started this one is gone."""
