@@ -62,12 +62,10 @@ async def _invalid(_request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     if any(one["type"] == "json_invalid" for one in error.errors()):
         return _shown(ApiError("the body is not valid JSON", code="invalid_json"))
-    place, message = worst(list(error.errors()), error.body)
-    if place:
-        message = f"{place}: {message}"
-    elif not isinstance(error.body, dict):
+    place, message, code = worst(list(error.errors()), error.body)
+    if not isinstance(error.body, dict):
         message = 'the body is a JSON object, such as {"input": "a text"}'
-    return _shown(ApiError(message, param=place or None))
+    return _shown(ApiError(message, param=place or None, code=code))
 
 
 async def _http_error(_request: Request, error: Exception) -> Response:

@@ -178,7 +178,7 @@ def test_limits_and_a_form_hold_together(lm: LanguageModel) -> None:
     token = lm.tokenizer("c", add_special_tokens=False).input_ids[0]
     [cut] = lm.generate("x", 30, regex="abcd", stop_token_ids=[token])
     assert (cut.text, cut.stop) == ("ab", token)
-    with pytest.raises(ConfigError, match="contradict each other"):
+    with pytest.raises(ConfigError, match="bad_words and the form of the text leave no token"):
         lm.generate("x", 30, choice=["ab"], bad_words=["b"])
 
 
@@ -198,7 +198,8 @@ def test_limits_and_a_form_hold_together(lm: LanguageModel) -> None:
         ({"bad_words": [5]}, "bad_words is a text or a list of texts"),
         ({"ignore_eos": "yes"}, "ignore_eos is True or False"),
         ({"ignore_eos": True, "choice": ["a"]}, "ignore_eos contradicts choice"),
-        ({"allowed_token_ids": [2], "min_tokens": 1}, "contradict each other"),
+        ({"allowed_token_ids": [2], "min_tokens": 1}, "allowed_token_ids and min_tokens leave no token"),
+        ({"allowed_token_ids": [70], "bad_words": ["d"]}, "allowed_token_ids and bad_words leave no token"),
     ],
 )
 def test_impossible_limits(lm: LanguageModel, given: dict[str, Any], said: str) -> None:

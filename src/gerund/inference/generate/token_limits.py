@@ -16,10 +16,7 @@ from gerund.errors import ConfigError
 from gerund.inference.generate.config import GenerationConfig
 from gerund.inference.generate.detokenizing import vocabulary_bytes
 
-_NOTHING_LEFT = (
-    "no token is left that may follow: what min_tokens, bad_words, allowed_token_ids and the form of the text allow "
-    "contradict each other"
-)
+_LIMITING = ("allowed_token_ids", "bad_words", "min_tokens")
 
 
 class TokenLimits:
@@ -49,8 +46,9 @@ class TokenLimits:
             self.always_V &= ~self._tokens(lambda piece, word=word: word in piece)  # type: ignore[misc]
         self.early_V = self.always_V.clone()
         self.early_V[list(ends)] = False
+        self._names = [name for name in _LIMITING if getattr(settings, name)]
         if not (self.early_V if self.least else self.always_V).any():
-            raise ConfigError(_NOTHING_LEFT)
+            raise self.nothing_left()
 
     @classmethod
     def of(
@@ -60,6 +58,12 @@ class TokenLimits:
         if not (settings.min_tokens or settings.bad_words or settings.allowed_token_ids):
             return None
         return cls(settings, tokenizer, size, ends)
+
+    def nothing_left(self, *, has_form: bool = False) -> ConfigError:
+        """Return the error for limits that allow no token."""
+        every = [*self._names, *(["the form of the text"] if has_form else [])]
+        verb = "leave" if len(every) > 1 else "leaves"
+        return ConfigError(f"{' and '.join(every)} {verb} no token that could follow; allow more")
 
     def follower(self) -> "LimitFollower":
         """Return the limits of one text."""
@@ -111,7 +115,7 @@ class LimitFollower:
                 # The form is complete: it ends the text, however short.
                 found_V = own.always_V & ~own.early_V & form_V
         if not found_V.any():
-            raise ConfigError(_NOTHING_LEFT)
+            raise own.nothing_left(has_form=form_V is not None)
         return found_V
 
     def put(self, token: int) -> None:
