@@ -50,16 +50,54 @@ ROUTES: list[tuple[str, type[Body], dict[str, Any]]] = [
 ]
 # What servers and clients of this kind know and gerund does not do, with values that would change the answer.
 ELSEWHERE: dict[str, Any] = {
-    "prompt_logprobs": 1, "use_beam_search": True, "length_penalty": 2.0, "early_stopping": True, "logits_processors": ["x"],
-    "return_token_ids": True, "add_generation_prompts": True, "chat_template": "{{ 1 }}", "documents_": [{"text": "x"}],
-    "repetition_detection": {"max_pattern_size": 3}, "thinking_token_budget": 9, "reasoning_effort": "high",
-    "enable_thinking": False, "verbosity": "low", "mirostat": 2, "dynatemp_range": 0.5, "xtc_probability": 0.1,
-    "dry_multiplier": 0.8, "repeat_penalty": 1.1, "samplers": ["top_k"], "n_probs": 5, "n_keep": 8, "top_a": 0.5, "tfs_z": 0.9,
-    "no_repeat_ngram_size": 3, "do_sample": False, "num_beams": 4, "max_length": 20, "typical": 0.2, "options": {"num_ctx": 5},
-    "instruction": "Rank.", "overlap_tokens": 80, "output_dtype": "int8", "late_chunking": True, "softmax": True,
-    "embedding_types": ["int8"], "output_dimension": 8, "rank_fields": ["title"], "format": "json", "images": ["x"],
-    "num_predict": 3, "raw": True, "system": "Be brief.", "context": [1, 2], "extra_body": {"top_k": 1}, "\ud800": 1, "": 1,
-}  # fmt: skip
+    "prompt_logprobs": 1,
+    "use_beam_search": True,
+    "length_penalty": 2.0,
+    "early_stopping": True,
+    "logits_processors": ["x"],
+    "return_token_ids": True,
+    "add_generation_prompts": True,
+    "chat_template": "{{ 1 }}",
+    "documents_": [{"text": "x"}],
+    "repetition_detection": {"max_pattern_size": 3},
+    "thinking_token_budget": 9,
+    "reasoning_effort": "high",
+    "enable_thinking": False,
+    "verbosity": "low",
+    "mirostat": 2,
+    "dynatemp_range": 0.5,
+    "xtc_probability": 0.1,
+    "dry_multiplier": 0.8,
+    "repeat_penalty": 1.1,
+    "samplers": ["top_k"],
+    "n_probs": 5,
+    "n_keep": 8,
+    "top_a": 0.5,
+    "tfs_z": 0.9,
+    "no_repeat_ngram_size": 3,
+    "do_sample": False,
+    "num_beams": 4,
+    "max_length": 20,
+    "typical": 0.2,
+    "options": {"num_ctx": 5},
+    "instruction": "Rank.",
+    "overlap_tokens": 80,
+    "output_dtype": "int8",
+    "late_chunking": True,
+    "softmax": True,
+    "embedding_types": ["int8"],
+    "output_dimension": 8,
+    "rank_fields": ["title"],
+    "format": "json",
+    "images": ["x"],
+    "num_predict": 3,
+    "raw": True,
+    "system": "Be brief.",
+    "context": [1, 2],
+    "extra_body": {"top_k": 1},
+    "\ud800": 1,
+    "": 1,
+}
 # Objects in bodies, and a field that they do not have.
 NESTED: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"messages": [{**HELLO[0], "prefix": True}]}, "messages.0.prefix"),
@@ -141,8 +179,18 @@ def test_what_changes_no_answer_is_accepted(live: Running, route: str, form: typ
 
 
 def test_what_answers_say_of_a_message_is_taken_back(live: Running) -> None:
-    message = {"role": "assistant", "content": "Hi", "refusal": None, "annotations": [], "audio": None, "id": "msg_1",
-               "function_call": None, "tool_calls": None, "reasoning_content": "", "provider_specific_fields": {}}  # fmt: skip
+    message = {
+        "role": "assistant",
+        "content": "Hi",
+        "refusal": None,
+        "annotations": [],
+        "audio": None,
+        "id": "msg_1",
+        "function_call": None,
+        "tool_calls": None,
+        "reasoning_content": "",
+        "provider_specific_fields": {},
+    }
     plain = {"role": "assistant", "content": "Hi"}
     part = {"type": "text", "text": "Hello", "cache_control": {"type": "ephemeral"}}
     turns = [{"role": "user", "content": [part]}, message, *HELLO]

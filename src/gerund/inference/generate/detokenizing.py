@@ -11,10 +11,23 @@ from weakref import WeakKeyDictionary
 
 from transformers import AddedToken, PreTrainedTokenizerBase
 
+from gerund.errors import without_panics
+
 # Enough tokens of the prompt to decode what follows them as it would be read there.
 TAIL = 6
 # Stands where a character has bytes that are still to come.
 _PARTIAL = "\ufffd"
+
+
+def decoded(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+    """Return the text of token ids.
+
+    Raises:
+        ModelError: the tokenizer fails on them.
+    """
+    with without_panics("the model's tokenizer fails on token ids"):
+        text: str = tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
+    return text
 
 
 def continuation_text(tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int], ids: Sequence[int]) -> str:
@@ -27,8 +40,8 @@ def text_behind(
 ) -> str:
     """Decode ``ids`` as they read after the prompt: alone, many tokenizers would drop their first space."""
     tail = list(prompt[-TAIL:])
-    before: str = tokenizer.decode(tail, skip_special_tokens=skip_special_tokens)
-    together: str = tokenizer.decode([*tail, *ids], skip_special_tokens=skip_special_tokens)
+    before = decoded(tokenizer, tail, skip_special_tokens=skip_special_tokens)
+    together = decoded(tokenizer, [*tail, *ids], skip_special_tokens=skip_special_tokens)
     return together[len(before) :]
 
 
@@ -78,8 +91,8 @@ class TextTail:
     def _take(self, *, last: bool, may_stop: bool = True) -> str:
         if self.stopped is not None:
             return ""
-        before = self._tokenizer.decode(self._ids[self._start : self._read], skip_special_tokens=True)
-        now = self._tokenizer.decode(self._ids[self._start :], skip_special_tokens=True)
+        before = decoded(self._tokenizer, self._ids[self._start : self._read])
+        now = decoded(self._tokenizer, self._ids[self._start :])
         if len(now) > len(before) and (last or not now.endswith(_PARTIAL)):
             known = len(self.text)
             self.text += now[len(before) :]
