@@ -47,7 +47,7 @@ class GerundError(Exception):
 
 
 def is_panic(error: BaseException) -> bool:
-    """Whether an error is a panic of a library in Rust, such as tokenizers: no ``Exception``, and of no public class."""
+    """Whether an error is a panic of a library in Rust, such as tokenizers; it is not an ``Exception``."""
     return type(error).__name__ == "PanicException"
 
 
