@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
 from starlette.testclient import TestClient
 
 from gerund.config import Sampling
@@ -14,7 +15,7 @@ from gerund.entry import load
 from gerund.server.app import make_app
 from gerund.server.config import ServerConfig
 from gerund.server.schemas import without_effect
-from gerund.server.schemas.base import Body
+from gerund.server.schemas.base import Body, worst
 from gerund.server.schemas.representation import (
     AttentionRequest,
     DetokenizeRequest,
@@ -133,18 +134,29 @@ def refusal(client: TestClient, route: str, body: Any) -> dict[str, Any]:
     return error
 
 
-def test_hundreds_of_unknown_fields_are_each_refused_by_name(client: TestClient) -> None:
+def test_hundreds_of_unknown_fields_are_each_refused_by_name() -> None:
     count = 0
     for route, form, body in ROUTES:
         known = {one.alias or name for name, one in form.model_fields.items()}
         for name, value in ELSEWHERE.items():
             if name in known or without_effect.is_accepted(form.without_effect or {}, name, value):
                 continue
-            error = refusal(client, route, {**body, name: value})
-            assert error["param"] == (name.encode("utf-8", "backslashreplace").decode() or "''"), (route, name, error)
-            assert error["code"] == "not_supported"
+            changed = {**body, name: value}
+            with pytest.raises(ValidationError) as caught:
+                form.model_validate(changed)
+            errors: list[Any] = [{**one, "loc": ("body", *one["loc"])} for one in caught.value.errors()]
+            place, message, code = worst(errors, changed)
+            shown = name.encode("utf-8", "backslashreplace").decode() or "''"
+            assert (place, shown in message, code) == (shown, True, "not_supported"), (route, name)
             count += 1
     assert count > 400
+
+
+@pytest.mark.parametrize(("route", "body"), [(route, body) for route, _, body in ROUTES])
+def test_every_route_refuses_unknown_fields(client: TestClient, route: str, body: dict[str, Any]) -> None:
+    for name, shown in (("no_repeat_ngram_size", "no_repeat_ngram_size"), ("\ud800", "\\ud800"), ("", "''")):
+        error = refusal(client, route, {**body, name: 3})
+        assert (error["param"], error["code"]) == (shown, "not_supported")
 
 
 @pytest.mark.parametrize(("route", "body", "param"), NESTED)

@@ -6,7 +6,11 @@ forms and batches need not know of them.
 Knows: ``GenerationConfig``, what tokens spell. Does not know: models, how a token is chosen.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Collection, Sequence
+from itertools import accumulate
+from threading import Lock
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -37,13 +41,17 @@ class TokenLimits:
     ) -> None:
         self.least = settings.min_tokens
         self.words = tuple(word.encode("utf-8", "replace") for word in settings.bad_words)
-        self.spelled: Sequence[bytes] = vocabulary_bytes(tokenizer, size) if self.words else ()
-        self._starting: dict[bytes, Tensor] = {}
+        self.vocabulary = _spelled_vocabulary(tokenizer, size) if self.words else None
+        # By the beginning of a word that a text ends in, what must not follow.
+        self.rests: dict[bytes, list[bytes]] = {}
         self.always_V = torch.ones(size, dtype=torch.bool)
         if settings.allowed_token_ids is not None:
             self.always_V.zero_()[list(settings.allowed_token_ids)] = True
         for word in self.words:
-            self.always_V &= ~self._tokens(lambda piece, word=word: word in piece)  # type: ignore[misc]
+            assert self.vocabulary is not None
+            self.always_V[self.vocabulary.containing(word)] = False
+            for length in range(1, len(word)):
+                self.rests.setdefault(word[:length], []).append(word[length:])
         self.early_V = self.always_V.clone()
         self.early_V[list(ends)] = False
         self._names = [name for name in _LIMITING if getattr(settings, name)]
@@ -68,15 +76,6 @@ class TokenLimits:
     def follower(self) -> "LimitFollower":
         """Return the limits of one text."""
         return LimitFollower(self)
-
-    def starting(self, rest: bytes) -> Tensor:
-        """Return which tokens start with the rest of a word ``(V,)`` bool."""
-        if rest not in self._starting:
-            self._starting[rest] = self._tokens(lambda piece: piece.startswith(rest))
-        return self._starting[rest]
-
-    def _tokens(self, holds: Callable[[bytes], bool]) -> Tensor:
-        return torch.tensor([holds(piece) for piece in self.spelled], dtype=torch.bool)
 
 
 class LimitFollower:
@@ -103,10 +102,10 @@ class LimitFollower:
         own = self._limits
         is_early = self._count < own.least
         allowed_V = own.early_V if is_early else own.always_V
-        for word in own.words:
-            for size in range(1, min(len(word), len(self._end) + 1)):
-                if self._end.endswith(word[:size]):
-                    allowed_V = allowed_V & ~own.starting(word[size:])
+        banned = self._banned()
+        if banned:
+            allowed_V = allowed_V.clone()
+            allowed_V[banned] = False
         if form_V is None:
             found_V = allowed_V
         else:
@@ -118,8 +117,63 @@ class LimitFollower:
             raise own.nothing_left(has_form=form_V is not None)
         return found_V
 
+    def _banned(self) -> list[int]:
+        """Return the tokens that would complete a bad word which the text has begun."""
+        vocabulary, rests, end = self._limits.vocabulary, self._limits.rests, self._end
+        if vocabulary is None:
+            return []
+        begun = (rests.get(end[at:], ()) for at in range(len(end)))
+        return [token for found in begun for rest in found for token in vocabulary.starting(rest)]
+
     def put(self, token: int) -> None:
         """Take the token that was chosen."""
         self._count += 1
-        if self._longest:
-            self._end = (self._end + self._limits.spelled[token])[-self._longest :]
+        vocabulary = self._limits.vocabulary
+        if self._longest and vocabulary is not None:
+            self._end = (self._end + vocabulary.pieces[token])[-self._longest :]
+
+
+class SpelledVocabulary:
+    """What all tokens spell, and quick answers to which of them contain something.
+
+    Args:
+        pieces: the bytes of each token.
+    """
+
+    def __init__(self, pieces: Sequence[bytes]) -> None:
+        self.pieces = pieces
+        self._joined = b"".join(pieces)
+        self._starts = [0, *accumulate(map(len, pieces))]
+        self._order = sorted(range(len(pieces)), key=lambda token: pieces[token])
+        self._sorted = [pieces[token] for token in self._order]
+
+    def containing(self, word: bytes) -> list[int]:
+        """Return the tokens that spell a word, alone or with more."""
+        found, at = [], self._joined.find(word)
+        while at >= 0:
+            token = bisect_right(self._starts, at) - 1
+            end = self._starts[token + 1]
+            is_inside = at + len(word) <= end
+            if is_inside:
+                found.append(token)
+            at = self._joined.find(word, end if is_inside else at + 1)
+        return found
+
+    def starting(self, rest: bytes) -> list[int]:
+        """Return the tokens whose spelling starts so."""
+        first = bisect_left(self._sorted, rest)
+        end = bisect_left(self._sorted, True, lo=first, key=lambda piece: not piece.startswith(rest))
+        return self._order[first:end]
+
+
+def _spelled_vocabulary(tokenizer: PreTrainedTokenizerBase, size: int) -> SpelledVocabulary:
+    pieces = vocabulary_bytes(tokenizer, size)
+    with _lock:
+        known = _vocabularies.get(tokenizer)
+        if known is None or known.pieces is not pieces:
+            known = _vocabularies[tokenizer] = SpelledVocabulary(pieces)
+        return known
+
+
+_lock = Lock()
+_vocabularies: WeakKeyDictionary[PreTrainedTokenizerBase, SpelledVocabulary] = WeakKeyDictionary()

@@ -16,7 +16,7 @@ from gerund.server.schemas.base import Body, Count, Ids, ManyIds, RequestBody, T
 
 MOST_CHOICES = 128
 # Bad words, and tokens that end a text.
-MOST_BANNED = 256
+MOST_BANNED = 128
 # What OpenAI's interface writes in a completion whose request does not say.
 USUAL_COMPLETION = 16
 # Of a gap all lengths up to the longest are tried.
@@ -26,7 +26,7 @@ ScorerName = Literal[
 ]
 
 Stop = Text | Annotated[list[Text], Field(max_length=16, fail_fast=True)]
-BadWord = Annotated[str, Field(min_length=1, max_length=200)]
+BadWord = Annotated[str, Field(min_length=1, max_length=100)]
 Choices = Annotated[int, Field(ge=1, le=MOST_CHOICES)]
 Length = Annotated[int, Field(ge=1, le=MOST_FILLED)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
