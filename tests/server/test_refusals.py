@@ -169,6 +169,8 @@ REFUSED: list[tuple[str, dict[str, Any], int, str | None, str | None]] = [
     ("/infill", {"pieces": ["", ""]}, 400, "pieces", None),
     ("/infill", {"text": "a [blank]", "samples": 2}, 400, "samples", None),
     ("/infill", {"text": "a [blank]", "lengths": 10**6}, 400, "lengths", None),
+    ("/infill", {"text": "a [blank]", "max_tokens": 2, "n_predict": 3}, 400, "n_predict", None),
+    ("/tokenize", {"messages": HELLO, "add_special_tokens": True}, 400, "add_special_tokens", "not_supported"),
     ("/tokenize", {}, 400, "prompt", None),
     ("/tokenize", {"prompt": "a", "content": "b"}, 400, "content", None),
     ("/tokenize", {"prompt": "\ud800"}, 400, "prompt", None),

@@ -41,6 +41,13 @@ async def tokenize(body: TokenizeRequest, service: Served) -> dict[str, Any]:
 def _ids(service: Service, body: TokenizeRequest) -> list[int]:
     lm = service.lm
     if body.messages is not None:
+        if body.add_special_tokens or body.add_special:
+            named = "add_special_tokens" if body.add_special_tokens else "add_special"
+            raise ApiError(
+                f"{named} is not supported with messages, whose template writes the special tokens; leave it out",
+                param=named,
+                code="not_supported",
+            )
         conversation = ChatRequest(messages=body.messages).conversation()
         template = template_options(body.add_generation_prompt, body.continue_final_message, body.chat_template_kwargs)
         return prompt_ids(lm.model, lm.tokenizer, conversation, "conversation", template=template)

@@ -468,3 +468,8 @@ class InfillRequest(Sampled):
         """
         if self.stream:
             raise ApiError("stream is not supported here; leave it out", param="stream", code="not_supported")
+        lengths = {length for length in (self.max_tokens, self.n_predict) if length is not None and length > 0}
+        if len(lengths) > 1:
+            raise ApiError(
+                "max_tokens and n_predict both say how many tokens to write; leave one out", param="n_predict"
+            )
