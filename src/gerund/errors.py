@@ -25,6 +25,8 @@ that the user sees. Whatever a message quotes, it is one line of at most 300 cha
 """
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 
 _LONGEST = 300
@@ -42,6 +44,29 @@ class GerundError(Exception):
 
     def __init__(self, message: object = "") -> None:
         super().__init__(one_line(str(message)))
+
+
+def is_panic(error: BaseException) -> bool:
+    """Whether an error is a panic of a library in Rust, such as tokenizers; it is not an ``Exception``."""
+    return type(error).__name__ == "PanicException"
+
+
+@contextmanager
+def without_panics(what: str) -> Iterator[None]:
+    """Turn a panic of a library in Rust into an error that can be caught.
+
+    Args:
+        what: what failed then, as the beginning of a sentence.
+
+    Raises:
+        ModelError: the library panicked.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if not is_panic(error):
+            raise
+        raise ModelError(f"{what}: {one_line(str(error))}") from error
 
 
 def one_line(text: str, most: int = _LONGEST) -> str:

@@ -81,9 +81,11 @@ class GenerativeModel(TextEncoder):
                 continuation depends on its prompt and its seed, and on no other prompt of the call.
             rerank: write several continuations and keep what a scorer likes best (RankGen, section 2.3).
             batch_size: continuations in one pass; with ``rerank`` it is chosen by how many there are of a prompt.
-            options: ``n``, how many continuations of each prompt, above 1 sampled ones; ``stop``, strings before
-                which the text ends; ``logprobs``, the log-probability of each token and how many alternatives;
-                ``schema``, ``regex`` or ``choice``, the form of the text, which need llguidance. See
+            options: ``n``, how many continuations of each prompt, above 1 sampled ones; ``stop`` and
+                ``stop_token_ids``, what ends the text; ``min_tokens``, ``ignore_eos``, ``bad_words`` and
+                ``allowed_token_ids``, which tokens may follow; ``logprobs``, the log-probability of each token and
+                how many alternatives; ``schema``, ``regex`` or ``choice``, the form of the text, which need
+                llguidance. See
                 ``gerund.inference.generate.config.GenerationKeywords``. None of them goes with ``rerank``.
 
         Returns:

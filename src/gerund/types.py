@@ -98,12 +98,12 @@ class Generation:
     """One continuation of one prompt.
 
     Attributes:
-        text: the new text, without the prompt; it ends before a stop string.
+        text: the new text, without the prompt; it ends before a stop string unless it is to be included.
         token_ids: its token ids, without the end token; those that spell a stop string are there.
         score: mean log-probability (nats a token) that the untouched model gives the tokens; 0.0 for none.
         finished: whether the text came to its end (the model ended it, a stop string was written, what was asked
             for is complete), rather than running out of ``max_new_tokens``.
-        stop: the stop string that ended it, if one did.
+        stop: the stop string that ended it, or the id of the stop token, if one did.
         logprobs: of each token of ``token_ids``, where they were asked for.
         usage: how many tokens were read and written for it.
     """
@@ -112,7 +112,7 @@ class Generation:
     token_ids: list[int] = field(repr=False)
     score: float
     finished: bool
-    stop: str | None = field(default=None, kw_only=True)
+    stop: str | int | None = field(default=None, kw_only=True)
     logprobs: list[TokenLogprob] | None = field(default=None, kw_only=True, repr=False)
     usage: Usage = field(default=Usage(), kw_only=True, repr=False, compare=False)
 

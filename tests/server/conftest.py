@@ -26,7 +26,8 @@ from tests.tiny import byte_tokenizer, tiny
 TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}"
     "{% if 'raise' in (message['role'], message['content']) %}{{ raise_exception('no such turn') }}{% endif %}"
-    "{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}assistant:"
+    "{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant:{% endif %}"
 )
 
 

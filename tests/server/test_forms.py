@@ -41,3 +41,29 @@ def test_forms_in_the_words_of_vllm(live: Running, served_lm: Any, form: Any, op
     found = live.ok("/v1/completions", prompt="the", max_tokens=8, temperature=0, **form)
     [expected] = served_lm.generate("the", 8, **options)
     assert (found["choices"][0]["text"], found["choices"][0]["finish_reason"]) == (expected.text, "stop")
+
+
+ITSELF: list[dict[str, Any]] = [
+    {"$ref": "#"},
+    {"allOf": [{"$ref": "#"}]},
+    {"$ref": "#/$defs/n", "$defs": {"n": {"$ref": "#/$defs/n"}}},
+    {"type": "object", "properties": {"a": {"$ref": "#/$defs/n"}}, "required": ["a"], "additionalProperties": False,
+     "$defs": {"n": {"$ref": "#/$defs/n"}}},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("schema", ITSELF)
+def test_a_schema_that_is_defined_by_itself_alone(live: Running, schema: dict[str, Any]) -> None:
+    pytest.importorskip("llguidance")
+    found = live.post("/v1/completions", prompt="the", max_tokens=40, guided_json=schema)
+    assert found.status_code == 400, found.text
+    assert "defined by itself alone" in found.json()["error"]["message"]
+    assert found.json()["error"]["param"] == "guided_json"
+
+
+def test_a_schema_may_contain_itself(live: Running) -> None:
+    pytest.importorskip("llguidance")
+    tree = {"type": "object", "properties": {"a": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}}, "required": ["a"],
+            "additionalProperties": False}  # fmt: skip
+    found = live.ok("/v1/completions", prompt="the", max_tokens=12, guided_json=tree, temperature=0)
+    assert found["choices"][0]["text"].lstrip().startswith("{")

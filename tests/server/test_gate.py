@@ -360,10 +360,10 @@ def test_of_a_unions_errors_the_one_that_says_most_is_told() -> None:
         {"loc": ("body", "other"), "type": "missing", "msg": "missing"},
     ]
     forms = "input is a text, a list of texts, a list of token ids, or a list of such lists"
-    assert worst(errors, {"input": ["a", 5]}) == ("input.1", forms)
+    assert worst(errors, {"input": ["a", 5]}) == ("input.1", f"input.1: {forms}", None)
     # One that was of the right type, and is wrong all the same, says more.
     errors[0] |= {"type": "string_too_short", "msg": "Value error, too short"}
-    assert worst(errors, {"input": ["a", 5]}) == ("input", "too short")
+    assert worst(errors, {"input": ["a", 5]}) == ("input", "input: too short", None)
 
 
 def test_bodies_that_are_held_together_have_a_bound() -> None:

@@ -49,12 +49,12 @@ def test_seeds_repeat_and_their_absence_does_not(live: Running) -> None:
     assert text(temperature=0) == text(temperature=0, seed=9)
 
 
-def test_fields_that_are_null_or_unknown_change_nothing(live: Running) -> None:
+def test_fields_that_are_null_or_bookkeeping_change_nothing(live: Running) -> None:
     fields = ("max_completion_tokens", "top_p", "n", "stop", "stream", "stream_options", "logprobs", "logit_bias",
               "response_format", "tools", "tool_choice", "best_of", "seed", "user", "name")  # fmt: skip
     nulls = dict.fromkeys(fields)
     plain = live.ok("/v1/chat/completions", messages=HELLO, max_tokens=5, temperature=0)
-    more = {"metadata": {"a": 1}, "store": True, "unheard_of": [1], "tools": [], "model": ""}
+    more = {"metadata": {"a": 1}, "store": True, "unheard_of": None, "tools": [], "model": ""}
     found = live.ok("/v1/chat/completions", messages=HELLO, max_tokens=5, temperature=0, **{**nulls, **more})
     assert found["choices"] == plain["choices"]
 

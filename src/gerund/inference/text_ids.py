@@ -23,7 +23,7 @@ from weakref import WeakKeyDictionary
 
 from transformers import PreTrainedTokenizerBase
 
-from gerund.errors import ModelError
+from gerund.errors import ModelError, without_panics
 from gerund.types import Rendered
 
 # What a piece is tokenized behind, so that its first token is one that occurs inside a text.
@@ -214,15 +214,16 @@ def _spelled(tokenizer: PreTrainedTokenizerBase, found: TextIds, control: frozen
 
 def _call(tokenizer: PreTrainedTokenizerBase, texts: list[str], specials: bool, offsets: bool) -> list[TextIds]:
     # No truncation: it is a setting of the tokenizer itself, which other threads would see.
-    batch = tokenizer(
-        texts,
-        add_special_tokens=specials,
-        return_attention_mask=False,
-        return_token_type_ids=False,
-        return_special_tokens_mask=True,
-        return_offsets_mapping=offsets,
-        verbose=False,
-    )
+    with without_panics("the model's tokenizer fails on a text"):
+        batch = tokenizer(
+            texts,
+            add_special_tokens=specials,
+            return_attention_mask=False,
+            return_token_type_ids=False,
+            return_special_tokens_mask=True,
+            return_offsets_mapping=offsets,
+            verbose=False,
+        )
     found = []
     for row, (ids, special) in enumerate(zip(batch["input_ids"], batch["special_tokens_mask"], strict=True)):
         before = next((i for i, flag in enumerate(special) if not flag), len(ids))

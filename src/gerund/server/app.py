@@ -10,8 +10,9 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gerund.errors import GerundError
+from gerund.errors import GerundError, is_panic
 from gerund.server.errors import GONE, ApiError, api_error
 from gerund.server.gate import Gate
 from gerund.server.routes import attention, embeddings, page, ranking, search, state, tokens, writing
@@ -45,12 +46,33 @@ def make_app(service: Service, keys: Sequence[str] = ()) -> Gate:
         return found
 
     app.openapi = openapi  # type: ignore[method-assign]
+    app.add_middleware(NoPanics)
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(GerundError, _api_error)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(Exception, _any_error)
     return Gate(app, service.settings, keys, service.metrics.done)
+
+
+class NoPanics:
+    """Turns what is no ``Exception``, such as a panic of a library in Rust, into one that the handlers answer.
+
+    Args:
+        app: the routes.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on."""
+        try:
+            await self.app(scope, receive, send)
+        except BaseException as error:
+            if not is_panic(error):
+                raise
+            raise RuntimeError("a library panicked") from error
 
 
 async def _api_error(_request: Request, error: Exception) -> Response:
@@ -62,12 +84,10 @@ async def _invalid(_request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     if any(one["type"] == "json_invalid" for one in error.errors()):
         return _shown(ApiError("the body is not valid JSON", code="invalid_json"))
-    place, message = worst(list(error.errors()), error.body)
-    if place:
-        message = f"{place}: {message}"
-    elif not isinstance(error.body, dict):
+    place, message, code = worst(list(error.errors()), error.body)
+    if not isinstance(error.body, dict):
         message = 'the body is a JSON object, such as {"input": "a text"}'
-    return _shown(ApiError(message, param=place or None))
+    return _shown(ApiError(message, param=place or None, code=code))
 
 
 async def _http_error(_request: Request, error: Exception) -> Response:

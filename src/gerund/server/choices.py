@@ -4,12 +4,29 @@ Knows: OpenAI's shapes of chats and completions. Does not know: requests, the en
 """
 
 import codecs
+import math
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from gerund.types import Generation, TokenLogprob
+
+
+@dataclass(frozen=True)
+class Echo:
+    """A prompt that stands before each of its texts.
+
+    Attributes:
+        text: its text.
+        logprobs: those of its tokens, where they were asked for; that of the first is no number, since nothing
+            precedes it.
+    """
+
+    text: str
+    logprobs: Sequence[TokenLogprob] = ()
+
 
 # JSON has no minus infinity; OpenAI's interface has this for what is as good as impossible.
 _IMPOSSIBLE = -9999.0
@@ -21,14 +38,23 @@ class Form:
     Args:
         kind: of the interface.
         model: the model's name.
-        echoes: what stands before each text, for completions that repeat their prompts; by the prompt's number.
         choices: how many texts a prompt has.
+        control: returns how a control token is spelled, which no text has in it.
+
+    Attributes:
+        echoes: what stands before each text, for completions that repeat their prompts; by the prompt's number.
     """
 
     def __init__(
-        self, kind: Literal["chat", "text"], model: str, *, echoes: Sequence[str] = (), choices: int = 1
+        self,
+        kind: Literal["chat", "text"],
+        model: str,
+        *,
+        choices: int = 1,
+        control: Callable[[int], str | None] = lambda _: None,
     ) -> None:
-        self.kind, self._echoes, self._choices = kind, echoes, choices
+        self.kind, self._choices, self._control = kind, choices, control
+        self.echoes: Sequence[Echo] = ()
         self._head = {
             "id": f"{'chatcmpl' if kind == 'chat' else 'cmpl'}-{uuid.uuid4().hex}",
             "created": int(time.time()),
@@ -45,23 +71,31 @@ class Form:
         return {**self._head, "object": kind, "choices": choices, "usage": usage, **more}
 
     def _choice(self, index: int, one: Generation) -> dict[str, Any]:
-        text = self._echo(index) + one.text
+        echo = self._echo(index)
+        text = echo.text + one.text
         choice: dict[str, Any] = {"index": index, "finish_reason": one.finish_reason, "stop_reason": one.stop}
         if self.kind == "chat":
             choice |= {"message": {"role": "assistant", "content": text, "refusal": None}}
         else:
             choice |= {"text": text}
-        choice["logprobs"] = None if one.logprobs is None else self._logprobs(index, one.logprobs)
+        own = None if one.logprobs is None else self._logprobs(index, [*echo.logprobs, *one.logprobs])
+        choice["logprobs"] = own
         return choice
 
-    def _echo(self, index: int) -> str:
-        return self._echoes[index // self._choices] if self._echoes else ""
+    def _echo(self, index: int) -> Echo:
+        return self.echoes[index // self._choices] if self.echoes else Echo("")
 
     def first(self, count: int) -> list[dict[str, Any]]:
         """Return the chunks that begin a stream of ``count`` texts."""
         if self.kind == "chat":
             return [self._chunk(index, {"delta": {"role": "assistant", "content": ""}}) for index in range(count)]
-        return [self._chunk(index, {"text": self._echo(index)}) for index in range(count) if self._echo(index)]
+        found = []
+        for index in range(count):
+            echo = self._echo(index)
+            if echo.text or echo.logprobs:
+                own = self._logprobs(index, echo.logprobs) if echo.logprobs else None
+                found.append(self._chunk(index, {"text": echo.text}, logprobs=own))
+        return found
 
     def piece(self, index: int, text: str, logprobs: Sequence[TokenLogprob], *, wants: bool) -> dict[str, Any]:
         """Return a chunk with the next characters of a text.
@@ -88,7 +122,12 @@ class Form:
         return {**self._head, "object": "chat.completion.chunk" if self.kind == "chat" else "text_completion"}
 
     def _chunk(
-        self, index: int, own: dict[str, Any], reason: str | None = None, stop: str | None = None, logprobs: Any = None
+        self,
+        index: int,
+        own: dict[str, Any],
+        reason: str | None = None,
+        stop: str | int | None = None,
+        logprobs: Any = None,
     ) -> dict[str, Any]:
         choice = {"index": index, **own, "finish_reason": reason, "logprobs": logprobs}
         if stop is not None:
@@ -99,18 +138,40 @@ class Form:
         if self.kind == "chat":
             listed = [{**_described(one), "top_logprobs": [_described(top) for top in one.top]} for one in tokens]
             return {"content": listed, "refusal": None}
-        offsets, at = [], self._offsets.get(index, len(self._echo(index)))
+        echo, offsets = self._echo(index), []
+        # The tokens of a prompt may spell a space more than its text has; what follows it starts at its end.
+        spelled = b"".join(one.utf8 for one in echo.logprobs).decode("utf-8", "replace")
+        at = self._offsets.get(index, len(echo.text) - len(spelled))
         decoder = self._decoders.setdefault(index, codecs.getincrementaldecoder("utf-8")("replace"))
         for one in tokens:
-            offsets.append(at)
+            offsets.append(max(0, at))
             at += len(decoder.decode(bytes(one.utf8)))
         self._offsets[index] = at
         return {
-            "tokens": [one.text for one in tokens],
-            "token_logprobs": [_finite(one.logprob) for one in tokens],
-            "top_logprobs": [{top.text: _finite(top.logprob) for top in one.top} for one in tokens],
+            "tokens": [self._spelled(one) for one in tokens],
+            "token_logprobs": [None if math.isnan(one.logprob) else _finite(one.logprob) for one in tokens],
+            "top_logprobs": [None if math.isnan(one.logprob) else self._alternatives(one) for one in tokens],
             "text_offset": offsets,
         }
+
+    def _alternatives(self, token: TokenLogprob) -> dict[str, float]:
+        """Return the log-probabilities of the most likely tokens and of the chosen one, each under a key of its own."""
+        found: dict[str, float] = {}
+        is_listed = any(top.token_id == token.token_id for top in token.top)
+        for one in token.top if is_listed else (*token.top, token):
+            key = self._spelled(one)
+            # Two tokens may spell the same: the more likely one keeps the text.
+            found[key if key not in found else f"token_id:{one.token_id}"] = _finite(one.logprob)
+        return found
+
+    def _spelled(self, token: TokenLogprob) -> str:
+        """Return a token as OpenAI's completions write it: its text, or its bytes if they are not whole characters."""
+        if not token.utf8:
+            return self._control(token.token_id) or ""
+        try:
+            return token.utf8.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + repr(token.utf8)[2:-1]
 
 
 def usage_of(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:

@@ -18,6 +18,11 @@ from gerund.server.request_claims import Claim
 from gerund.server.service import Service
 from gerund.types import EncodeResult
 
+# What encoders and servers call the two sides of a search.
+_KINDS = (
+    ("query", "search_query", "retrieval.query", "retrieval_query"),
+    ("document", "passage", "search_document", "retrieval.passage", "retrieval_document"),
+)
 # What is tokenized in the event loop, the prompt counted as a text.
 _FEW, _LETTERS = 5, 2048
 
@@ -30,6 +35,7 @@ async def encoded(
     param: str,
     prompt: str | None = None,
     prompt_name: str | None = None,
+    prompt_param: str = "prompt_name",
     dimensions: int | None = None,
     truncate: bool = False,
     places: Sequence[str] | None = None,
@@ -43,6 +49,7 @@ async def encoded(
         param: the field that they stand in.
         prompt: put before every text.
         prompt_name: the name of a stored prompt, to be put there.
+        prompt_param: the field that says so.
         dimensions: numbers that are kept of each vector.
         truncate: cut texts that are too long, instead of refusing them.
         places: where each text stands in the body, for texts of several fields.
@@ -73,11 +80,32 @@ async def encoded(
             ) from error
         raise api_error(error, place) from error
     except ConfigError as error:
-        named = "prompt" if prompt_name is None else "prompt_name"
+        named = "prompt" if prompt_name is None else prompt_param
         raise api_error(error, "dimensions" if "dimensions" in str(error) else named) from error
     except Exception as error:
         raise api_error(error, param) from error
     return found
+
+
+def prompt_for(service: Service, kind: str, param: str) -> str | None:
+    """Return the name of the encoder's prompt for a kind of text; None where it reads that kind without one.
+
+    Args:
+        service: the model.
+        kind: ``query``, ``document``, what other servers call them, or the name of a prompt.
+        param: the field that says so.
+
+    Raises:
+        ApiError: there is no such kind of text.
+    """
+    prompts = service.lm.encoder.prompts
+    if kind in prompts:
+        return kind
+    for names in _KINDS:
+        if kind in names:
+            return next((name for name in names if name in prompts), None)
+    known = ", ".join(repr(name) for name in dict.fromkeys((*prompts, "query", "document")))
+    raise ApiError(f"{param}: this encoder has no prompt for {kind!r}; it has {known}", param=param)
 
 
 def _is_short(inputs: Sequence[str | list[int]]) -> bool:

@@ -50,7 +50,7 @@ _ELSEWHERE = {
     "schema": ("response_format", "structured_outputs", "guided_json"),
     "regex": ("structured_outputs", "guided_regex"),
     "choice": ("structured_outputs", "guided_choice"),
-    "max_new_tokens": ("max_tokens",),
+    "max_new_tokens": ("max_completion_tokens", "max_tokens", "n_predict"),
     "samples": ("best_of",),
 }
 # A status of none, for a client that has gone; nobody reads it but the log.
@@ -124,7 +124,7 @@ def blamed(error: BaseException, given: Collection[str]) -> str | None:
     >>> blamed(ValueError("greedy ones are all the same; set n=1"), {"prompt", "n"})
     'n'
     """
-    for word in [str(error).partition(" ")[0], *re.findall(r"\b(\w+)=", str(error))]:
+    for word in [str(error).partition(" ")[0].rstrip(":"), *re.findall(r"\b(\w+)=", str(error))]:
         for name in (word, *_ELSEWHERE.get(word, ())):
             if name in given:
                 return name

@@ -51,7 +51,7 @@ async def complete(
     """Return what stands between a prompt and its suffix, as a completion."""
     suffix = body.suffix or ""
     pieces = [prompt, suffix]
-    most = body.max_tokens or USUAL_COMPLETION
+    most = body.asked_tokens or USUAL_COMPLETION
     found, read = await _filled(service, request, pieces, "prompt", body, most)
     [span] = _inserts(pieces, found)
     usage = usage_of(read, found.lengths[0])

@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from gerund import ConfigError, EncoderConfig, ModelError, Rendered, Rerank, Sampling, TextError
-from gerund.inference.generate.chat import render
+from gerund.inference.generate.chat import TemplateOptions, render
 from gerund.inference.generate.prompts import prompt_ids
 from gerund.inference.text_ids import text_ids
 from gerund.language_model import LanguageModel
@@ -44,6 +44,31 @@ class TestTemplates:
             expected = lm.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
             assert prompt_ids(lm.model, lm.tokenizer, messages) == expected
             assert expected.count(lm.tokenizer.bos_token_id) == 1
+
+    @pytest.mark.parametrize("text", ["I am", " I am ", "", "a <|im_end|> b", "<|im_start|>", " <|im_end|> c "])
+    def test_the_last_message_is_continued_and_control_tokens_in_it_are_text(self, text):
+        tokenizer = chat_tokenizer()
+        messages = [*HELLO, {"role": "assistant", "content": text}]
+        found = render(tokenizer, messages, TemplateOptions(add_generation_prompt=False, continue_final_message=True))
+        before = render(tokenizer, HELLO)
+        assert found == tokenizer.apply_chat_template(messages, tokenize=False, continue_final_message=True)
+        assert found == (before + text.strip() if text else before.rstrip())
+        control = set(tokenizer.convert_tokens_to_ids(["<|im_start|>", "<|im_end|>"]))
+        opened = text_ids(tokenizer, Rendered(before.rstrip()))
+        assert len(control & set(text_ids(tokenizer, found)[len(opened) :])) == 0
+        assert text_ids(tokenizer, found)[: len(opened)] == opened
+
+    def test_variables_reach_the_template(self):
+        tokenizer = chat_tokenizer(TEMPLATE + "{% if style is defined %}{{ style.name }}{% endif %}")
+        options = TemplateOptions(variables={"style": {"name": "brief"}})
+        assert render(tokenizer, HELLO, options) == render(tokenizer, HELLO) + "brief"
+        control = {"a": ["<|im_end|>"]}
+        for name, value in (
+            *(("messages", []), ("eos_token", "x"), ("tools", [])),
+            *(("a b", 1), ("style", control), ("style", {1, 2})),
+        ):
+            with pytest.raises(ConfigError, match="chat_template_kwargs"):
+                render(tokenizer, HELLO, TemplateOptions(variables={name: value}))
 
     def test_a_template_sees_what_was_said(self):
         looks = (

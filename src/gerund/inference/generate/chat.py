@@ -9,15 +9,18 @@ are still known: they go through the template as letters that nobody uses.
 Knows: messages, chat templates. Does not know: models, token ids.
 """
 
+import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from inspect import signature
 from typing import Any, TypedDict
 
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from gerund.checks import is_listing
-from gerund.errors import ModelError, TextError
+from gerund.checks import demand_unicode, is_listing
+from gerund.errors import ConfigError, ModelError, TextError
 from gerund.inference.tokens import check_unicode
 from gerund.types import Rendered
 
@@ -39,25 +42,51 @@ def is_message(value: Any) -> bool:
     return isinstance(value, Mapping)
 
 
+@dataclass(frozen=True)
+class TemplateOptions:
+    """How a chat template renders a conversation.
+
+    Attributes:
+        add_generation_prompt: end with what begins the next turn.
+        continue_final_message: end with the last message, whose text is to be continued.
+        variables: further variables of the template, such as ``{"enable_thinking": False}``.
+    """
+
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    variables: Mapping[str, Any] = field(default_factory=dict)
+
+
+NEXT_TURN = TemplateOptions()
+"""Renders a conversation so that the model writes the next turn."""
+
+
 def render(
-    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, Any]], *, parses_control: bool = False
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Sequence[Mapping[str, Any]],
+    options: TemplateOptions = NEXT_TURN,
+    *,
+    parses_control: bool = False,
 ) -> Rendered:
     """Return what a model continues to write the next turn of a conversation.
 
     Args:
         tokenizer: the tokenizer, with the chat template.
         messages: the conversation so far.
+        options: how the template renders it.
         parses_control: let control tokens in the messages steer the model, instead of being text.
 
     Raises:
         ModelError: the model has no chat template.
         TextError: a message is malformed, or the template refuses the conversation.
+        ConfigError: a variable has a name that the template uses otherwise, or spells a control token.
     """
     demand_template(tokenizer)
     checked = [_checked(number, message) for number, message in enumerate(messages)]
     tokens = _control_tokens(tokenizer)
+    _check_variables(tokenizer, options.variables, tokens)
     if parses_control or not any(one in text for one in tokens for message in checked for text in message.values()):
-        return Rendered(_filled(tokenizer, checked))
+        return Rendered(_filled(tokenizer, checked, options))
     every = "".join(text for message in checked for text in message.values()) + str(tokenizer.chat_template)
     free = (chr(code) for code in _PRIVATE if chr(code) not in every)
     start, end = next(free), next(free)
@@ -66,7 +95,7 @@ def render(
         {key: text if key == "role" else _marked(text, start, end, letters) for key, text in message.items()}
         for message in checked
     ]
-    return _unmarked(_filled(tokenizer, marked), start, end, letters)
+    return _unmarked(_filled(tokenizer, marked, options), start, end, letters)
 
 
 def demand_template(tokenizer: PreTrainedTokenizerBase) -> None:
@@ -121,9 +150,38 @@ def _content(number: int, content: Any) -> str:
     return "\n".join(texts)
 
 
-def _filled(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]]) -> str:
+def _check_variables(
+    tokenizer: PreTrainedTokenizerBase, variables: Mapping[str, Any], control_tokens: Sequence[str]
+) -> None:
+    """Refuse variables that would replace what the template is given anyway, or let a control token in.
+
+    Raises:
+        ConfigError: there is one.
+    """
+    if not variables:
+        return
+    taken = {"messages", *tokenizer.special_tokens_map, *signature(tokenizer.apply_chat_template).parameters}
+    for name, value in variables.items():
+        if not isinstance(name, str) or not name.isidentifier() or name in taken:
+            raise ConfigError(f"chat_template_kwargs has {name!r}, which cannot be set there; leave it out")
+        try:
+            spelled = json.dumps(value, ensure_ascii=False)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ConfigError(f"chat_template_kwargs: the value of {name!r} is not JSON: {error}") from error
+        demand_unicode(f"chat_template_kwargs: {name!r}", spelled)
+        if any(token in spelled for token in control_tokens):
+            raise ConfigError(f"chat_template_kwargs: the value of {name!r} spells a control token of the model")
+
+
+def _filled(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]], options: TemplateOptions) -> str:
     try:
-        text: str = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        text: str = tokenizer.apply_chat_template(
+            messages,
+            tokenize=False,
+            add_generation_prompt=options.add_generation_prompt,
+            continue_final_message=options.continue_final_message,
+            **options.variables,
+        )
     except (
         TemplateError,
         ArithmeticError,

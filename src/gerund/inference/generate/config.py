@@ -10,13 +10,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self, TypedDict
 
-from gerund.checks import is_listing
+from gerund.checks import flag, is_listing
 from gerund.config import MOST_AT_ONCE, Sampling, sampling_or, whole_number
 from gerund.errors import ConfigError, unknown_name
 
 # Alternatives that are returned for a token at most; more are a slip.
 _MOST_LOGPROBS = 1000
 _FORMS = ("schema", "regex", "choice")
+_LIMITS = (
+    *("min_tokens", "stop_token_ids", "bad_words", "allowed_token_ids"),
+    *("ignore_eos", "include_stop_str_in_output"),
+)
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,26 @@ class GenerationKeywords(TypedDict, total=False):
     choice: Sequence[str] | None
     """The text is one of these. Needs llguidance."""
 
+    min_tokens: int
+    """Number of tokens before which no end token, stop token or stop string ends the text. A complete ``schema``,
+    ``regex`` or ``choice`` does. 0."""
+
+    stop_token_ids: Sequence[int] | None
+    """Tokens that end the text; like a stop string, the token is not part of it."""
+
+    bad_words: Sequence[str] | None
+    """Strings that never occur in the new text, not even as part of a word or across tokens. ``" ass"`` with a space
+    leaves ``class`` alone. What the prompt says doesn't matter."""
+
+    allowed_token_ids: Sequence[int] | None
+    """The only tokens that may be generated. The text ends early only if an end token is one of them."""
+
+    ignore_eos: bool
+    """Generate past the model's end tokens, until ``max_new_tokens`` or a stop string or token. False."""
+
+    include_stop_str_in_output: bool
+    """Keep the stop string or token that ends the text. Control tokens are never part of a text. False."""
+
 
 @dataclass(frozen=True)
 class GenerationConfig:
@@ -73,6 +97,12 @@ class GenerationConfig:
         stop: strings before which the text ends.
         logprobs: how many alternatives are returned for each token; None for no log-probabilities.
         constraint: the form that the text has to have.
+        min_tokens: tokens before which nothing but a complete form ends the text.
+        stop_token_ids: tokens that end the text.
+        bad_words: strings that never occur in the text.
+        allowed_token_ids: the only tokens that may be generated; None for all.
+        ignore_eos: whether the model's end tokens end nothing.
+        include_stop_str_in_output: whether the text keeps what ended it.
 
     Raises:
         ConfigError: a setting is impossible, or contradicts another.
@@ -84,6 +114,12 @@ class GenerationConfig:
     stop: tuple[str, ...] = ()
     logprobs: int | None = None
     constraint: Constraint | None = None
+    min_tokens: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+    bad_words: tuple[str, ...] = ()
+    allowed_token_ids: tuple[int, ...] | None = None
+    ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
 
     def __post_init__(self) -> None:
         sampling, n, logprobs = sampling_or(self.sampling), whole_number("n", self.n), self.logprobs
@@ -103,9 +139,31 @@ class GenerationConfig:
             "n": n,
             "stop": _stop_strings(self.stop),
             "logprobs": None if logprobs is None else int(logprobs),
+            **self._checked_limits(),
         }
         for name, value in checked.items():
             object.__setattr__(self, name, value)
+
+    def _checked_limits(self) -> dict[str, Any]:
+        """Return the settings that limit which tokens follow and when the text ends, checked."""
+        least = whole_number("min_tokens", self.min_tokens)
+        if least < 0:
+            raise ConfigError(f"min_tokens={least} is negative; 0 lets the text end anywhere")
+        allowed = None if self.allowed_token_ids is None else _token_ids("allowed_token_ids", self.allowed_token_ids)
+        if allowed == ():
+            raise ConfigError("allowed_token_ids is empty, so nothing could be generated; leave it out to allow all")
+        if self.ignore_eos and self.constraint is not None:
+            raise ConfigError(
+                f"ignore_eos contradicts {self.constraint.kind}: nothing can follow a complete text of that form"
+            )
+        return {
+            "min_tokens": least,
+            "stop_token_ids": _token_ids("stop_token_ids", self.stop_token_ids),
+            "bad_words": _strings("bad_words", self.bad_words, "would ban every text"),
+            "allowed_token_ids": allowed,
+            "ignore_eos": flag("ignore_eos", self.ignore_eos),
+            "include_stop_str_in_output": flag("include_stop_str_in_output", self.include_stop_str_in_output),
+        }
 
     @classmethod
     def of(cls, max_new_tokens: int, sampling: Sampling | None, options: GenerationKeywords) -> Self:
@@ -122,14 +180,19 @@ class GenerationConfig:
         for name in options:
             if name not in GenerationKeywords.__annotations__:
                 raise unknown_name("setting", name, list(GenerationKeywords.__annotations__))
-        return cls(
+        limits: dict[str, Any] = {name: options[name] for name in _LIMITS if options.get(name) is not None}  # type: ignore[literal-required]
+        own = cls(
             max_new_tokens=max_new_tokens,
             sampling=sampling_or(sampling),
             n=options.get("n", 1),
             stop=_stop_strings(options.get("stop")),
             logprobs=options.get("logprobs"),
             constraint=_constraint(options),
+            **limits,
         )
+        if own.min_tokens > own.max_new_tokens:
+            raise ConfigError(f"min_tokens={own.min_tokens} is more than max_new_tokens={own.max_new_tokens}")
+        return own
 
     def refuse_with_rerank(self) -> None:
         """Refuse what a search among ranked continuations does not do.
@@ -139,6 +202,7 @@ class GenerationConfig:
         """
         given = {"n": self.n != 1, "stop": self.stop, "logprobs": self.logprobs is not None}
         given["schema, regex or choice"] = self.constraint is not None
+        given |= {name: bool(getattr(self, name)) for name in _LIMITS}
         for name, value in given.items():
             if value:
                 more = "; the candidates of the result are all that competed" if name == "n" else ""
@@ -158,14 +222,31 @@ def demand_room(max_new_tokens: int) -> int:
 
 
 def _stop_strings(stop: Any) -> tuple[str, ...]:
-    if stop is None:
+    return _strings("stop", stop, "would end every text at once")
+
+
+def _strings(name: str, given: Any, empty: str) -> tuple[str, ...]:
+    """Return a text or several as a tuple; ``empty`` says what an empty one would do."""
+    if given is None:
         return ()
-    listed = [stop] if isinstance(stop, str) else list(stop) if is_listing(stop) else None
-    if listed is None or not all(isinstance(one, str) for one in listed):
-        raise ConfigError(f"stop is a text or a list of texts, not {stop!r}")
+    listed = [given] if isinstance(given, str) else list(given) if is_listing(given) else None
+    if listed is None or not all(isinstance(text, str) for text in listed):
+        raise ConfigError(f"{name} is a text or a list of texts, not {given!r}")
     if "" in listed:
-        raise ConfigError("a stop string is empty, and would end every text at once; leave it out")
+        raise ConfigError(f"{name} has an empty string, which {empty}; leave it out")
     return tuple(dict.fromkeys(listed))
+
+
+def _token_ids(name: str, given: Any) -> tuple[int, ...]:
+    if given is None:
+        return ()
+    if not is_listing(given):
+        raise ConfigError(f"{name} is a list of token ids, such as [13], not {given!r}")
+    ids = tuple(dict.fromkeys(whole_number(f"a token id of {name}", token) for token in given))
+    negative = next((token for token in ids if token < 0), None)
+    if negative is not None:
+        raise ConfigError(f"{name} has the token id {negative}, and token ids start at 0")
+    return ids
 
 
 def _constraint(options: GenerationKeywords) -> Constraint | None:

@@ -17,6 +17,9 @@ from transformers import PreTrainedTokenizerBase
 from gerund.errors import ConfigError, MissingDependencyError, ModelError
 from gerund.inference.generate.config import Constraint
 
+# What llguidance says of a rule that leads to itself without a letter in between, such as {"$ref": "#"}.
+_ENDLESS = "NoExtensionBias"
+
 
 class Form:
     """A form, ready to be followed by any number of texts at once.
@@ -39,14 +42,16 @@ class Form:
         self._library = _llguidance()
         self._tokenizer = _vocabulary(tokenizer, size, tuple(ends))
         self._grammar = self._read(constraint)
-        error = self._library.LLMatcher(self._tokenizer, self._grammar, log_level=0).get_error()
-        if error:
-            reason = str(error).splitlines()[0]
-            raise ConfigError(f"{constraint.kind} cannot be followed: {reason}")
+        self._kind = constraint.kind
+        matcher = self._library.LLMatcher(self._tokenizer, self._grammar, log_level=0)
+        if not matcher.get_error():
+            matcher.compute_bitmask()  # some mistakes show only when a token is sought
+        if matcher.get_error():
+            raise ConfigError(_reason(constraint.kind, matcher))
 
     def follower(self) -> "Follower":
         """Return what follows one text."""
-        return Follower(self._library.LLMatcher(self._tokenizer, self._grammar, log_level=0))
+        return Follower(self._library.LLMatcher(self._tokenizer, self._grammar, log_level=0), self._kind)
 
     def _read(self, constraint: Constraint) -> str:
         matcher = self._library.LLMatcher
@@ -63,8 +68,8 @@ class Form:
 class Follower:
     """One text on its way through a form."""
 
-    def __init__(self, matcher: Any) -> None:
-        self._matcher = matcher
+    def __init__(self, matcher: Any, kind: str) -> None:
+        self._matcher, self._kind = matcher, kind
 
     @property
     def is_complete(self) -> bool:
@@ -75,7 +80,8 @@ class Follower:
         """Return which of so many tokens may follow ``(V,)`` bool.
 
         Raises:
-            ModelError: none may, or llguidance failed on the form.
+            ModelError: none may.
+            ConfigError: the form turns out to be impossible.
         """
         bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
         self._check()
@@ -88,15 +94,22 @@ class Follower:
         """Take the token that was chosen.
 
         Raises:
-            ModelError: llguidance failed on the form.
+            ConfigError: the form turns out to be impossible.
         """
         self._matcher.consume_token(token)
         self._check()
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            reason = str(self._matcher.get_error()).splitlines()[0]
-            raise ModelError(f"the form that was asked for cannot be followed any further: {reason}")
+            raise ConfigError(_reason(self._kind, self._matcher))
+
+
+def _reason(kind: str, matcher: Any) -> str:
+    """Return why a form cannot be followed."""
+    said = str(matcher.get_error()).splitlines()[0]
+    if _ENDLESS in said:
+        said = "a part of it is defined by itself alone, so that no text can have that form"
+    return f"{kind} cannot be followed: {said}"
 
 
 def _llguidance() -> Any:

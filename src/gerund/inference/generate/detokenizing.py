@@ -4,16 +4,30 @@ Knows: tokenizers, stop strings. Does not know: models, how tokens are chosen.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
+from threading import Lock
 from weakref import WeakKeyDictionary
 
-from transformers import PreTrainedTokenizerBase
+from transformers import AddedToken, PreTrainedTokenizerBase
+
+from gerund.errors import without_panics
 
 # Enough tokens of the prompt to decode what follows them as it would be read there.
 TAIL = 6
 # Stands where a character has bytes that are still to come.
 _PARTIAL = "\ufffd"
+
+
+def decoded(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+    """Return the text of token ids.
+
+    Raises:
+        ModelError: the tokenizer fails on them.
+    """
+    with without_panics("the model's tokenizer fails on token ids"):
+        text: str = tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
+    return text
 
 
 def continuation_text(tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int], ids: Sequence[int]) -> str:
@@ -26,8 +40,8 @@ def text_behind(
 ) -> str:
     """Decode ``ids`` as they read after the prompt: alone, many tokenizers would drop their first space."""
     tail = list(prompt[-TAIL:])
-    before: str = tokenizer.decode(tail, skip_special_tokens=skip_special_tokens)
-    together: str = tokenizer.decode([*tail, *ids], skip_special_tokens=skip_special_tokens)
+    before = decoded(tokenizer, tail, skip_special_tokens=skip_special_tokens)
+    together = decoded(tokenizer, [*tail, *ids], skip_special_tokens=skip_special_tokens)
     return together[len(before) :]
 
 
@@ -41,53 +55,69 @@ class TextTail:
         prompt: what the tokens stand behind.
         stop: strings before which the text ends. The one that is complete first ends it, and of those that are
             complete at the same character the longest, whatever the tokens are.
+        includes_stop: whether the text ends behind the string instead.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int], stop: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        prompt: Sequence[int],
+        stop: Sequence[str] = (),
+        *,
+        includes_stop: bool = False,
+    ) -> None:
         self._tokenizer = tokenizer
         self._ids = list(prompt[-TAIL:])
         self._start, self._read = 0, len(self._ids)
-        self._stop = stop
-        self._given = 0
+        self._stop, self._includes_stop = stop, includes_stop
+        self._given = self._searched_from = 0
         self.text = ""
         self.stopped: str | None = None
 
-    def put(self, token: int) -> str:
-        """Take a token and return what is certain now."""
+    def put(self, token: int, *, may_stop: bool = True) -> str:
+        """Take a token and return what is certain now.
+
+        Args:
+            token: the token.
+            may_stop: whether the text may end here already; a stop string that begins before is none.
+        """
         self._ids.append(token)
-        return self._take(last=False)
+        return self._take(last=False, may_stop=may_stop)
 
     def end(self) -> str:
         """Return what was held back: nothing comes any more."""
         return self._take(last=True)
 
-    def _take(self, *, last: bool) -> str:
+    def _take(self, *, last: bool, may_stop: bool = True) -> str:
         if self.stopped is not None:
             return ""
-        before = self._tokenizer.decode(self._ids[self._start : self._read], skip_special_tokens=True)
-        now = self._tokenizer.decode(self._ids[self._start :], skip_special_tokens=True)
+        before = decoded(self._tokenizer, self._ids[self._start : self._read])
+        now = decoded(self._tokenizer, self._ids[self._start :])
         if len(now) > len(before) and (last or not now.endswith(_PARTIAL)):
             known = len(self.text)
             self.text += now[len(before) :]
             self._start, self._read = self._read, len(self._ids)
-            self._look_for_stop(known)
+            if may_stop:
+                self._look_for_stop(known)
+        if not may_stop:
+            self._searched_from = len(self.text)
         certain = len(self.text)
         if self.stopped is None and not last:
-            certain -= max((_overlap(self.text, one) for one in self._stop), default=0)
+            certain -= max((_overlap(self.text[self._searched_from :], one) for one in self._stop), default=0)
         piece = self.text[self._given : certain]
         self._given = max(self._given, certain)
         return piece
 
     def _look_for_stop(self, known: int) -> None:
-        """End the text before the stop string that is complete first; up to ``known`` there is none."""
+        """End the text at the stop string that is complete first; up to ``known`` there is none."""
         found = []
         for one in self._stop:
-            place = self.text.find(one, max(0, known - len(one) + 1))
+            place = self.text.find(one, max(self._searched_from, known - len(one) + 1))
             if place >= 0:
                 found.append((place + len(one), place, one))
         if found:
-            _, place, self.stopped = min(found)
-            self.text = self.text[:place]
+            end, place, self.stopped = min(found)
+            self.text = self.text[: end if self._includes_stop else place]
 
 
 def _overlap(text: str, stop: str) -> int:
@@ -102,10 +132,25 @@ def _overlap(text: str, stop: str) -> int:
 
 def token_bytes(tokenizer: PreTrainedTokenizerBase, token: int) -> bytes:
     """Return the bytes that a token spells, the space before a word included; none for one that there is not."""
+    return _spelled(tokenizer, token, tokenizer.added_tokens_decoder)
+
+
+def vocabulary_bytes(tokenizer: PreTrainedTokenizerBase, size: int) -> list[bytes]:
+    """Return ``token_bytes`` of the tokens 0 to ``size``; it takes up to a second, so the result is cached."""
+    with _lock:
+        known = _vocabularies.get(tokenizer)
+        if known is None or known[0] != (size, len(tokenizer)):
+            added = tokenizer.added_tokens_decoder
+            every = [_spelled(tokenizer, token, added) for token in range(size)]
+            known = _vocabularies[tokenizer] = (size, len(tokenizer)), every
+        return known[1]
+
+
+def _spelled(tokenizer: PreTrainedTokenizerBase, token: int, added_tokens: Mapping[int, AddedToken]) -> bytes:
     piece = tokenizer.convert_ids_to_tokens(token)
     if piece is None:  # more rows in the model than tokens in the vocabulary
         return b""
-    added = tokenizer.added_tokens_decoder.get(token)
+    added = added_tokens.get(token)
     if added is not None:
         return b"" if added.special else piece.encode("utf-8", "replace")
     if _is_byte_level(tokenizer):
@@ -124,6 +169,8 @@ def _is_byte_level(tokenizer: PreTrainedTokenizerBase) -> bool:
 
 
 _byte_level: WeakKeyDictionary[PreTrainedTokenizerBase, bool] = WeakKeyDictionary()
+_lock = Lock()
+_vocabularies: WeakKeyDictionary[PreTrainedTokenizerBase, tuple[tuple[int, int], list[bytes]]] = WeakKeyDictionary()
 
 
 @cache

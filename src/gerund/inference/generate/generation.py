@@ -191,7 +191,12 @@ def _run(
 ) -> None:
     """Write rows to their ends, all in one batch."""
     stop = _Done(rows, cancelled or threading.Event())
-    transformers_loop(model, tokenizer, prompts, _Chooser(rows), stop, room=room, decode=decode)
+    transformers_loop(
+        *(model, tokenizer, prompts, _Chooser(rows), stop),
+        room=room,
+        decode=decode,
+        ignore_eos=any(row.writing.settings.ignore_eos for row in rows),
+    )
     if stop.cancelled.is_set():
         raise Cancelled
 

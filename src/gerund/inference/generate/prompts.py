@@ -11,7 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gerund.checks import is_listing
 from gerund.errors import TextError
-from gerund.inference.generate.chat import conversation_text, is_message, render
+from gerund.inference.generate.chat import NEXT_TURN, TemplateOptions, conversation_text, is_message, render
 from gerund.inference.text_ids import encode_texts
 from gerund.inference.tokens import check_unicode, context_length
 from gerund.models.encoder_decoder import is_encoder_decoder
@@ -80,12 +80,12 @@ def _is_id(value: Any) -> bool:
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
-def prompt_text(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> str:
+def prompt_text(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, template: TemplateOptions = NEXT_TURN) -> str:
     """Return what a prompt says, as a text for scorers of continuations; a conversation as its template renders it."""
     if isinstance(prompt, str):
         return prompt
     if is_message(prompt[0]):
-        return render(tokenizer, prompt)  # type: ignore[arg-type]
+        return render(tokenizer, prompt, template)  # type: ignore[arg-type]
     text: str = tokenizer.decode(list(prompt), skip_special_tokens=True)
     return text
 
@@ -103,6 +103,10 @@ def prompt_ids(
     prompt: Prompt,
     what: str = "prompt",
     index: int | None = None,
+    *,
+    template: TemplateOptions = NEXT_TURN,
+    last: int | None = None,
+    is_read_only: bool = False,
 ) -> list[int]:
     """Return the token ids that generation continues.
 
@@ -113,6 +117,9 @@ def prompt_ids(
             messages.
         what: what to call it in messages.
         index: its number, where there are several.
+        template: how a conversation is rendered.
+        last: keep so many tokens of its end at most; None refuses a prompt that is too long.
+        is_read_only: whether nothing is written behind it, so that it may fill the model's context.
 
     Raises:
         TextError: it fills the model's context, is empty for a model without a beginning token, holds a token id that
@@ -135,10 +142,10 @@ def prompt_ids(
         wrong = next((token for token in ids if not 0 <= token < size), None)
         if wrong is not None:
             raise refused(f"has the token id {wrong}, and this model's are 0 to {size - 1}; are they another model's?")
-        return _fitting(model, ids, f"{len(ids)}", limit, too_long)
-    text: str = prompt if isinstance(prompt, str) else render(tokenizer, prompt)  # type: ignore[arg-type]
+        return _fitting(model, ids if last is None else ids[-last:], f"{len(ids)}", limit, too_long, 1 - is_read_only)
+    text: str = prompt if isinstance(prompt, str) else render(tokenizer, prompt, template)  # type: ignore[arg-type]
     check_unicode(what, text, index)
-    [found] = encode_texts(tokenizer, [text], most=limit)
+    [found] = encode_texts(tokenizer, [text], most=limit if last is None else None)
     ids, end = found.ids, tokenizer.eos_token_id
     if is_encoder_decoder(model):
         if not text.strip():
@@ -149,12 +156,15 @@ def prompt_ids(
         if tokenizer.bos_token_id is None:
             raise refused("is empty and this model has no beginning token to start from")
         ids = [tokenizer.bos_token_id]
-    return _fitting(model, ids, f"{len(ids)}" if found.is_whole else f"at least {len(ids)}", limit, too_long)
+    count = f"{len(ids)}" if found.is_whole else f"at least {len(ids)}"
+    return _fitting(model, ids if last is None else ids[-last:], count, limit, too_long, 1 - is_read_only)
 
 
-def _fitting(model: PreTrainedModel, ids: list[int], count: str, limit: int | None, too_long: Any) -> list[int]:
-    """Return a prompt after checking that it leaves room."""
-    if limit is None or len(ids) < limit or (is_encoder_decoder(model) and len(ids) == limit):
+def _fitting(
+    model: PreTrainedModel, ids: list[int], count: str, limit: int | None, too_long: Any, least: int
+) -> list[int]:
+    """Return a prompt after checking that ``least`` tokens can follow it."""
+    if limit is None or len(ids) + least <= limit or (is_encoder_decoder(model) and len(ids) == limit):
         return ids
     if is_encoder_decoder(model):
         raise too_long(f"has {count} tokens and the model reads {limit}")

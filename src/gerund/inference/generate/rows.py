@@ -19,6 +19,7 @@ from gerund.inference.generate.config import GenerationConfig
 from gerund.inference.generate.constraints import Follower, Form
 from gerund.inference.generate.detokenizing import TextTail, continuation_text, token_bytes
 from gerund.inference.generate.sampling import chosen_tokens, filters_of, penalised
+from gerund.inference.generate.token_limits import LimitFollower, TokenLimits
 from gerund.types import Generation, TokenLogprob, Usage
 
 
@@ -61,21 +62,32 @@ class Writing:
     """A ``GenerationConfig``, read for one model: what all rows of a request have in common.
 
     Raises:
-        ConfigError: a bias is for a token that the model does not have, or the form cannot be followed.
+        ConfigError: a setting names a token that the model does not have, the form cannot be followed, or no token
+            may follow.
     """
 
     def __init__(self, vocabulary: Vocabulary, settings: GenerationConfig) -> None:
         self.vocabulary, self.settings = vocabulary, settings
-        wrong = next((token for token in settings.sampling.logit_bias if token >= vocabulary.size), None)
-        if wrong is not None:
-            raise ConfigError(f"logit_bias names the token {wrong}, and this model's are 0 to {vocabulary.size - 1}")
+        for name, tokens in (
+            ("logit_bias", settings.sampling.logit_bias),
+            ("stop_token_ids", settings.stop_token_ids),
+            ("allowed_token_ids", settings.allowed_token_ids or ()),
+        ):
+            wrong = next((token for token in tokens if token >= vocabulary.size), None)
+            if wrong is not None:
+                raise ConfigError(f"{name} names the token {wrong}, and this model's are 0 to {vocabulary.size - 1}")
         control = _stop_tokens(vocabulary.tokenizer, settings.stop)
         self.stop = tuple(one for one in settings.stop if one not in control)
-        self.stop_tokens = {token: text for text, token in control.items()}
-        self.ends = {*vocabulary.ends, *self.stop_tokens}
+        # What each token that ends the text is called in the result.
+        self.stop_tokens: dict[int, str | int] = {token: token for token in settings.stop_token_ids}
+        self.stop_tokens |= {token: text for text, token in control.items()}
+        closing = {*(() if settings.ignore_eos else vocabulary.ends), *control.values()}
+        self.ends = closing | self.stop_tokens.keys()
         self.form: Form | None = None
         if settings.constraint is not None:
-            self.form = Form(settings.constraint, vocabulary.tokenizer, vocabulary.size, sorted(self.ends))
+            # Other stop tokens are ordinary ones to the form: "}" may stand in it and still end the text.
+            self.form = Form(settings.constraint, vocabulary.tokenizer, vocabulary.size, sorted(closing))
+        self.limits = TokenLimits.of(settings, vocabulary.tokenizer, vocabulary.size, self.ends)
         # Rows whose tokens are filtered alike are filtered together.
         self.sampling = replace(settings.sampling, seed=None)
         self.filters = filters_of(settings.sampling)
@@ -116,24 +128,35 @@ class Row:
         self._finished = False
         self._stop_token: int | None = None
         self._follower: Follower | None = None if writing.form is None else writing.form.follower()
+        self._limited: LimitFollower | None = None if writing.limits is None else writing.limits.follower()
         needs_text = emit is not None or bool(writing.stop)
-        self._tail = TextTail(writing.vocabulary.tokenizer, self._prompt, writing.stop) if needs_text else None
+        self._tail: TextTail | None = None
+        if needs_text:
+            includes = writing.settings.include_stop_str_in_output
+            self._tail = TextTail(writing.vocabulary.tokenizer, self._prompt, writing.stop, includes_stop=includes)
         self._counts_V: Tensor | None = None
         self._seen_V: Tensor | None = None
 
     @property
     def adjusts(self) -> bool:
         """Whether ``adjusted`` changes anything."""
-        return self._follower is not None or self.writing.settings.sampling.has_penalties
+        limited = self._follower is not None or self._limited is not None
+        return limited or self.writing.settings.sampling.has_penalties
 
     def adjusted(self, logits_V: Tensor) -> Tensor:
-        """Return logits after bias and penalties, with minus infinity for what the form does not allow."""
+        """Return logits after bias and penalties, with minus infinity for what the form or a limit does not allow.
+
+        Raises:
+            ConfigError: no token is left.
+        """
         sampling, scores_V = self.writing.settings.sampling, logits_V
         if sampling.has_penalties:
             scores_V = penalised(sampling, logits_V, *self._counted(logits_V))
-        if self._follower is not None:
-            allowed_V = self._follower.allowed(len(scores_V)).to(scores_V.device)
-            scores_V = scores_V.masked_fill(~allowed_V, float("-inf"))
+        allowed_V = None if self._follower is None else self._follower.allowed(len(scores_V))
+        if self._limited is not None:
+            allowed_V = self._limited.allowed(allowed_V)
+        if allowed_V is not None:
+            scores_V = scores_V.masked_fill(~allowed_V.to(scores_V.device), float("-inf"))
         return scores_V
 
     def _counted(self, like_V: Tensor) -> tuple[Tensor, Tensor]:
@@ -148,22 +171,27 @@ class Row:
         """Take the token that was chosen, with the model's own log-probabilities of it and of the best ones."""
         writing = self.writing
         self._own_logprobs.append(logprob)
-        if token in writing.ends:
+        is_end = token in writing.ends
+        if is_end:
             self._finished, self._stop_token = True, token if token in writing.stop_tokens else None
-            self._close()
-            return
+            if self._stop_token is None or not writing.settings.include_stop_str_in_output:
+                self._close()
+                return
         self._tokens.append(token)
         if self._counts_V is not None and self._seen_V is not None:
             self._counts_V[token] += 1
             self._seen_V[token] = True
         if writing.settings.logprobs is not None:
             self._logprobs.append(self._described(token, logprob, top))
-        piece = "" if self._tail is None else self._tail.put(token)
-        if self._follower is not None:
+        may_stop = len(self._tokens) >= writing.settings.min_tokens
+        piece = "" if self._tail is None else self._tail.put(token, may_stop=may_stop)
+        if self._limited is not None:
+            self._limited.put(token)
+        if self._follower is not None and not is_end:
             self._follower.put(token)
         is_complete = self._follower is not None and self._follower.is_complete
         is_stopped = self._tail is not None and self._tail.stopped is not None
-        self._finished = is_complete or is_stopped
+        self._finished = is_end or is_complete or is_stopped
         if self._finished or len(self._tokens) >= self._room:
             self._close(piece)
         elif self._emit is not None and piece:
@@ -171,7 +199,7 @@ class Row:
 
     def _close(self, piece: str = "") -> None:
         self.is_done = True
-        self._follower = self._counts_V = self._seen_V = None
+        self._follower = self._limited = self._counts_V = self._seen_V = None
         if self._tail is not None:
             piece += self._tail.end()
             self._finished = self._finished or self._tail.stopped is not None
@@ -190,7 +218,7 @@ class Row:
 
     def result(self) -> Generation:
         """Return the continuation as it is."""
-        stopped = None if self._tail is None else self._tail.stopped
+        stopped: str | int | None = None if self._tail is None else self._tail.stopped
         if self._tail is not None and stopped is not None:
             text = self._tail.text
         else:

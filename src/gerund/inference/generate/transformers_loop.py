@@ -56,6 +56,7 @@ def transformers_loop(
     *,
     room: int,
     decode: Callable[..., Tensor] | None = None,
+    ignore_eos: bool = False,
 ) -> None:
     """Continue prompts, all in one batch.
 
@@ -67,6 +68,7 @@ def transformers_loop(
         stop: says which rows are over.
         room: tokens to write at most.
         decode: a loop that transformers calls in place of its own (``custom_generate``).
+        ignore_eos: leave the end of each row to ``stop`` alone; the model's end tokens end nothing.
     """
     width = max(len(ids) for ids in prompts)
     ends = end_ids(model, tokenizer)
@@ -81,11 +83,11 @@ def transformers_loop(
         num_beams=1,
         max_new_tokens=room,
         pad_token_id=pad,
-        eos_token_id=ends or None,
+        eos_token_id=None if ignore_eos else ends or None,
         use_cache=None if decode is None else False,  # a loop of one's own brings its own cache
     )
     cache = cache_for(model) if decode is None else None
-    plain = _plain(model)
+    plain = _plain(model, ignore_eos=ignore_eos)
     plain.generate(
         ids.to(model.device),
         attention_mask=real.to(model.device),
@@ -98,11 +100,13 @@ def transformers_loop(
     vars(model).update({name: value for name, value in vars(plain).items() if name in _LEARNED})
 
 
-def _plain(model: PreTrainedModel) -> PreTrainedModel:
+def _plain(model: PreTrainedModel, *, ignore_eos: bool) -> PreTrainedModel:
     """Return the model, with the same weights, whose generation config asks for nothing."""
     own, plain = model.generation_config, copy.copy(model)
     plain.generation_config = GenerationConfig()
     for name in _KEPT:
+        if ignore_eos and name == "eos_token_id":
+            continue
         if (value := getattr(own, name, None)) is not None:
             setattr(plain.generation_config, name, value)
     return plain

@@ -77,6 +77,22 @@ class TokenHead:
         return torch.cat(parts).cpu().numpy()
 
     @torch.no_grad()
+    def alternatives(self, states_ND: Tensor, tokens_N: Tensor, count: int) -> np.ndarray:
+        """Return of each token its log-probability, then the ids of the most likely ones, then theirs, ``(N, 1 + 2k)``.
+
+        Ids are whole numbers in float64, which holds all of them.
+        """
+        rows = max(1, _LOGITS_AT_ONCE // self._model.config.get_text_config(decoder=True).vocab_size)
+        parts = []
+        for part_ND, part_N in zip(states_ND.split(rows), tokens_N.split(rows), strict=True):
+            logprobs_NV = self.logits(part_ND).float().log_softmax(dim=-1)
+            best = logprobs_NV.topk(min(count, logprobs_NV.shape[-1]), dim=-1)
+            own_N1 = logprobs_NV.gather(1, part_N[:, None])
+            # Not every device has float64.
+            parts.append(torch.cat([one.cpu().double() for one in (own_N1, best.indices, best.values)], dim=-1))
+        return torch.cat(parts).numpy()
+
+    @torch.no_grad()
     def _verify(self, model: PreTrainedModel) -> None:
         table = model.get_input_embeddings().weight
         ids = (torch.arange(_CHECK_LENGTH, device=table.device) * 7 + 3)[None] % len(table)
@@ -93,7 +109,7 @@ class TokenHead:
             raise ModelError(_unheaded(model))
 
 
-# Reads one number off the head for each state and the token that it predicts.
+# Reads one number off the head for each state and the token that it predicts, or a row of numbers.
 Read = Callable[[TokenHead, Tensor, Tensor], np.ndarray]
 
 

@@ -11,10 +11,11 @@ from fastapi import APIRouter, Header, Request, Response
 
 from gerund.checks import check_dimensions
 from gerund.errors import FingerprintError
-from gerund.server.encoding import encoded
-from gerund.server.errors import api_error
+from gerund.server.encoding import encoded, prompt_for
+from gerund.server.errors import ApiError, api_error
 from gerund.server.routes.common import FINGERPRINT_HEADER, MISMATCH, Served
 from gerund.server.schemas.representation import EmbeddingRequest
+from gerund.server.service import Service
 
 router = APIRouter(tags=["representation"])
 
@@ -32,6 +33,8 @@ async def embeddings(
     With the header ``X-Gerund-Fingerprint`` vectors of another encoder are refused: a collection is never mixed.
     """
     service.demand_model(body.model)
+    _refuse_other_length(body, service)
+    prompt_name, named_by = _prompt_name(body, service)
     try:
         own = service.fingerprint(_checked(body.dimensions, service.lm.dimensions))
     except Exception as error:
@@ -50,9 +53,10 @@ async def embeddings(
             body.inputs,
             param="input",
             prompt=body.prompt,
-            prompt_name=body.prompt_name,
+            prompt_name=prompt_name,
+            prompt_param=named_by,
             dimensions=body.dimensions,
-            truncate=bool(body.truncate),
+            truncate=body.truncates,
         )
     response.headers[FINGERPRINT_HEADER] = own
     tokens = sum(found.token_counts)
@@ -66,6 +70,35 @@ async def embeddings(
         "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
         "fingerprint": own,
     }
+
+
+def _refuse_other_length(body: EmbeddingRequest, service: Service) -> None:
+    """Refuse vectors of another length than the encoder's, which would have the same fingerprint.
+
+    Raises:
+        ApiError: they are asked for.
+    """
+    own = service.lm.encoder.normalize
+    for name in ("normalize", "normalized"):
+        if getattr(body, name) not in (None, own):
+            said = f"{name} is {str(own).lower()} in this encoder, and other vectors must not mix with its own"
+            raise ApiError(f"{said}; leave it out", param=name, code="not_supported")
+
+
+def _prompt_name(body: EmbeddingRequest, service: Service) -> tuple[str | None, str]:
+    """Return the name of the prompt to put before the texts, and the field that says so.
+
+    Raises:
+        ApiError: two fields say so, or the encoder has no such prompt.
+    """
+    fields = ("prompt", "prompt_name", "input_type", "task")
+    given = [name for name in fields if getattr(body, name) is not None]
+    if len(given) > 1 and given != ["prompt", "prompt_name"]:  # these two are refused by the library
+        raise ApiError(f"{given[0]} and {given[1]} both say which prompt to use; leave one out", param=given[1])
+    if body.prompt is not None or body.prompt_name is not None:
+        return body.prompt_name, "prompt_name"
+    kind = body.input_type or body.task
+    return (None, "prompt_name") if kind is None else (prompt_for(service, kind, given[0]), given[0])
 
 
 def _checked(dimensions: int | None, most: int) -> int | None:

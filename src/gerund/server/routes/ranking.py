@@ -17,7 +17,7 @@ from gerund.scoring.relevance_measures import check_relevance
 from gerund.server.encoding import cosines, encoded
 from gerund.server.errors import ApiError, api_error, blamed
 from gerund.server.routes.common import Served
-from gerund.server.schemas.representation import RerankRequest, ScoreRequest, TeiRerankRequest
+from gerund.server.schemas.representation import AnyRerankRequest, RerankRequest, ScoreRequest
 from gerund.server.service import Service
 
 router = APIRouter(tags=["representation"])
@@ -28,9 +28,9 @@ router = APIRouter(tags=["representation"])
 async def rerank(body: RerankRequest, request: Request, service: Served) -> dict[str, Any]:
     """Order documents by how relevant they are to a query, the most relevant first."""
     service.demand_model(body.model)
-    texts = body.texts
+    texts, most = body.texts, body.most
     scores, tokens = await _relevance(service, request, body.query, texts, body.by, most=body.max_tokens_per_doc)
-    order = np.argsort(-scores, kind="stable")[: body.top_n]
+    order = np.argsort(-scores, kind="stable")[:most]
     results: list[dict[str, Any]] = [{"index": int(index), "relevance_score": float(scores[index])} for index in order]
     if body.return_documents:
         results = [{**one, "document": {"text": texts[one["index"]]}} for one in results]
@@ -46,7 +46,7 @@ async def rerank(body: RerankRequest, request: Request, service: Served) -> dict
 
 @router.post("/rerank", response_model=None)
 async def rerank_any(
-    body: RerankRequest | TeiRerankRequest, request: Request, service: Served
+    body: AnyRerankRequest, request: Request, service: Served
 ) -> dict[str, Any] | list[dict[str, Any]]:
     """Do so for documents, or for texts in the form of text-embeddings-inference, which gets a list."""
     if isinstance(body, RerankRequest):

@@ -14,7 +14,7 @@ from gerund.inference.tokens import check_unicode
 from gerund.server.errors import ApiError, api_error
 from gerund.server.routes.common import Served
 from gerund.server.schemas.representation import DetokenizeRequest, TokenizeRequest
-from gerund.server.schemas.writing import ChatRequest
+from gerund.server.schemas.writing import ChatRequest, template_options
 from gerund.server.service import Service
 
 router = APIRouter(tags=["tokens"])
@@ -41,8 +41,16 @@ async def tokenize(body: TokenizeRequest, service: Served) -> dict[str, Any]:
 def _ids(service: Service, body: TokenizeRequest) -> list[int]:
     lm = service.lm
     if body.messages is not None:
+        if body.add_special_tokens or body.add_special:
+            named = "add_special_tokens" if body.add_special_tokens else "add_special"
+            raise ApiError(
+                f"{named} is not supported with messages, whose template writes the special tokens; leave it out",
+                param=named,
+                code="not_supported",
+            )
         conversation = ChatRequest(messages=body.messages).conversation()
-        return prompt_ids(lm.model, lm.tokenizer, conversation, "conversation")
+        template = template_options(body.add_generation_prompt, body.continue_final_message, body.chat_template_kwargs)
+        return prompt_ids(lm.model, lm.tokenizer, conversation, "conversation", template=template)
     text = body.prompt if body.prompt is not None else body.content or ""
     said = body.add_special_tokens if body.add_special_tokens is not None else body.add_special
     specials = body.prompt is not None if said is None else said

@@ -3,6 +3,7 @@
 Knows: which field means what. Does not know: how anything is written.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -13,6 +14,7 @@ from gerund.server.choices import Form
 from gerund.server.errors import ApiError, api_error, blamed
 from gerund.server.routes.common import STREAMS, Served
 from gerund.server.schemas.writing import USUAL_COMPLETION, ChatRequest, CompletionRequest, InfillRequest, Writing
+from gerund.server.service import Service
 from gerund.server.writing import WritingRequest, answer, stream
 
 router = APIRouter(tags=["writing"])
@@ -22,7 +24,7 @@ router = APIRouter(tags=["writing"])
 async def chat(body: ChatRequest, request: Request, service: Served) -> Any:
     """Write the next turn of a conversation, in the form of the model's own chat template."""
     service.demand_model(body.model)
-    conversation = body.conversation()
+    conversation, template = body.conversation(), body.template
     try:
         demand_template(service.lm.tokenizer)
         most = body.asked_tokens or service.settings.max_new_tokens
@@ -39,6 +41,8 @@ async def chat(body: ChatRequest, request: Request, service: Served) -> Any:
         scorer=body.scorer,
         usage=_wants_usage(body),
         given=body.model_fields_set,
+        template=template,
+        last=_last(body),
     )
     form = Form("chat", service.names[0])
     return await (stream if body.stream else answer)(service, request, asked, form)
@@ -55,11 +59,10 @@ async def completions(body: CompletionRequest, request: Request, service: Served
         if len(prompts) != 1 or not isinstance(prompts[0], str):
             raise ApiError("beside suffix the prompt is one text", param="prompt")
         return await infilling.complete(service, request, body, prompts[0], wants_usage=_wants_usage(body))
-    if body.echo and body.logprobs is not None:
-        raise ApiError("logprobs of the prompt are not given; leave echo out", param="echo", code="not_supported")
+    body.refuse_no_tokens()
+    writes = body.asked_tokens != 0
     try:
-        settings = body.settings(body.max_tokens or USUAL_COMPLETION, body.logprobs)
-        echoes = [_spelled(service, prompt) for prompt in prompts] if body.echo else []
+        settings = body.settings(body.asked_tokens or USUAL_COMPLETION, body.logprobs)
     except Exception as error:
         raise api_error(error, blamed(error, body.model_fields_set)) from error
     asked = WritingRequest(
@@ -71,8 +74,11 @@ async def completions(body: CompletionRequest, request: Request, service: Served
         scorer=body.scorer,
         usage=_wants_usage(body),
         given=body.model_fields_set,
+        last=_last(body),
+        echo=bool(body.echo),
+        writes=writes,
     )
-    form = Form("text", service.names[0], echoes=echoes, choices=body.choices)
+    form = Form("text", service.names[0], choices=body.choices, control=_control(service))
     return await (stream if body.stream else answer)(service, request, asked, form)
 
 
@@ -88,10 +94,18 @@ def _wants_usage(body: Writing) -> bool:
     return bool(body.stream_options and body.stream_options.include_usage)
 
 
-def _spelled(service: Any, prompt: str | list[int]) -> str:
-    if isinstance(prompt, str):
-        return prompt
-    size = len(service.lm.tokenizer)
-    known = [token for token in prompt if token < size]
-    text: str = service.lm.tokenizer.decode(known, skip_special_tokens=True)
-    return text
+def _last(body: Writing) -> int | None:
+    """Return how many tokens of the end of each prompt are read.
+
+    Raises:
+        ApiError: none would be.
+    """
+    if body.truncate_prompt_tokens == 0:
+        raise ApiError("truncate_prompt_tokens: 0 leaves nothing of the prompt", param="truncate_prompt_tokens")
+    return body.truncate_prompt_tokens
+
+
+def _control(service: Service) -> Callable[[int], str | None]:
+    """Return what spells control tokens out."""
+    added = service.lm.tokenizer.added_tokens_decoder
+    return lambda token: added[token].content if token in added else None

@@ -1,12 +1,15 @@
-"""What all bodies have in common: strict types, unknown fields ignored but for mistyped ones, explicit nulls accepted.
+"""What all bodies have in common: strict types, unknown fields refused by name, explicit nulls accepted.
 
 Knows: pydantic. Does not know: routes, models.
 """
 
 from difflib import get_close_matches
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from gerund.server.schemas.without_effect import ANY, Accepted, is_accepted
 
 # What a list in a body holds at most. Each list says of its first error only: of two million numbers in the place of
 # texts, all would be described, which takes minutes and gigabytes.
@@ -24,7 +27,8 @@ ModelName = Annotated[str, Field(max_length=200)]
 
 # A letter or two of ten may differ; names of other servers' fields differ by more.
 _ALIKE = 0.88
-_LONGEST_NAME, _MOST_UNKNOWN = 50, 20
+_LONGEST_NAME = 64
+_UNKNOWN = "unknown_field"
 _TEXTS_OR_IDS = "a text, a list of texts, a list of token ids, or a list of such lists"
 _TEXT_OR_TEXTS = "a text, or a list of texts"
 # What a field of several forms takes, in words: pydantic would say of one of the forms that it is not that one.
@@ -40,32 +44,49 @@ _FORMS = {
 
 
 class Body(BaseModel):
-    """The body of a request, or an object in it; a field that is not known is ignored."""
+    """The body of a request, or an object in it.
 
+    A field that is neither declared nor in ``without_effect`` is refused by name: ignored, it would give another answer
+    than the client asked for.
+    """
+
+    # Not "forbid": that describes every field of millions, and does not know what is accepted without effect.
     model_config = ConfigDict(extra="ignore", strict=True, frozen=True, protected_namespaces=())
+
+    without_effect: ClassVar[Accepted | None] = {}
+    """Fields that are accepted and change nothing; None accepts all."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def refuse_unknown(cls, body: Any) -> Any:
+        """Refuse the first field that is not known."""
+        if not isinstance(body, dict) or cls.without_effect is None:
+            return body
+        known = {field.alias or name for name, field in cls.model_fields.items()}
+        for name, value in body.items():
+            if name in known or is_accepted(cls.without_effect, name, value):
+                continue
+            shown = _printable(name)
+            close = get_close_matches(shown, sorted(known - body.keys()), 1, _ALIKE)
+            said = f"{shown} is not supported here; leave it out"
+            if close:
+                said = f"there is no field {shown!r}; did you mean {close[0]!r}?"
+            elif cls.without_effect.get(name, ANY) is not ANY:
+                said = f"{shown} is supported with its usual value alone; leave it out"
+            raise PydanticCustomError(_UNKNOWN, "{said}", {"said": said, "field": shown})
+        return body
 
 
 class RequestBody(Body):
-    """The body of a request; a field that is a known one mistyped is refused, other unknown ones are ignored."""
+    """The body of a request."""
 
     model: ModelName | None = None
     """The model's name as ``/v1/models`` lists it; left out, the one that is served."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def refuse_mistyped(cls, body: Any) -> Any:
-        """Refuse ``dimension`` for ``dimensions``: ignored, it would give another answer than was meant."""
-        if not isinstance(body, dict):
-            return body
-        known = {field.alias or name for name, field in cls.model_fields.items()}
-        unknown = [name for name in body if name not in known]
-        if len(unknown) <= _MOST_UNKNOWN:  # comparing takes a while, and nobody mistypes so many
-            left = sorted(known - body.keys())
-            for name in unknown:
-                close = get_close_matches(name[:_LONGEST_NAME], left, 1, _ALIKE)
-                if close:
-                    raise ValueError(f"there is no field {name!r}; did you mean {close[0]!r}?")
-        return body
+
+def _printable(name: str) -> str:
+    """Return as much of a name as can be sent back."""
+    return name[:_LONGEST_NAME].encode("utf-8", "backslashreplace").decode() or "''"
 
 
 def place_of(error: dict[str, Any], body: Any) -> str:
@@ -77,37 +98,42 @@ def place_of(error: dict[str, Any], body: Any) -> str:
     'query'
     >>> place_of({"loc": ("body", "RerankRequest", "documents"), "type": "missing"}, {"query": "a"})
     'documents'
+    >>> place_of({"loc": ("body", "documents", 0, "Document", "text"), "type": "missing"}, {"documents": [{}]})
+    'documents.0.text'
     """
-    parts, here = [], body
-    for part in error["loc"][1:]:
-        if isinstance(part, str) and part.endswith("Request"):  # one of the forms that a body may have
-            continue
+    parts, here, loc = [], body, error["loc"][1:]
+    for number, part in enumerate(loc):
         is_index = isinstance(here, list) and isinstance(part, int) and part < len(here)
         if is_index or (isinstance(here, dict) and part in here):
             here = here[part]
-        elif error["type"] == "missing" and isinstance(here, dict):
-            here = None
+        elif error["type"] == "missing" and number == len(loc) - 1:
+            here = None  # all other parts that the body does not have are names of the forms that a value may have
         else:
             continue
         parts.append(str(part))
+    if error["type"] == _UNKNOWN:
+        parts.append(error["ctx"]["field"])
     return ".".join(parts)
 
 
-def worst(errors: list[dict[str, Any]], body: Any) -> tuple[str, str]:
-    """Return the place and the message of the error that says most.
+def worst(errors: list[dict[str, Any]], body: Any) -> tuple[str, str, str | None]:
+    """Return the place, the message and the code of the error that says most.
 
     Of those of a union it is one about a value, which was of the right type, and the deepest one of these. Where
     nothing was of a right type, it is said what all the types are.
 
     >>> worst([{"loc": ("body", "stop", "str"), "type": "string_type", "msg": ""},
     ...        {"loc": ("body", "stop", "list", 0), "type": "string_type", "msg": ""}], {"stop": [5]})
-    ('stop.0', 'stop is a text, or a list of texts')
+    ('stop.0', 'stop.0: stop is a text, or a list of texts', None)
     """
     placed = [(place_of(error, body), error) for error in errors]
     first = placed[0][0].split(".")[0]
     own = [one for one in placed if one[0].split(".")[0] == first]
     of_values = [one for one in own if not one[1]["type"].endswith("_type")]
     place, error = max(of_values or own, key=lambda one: one[0].count("."))
+    if error["type"] == _UNKNOWN:
+        return place, error["msg"], "not_supported"
+    said = error["msg"].removeprefix("Value error, ")
     if not of_values and len(own) > 1 and first in _FORMS:
-        return place, f"{first} is {_FORMS[first]}"
-    return place, error["msg"].removeprefix("Value error, ")
+        said = f"{first} is {_FORMS[first]}"
+    return place, f"{place}: {said}" if place else said, None

@@ -4,10 +4,12 @@ Knows: the fields of OpenAI, Cohere, Jina, TEI and vLLM. Does not know: models, 
 """
 
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
+from gerund.server.errors import ApiError
+from gerund.server.schemas import without_effect
 from gerund.server.schemas.base import MOST_TEXTS, Body, Count, Ids, ManyIds, RequestBody, Text, Texts, TokenId
 from gerund.server.schemas.writing import Message, ScorerName
 
@@ -15,6 +17,7 @@ from gerund.server.schemas.writing import Message, ScorerName
 class EmbeddingRequest(RequestBody):
     """Texts, or token ids of this model's own tokenizer, to be turned into vectors."""
 
+    without_effect = without_effect.EMBEDDING
     input: Text | Texts | Ids | ManyIds
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Count | None = None
@@ -22,8 +25,24 @@ class EmbeddingRequest(RequestBody):
     """Put before every text."""
     prompt_name: Annotated[str, Field(max_length=200)] | None = None
     """The name of one of the encoder's prompts, which is put there."""
+    input_type: Annotated[str, Field(min_length=1, max_length=200)] | None = None
+    """What the texts are: ``query`` or ``document`` (also Cohere's ``search_query``, ``search_document`` and NVIDIA's
+    ``passage``), or the name of one of the encoder's prompts."""
+    task: Annotated[str, Field(min_length=1, max_length=200)] | None = None
+    """The same in Jina's words, such as ``retrieval.query``."""
     truncate: bool | None = None
     """Cut a text that is too long, instead of refusing it."""
+    truncate_prompt_tokens: Literal[-1] | None = None
+    """The same in vLLM's words."""
+    normalize: bool | None = None
+    """As the encoder's own setting; anything else would be vectors of another encoder."""
+    normalized: bool | None = None
+    """The same in Jina's words."""
+
+    @property
+    def truncates(self) -> bool:
+        """Whether a text that is too long is cut."""
+        return bool(self.truncate) or self.truncate_prompt_tokens == -1
 
     @property
     def inputs(self) -> Sequence[str | list[int]]:
@@ -36,17 +55,21 @@ class EmbeddingRequest(RequestBody):
 
 
 class Document(Body):
-    """A document that is ranked."""
+    """A document that is ranked by its text; whatever else it has is the client's own."""
 
+    without_effect = None
     text: Text
 
 
 class RerankRequest(RequestBody):
     """Documents to be ordered by their relevance to a query."""
 
+    without_effect = without_effect.RERANK
     query: Text
     documents: Annotated[list[Text | Document], Field(min_length=1, max_length=MOST_TEXTS, fail_fast=True)]
     top_n: Count | None = None
+    top_k: Count | None = None
+    """The same in the words of Voyage and others."""
     return_documents: bool | None = None
     max_tokens_per_doc: Count | None = None
     by: Literal["vectors", "own", "likelihood"] | None = None
@@ -57,10 +80,22 @@ class RerankRequest(RequestBody):
         """The documents as texts."""
         return [one if isinstance(one, str) else one.text for one in self.documents]
 
+    @property
+    def most(self) -> int | None:
+        """How many documents are returned; None for all.
+
+        Raises:
+            ApiError: two fields say it differently.
+        """
+        if self.top_n is not None and self.top_k is not None and self.top_n != self.top_k:
+            raise ApiError("top_n and top_k both say how many documents to return; leave one out", param="top_k")
+        return self.top_n or self.top_k
+
 
 class TeiRerankRequest(RequestBody):
     """The same in the form of text-embeddings-inference."""
 
+    without_effect = without_effect.TEI_RERANK
     query: Text
     texts: Texts
     return_text: bool | None = None
@@ -68,9 +103,20 @@ class TeiRerankRequest(RequestBody):
     truncate: bool | None = None
 
 
+def _kind_of_rerank(body: Any) -> str:
+    """Return which form a body has, so that what is wrong with it is said of that form."""
+    return "tei" if isinstance(body, TeiRerankRequest) or (isinstance(body, dict) and "texts" in body) else "cohere"
+
+
+AnyRerankRequest = Annotated[
+    Annotated[RerankRequest, Tag("cohere")] | Annotated[TeiRerankRequest, Tag("tei")], Discriminator(_kind_of_rerank)
+]
+
+
 class ScoreRequest(RequestBody):
     """How well texts follow a prefix, or how alike two lists of texts are."""
 
+    without_effect = without_effect.SCORE
     prefix: str | None = None
     continuations: Texts | None = None
     scorer: ScorerName | None = None
@@ -81,11 +127,15 @@ class ScoreRequest(RequestBody):
 class TokenizeRequest(RequestBody):
     """A text or a conversation, as the model reads it."""
 
+    without_effect = without_effect.TOKENIZE
     prompt: str | None = None
     content: str | None = None
     messages: Annotated[list[Message], Field(min_length=1, max_length=4096, fail_fast=True)] | None = None
     add_special_tokens: bool | None = None
     add_special: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
 
 class DetokenizeRequest(RequestBody):

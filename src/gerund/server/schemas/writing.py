@@ -8,11 +8,15 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from gerund.config import Sampling
+from gerund.inference.generate.chat import TemplateOptions
 from gerund.inference.generate.config import GenerationConfig, GenerationKeywords
 from gerund.server.errors import ApiError
-from gerund.server.schemas.base import Body, Count, Ids, ManyIds, RequestBody, Text, Texts
+from gerund.server.schemas import without_effect
+from gerund.server.schemas.base import Body, Count, Ids, ManyIds, RequestBody, Text, Texts, TokenId
 
 MOST_CHOICES = 128
+# Bad words, and tokens that end a text.
+MOST_BANNED = 128
 # What OpenAI's interface writes in a completion whose request does not say.
 USUAL_COMPLETION = 16
 # Of a gap all lengths up to the longest are tried.
@@ -22,10 +26,38 @@ ScorerName = Literal[
 ]
 
 Stop = Text | Annotated[list[Text], Field(max_length=16, fail_fast=True)]
+BadWord = Annotated[str, Field(min_length=1, max_length=100)]
 Choices = Annotated[int, Field(ge=1, le=MOST_CHOICES)]
 Length = Annotated[int, Field(ge=1, le=MOST_FILLED)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Above0 = Annotated[float, Field(gt=0, le=1)]
+
+
+# Fields of the library's own names that limit which tokens follow and where the text ends.
+_LIMITS = (
+    *("min_tokens", "ignore_eos", "stop_token_ids", "include_stop_str_in_output", "bad_words"),
+    "allowed_token_ids",
+)
+# Fields that say how much is written.
+_LENGTHS = ("max_completion_tokens", "max_tokens", "max_new_tokens", "n_predict")
+
+
+def template_options(
+    add_generation_prompt: bool | None, continue_final_message: bool | None, variables: dict[str, Any] | None
+) -> TemplateOptions:
+    """Return how a chat template renders messages.
+
+    Raises:
+        ApiError: the last message is both to be continued and to be answered.
+    """
+    if continue_final_message and add_generation_prompt:
+        raise ApiError(
+            "continue_final_message and add_generation_prompt contradict each other; set one of them",
+            param="continue_final_message",
+        )
+    continues = bool(continue_final_message)
+    opens = not continues if add_generation_prompt is None else add_generation_prompt
+    return TemplateOptions(add_generation_prompt=opens, continue_final_message=continues, variables=variables or {})
 
 
 def _biases(given: Any) -> Any:
@@ -42,12 +74,14 @@ def _biases(given: Any) -> Any:
 class StreamOptions(Body):
     """What a stream has beside its text."""
 
+    without_effect = without_effect.STREAM_OPTIONS
     include_usage: bool | None = None
 
 
 class JsonSchema(Body):
     """The form that an answer has to have."""
 
+    without_effect = without_effect.JSON_SCHEMA
     name: str | None = None
     schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
     strict: bool | None = None
@@ -56,24 +90,30 @@ class JsonSchema(Body):
 class ResponseFormat(Body):
     """The form that an answer has to have, in OpenAI's words."""
 
+    without_effect = without_effect.RESPONSE_FORMAT
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
+    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    """The schema where llama.cpp takes it, beside ``type``."""
 
     @property
     def schema_to_follow(self) -> dict[str, Any] | None:
         """The JSON schema; None for any text."""
+        named = None if self.json_schema is None else self.json_schema.schema_
         if self.type == "text":
+            if named is not None or self.schema_ is not None:
+                raise ApiError("response_format of type text takes no schema", param="response_format")
             return None
-        if self.type == "json_object":
-            return {"type": "object"}
-        if self.json_schema is None or self.json_schema.schema_ is None:
+        schema = self.schema_ if named is None else named
+        if schema is None and self.type == "json_schema":
             raise ApiError("response_format of type json_schema needs json_schema.schema", param="response_format")
-        return self.json_schema.schema_
+        return {"type": "object"} if schema is None else schema
 
 
 class StructuredOutputs(Body):
     """The form that an answer has to have, in vLLM's words."""
 
+    without_effect = without_effect.STRUCTURED_OUTPUTS
     json_: Annotated[dict[str, Any] | Text | None, Field(alias="json")] = None
     json_object: bool | None = None
     regex: Text | None = None
@@ -129,7 +169,20 @@ class Sampled(RequestBody):
 class Writing(Sampled):
     """What chats and completions have in common."""
 
+    without_effect = without_effect.WRITING
     max_tokens: Count | None = None
+    max_new_tokens: Count | None = None
+    """The same in the words of transformers."""
+    n_predict: Count | None = None
+    """The same in the words of llama.cpp."""
+    min_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=MOST_BANNED, fail_fast=True)] | None = None
+    include_stop_str_in_output: bool | None = None
+    bad_words: Annotated[list[BadWord], Field(max_length=MOST_BANNED, fail_fast=True)] | None = None
+    allowed_token_ids: Ids | None = None
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
+    """Keep so many tokens of the end of the prompt; -1: as many as leave room for the answer."""
     n: Choices | None = None
     best_of: Choices | None = None
     """Sample so many and return the ``n`` that the scorer likes best."""
@@ -220,6 +273,19 @@ class Writing(Sampled):
         """Whether a scorer chooses among the texts."""
         return (self.best_of or 1) > 1
 
+    @property
+    def asked_tokens(self) -> int | None:
+        """How much may be written; None where the request does not say.
+
+        Raises:
+            ApiError: two fields say it differently.
+        """
+        given = {name: value for name in _LENGTHS if (value := getattr(self, name, None)) is not None}
+        if len(set(given.values())) > 1:
+            first, second, *_ = given
+            raise ApiError(f"{first} and {second} both say how many tokens to write; leave one out", param=second)
+        return next(iter(given.values()), None)
+
     def settings(self, max_new_tokens: int, logprobs: int | None) -> GenerationConfig:
         """Return what is asked of the engine for one prompt.
 
@@ -232,6 +298,7 @@ class Writing(Sampled):
             first, second, *_ = forms
             raise ApiError(f"{first} and {second} both say which form the text has; leave one out", param=second)
         options: GenerationKeywords = {"n": self.samples, "stop": self.stop, "logprobs": logprobs}
+        options |= {name: getattr(self, name) for name in _LIMITS if getattr(self, name) is not None}  # type: ignore[typeddict-item]
         for form in forms.values():
             options.update(form)
         return GenerationConfig.of(max_new_tokens, self.sampling(1.0), options)
@@ -240,32 +307,42 @@ class Writing(Sampled):
 class Part(Body):
     """A part of a message."""
 
+    without_effect = without_effect.PART
     type: Text
     text: str | None = None
+    # Parts that are no text are refused by their type, which says more than the name of a field.
+    image_url: Any = None
+    input_audio: Any = None
+    file: Any = None
+    audio_url: Any = None
+    video_url: Any = None
 
 
 class Message(Body):
     """One turn of a conversation."""
 
+    without_effect = without_effect.MESSAGE
     role: Annotated[str, Field(min_length=1, max_length=64)]
     content: str | Annotated[list[Part], Field(fail_fast=True)] | None = None
     name: str | None = None
     tool_calls: Any = None
     function_call: Any = None
+    tool_call_id: Any = None
 
 
 class ChatRequest(Writing):
     """A conversation to be answered."""
 
+    without_effect = without_effect.CHAT
     messages: Annotated[list[Message], Field(min_length=1, max_length=4096, fail_fast=True)]
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-
-    @property
-    def asked_tokens(self) -> int | None:
-        """How much may be written; None where the request does not say."""
-        return self.max_completion_tokens or self.max_tokens
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    """Write the last message on, instead of the next one."""
+    chat_template_kwargs: dict[str, Any] | None = None
+    """Variables of the chat template, such as ``{"enable_thinking": false}``."""
 
     @property
     def asked_logprobs(self) -> int | None:
@@ -273,6 +350,15 @@ class ChatRequest(Writing):
         if self.top_logprobs and not self.logprobs:
             raise ApiError("top_logprobs needs logprobs to be true", param="top_logprobs")
         return (self.top_logprobs or 0) if self.logprobs else None
+
+    @property
+    def template(self) -> TemplateOptions:
+        """How the chat template renders the messages.
+
+        Raises:
+            ApiError: the last message is both to be continued and to be answered.
+        """
+        return template_options(self.add_generation_prompt, self.continue_final_message, self.chat_template_kwargs)
 
     def conversation(self) -> list[dict[str, Any]]:
         """Return the messages as the library takes them.
@@ -284,7 +370,8 @@ class ChatRequest(Writing):
         found = []
         for number, message in enumerate(self.messages):
             where = f"messages.{number}"
-            if message.tool_calls or message.function_call or message.role in ("tool", "function"):
+            calls = message.tool_calls or message.function_call or message.tool_call_id
+            if calls or message.role in ("tool", "function"):
                 raise ApiError(f"{where}: tools are not supported by this server", param=where, code="not_supported")
             content: Any = message.content
             if isinstance(content, list):
@@ -307,6 +394,9 @@ class ChatRequest(Writing):
 class CompletionRequest(Writing):
     """One or several texts to be continued; with ``suffix`` a gap to be filled."""
 
+    without_effect = without_effect.COMPLETION
+    max_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+    """0 only with ``echo``: nothing is written, and the prompt comes back with its log-probabilities."""
     prompt: str | Annotated[list[str], Field(min_length=1, max_length=256, fail_fast=True)] | Ids | ManyIds
     suffix: str | None = None
     echo: bool | None = None
@@ -334,17 +424,29 @@ class CompletionRequest(Writing):
             "logprobs": self.logprobs is not None,
             "echo": bool(self.echo),
             **dict.fromkeys(self.forms, True),
+            **{name: bool(getattr(self, name)) for name in (*_LIMITS, "truncate_prompt_tokens")},
         }
         for name, is_given in given.items():
             if is_given:
                 raise ApiError(f"{name} is not supported beside suffix; leave it out", param=name, code="not_supported")
-        if (self.max_tokens or 0) > MOST_FILLED:
+        if (self.asked_tokens or 0) > MOST_FILLED:
             raise ApiError(f"beside suffix max_tokens is {MOST_FILLED} at most", param="max_tokens")
+        self.refuse_no_tokens()
+
+    def refuse_no_tokens(self) -> None:
+        """Refuse to write nothing, unless the prompt is to come back.
+
+        Raises:
+            ApiError: ``max_tokens`` is 0 without ``echo``.
+        """
+        if self.asked_tokens == 0 and not self.echo:
+            raise ApiError("max_tokens: 0 needs echo; else nothing would be answered", param="max_tokens")
 
 
 class InfillRequest(Sampled):
     """A text with gaps: ``text`` with blanks, ``pieces`` around the gaps, or prefix and suffix."""
 
+    without_effect = without_effect.INFILL
     text: Text | None = None
     blank: Annotated[str, Field(min_length=1, max_length=100)] | None = None
     pieces: Annotated[list[str], Field(min_length=2, max_length=65, fail_fast=True)] | None = None
@@ -366,3 +468,8 @@ class InfillRequest(Sampled):
         """
         if self.stream:
             raise ApiError("stream is not supported here; leave it out", param="stream", code="not_supported")
+        lengths = {length for length in (self.max_tokens, self.n_predict) if length is not None and length > 0}
+        if len(lengths) > 1:
+            raise ApiError(
+                "max_tokens and n_predict both say how many tokens to write; leave one out", param="n_predict"
+            )

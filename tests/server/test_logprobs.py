@@ -1,0 +1,186 @@
+"""Log-probabilities of completions: every alternative is there, and those of prompts come with ``echo``."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gerund.config import Sampling
+from gerund.entry import load
+from gerund.server.choices import Echo, Form
+from gerund.server.config import ServerConfig
+from gerund.types import Generation, TokenLogprob
+from tests.server.conftest import Running
+from tests.server.test_routes import events
+from tests.tiny import save_tiny
+
+COMPLETE = "/v1/completions"
+
+
+def spelled_bytes(token: str) -> bytes:
+    """Return the bytes behind a token as OpenAI writes it."""
+    return token.removeprefix("bytes:").encode().decode("unicode_escape").encode("latin-1")
+
+
+def logits_of(lm: Any, ids: list[int]) -> torch.Tensor:
+    with torch.no_grad():
+        found: torch.Tensor = lm.model(torch.tensor([ids])).logits[0].log_softmax(-1)
+    return found
+
+
+def test_every_alternative_is_there_and_the_chosen_token_too(live: Running, served_lm: Any) -> None:
+    body: dict[str, Any] = {"prompt": "the ant", "max_tokens": 20, "seed": 5, "logprobs": 4}
+    [expected] = served_lm.generate("the ant", 20, Sampling(temperature=1, seed=5), logprobs=4)
+    [choice] = live.ok(COMPLETE, **body)["choices"]
+    found, partial = choice["logprobs"], 0
+    for place, one in enumerate(expected.logprobs):
+        token, logprob, top = (found[name][place] for name in ("tokens", "token_logprobs", "top_logprobs"))
+        assert top[token] == logprob == pytest.approx(one.logprob, abs=1e-4)
+        is_listed = one.token_id in [other.token_id for other in one.top]
+        assert len(top) == (4 if is_listed else 5)
+        assert sorted(top.values(), reverse=True)[:4] == pytest.approx([other.logprob for other in one.top], abs=1e-4)
+        if token.startswith("bytes:"):
+            assert spelled_bytes(token) == one.utf8
+            partial += 1
+    assert partial > 2
+
+
+def test_greedy_alternatives_begin_with_the_chosen_token(live: Running) -> None:
+    body: dict[str, Any] = {"prompt": "\U0001f389\U0001f98a", "max_tokens": 3, "temperature": 0, "logprobs": 3}
+    found = live.ok(COMPLETE, **body)["choices"][0]["logprobs"]
+    for own, top in zip(found["token_logprobs"], found["top_logprobs"], strict=True):
+        assert (len(top), max(top.values())) == (3, own)
+
+
+def test_tokens_that_spell_the_same_have_keys_of_their_own() -> None:
+    top = (
+        TokenLogprob(4, b"a", -0.5),
+        TokenLogprob(9, b"a", -1.0),
+        TokenLogprob(2, b"", -2.0),
+        TokenLogprob(1, b"", -3.0),
+    )
+    one = TokenLogprob(7, b" \xf0\x9f", -4.0, top)
+    form = Form("text", "m", control={1: "<s>", 2: "</s>"}.get)
+    [choice] = form.whole([Generation("", [7], -4.0, False, logprobs=[one])], {})["choices"]
+    assert choice["logprobs"]["tokens"] == ["bytes: \\xf0\\x9f"]
+    assert choice["logprobs"]["top_logprobs"] == [
+        {"a": -0.5, "token_id:9": -1.0, "</s>": -2.0, "<s>": -3.0, "bytes: \\xf0\\x9f": -4.0}
+    ]
+
+
+def test_logprobs_of_prompts(live: Running, served_lm: Any) -> None:
+    texts = ["the ant in", "a", "日本 the"]
+    prompts = [served_lm.tokenizer(text).input_ids for text in texts]
+    body: dict[str, Any] = {"echo": True, "logprobs": 2, "max_tokens": 4, "seed": 3, "n": 2}
+    found = live.ok(COMPLETE, prompt=texts, **body)["choices"]
+    assert live.ok(COMPLETE, prompt=prompts, **body)["choices"] == found
+    for number, choice in enumerate(found):
+        text, ids = texts[number // 2], prompts[number // 2]
+        own = choice["logprobs"]
+        [expected] = served_lm.generate([[*ids]], 4, Sampling(temperature=1, seed=3), n=2)[number % 2 : number % 2 + 1]
+        assert choice["text"] == text + expected.text
+        logprobs_TV = logits_of(served_lm, [*ids, *expected.token_ids])
+        chosen = [float(logprobs_TV[at, token]) for at, token in enumerate([*ids, *expected.token_ids][1:])]
+        assert own["token_logprobs"][0] is own["top_logprobs"][0] is None
+        assert own["token_logprobs"][1 : len(chosen) + 1] == pytest.approx(chosen, abs=1e-4)
+        for at, top in enumerate(own["top_logprobs"][1 : len(ids)]):
+            best = logprobs_TV[at].topk(2).values.tolist()
+            assert sorted(top.values(), reverse=True)[:2] == pytest.approx(best, abs=1e-4)
+            assert own["token_logprobs"][at + 1] in top.values()
+        assert len({len(each) for each in own.values()}) == 1
+        assert own["text_offset"][len(ids)] == len(text)
+        assert own["tokens"][0] == "<s>"
+
+
+def test_a_prompt_alone(live: Running, served_lm: Any) -> None:
+    ids = served_lm.tokenizer("the ant in").input_ids
+    body: dict[str, Any] = {"prompt": ids, "echo": True, "logprobs": 0, "max_tokens": 0}
+    found = live.ok(COMPLETE, **body)
+    [choice] = found["choices"]
+    assert (choice["text"], choice["finish_reason"]) == ("the ant in", "length")
+    assert choice["logprobs"]["tokens"][:2] == ["<s>", "t"] or len(choice["logprobs"]["tokens"]) == len(ids)
+    assert found["usage"] == {"prompt_tokens": len(ids), "completion_tokens": 0, "total_tokens": len(ids)}
+    assert all(len(top) == 1 for top in choice["logprobs"]["top_logprobs"][1:])
+    chunks = events(live, COMPLETE, **body)
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == "the ant in"
+    assert chunks[0]["choices"][0]["logprobs"] == choice["logprobs"]
+    assert chunks[-1]["choices"][0]["finish_reason"] == "length"
+    plain = live.ok(COMPLETE, prompt="the ant", echo=True, max_tokens=0)["choices"][0]
+    assert (plain["text"], plain["logprobs"]) == ("the ant", None)
+    whole = [70] * 512  # as long as the context: nothing is written behind it
+    assert len(live.ok(COMPLETE, **{**body, "prompt": whole})["choices"][0]["logprobs"]["tokens"]) == 512
+    assert live.post(COMPLETE, **{**body, "prompt": whole, "max_tokens": 1}).status_code == 400
+
+
+def test_a_stream_begins_with_its_prompt(live: Running) -> None:
+    body: dict[str, Any] = {"prompt": ["the ant", "a"], "echo": True, "logprobs": 1, "max_tokens": 4, "temperature": 0}
+    whole = live.ok(COMPLETE, **body)["choices"]
+    for index, choice in enumerate(whole):
+        own = [chunk["choices"][0] for chunk in events(live, COMPLETE, **body)]
+        own = [one for one in own if one["index"] == index]
+        assert "".join(one["text"] for one in own) == choice["text"]
+        for name in choice["logprobs"]:
+            pieces = [value for one in own if one["logprobs"] for value in one["logprobs"][name]]
+            assert pieces == choice["logprobs"][name], name
+
+
+def test_offsets_after_a_prompt_whose_tokens_spell_a_space_more() -> None:
+    form = Form("text", "m")
+    form.echoes = [Echo("Hi", (TokenLogprob(1, b"", float("nan")), TokenLogprob(5, b" Hi", -1.0)))]
+    written = Generation(" you", [6], -1.0, False, logprobs=[TokenLogprob(6, b" you", -1.0)])
+    [choice] = form.whole([written], {})["choices"]
+    assert (choice["text"], choice["logprobs"]["text_offset"]) == ("Hi you", [0, 0, 2])
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+
+REQUESTS = [
+    ("the ant", " in the rain"),
+    ("in another thing", " and"),
+    ("a", "b"),
+    ("日本", "日本 a"),
+    ("the", " the the"),
+]
+
+
+def scored_alike(running: Running, lm: Any, folder: Path, *, as_tokens: bool, bos: bool) -> None:
+    """Compare what lm-evaluation-harness reads off a server with what it computes on the weights in memory."""
+    pytest.importorskip("lm_eval", reason="needs gerund[lm-eval]")
+    completions = pytest.importorskip("lm_eval.models.openai_completions", reason="needs lm-eval[api]")
+    from lm_eval.api.instance import Instance
+
+    from gerund.evaluation.tasks.lm_eval import lm_eval_model
+
+    def asked() -> list[Any]:
+        return [Instance("loglikelihood", {}, pair, number) for number, pair in enumerate(REQUESTS)]
+
+    remote = completions.LocalCompletionsAPI(
+        base_url=f"{running.url}/v1/completions", model="tiny", tokenizer=str(folder), max_length=64,
+        tokenizer_backend="huggingface", tokenized_requests=as_tokens, batch_size=2, add_bos_token=bos,
+    )  # fmt: skip
+    local = lm_eval_model(lm)
+    local.add_bos_token = bos
+    found = remote.loglikelihood(asked(), disable_tqdm=True)
+    expected = local.loglikelihood(asked(), disable_tqdm=True)
+    assert [one[0] for one in found] == pytest.approx([one[0] for one in expected], abs=1e-3)
+    assert [one[1] for one in found] == [one[1] for one in expected]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("bos", [False, True])
+def test_lm_eval_by_token_ids(live: Running, served_lm: Any, served_folder: Path, bos: bool) -> None:
+    scored_alike(live, served_lm, served_folder, as_tokens=True, bos=bos)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_lm_eval_by_texts(tmp_path: Path) -> None:
+    # The harness counts the tokens of texts without those that a tokenizer adds, so here it adds none.
+    folder = save_tiny(tmp_path / "tiny", bos=False)
+    running = Running(load(folder), ServerConfig(), [])
+    try:
+        scored_alike(running, load(folder), folder, as_tokens=False, bos=False)
+    finally:
+        running.stop()
