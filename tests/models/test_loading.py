@@ -107,6 +107,8 @@ def test_an_encoder(tmp_path: Path) -> None:
     BertForMaskedLM(BertConfig(**small)).save_pretrained(tmp_path)
     byte_tokenizer().save_pretrained(tmp_path)
     assert "is an encoder (BertForMaskedLM)" in refusal(tmp_path)
+    change(tmp_path / "config.json", architectures=["BertModel"])  # as all-MiniLM-L6-v2 is published
+    assert "is an encoder (bert) and does not generate" in refusal(tmp_path)
 
 
 def test_an_encoder_decoder_of_another_kind(tmp_path: Path) -> None:

@@ -86,6 +86,11 @@ _GENERATION_NUMBERS = frozenset([
     "encoder_no_repeat_ngram_size", "guidance_scale", "suppress_tokens", "begin_suppress_tokens",
 ])  # fmt: skip
 
+_ENCODERS = frozenset([
+    "bert", "big_bird", "camembert", "data2vec-text", "electra", "ernie", "megatron-bert", "rembert", "roberta",
+    "roberta-prelayernorm", "roc_bert", "roformer", "xlm-roberta", "xlm-roberta-xl", "xmod",
+])  # fmt: skip
+
 _save_lock = threading.Lock()
 
 
@@ -356,6 +361,9 @@ def _refuse_other_kinds(config: Any, name: str) -> None:
         raise ModelError(f"{name} is a {kind} model, not a decoder-only language model")
     if any(word in name_ for name_ in architectures for word in ("ForMaskedLM", "ForPreTraining")):
         raise ModelError(f"{name} is an encoder ({architectures[0]}); give a decoder-only language model")
+    # These could be decoders too, and are none where their config does not say so.
+    if kind in _ENCODERS and not config.is_decoder:
+        raise ModelError(f"{name} is an encoder ({kind}) and does not generate; give a decoder-only language model")
 
 
 def is_body(config: PreTrainedConfig) -> bool:
@@ -394,7 +402,7 @@ def _take_away_missing_head(model: PreTrainedModel, found: dict[str, Any], name:
     if head is not None and lacking and all(key.rpartition(".")[0] in own for key in lacking):
         model.set_output_embeddings(NoHead(name))
         found["missing_keys"] = []
-    if head is None:
+    if head is None or found.get("missing_keys"):
         return
     if is_bidirectional(model.config):
         model.set_output_embeddings(NoHead(name, "attends in both directions, as its config.json says"))
