@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from gerund.attention.plan import AttentionPlan
-from gerund.checks import demand_between, demand_number, demand_unicode, read_json, whole_number
+from gerund.checks import demand_between, demand_number, demand_unicode, one_of, read_json, whole_number
 from gerund.encoder_methods import (
     LAST_LAYER,
     NO_REROUTE,
@@ -26,7 +26,7 @@ from gerund.encoder_methods import (
     transform_parts,
 )
 from gerund.errors import ConfigError, DataError, unknown_name
-from gerund.poolings import POOLINGS
+from gerund.poolings import CONCATENATED, pooling_parts
 from gerund.types import Scorer
 
 CONFIG_FILE = "gerund.json"
@@ -45,6 +45,10 @@ POOL_BOS = ("auto", "always", "never")
 Job = Literal["encode", "infill", "score"]
 """What a model does with an adapter active; it generates with none."""
 JOBS: tuple[Job, ...] = get_args(Job)
+
+ST_CONVENTIONS = "sentence-transformers"
+CONVENTIONS = ("gerund", ST_CONVENTIONS)
+SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
 
 _TEXT, _FLAG, _NUMBER, _FRACTION, _NOTHING = str, bool, int, float, type(None)
 _WORDS = {
@@ -68,6 +72,8 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "transform": (_TEXT,),
     "pool_bos": (_TEXT,),
     "fusion": (_FRACTION, _NOTHING),
+    "conventions": (_TEXT,),
+    "similarity": (_TEXT,),
 }
 METHODS = {
     "template": NO_TEMPLATE,
@@ -79,6 +85,8 @@ METHODS = {
 }
 """Settings that came later than the others, by what they are where nothing is said. As such they are neither written
 nor hashed, so that fingerprints stay what they were."""
+READING = {"conventions": "gerund", "similarity": "cosine"}
+"""Likewise, of settings that a ready-made encoder brings along and that are no methods."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +97,8 @@ class EncoderConfig:
     """Which layers look where."""
 
     pooling: str = "mean"
-    """How token states become one vector: mean, weighted-mean (later count more), last, first, last-mean (of both)."""
+    """How token states become one vector: mean, weighted-mean (later count more), last, first, last-mean (of both),
+    max, mean-sqrt; of several, such as ``first+mean``, the vectors are concatenated."""
 
     prompt: str = ""
     """Text put before every text unless another prompt is given; with ``{text}``, around it, as its template."""
@@ -136,6 +145,15 @@ class EncoderConfig:
     """What the vectors count where a search joins them with words, from 0 to 1; None where nobody has tuned it. No
     vector depends on it."""
 
+    conventions: str = "gerund"
+    """Whose conventions hold where libraries differ: ``gerund``, or ``sentence-transformers`` for a ready-made encoder.
+    There control tokens in a prompt are parsed, the prompt is as long as it is alone, its tokens count in the weights
+    of a weighted mean, and ``max_length`` may be above the tokenizer's own limit."""
+
+    similarity: str = "cosine"
+    """How ``similarity`` compares vectors: ``cosine``, ``dot``, ``euclidean`` or ``manhattan`` (both negative, so that
+    more is nearer). No vector depends on it."""
+
     def __post_init__(self) -> None:
         if type(self.fusion) is int:
             object.__setattr__(self, "fusion", float(self.fusion))
@@ -150,8 +168,7 @@ class EncoderConfig:
             raise ConfigError(f"prompts are texts by name, not {self.prompts!r}")
         for name, text in [("prompt", self.prompt), *((f"the prompt {name!r}", text) for name, text in named)]:
             demand_unicode(name, text)
-        if self.pooling not in POOLINGS:
-            raise unknown_name("pooling", self.pooling, list(POOLINGS))
+        pooling_parts(self.pooling)
         if self.max_length is not None and self.max_length < 1:
             raise ConfigError(f"max_length={self.max_length} leaves no room for a text")
         if self.fusion is not None and not 0 <= self.fusion <= 1:
@@ -160,6 +177,8 @@ class EncoderConfig:
 
     def _check_methods(self) -> None:
         demand_unicode("the template", self.template)
+        one_of("conventions", self.conventions, CONVENTIONS)
+        one_of("similarity", self.similarity, SIMILARITIES)
         check_layers(self.layers)
         check_reroute(self.reroute)
         if self.transform != NO_TRANSFORM:
@@ -178,6 +197,16 @@ class EncoderConfig:
                 raise ConfigError(f"{name} and skips do not go together")
             if used and not once:
                 raise ConfigError(f"{name} is for plans that run each layer once, not for {self.attention.name!r}")
+
+    @property
+    def poolings(self) -> int:
+        """How many vectors are concatenated."""
+        return self.pooling.count(CONCATENATED) + 1
+
+    @property
+    def follows_sentence_transformers(self) -> bool:
+        """Whether sentence-transformers' conventions hold."""
+        return self.conventions == ST_CONVENTIONS
 
     @property
     def templates(self) -> tuple[Template, ...]:
@@ -225,13 +254,15 @@ class EncoderConfig:
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-ready dict."""
         unused = METHODS.keys() - set(self.methods) | ({"fusion"} if self.fusion is None else set())
+        unused |= {name for name, usual in READING.items() if getattr(self, name) == usual}
         written = {name: value for name, value in asdict(self).items() if name not in unused}
         return {**written, "attention": self.attention.to_dict(), "prompts": dict(self.prompts)}
 
 
 def vectors_alike(one: EncoderConfig, other: EncoderConfig) -> bool:
     """Whether two encoder configs differ in nothing that a fitted transform depends on."""
-    return replace(one, normalize=other.normalize, max_length=other.max_length, fusion=other.fusion) == other
+    same = ("normalize", "max_length", "fusion", "similarity")
+    return replace(one, **{name: getattr(other, name) for name in same}) == other
 
 
 @dataclass(frozen=True)

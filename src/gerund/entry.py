@@ -17,9 +17,10 @@ from gerund.models import loading
 from gerund.models.adapters import ADAPTER_FILES, Adapters
 from gerund.models.fingerprint import fingerprint
 from gerund.models.heads import read_head
-from gerund.models.opening import default_encoder_config, open_model
+from gerund.models.opening import open_model
 from gerund.models.settings_file import read_adapters, read_saved
 from gerund.models.sources import find
+from gerund.models.stored_reading import default_encoder_config
 from gerund.scoring.dual_encoder import DualScorer, has_scorer, read_scorer_config
 from gerund.seq2seq_model import Seq2SeqModel
 from gerund.spec import NO_ADAPTER, ModelSpec
@@ -52,12 +53,16 @@ def load(
     pool_bos: str | None = None,
     fusion: float | None = None,
     sample: str | Path | None = None,
+    conventions: str | None = None,
+    similarity: str | None = None,
 ) -> LanguageModel:
     """Load a decoder-only language model that also encodes, or a T5.
 
-    What is left out comes from the folder's ``gerund.json``; without one the plan is ``mask0-bidir`` with k
-    about 0.45 of the layers (and ``recurrent="both"`` where no layer attends), and the pooling is the mean. A T5 has an
-    encoder of its own, whose plan is ``bidir``.
+    What is left out comes from the folder's ``gerund.json``; else from ``modules.json`` and the files beside it, so
+    that a ready-made encoder of sentence-transformers is read as its author means it. Where neither is there the plan
+    is ``mask0-bidir`` with k about 0.45 of the layers (and ``recurrent="both"`` where no layer attends), or ``bidir``
+    where the config says that the model attends in both directions, and the pooling is the mean. A T5 has an encoder
+    of its own, whose plan is ``bidir``.
 
     Args:
         model: a folder, a hub id, None (or ``default``) for the bundled model; or a :class:`ModelSpec`, whose settings
@@ -69,7 +74,8 @@ def load(
         skips: residual connections across so many layers, from the first converted one on; 0 for none.
         recurrent: in models with layers without attention, whether the converted ones of these stay ``causal`` or run
             on the text and on the text reversed (``both``).
-        pooling: ``mean``, ``weighted-mean``, ``last``, ``first`` or ``last-mean``, half of both.
+        pooling: ``mean``, ``weighted-mean``, ``last``, ``first``, ``last-mean`` (half of both), ``max`` or
+            ``mean-sqrt``; of several, such as ``first+mean``, the vectors are concatenated.
         prompt: default prompt of ``encode``: the text itself.
         prompts: prompts by name, for ``encode(..., prompt_name=NAME)``, in the place of the model's own; searches and
             ``rerank`` take those named ``query`` and ``document``.
@@ -96,6 +102,9 @@ def load(
         pool_bos: whether special tokens before a text without a prompt are pooled: ``always``, ``never`` or ``auto``.
         fusion: what the vectors count where a search joins them with words, from 0 to 1.
         sample: a file of texts, one a line, on which ``transform`` is fitted.
+        conventions: whose conventions hold where libraries differ: ``gerund``, or ``sentence-transformers``, as for
+            every ready-made encoder.
+        similarity: how ``lm.similarity`` compares vectors: ``cosine``, ``dot``, ``euclidean`` or ``manhattan``.
 
     Returns:
         The model; that every layer obeys the plan is verified.
@@ -138,6 +147,8 @@ def load(
         pool_bos=pool_bos,
         fusion=fusion,
         sample=sample,
+        conventions=conventions,
+        similarity=similarity,
     )
     texts = None if spec.sample is None else read_sample(spec.sample)
     opened = open_model(spec)

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from gerund.errors import unknown_name
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -24,12 +26,16 @@ class Pooling:
         reads_end: whether the last token's state matters, so that what a template puts behind the text is pooled too.
         depends_on_places: whether a token's weight depends on its place, and so on the prompt before it.
         sentence_transformers: its switch in that library's ``1_Pooling/config.json``; None where it has none.
+        takes_largest: whether each number is the largest among the tokens that count, in the place of a weighted mean.
+        divides_by_root: whether the weighted sum is divided by the square root of the weights' sum.
     """
 
     weights: Callable[[Tensor], Tensor]
     reads_end: bool = False
     depends_on_places: bool = False
     sentence_transformers: str | None = None
+    takes_largest: bool = False
+    divides_by_root: bool = False
 
 
 def _mean(counted_BT: Tensor) -> Tensor:
@@ -63,5 +69,30 @@ POOLINGS: dict[str, Pooling] = {
     "last": Pooling(_last, reads_end=True, sentence_transformers="pooling_mode_lasttoken"),
     "first": Pooling(_first, sentence_transformers="pooling_mode_cls_token"),
     "last-mean": Pooling(_last_mean, reads_end=True),  # half of the last token's state and half of the mean
+    "max": Pooling(_mean, sentence_transformers="pooling_mode_max_tokens", takes_largest=True),
+    "mean-sqrt": Pooling(
+        _mean,
+        sentence_transformers="pooling_mode_mean_sqrt_len_tokens",
+        divides_by_root=True,
+    ),
 }
 """All poolings by name."""
+
+CONCATENATED = "+"
+"""Between two names: their vectors are concatenated."""
+
+
+def pooling_parts(pooling: str) -> list[Pooling]:
+    """Return the poolings that a setting names; with several, such as ``first+mean``, their vectors are concatenated.
+
+    Raises:
+        ConfigError: an unknown name.
+
+    >>> len(pooling_parts("mean")), len(pooling_parts("first+mean"))
+    (1, 2)
+    """
+    names = pooling.split(CONCATENATED)
+    for name in names:
+        if name not in POOLINGS:
+            raise unknown_name("pooling", name, list(POOLINGS))
+    return [POOLINGS[name] for name in names]

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, Self, get_args
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, ValidationInfo, model_validator
 
 from gerund.attention.plan import AttentionPlan, spelled_out
-from gerund.config import DEFAULT_MODEL, METHODS, EncoderConfig, Job, whole_number
+from gerund.config import DEFAULT_MODEL, METHODS, READING, EncoderConfig, Job, whole_number
 from gerund.encoder_methods import PLACE, settings_of_template
 from gerund.errors import ConfigError, GerundError, unknown_name
 
@@ -83,7 +83,8 @@ class EncoderSpec(BaseModel):
     recurrent: Literal["causal", "both"] | None = None
     """Whether converted layers without attention stay causal or run in both directions."""
     pooling: str | None = None
-    """``mean``, ``weighted-mean``, ``last``, ``first`` or ``last-mean``."""
+    """``mean``, ``weighted-mean``, ``last``, ``first``, ``last-mean``, ``max`` or ``mean-sqrt``; of several, such as
+    ``first+mean``, the vectors are concatenated."""
     prompt: str | None = None
     """Text put before every text unless another prompt is given."""
     prompts: dict[str, str] | None = None
@@ -111,6 +112,10 @@ class EncoderSpec(BaseModel):
     """What the vectors count where a search joins them with words, 0 to 1; ``auto`` for what is usual."""
     pool_bos: str | None = None
     """Whether special tokens before a text without a prompt are pooled: ``always``, ``never`` or ``auto``."""
+    conventions: str | None = None
+    """Whose conventions hold where libraries differ: ``gerund`` or ``sentence-transformers``."""
+    similarity: str | None = None
+    """How ``similarity`` compares vectors: ``cosine``, ``dot``, ``euclidean`` or ``manhattan``."""
 
     @model_validator(mode="before")
     @classmethod
@@ -199,7 +204,7 @@ class EncoderSpec(BaseModel):
 
 
 _CONFIG_FIELDS = {"pooling", "prompt", "prompts", "pool_prompt", "append_eos", "normalize", "max_length", "fusion"}
-_CONFIG_FIELDS |= METHODS.keys()
+_CONFIG_FIELDS |= METHODS.keys() | READING.keys()
 _FLAGS = ("append_eos", "pool_prompt", "normalize")
 _COUNTS = ("k", "k0", "sink_tokens", "skips", "max_length", "prepend")
 _ON_ONE_LINE = (

@@ -19,7 +19,7 @@ from gerund.inference.encode import runtime as encoding
 from gerund.inference.encode.kv_embedding_layers import chosen_layers, layer_dimensions
 from gerund.inference.tokens import Empty, Overflow, Tokens
 from gerund.jobs.unfinished import Unfinished
-from gerund.models.pooling import unit
+from gerund.models.pooling import compared, unit
 from gerund.models.vector_transforms import fit
 from gerund.quantization import Precision, check_precision, quantize
 from gerund.token_encoder import TokenEncoder
@@ -169,7 +169,10 @@ class TextEncoder(TokenEncoder):
         return self.vectors(found, normalize, dimensions)
 
     def similarity(self, a: Any, b: Any, prompt: str | None = None, *, prompt_name: str | None = None) -> np.ndarray:
-        """Return the cosine of every text (or vector) in ``a`` with every one in ``b``.
+        """Return how near every text (or vector) in ``a`` is to every one in ``b``: their cosine.
+
+        A ready-made encoder whose author compares vectors in another way (``encoder.similarity``: ``dot``,
+        ``euclidean`` or ``manhattan``) does so here too; distances are negative.
 
         Args:
             a: texts, or vectors ``(n, d)``.
@@ -185,10 +188,10 @@ class TextEncoder(TokenEncoder):
         (1, 2)
         """
         before = PromptText(self.encoder.prompt_text(prompt, prompt_name))
-        left, right = (unit(np.atleast_2d(self._vectors(item, before))) for item in (a, b))
+        left, right = (np.atleast_2d(self._vectors(item, before)) for item in (a, b))
         if left.shape[1] != right.shape[1]:
             raise ConfigError(f"vectors of {left.shape[1]} and {right.shape[1]} dimensions cannot be compared")
-        return left @ right.T
+        return compared(left, right, self.encoder.similarity)
 
     def fitted(self, texts: Sequence[str], prompt: str | None = None, *, prompt_name: str | None = None) -> Self:
         """Return the same model with its ``transform`` fitted on the vectors of texts; they need no labels.

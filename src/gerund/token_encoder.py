@@ -67,6 +67,7 @@ class TokenEncoder(EncoderModel):
             max_length=self.max_length,
             empty=empty,
             overflow=overflow,
+            follows_sentence_transformers=self.encoder.follows_sentence_transformers,
         )
         return tokenize(self.tokenizer, texts, input_format, offsets=offsets, warn=warn)
 

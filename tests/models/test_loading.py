@@ -107,6 +107,8 @@ def test_an_encoder(tmp_path: Path) -> None:
     BertForMaskedLM(BertConfig(**small)).save_pretrained(tmp_path)
     byte_tokenizer().save_pretrained(tmp_path)
     assert "is an encoder (BertForMaskedLM)" in refusal(tmp_path)
+    change(tmp_path / "config.json", architectures=["BertModel"])  # as all-MiniLM-L6-v2 is published
+    assert "is an encoder (bert) and does not generate" in refusal(tmp_path)
 
 
 def test_an_encoder_decoder_of_another_kind(tmp_path: Path) -> None:
@@ -129,8 +131,10 @@ def test_half_a_t5(tmp_path: Path) -> None:
 
 
 def test_a_decoder_that_sees_both_ways(tmp_path: Path) -> None:
-    save_tiny(tmp_path, is_causal=False)
-    assert "its config says is_causal false" in refusal(tmp_path)
+    lm = gerund.load(save_tiny(tmp_path, is_causal=False), dtype="float32")
+    assert lm.encoder.attention.name == "bidir"
+    with pytest.raises(ModelError, match=r"attends in both directions.*it encodes, but cannot generate"):
+        lm.generate("a")
 
 
 class Boom:
@@ -202,7 +206,7 @@ def test_no_tokenizer(folder: Path) -> None:
         ("[]", DataError, "has no 'encoder' entry"),
         ('{"format": 2, "encoder": {}}', ConfigError, "has format 2; this version of gerund reads format 1"),
         ('{"encoder": {}}', ConfigError, "has format None"),
-        ('{"format": 1, "encoder": {"pooling": "max"}}', ConfigError, "unknown pooling 'max'"),
+        ('{"format": 1, "encoder": {"pooling": "cls"}}', ConfigError, "unknown pooling 'cls'"),
         ('{"format": 1, "encoder": {"colour": 1}}', ConfigError, "unknown field in gerund.json 'colour'"),
         ('{"format": 1, "encoder": {"attention": {"name": "x"}}}', ConfigError, "unknown attention plan 'x'"),
         ('{"format": 1, "encoder": {"attention": {"size": 1}}}', ConfigError, "field of an attention plan 'size'"),
@@ -226,7 +230,7 @@ def test_settings_that_name_an_absent_adapter(folder: Path) -> None:
 
 def test_unknown_names(folder: Path) -> None:
     assert "unknown dtype 'int4'; valid are: auto, float32" in refusal(folder, ConfigError, dtype="int4")
-    assert "unknown pooling 'max'" in refusal(folder, ConfigError, pooling="max")
+    assert "unknown pooling 'cls'" in refusal(folder, ConfigError, pooling="cls")
     assert "unknown attention plan 'all'" in refusal(folder, ConfigError, attention="all")
     for device in ("toaster", "", "cuda:x"):
         said = f"device {device!r} cannot be used here; take auto, cpu, cuda (or cuda:1) or mps"

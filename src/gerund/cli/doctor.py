@@ -83,6 +83,9 @@ def _print_model(console: "Console", found: "Diagnosis") -> None:
     console.print(f"  {found.n_layers} layers, {heads}, width {found.width}, context {context}")
     adapter = ", with its adapter while encoding" if found.adapter else ""
     console.print(f"  stored as {found.stored_dtype}, examined in {found.dtype} on {found.device}{adapter}")
+    if found.settings_from:
+        prompts = f", prompts {', '.join(found.prompts)}" if found.prompts else ""
+        console.print(f"  read as {found.settings_from} says{prompts}")
     if found.adapter_computation:
         console.print(f"  {found.adapter_computation}")
     console.print()

@@ -39,10 +39,10 @@ from gerund.models import loading
 from gerund.models.adapters import Adapters, adapter_computation, count_parameters, load_adapters
 from gerund.models.encoder_decoder import demand_decoder_only
 from gerund.models.int8_products import cpu_has_int8
-from gerund.models.opening import default_encoder_config
-from gerund.models.settings_file import read_adapters, read_saved
+from gerund.models.settings_file import read_adapters
 from gerund.models.sources import find
-from gerund.spec import EncoderSpec, ModelSpec
+from gerund.models.stored_reading import stored_reading
+from gerund.spec import ModelSpec
 
 # How far states may lie apart that ought to be the same, as a fraction of the largest of them.
 _NEAR = {torch.float32: 1e-4, torch.float64: 1e-6}
@@ -70,9 +70,10 @@ def diagnose(spec: ModelSpec) -> Diagnosis:
     weights_type = loading.pick_dtype(spec.dtype)
     source = find(spec.model)
     settings = loading.settings_folder(source)
-    saved = (None if settings is None else read_saved(settings)) or EncoderSpec()
     config = loading.read_config(source)
-    encoder = spec.applied_to(saved.applied_to(default_encoder_config(config)))
+    reading = stored_reading(settings, config, spec)
+    encoder = spec.applied_to(reading.encoder)
+    reading.tell(source.name, encoder)
     stored = loading.own_dtype(source)
     loaded, tokenizer = loading.read(source, weights_type, config)
     demand_decoder_only(loaded, "be examined: no attention plan applies to it")
@@ -88,6 +89,8 @@ def diagnose(spec: ModelSpec) -> Diagnosis:
     diagnosis = replace(
         diagnosis,
         adapter=diagnostics.adapter is not None,
+        settings_from=reading.file,
+        prompts=tuple(encoder.prompts),
         adapter_computation="" if computation is None else computation.summary(),
         seconds=time.perf_counter() - start,
     )
@@ -148,7 +151,7 @@ class _Diagnostics:
             n_layers=self.n_layers,
             heads=heads,
             kv_heads=int(getattr(config, "num_key_value_heads", None) or heads),
-            width=runtime.width,
+            width=runtime.state_width,
             stored_dtype="not said" if stored == "auto" else stored,
             dtype=_name(self.model.dtype),
             device=runtime.device.type,

@@ -110,6 +110,8 @@ class Diagnosis:
         embeddings: rows of the input embeddings.
         adapter: whether an adapter takes part in encoding.
         adapter_computation: how adapters are read, merged or beside the weights, as a sentence; empty without any.
+        settings_from: the file in its folder that says how it is read; empty where none does.
+        prompts: the names of the prompts that it has.
         pooling: how token states become one vector.
         plan: the attention plan, k and k0 filled in.
         reached: whether the plan reaches every layer and each does what it says.
@@ -154,6 +156,8 @@ class Diagnosis:
     seconds: float
     advice: tuple[str, ...] = field(default=())
     adapter_computation: str = ""
+    settings_from: str = ""
+    prompts: tuple[str, ...] = ()
 
     @property
     def healthy(self) -> bool:

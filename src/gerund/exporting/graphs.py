@@ -151,7 +151,8 @@ class Graph(nn.Module):
         first = torch.tensor([self.begin or 0]) if pooled_from is None else pooled_from
         place_T = torch.arange(input_ids.shape[1], device=input_ids.device)
         pooled_BT = real_BT & (place_T >= first[:, None])
-        vectors_BD = pool(hidden_BTD, pooled_BT, config.pooling)
+        before_B = first if config.follows_sentence_transformers else None
+        vectors_BD = pool(hidden_BTD, pooled_BT, config.pooling, before_B)
         if self.head is not None:
             vectors_BD = self.head(vectors_BD, input_ids, pooled_BT)
         if config.normalize:
@@ -291,4 +292,9 @@ def _begins(runtime: EncoderRuntime) -> dict[str, int]:
 
 
 def _input_format(runtime: EncoderRuntime, prompt: str) -> InputFormat:
-    return InputFormat(prompt=prompt, append_eos=runtime.config.append_eos, max_length=runtime.max_length)
+    return InputFormat(
+        prompt=prompt,
+        append_eos=runtime.config.append_eos,
+        max_length=runtime.max_length,
+        follows_sentence_transformers=runtime.config.follows_sentence_transformers,
+    )

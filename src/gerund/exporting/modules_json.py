@@ -10,10 +10,8 @@ from pathlib import Path
 
 from gerund.config import EncoderConfig
 from gerund.exporting.files import write_json
+from gerund.models.sentence_transformers_folder import MODULES_FILE, OWN_CLASS, SETTINGS_FILE
 
-OWN_CLASS = "gerund.integrations.sentence_transformers.Transformer"
-MODULES_FILE = "modules.json"
-SETTINGS_FILE = "config_sentence_transformers.json"
 _NORMALIZE = "sentence_transformers.models.Normalize"
 # The prompts that sentence-transformers looks up by itself.
 _JOBS = ("query", "document")
@@ -50,7 +48,7 @@ def write_modules(
     listed = [{"idx": i, "name": str(i), "path": path, "type": kind} for i, (path, kind) in enumerate(modules)]
     write_json(folder / MODULES_FILE, listed)
     prompts, default = prompt_settings(config)
-    settings = {"prompts": prompts, "default_prompt_name": default, "similarity_fn_name": "cosine"}
+    settings = {"prompts": prompts, "default_prompt_name": default, "similarity_fn_name": config.similarity}
     required = {"requirements": needs} if needs else {}
     write_json(folder / SETTINGS_FILE, {"model_type": "SentenceTransformer", **settings, **required})
 

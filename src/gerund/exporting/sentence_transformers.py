@@ -17,18 +17,22 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import save_file
 
 from gerund.attention.plan import Direction, View
 from gerund.attention.recurrent import recurrent_modules
 from gerund.exporting.files import change_json, write_json
 from gerund.exporting.folders import write_merged
-from gerund.exporting.modules_json import OWN_CLASS, prompt_settings, write_modules
+from gerund.exporting.modules_json import prompt_settings, write_modules
 from gerund.exporting.tokenizers import TEXTS, is_fused, plain_tokenizer
 from gerund.inference.encode.runtime import EncoderRuntime, encode, encode_tokens
 from gerund.inference.tokens import InputFormat, Tokens, tokenize
 from gerund.models import loading
 from gerund.models.adapters import merged_state
-from gerund.poolings import POOLINGS
+from gerund.models.attention_flags import is_bidirectional
+from gerund.models.heads import ProjectionHead
+from gerund.models.sentence_transformers_folder import MODULE_FILE, MODULE_WEIGHTS, OWN_CLASS, SWITCHES
+from gerund.poolings import pooling_parts
 
 # Largest cosine distance between the exported encoder and ours; half precision rounds more coarsely.
 _NEAR = {torch.float32: 1e-4, torch.float64: 1e-4}
@@ -55,18 +59,22 @@ def write(runtime: EncoderRuntime, folder: Path) -> str:
 
 def obstacle(runtime: EncoderRuntime) -> str:
     """Return what keeps plain sentence-transformers from reading this encoder; the empty string if nothing does."""
-    if runtime.head is not None:
+    if runtime.head is not None and runtime.head.settings.modules is None:
         return "sentence-transformers has no such projection head"
     return _obstacle_in_attention(runtime) or _obstacle_in_pooling(runtime)
 
 
 def _obstacle_in_attention(runtime: EncoderRuntime) -> str:
     bidirectional = _is_bidirectional(runtime)
+    by_config = is_bidirectional(runtime.model.config)
+    if by_config and not bidirectional:
+        return "the model's config.json lets it attend in both directions"
     if not bidirectional and (not runtime.plan.is_causal or runtime.plan.repeats_text):
         return f"sentence-transformers has no attention plan {runtime.config.attention.name!r}"
     if runtime.plan.skips:
         return "sentence-transformers has no residual connections across layers (skips)"
-    window = _window(runtime)
+    # The config of a model that is made for both directions has a window that transformers counts as gerund does.
+    window = None if by_config else _window(runtime)
     if bidirectional and window is not None and (runtime.max_length is None or runtime.max_length > window):
         return (
             f"transformers counts a sliding window of {window} tokens differently in bidirectional layers "
@@ -79,13 +87,18 @@ def _obstacle_in_pooling(runtime: EncoderRuntime) -> str:
     config = runtime.config
     if config.append_eos and not runtime.tokenizer.is_fast:
         return "only fast tokenizers can be told to append an end token"
-    pooling = POOLINGS[config.pooling]
-    if pooling.sentence_transformers is None:
+    poolings = pooling_parts(config.pooling)
+    if any(one.sentence_transformers is None for one in poolings):
         return f"sentence-transformers has no pooling {config.pooling}"
-    prompts = [prompt for prompt in prompt_settings(config)[0].values() if prompt]
-    if config.pool_prompt or not prompts:
-        return ""
-    if pooling.depends_on_places:
+    if [one.sentence_transformers for one in poolings] != _modes_on(config.pooling):
+        return f"sentence-transformers concatenates the poolings {config.pooling} in another order"
+    return "" if config.pool_prompt or config.follows_sentence_transformers else _obstacle_in_prompts(runtime)
+
+
+def _obstacle_in_prompts(runtime: EncoderRuntime) -> str:
+    """Return why a prompt that is not pooled would be left out differently."""
+    prompts = [prompt for prompt in prompt_settings(runtime.config)[0].values() if prompt]
+    if prompts and any(one.depends_on_places for one in pooling_parts(runtime.config.pooling)):
         return "sentence-transformers counts the prompt's tokens in the weights of a weighted mean"
     fused = next((prompt for prompt in prompts if is_fused(runtime, prompt)), None)
     if fused is None:
@@ -104,25 +117,49 @@ def write_plain(runtime: EncoderRuntime, folder: Path) -> None:
     if body is not model:
         state = {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
     loading.save_model(body, plain_tokenizer(runtime), state, folder)
-    if _is_bidirectional(runtime):
+    if _is_bidirectional(runtime) and not is_bidirectional(model.config):
         change_json(folder / "config.json", is_causal=False)
     limit = {} if runtime.max_length is None else {"max_seq_length": runtime.max_length}
     write_json(folder / "sentence_bert_config.json", {**limit, "do_lower_case": False})
     # The names of version 2 to 5, which version 6 reads as well.
     modules = [("", "Transformer"), ("1_Pooling", "Pooling")]
     (folder / "1_Pooling").mkdir()
-    modes = {
-        one.sentence_transformers: name == config.pooling
-        for name, one in POOLINGS.items()
-        if one.sentence_transformers is not None
-    }
-    pooling = {"word_embedding_dimension": runtime.width, **modes, "include_prompt": config.pool_prompt}
+    modes = {switch: switch in _modes_on(config.pooling) for switch in SWITCHES}
+    pooling = {"word_embedding_dimension": runtime.state_width, **modes, "include_prompt": config.pool_prompt}
     write_json(folder / "1_Pooling" / "config.json", pooling)
+    modules += _write_layers(runtime.head, folder, len(modules))
     older = {"specifier": ">=5.2", "reason": "older versions ignore is_causal and read from left to right"}
     needs = {"transformers": older} if _is_bidirectional(runtime) else None
     write_modules(
         folder, config, [(path, f"sentence_transformers.models.{name}") for path, name in modules], needs=needs
     )
+
+
+def _modes_on(pooling: str) -> list[str]:
+    """Return the switches of a pooling, in the order in which sentence-transformers concatenates."""
+    named = {one.sentence_transformers for one in pooling_parts(pooling)}
+    return [switch for switch in SWITCHES if switch in named]
+
+
+def _write_layers(head: ProjectionHead | None, folder: Path, place: int) -> list[tuple[str, str]]:
+    """Write the layers behind the pooling, and return the folder and the class of each."""
+    if head is None:
+        return []
+    listed = []
+    for number, module in enumerate(head.settings.modules or ()):
+        name = f"{place + number}_{module.kind}"
+        listed.append((name, module.kind))
+        (folder / name).mkdir()
+        config: dict[str, Any] = {"dimension": module.width}
+        if module.kind == "Dense":
+            path = "linear" if module.activation == "Identity" else "activation"
+            config = {"in_features": module.width, "out_features": module.dimensions, "bias": module.bias}
+            config["activation_function"] = f"torch.nn.modules.{path}.{module.activation}"
+            config |= {"use_residual": True} if module.residual else {}
+        write_json(folder / name / MODULE_FILE, {} if module.kind == "Normalize" else config)
+        if weights := head.weights_of(number):
+            save_file(weights, folder / name / MODULE_WEIGHTS)
+    return listed
 
 
 def _is_bidirectional(runtime: EncoderRuntime) -> bool:
@@ -188,7 +225,12 @@ def _distance_of_bodies(runtime: EncoderRuntime, folder: Path) -> float:
 
 def _tokens(runtime: EncoderRuntime, texts: list[str], prompt: str) -> list[Tokens | None]:
     config = runtime.config
-    input_format = InputFormat(prompt=prompt, append_eos=config.append_eos, max_length=runtime.max_length)
+    input_format = InputFormat(
+        prompt=prompt,
+        append_eos=config.append_eos,
+        max_length=runtime.max_length,
+        follows_sentence_transformers=config.follows_sentence_transformers,
+    )
     return tokenize(runtime.tokenizer, texts, input_format)
 
 

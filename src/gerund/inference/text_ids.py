@@ -65,6 +65,14 @@ def text_ids(tokenizer: PreTrainedTokenizerBase, text: str, *, specials: bool = 
     return found.ids
 
 
+def has_control(tokenizer: PreTrainedTokenizerBase, text: str) -> bool:
+    """Whether a text holds a control token's characters, such as ``<|user|>``."""
+    if not text:
+        return False
+    [found] = _call(tokenizer, [text], False, False)
+    return not _of(tokenizer, _control_ids).isdisjoint(found.ids)
+
+
 def encode_texts(
     tokenizer: PreTrainedTokenizerBase,
     texts: Sequence[str],

@@ -6,7 +6,7 @@ mean (``text_ids``), models.
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from transformers import PreTrainedTokenizerBase
@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from gerund.checks import check_unicode, one_of
 from gerund.encoder_methods import NO_FRAME, Template
 from gerund.errors import ConfigError, TextError
-from gerund.inference.text_ids import TextIds, cut_start, encode_texts, frame_of
+from gerund.inference.text_ids import TextIds, cut_start, encode_texts, frame_of, has_control, text_ids
 from gerund.types import Rendered
 
 # A text with more characters for each token that there is room for is cut before anything is put around it.
@@ -59,7 +59,9 @@ class InputFormat:
 
     ``parses_control`` reads the control tokens in a text as such, which is for texts that were made of token ids.
     ``template`` stands around the text, behind the prompt; with ``prepends`` a placeholder stands before the text in
-    it, and before the quotation mark that opens it.
+    it, and before the quotation mark that opens it. ``follows_sentence_transformers`` parses the control tokens in the
+    prompt, though never those in a text, and takes the prompt to be as long as it is alone, where a token holds
+    characters of both.
     """
 
     prompt: str = ""
@@ -71,6 +73,8 @@ class InputFormat:
     empty: Empty = "error"
     overflow: Overflow = "truncate"
     parses_control: bool = False
+    follows_sentence_transformers: bool = False
+    renders: bool = field(default=False, repr=False)
 
     @property
     def before(self) -> str:
@@ -120,6 +124,8 @@ def tokenize(
     result: list[Tokens | None] = [None] * len(texts)
     if not filled:
         return result
+    if input_format.follows_sentence_transformers and has_control(tokenizer, input_format.before):
+        input_format = replace(input_format, renders=True)
     room = _room(tokenizer, input_format)
     formatted = [_Formatted.of(tokenizer, texts[index], index, input_format, room) for index in filled]
     found = encode_texts(
@@ -175,7 +181,10 @@ class _Formatted:
         text = template.sentence(text)
         if template.between is not None:
             before += text + template.between
-        return cls(before + text + template.after, len(before), len(before) + len(text))
+        whole, begin, end = before + text + template.after, len(before), len(before) + len(text)
+        if input_format.renders:
+            whole = Rendered(whole, literal=[(begin, end)], with_specials=True)
+        return cls(whole, begin, end)
 
 
 def _shortened(
@@ -200,6 +209,14 @@ def _frame(tokenizer: PreTrainedTokenizerBase, input_format: InputFormat) -> tup
     """Return how many tokens stand around a text and between its copies, and the last one of all."""
     template = input_format.template
     return frame_of(tokenizer, input_format.before + (template.between or ""), template.after)
+
+
+def _prompt_length(tokenizer: PreTrainedTokenizerBase, input_format: InputFormat) -> int:
+    """Return how many tokens what stands before a text has alone, without a special token that closes it."""
+    before = input_format.before
+    text = Rendered(before, with_specials=True) if input_format.renders else before
+    ids = text_ids(tokenizer, text)
+    return len(ids) - (ids[-1] in tokenizer.all_special_ids)
 
 
 def _too_long(index: int, found: TextIds, room: str) -> TextError:
@@ -256,6 +273,8 @@ def _tokens(
         end = next((i for i in range(before, last) if found.offsets[i][0] >= formatted.end), last)
     if formatted.begin:
         start = next((i for i in range(before, end) if found.offsets[i][1] > formatted.begin), end)
+        if input_format.follows_sentence_transformers and not input_format.has_copy:
+            start = min(end, _prompt_length(tokenizer, input_format))
     behind = last - end
     if room is not None and len(ids) > room:
         cut = end - (len(ids) - room)
@@ -281,11 +300,11 @@ def _tokens(
     return Tokens(ids, text_from, before, places, tail, placeholder, is_cut)
 
 
-def context_length(config: Any, tokenizer: PreTrainedTokenizerBase) -> int | None:
+def context_length(config: Any, tokenizer: PreTrainedTokenizerBase | None) -> int | None:
     """Return the longest text in tokens that model and tokenizer are made for; None when neither says."""
     text_config = config.get_text_config(decoder=True)
     known = [getattr(text_config, name, None) for name in ("max_position_embeddings", "n_positions", "max_seq_len")]
-    known.append(tokenizer.model_max_length)
+    known.append(getattr(tokenizer, "model_max_length", None))
     # Tokenizers without a limit say 10^30.
     limits = [int(value) for value in known if isinstance(value, (int, float)) and 0 < value < 10**9]
     return min(limits, default=None)

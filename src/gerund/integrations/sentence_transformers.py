@@ -21,10 +21,11 @@ from torch import Tensor
 from gerund.config import CONFIG_FILE
 from gerund.entry import load as load_language_model
 from gerund.errors import DataError, MissingDependencyError
-from gerund.exporting.modules_json import MODULES_FILE, OWN_CLASS, SETTINGS_FILE, prompt_settings
+from gerund.exporting.modules_json import prompt_settings
 from gerund.inference.encode.runtime import pooled
 from gerund.inference.tokens import InputFormat, Tokens, tokenize
 from gerund.language_model import LanguageModel
+from gerund.models.sentence_transformers_folder import MODULES_FILE, OWN_CLASS, SETTINGS_FILE
 
 try:
     from sentence_transformers import SentenceTransformer
@@ -85,6 +86,7 @@ class Transformer(InputModule):
             repeat_text=runtime.plan.repeats_text,
             max_length=self.max_seq_length,
             empty="zeros",
+            follows_sentence_transformers=runtime.config.follows_sentence_transformers,
         )
         tokens = [item or Tokens([], 0, 0) for item in tokenize(self.tokenizer, inputs, input_format)]
         longest = max(1, *map(len, tokens)) if tokens else 1
@@ -173,7 +175,11 @@ def load(folder: str | Path, **options: Any) -> SentenceTransformer:
     first = Transformer.load(str(path), model_kwargs=options.get("model_kwargs"))
     encoder = first.lm.encoder
     prompts, default = prompt_settings(encoder)
-    settings: dict[str, Any] = {"prompts": prompts, "default_prompt_name": default, "similarity_fn_name": "cosine"}
+    settings: dict[str, Any] = {
+        "prompts": prompts,
+        "default_prompt_name": default,
+        "similarity_fn_name": encoder.similarity,
+    }
     if stored.is_file():
         settings |= {name: value for name, value in _read(stored, dict).items() if name in settings}
     # A folder from before gerund wrote these files is read by what gerund.json says.

@@ -60,6 +60,7 @@ def fingerprint(
     settings["attention"] = config.attention.with_defaults(n_layers).to_dict()
     settings.pop("normalize")
     settings.pop("fusion", None)
+    settings.pop("similarity", None)
     parts = [weights, adapter, json.dumps(settings, sort_keys=True), str(dimensions)]
     return hashlib.blake2b("\n".join(parts).encode(), digest_size=8).hexdigest()
 

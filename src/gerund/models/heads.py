@@ -9,7 +9,7 @@ Shapes: B texts, T tokens, D numbers of a state, E numbers of a vector.
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -19,6 +19,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from gerund.checks import flag, one_of
 from gerund.config import FORMAT, read_settings
 from gerund.errors import ConfigError, DataError, unknown_name
 from gerund.models.pooling import pool
@@ -26,8 +27,53 @@ from gerund.models.word_vectors import WordVectors
 
 HEAD_FILE = "head.json"
 WEIGHTS_FILE = "head.safetensors"
-VARIANTS = ("paper", "released", "linear")
+MODULES = "modules"
+VARIANTS = ("paper", "released", "linear", MODULES)
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "Identity": lambda vectors: vectors,
+    "Tanh": torch.tanh,
+    "ReLU": torch.relu,
+    "GELU": nn.functional.gelu,
+    "Sigmoid": torch.sigmoid,
+    "SiLU": nn.functional.silu,
+}
+"""What may follow a dense layer, by the names of torch's classes."""
 _EPSILON = 1e-6
+# More numbers than any vector has.
+_WIDEST = 1 << 24
+
+
+@dataclass(frozen=True)
+class VectorModule:
+    """One module of sentence-transformers that stands behind the pooling.
+
+    Attributes:
+        kind: ``Dense``, ``Normalize`` or ``LayerNorm``.
+        width: numbers of a vector that goes in.
+        dimensions: numbers of one that comes out.
+        bias: whether a dense layer has a bias.
+        activation: what follows a dense layer, of ``ACTIVATIONS``.
+        residual: whether what goes into a dense layer is added to what comes out.
+    """
+
+    kind: str
+    width: int
+    dimensions: int
+    bias: bool = True
+    activation: str = "Tanh"
+    residual: bool = False
+
+    def __post_init__(self) -> None:
+        one_of("module of a head", self.kind, ("Dense", "Normalize", "LayerNorm"))
+        one_of("activation of a dense layer", self.activation, list(ACTIVATIONS))
+        for name in ("width", "dimensions"):
+            value = getattr(self, name)
+            if type(value) is not int or not 0 < value <= _WIDEST:
+                raise ConfigError(f"a module's {name} is a whole number from 1 to {_WIDEST}, not {value!r}")
+        if self.kind != "Dense" and self.width != self.dimensions:
+            raise ConfigError(f"a {self.kind} module does not make {self.dimensions} numbers of {self.width}")
+        for name in ("bias", "residual"):
+            flag(f"a module's {name}", getattr(self, name))
 
 
 @dataclass(frozen=True)
@@ -39,13 +85,15 @@ class HeadConfig:
         dimensions: numbers of a vector; GUR has 128 (Table I).
         variant: ``paper``: "a non-linear projection head" as SimCLR's, to which GUR's section III-C refers: two linear
             maps with a ReLU between. ``released``: GUR's code: a gated GELU, a linear map, an RMS norm, no biases.
-            ``linear``: one linear map without a bias, into a teacher's space.
+            ``linear``: one linear map without a bias, into a teacher's space. ``modules``: those of a ready-made
+            encoder of sentence-transformers.
         vocabulary: of a ``linear`` head, how many tokens have a vector of their own: the mean over a text's pooled
             tokens is added to its projected state. None for no such vectors.
         words: of a head with ``vocabulary``, how many words have a vector of their own, which is added too
             (:mod:`gerund.models.word_vectors`). None for no such vectors.
         space: what tells the space that it leads into from others: a teacher's fingerprint. None for a space of its
             own.
+        modules: of the variant ``modules``, what stands behind the pooling, in this order. None for other variants.
     """
 
     width: int
@@ -54,14 +102,14 @@ class HeadConfig:
     vocabulary: int | None = None
     space: str | None = None
     words: int | None = None
+    modules: tuple[VectorModule, ...] | None = None
 
     def __post_init__(self) -> None:
-        if self.variant not in VARIANTS:
-            raise unknown_name("variant of a head", self.variant, list(VARIANTS))
+        one_of("variant of a head", self.variant, VARIANTS)
         for name in ("width", "dimensions"):
             value = getattr(self, name)
-            if type(value) is not int or value < 1:
-                raise ConfigError(f"a head's {name} is a whole number above 0, not {value!r}")
+            if type(value) is not int or not 0 < value <= _WIDEST:
+                raise ConfigError(f"a head's {name} is a whole number from 1 to {_WIDEST}, not {value!r}")
         for name in ("vocabulary", "words"):
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < 1):
@@ -72,6 +120,23 @@ class HeadConfig:
             raise ConfigError(f"a head of the variant {self.variant!r} has no vectors of tokens; linear has")
         if self.space is not None and not (isinstance(self.space, str) and self.space):
             raise ConfigError(f"a head's space is the fingerprint of an encoder, not {self.space!r}")
+        self._check_modules()
+
+    def _check_modules(self) -> None:
+        if (self.modules is not None) != (self.variant == MODULES):
+            raise ConfigError(f"modules belong to heads of the variant {MODULES!r}, which have some")
+        width = self.width
+        for number, module in enumerate(self.modules or ()):
+            if module.width != width:
+                raise ConfigError(f"module {number} of a head takes {module.width} numbers and is given {width}")
+            width = module.dimensions
+        if self.modules is not None and width != self.dimensions:
+            raise ConfigError(f"the modules of a head give {width} numbers, not {self.dimensions}")
+
+    @classmethod
+    def of_modules(cls, modules: Sequence[VectorModule]) -> "HeadConfig":
+        """Return the shape of a head of sentence-transformers' modules."""
+        return cls(modules[0].width, modules[-1].dimensions, MODULES, modules=tuple(modules))
 
     def to_dict(self) -> dict[str, Any]:
         """Return what stands in ``head.json``: what is left out there was not known to earlier versions."""
@@ -90,11 +155,63 @@ class HeadConfig:
                 raise unknown_name(f"field in {HEAD_FILE}", key, valid)
         if "width" not in data:
             raise ConfigError(f"{HEAD_FILE} does not say the width of a state")
-        return cls(**data)
+        if (listed := data.get("modules")) is None:
+            return cls(**data)
+        known = {item.name for item in fields(VectorModule)}
+        if not isinstance(listed, list) or any(not isinstance(one, dict) or one.keys() - known for one in listed):
+            raise ConfigError(f"modules in {HEAD_FILE} are objects with {', '.join(sorted(known))}")
+        try:
+            return cls(**{**data, "modules": tuple(VectorModule(**one) for one in listed)})
+        except TypeError as error:
+            raise ConfigError(f"a module in {HEAD_FILE} lacks kind, width or dimensions") from error
+
+
+class _Dense(nn.Module):
+    """One dense layer, with the names that sentence-transformers gives to its weights."""
+
+    def __init__(self, settings: VectorModule) -> None:
+        super().__init__()
+        self.linear = nn.Linear(settings.width, settings.dimensions, bias=settings.bias)
+        self.activation = ACTIVATIONS[settings.activation]
+        self.adds = settings.residual
+        self.residual: nn.Linear | None = None
+        if settings.residual and settings.width != settings.dimensions:
+            self.residual = nn.Linear(settings.width, settings.dimensions, bias=False)
+
+    def forward(self, vectors_BD: Tensor) -> Tensor:
+        """Return vectors ``(B, E)``."""
+        own_BE = self.activation(self.linear(vectors_BD))
+        if not self.adds:
+            return own_BE
+        added_BE: Tensor = vectors_BD if self.residual is None else self.residual(vectors_BD)
+        return own_BE + added_BE
+
+
+class _Normalize(nn.Module):
+    def forward(self, vectors_BD: Tensor) -> Tensor:
+        """Return the vectors with length 1."""
+        return nn.functional.normalize(vectors_BD, dim=-1)
+
+
+class _LayerNorm(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+
+    def forward(self, vectors_BD: Tensor) -> Tensor:
+        """Return the vectors, each of mean 0 and variance 1 before its scale and bias."""
+        normed_BD: Tensor = self.norm(vectors_BD)
+        return normed_BD
+
+
+def _built(settings: VectorModule) -> nn.Module:
+    if settings.kind == "Dense":
+        return _Dense(settings)
+    return _Normalize() if settings.kind == "Normalize" else _LayerNorm(settings.width)
 
 
 class ProjectionHead(nn.Module):
-    """A projection head (GUR, section III-C), or a linear map into a teacher's space.
+    """A projection head (GUR, section III-C), a linear map into a teacher's space, or sentence-transformers' modules.
 
     Args:
         settings: its shape.
@@ -109,6 +226,10 @@ class ProjectionHead(nn.Module):
         self.settings = settings
         width, dimensions = settings.width, settings.dimensions
         released, linear = settings.variant == "released", settings.variant == "linear"
+        self.chain: nn.Sequential | None = None
+        if settings.modules is not None:
+            self.chain = nn.Sequential(*map(_built, settings.modules))
+            return
         self.inner = None if linear else nn.Linear(width, width, bias=not released)
         self.gate = nn.Linear(width, width, bias=False) if released else None
         self.outer = nn.Linear(width, dimensions, bias=not (released or linear))
@@ -132,6 +253,9 @@ class ProjectionHead(nn.Module):
         Raises:
             ConfigError: a head with vectors of tokens is given none, or one that it has no vector for.
         """
+        if self.chain is not None:
+            chained_BE: Tensor = self.chain(states_BD)
+            return chained_BE
         if self.inner is None:
             vectors_BE: Tensor = self.outer(states_BD)
             return vectors_BE if self.tokens is None else vectors_BE + self._of_tokens(ids_BT, pooled_BT)
@@ -150,6 +274,15 @@ class ProjectionHead(nn.Module):
         assert self.tokens is not None
         vectors_BE = pool(self.tokens(ids_BT), pooled_BT, "mean")
         return vectors_BE if self.words is None else vectors_BE + self.words(ids_BT, pooled_BT)
+
+    def weights_of(self, module: int) -> dict[str, Tensor]:
+        """Return the weights of one of sentence-transformers' modules, by the names that they have there."""
+        start = f"chain.{module}."
+        return {
+            name.removeprefix(start): tensor.detach().cpu().contiguous()
+            for name, tensor in self.state_dict().items()
+            if name.startswith(start)
+        }
 
     def without_space(self) -> "ProjectionHead":
         """Return the same head, with the same weights, that declares no space: of an encoder that is read otherwise."""
@@ -188,14 +321,37 @@ def read_head(folder: Path) -> ProjectionHead | None:
     if not path.is_file():
         return None
     settings = HeadConfig.from_dict(read_settings(path, "head")["head"])
-    weights = folder / WEIGHTS_FILE
+    stored = read_tensors(folder / WEIGHTS_FILE)
+    return head_of(settings, stored, f"{folder / WEIGHTS_FILE}", HEAD_FILE)
+
+
+def read_tensors(weights: Path) -> dict[str, Tensor]:
+    """Read a safetensors file.
+
+    Raises:
+        DataError: it cannot be read.
+    """
     try:
-        stored = load_file(weights)
+        return load_file(weights)
     except Exception as error:  # safetensors has an exception outside the built-in ones
         raise DataError(f"{weights} cannot be read: {' '.join(str(error).split())}") from error
-    _refuse_others(settings, stored, weights)
+
+
+def head_of(settings: HeadConfig, stored: Mapping[str, Tensor], weights: str, described_by: str) -> ProjectionHead:
+    """Make a head of its weights, in evaluation mode and float32.
+
+    Args:
+        settings: its shape.
+        stored: its weights.
+        weights: where they were read, for messages.
+        described_by: the file that has its shape, for messages.
+
+    Raises:
+        DataError: the weights are not those of such a head, or hold NaN or infinity.
+    """
+    _refuse_others(settings, stored, weights, described_by)
     head = ProjectionHead(settings)
-    head.load_state_dict(stored)
+    head.load_state_dict(dict(stored))
     return head.float().eval()
 
 
@@ -209,16 +365,16 @@ def _in_few_bytes(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def _refuse_others(settings: HeadConfig, stored: Mapping[str, Tensor], weights: Path) -> None:
+def _refuse_others(settings: HeadConfig, stored: Mapping[str, Tensor], weights: str, described_by: str) -> None:
     """Refuse weights that are not those of a head of this shape, before memory is taken for it."""
     with torch.device("meta"):
         wanted = ProjectionHead(settings).state_dict()
     if wanted.keys() != stored.keys():
         odd = sorted(wanted.keys() ^ stored.keys())[0]
-        raise DataError(f"{weights} does not hold a head as {HEAD_FILE} describes it: {odd} is in one of them only")
+        raise DataError(f"{weights} does not hold a head as {described_by} describes it: {odd} is in one of them only")
     for key, tensor in wanted.items():
         if stored[key].shape != tensor.shape:
             asked, had = ("x".join(map(str, shape)) for shape in (tensor.shape, stored[key].shape))
-            raise DataError(f"{weights} does not fit {HEAD_FILE}, which makes {key} {asked}: it has {had}")
+            raise DataError(f"{weights} does not fit {described_by}, which makes {key} {asked}: it has {had}")
         if not torch.isfinite(stored[key]).all():
             raise DataError(f"{weights}: {key} holds numbers that are not finite (NaN or infinity)")

@@ -4,6 +4,7 @@ Knows: transformers' loading, safetensors, the bundled model. Does not know: pla
 """
 
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +23,23 @@ from transformers import (
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+    MODEL_MAPPING_NAMES,
 )
 
 from gerund.attention.weight_checks import refuse_unsound
 from gerund.config import CONFIG_FILE, DTYPE_NAMES
 from gerund.errors import ConfigError, ModelError, unknown_name
+from gerund.models.attention_flags import is_bidirectional, restore, set_aside
 from gerund.models.encoder_decoder import SEQ2SEQ
 from gerund.models.library_calls import guarded, quiet
+from gerund.models.refused_models import refuse_by_name
+from gerund.models.sentence_transformers_folder import (
+    MODULES_FILE,
+    SETTINGS_FILE,
+    TRANSFORMER_FILE,
+    dense_weights,
+    is_ready_made,
+)
 from gerund.models.sources import Source
 from gerund.models.weights import (
     INDEX,
@@ -45,6 +56,15 @@ DTYPES: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bf
 _LARGEST_SHARD = "48GB"
 # What lies beside the weights for our own use.
 _BESIDE = ("adapter*/*", "scorer.*", "head.*")
+# What sentence-transformers says beside the weights.
+_READY_MADE = (
+    MODULES_FILE,
+    SETTINGS_FILE,
+    TRANSFORMER_FILE,
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "*/config.json",
+)
 # What a checkpoint consists of; other weight formats, images and code stay behind.
 _FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt", "LICENSE*", "NOTICE*", "README*"]
 _NOT_COPIED = (
@@ -64,6 +84,11 @@ _GENERATION_NUMBERS = frozenset([
     "num_return_sequences", "temperature", "top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff",
     "repetition_penalty", "encoder_repetition_penalty", "length_penalty", "no_repeat_ngram_size",
     "encoder_no_repeat_ngram_size", "guidance_scale", "suppress_tokens", "begin_suppress_tokens",
+])  # fmt: skip
+
+_ENCODERS = frozenset([
+    "bert", "big_bird", "camembert", "data2vec-text", "electra", "ernie", "megatron-bert", "rembert", "roberta",
+    "roberta-prelayernorm", "roc_bert", "roformer", "xlm-roberta", "xlm-roberta-xl", "xmod",
 ])  # fmt: skip
 
 _save_lock = threading.Lock()
@@ -157,9 +182,11 @@ def read_config(source: Source) -> PreTrainedConfig:
     options = {"local_files_only": source.local_only}
     data, _ = guarded(what, PreTrainedConfig.get_config_dict, source.where, **options)
     refuse_absurd_config(data, source.name)
+    refuse_by_name(data, source.name)
     config: PreTrainedConfig = guarded(
         what, AutoConfig.from_pretrained, source.where, trust_remote_code=False, **options
     )
+    set_aside(config, data)
     return config
 
 
@@ -245,6 +272,9 @@ def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, state
         finally:
             for key, value in before.items():
                 setattr(model.config, key, value)
+        # A folder whose class has a head says that there is one.
+        is_body = isinstance(model.get_output_embeddings(), NoHead) and before["architectures"]
+        restore(model.config, folder / "config.json", **{"architectures": before["architectures"]} if is_body else {})
         tokenizer.save_pretrained(folder)
 
 
@@ -254,11 +284,13 @@ def settings_folder(source: Source) -> Path | None:
         return source.folder
     from huggingface_hub import snapshot_download
 
-    what = f"cannot find the settings of {source.name}"
+    def fetched(patterns: Sequence[str]) -> Path:
+        options = {"allow_patterns": list(patterns), "local_files_only": source.local_only}
+        return Path(guarded(f"cannot find the settings of {source.name}", snapshot_download, source.name, **options))
+
     try:
-        patterns = [CONFIG_FILE, *_BESIDE]
-        local = source.local_only
-        return Path(guarded(what, snapshot_download, source.name, allow_patterns=patterns, local_files_only=local))
+        folder = fetched([CONFIG_FILE, *_BESIDE, *_READY_MADE])
+        return fetched(dense_weights(folder)) if is_ready_made(folder) and dense_weights(folder) else folder
     except ModelError:
         return None  # reading the model will say why
 
@@ -327,23 +359,30 @@ def _refuse_other_kinds(config: Any, name: str) -> None:
     known = {**MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, **MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES}
     if encoder_decoder or kind not in known:
         raise ModelError(f"{name} is a {kind} model, not a decoder-only language model")
-    if getattr(config, "is_causal", True) is False:
-        raise ModelError(f"{name} is an encoder: its config says is_causal false; give the model it was made from")
     if any(word in name_ for name_ in architectures for word in ("ForMaskedLM", "ForPreTraining")):
         raise ModelError(f"{name} is an encoder ({architectures[0]}); give a decoder-only language model")
+    # These could be decoders too, and are none where their config does not say so.
+    if kind in _ENCODERS and not config.is_decoder:
+        raise ModelError(f"{name} is an encoder ({kind}) and does not generate; give a decoder-only language model")
+
+
+def is_body(config: PreTrainedConfig) -> bool:
+    """Whether a checkpoint was saved without a head, as its config says: as the body of a language model."""
+    return config.model_type not in SEQ2SEQ and MODEL_MAPPING_NAMES.get(config.model_type) in _architectures(config)
 
 
 class NoHead(nn.Module):
     """Stands where a checkpoint has no output head: published embedding models are often saved without one."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, why: str = "was saved without an output head") -> None:
         super().__init__()
         self.name = name
+        self.why = why
 
     def forward(self, hidden_BTD: Tensor) -> Tensor:
         """Refuse to turn states into token scores."""
         del hidden_BTD
-        raise ModelError(f"{self.name} was saved without an output head: it encodes, but cannot generate")
+        raise ModelError(f"{self.name} {self.why}: it encodes, but cannot generate")
 
 
 def _forget_packing(model: PreTrainedModel) -> None:
@@ -363,6 +402,13 @@ def _take_away_missing_head(model: PreTrainedModel, found: dict[str, Any], name:
     if head is not None and lacking and all(key.rpartition(".")[0] in own for key in lacking):
         model.set_output_embeddings(NoHead(name))
         found["missing_keys"] = []
+    if head is None or found.get("missing_keys"):
+        return
+    if is_bidirectional(model.config):
+        model.set_output_embeddings(NoHead(name, "attends in both directions, as its config.json says"))
+    elif is_body(model.config):
+        # Tied to the embeddings, a head would be there in any case.
+        model.set_output_embeddings(NoHead(name))
 
 
 def refuse_incomplete(found: dict[str, Any], name: str) -> None:

@@ -1,7 +1,7 @@
 """From a ``ModelSpec`` to a model in memory and how it is read.
 
-Knows: which setting wins (the spec, then ``gerund.json``, then the default). Does not know: how models are read from
-the disk, or what is done with them.
+Knows: which setting wins (the spec, then what the folder says, then the default). Does not know: how models are read
+from the disk, or what is done with them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,11 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gerund.attention import products
-from gerund.attention.plan import AttentionPlan
-from gerund.attention.recurrent import ATTENTION_FREE
 from gerund.checks import place
 from gerund.config import JOBS, EncoderConfig, Job, vectors_alike
 from gerund.encoder_methods import NO_TRANSFORM
@@ -22,20 +20,16 @@ from gerund.errors import ConfigError, DataError, ModelError
 from gerund.models import loading
 from gerund.models.adapters import ADAPTER_FILES, Adapters
 from gerund.models.encoder_decoder import SEQ2SEQ, is_encoder_decoder
-from gerund.models.heads import ProjectionHead, read_head
+from gerund.models.heads import ProjectionHead
 from gerund.models.int8_products import cpu_has_int8
 from gerund.models.known_hashes import described, stamp
 from gerund.models.library_calls import quiet
-from gerund.models.settings_file import read_adapters, read_saved
+from gerund.models.settings_file import read_adapters
 from gerund.models.sources import find
+from gerund.models.stored_reading import stored_reading
 from gerund.models.vector_transforms import Transform, read_transform
 from gerund.models.weights import weight_files
-from gerund.spec import NO_ADAPTER, EncoderSpec, ModelSpec
-
-# An encoder of its own looks both ways by itself.
-_ENCODER = EncoderConfig(attention=AttentionPlan("bidir"))
-# Where no layer attends, a plan that leaves recurrent layers causal would convert nothing.
-_RECURRENT = EncoderConfig(attention=AttentionPlan(recurrent="both"))
+from gerund.spec import NO_ADAPTER, ModelSpec
 
 
 @dataclass(frozen=True)
@@ -107,13 +101,13 @@ def open_model(spec: ModelSpec) -> Opened:
         )
     source = find(spec.model)
     settings = loading.settings_folder(source)
-    saved = (None if settings is None else read_saved(settings)) or EncoderSpec()
     own_adapters = {} if settings is None else read_adapters(settings)
     config = loading.read_config(source)
     seq2seq = config.model_type in SEQ2SEQ
-    stored = saved.applied_to(default_encoder_config(config))
+    reading = stored_reading(settings, config, spec)
+    stored, head = reading.encoder, reading.head
     encoder = spec.applied_to(stored)
-    head = None if settings is None else read_head(settings)
+    reading.tell(source.name, encoder)
     if seq2seq:
         given = [own_adapters.get("encode"), spec.adapter, spec.infill_adapter, spec.scorer]
         _check_seq2seq(encoder, source.name, given)
@@ -134,7 +128,7 @@ def open_model(spec: ModelSpec) -> Opened:
     files = weight_files(source, getattr(config, "transformers_weights", None))
     before = described(files)
     loaded, tokenizer = loading.read(source, weights_type, config)
-    width = loading.state_width(loaded.config)
+    width = loading.state_width(loaded.config) * encoder.poolings
     if head is not None and head.settings.width != width:
         raise DataError(f"the head in {settings} is for states of {head.settings.width} numbers, not {width}")
     return Opened(
@@ -152,13 +146,6 @@ def open_model(spec: ModelSpec) -> Opened:
         # Of an encoder-decoder only a part is hashed. And files that changed while they were read are of no use.
         stamp=None if seq2seq or described(files) != before else stamp(before, str(loaded.dtype)),
     )
-
-
-def default_encoder_config(config: PreTrainedConfig) -> EncoderConfig:
-    """Return how a model with this config and without ``gerund.json`` is read as an encoder."""
-    if config.model_type in SEQ2SEQ:
-        return _ENCODER
-    return _RECURRENT if config.model_type in ATTENTION_FREE else EncoderConfig()
 
 
 def _adapters(own: Mapping[Job, Path], spec: ModelSpec) -> Adapters:

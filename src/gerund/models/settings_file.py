@@ -12,7 +12,7 @@ from typing import Any
 
 from gerund import checks
 from gerund.attention.plan import AttentionPlan
-from gerund.config import CONFIG_FILE, FORMAT, JOBS, METHODS, Job, read_settings
+from gerund.config import CONFIG_FILE, FORMAT, JOBS, METHODS, READING, Job, read_settings
 from gerund.errors import ConfigError, DataError, unknown_name
 from gerund.spec import EncoderSpec, plainly
 
@@ -93,7 +93,8 @@ def saved_fields(settings: EncoderSpec, adapter: str | None = None) -> dict[str,
     if settings.max_length == "auto":
         fields["max_length"] = None
     # What is left as it usually is stands in no file, as before there were any.
-    others = {name: own for name, usual in METHODS.items() if (own := getattr(settings, name)) not in (None, usual)}
+    unwritten = {**METHODS, **READING}
+    others = {name: own for name, usual in unwritten.items() if (own := getattr(settings, name)) not in (None, usual)}
     if settings.fusion not in (None, "auto"):
         others["fusion"] = settings.fusion
     return {**fields, **others, _ADAPTER: adapter}

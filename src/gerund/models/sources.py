@@ -13,6 +13,7 @@ from pathlib import Path
 from gerund.checks import place
 from gerund.config import DEFAULT_MODEL
 from gerund.errors import ConfigError, ModelError
+from gerund.models.sentence_transformers_folder import refuse_modules
 from gerund.spec import ModelSpec
 
 DEFAULT_NAME = "the bundled model"
@@ -131,6 +132,7 @@ def _check_folder(path: Path) -> Path:
     """Return the folder of a model, refusing those that only look like one."""
     is_adapter = (path / "adapter_config.json").is_file()
     if not (path / "config.json").is_file():
+        refuse_modules(path)
         what = "an adapter; give its base model, and this folder as the adapter" if is_adapter else "no model"
         hint = f"; did you mean {path / 'model'}?" if (path / "model" / "config.json").is_file() else ""
         raise ModelError(f"{path} holds {what}: it has no config.json{hint}")

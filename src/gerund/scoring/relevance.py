@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from gerund.errors import ConfigError, TextError
 from gerund.inference.likelihood.tokens import causal_runtime, continuation_logprobs
 from gerund.inference.text_ids import beginnings, encode_texts
-from gerund.models.pooling import unit
+from gerund.models.pooling import compared
 from gerund.scoring.relevance_measures import DEFAULT_MEASURE, RelevanceMeasure
 from gerund.text_encoder import TextEncoder
 from gerund.types import Ranking, Scorer
@@ -60,12 +60,14 @@ def rank(
 
 
 def by_vectors(lm: TextEncoder, query: str, documents: Sequence[str]) -> np.ndarray:
-    """Return the cosine of query and documents ``(n,)``; each with the encoder's prompt for it, where it has one."""
+    """Return how near documents are to a query ``(n,)``, as the encoder compares vectors: usually their cosine.
+
+    Each is read with the encoder's prompt for it, where it has one.
+    """
     prompts = lm.encoder.prompts
     query_D = lm.encode(query, prompt_name="query" if "query" in prompts else None, show_progress=False)
     document_ND = lm.encode(documents, prompt_name="document" if "document" in prompts else None, show_progress=False)
-    found: np.ndarray = unit(document_ND) @ unit(query_D[None])[0]
-    return found
+    return compared(document_ND, query_D[None], lm.encoder.similarity)[:, 0]
 
 
 def by_likelihood(lm: TextEncoder, query: str, documents: Sequence[str]) -> np.ndarray:

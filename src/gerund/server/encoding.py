@@ -12,7 +12,7 @@ from gerund.engine.work import Ticket
 from gerund.errors import ConfigError, TextError
 from gerund.inference.text_ids import encode_texts
 from gerund.inference.tokens import check_unicode
-from gerund.models.pooling import unit
+from gerund.models.pooling import compared
 from gerund.server.errors import ApiError, api_error
 from gerund.server.request_claims import Claim
 from gerund.server.service import Service
@@ -179,5 +179,5 @@ async def cosines(
     own = {"query": "query" if "query" in prompts else None, "documents": "document" if "document" in prompts else None}
     asked = await encoded(service, claim, [query], param="query", prompt_name=own["query"], truncate=truncate)
     read = await encoded(service, claim, documents, param=param, prompt_name=own["documents"], truncate=truncate)
-    found_N: np.ndarray = unit(read.vectors) @ unit(asked.vectors)[0]
+    found_N = compared(read.vectors, asked.vectors[:1], service.lm.encoder.similarity)[:, 0]
     return found_N, sum(asked.token_counts) + sum(read.token_counts)

@@ -23,10 +23,10 @@ from gerund.inference.encode.runtime import EncoderRuntime
 from gerund.inference.tokens import context_length
 from gerund.models import loading
 from gerund.models.encoder_decoder import SEQ2SEQ, is_encoder_decoder
-from gerund.models.heads import ProjectionHead, read_head
-from gerund.models.opening import default_encoder_config
-from gerund.models.settings_file import read_adapters, read_saved
+from gerund.models.heads import ProjectionHead
+from gerund.models.settings_file import read_adapters
 from gerund.models.sources import Source, find
+from gerund.models.stored_reading import default_encoder_config, stored_reading
 from gerund.models.two_layer_check import verify_on_two_layers
 from gerund.spec import NO_ADAPTER
 from gerund.training.corpus.tokenizer import load_tokenizer, prepare_tokenizer, sentinels_of, train_tokenizer
@@ -159,19 +159,19 @@ def _load(recipe: Recipe, base: str, *, weights: bool) -> TrainableModel:
     except ModelError as error:
         raise ModelError(f"model.base: {error}{made_by(base)}") from error
     settings = loading.settings_folder(source)
-    saved = None if settings is None else read_saved(settings)
+    config = loading.read_config(source)
+    reading = stored_reading(settings, config, recipe.encoder)
     # On a GPU frozen weights need no more precision than they are computed in.
     frozen = recipe.model.lora is not None and torch.cuda.is_available() and uses_bf16(recipe)
-    model, tokenizer = loading.read(source, torch.bfloat16 if frozen else torch.float32, weights=weights)
+    model, tokenizer = loading.read(source, torch.bfloat16 if frozen else torch.float32, config, weights=weights)
     # Another objective would leave a head behind that does not know the new states, as would another adapter.
     goes_on = any(objective.trains_head for objective in recipe.objectives)
     left_aside = recipe.model.adapter == NO_ADAPTER and _own_adapter(source) is not None
-    head = read_head(settings) if settings is not None and goes_on and not left_aside else None
+    head = reading.head if goes_on and not left_aside else None
     if head is not None:
         # What it learns leads it out of its teacher's space; distillation declares that of its own teacher.
         head = head.without_space()
-    own = default_encoder_config(model.config)
-    encoder = _trainable(recipe.encoder.applied_to(own if saved is None else saved.applied_to(own)))
+    encoder = _trainable(recipe.encoder.applied_to(reading.encoder))
     return TrainableModel(model, tokenizer, encoder, source, head=head)
 
 

@@ -14,6 +14,7 @@ from gerund.inference.encode import runtime as encoding
 from gerund.inference.tokens import token_batches
 from gerund.language_model import LanguageModel
 from gerund.models.pooling import pool
+from gerund.poolings import POOLINGS
 from tests.tiny import byte_tokenizer, tiny
 
 TEXTS = ["the cat", "a", "in the other thing and another", "x" * 50, "é 日本", "the cat"]
@@ -39,6 +40,12 @@ def by_hand(lm, text, prompt="", pooling="mean"):
     if pooling == "weighted-mean":
         weight = torch.arange(1, len(states) + 1).float()
         return (states * weight[:, None]).sum(0).numpy() / weight.sum().item()
+    if pooling == "max":
+        return states.amax(0).numpy()
+    if pooling == "mean-sqrt":
+        return states.sum(0).numpy() / len(states) ** 0.5
+    if pooling == "first+mean":
+        return torch.cat([states[0], states.mean(0)]).numpy()
     if pooling == "last-mean":
         return ((states[-1] + states.mean(0)) / 2).numpy()
     return states[{"last": -1, "first": 0}[pooling]].numpy()
@@ -46,7 +53,7 @@ def by_hand(lm, text, prompt="", pooling="mean"):
 
 @pytest.mark.sweep(quick=17)
 @pytest.mark.parametrize("padding_side", ["left", "right"])
-@pytest.mark.parametrize("pooling", ["mean", "weighted-mean", "last", "first", "last-mean"])
+@pytest.mark.parametrize("pooling", [*POOLINGS, "first+mean"])
 @pytest.mark.parametrize("plan", ["causal", "bidir", "mask0-bidir", "inter-back", "extend-bidir"])
 def test_batches_equal_single_texts_pooled_by_hand(plan, pooling, padding_side):
     lm = build(AttentionPlan(plan), pooling=pooling, padding_side=padding_side)
@@ -203,7 +210,7 @@ def test_pooling_ignores_what_padding_holds():
     states = torch.randn(2, 4, 3)
     counted = torch.tensor([[True, True, False, False], [False, False, False, False]])
     spoiled = states.masked_fill(~counted[..., None], float("nan"))
-    for name in ("mean", "weighted-mean", "last", "first", "last-mean"):
+    for name in (*POOLINGS, "first+max"):
         assert torch.equal(pool(spoiled, counted, name), pool(states, counted, name))
         assert pool(spoiled, counted, name)[1].abs().max() == 0
 

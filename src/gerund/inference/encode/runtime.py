@@ -31,7 +31,7 @@ from gerund.models.int8_products import int8_products
 from gerund.models.loading import state_width
 from gerund.models.pooling import pool
 from gerund.models.vector_transforms import Transform
-from gerund.poolings import POOLINGS
+from gerund.poolings import pooling_parts
 from gerund.progress import progress
 
 # Numbers in the states of a batch. On a CPU more brings no speed, since the caches are full already, and costs
@@ -95,7 +95,7 @@ class EncoderRuntime:
         """Size of a vector."""
         if self.transform is not None:
             return self.transform.dimensions
-        return self.state_width if self.head is None else self.head.settings.dimensions
+        return self.state_width * self.config.poolings if self.head is None else self.head.settings.dimensions
 
     @property
     def n_layers(self) -> int:
@@ -105,7 +105,10 @@ class EncoderRuntime:
     @property
     def max_length(self) -> int | None:
         """Longest text in tokens, prompt and special tokens included."""
-        limits = (self.config.max_length, context_length(self.model.config, self.tokenizer))
+        own = self.config.max_length
+        # sentence-transformers sets the tokenizer's limit to that of the folder.
+        counts_tokenizer = own is None or not self.config.follows_sentence_transformers
+        limits = (own, context_length(self.model.config, self.tokenizer if counts_tokenizer else None))
         return min((limit for limit in limits if limit is not None), default=None)
 
     def pool_from(self, tokens: Tokens) -> int:
@@ -123,7 +126,8 @@ class EncoderRuntime:
 
     def pool_to(self, tokens: Tokens) -> int:
         """Return the token behind the last one that is pooled: the end of a template is for the last token's state."""
-        if tokens.behind is None or self.config.pool_prompt or POOLINGS[self.config.pooling].reads_end:
+        reads_end = any(one.reads_end for one in pooling_parts(self.config.pooling))
+        if tokens.behind is None or self.config.pool_prompt or reads_end:
             return len(tokens)
         return tokens.behind[0]
 
@@ -299,7 +303,8 @@ def pooled(runtime: EncoderRuntime, batch: Sequence[Tokens], hidden_BTD: Tensor,
     end = begin + torch.tensor([runtime.pool_to(text) for text in batch], device=begin.device)
     place_T = torch.arange(hidden_BTD.shape[1], device=begin.device)
     pooled_BT = (place_T >= first[:, None]) & (place_T < end[:, None])
-    vectors_BD = pool(hidden_BTD, pooled_BT, runtime.config.pooling)
+    before_B = first - begin if runtime.config.follows_sentence_transformers else None
+    vectors_BD = pool(hidden_BTD, pooled_BT, runtime.config.pooling, before_B)
     if (head := runtime.head) is not None:
         ids_BT = torch.tensor(placed_ids(batch, begin.tolist(), hidden_BTD.shape[1]), device=begin.device)
         vectors_BD = head(vectors_BD, ids_BT, pooled_BT)

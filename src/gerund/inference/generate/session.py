@@ -316,7 +316,13 @@ def encode_and_keep(
         raise TextError("the text is empty, so there is nothing to encode")
     whole = prompt + text if prompt else text
     ids = prompt_ids(runtime.model, runtime.tokenizer, whole, "the text")
-    [tokens] = tokenize(runtime.tokenizer, [text], InputFormat(prompt, append_eos=runtime.config.append_eos))
+    config = runtime.config
+    input_format = InputFormat(
+        prompt,
+        append_eos=config.append_eos,
+        follows_sentence_transformers=config.follows_sentence_transformers,
+    )
+    [tokens] = tokenize(runtime.tokenizer, [text], input_format)
     assert tokens is not None  # only empty texts have none
     if runtime.max_length is not None and len(tokens) > runtime.max_length:
         raise TextError(

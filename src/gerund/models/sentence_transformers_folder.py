@@ -1,0 +1,486 @@
+"""What the files of a sentence-transformers folder say: its chain of modules, prompts, lengths and comparison.
+
+The chain is run as a whole or not at all: a module that gerund does not know is refused by its name. Nothing in the
+folder is executed.
+
+Knows: ``modules.json`` and the JSON files beside it, in the layouts of versions 2 to 6. Does not know: torch, weights,
+what a model computes.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gerund.checks import read_json
+from gerund.config import CONFIG_FILE, SIMILARITIES, ST_CONVENTIONS
+from gerund.encoder_methods import TRUNCATE, is_template
+from gerund.errors import ConfigError, DataError, ModelError
+from gerund.poolings import CONCATENATED, POOLINGS
+
+OWN_CLASS = "gerund.integrations.sentence_transformers.Transformer"
+MODULES_FILE = "modules.json"
+SETTINGS_FILE = "config_sentence_transformers.json"
+TRANSFORMER_FILE = "sentence_bert_config.json"
+MODULE_FILE = "config.json"
+MODULE_WEIGHTS = "model.safetensors"
+_PICKLED = "pytorch_model.bin"
+_ROUTER_FILE = "router_config.json"
+_LLM2VEC_GEN_FILE = "encoder_decoder_config.json"
+
+_CLASSES = {
+    "Transformer": "transformer",
+    "Pooling": "pooling",
+    "Dense": "dense",
+    "Normalize": "normalize",
+    "LayerNorm": "layer_norm",
+    "Dropout": "dropout",
+}
+_PACKAGES = ("base", "sentence_transformer")
+# Versions 2 to 5 wrote the short name, and version 6 writes where the class is now.
+_KINDS = {f"sentence_transformers.models.{name}": name for name in _CLASSES}
+_KINDS |= {f"sentence_transformers.models.{name}.{name}": name for name in _CLASSES}
+_KINDS |= {
+    f"sentence_transformers.{package}.modules.{file}{name}": name
+    for package in _PACKAGES
+    for name, module in _CLASSES.items()
+    for file in ("", f"{module}.")
+}
+_SPARSE = "its vectors are sparse, one number for each token of the vocabulary"
+_LATE = "it keeps a vector for each token (late interaction)"
+_NO_LANGUAGE_MODEL = "it is no language model"
+_UNKNOWN_LAYER = "gerund has no such layer"
+_REASONS = {
+    "LogitScore": "it scores pairs (a reranker) and gives no vectors",
+    "Router": "it chooses among several models",
+    "Asym": "it chooses among several models",
+    "StaticEmbedding": _NO_LANGUAGE_MODEL,
+    "WordEmbeddings": _NO_LANGUAGE_MODEL,
+    "BoW": _NO_LANGUAGE_MODEL,
+    "CLIPModel": _NO_LANGUAGE_MODEL,
+    "CNN": _UNKNOWN_LAYER,
+    "LSTM": _UNKNOWN_LAYER,
+    "WeightedLayerPooling": _UNKNOWN_LAYER,
+    "WordWeights": _UNKNOWN_LAYER,
+    "MLMTransformer": _SPARSE,
+    "SpladePooling": _SPARSE,
+    "SparseAutoEncoder": _SPARSE,
+    "SparseStaticEmbedding": _SPARSE,
+    "MultiVectorMask": _LATE,
+    "HierarchicalTokenPooling": _LATE,
+    "LambdaTokenPooling": _LATE,
+}
+_OTHER_TYPES = {
+    "CrossEncoder": "it scores pairs (a reranker) and gives no vectors",
+    "SparseEncoder": _SPARSE,
+    "MultiVectorEncoder": _LATE,
+}
+_WAY_OUT = "use sentence-transformers for it"
+_CODE_WAY_OUT = (
+    "use sentence-transformers, which runs it with trust_remote_code, or a folder whose weights are merged into plain "
+    "modules"
+)
+
+_POOLING_MODES = {
+    str(one.sentence_transformers): name for name, one in POOLINGS.items() if one.sentence_transformers is not None
+}
+# In this order sentence-transformers concatenates what old folders switch on.
+SWITCHES = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
+_MODES = {mode: _POOLING_MODES[switch] for switch, mode in SWITCHES.items()}
+_ACTIVATION = re.compile(r"torch\.nn\.(?:modules\.(?:activation|linear)\.)?(Identity|Tanh|ReLU|GELU|Sigmoid|SiLU)")
+# What a Dense layer is followed by where its file does not say.
+_NO_ACTIVATION = "Tanh"
+_VECTOR = "sentence_embedding"
+_STATES = "token_embeddings"
+_DENSE_KEYS = {
+    "in_features",
+    "out_features",
+    "bias",
+    "activation_function",
+    "module_input_name",
+    "module_output_name",
+    "use_residual",
+}
+# What authors call the prompts for documents and for what is searched. sentence-transformers takes the others than
+# the first only when it is asked for them by name.
+_DOCUMENT_NAMES = ("document", "passage", "corpus")
+_QUERY_NAMES = ("query", "web_search_query", "s2p_query")
+
+# What a folder may tell transformers without changing a vector: how it computes, and what gerund decides itself.
+_HARMLESS = {
+    "attn_implementation",
+    "device_map",
+    "dtype",
+    "low_cpu_mem_usage",
+    "padding_side",
+    "torch_dtype",
+    "trust_remote_code",
+    "use_cache",
+    "use_fast",
+}
+_ARGUMENTS = ("model_args", "model_kwargs", "config_args", "config_kwargs")
+_TOKENIZER_ARGUMENTS = ("tokenizer_args", "processor_kwargs")
+
+
+@dataclass(frozen=True)
+class ListedModule:
+    """One entry of ``modules.json``.
+
+    Attributes:
+        place: which one it is, from 0.
+        path: its folder, relative to the model's; empty for that itself.
+        type: the full name of its class.
+    """
+
+    place: int
+    path: str
+    type: str
+
+    @property
+    def kind(self) -> str | None:
+        """The class among those that gerund knows; None for others."""
+        return _KINDS.get(self.type)
+
+
+@dataclass(frozen=True)
+class ReadyMade:
+    """How the author of a sentence-transformers folder reads its model, but for the attention.
+
+    Attributes:
+        settings: fields of ``EncoderConfig``.
+        modules: what stands behind the pooling: the fields of ``VectorModule``, each with the folder of its weights.
+        notes: what a user should know, a sentence each.
+    """
+
+    settings: dict[str, Any]
+    modules: tuple[tuple[dict[str, Any], str], ...] = ()
+    notes: list[str] = field(default_factory=list)
+
+
+def is_ready_made(folder: Path) -> bool:
+    """Whether a folder is one of sentence-transformers: ``gerund.json``, where there is one, counts for more."""
+    return (folder / MODULES_FILE).is_file() and not (folder / CONFIG_FILE).is_file()
+
+
+def read_ready_made(folder: Path) -> ReadyMade:
+    """Read how the author of a sentence-transformers folder reads its model.
+
+    Raises:
+        DataError: a file is missing, is no JSON, or holds something else than sentence-transformers writes.
+        ModelError: a module or a setting that gerund cannot honour.
+    """
+    modules = listed_modules(folder)
+    settings = _json(folder / SETTINGS_FILE)
+    kind = settings.get("model_type") or "SentenceTransformer"
+    if kind != "SentenceTransformer":
+        reason = _OTHER_TYPES.get(str(kind), "gerund does not know such models")
+        raise ModelError(f"{folder / SETTINGS_FILE} says {kind}: {reason}; {_WAY_OUT}")
+    first, pooling, *behind = _demand_order(folder, modules)
+    found = ReadyMade({"conventions": ST_CONVENTIONS}, _chain(folder, behind))
+    normalizes = bool(behind) and behind[-1].kind == "Normalize"
+    found.settings.update(_pooling(folder / pooling.path / MODULE_FILE), normalize=normalizes)
+    found.settings.update(_text(folder, first))
+    found.settings.update(_compared(folder, settings))
+    found.settings.update(_prompts(folder, settings, found.notes))
+    found.settings["append_eos"] = _appends_eos(folder)
+    return found
+
+
+def listed_modules(folder: Path) -> list[ListedModule]:
+    """Return what ``modules.json`` lists.
+
+    Raises:
+        DataError: it is no such list, or names a place outside the folder.
+    """
+    path = folder / MODULES_FILE
+    data = read_json(path)
+    if not isinstance(data, list) or not data:
+        raise DataError(f"{path} is no list of modules")
+    modules = []
+    for place, item in enumerate(data):
+        where, kind = (item.get("path"), item.get("type")) if isinstance(item, dict) else (None, None)
+        if not isinstance(where, str) or not isinstance(kind, str):
+            raise DataError(f"{path}: module {place} is no object with path and type")
+        if re.match(r"[/\\]|[A-Za-z]:", where) or ".." in re.split(r"[/\\]", where) or "\0" in where:
+            raise DataError(f"{path}: module {place} is outside the folder: {where!r}")
+        modules.append(ListedModule(place, where, kind))
+    return modules
+
+
+def refuse_modules(folder: Path) -> None:
+    """Refuse a folder without ``config.json`` by what it is, where its files say that.
+
+    Raises:
+        ModelError: it is one of sentence-transformers, or of LLM2Vec-Gen.
+        DataError: ``modules.json`` is broken.
+    """
+    if (folder / _LLM2VEC_GEN_FILE).is_file():
+        raise ModelError(
+            f"{folder / _LLM2VEC_GEN_FILE} is of LLM2Vec-Gen, whose layers are pickled and would run code; use "
+            "llm2vec-gen itself, or its base model"
+        )
+    if (folder / _ROUTER_FILE).is_file():
+        raise ModelError(f"{folder / _ROUTER_FILE} is of a Router, which chooses among several models; {_WAY_OUT}")
+    if not (folder / MODULES_FILE).is_file():
+        return
+    modules = listed_modules(folder)
+    _refuse_unknown(folder, modules)
+    if modules[0].path:
+        raise ModelError(
+            f"{folder / MODULES_FILE} puts the language model into {modules[0].path}; move the files of that folder "
+            f"into {folder}, and give it the path ''"
+        )
+
+
+def dense_weights(folder: Path) -> list[str]:
+    """Return the files of weights that a folder's modules have, for whoever fetches them.
+
+    Raises:
+        DataError: ``modules.json`` is broken.
+    """
+    kinds = ("Dense", "LayerNorm")
+    return [f"{module.path}/{MODULE_WEIGHTS}" for module in listed_modules(folder) if module.kind in kinds]
+
+
+def _refuse_unknown(folder: Path, modules: list[ListedModule]) -> None:
+    for module in modules:
+        if module.kind is not None:
+            continue
+        what = f"{folder / MODULES_FILE}: module {module.place} is {module.type}, which gerund cannot run"
+        if module.type == OWN_CLASS:
+            raise ModelError(f"{folder / MODULES_FILE} is gerund's, and {CONFIG_FILE} is not there: copy it along")
+        package, _, name = module.type.rpartition(".")
+        if package.startswith("pylate."):
+            raise ModelError(f"{what}: {_LATE}; use pylate for it")
+        if not package.startswith("sentence_transformers."):
+            raise ModelError(f"{what}: it is code of its author; {_CODE_WAY_OUT}")
+        raise ModelError(f"{what}: {_REASONS.get(name, _UNKNOWN_LAYER)}; {_WAY_OUT}")
+
+
+def _demand_order(folder: Path, modules: list[ListedModule]) -> list[ListedModule]:
+    """Return the modules that compute something: a language model, its pooling, and what stands behind."""
+    _refuse_unknown(folder, modules)
+    found = [module for module in modules if module.kind != "Dropout"]  # nothing outside of training
+    kinds = [module.kind for module in found]
+    if kinds[:2] != ["Transformer", "Pooling"] or {"Transformer", "Pooling"} & set(kinds[2:]):
+        named = ", ".join(map(str, kinds))
+        raise ModelError(
+            f"{folder / MODULES_FILE} lists {named}; gerund reads a Transformer, then one Pooling, and behind it "
+            f"Dense, LayerNorm and Normalize; {_WAY_OUT}"
+        )
+    if found[0].path:
+        raise ModelError(
+            f"{folder / MODULES_FILE} puts the language model into {found[0].path}; move its files into {folder}"
+        )
+    return found
+
+
+def _chain(folder: Path, modules: list[ListedModule]) -> tuple[tuple[dict[str, Any], str], ...]:
+    """Return what is computed between pooling and the last normalisation."""
+    while modules and modules[-1].kind == "Normalize":
+        _check_names(folder, modules[-1])
+        modules = modules[:-1]
+    chain: list[tuple[dict[str, Any], str]] = []
+    width: int | None = None
+    for module in modules:
+        if module.kind == "Normalize":
+            _check_names(folder, module)
+            # How wide the first one's vectors are is known when the model is.
+            own: dict[str, Any] = {"kind": "Normalize", "width": width, "dimensions": width}
+        else:
+            own = _layer(folder, module)
+        width = own["dimensions"]
+        chain.append((own, module.path))
+    return tuple(chain)
+
+
+def _layer(folder: Path, module: ListedModule) -> dict[str, Any]:
+    path = folder / module.path / MODULE_FILE
+    data = _demanded(path)
+    weights = folder / module.path / MODULE_WEIGHTS
+    if not weights.is_file():
+        if (folder / module.path / _PICKLED).is_file():
+            raise DataError(
+                f"{folder / module.path / _PICKLED} may run code when it is opened; convert it to safetensors "
+                "(load it with sentence-transformers and save it)"
+            )
+        raise DataError(f"{weights} is missing: without this {module.kind} layer the vectors would be others")
+    if module.kind == "LayerNorm":
+        width = _number(path, data, "dimension")
+        return {"kind": "LayerNorm", "width": width, "dimensions": width}
+    if unknown := sorted(data.keys() - _DENSE_KEYS):
+        raise ModelError(f"{path} has the setting {unknown[0]!r}, which gerund does not know; {_WAY_OUT}")
+    _check_names(folder, module)
+    given = data.get("activation_function", f"torch.nn.{_NO_ACTIVATION}")
+    activation = _ACTIVATION.fullmatch(given) if isinstance(given, str) else None
+    if activation is None:
+        raise ModelError(
+            f"{path} names the activation {given!r}; gerund has Identity, Tanh, ReLU, GELU, Sigmoid and SiLU of "
+            f"torch.nn; {_WAY_OUT}"
+        )
+    flags = {"bias": data.get("bias", True), "residual": data.get("use_residual", False)}
+    if any(type(value) is not bool for value in flags.values()):
+        raise DataError(f"{path}: bias and use_residual are true or false")
+    sizes = {"width": _number(path, data, "in_features"), "dimensions": _number(path, data, "out_features")}
+    return {"kind": "Dense", **sizes, **flags, "activation": activation[1]}
+
+
+def _check_names(folder: Path, module: ListedModule) -> None:
+    """Refuse a module that works on something else than the vector of a text."""
+    path = folder / module.path / MODULE_FILE
+    # A Normalize without a folder of its own has no file; the model's own config.json is not its.
+    data = _json(path) if module.path else {}
+    for key in ("module_input_name", "module_output_name"):
+        value = data.get(key)
+        if value not in (None, _VECTOR):
+            reason = _LATE if value == _STATES else f"gerund computes {_VECTOR} alone"
+            raise ModelError(f"{path} has {key} {value!r}: {reason}; {_WAY_OUT}")
+    if module.kind == "Normalize" and data.get("normalize_embeddings", True) is not True:
+        raise ModelError(f"{path} says that its normalize_embeddings is off, and gerund would normalise; {_WAY_OUT}")
+
+
+def _pooling(path: Path) -> dict[str, Any]:
+    data = _demanded(path)
+    modes = data.get("pooling_mode")
+    if modes is None:
+        modes = [mode for switch, mode in SWITCHES.items() if data.get(switch)] or ["mean"]
+    listed = [modes] if isinstance(modes, str) else modes
+    if not isinstance(listed, list) or not listed or any(mode not in _MODES for mode in map(str, listed)):
+        raise ModelError(f"{path} pools by {modes!r}; gerund knows {', '.join(_MODES)}, and several of them")
+    includes = data.get("include_prompt", True)
+    if type(includes) is not bool:
+        raise DataError(f"{path}: include_prompt is true or false, not {includes!r}")
+    return {"pooling": CONCATENATED.join(_MODES[mode] for mode in listed), "pool_prompt": includes}
+
+
+def _text(folder: Path, transformer: ListedModule) -> dict[str, Any]:
+    """Return how long texts may be, refusing what would change their tokens."""
+    path = folder / transformer.path / TRANSFORMER_FILE
+    data = _json(path)
+    modalities = data.get("modality_config")
+    if isinstance(modalities, dict) and "message" in modalities:
+        raise ModelError(
+            f'{path} has "message" in its modality_config, so sentence-transformers puts every text into the chat '
+            "template, which gerund does not; use sentence-transformers, or take that entry out where the model was "
+            "trained on plain texts"
+        )
+    expected = {"method": "forward", "method_output_name": "last_hidden_state"}
+    if modalities is not None and (not isinstance(modalities, dict) or modalities.get("text") != expected):
+        raise ModelError(f"{path}: its modality_config reads texts by something else than the last hidden state")
+    usual = {"transformer_task": "feature-extraction", "module_output_name": _STATES, "do_lower_case": False}
+    usual |= dict.fromkeys(("query_length", "document_length", "query_expansion", "tokenizer_name_or_path"))
+    for key, value in usual.items():
+        if data.get(key, value) not in (value, None):
+            raise ModelError(f"{path} says {key} {data[key]!r}, which gerund does not do; {_WAY_OUT}")
+    length = data.get("max_seq_length")
+    for name, key, value in _arguments(data):
+        if name in _TOKENIZER_ARGUMENTS and key == "model_max_length":
+            length = value
+        elif key not in _HARMLESS:
+            raise ModelError(f"{path} says {key} {value!r} in its {name}, which gerund does not do; {_WAY_OUT}")
+    processing = data.get("processing_kwargs") or {}
+    if not isinstance(processing, dict) or processing.get("text") or processing.get("common"):
+        raise ModelError(f"{path} has processing_kwargs for texts, which gerund does not know; {_WAY_OUT}")
+    if length is not None and (type(length) is not int or length < 1):
+        raise DataError(f"{path}: max_seq_length is a whole number above 0, not {length!r}")
+    return {"max_length": length}
+
+
+def _arguments(data: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
+    for name in (*_ARGUMENTS, *_TOKENIZER_ARGUMENTS):
+        given = data.get(name) or {}
+        for key, value in given.items() if isinstance(given, dict) else [(name, given)]:
+            yield name, key, value
+
+
+def _compared(folder: Path, data: Mapping[str, Any]) -> dict[str, Any]:
+    path = folder / SETTINGS_FILE
+    similarity = data.get("similarity_fn_name") or "cosine"
+    if similarity not in SIMILARITIES:
+        raise ModelError(f"{path} compares vectors by {similarity!r}; gerund knows {', '.join(SIMILARITIES)}")
+    found = {"similarity": similarity}
+    if (kept := data.get("truncate_dim")) is not None:
+        if type(kept) is not int or kept < 1:
+            raise DataError(f"{path}: truncate_dim is a whole number above 0, not {kept!r}")
+        found["transform"] = f"{TRUNCATE}-{kept}"
+    return found
+
+
+def _prompts(folder: Path, data: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
+    path = folder / SETTINGS_FILE
+    given = data.get("prompts") or {}
+    if not isinstance(given, dict) or any(not isinstance(text, str | None) for text in given.values()):
+        raise DataError(f"{path}: prompts are texts by name, not {given!r}")
+    prompts = {name: text or "" for name, text in given.items()}
+    if wrong := next((name for name, text in prompts.items() if is_template(text)), None):
+        raise ModelError(f"{path}: the prompt {wrong!r} has a place {{text}} in it, which gerund would fill")
+    default = data.get("default_prompt_name")
+    if default is not None and (not isinstance(default, str) or default not in prompts):
+        raise ConfigError(f"{path} names the default prompt {default!r}, and its prompts have no such name")
+    for wanted, names in (("document", _DOCUMENT_NAMES), ("query", _QUERY_NAMES)):
+        named = next((name for name in names if name in prompts), None)
+        if named not in (None, wanted):
+            prompts[wanted] = prompts[str(named)]
+            notes.append(
+                f"searches take its prompt {named!r}, since it has none called {wanted!r}; encode_{wanted} of "
+                "sentence-transformers takes none"
+            )
+    prompt = "" if default is None else prompts[default]
+    if prompt:
+        # The default is for texts of no known role; a query or a document without a prompt of its own gets none.
+        prompts = {**prompts, **{name: prompts.get(name, "") for name in ("query", "document")}}
+    return {"prompts": prompts, "prompt": prompt}
+
+
+def _appends_eos(folder: Path) -> bool:
+    """Whether the tokenizer is told to close texts, and its post-processor does not: transformers 5 follows that."""
+    if _json(folder / "tokenizer_config.json").get("add_eos_token") is not True:
+        return False
+    return not closes_texts(folder)
+
+
+def closes_texts(folder: Path) -> bool:
+    """Whether the post-processor of a folder's ``tokenizer.json`` puts a special token behind a text."""
+    pending = [_json(folder / "tokenizer.json").get("post_processor")]
+    while pending:
+        own = pending.pop()
+        if not isinstance(own, dict):
+            continue
+        inner = own.get("processors")
+        pending += inner if isinstance(inner, list) else []
+        single = own.get("single")
+        last = single[-1] if own.get("type") == "TemplateProcessing" and isinstance(single, list) and single else None
+        if isinstance(last, dict) and "SpecialToken" in last:
+            return True
+    return False
+
+
+def _json(path: Path) -> dict[str, Any]:
+    """Return what a JSON file of settings holds; nothing where there is none."""
+    if not path.is_file():
+        return {}
+    data = read_json(path)
+    if not isinstance(data, dict):
+        raise DataError(f"{path} holds no object")
+    return data
+
+
+def _demanded(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise DataError(f"{path} is missing, though {MODULES_FILE} lists this module")
+    return _json(path)
+
+
+def _number(path: Path, data: Mapping[str, Any], key: str) -> int:
+    value = data.get(key)
+    if type(value) is not int or value < 1:
+        raise DataError(f"{path}: {key} is a whole number above 0, not {value!r}")
+    return value
