@@ -39,8 +39,8 @@ from gerund.models import loading
 from gerund.models.adapters import Adapters, adapter_computation, count_parameters, load_adapters
 from gerund.models.encoder_decoder import demand_decoder_only
 from gerund.models.int8_products import cpu_has_int8
-from gerund.models.opening import default_encoder_config
-from gerund.models.settings_file import read_adapters, read_saved
+from gerund.models.opening import default_encoder_config, saved_settings
+from gerund.models.settings_file import read_adapters
 from gerund.models.sources import find
 from gerund.spec import EncoderSpec, ModelSpec
 
@@ -70,7 +70,7 @@ def diagnose(spec: ModelSpec) -> Diagnosis:
     weights_type = loading.pick_dtype(spec.dtype)
     source = find(spec.model)
     settings = loading.settings_folder(source)
-    saved = (None if settings is None else read_saved(settings)) or EncoderSpec()
+    saved = saved_settings(source) or EncoderSpec()
     config = loading.read_config(source)
     encoder = spec.applied_to(saved.applied_to(default_encoder_config(config)))
     stored = loading.own_dtype(source)

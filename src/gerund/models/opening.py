@@ -22,12 +22,13 @@ from gerund.errors import ConfigError, DataError, ModelError
 from gerund.models import loading
 from gerund.models.adapters import ADAPTER_FILES, Adapters
 from gerund.models.encoder_decoder import SEQ2SEQ, is_encoder_decoder
+from gerund.models.gguf_files import encoder_settings, read_file
 from gerund.models.heads import ProjectionHead, read_head
 from gerund.models.int8_products import cpu_has_int8
 from gerund.models.known_hashes import described, stamp
 from gerund.models.library_calls import quiet
 from gerund.models.settings_file import read_adapters, read_saved
-from gerund.models.sources import find
+from gerund.models.sources import Source, find
 from gerund.models.vector_transforms import Transform, read_transform
 from gerund.models.weights import weight_files
 from gerund.spec import NO_ADAPTER, EncoderSpec, ModelSpec
@@ -107,7 +108,7 @@ def open_model(spec: ModelSpec) -> Opened:
         )
     source = find(spec.model)
     settings = loading.settings_folder(source)
-    saved = (None if settings is None else read_saved(settings)) or EncoderSpec()
+    saved = saved_settings(source) or EncoderSpec()
     own_adapters = {} if settings is None else read_adapters(settings)
     config = loading.read_config(source)
     seq2seq = config.model_type in SEQ2SEQ
@@ -152,6 +153,14 @@ def open_model(spec: ModelSpec) -> Opened:
         # Of an encoder-decoder only a part is hashed. And files that changed while they were read are of no use.
         stamp=None if seq2seq or described(files) != before else stamp(before, str(loaded.dtype)),
     )
+
+
+def saved_settings(source: Source) -> EncoderSpec | None:
+    """Return how a model says that it is read as an encoder: in its ``gerund.json``, or in the file of GGUF."""
+    if source.gguf is not None:
+        return encoder_settings(read_file(source.gguf))
+    settings = loading.settings_folder(source)
+    return None if settings is None else read_saved(settings)
 
 
 def default_encoder_config(config: PreTrainedConfig) -> EncoderConfig:

@@ -13,6 +13,7 @@ from pathlib import Path
 from gerund.checks import place
 from gerund.config import DEFAULT_MODEL
 from gerund.errors import ConfigError, ModelError
+from gerund.models.gguf_paths import find_local, gguf_in, is_gguf
 from gerund.spec import ModelSpec
 
 DEFAULT_NAME = "the bundled model"
@@ -26,20 +27,26 @@ _LOOK_UP = 1.0
 
 @dataclass(frozen=True)
 class Source:
-    """Where a model comes from: ``folder`` for a local one, else the hub id ``name``."""
+    """Where a model comes from: a local ``folder``, a ``gguf`` file, or else the hub id ``name``."""
 
     name: str
     folder: Path | None
+    gguf: Path | None = None
 
     @property
     def where(self) -> str:
-        """What loaders take: the folder or the hub id."""
-        return str(self.folder or self.name)
+        """What loaders take: the folder, the file or the hub id."""
+        return str(self.folder or self.gguf or self.name)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it is a folder or a file on this machine."""
+        return self.folder is not None or self.gguf is not None
 
     @cached_property
     def local_only(self) -> bool:
         """Whether only files on this machine are read: those of a folder, or the cache while the hub is silent."""
-        return self.folder is not None or not hub_answers()
+        return self.is_local or not hub_answers()
 
     def demand_reachable(self) -> None:
         """Refuse a hub id whose config is neither in the cache nor to be had.
@@ -47,7 +54,7 @@ class Source:
         Raises:
             ModelError: it is not.
         """
-        if not self.local_only or self.folder is not None:
+        if not self.local_only or self.is_local:
             return
         from huggingface_hub import constants, try_to_load_from_cache
 
@@ -60,7 +67,10 @@ class Source:
 
 
 def find(model: str | Path | None) -> Source:
-    """Tell a folder from a hub id; None and ``default`` are the bundled model.
+    """Tell a folder or a GGUF file from a hub id; None and ``default`` are the bundled model.
+
+    ``ollama:NAME``, ``lmstudio:NAME``, ``llama.cpp:NAME`` and ``hf:NAME`` are GGUF files that those programs have on
+    this machine.
 
     Raises:
         ConfigError: it is neither a text nor a path.
@@ -77,9 +87,14 @@ def find(model: str | Path | None) -> Source:
     text = str(model)
     path = place("model", model).expanduser() if text else Path()
     if text and path.is_dir():
-        return Source(text, _check_folder(path))
+        file = None if (path / "config.json").is_file() else gguf_in(path)
+        return Source(text, None, file) if file is not None else Source(text, _check_folder(path))
     if text and path.exists():
-        raise ModelError(f"{path} is a file; give the folder of a model")
+        if not is_gguf(path):
+            raise ModelError(f"{path} is a file, and no GGUF file; give the folder of a model, or a GGUF file")
+        return Source(text, None, path)
+    if (file := find_local(text)) is not None:
+        return Source(text, None, file)
     if isinstance(model, Path) or looks_local(text):
         raise ModelError(f"there is no folder {text!r}; give a model's folder, a hub id, or {DEFAULT_MODEL}")
     # No hub model is called so, and without a network it takes long until that is clear.

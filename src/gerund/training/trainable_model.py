@@ -24,8 +24,8 @@ from gerund.inference.tokens import context_length
 from gerund.models import loading
 from gerund.models.encoder_decoder import SEQ2SEQ, is_encoder_decoder
 from gerund.models.heads import ProjectionHead, read_head
-from gerund.models.opening import default_encoder_config
-from gerund.models.settings_file import read_adapters, read_saved
+from gerund.models.opening import default_encoder_config, saved_settings
+from gerund.models.settings_file import read_adapters
 from gerund.models.sources import Source, find
 from gerund.models.two_layer_check import verify_on_two_layers
 from gerund.spec import NO_ADAPTER
@@ -159,7 +159,7 @@ def _load(recipe: Recipe, base: str, *, weights: bool) -> TrainableModel:
     except ModelError as error:
         raise ModelError(f"model.base: {error}{made_by(base)}") from error
     settings = loading.settings_folder(source)
-    saved = None if settings is None else read_saved(settings)
+    saved = saved_settings(source)
     # On a GPU frozen weights need no more precision than they are computed in.
     frozen = recipe.model.lora is not None and torch.cuda.is_available() and uses_bf16(recipe)
     model, tokenizer = loading.read(source, torch.bfloat16 if frozen else torch.float32, weights=weights)
